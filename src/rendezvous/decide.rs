@@ -1,0 +1,191 @@
+//! Whether the next round can close, what its world is, and what members are told. The rules are in [`super::machine`].
+
+use std::time::Instant;
+
+use super::machine::{Command, note};
+use super::message::{CoordinatorMessage, NodeId, Placement};
+use super::ranks::{self, Candidate};
+use super::state::{Node, Run, Status, World};
+
+/// Close the round if it can be closed, and tell members when the world must re-form.
+pub(super) fn decide(run: &mut Run, now: Instant, out: &mut Vec<Command>) {
+    run.close_at = None;
+    if run.closed.is_some() {
+        return;
+    }
+    let enough = run.waiting_count >= run.settings.min_nodes as usize;
+    if run.active_count == 0 && enough && run.unreachable_count == 0 {
+        let ready_since = *run.ready_since.get_or_insert(now);
+        match closing(run, ready_since) {
+            (at, reason) if at <= now => complete(run, &reason, now, out),
+            (at, _) => run.close_at = Some(at),
+        }
+    } else if run.active_count > 0 || !enough {
+        run.ready_since = None;
+    }
+    tell(run, out);
+}
+
+/// When the next round closes, and why then. At least `min_nodes` wait and nobody runs.
+fn closing(run: &Run, ready_since: Instant) -> (Instant, String) {
+    let (waiting, max) = (run.waiting_count, run.settings.max_nodes as usize);
+    if waiting >= max {
+        return (ready_since, format!("all {max} nodes are in"));
+    }
+    let last_size = run.world.as_ref().map(|world| world.size as usize);
+    if let Some(size) = last_size.filter(|size| waiting <= *size) {
+        if run.returning_count == size {
+            return (ready_since, format!("all members of round {} are back", run.round));
+        }
+        let settle = run.settings.settle_timeout;
+        let settled = (ready_since + settle).max(run.hold_until.unwrap_or(ready_since));
+        let cause = run.interrupted.as_deref().unwrap_or("the world changed");
+        return (
+            settled,
+            format!("settled for {:.1} s after {cause}", settle.as_secs_f64()),
+        );
+    }
+    let last_call = run.settings.last_call_timeout;
+    // In the first round the last call begins when enough nodes are in; later ones grow from the newcomer on.
+    let since = if last_size.is_some() {
+        run.newcomer_since.unwrap_or(ready_since)
+    } else {
+        ready_since
+    };
+    (
+        since + last_call,
+        format!("the last call of {:.1} s ended", last_call.as_secs_f64()),
+    )
+}
+
+/// Form the next world.
+fn complete(run: &mut Run, why_now: &str, now: Instant, out: &mut Vec<Command>) {
+    let mut waiting: Vec<_> = run
+        .nodes
+        .iter()
+        .filter_map(|(id, node)| match &node.status {
+            Status::Waiting { join, arrival } => {
+                let last_rank = run.last_rank(node);
+                let order = (last_rank.is_none(), if last_rank.is_some() { 0 } else { *arrival });
+                Some((
+                    order,
+                    Candidate {
+                        key: *id,
+                        last_rank,
+                        node_rank: join.node_rank,
+                        addr: node.addr(),
+                    },
+                ))
+            }
+            _ => None,
+        })
+        .collect();
+    // Members first, then newcomers as they came: that is who is in. Ranks are another matter.
+    waiting.sort_by_key(|(order, _)| *order);
+    waiting.truncate(run.settings.max_nodes as usize);
+    let members = ranks::assign(waiting.into_iter().map(|(_, candidate)| candidate).collect());
+
+    let master = members
+        .first()
+        .and_then(|id| run.nodes.get(id))
+        .and_then(|node| match &node.status {
+            Status::Waiting { join, .. } => Some((reachable_addr(run, node, &members), join.store_port)),
+            _ => None,
+        });
+    run.round = run.round.next();
+    for (rank, id) in members.iter().enumerate() {
+        if let Some(node) = run.nodes.get_mut(id) {
+            node.status = Status::Active;
+            node.placed = Some((run.round, rank as u32));
+        }
+    }
+    run.recount();
+    let list = run.list(|node| node.status == Status::Active);
+    let reason = format!("{why_now}{list}");
+    note(
+        run,
+        format!("round {} is complete with {} nodes: {reason}", run.round, members.len()),
+        out,
+    );
+    run.world = Some(World {
+        size: members.len() as u32,
+        master,
+        reason,
+    });
+    run.interrupted = None;
+    run.told = false;
+    run.ready_since = None;
+    run.hold_until = None;
+    run.close_at = None;
+    run.newcomer_since = (run.waiting_count > 0).then_some(now);
+    for (rank, id) in members.iter().enumerate() {
+        let session = run.nodes.get(id).and_then(|node| node.session);
+        if let (Some(session), Some(message)) = (session, placement(run, rank as u32)) {
+            out.push(Command::Send { session, message });
+        }
+    }
+}
+
+/// What a member of the current world is told of its place.
+pub(super) fn placement(run: &Run, rank: u32) -> Option<CoordinatorMessage> {
+    let world = run.world.as_ref()?;
+    let (master_addr, master_port) = world.master.clone()?;
+    Some(CoordinatorMessage::Complete(Placement {
+        round: run.round,
+        rank,
+        world_size: world.size,
+        master_addr,
+        master_port,
+        reason: world.reason.clone(),
+    }))
+}
+
+/// The address under which the other members reach `node`.
+///
+/// A node on the coordinator's own host may be seen under a loopback address, which is of no use to nodes elsewhere. They
+/// have reached this very host, so the address they used is the one to give.
+fn reachable_addr(run: &Run, node: &Node, members: &[NodeId]) -> String {
+    if node.local_addr.is_none() && node.ends.peer.is_loopback() {
+        let elsewhere = |id: &NodeId| {
+            run.nodes
+                .get(id)
+                .map(|other| other.ends)
+                .filter(|ends| !ends.peer.is_loopback())
+        };
+        if let Some(ends) = members.iter().find_map(elsewhere) {
+            return ends.local.to_string();
+        }
+    }
+    node.addr()
+}
+
+/// Tell members when what they should know has changed: from "nothing" to "the world must re-form", or back.
+fn tell(run: &mut Run, out: &mut Vec<Command>) {
+    let waiting = run.waiting_for_members();
+    if (waiting > 0) == run.told {
+        return;
+    }
+    run.told = waiting > 0;
+    let reason = why(run);
+    for node in run.nodes.values().filter(|node| node.status == Status::Active) {
+        if let Some(session) = node.session {
+            let message = CoordinatorMessage::Status {
+                waiting,
+                reason: reason.clone(),
+            };
+            out.push(Command::Send { session, message });
+        }
+    }
+}
+
+/// Why the world must re-form.
+pub(super) fn why(run: &Run) -> String {
+    match &run.interrupted {
+        Some(reason) => reason.clone(),
+        None => format!(
+            "{} nodes wait to join{}",
+            run.waiting_count,
+            run.list(|n| matches!(n.status, Status::Waiting { .. }))
+        ),
+    }
+}

@@ -1,0 +1,23 @@
+//! Rendezvous: who is in the job, when a round closes, who gets which rank, and why.
+//!
+//! One decision function ([`machine::Machine`], pure) runs in the *coordinator*, inside the process that hosts the store
+//! and on the same port. Each node holds one *session*, a connection with the framed protocol of [`message`]. A join is
+//! one request, its completion one push; nothing polls.
+//!
+//! | file | what |
+//! |---|---|
+//! | [`settings`] | what a node asks for: min and max nodes, time limits |
+//! | [`message`], [`codec`] | what nodes and the coordinator say to each other; frames |
+//! | [`state`], [`ranks`] | what the coordinator knows of one run; who gets which rank |
+//! | [`machine`], `decide` | events in, commands out; when a round closes, and as what |
+//! | `coordinator`, `session` | the drivers: sockets and timers (feature `io`) |
+//!
+//! Semantics follow `torch/distributed/elastic/rendezvous/dynamic_rendezvous.py` (2.15) except where a comment says why not.
+
+pub mod codec;
+mod decide;
+pub mod machine;
+pub mod message;
+pub mod ranks;
+pub mod settings;
+pub mod state;

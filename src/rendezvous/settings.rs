@@ -1,0 +1,91 @@
+//! What a node asks of the rendezvous. Owns defaults and checks; reading them from `--rdzv-conf` is the binding's.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Settings of one rendezvous, as each node brings them.
+///
+/// `min_nodes` and `max_nodes` must agree between all nodes of a run. Of the time limits, those of the node that opened
+/// the run hold for the run (`last_call_timeout`, `settle_timeout`); those that concern one node hold for that node
+/// (`keep_alive_interval`, `keep_alive_max_attempt`, `reconnect_grace`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Fewest nodes with which a round may complete. At least 1.
+    pub min_nodes: u32,
+    /// Most nodes in a round; at this number it completes at once. At least `min_nodes`.
+    pub max_nodes: u32,
+    /// How long a growing round waits for further nodes once `min_nodes` have joined. Default 30 s, as PyTorch's
+    /// `last_call_timeout`. Counted from the first newcomer when a running job grows: its workers train on meanwhile
+    /// until their agents have noticed.
+    pub last_call_timeout: Duration,
+    /// How long a round that lost members waits for a replacement once all survivors are back. Default 1 s. PyTorch has
+    /// no such limit: it waits `last_call_timeout`, although nobody else is expected.
+    pub settle_timeout: Duration,
+    /// How often a silent node is heard of. Default 5 s, as PyTorch's `keep_alive_interval`.
+    pub keep_alive_interval: Duration,
+    /// After how many missed keep-alives a node is lost. Default 3, as PyTorch's `keep_alive_max_attempt`.
+    pub keep_alive_max_attempt: u32,
+    /// How long a node whose connection ended without a goodbye may take to come back and keep its place. Default 0.5 s.
+    pub reconnect_grace: Duration,
+}
+
+impl Settings {
+    /// Settings for `min_nodes` to `max_nodes` nodes, all else at its default.
+    pub fn new(min_nodes: u32, max_nodes: u32) -> Self {
+        Self {
+            min_nodes,
+            max_nodes,
+            last_call_timeout: Duration::from_secs(30),
+            settle_timeout: Duration::from_secs(1),
+            keep_alive_interval: Duration::from_secs(5),
+            keep_alive_max_attempt: 3,
+            reconnect_grace: Duration::from_millis(500),
+        }
+    }
+
+    /// How long a node may be silent before it is lost: `keep_alive_interval × keep_alive_max_attempt`.
+    pub fn lease(&self) -> Duration {
+        self.keep_alive_interval * self.keep_alive_max_attempt
+    }
+
+    /// Check the settings by themselves.
+    ///
+    /// # Errors
+    /// A sentence naming the setting, the value and what is allowed.
+    pub fn validate(&self) -> Result<(), String> {
+        if self.min_nodes < 1 {
+            return Err(format!("min_nodes is `{}`, must be at least 1", self.min_nodes));
+        }
+        if self.max_nodes < self.min_nodes {
+            return Err(format!(
+                "max_nodes is `{}`, must be at least min_nodes (`{}`)",
+                self.max_nodes, self.min_nodes
+            ));
+        }
+        if self.keep_alive_interval < Duration::from_millis(10) || self.keep_alive_interval > Self::LONGEST {
+            let given = self.keep_alive_interval;
+            return Err(format!(
+                "keep_alive_interval is `{given:?}`, must be from 10ms to {:?}",
+                Self::LONGEST
+            ));
+        }
+        if self.keep_alive_max_attempt < 1 || self.keep_alive_max_attempt > 1_000 {
+            let given = self.keep_alive_max_attempt;
+            return Err(format!("keep_alive_max_attempt is `{given}`, must be from 1 to 1000"));
+        }
+        for (name, value) in [
+            ("last_call_timeout", self.last_call_timeout),
+            ("settle_timeout", self.settle_timeout),
+            ("reconnect_grace", self.reconnect_grace),
+        ] {
+            if value > Self::LONGEST {
+                return Err(format!("{name} is `{value:?}`, must be at most {:?}", Self::LONGEST));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ten years: far beyond any job, and safe to add to any instant.
+    const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+}

@@ -1,0 +1,330 @@
+//! What the coordinator knows of one run: its nodes, the last world, and what keeps the next round from closing.
+//!
+//! Holds data, counters that keep each event's cost constant, and the words in which the state explains itself.
+//! Deciding is [`super::machine`]'s.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use super::message::{Hello, Join, NodeId, Placed, Round, Verdict};
+use super::settings::Settings;
+
+/// One connection of a node, numbered by the driver. Never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionId(pub u64);
+
+/// The two ends of a session's connection, as the coordinator's host sees them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ends {
+    /// The node's address.
+    pub peer: IpAddr,
+    /// The address by which the node reached the coordinator.
+    pub local: IpAddr,
+}
+
+/// What a node is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// Connected, has not asked to join, or has withdrawn.
+    Idle,
+    /// Waits for a place in the next round.
+    Waiting {
+        /// What it brought.
+        join: Join,
+        /// Order of arrival.
+        arrival: u64,
+    },
+    /// Runs workers of the current round.
+    Active,
+}
+
+/// One node, connected or within its grace.
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub(super) name: String,
+    pub(super) local_addr: Option<String>,
+    pub(super) ends: Ends,
+    pub(super) lease: Duration,
+    pub(super) reconnect_grace: Duration,
+    /// `None` while the connection is broken.
+    pub(super) session: Option<SessionId>,
+    /// When something was last heard; for a broken connection, when it broke.
+    pub(super) heard_at: Instant,
+    /// The lease has ended; one last look before the node is judged.
+    pub(super) suspect: bool,
+    pub(super) status: Status,
+    /// Last place: round and rank.
+    pub(super) placed: Option<(Round, u32)>,
+}
+
+impl Node {
+    /// Introduce a node. Nothing is known of its last round yet.
+    pub(super) fn new(hello: &Hello, session: SessionId, ends: Ends, now: Instant) -> Self {
+        Self {
+            name: hello.name.clone(),
+            local_addr: hello.local_addr.clone(),
+            ends: Ends {
+                peer: ends.peer.to_canonical(),
+                local: ends.local.to_canonical(),
+            },
+            lease: hello.settings.lease(),
+            reconnect_grace: hello.settings.reconnect_grace,
+            session: Some(session),
+            heard_at: now,
+            suspect: false,
+            status: Status::Idle,
+            placed: None,
+        }
+    }
+
+    /// The address others use: the user's, else the one the coordinator sees.
+    pub(super) fn addr(&self) -> String {
+        self.local_addr.clone().unwrap_or_else(|| self.ends.peer.to_string())
+    }
+
+    /// How messages call the node: its address, and who that is.
+    pub(super) fn label(&self) -> String {
+        format!("{} ({})", self.addr(), self.name)
+    }
+
+    /// When the node is lost unless it is heard of.
+    pub(super) fn lost_at(&self) -> Instant {
+        match (self.session, self.suspect) {
+            (None, _) => self.heard_at + self.reconnect_grace,
+            (Some(_), false) => self.heard_at + self.lease,
+            (Some(_), true) => self.heard_at + self.lease + LAST_LOOK,
+        }
+    }
+}
+
+/// After a lease has ended, how long messages that have arrived but were not yet read may still save the node. A host that was
+/// stopped and continues finds its timers due before it has read its sockets.
+pub(super) const LAST_LOOK: Duration = Duration::from_millis(250);
+
+/// The world of the last completed round.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct World {
+    /// Number of nodes.
+    pub size: u32,
+    /// Address and port of rank 0's worker store; unknown when this coordinator did not form the world.
+    pub master: Option<(String, u16)>,
+    /// Why the round closed when it did.
+    pub reason: String,
+}
+
+/// One rendezvous: all nodes with one run id.
+#[derive(Clone, Debug)]
+pub struct Run {
+    pub(super) id: String,
+    pub(super) settings: Settings,
+    pub(super) nodes: BTreeMap<NodeId, Node>,
+    pub(super) round: Round,
+    pub(super) world: Option<World>,
+    pub(super) closed: Option<Verdict>,
+    /// Why the current world must re-form, if it must.
+    pub(super) interrupted: Option<String>,
+    /// Members have been told that the world must re-form.
+    pub(super) told: bool,
+    pub(super) active_count: usize,
+    pub(super) waiting_count: usize,
+    /// Of those waiting, the members of the last world.
+    pub(super) returning_count: usize,
+    /// Of those waiting, the ones whose connection is broken at the moment.
+    pub(super) unreachable_count: usize,
+    pub(super) arrivals: u64,
+    /// When the first newcomer asked for the next round.
+    pub(super) newcomer_since: Option<Instant>,
+    /// Since when the next round could close, were it not for nodes that may still come.
+    pub(super) ready_since: Option<Instant>,
+    /// After this coordinator was restarted: until when members of the world it does not know are given time to report.
+    pub(super) hold_until: Option<Instant>,
+    /// When the next round closes, if nothing changes.
+    pub(super) close_at: Option<Instant>,
+    /// When to look for lost nodes next.
+    pub(super) check_at: Option<Instant>,
+}
+
+impl Run {
+    /// A run nobody has joined yet.
+    pub(super) fn new(id: String, settings: Settings) -> Self {
+        Self {
+            id,
+            settings,
+            nodes: BTreeMap::new(),
+            round: Round(0),
+            world: None,
+            closed: None,
+            interrupted: None,
+            told: false,
+            active_count: 0,
+            waiting_count: 0,
+            returning_count: 0,
+            unreachable_count: 0,
+            arrivals: 0,
+            newcomer_since: None,
+            ready_since: None,
+            hold_until: None,
+            close_at: None,
+            check_at: None,
+        }
+    }
+
+    /// Change a node with the counters kept true. `None` removes it.
+    pub(super) fn update(&mut self, id: NodeId, change: impl FnOnce(Option<Node>) -> Option<Node>) {
+        let before = self.nodes.remove(&id);
+        if let Some(node) = &before {
+            self.count(node, false);
+        }
+        if let Some(node) = change(before) {
+            self.count(&node, true);
+            self.nodes.insert(id, node);
+        }
+    }
+
+    fn count(&mut self, node: &Node, add: bool) {
+        let adjust = |counter: &mut usize| *counter = if add { *counter + 1 } else { *counter - 1 };
+        match node.status {
+            Status::Idle => {}
+            Status::Active => adjust(&mut self.active_count),
+            Status::Waiting { .. } => {
+                adjust(&mut self.waiting_count);
+                // The round does not change while nodes wait, other than in `complete`, which re-counts.
+                if self.round > Round(0) && node.placed.is_some_and(|(round, _)| round == self.round) {
+                    adjust(&mut self.returning_count);
+                }
+                if node.session.is_none() {
+                    adjust(&mut self.unreachable_count);
+                }
+            }
+        }
+    }
+
+    /// Count all nodes anew, after the round number has changed.
+    pub(super) fn recount(&mut self) {
+        (
+            self.active_count,
+            self.waiting_count,
+            self.returning_count,
+            self.unreachable_count,
+        ) = (0, 0, 0, 0);
+        let nodes = std::mem::take(&mut self.nodes);
+        for node in nodes.values() {
+            self.count(node, true);
+        }
+        self.nodes = nodes;
+    }
+
+    /// Rank in the last world, for a node that belonged to it.
+    pub(super) fn last_rank(&self, node: &Node) -> Option<u32> {
+        node.placed
+            .filter(|(round, _)| *round == self.round && self.round > Round(0))
+            .map(|(_, rank)| rank)
+    }
+
+    /// What `num_nodes_waiting()` is for members: above zero when the world must re-form.
+    pub(super) fn waiting_for_members(&self) -> u32 {
+        let waiting = u32::try_from(self.waiting_count).unwrap_or(u32::MAX);
+        if self.interrupted.is_some() {
+            waiting.max(1)
+        } else if self.active_count < self.settings.max_nodes as usize {
+            waiting
+        } else {
+            0
+        }
+    }
+
+    /// Whether a waiting node is a spare: the job is full and undisturbed.
+    pub(super) fn is_spare(&self, node: &Node) -> bool {
+        matches!(node.status, Status::Waiting { .. }) && self.active_count > 0 && self.waiting_for_members() == 0
+    }
+
+    /// How the next round stands, in words: who is in, who is missing, what is waited for and until when.
+    pub fn progress(&self, now: Instant) -> String {
+        let Settings {
+            min_nodes, max_nodes, ..
+        } = self.settings;
+        let mut text = format!(
+            "round {}: {} of {min_nodes} to {max_nodes} nodes have joined{}",
+            self.round.next(),
+            self.waiting_count,
+            self.list(|node| matches!(node.status, Status::Waiting { .. })),
+        );
+        if self.active_count > 0 {
+            let still = self.list(|node| node.status == Status::Active);
+            if self.waiting_for_members() == 0 {
+                text += &format!(
+                    "; the {} nodes of round {} run undisturbed",
+                    self.active_count, self.round
+                );
+            } else {
+                text += &format!(
+                    "; {} still to come back from round {}{still}",
+                    self.active_count, self.round
+                );
+            }
+        }
+        let expected = self.waiting_count + self.active_count;
+        if expected < min_nodes as usize {
+            text += &format!("; {} more needed", min_nodes as usize - expected);
+        }
+        if let Some(reason) = &self.interrupted {
+            text += &format!("; re-forming because {reason}");
+        }
+        if let Some(at) = self.close_at {
+            text += &format!(
+                "; closes within {:.1} s",
+                at.saturating_duration_since(now).as_secs_f64()
+            );
+        }
+        text
+    }
+
+    /// ` (a, b, c and 4 more)`, or nothing.
+    pub(super) fn list(&self, which: impl Fn(&Node) -> bool) -> String {
+        const SHOWN: usize = 8;
+        let mut names: Vec<_> = self
+            .nodes
+            .values()
+            .filter(|node| which(node))
+            .map(Node::label)
+            .take(SHOWN + 1)
+            .collect();
+        if names.is_empty() {
+            return String::new();
+        }
+        if names.len() > SHOWN {
+            let all = self.nodes.values().filter(|node| which(node)).count();
+            names[SHOWN] = format!("and {} more", all - SHOWN);
+        }
+        format!(" ({})", names.join(", "))
+    }
+
+    /// Take up a node's own account of its last round.
+    pub(super) fn recall(&mut self, placed: Placed) {
+        if placed.round > self.round {
+            self.round = placed.round;
+            self.world = Some(World {
+                size: placed.world_size,
+                master: None,
+                reason: String::new(),
+            });
+            self.recount();
+        }
+    }
+
+    /// The current round: number of the last one that completed.
+    pub fn round(&self) -> Round {
+        self.round
+    }
+
+    /// How the rendezvous was closed, if it was.
+    pub fn closed(&self) -> Option<&Verdict> {
+        self.closed.as_ref()
+    }
+
+    /// All nodes with their status and last place.
+    pub fn nodes(&self) -> impl Iterator<Item = (NodeId, &Status, Option<(Round, u32)>)> {
+        self.nodes.iter().map(|(id, node)| (*id, &node.status, node.placed))
+    }
+}
