@@ -40,7 +40,7 @@ impl fmt::Display for Round {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeMessage {
     /// Who I am. First message of every connection.
-    Hello(Hello),
+    Hello(Box<Hello>),
     /// Put me into the next round. Answered by [`CoordinatorMessage::Complete`] when it has completed.
     Join(Join),
     /// I no longer wait (join timeout). Answered by [`CoordinatorMessage::Withdrawn`].

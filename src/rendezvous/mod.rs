@@ -18,6 +18,7 @@ pub mod codec;
 mod decide;
 pub mod machine;
 pub mod message;
+pub mod node;
 pub mod ranks;
 pub mod settings;
 pub mod state;
