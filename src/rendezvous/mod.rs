@@ -15,10 +15,14 @@
 //! Semantics follow `torch/distributed/elastic/rendezvous/dynamic_rendezvous.py` (2.15) except where a comment says why not.
 
 pub mod codec;
+#[cfg(feature = "io")]
+pub mod coordinator;
 mod decide;
 pub mod machine;
 pub mod message;
 pub mod node;
 pub mod ranks;
+#[cfg(feature = "io")]
+pub mod session;
 pub mod settings;
 pub mod state;

@@ -350,6 +350,11 @@ impl NodeMachine {
         self.outcome.take()
     }
 
+    /// Whether the node has said goodbye: once its commands are performed, nothing is left to do.
+    pub fn has_left(&self) -> bool {
+        self.left
+    }
+
     /// How things stand.
     pub fn view(&self) -> &View {
         &self.view

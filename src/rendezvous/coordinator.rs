@@ -1,0 +1,257 @@
+//! Drives [`Machine`]: reads what nodes send, asks the machine, writes what it says.
+//!
+//! One task owns the machine; each connection has a task that reads and one that writes. The task that owns the machine never
+//! waits for a connection: what a node does not read is queued up to a bound, beyond which its session ends.
+//! Where connections come from is the caller's ([`Incoming`]): they share the store's port.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::codec::{self, CodecError};
+use super::machine::{Command, Machine};
+use super::message::{CoordinatorMessage, Hello, NodeMessage};
+use super::state::{Ends, SessionId};
+
+/// A connection whose first bytes said that it is a session's.
+#[derive(Debug)]
+pub struct Incoming {
+    /// The connection.
+    pub stream: TcpStream,
+    /// What has been read from it, [`super::message::MAGIC`] included.
+    pub first_bytes: BytesMut,
+    /// The node's end.
+    pub peer: SocketAddr,
+    /// Our end.
+    pub local: SocketAddr,
+}
+
+/// How long a connection may take to say Hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(30);
+/// How many messages may wait for a node that does not read. In normal running there are two or three per round.
+const UNREAD_LIMIT: usize = 64;
+/// How long what was sent to an ended session is given to leave.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+enum Event {
+    Hello {
+        session: SessionId,
+        hello: Box<Hello>,
+        ends: Ends,
+        writer: mpsc::Sender<BytesMut>,
+    },
+    Message {
+        session: SessionId,
+        message: NodeMessage,
+    },
+    Gone {
+        session: SessionId,
+    },
+}
+
+/// Serve sessions until `incoming` is closed. `sessions` always tells how many are connected.
+pub async fn run(mut incoming: mpsc::UnboundedReceiver<Incoming>, sessions: watch::Sender<usize>) {
+    let mut machine = Machine::new();
+    let mut writers: HashMap<SessionId, mpsc::Sender<BytesMut>> = HashMap::new();
+    let (events_in, mut events) = mpsc::channel(1024);
+    let mut next_session = 0;
+    loop {
+        let deadline = machine.next_deadline().map(Instant::from_std);
+        let tick = async {
+            match deadline {
+                Some(deadline) => sleep_until(deadline).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            // What has arrived is heard before anybody is judged for silence.
+            biased;
+            connection = incoming.recv() => match connection {
+                Some(connection) => {
+                    next_session += 1;
+                    tokio::spawn(attend(SessionId(next_session), connection, events_in.clone()));
+                }
+                None => return,
+            },
+            Some(event) = events.recv() => on_event(event, &mut machine, &mut writers),
+            () = tick => machine.on_tick(Instant::now().into_std()),
+        }
+        perform(&mut machine, &mut writers);
+        sessions.send_if_modified(|count| std::mem::replace(count, machine.session_count()) != machine.session_count());
+    }
+}
+
+fn on_event(event: Event, machine: &mut Machine, writers: &mut HashMap<SessionId, mpsc::Sender<BytesMut>>) {
+    let now = Instant::now().into_std();
+    match event {
+        Event::Hello {
+            session,
+            hello,
+            ends,
+            writer,
+        } => {
+            writers.insert(session, writer);
+            machine.on_hello(session, *hello, ends, now);
+        }
+        Event::Message { session, message } => machine.on_message(session, message, now),
+        Event::Gone { session } => {
+            writers.remove(&session);
+            machine.on_disconnected(session, now);
+        }
+    }
+}
+
+fn perform(machine: &mut Machine, writers: &mut HashMap<SessionId, mpsc::Sender<BytesMut>>) {
+    for command in machine.take_commands() {
+        match command {
+            Command::Send { session, message } => {
+                let Some(writer) = writers.get(&session) else { continue };
+                let mut frame = BytesMut::new();
+                codec::encode_frame(&message, &mut frame);
+                if writer.try_send(frame).is_err() {
+                    // Its connection is closed with the writer; the machine hears of it as of any lost connection.
+                    tracing::warn!(
+                        session = session.0,
+                        "a node does not read what it is sent: its session ends"
+                    );
+                    writers.remove(&session);
+                }
+            }
+            Command::End { session } => {
+                writers.remove(&session);
+            }
+            Command::Note { run_id, text } => tracing::info!(run_id, "{text}"),
+        }
+    }
+}
+
+/// Read one connection until it ends.
+async fn attend(session: SessionId, connection: Incoming, events: mpsc::Sender<Event>) {
+    let Incoming {
+        stream,
+        first_bytes: mut buffer,
+        peer,
+        local,
+    } = connection;
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%peer, %error, "cannot set TCP_NODELAY");
+    }
+    let (mut reader, mut writer) = stream.into_split();
+    let hello = match timeout(HELLO_TIMEOUT, read_hello(&mut reader, &mut buffer)).await {
+        Ok(Ok(hello)) => hello,
+        Ok(Err(Some(error))) => {
+            tracing::warn!(%peer, %error, "a session is refused");
+            refuse(&mut writer, &error).await;
+            return;
+        }
+        Ok(Err(None)) => return,
+        Err(_) => {
+            tracing::warn!(%peer, "a session is refused: no Hello within {HELLO_TIMEOUT:?}");
+            return;
+        }
+    };
+    let (outbox, outgoing) = mpsc::channel(UNREAD_LIMIT);
+    let writing = tokio::spawn(write(writer, outgoing));
+    let ends = Ends {
+        peer: peer.ip(),
+        local: local.ip(),
+    };
+    if events
+        .send(Event::Hello {
+            session,
+            hello,
+            ends,
+            writer: outbox,
+        })
+        .await
+        .is_err()
+    {
+        return;
+    }
+    let mut writing = writing;
+    loop {
+        tokio::select! {
+            message = read_message::<NodeMessage>(&mut reader, &mut buffer) => match message {
+                Ok(Some(message)) => {
+                    if events.send(Event::Message { session, message }).await.is_err() {
+                        return;
+                    }
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    tracing::warn!(%peer, %error, "a session ends: its bytes make no sense");
+                    break;
+                }
+            },
+            // The machine ended the session, or the connection cannot be written to.
+            _ = &mut writing => break,
+        }
+    }
+    let _ = events.send(Event::Gone { session }).await;
+}
+
+/// `Err(None)`: the connection ended first.
+async fn read_hello(reader: &mut OwnedReadHalf, buffer: &mut BytesMut) -> Result<Box<Hello>, Option<CodecError>> {
+    while !codec::decode_preamble(buffer)? {
+        match reader.read_buf(buffer).await {
+            Ok(1..) => {}
+            Ok(0) | Err(_) => return Err(None),
+        }
+    }
+    match read_message(reader, buffer).await? {
+        Some(NodeMessage::Hello(hello)) => Ok(hello),
+        Some(_) => Err(Some(CodecError::Malformed(0))),
+        None => Err(None),
+    }
+}
+
+/// The next message; `None` at the end of the connection.
+pub(super) async fn read_message<M: serde::de::DeserializeOwned>(
+    reader: &mut OwnedReadHalf,
+    buffer: &mut BytesMut,
+) -> Result<Option<M>, CodecError> {
+    loop {
+        if let Some(message) = codec::decode_frame(buffer)? {
+            return Ok(Some(message));
+        }
+        match reader.read_buf(buffer).await {
+            Ok(1..) => {}
+            Ok(0) | Err(_) => return Ok(None),
+        }
+    }
+}
+
+async fn refuse(writer: &mut OwnedWriteHalf, error: &CodecError) {
+    let mut frame = BytesMut::new();
+    codec::encode_frame(
+        &CoordinatorMessage::Rejected {
+            reason: error.to_string(),
+        },
+        &mut frame,
+    );
+    let _ = timeout(FAREWELL, writer.write_all(&frame)).await;
+}
+
+/// Write until the outbox is closed and empty, or the connection fails.
+async fn write(mut writer: OwnedWriteHalf, mut outgoing: mpsc::Receiver<BytesMut>) {
+    while let Some(frame) = outgoing.recv().await {
+        let sent = writer.write_all(&frame);
+        // While the session lives a slow node may take its time: the outbox is bounded. At its end it may not.
+        let sent = if outgoing.is_closed() {
+            timeout(FAREWELL, sent).await.unwrap_or(Ok(()))
+        } else {
+            sent.await
+        };
+        if sent.is_err() {
+            return;
+        }
+    }
+    let _ = writer.shutdown().await;
+}

@@ -1,0 +1,255 @@
+//! Drives [`NodeMachine`]: one connection to the coordinator, kept by a task that needs nobody's attention between rounds.
+
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use parking_lot::Mutex;
+use tokio::io::AsyncWriteExt;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpStream, lookup_host};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, watch};
+use tokio::time::{sleep_until, timeout};
+
+use super::codec;
+use super::coordinator::read_message;
+use super::message::{CoordinatorMessage, Hello, Placement, Verdict};
+use super::node::{JoinError, NodeCommand, NodeMachine, View};
+
+/// How long one address is tried before the next.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A node's place at the rendezvous. Dropping it ends the connection without a goodbye; [`Session::leave`] says one.
+#[derive(Debug)]
+pub struct Session {
+    shared: Arc<Shared>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    machine: Mutex<NodeMachine>,
+    /// Something was asked of the machine: the driver has to look.
+    asked: Notify,
+    /// Counts the driver's steps: whoever waits for an outcome looks again.
+    steps: watch::Sender<u64>,
+}
+
+impl Session {
+    /// Start a session with the coordinator at `host:port`. Connects in the background, at once and for as long as it takes.
+    pub fn open(runtime: &Handle, hello: Hello, host: &str, port: u16, coordinator_timeout: Duration) -> Self {
+        let endpoint = if host.contains(':') {
+            format!("[{host}]:{port}")
+        } else {
+            format!("{host}:{port}")
+        };
+        let machine = NodeMachine::new(hello, endpoint, coordinator_timeout, Instant::now());
+        let (steps, _) = watch::channel(0);
+        let shared = Arc::new(Shared {
+            machine: Mutex::new(machine),
+            asked: Notify::new(),
+            steps,
+        });
+        let task = runtime.spawn(drive(Arc::clone(&shared), host.to_owned(), port));
+        Self { shared, task }
+    }
+
+    /// Take part in the next round. `store_port` is where this node's empty worker store listens.
+    ///
+    /// # Errors
+    /// [`JoinError`]; the session stays usable after `Timeout`.
+    pub async fn join(
+        &self,
+        store_port: u16,
+        node_rank: Option<u32>,
+        timeout: Duration,
+    ) -> Result<Placement, JoinError> {
+        let mut steps = self.shared.steps.subscribe();
+        self.ask(|machine| machine.join(store_port, node_rank, timeout, Instant::now()));
+        loop {
+            if let Some(outcome) = self.shared.machine.lock().take_outcome() {
+                return outcome;
+            }
+            if steps.changed().await.is_err() {
+                return Err(JoinError::Connection("the session has ended".to_owned()));
+            }
+        }
+    }
+
+    /// How things stand, from memory.
+    pub fn view(&self) -> View {
+        self.shared.machine.lock().view().clone()
+    }
+
+    /// For a node that waits: what the coordinator last said about the round.
+    pub fn progress(&self) -> Option<String> {
+        self.shared.machine.lock().progress().map(str::to_owned)
+    }
+
+    /// End the job for everybody, once the coordinator hears of it.
+    pub fn close(&self, verdict: Verdict) {
+        self.ask(|machine| machine.close(verdict));
+    }
+
+    /// Say goodbye and end the session; what was said before is sent first. Waits at most `limit`.
+    pub async fn leave(&mut self, reason: String, limit: Duration) {
+        self.ask(|machine| machine.leave(reason));
+        if timeout(limit, &mut self.task).await.is_err() {
+            self.task.abort();
+        }
+    }
+
+    fn ask(&self, question: impl FnOnce(&mut NodeMachine)) {
+        question(&mut self.shared.machine.lock());
+        self.shared.asked.notify_one();
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// The open connection.
+struct Connection {
+    reader: OwnedReadHalf,
+    writer: OwnedWriteHalf,
+    incoming: BytesMut,
+    outgoing: BytesMut,
+}
+
+async fn drive(shared: Arc<Shared>, host: String, port: u16) {
+    let mut connection: Option<Connection> = None;
+    let mut connecting = None;
+    loop {
+        let (commands, deadline, left) = {
+            let mut machine = shared.machine.lock();
+            machine.on_tick(Instant::now());
+            (machine.take_commands(), machine.next_deadline(), machine.has_left())
+        };
+        for command in commands {
+            match command {
+                NodeCommand::Connect => connecting = Some(Box::pin(connect(host.clone(), port))),
+                NodeCommand::Disconnect => (connection, connecting) = (None, None),
+                NodeCommand::Send(message) => {
+                    if let Some(connection) = &mut connection {
+                        codec::encode_frame(&message, &mut connection.outgoing);
+                    }
+                }
+            }
+        }
+        shared.steps.send_modify(|step| *step += 1);
+        if left {
+            if let Some(mut connection) = connection {
+                let _ = connection.writer.write_all(&connection.outgoing).await;
+                let _ = connection.writer.shutdown().await;
+            }
+            return;
+        }
+
+        let tick = async {
+            match deadline {
+                Some(deadline) => sleep_until(deadline.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = shared.asked.notified() => {}
+            happened = step(&mut connection) => {
+                let mut machine = shared.machine.lock();
+                match happened {
+                    Happened::Sent => {}
+                    Happened::Received(message) => machine.on_message(message, Instant::now()),
+                    Happened::Ended { cause, foreign } => {
+                        connection = None;
+                        machine.on_disconnected(cause, foreign, Instant::now());
+                    }
+                }
+            }
+            opened = wait_for(&mut connecting) => {
+                connecting = None;
+                let mut machine = shared.machine.lock();
+                match opened {
+                    Ok(stream) => {
+                        let (reader, writer) = stream.into_split();
+                        let mut outgoing = BytesMut::new();
+                        codec::encode_preamble(&mut outgoing);
+                        connection = Some(Connection { reader, writer, incoming: BytesMut::new(), outgoing });
+                        machine.on_connected(Instant::now());
+                    }
+                    Err(error) => machine.on_connect_failed(error, Instant::now()),
+                }
+            }
+            () = tick => {}
+        }
+    }
+}
+
+enum Happened {
+    Sent,
+    Received(CoordinatorMessage),
+    Ended { cause: String, foreign: bool },
+}
+
+/// The next thing that happens on the connection. Dropping the future loses nothing.
+async fn step(connection: &mut Option<Connection>) -> Happened {
+    let Some(Connection {
+        reader,
+        writer,
+        incoming,
+        outgoing,
+    }) = connection
+    else {
+        return std::future::pending().await;
+    };
+    let ended = |cause: String| Happened::Ended { cause, foreign: false };
+    tokio::select! {
+        message = read_message(reader, incoming) => match message {
+            Ok(Some(message)) => Happened::Received(message),
+            Ok(None) => ended("the coordinator closed the connection".to_owned()),
+            Err(error) => Happened::Ended { cause: error.to_string(), foreign: true },
+        },
+        written = writer.write_buf(outgoing), if !outgoing.is_empty() => match written {
+            Ok(_) => Happened::Sent,
+            Err(error) => ended(error.to_string()),
+        },
+    }
+}
+
+async fn wait_for<F: Future<Output = Result<TcpStream, String>> + Unpin>(pending: &mut Option<F>) -> F::Output {
+    match pending {
+        Some(future) => future.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Connect to the first of the host's addresses that answers.
+async fn connect(host: String, port: u16) -> Result<TcpStream, String> {
+    let addresses = lookup_host((host.as_str(), port))
+        .await
+        .map_err(|error| format!("cannot resolve `{host}`: {error}"))?;
+    let mut errors = Vec::new();
+    for address in addresses {
+        let error = match timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => {
+                return stream
+                    .set_nodelay(true)
+                    .map(|()| stream)
+                    .map_err(|error| error.to_string());
+            }
+            Ok(Err(error)) => error,
+            Err(_) => io::Error::from(io::ErrorKind::TimedOut),
+        };
+        errors.push(format!("{address}: {error}"));
+    }
+    Err(if errors.is_empty() {
+        format!("`{host}` has no address")
+    } else {
+        errors.join(", ")
+    })
+}
