@@ -139,7 +139,9 @@ impl NodeMachine {
     /// Ask for a place in the next round, giving up at `now + timeout`. The answer comes through [`NodeMachine::take_outcome`].
     pub fn join(&mut self, store_port: u16, node_rank: Option<u32>, timeout: Duration, now: Instant) {
         self.outcome = None;
+        let gone = || JoinError::Connection("this node has left the rendezvous".to_owned());
         let refusal = match (&self.view.failed, &self.view.closed) {
+            _ if self.left => Some(gone()),
             (Some(error), _) => Some(error.clone()),
             (None, Some(verdict)) => Some(JoinError::Closed {
                 verdict: verdict.clone(),

@@ -36,6 +36,8 @@ struct Shared {
     asked: Notify,
     /// Counts the driver's steps: whoever waits for an outcome looks again.
     steps: watch::Sender<u64>,
+    /// The goodbye has been sent.
+    gone: watch::Sender<bool>,
 }
 
 impl Session {
@@ -47,11 +49,12 @@ impl Session {
             format!("{host}:{port}")
         };
         let machine = NodeMachine::new(hello, endpoint, coordinator_timeout, Instant::now());
-        let (steps, _) = watch::channel(0);
+        let (steps, gone) = (watch::Sender::new(0), watch::Sender::new(false));
         let shared = Arc::new(Shared {
             machine: Mutex::new(machine),
             asked: Notify::new(),
             steps,
+            gone,
         });
         let task = runtime.spawn(drive(Arc::clone(&shared), host.to_owned(), port));
         Self { shared, task }
@@ -73,9 +76,8 @@ impl Session {
             if let Some(outcome) = self.shared.machine.lock().take_outcome() {
                 return outcome;
             }
-            if steps.changed().await.is_err() {
-                return Err(JoinError::Connection("the session has ended".to_owned()));
-            }
+            // The sender lives in `shared`: it cannot be gone.
+            let _ = steps.changed().await;
         }
     }
 
@@ -94,10 +96,11 @@ impl Session {
         self.ask(|machine| machine.close(verdict));
     }
 
-    /// Say goodbye and end the session; what was said before is sent first. Waits at most `limit`.
-    pub async fn leave(&mut self, reason: String, limit: Duration) {
+    /// Say goodbye and end the session; what was said before is sent first. Waits at most `limit`. A pending join ends.
+    pub async fn leave(&self, reason: String, limit: Duration) {
+        let mut gone = self.shared.gone.subscribe();
         self.ask(|machine| machine.leave(reason));
-        if timeout(limit, &mut self.task).await.is_err() {
+        if timeout(limit, gone.wait_for(|gone| *gone)).await.is_err() {
             self.task.abort();
         }
     }
@@ -148,6 +151,7 @@ async fn drive(shared: Arc<Shared>, host: String, port: u16) {
                 let _ = connection.writer.write_all(&connection.outgoing).await;
                 let _ = connection.writer.shutdown().await;
             }
+            shared.gone.send_replace(true);
             return;
         }
 

@@ -2,6 +2,42 @@
 
 use pyo3::prelude::*;
 
-/// The compiled half of the package `elastic_rs`.
+mod errors;
+mod logging;
+mod rendezvous;
+mod runtime;
+
+/// The compiled half of the package ``elastic_rs``.
 #[pymodule]
-mod _elastic_rs {}
+mod _elastic_rs {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::rendezvous::{Placement, Session, View};
+
+    /// Version of the compiled half.
+    #[pymodule_export]
+    const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+    /// Take over the level of Python's logger ``elastic_rs``. Call it after changing that.
+    #[pyfunction]
+    fn reset_log_levels(py: Python<'_>) -> PyResult<()> {
+        crate::logging::reset_levels(py)
+    }
+
+    /// Stop everything that runs in the background. Registered with ``atexit``.
+    #[pyfunction]
+    fn _shutdown(py: Python<'_>) {
+        crate::runtime::shutdown(py);
+        crate::logging::shutdown(py);
+    }
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        let py = module.py();
+        crate::logging::install(py)?;
+        py.import("atexit")?
+            .call_method1("register", (module.getattr("_shutdown")?,))?;
+        Ok(())
+    }
+}

@@ -1,0 +1,28 @@
+//! Errors of the core → exceptions of `elastic_rs.errors`. The one place where this is decided.
+
+use elastic_rs::rendezvous::node::JoinError;
+use pyo3::prelude::*;
+
+/// An exception of `elastic_rs.errors` by name, with a message.
+pub fn raise(py: Python<'_>, class: &str, message: String) -> PyErr {
+    let made = py
+        .import("elastic_rs.errors")
+        .and_then(|errors| errors.getattr(class))
+        .and_then(|class| class.call1((message,)));
+    match made {
+        Ok(exception) => PyErr::from_value(exception),
+        Err(error) => error,
+    }
+}
+
+/// Why a join did not end with a place.
+pub fn from_join(py: Python<'_>, error: &JoinError) -> PyErr {
+    let class = match error {
+        JoinError::Timeout { .. } => "RendezvousTimeoutError",
+        JoinError::Closed { spare: true, .. } => "RendezvousGracefulExitError",
+        JoinError::Closed { .. } => "RendezvousClosedError",
+        JoinError::Connection(_) => "RendezvousConnectionError",
+        _ => "RendezvousError",
+    };
+    raise(py, class, error.to_string())
+}

@@ -1,0 +1,205 @@
+//! `Session` and `Placement`: a node's place at the rendezvous.
+
+use std::time::Duration;
+
+use elastic_rs::rendezvous::message::{self, Hello, NodeId, Verdict};
+use elastic_rs::rendezvous::session;
+use elastic_rs::rendezvous::settings::Settings;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::errors;
+use crate::runtime::{block_on, handle};
+
+/// A node's place in a completed round.
+#[pyclass(frozen, module = "elastic_rs._elastic_rs")]
+pub struct Placement(message::Placement);
+
+#[pymethods]
+impl Placement {
+    /// Number of the round, 1 for the first.
+    #[getter]
+    fn round(&self) -> u64 {
+        self.0.round.0
+    }
+
+    /// This node's rank.
+    #[getter]
+    fn rank(&self) -> u32 {
+        self.0.rank
+    }
+
+    /// Number of nodes.
+    #[getter]
+    fn world_size(&self) -> u32 {
+        self.0.world_size
+    }
+
+    /// Address of rank 0.
+    #[getter]
+    fn master_addr(&self) -> &str {
+        &self.0.master_addr
+    }
+
+    /// Port of the round's empty worker store at rank 0.
+    #[getter]
+    fn master_port(&self) -> u16 {
+        self.0.master_port
+    }
+
+    /// Why the round closed when it did, and who is in it.
+    #[getter]
+    fn reason(&self) -> &str {
+        &self.0.reason
+    }
+
+    fn __repr__(&self) -> String {
+        let message::Placement {
+            round,
+            rank,
+            world_size,
+            master_addr,
+            master_port,
+            ..
+        } = &self.0;
+        format!("Placement(round={round}, rank={rank}, world_size={world_size}, master={master_addr}:{master_port})")
+    }
+}
+
+/// How things stand for a node between rounds.
+#[pyclass(frozen, module = "elastic_rs._elastic_rs", get_all)]
+pub struct View {
+    /// Above zero when the world must re-form.
+    waiting: u32,
+    /// Why, in words.
+    reason: String,
+    /// Whether the rendezvous was closed.
+    closed: bool,
+    /// If it was closed after a failure: what failed, in words.
+    failure: Option<String>,
+    /// The address under which others look for this node, once known.
+    addr: Option<String>,
+}
+
+/// A node's session with the coordinator; connects in the background.
+#[pyclass(frozen, module = "elastic_rs._elastic_rs")]
+pub struct Session(session::Session);
+
+#[pymethods]
+impl Session {
+    /// Start a session for one node with the coordinator at ``host:port``. All times in seconds.
+    #[new]
+    #[pyo3(signature = (*, host, port, run_id, name, local_addr, min_nodes, max_nodes, last_call_timeout_s, settle_timeout_s,
+        keep_alive_interval_s, keep_alive_max_attempt, reconnect_grace_s, coordinator_timeout_s))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one named argument per setting, checked here once"
+    )]
+    fn new(
+        host: &str,
+        port: u16,
+        run_id: String,
+        name: String,
+        local_addr: Option<String>,
+        min_nodes: u32,
+        max_nodes: u32,
+        last_call_timeout_s: f64,
+        settle_timeout_s: f64,
+        keep_alive_interval_s: f64,
+        keep_alive_max_attempt: u32,
+        reconnect_grace_s: f64,
+        coordinator_timeout_s: f64,
+    ) -> PyResult<Self> {
+        let settings = Settings {
+            last_call_timeout: seconds("last_call_timeout", last_call_timeout_s)?,
+            settle_timeout: seconds("settle_timeout", settle_timeout_s)?,
+            keep_alive_interval: seconds("keep_alive_interval", keep_alive_interval_s)?,
+            keep_alive_max_attempt,
+            reconnect_grace: seconds("reconnect_grace", reconnect_grace_s)?,
+            ..Settings::new(min_nodes, max_nodes)
+        };
+        settings.validate().map_err(PyValueError::new_err)?;
+        let node = NodeId(rand::random());
+        let hello = Hello {
+            run_id,
+            node,
+            name,
+            local_addr,
+            settings,
+            placed: None,
+            joining: false,
+        };
+        let timeout = seconds("coordinator_timeout", coordinator_timeout_s)?;
+        Ok(Self(session::Session::open(&handle()?, hello, host, port, timeout)))
+    }
+
+    /// Take part in the next round; blocks until it has completed.
+    ///
+    /// Raises ``RendezvousTimeoutError``, ``RendezvousClosedError``, ``RendezvousGracefulExitError`` (a spare that was not
+    /// needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``.
+    #[pyo3(signature = (*, store_port, node_rank, timeout_s))]
+    fn join(&self, py: Python<'_>, store_port: u16, node_rank: Option<u32>, timeout_s: f64) -> PyResult<Placement> {
+        let timeout = seconds("join_timeout", timeout_s)?;
+        block_on(py, self.0.join(store_port, node_rank, timeout))?
+            .map(Placement)
+            .map_err(|error| errors::from_join(py, &error))
+    }
+
+    /// For a node that waits: what the coordinator last said about the round.
+    fn progress(&self) -> Option<String> {
+        self.0.progress()
+    }
+
+    /// How things stand. Raises as :meth:`join` does when this node can no longer take part.
+    fn view(&self, py: Python<'_>) -> PyResult<View> {
+        let view = self.0.view();
+        if let Some(error) = &view.failed {
+            return Err(errors::from_join(py, error));
+        }
+        let failure = match &view.closed {
+            Some(verdict @ Verdict::Failed { .. }) => Some(verdict.to_string()),
+            _ => None,
+        };
+        Ok(View {
+            waiting: view.waiting,
+            reason: view.reason,
+            closed: view.closed.is_some(),
+            failure,
+            addr: view.addr,
+        })
+    }
+
+    /// End the job for everybody. With a ``cause``, it failed, and all others stop.
+    #[pyo3(signature = (*, by, cause = None))]
+    fn close(&self, by: String, cause: Option<String>) {
+        self.0.close(match cause {
+            Some(cause) => Verdict::Failed {
+                by,
+                cause: shorten(cause),
+            },
+            None => Verdict::Succeeded { by },
+        });
+    }
+
+    /// Say goodbye and end the session, waiting at most ``timeout_s`` for what is still to be sent. Later calls do nothing.
+    #[pyo3(signature = (reason, *, timeout_s = 1.0))]
+    fn leave(&self, py: Python<'_>, reason: String, timeout_s: f64) -> PyResult<()> {
+        let timeout = seconds("timeout_s", timeout_s)?;
+        block_on(py, self.0.leave(shorten(reason), timeout))
+    }
+}
+
+/// What people wrote may be long; a message may not.
+fn shorten(text: String) -> String {
+    const LONGEST: usize = 4096;
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+/// Seconds from Python, with the name of the setting in the error.
+pub fn seconds(name: &str, value: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(value)
+        .map_err(|error| PyValueError::new_err(format!("{name} is `{value}` seconds, must be zero or more: {error}")))
+}
