@@ -57,10 +57,7 @@ pub fn decode_preamble(buffer: &mut BytesMut) -> Result<bool, CodecError> {
     buffer.advance(MAGIC.len());
     let theirs = buffer.get_u16_le();
     if theirs != PROTOCOL_VERSION {
-        return Err(CodecError::Version {
-            theirs,
-            ours: PROTOCOL_VERSION,
-        });
+        return Err(CodecError::Version { theirs, ours: PROTOCOL_VERSION });
     }
     Ok(true)
 }
@@ -71,11 +68,7 @@ pub fn decode_preamble(buffer: &mut BytesMut) -> Result<bool, CodecError> {
 /// If the message is longer than [`FRAME_LIMIT_BYTES`]: whoever builds messages keeps their texts short.
 pub fn encode_frame<M: Serialize>(message: &M, out: &mut BytesMut) {
     let body = postcard::to_stdvec(message).unwrap_or_else(|error| panic!("a message cannot be serialised: {error}"));
-    assert!(
-        body.len() <= FRAME_LIMIT_BYTES,
-        "a message of {} bytes was built",
-        body.len()
-    );
+    assert!(body.len() <= FRAME_LIMIT_BYTES, "a message of {} bytes was built", body.len());
     out.reserve(4 + body.len());
     out.put_u32_le(body.len() as u32);
     out.put_slice(&body);
@@ -91,10 +84,7 @@ pub fn decode_frame<M: DeserializeOwned>(buffer: &mut BytesMut) -> Result<Option
     };
     let length = u32::from_le_bytes(*length) as usize;
     if length > FRAME_LIMIT_BYTES {
-        return Err(CodecError::TooLong {
-            announced: length,
-            limit: FRAME_LIMIT_BYTES,
-        });
+        return Err(CodecError::TooLong { announced: length, limit: FRAME_LIMIT_BYTES });
     }
     if buffer.len() < 4 + length {
         return Ok(None);
@@ -116,24 +106,12 @@ mod tests {
     fn a_giant_length_is_refused_before_its_body_arrives() {
         let mut buffer = BytesMut::from(&[0xff, 0xff, 0xff, 0xff][..]);
         let error = decode_frame::<NodeMessage>(&mut buffer).unwrap_err();
-        assert_eq!(
-            error,
-            CodecError::TooLong {
-                announced: u32::MAX as usize,
-                limit: FRAME_LIMIT_BYTES
-            }
-        );
+        assert_eq!(error, CodecError::TooLong { announced: u32::MAX as usize, limit: FRAME_LIMIT_BYTES });
     }
 
     #[test]
     fn any_split_of_the_stream_gives_the_same_messages() {
-        let sent = [
-            NodeMessage::Heartbeat,
-            NodeMessage::Leave {
-                reason: "SIGTERM".into(),
-            },
-            NodeMessage::Withdraw,
-        ];
+        let sent = [NodeMessage::Heartbeat, NodeMessage::Leave { reason: "SIGTERM".into() }, NodeMessage::Withdraw];
         let mut stream = BytesMut::new();
         for message in &sent {
             encode_frame(message, &mut stream);
@@ -157,10 +135,7 @@ mod tests {
         encode_frame(&NodeMessage::Heartbeat, &mut buffer);
         buffer[0] += 1;
         buffer.put_u8(0);
-        assert!(matches!(
-            decode_frame::<NodeMessage>(&mut buffer),
-            Err(CodecError::Malformed(2))
-        ));
+        assert!(matches!(decode_frame::<NodeMessage>(&mut buffer), Err(CodecError::Malformed(2))));
     }
 
     #[test]

@@ -41,19 +41,9 @@ const UNREAD_LIMIT: usize = 64;
 const FAREWELL: Duration = Duration::from_secs(5);
 
 enum Event {
-    Hello {
-        session: SessionId,
-        hello: Box<Hello>,
-        ends: Ends,
-        writer: mpsc::Sender<BytesMut>,
-    },
-    Message {
-        session: SessionId,
-        message: NodeMessage,
-    },
-    Gone {
-        session: SessionId,
-    },
+    Hello { session: SessionId, hello: Box<Hello>, ends: Ends, writer: mpsc::Sender<BytesMut> },
+    Message { session: SessionId, message: NodeMessage },
+    Gone { session: SessionId },
 }
 
 /// Serve sessions until `incoming` is closed. `sessions` always tells how many are connected.
@@ -91,12 +81,7 @@ pub async fn run(mut incoming: mpsc::UnboundedReceiver<Incoming>, sessions: watc
 fn on_event(event: Event, machine: &mut Machine, writers: &mut HashMap<SessionId, mpsc::Sender<BytesMut>>) {
     let now = Instant::now().into_std();
     match event {
-        Event::Hello {
-            session,
-            hello,
-            ends,
-            writer,
-        } => {
+        Event::Hello { session, hello, ends, writer } => {
             writers.insert(session, writer);
             machine.on_hello(session, *hello, ends, now);
         }
@@ -117,10 +102,7 @@ fn perform(machine: &mut Machine, writers: &mut HashMap<SessionId, mpsc::Sender<
                 codec::encode_frame(&message, &mut frame);
                 if writer.try_send(frame).is_err() {
                     // Its connection is closed with the writer; the machine hears of it as of any lost connection.
-                    tracing::warn!(
-                        session = session.0,
-                        "a node does not read what it is sent: its session ends"
-                    );
+                    tracing::warn!(session = session.0, "a node does not read what it is sent: its session ends");
                     writers.remove(&session);
                 }
             }
@@ -134,12 +116,7 @@ fn perform(machine: &mut Machine, writers: &mut HashMap<SessionId, mpsc::Sender<
 
 /// Read one connection until it ends.
 async fn attend(session: SessionId, connection: Incoming, events: mpsc::Sender<Event>) {
-    let Incoming {
-        stream,
-        first_bytes: mut buffer,
-        peer,
-        local,
-    } = connection;
+    let Incoming { stream, first_bytes: mut buffer, peer, local } = connection;
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%peer, %error, "cannot set TCP_NODELAY");
     }
@@ -159,20 +136,8 @@ async fn attend(session: SessionId, connection: Incoming, events: mpsc::Sender<E
     };
     let (outbox, outgoing) = mpsc::channel(UNREAD_LIMIT);
     let writing = tokio::spawn(write(writer, outgoing));
-    let ends = Ends {
-        peer: peer.ip(),
-        local: local.ip(),
-    };
-    if events
-        .send(Event::Hello {
-            session,
-            hello,
-            ends,
-            writer: outbox,
-        })
-        .await
-        .is_err()
-    {
+    let ends = Ends { peer: peer.ip(), local: local.ip() };
+    if events.send(Event::Hello { session, hello, ends, writer: outbox }).await.is_err() {
         return;
     }
     let mut writing = writing;
@@ -230,12 +195,7 @@ pub(super) async fn read_message<M: serde::de::DeserializeOwned>(
 
 async fn refuse(writer: &mut OwnedWriteHalf, error: &CodecError) {
     let mut frame = BytesMut::new();
-    codec::encode_frame(
-        &CoordinatorMessage::Rejected {
-            reason: error.to_string(),
-        },
-        &mut frame,
-    );
+    codec::encode_frame(&CoordinatorMessage::Rejected { reason: error.to_string() }, &mut frame);
     let _ = timeout(FAREWELL, writer.write_all(&frame)).await;
 }
 
@@ -244,11 +204,7 @@ async fn write(mut writer: OwnedWriteHalf, mut outgoing: mpsc::Receiver<BytesMut
     while let Some(frame) = outgoing.recv().await {
         let sent = writer.write_all(&frame);
         // While the session lives a slow node may take its time: the outbox is bounded. At its end it may not.
-        let sent = if outgoing.is_closed() {
-            timeout(FAREWELL, sent).await.unwrap_or(Ok(()))
-        } else {
-            sent.await
-        };
+        let sent = if outgoing.is_closed() { timeout(FAREWELL, sent).await.unwrap_or(Ok(())) } else { sent.await };
         if sent.is_err() {
             return;
         }

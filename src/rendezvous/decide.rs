@@ -40,22 +40,12 @@ fn closing(run: &Run, ready_since: Instant) -> (Instant, String) {
         let settle = run.settings.settle_timeout;
         let settled = (ready_since + settle).max(run.hold_until.unwrap_or(ready_since));
         let cause = run.interrupted.as_deref().unwrap_or("the world changed");
-        return (
-            settled,
-            format!("settled for {:.1} s after {cause}", settle.as_secs_f64()),
-        );
+        return (settled, format!("settled for {:.1} s after {cause}", settle.as_secs_f64()));
     }
     let last_call = run.settings.last_call_timeout;
     // In the first round the last call begins when enough nodes are in; later ones grow from the newcomer on.
-    let since = if last_size.is_some() {
-        run.newcomer_since.unwrap_or(ready_since)
-    } else {
-        ready_since
-    };
-    (
-        since + last_call,
-        format!("the last call of {:.1} s ended", last_call.as_secs_f64()),
-    )
+    let since = if last_size.is_some() { run.newcomer_since.unwrap_or(ready_since) } else { ready_since };
+    (since + last_call, format!("the last call of {:.1} s ended", last_call.as_secs_f64()))
 }
 
 /// Form the next world.
@@ -67,15 +57,7 @@ fn complete(run: &mut Run, why_now: &str, now: Instant, out: &mut Vec<Command>) 
             Status::Waiting { join, arrival } => {
                 let last_rank = run.last_rank(node);
                 let order = (last_rank.is_none(), if last_rank.is_some() { 0 } else { *arrival });
-                Some((
-                    order,
-                    Candidate {
-                        key: *id,
-                        last_rank,
-                        node_rank: join.node_rank,
-                        addr: node.addr(),
-                    },
-                ))
+                Some((order, Candidate { key: *id, last_rank, node_rank: join.node_rank, addr: node.addr() }))
             }
             _ => None,
         })
@@ -85,13 +67,10 @@ fn complete(run: &mut Run, why_now: &str, now: Instant, out: &mut Vec<Command>) 
     waiting.truncate(run.settings.max_nodes as usize);
     let members = ranks::assign(waiting.into_iter().map(|(_, candidate)| candidate).collect());
 
-    let master = members
-        .first()
-        .and_then(|id| run.nodes.get(id))
-        .and_then(|node| match &node.status {
-            Status::Waiting { join, .. } => Some((reachable_addr(run, node, &members), join.store_port)),
-            _ => None,
-        });
+    let master = members.first().and_then(|id| run.nodes.get(id)).and_then(|node| match &node.status {
+        Status::Waiting { join, .. } => Some((reachable_addr(run, node, &members), join.store_port)),
+        _ => None,
+    });
     run.round = run.round.next();
     for (rank, id) in members.iter().enumerate() {
         if let Some(node) = run.nodes.get_mut(id) {
@@ -102,16 +81,8 @@ fn complete(run: &mut Run, why_now: &str, now: Instant, out: &mut Vec<Command>) 
     run.recount();
     let list = run.list(|node| node.status == Status::Active);
     let reason = format!("{why_now}{list}");
-    note(
-        run,
-        format!("round {} is complete with {} nodes: {reason}", run.round, members.len()),
-        out,
-    );
-    run.world = Some(World {
-        size: members.len() as u32,
-        master,
-        reason,
-    });
+    note(run, format!("round {} is complete with {} nodes: {reason}", run.round, members.len()), out);
+    run.world = Some(World { size: members.len() as u32, master, reason });
     run.interrupted = None;
     run.told = false;
     run.ready_since = None;
@@ -146,12 +117,7 @@ pub(super) fn placement(run: &Run, rank: u32) -> Option<CoordinatorMessage> {
 /// have reached this very host, so the address they used is the one to give.
 fn reachable_addr(run: &Run, node: &Node, members: &[NodeId]) -> String {
     if node.local_addr.is_none() && node.ends.peer.is_loopback() {
-        let elsewhere = |id: &NodeId| {
-            run.nodes
-                .get(id)
-                .map(|other| other.ends)
-                .filter(|ends| !ends.peer.is_loopback())
-        };
+        let elsewhere = |id: &NodeId| run.nodes.get(id).map(|other| other.ends).filter(|ends| !ends.peer.is_loopback());
         if let Some(ends) = members.iter().find_map(elsewhere) {
             return ends.local.to_string();
         }
@@ -169,10 +135,7 @@ fn tell(run: &mut Run, out: &mut Vec<Command>) {
     let reason = why(run);
     for node in run.nodes.values().filter(|node| node.status == Status::Active) {
         if let Some(session) = node.session {
-            let message = CoordinatorMessage::Status {
-                waiting,
-                reason: reason.clone(),
-            };
+            let message = CoordinatorMessage::Status { waiting, reason: reason.clone() };
             out.push(Command::Send { session, message });
         }
     }

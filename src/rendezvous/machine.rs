@@ -88,21 +88,12 @@ impl Machine {
             told = introduce(run, &hello, session, ends, now, &mut self.commands);
         }
         if let Some(node) = run.nodes.get(&hello.node) {
-            self.commands.push(Command::Send {
-                session,
-                message: CoordinatorMessage::Welcome { addr: node.addr() },
-            });
+            self.commands.push(Command::Send { session, message: CoordinatorMessage::Welcome { addr: node.addr() } });
             if let Some(verdict) = &run.closed {
-                let message = CoordinatorMessage::Closed {
-                    verdict: verdict.clone(),
-                    spare: run.is_spare(node),
-                };
+                let message = CoordinatorMessage::Closed { verdict: verdict.clone(), spare: run.is_spare(node) };
                 self.commands.push(Command::Send { session, message });
             } else if node.status == Status::Active && run.told {
-                told = Some(CoordinatorMessage::Status {
-                    waiting: run.waiting_for_members(),
-                    reason: why(run),
-                });
+                told = Some(CoordinatorMessage::Status { waiting: run.waiting_for_members(), reason: why(run) });
             }
         }
         if let Some(message) = told {
@@ -119,41 +110,24 @@ impl Machine {
             return;
         };
         let Some(run) = self.runs.get_mut(&run_id) else { return };
-        run.update(id, |node| {
-            node.map(|node| Node {
-                heard_at: now,
-                suspect: false,
-                ..node
-            })
-        });
+        run.update(id, |node| node.map(|node| Node { heard_at: now, suspect: false, ..node }));
         let out = &mut self.commands;
         match message {
             NodeMessage::Hello(_) => {
                 let reason = "a second Hello on one session".to_owned();
-                out.push(Command::Send {
-                    session,
-                    message: CoordinatorMessage::Ended { reason },
-                });
+                out.push(Command::Send { session, message: CoordinatorMessage::Ended { reason } });
                 out.push(Command::End { session });
                 return;
             }
             NodeMessage::Heartbeat => {
-                let waits = run
-                    .nodes
-                    .get(&id)
-                    .is_some_and(|node| matches!(node.status, Status::Waiting { .. }));
+                let waits = run.nodes.get(&id).is_some_and(|node| matches!(node.status, Status::Waiting { .. }));
                 let progress = waits.then(|| run.progress(now));
-                out.push(Command::Send {
-                    session,
-                    message: CoordinatorMessage::Heartbeat { progress },
-                });
+                out.push(Command::Send { session, message: CoordinatorMessage::Heartbeat { progress } });
                 return;
             }
             NodeMessage::Join(join) => on_join(run, id, session, join, now, out),
             NodeMessage::Withdraw => {
-                let message = CoordinatorMessage::Withdrawn {
-                    progress: run.progress(now),
-                };
+                let message = CoordinatorMessage::Withdrawn { progress: run.progress(now) };
                 out.push(Command::Send { session, message });
                 stand_down(run, id, "gave up waiting just as the round completed", out);
             }
@@ -177,13 +151,7 @@ impl Machine {
             return;
         };
         let Some(run) = self.runs.get_mut(&run_id) else { return };
-        run.update(id, |node| {
-            node.map(|node| Node {
-                session: None,
-                heard_at: now,
-                ..node
-            })
-        });
+        run.update(id, |node| node.map(|node| Node { session: None, heard_at: now, ..node }));
         check_no_later_than(run, id);
         decide(run, now, &mut self.commands);
     }
@@ -199,11 +167,7 @@ impl Machine {
 
     /// When to call [`Machine::on_tick`] at the latest.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.runs
-            .values()
-            .flat_map(|run| [run.check_at, run.close_at])
-            .flatten()
-            .min()
+        self.runs.values().flat_map(|run| [run.check_at, run.close_at]).flatten().min()
     }
 
     /// What to do now, in order.
@@ -224,10 +188,7 @@ impl Machine {
     /// Renew every lease if the last deadline passed long ago: it was this process that stood still, not the nodes.
     fn advance(&mut self, now: Instant) {
         for run in self.runs.values_mut() {
-            let Some(late) = run
-                .check_at
-                .and_then(|at| now.checked_duration_since(at))
-                .filter(|late| *late > STALL)
+            let Some(late) = run.check_at.and_then(|at| now.checked_duration_since(at)).filter(|late| *late > STALL)
             else {
                 continue;
             };
@@ -236,10 +197,7 @@ impl Machine {
                 node.suspect = false;
             }
             run.check_at = run.nodes.values().map(Node::lost_at).min();
-            let text = format!(
-                "this coordinator stood still for {:.1} s: every lease is renewed",
-                late.as_secs_f64()
-            );
+            let text = format!("this coordinator stood still for {:.1} s: every lease is renewed", late.as_secs_f64());
             note(run, text, &mut self.commands);
         }
     }
@@ -291,10 +249,7 @@ fn introduce(
                 run.hold_until = Some(now + hello.settings.lease());
             }
         } else if placed.active {
-            let reason = format!(
-                "round {} formed without this node, whose round {} is over",
-                run.round, placed.round
-            );
+            let reason = format!("round {} formed without this node, whose round {} is over", run.round, placed.round);
             told = Some(CoordinatorMessage::Status { waiting: 1, reason });
         }
     }
@@ -305,15 +260,9 @@ fn introduce(
 /// A node that was not given up has come back: it keeps its place, unless it says itself that it gave it up.
 fn readmit(run: &mut Run, hello: &Hello, session: SessionId, ends: Ends, now: Instant, out: &mut Vec<Command>) {
     run.update(hello.node, |node| {
-        node.map(|node| Node {
-            status: node.status,
-            placed: node.placed,
-            ..Node::new(hello, session, ends, now)
-        })
+        node.map(|node| Node { status: node.status, placed: node.placed, ..Node::new(hello, session, ends, now) })
     });
-    let runs = hello
-        .placed
-        .is_some_and(|placed| placed.active && placed.round == run.round);
+    let runs = hello.placed.is_some_and(|placed| placed.active && placed.round == run.round);
     if !hello.joining && !runs {
         stand_down(run, hello.node, "gave up its place", out);
     }
@@ -321,10 +270,7 @@ fn readmit(run: &mut Run, hello: &Hello, session: SessionId, ends: Ends, now: In
 
 fn on_join(run: &mut Run, id: NodeId, session: SessionId, join: Join, now: Instant, out: &mut Vec<Command>) {
     if let Some(verdict) = &run.closed {
-        let message = CoordinatorMessage::Closed {
-            verdict: verdict.clone(),
-            spare: false,
-        };
+        let message = CoordinatorMessage::Closed { verdict: verdict.clone(), spare: false };
         out.push(Command::Send { session, message });
         return;
     }
@@ -346,12 +292,7 @@ fn on_join(run: &mut Run, id: NodeId, session: SessionId, join: Join, now: Insta
     let first_time = arrival.is_none();
     let arrival = arrival.unwrap_or(run.arrivals);
     run.arrivals += 1;
-    run.update(id, |node| {
-        node.map(|node| Node {
-            status: Status::Waiting { join, arrival },
-            ..node
-        })
-    });
+    run.update(id, |node| node.map(|node| Node { status: Status::Waiting { join, arrival }, ..node }));
     let new = run.nodes.get(&id).is_some_and(|node| run.last_rank(node).is_none());
     if new {
         run.newcomer_since.get_or_insert(now);
@@ -370,12 +311,7 @@ fn stand_down(run: &mut Run, id: NodeId, what: &str, out: &mut Vec<Command>) {
     if node.status == Status::Active {
         interrupt(run, format!("{} {what}", node.label()), out);
     }
-    run.update(id, |node| {
-        node.map(|node| Node {
-            status: Status::Idle,
-            ..node
-        })
-    });
+    run.update(id, |node| node.map(|node| Node { status: Status::Idle, ..node }));
     let newcomers_left = run.waiting_count > run.returning_count;
     if !newcomers_left {
         run.newcomer_since = None;
@@ -397,10 +333,7 @@ fn close(run: &mut Run, verdict: Verdict, out: &mut Vec<Command>) {
     note(run, verdict.to_string(), out);
     for node in run.nodes.values() {
         let Some(session) = node.session else { continue };
-        let message = CoordinatorMessage::Closed {
-            verdict: verdict.clone(),
-            spare: run.is_spare(node),
-        };
+        let message = CoordinatorMessage::Closed { verdict: verdict.clone(), spare: run.is_spare(node) };
         out.push(Command::Send { session, message });
     }
     run.closed = Some(verdict);
@@ -419,20 +352,12 @@ fn expire(run: &mut Run, now: Instant, sessions: &mut BTreeMap<SessionId, (Strin
             node.heard_at = now.checked_sub(node.lease).unwrap_or(now);
         }
     }
-    let lost: Vec<_> = run
-        .nodes
-        .iter()
-        .filter(|(_, node)| node.lost_at() <= now)
-        .map(|(id, _)| *id)
-        .collect();
+    let lost: Vec<_> = run.nodes.iter().filter(|(_, node)| node.lost_at() <= now).map(|(id, _)| *id).collect();
     for id in lost {
         let Some(node) = run.nodes.get(&id) else { continue };
         let (label, session) = (node.label(), node.session);
         let what = match session {
-            None => format!(
-                "is lost: its connection ended {:.1} s ago",
-                (now - node.heard_at).as_secs_f64()
-            ),
+            None => format!("is lost: its connection ended {:.1} s ago", (now - node.heard_at).as_secs_f64()),
             Some(_) => format!("is lost: silent for {:.1} s", (node.lease + LAST_LOOK).as_secs_f64()),
         };
         note(run, format!("{label} {what}"), out);
@@ -454,8 +379,5 @@ fn check_no_later_than(run: &mut Run, id: NodeId) {
 
 /// Say something to the operator.
 pub(super) fn note(run: &Run, text: String, out: &mut Vec<Command>) {
-    out.push(Command::Note {
-        run_id: run.id.clone(),
-        text,
-    });
+    out.push(Command::Note { run_id: run.id.clone(), text });
 }

@@ -76,15 +76,9 @@ struct Joining {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Link {
-    Down {
-        retry_at: Instant,
-    },
+    Down { retry_at: Instant },
     Connecting,
-    Up {
-        welcomed: bool,
-        heard_at: Instant,
-        beat_at: Instant,
-    },
+    Up { welcomed: bool, heard_at: Instant, beat_at: Instant },
 }
 
 /// The state of one node. Made from the [`Hello`] it introduces itself with.
@@ -127,10 +121,7 @@ impl NodeMachine {
             last_error: "not tried yet".to_owned(),
             joining: None,
             outcome: None,
-            view: View {
-                out_of_reach_since: Some(now),
-                ..View::default()
-            },
+            view: View { out_of_reach_since: Some(now), ..View::default() },
             left: false,
             commands: Vec::new(),
         }
@@ -143,10 +134,7 @@ impl NodeMachine {
         let refusal = match (&self.view.failed, &self.view.closed) {
             _ if self.left => Some(gone()),
             (Some(error), _) => Some(error.clone()),
-            (None, Some(verdict)) => Some(JoinError::Closed {
-                verdict: verdict.clone(),
-                spare: false,
-            }),
+            (None, Some(verdict)) => Some(JoinError::Closed { verdict: verdict.clone(), spare: false }),
             (None, None) => None,
         };
         if let Some(error) = refusal {
@@ -158,22 +146,12 @@ impl NodeMachine {
         }
         self.hello.joining = true;
         self.view.waiting = 0;
-        let join = Join {
-            round: self.view.round,
-            store_port,
-            node_rank,
-        };
+        let join = Join { round: self.view.round, store_port, node_rank };
         if matches!(self.link, Link::Up { welcomed: true, .. }) {
             self.commands.push(NodeCommand::Send(NodeMessage::Join(join.clone())));
         }
         let deadline = now + timeout;
-        self.joining = Some(Joining {
-            join,
-            since: now,
-            deadline,
-            withdrawn_at: None,
-            progress: None,
-        });
+        self.joining = Some(Joining { join, since: now, deadline, withdrawn_at: None, progress: None });
     }
 
     /// End the job for everybody.
@@ -190,21 +168,14 @@ impl NodeMachine {
             self.commands.push(NodeCommand::Send(NodeMessage::Leave { reason }));
         }
         self.left = true;
-        self.resolve(Err(JoinError::Connection(
-            "this node has left the rendezvous".to_owned(),
-        )));
+        self.resolve(Err(JoinError::Connection("this node has left the rendezvous".to_owned())));
     }
 
     /// The connection asked for is open.
     pub fn on_connected(&mut self, now: Instant) {
         let beat_at = now + self.hello.settings.keep_alive_interval;
-        self.link = Link::Up {
-            welcomed: false,
-            heard_at: now,
-            beat_at,
-        };
-        self.commands
-            .push(NodeCommand::Send(NodeMessage::Hello(Box::new(self.hello.clone()))));
+        self.link = Link::Up { welcomed: false, heard_at: now, beat_at };
+        self.commands.push(NodeCommand::Send(NodeMessage::Hello(Box::new(self.hello.clone()))));
     }
 
     /// The connection asked for could not be opened.
@@ -216,10 +187,7 @@ impl NodeMachine {
     /// The connection ended. `foreign` says that what came over it was not this protocol.
     pub fn on_disconnected(&mut self, cause: String, foreign: bool, now: Instant) {
         if foreign {
-            let text = format!(
-                "what listens at {} is not an elastic_rs coordinator: {cause}",
-                self.endpoint
-            );
+            let text = format!("what listens at {} is not an elastic_rs coordinator: {cause}", self.endpoint);
             self.fail(JoinError::Connection(text));
         }
         if matches!(self.link, Link::Up { welcomed: false, .. }) {
@@ -282,30 +250,20 @@ impl NodeMachine {
                 self.link = Link::Connecting;
                 self.commands.push(NodeCommand::Connect);
             }
-            Link::Up {
-                welcomed,
-                heard_at,
-                beat_at,
-            } => {
+            Link::Up { welcomed, heard_at, beat_at } => {
                 let lease = self.hello.settings.lease();
                 if now >= heard_at + lease {
                     self.commands.push(NodeCommand::Disconnect);
                     self.on_disconnected(format!("{} was silent for {lease:.1?}", self.endpoint), false, now);
                 } else if now >= beat_at && welcomed {
                     self.commands.push(NodeCommand::Send(NodeMessage::Heartbeat));
-                    self.link = Link::Up {
-                        welcomed,
-                        heard_at,
-                        beat_at: now + self.hello.settings.keep_alive_interval,
-                    };
+                    self.link = Link::Up { welcomed, heard_at, beat_at: now + self.hello.settings.keep_alive_interval };
                 }
             }
             Link::Down { .. } | Link::Connecting => {}
         }
-        let away = self
-            .view
-            .out_of_reach_since
-            .filter(|since| self.ever_welcomed && now >= *since + self.coordinator_timeout);
+        let away =
+            self.view.out_of_reach_since.filter(|since| self.ever_welcomed && now >= *since + self.coordinator_timeout);
         if away.is_some() {
             let text = format!(
                 "the coordinator at {} has been out of reach for {:.1?} (coordinator_timeout): {}",
@@ -323,22 +281,15 @@ impl NodeMachine {
         let link = match self.link {
             Link::Down { retry_at } => Some(retry_at),
             Link::Connecting => None,
-            Link::Up {
-                welcomed: false,
-                heard_at,
-                ..
-            } => Some(heard_at + self.hello.settings.lease()),
+            Link::Up { welcomed: false, heard_at, .. } => Some(heard_at + self.hello.settings.lease()),
             Link::Up { heard_at, beat_at, .. } => Some(beat_at.min(heard_at + self.hello.settings.lease())),
         };
         let join = self
             .joining
             .as_ref()
             .map(|joining| joining.withdrawn_at.map_or(joining.deadline, |at| at + WITHDRAW_GRACE));
-        let reach = self
-            .view
-            .out_of_reach_since
-            .filter(|_| self.ever_welcomed)
-            .map(|since| since + self.coordinator_timeout);
+        let reach =
+            self.view.out_of_reach_since.filter(|_| self.ever_welcomed).map(|since| since + self.coordinator_timeout);
         [link, join, reach].into_iter().flatten().min()
     }
 
@@ -385,32 +336,18 @@ impl NodeMachine {
         }
         if let Some(verdict) = &self.view.closed {
             // Told again, in case the first telling was lost with its connection.
-            self.commands
-                .push(NodeCommand::Send(NodeMessage::Close(verdict.clone())));
+            self.commands.push(NodeCommand::Send(NodeMessage::Close(verdict.clone())));
         }
     }
 
     fn on_complete(&mut self, placement: Placement) {
         // A place that comes after this node has given up is not taken: the coordinator learns so from the withdrawal.
-        let wanted = self
-            .joining
-            .as_ref()
-            .is_some_and(|j| j.withdrawn_at.is_none() && placement.round > j.join.round);
+        let wanted = self.joining.as_ref().is_some_and(|j| j.withdrawn_at.is_none() && placement.round > j.join.round);
         if !wanted {
             return;
         }
-        let Placement {
-            round,
-            rank,
-            world_size,
-            ..
-        } = placement;
-        self.hello.placed = Some(Placed {
-            round,
-            rank,
-            world_size,
-            active: true,
-        });
+        let Placement { round, rank, world_size, .. } = placement;
+        self.hello.placed = Some(Placed { round, rank, world_size, active: true });
         self.view.round = round;
         self.view.waiting = 0;
         self.view.reason.clear();
@@ -435,10 +372,7 @@ impl NodeMachine {
                 }
             }
             Some(at) if now >= at + WITHDRAW_GRACE => {
-                let progress = joining
-                    .progress
-                    .clone()
-                    .unwrap_or_else(|| format!("{} does not answer", self.endpoint));
+                let progress = joining.progress.clone().unwrap_or_else(|| format!("{} does not answer", self.endpoint));
                 self.resolve(Err(JoinError::Timeout { after, progress }));
             }
             _ => {}

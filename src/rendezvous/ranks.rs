@@ -73,10 +73,7 @@ pub fn natural_order(a: &str, b: &str) -> Ordering {
 
 /// Leading digits without their leading zeros, and what follows.
 fn split_number(text: &[u8]) -> (&[u8], &[u8]) {
-    let end = text
-        .iter()
-        .position(|byte| !byte.is_ascii_digit())
-        .unwrap_or(text.len());
+    let end = text.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
     let (number, rest) = text.split_at(end);
     let zeros = number.iter().position(|byte| *byte != b'0').unwrap_or(number.len());
     (&number[zeros..], rest)
@@ -87,24 +84,14 @@ mod tests {
     use super::*;
 
     fn candidate(key: &'static str, last_rank: Option<u32>) -> Candidate<&'static str> {
-        Candidate {
-            key,
-            last_rank,
-            node_rank: None,
-            addr: key.into(),
-        }
+        Candidate { key, last_rank, node_rank: None, addr: key.into() }
     }
 
     #[test]
     fn numbers_in_addresses_are_compared_by_value() {
-        for (smaller, larger) in [
-            ("node9", "node10"),
-            ("10.0.0.9", "10.0.0.100"),
-            ("a", "a0"),
-            ("n01", "n2"),
-            ("a", "b"),
-            ("n1a", "n1b"),
-        ] {
+        for (smaller, larger) in
+            [("node9", "node10"), ("10.0.0.9", "10.0.0.100"), ("a", "a0"), ("n01", "n2"), ("a", "b"), ("n1a", "n1b")]
+        {
             assert_eq!(natural_order(smaller, larger), Ordering::Less, "{smaller} {larger}");
             assert_eq!(natural_order(larger, smaller), Ordering::Greater, "{smaller} {larger}");
         }
@@ -115,20 +102,14 @@ mod tests {
     fn the_first_round_follows_asked_ranks_then_addresses() {
         let mut b = candidate("node9", None);
         b.node_rank = Some(0);
-        assert_eq!(
-            assign(vec![candidate("node10", None), candidate("node2", None), b]),
-            ["node9", "node2", "node10"]
-        );
+        assert_eq!(assign(vec![candidate("node10", None), candidate("node2", None), b]), ["node9", "node2", "node10"]);
     }
 
     #[test]
     fn survivors_keep_their_ranks_whatever_the_newcomers_address() {
         // pains row 18: PyTorch moved rank 0 to the newcomer because `127.0.0.100` sorts before `127.0.0.2`.
-        let round = vec![
-            candidate("127.0.0.100", None),
-            candidate("127.0.0.2", Some(0)),
-            candidate("127.0.0.3", Some(1)),
-        ];
+        let round =
+            vec![candidate("127.0.0.100", None), candidate("127.0.0.2", Some(0)), candidate("127.0.0.3", Some(1))];
         assert_eq!(assign(round), ["127.0.0.2", "127.0.0.3", "127.0.0.100"]);
     }
 
@@ -140,12 +121,8 @@ mod tests {
 
     #[test]
     fn holes_that_remain_close_up_in_order() {
-        let round = vec![
-            candidate("a", Some(0)),
-            candidate("d", Some(3)),
-            candidate("f", Some(5)),
-            candidate("x", None),
-        ];
+        let round =
+            vec![candidate("a", Some(0)), candidate("d", Some(3)), candidate("f", Some(5)), candidate("x", None)];
         assert_eq!(assign(round), ["a", "x", "d", "f"]);
     }
 

@@ -43,19 +43,10 @@ struct Shared {
 impl Session {
     /// Start a session with the coordinator at `host:port`. Connects in the background, at once and for as long as it takes.
     pub fn open(runtime: &Handle, hello: Hello, host: &str, port: u16, coordinator_timeout: Duration) -> Self {
-        let endpoint = if host.contains(':') {
-            format!("[{host}]:{port}")
-        } else {
-            format!("{host}:{port}")
-        };
+        let endpoint = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let machine = NodeMachine::new(hello, endpoint, coordinator_timeout, Instant::now());
         let (steps, gone) = (watch::Sender::new(0), watch::Sender::new(false));
-        let shared = Arc::new(Shared {
-            machine: Mutex::new(machine),
-            asked: Notify::new(),
-            steps,
-            gone,
-        });
+        let shared = Arc::new(Shared { machine: Mutex::new(machine), asked: Notify::new(), steps, gone });
         let task = runtime.spawn(drive(Arc::clone(&shared), host.to_owned(), port));
         Self { shared, task }
     }
@@ -84,6 +75,19 @@ impl Session {
     /// How things stand, from memory.
     pub fn view(&self) -> View {
         self.shared.machine.lock().view().clone()
+    }
+
+    /// How things stand as soon as they satisfy `wanted`.
+    pub async fn view_when(&self, wanted: impl Fn(&View) -> bool) -> View {
+        let mut steps = self.shared.steps.subscribe();
+        loop {
+            let view = self.view();
+            if wanted(&view) {
+                return view;
+            }
+            // The sender lives in `shared`: it cannot be gone.
+            let _ = steps.changed().await;
+        }
     }
 
     /// For a node that waits: what the coordinator last said about the round.
@@ -202,13 +206,7 @@ enum Happened {
 
 /// The next thing that happens on the connection. Dropping the future loses nothing.
 async fn step(connection: &mut Option<Connection>) -> Happened {
-    let Some(Connection {
-        reader,
-        writer,
-        incoming,
-        outgoing,
-    }) = connection
-    else {
+    let Some(Connection { reader, writer, incoming, outgoing }) = connection else {
         return std::future::pending().await;
     };
     let ended = |cause: String| Happened::Ended { cause, foreign: false };
@@ -234,26 +232,18 @@ async fn wait_for<F: Future<Output = Result<TcpStream, String>> + Unpin>(pending
 
 /// Connect to the first of the host's addresses that answers.
 async fn connect(host: String, port: u16) -> Result<TcpStream, String> {
-    let addresses = lookup_host((host.as_str(), port))
-        .await
-        .map_err(|error| format!("cannot resolve `{host}`: {error}"))?;
+    let addresses =
+        lookup_host((host.as_str(), port)).await.map_err(|error| format!("cannot resolve `{host}`: {error}"))?;
     let mut errors = Vec::new();
     for address in addresses {
         let error = match timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => {
-                return stream
-                    .set_nodelay(true)
-                    .map(|()| stream)
-                    .map_err(|error| error.to_string());
+                return stream.set_nodelay(true).map(|()| stream).map_err(|error| error.to_string());
             }
             Ok(Err(error)) => error,
             Err(_) => io::Error::from(io::ErrorKind::TimedOut),
         };
         errors.push(format!("{address}: {error}"));
     }
-    Err(if errors.is_empty() {
-        format!("`{host}` has no address")
-    } else {
-        errors.join(", ")
-    })
+    Err(if errors.is_empty() { format!("`{host}` has no address") } else { errors.join(", ") })
 }

@@ -65,10 +65,7 @@ impl Settings {
         }
         if self.keep_alive_interval < Duration::from_millis(10) || self.keep_alive_interval > Self::LONGEST {
             let given = self.keep_alive_interval;
-            return Err(format!(
-                "keep_alive_interval is `{given:?}`, must be from 10ms to {:?}",
-                Self::LONGEST
-            ));
+            return Err(format!("keep_alive_interval is `{given:?}`, must be from 10ms to {:?}", Self::LONGEST));
         }
         if self.keep_alive_max_attempt < 1 || self.keep_alive_max_attempt > 1_000 {
             let given = self.keep_alive_max_attempt;

@@ -64,10 +64,7 @@ impl Node {
         Self {
             name: hello.name.clone(),
             local_addr: hello.local_addr.clone(),
-            ends: Ends {
-                peer: ends.peer.to_canonical(),
-                local: ends.local.to_canonical(),
-            },
+            ends: Ends { peer: ends.peer.to_canonical(), local: ends.local.to_canonical() },
             lease: hello.settings.lease(),
             reconnect_grace: hello.settings.reconnect_grace,
             session: Some(session),
@@ -202,12 +199,7 @@ impl Run {
 
     /// Count all nodes anew, after the round number has changed.
     pub(super) fn recount(&mut self) {
-        (
-            self.active_count,
-            self.waiting_count,
-            self.returning_count,
-            self.unreachable_count,
-        ) = (0, 0, 0, 0);
+        (self.active_count, self.waiting_count, self.returning_count, self.unreachable_count) = (0, 0, 0, 0);
         let nodes = std::mem::take(&mut self.nodes);
         for node in nodes.values() {
             self.count(node, true);
@@ -217,9 +209,7 @@ impl Run {
 
     /// Rank in the last world, for a node that belonged to it.
     pub(super) fn last_rank(&self, node: &Node) -> Option<u32> {
-        node.placed
-            .filter(|(round, _)| *round == self.round && self.round > Round(0))
-            .map(|(_, rank)| rank)
+        node.placed.filter(|(round, _)| *round == self.round && self.round > Round(0)).map(|(_, rank)| rank)
     }
 
     /// What `num_nodes_waiting()` is for members: above zero when the world must re-form.
@@ -241,9 +231,7 @@ impl Run {
 
     /// How the next round stands, in words: who is in, who is missing, what is waited for and until when.
     pub fn progress(&self, now: Instant) -> String {
-        let Settings {
-            min_nodes, max_nodes, ..
-        } = self.settings;
+        let Settings { min_nodes, max_nodes, .. } = self.settings;
         let mut text = format!(
             "round {}: {} of {min_nodes} to {max_nodes} nodes have joined{}",
             self.round.next(),
@@ -253,15 +241,9 @@ impl Run {
         if self.active_count > 0 {
             let still = self.list(|node| node.status == Status::Active);
             if self.waiting_for_members() == 0 {
-                text += &format!(
-                    "; the {} nodes of round {} run undisturbed",
-                    self.active_count, self.round
-                );
+                text += &format!("; the {} nodes of round {} run undisturbed", self.active_count, self.round);
             } else {
-                text += &format!(
-                    "; {} still to come back from round {}{still}",
-                    self.active_count, self.round
-                );
+                text += &format!("; {} still to come back from round {}{still}", self.active_count, self.round);
             }
         }
         let expected = self.waiting_count + self.active_count;
@@ -272,10 +254,7 @@ impl Run {
             text += &format!("; re-forming because {reason}");
         }
         if let Some(at) = self.close_at {
-            text += &format!(
-                "; closes within {:.1} s",
-                at.saturating_duration_since(now).as_secs_f64()
-            );
+            text += &format!("; closes within {:.1} s", at.saturating_duration_since(now).as_secs_f64());
         }
         text
     }
@@ -283,13 +262,8 @@ impl Run {
     /// ` (a, b, c and 4 more)`, or nothing.
     pub(super) fn list(&self, which: impl Fn(&Node) -> bool) -> String {
         const SHOWN: usize = 8;
-        let mut names: Vec<_> = self
-            .nodes
-            .values()
-            .filter(|node| which(node))
-            .map(Node::label)
-            .take(SHOWN + 1)
-            .collect();
+        let mut names: Vec<_> =
+            self.nodes.values().filter(|node| which(node)).map(Node::label).take(SHOWN + 1).collect();
         if names.is_empty() {
             return String::new();
         }
@@ -304,11 +278,7 @@ impl Run {
     pub(super) fn recall(&mut self, placed: Placed) {
         if placed.round > self.round {
             self.round = placed.round;
-            self.world = Some(World {
-                size: placed.world_size,
-                master: None,
-                reason: String::new(),
-            });
+            self.world = Some(World { size: placed.world_size, master: None, reason: String::new() });
             self.recount();
         }
     }

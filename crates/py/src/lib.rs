@@ -36,8 +36,7 @@ mod _elastic_rs {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         let py = module.py();
         crate::logging::install(py)?;
-        py.import("atexit")?
-            .call_method1("register", (module.getattr("_shutdown")?,))?;
+        py.import("atexit")?.call_method1("register", (module.getattr("_shutdown")?,))?;
         Ok(())
     }
 }

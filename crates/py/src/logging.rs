@@ -16,11 +16,7 @@ use pyo3_log::{Caching, Logger};
 const QUEUED: usize = 4096;
 
 enum Item {
-    Record {
-        level: Level,
-        target: String,
-        message: String,
-    },
+    Record { level: Level, target: String, message: String },
     Stop,
 }
 
@@ -35,11 +31,8 @@ impl Log for Queue {
         if self.enabled(record.metadata()) {
             let (level, target) = (record.level(), record.target().to_owned());
             // A full queue means that Python has not run for a long time; the record is the lesser loss.
-            let _: Result<(), TrySendError<Item>> = self.0.try_send(Item::Record {
-                level,
-                target,
-                message: record.args().to_string(),
-            });
+            let _: Result<(), TrySendError<Item>> =
+                self.0.try_send(Item::Record { level, target, message: record.args().to_string() });
         }
     }
 
@@ -63,14 +56,8 @@ pub fn install(py: Python<'_>) -> PyResult<()> {
     }
     reset_levels(py)?;
     let logger = Logger::new(py, Caching::Nothing)?.filter(LevelFilter::Trace);
-    let thread = thread::Builder::new()
-        .name("elastic_rs-log".into())
-        .spawn(move || hand_over(&records, &logger))?;
-    *THREAD.lock() = Some(Thread {
-        queue,
-        thread,
-        pid: process::id(),
-    });
+    let thread = thread::Builder::new().name("elastic_rs-log".into()).spawn(move || hand_over(&records, &logger))?;
+    *THREAD.lock() = Some(Thread { queue, thread, pid: process::id() });
     Ok(())
 }
 
@@ -104,13 +91,7 @@ fn hand_over(records: &Receiver<Item>, logger: &Logger) {
     while let Ok(Item::Record { level, target, message }) = records.recv() {
         // The interpreter is attached to for the record's sake, and only here.
         Python::attach(|_| {
-            logger.log(
-                &Record::builder()
-                    .level(level)
-                    .target(&target)
-                    .args(format_args!("{message}"))
-                    .build(),
-            );
+            logger.log(&Record::builder().level(level).target(&target).args(format_args!("{message}")).build());
         });
     }
 }

@@ -54,14 +54,7 @@ impl Placement {
     }
 
     fn __repr__(&self) -> String {
-        let message::Placement {
-            round,
-            rank,
-            world_size,
-            master_addr,
-            master_port,
-            ..
-        } = &self.0;
+        let message::Placement { round, rank, world_size, master_addr, master_port, .. } = &self.0;
         format!("Placement(round={round}, rank={rank}, world_size={world_size}, master={master_addr}:{master_port})")
     }
 }
@@ -91,10 +84,7 @@ impl Session {
     #[new]
     #[pyo3(signature = (*, host, port, run_id, name, local_addr, min_nodes, max_nodes, last_call_timeout_s, settle_timeout_s,
         keep_alive_interval_s, keep_alive_max_attempt, reconnect_grace_s, coordinator_timeout_s))]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one named argument per setting, checked here once"
-    )]
+    #[expect(clippy::too_many_arguments, reason = "one named argument per setting, checked here once")]
     fn new(
         host: &str,
         port: u16,
@@ -120,15 +110,7 @@ impl Session {
         };
         settings.validate().map_err(PyValueError::new_err)?;
         let node = NodeId(rand::random());
-        let hello = Hello {
-            run_id,
-            node,
-            name,
-            local_addr,
-            settings,
-            placed: None,
-            joining: false,
-        };
+        let hello = Hello { run_id, node, name, local_addr, settings, placed: None, joining: false };
         let timeout = seconds("coordinator_timeout", coordinator_timeout_s)?;
         Ok(Self(session::Session::open(&handle()?, hello, host, port, timeout)))
     }
@@ -160,23 +142,14 @@ impl Session {
             Some(verdict @ Verdict::Failed { .. }) => Some(verdict.to_string()),
             _ => None,
         };
-        Ok(View {
-            waiting: view.waiting,
-            reason: view.reason,
-            closed: view.closed.is_some(),
-            failure,
-            addr: view.addr,
-        })
+        Ok(View { waiting: view.waiting, reason: view.reason, closed: view.closed.is_some(), failure, addr: view.addr })
     }
 
     /// End the job for everybody. With a ``cause``, it failed, and all others stop.
     #[pyo3(signature = (*, by, cause = None))]
     fn close(&self, by: String, cause: Option<String>) {
         self.0.close(match cause {
-            Some(cause) => Verdict::Failed {
-                by,
-                cause: shorten(cause),
-            },
+            Some(cause) => Verdict::Failed { by, cause: shorten(cause) },
             None => Verdict::Succeeded { by },
         });
     }

@@ -35,10 +35,7 @@ pub fn handle() -> PyResult<Handle> {
                 .enable_all()
                 .build()
                 .map_err(|error| PyRuntimeError::new_err(format!("cannot start elastic_rs's runtime: {error}")))?;
-            none.insert(Owned {
-                runtime: Some(runtime),
-                pid: process::id(),
-            })
+            none.insert(Owned { runtime: Some(runtime), pid: process::id() })
         }
     };
     if owned.pid != process::id() {
@@ -51,9 +48,7 @@ pub fn handle() -> PyResult<Handle> {
     }
     match &owned.runtime {
         Some(runtime) => Ok(runtime.handle().clone()),
-        None => Err(PyRuntimeError::new_err(
-            "elastic_rs is shut down: the interpreter is exiting",
-        )),
+        None => Err(PyRuntimeError::new_err("elastic_rs is shut down: the interpreter is exiting")),
     }
 }
 
@@ -80,11 +75,8 @@ where
 
 /// Stop the runtime. Called once, at interpreter exit.
 pub fn shutdown(py: Python<'_>) {
-    let runtime = RUNTIME
-        .lock()
-        .as_mut()
-        .filter(|owned| owned.pid == process::id())
-        .and_then(|owned| owned.runtime.take());
+    let runtime =
+        RUNTIME.lock().as_mut().filter(|owned| owned.pid == process::id()).and_then(|owned| owned.runtime.take());
     if let Some(runtime) = runtime {
         py.detach(|| runtime.shutdown_timeout(Duration::from_secs(1)));
     }

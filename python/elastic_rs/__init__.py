@@ -1,0 +1,37 @@
+"""Rust insides for PyTorch's launcher layer: TCP store and rendezvous, as drop-ins for ``torch.distributed.elastic``.
+
+Installing the package registers the rendezvous backend ``rust-c10d`` with ``torchrun``; nothing needs to be imported::
+
+    torchrun --rdzv-backend=rust-c10d --rdzv-endpoint=HOST:29400 --rdzv-id=JOB --nnodes=1:4 train.py
+
+Importing this package does not import torch; the classes below are loaded on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from elastic_rs.rendezvous import RustC10dRendezvousHandler as RustC10dRendezvousHandler
+    from elastic_rs.rendezvous import create_rust_c10d_handler as create_rust_c10d_handler
+    from elastic_rs.store import TCPStore as TCPStore
+
+__all__ = ["RustC10dRendezvousHandler", "TCPStore", "create_rust_c10d_handler"]
+
+_HOMES = {
+    "RustC10dRendezvousHandler": "elastic_rs.rendezvous",
+    "TCPStore": "elastic_rs.store",
+    "create_rust_c10d_handler": "elastic_rs.rendezvous",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

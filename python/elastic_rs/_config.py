@@ -1,0 +1,167 @@
+"""What ``--rdzv-conf`` may say: one table of keys, their defaults and limits."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+logger = logging.getLogger("elastic_rs.rendezvous")
+
+
+@dataclass(frozen=True)
+class RendezvousConfig:
+    """Checked settings of the backend ``rust-c10d``. Times are in seconds.
+
+    The first group has the names and defaults of PyTorch's ``c10d`` backend.
+    """
+
+    join_timeout: float = 600.0
+    """How long a node waits for a round to complete before it fails."""
+    last_call_timeout: float = 30.0
+    """How long a growing round waits for further nodes once ``min_nodes`` are in."""
+    close_timeout: float = 30.0
+    """How long telling the others that the job is over may take."""
+    keep_alive_interval: float = 5.0
+    """How often a silent node is heard of."""
+    keep_alive_max_attempt: int = 3
+    """After how many missed keep-alives a silent node is lost."""
+    read_timeout: float = 60.0
+    """Time limit of each operation of the store that the agents share."""
+    is_host: bool | None = None
+    """Whether this process hosts the coordinator; None: it does if the endpoint is this machine's and the port is free."""
+
+    settle_timeout: float = 1.0
+    """How long a round that lost members waits for a replacement once all survivors are back."""
+    reconnect_grace: float = 0.5
+    """How long a node whose connection ended without a goodbye may take to come back and keep its place."""
+    coordinator_timeout: float = 300.0
+    """How long nodes carry on without the coordinator before they fail."""
+    drain_timeout: float = 5.0
+    """How long the process that hosts the coordinator stays at the end for the others to say goodbye."""
+    node_rank: int | None = None
+    """Rank this node asks for in the first round."""
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any]) -> RendezvousConfig:
+        """Check what the user gave.
+
+        Raises:
+            ValueError: a key is unknown (the nearest known one is named) or a value is not allowed.
+        """
+        values: dict[str, Any] = {}
+        for key, value in given.items():
+            if value is None:
+                continue
+            if key == "timeout":
+                # LaunchConfig puts `timeout=900` (an int) into every configuration; what a user writes is a string.
+                if isinstance(value, str):
+                    logger.warning("--rdzv-conf timeout=%s is taken for join_timeout, its name in this backend", value)
+                    values.setdefault("join_timeout", _positive(key, value))
+            elif key in _WITHOUT_EFFECT:
+                _WITHOUT_EFFECT[key](key, value)
+            elif key in _KEYS:
+                values[key] = _KEYS[key](key, value)
+            else:
+                raise ValueError(_unknown(key))
+        return cls(**values)
+
+
+def _unknown(key: str) -> str:
+    known = sorted([*_KEYS, *_WITHOUT_EFFECT, "timeout"])
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(known)}"
+    return f"--rdzv-conf has the unknown key `{key}`: {hint}"
+
+
+def _number(key: str, value: Any, allowed: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    # Ten years: what the core accepts.
+    if isinstance(value, bool) or not math.isfinite(number) or number > 315_360_000:
+        raise ValueError(f"--rdzv-conf {key} is `{value}`, must be {allowed}")
+    return number
+
+
+def _positive(key: str, value: Any) -> float:
+    allowed = "a number of seconds above zero"
+    number = _number(key, value, allowed)
+    if number <= 0:
+        raise ValueError(f"--rdzv-conf {key} is `{value}`, must be {allowed}")
+    return number
+
+
+def _zero_or_more(key: str, value: Any) -> float:
+    allowed = "a number of seconds, zero or more"
+    number = _number(key, value, allowed)
+    if number < 0:
+        raise ValueError(f"--rdzv-conf {key} is `{value}`, must be {allowed}")
+    return number
+
+
+def _keep_alive(key: str, value: Any) -> float:
+    allowed = "a number of seconds, 0.01 or more"
+    number = _number(key, value, allowed)
+    if number < 0.01:
+        raise ValueError(f"--rdzv-conf {key} is `{value}`, must be {allowed}")
+    return number
+
+
+def _integer(lowest: int, highest: int) -> Callable[[str, Any], int]:
+    def check(key: str, value: Any) -> int:
+        try:
+            number = int(value)
+        except (TypeError, ValueError):
+            number = lowest - 1
+        if isinstance(value, bool) or not lowest <= number <= highest:
+            raise ValueError(f"--rdzv-conf {key} is `{value}`, must be a whole number from {lowest} to {highest}")
+        return number
+
+    return check
+
+
+def _boolean(key: str, value: Any) -> bool:
+    # The words that torch's RendezvousParameters.get_as_bool accepts.
+    text = str(value).lower()
+    if text in {"1", "true", "t", "yes", "y"}:
+        return True
+    if text in {"0", "false", "f", "no", "n"}:
+        return False
+    raise ValueError(f"--rdzv-conf {key} is `{value}`, must be one of 1, true, t, yes, y, 0, false, f, no, n")
+
+
+def _tcp_only(key: str, value: Any) -> str:
+    if str(value).strip().lower() != "tcp":
+        raise ValueError(f"--rdzv-conf {key} is `{value}`, must be `tcp`: this backend has its own store")
+    return "tcp"
+
+
+_KEYS: dict[str, Callable[[str, Any], Any]] = {
+    "join_timeout": _positive,
+    "last_call_timeout": _positive,
+    "close_timeout": _positive,
+    "keep_alive_interval": _keep_alive,
+    "keep_alive_max_attempt": _integer(1, 1000),
+    "read_timeout": _positive,
+    "is_host": _boolean,
+    "settle_timeout": _zero_or_more,
+    "reconnect_grace": _zero_or_more,
+    "coordinator_timeout": _positive,
+    "drain_timeout": _zero_or_more,
+    "node_rank": _integer(0, 2**31 - 1),
+}
+
+# PyTorch's keys that have nothing to act on here: checked, then dropped.
+_WITHOUT_EFFECT: dict[str, Callable[[str, Any], Any]] = {
+    "heartbeat": _positive,  # what PyTorch's documentation calls the next one
+    "heartbeat_timeout": _positive,
+    "cas_backoff_max_seconds": _zero_or_more,
+    "store_type": _tcp_only,
+}

@@ -1,0 +1,64 @@
+"""What torchrun finds through the entry-point group ``torchrun.handlers``.
+
+PyTorch loads entry points while ``torch.distributed.elastic.rendezvous`` is itself half imported
+(``rendezvous/registry.py``, ``_register_out_of_tree_handlers``), so this module must not import torch: it returns a
+creator that does, once a handler is asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
+
+
+def rust_c10d() -> Callable[[RendezvousParameters], RendezvousHandler]:
+    """Return the creator of handlers for the rendezvous backend ``rust-c10d``."""
+    return create_rust_c10d
+
+
+def create_rust_c10d(params: RendezvousParameters) -> RendezvousHandler:
+    """Create a handler for the rendezvous backend ``rust-c10d``, as torchrun does."""
+    show_logs_if_asked()
+    from elastic_rs.rendezvous import create_rust_c10d_handler
+
+    return create_rust_c10d_handler(params)
+
+
+def show_logs_if_asked() -> None:
+    """Print this package's log records on stderr if ``ELASTIC_RS_LOG`` names a level (``debug``, ``info``, ...).
+
+    Without it the records go wherever Python's ``logging`` is configured to send them: warnings reach stderr by default.
+    """
+    level = os.environ.get("ELASTIC_RS_LOG", "").upper()
+    if not level:
+        return
+    logger = logging.getLogger("elastic_rs")
+    if level not in logging.getLevelNamesMapping():
+        logger.warning("ELASTIC_RS_LOG is `%s`, must be one of debug, info, warning, error: ignored", level.lower())
+        return
+    logger.setLevel(level)
+    if not any(getattr(handler, "is_elastic_rs", False) for handler in logger.handlers):
+        handler = logging.StreamHandler()
+        handler.is_elastic_rs = True  # type: ignore[attr-defined]
+        handler.setFormatter(_Short())
+        logger.addHandler(handler)
+        logger.propagate = False
+    from elastic_rs._elastic_rs import reset_log_levels
+
+    reset_log_levels()
+
+
+class _Short(logging.Formatter):
+    """``[elastic_rs] 12:00:01.234 INFO rendezvous: message``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        part = record.name.removeprefix("elastic_rs.").partition(".")[0]
+        time = self.formatTime(record, "%H:%M:%S")
+        text = f"[elastic_rs] {time}.{int(record.msecs):03d} {record.levelname} {part}: {record.getMessage()}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text

@@ -1,0 +1,306 @@
+"""The rendezvous backend ``rust-c10d``: a handler for PyTorch's agent over the core's session.
+
+One process, that of the node whose address the endpoint is, hosts the store and the coordinator on the endpoint's port.
+Every node holds one session with it. Whatever PyTorch's agent asks between rounds is answered from memory, which pushes
+keep current.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import socket
+import sys
+import time
+import weakref
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from torch.distributed import PrefixStore, Store
+from torch.distributed.elastic.events import NodeState, construct_and_record_rdzv_event
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+)
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from elastic_rs import _elastic_rs
+from elastic_rs._config import RendezvousConfig
+from elastic_rs.errors import RendezvousClosedError, RendezvousConnectionError
+from elastic_rs.store import TCPStore
+
+if TYPE_CHECKING:
+    from elastic_rs._elastic_rs import Host, Placement, Session, StoreServer
+
+__all__ = ["DEFAULT_PORT", "RustC10dRendezvousHandler", "create_rust_c10d_handler"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_PORT = 29400
+"""Port of an endpoint that names none, as in PyTorch's ``c10d`` backend."""
+
+BACKEND = "rust-c10d"
+
+
+def create_rust_c10d_handler(params: RendezvousParameters) -> RustC10dRendezvousHandler:
+    """Create a handler from what torchrun was given.
+
+    Raises:
+        ValueError: the endpoint or a ``--rdzv-conf`` key or value is not allowed; the message says what is.
+        RendezvousConnectionError: this process was told to host the coordinator (``is_host=1``) and cannot; the message
+            names who has the port, where the system tells.
+    """
+    try:
+        return RustC10dRendezvousHandler(params)
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+        construct_and_record_rdzv_event(run_id=params.run_id, message=message, node_state=NodeState.FAILED)
+        raise
+
+
+class RustC10dRendezvousHandler(RendezvousHandler):
+    """One node's handler.
+
+    Args:
+        params: run id, endpoint, node counts and configuration, as torchrun passes them. The configuration's keys are
+            those of :class:`elastic_rs._config.RendezvousConfig`.
+    """
+
+    def __init__(self, params: RendezvousParameters) -> None:
+        if not params.run_id:
+            raise ValueError("The run id must be a non-empty string.")
+        self._run_id = params.run_id
+        self._config = RendezvousConfig.from_mapping(params.config)
+        host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
+        self._name = f"{socket.gethostname()}:{os.getpid()}"
+        self._local_addr: str | None = params.local_addr
+        self._host: Host | None
+        self._host, self._why_not_host = self._claim(host, port)
+        if self._host is not None:
+            port = self._host.port
+            self._record(f"Process {os.getpid()} hosts the coordinator at {host}:{port}.", NodeState.INIT)
+        self._endpoint = (host, port)
+        self._session: Session = _elastic_rs.Session(
+            host=host,
+            port=port,
+            run_id=params.run_id,
+            name=self._name,
+            local_addr=params.local_addr,
+            min_nodes=params.min_nodes,
+            max_nodes=params.max_nodes,
+            last_call_timeout_s=self._config.last_call_timeout,
+            settle_timeout_s=self._config.settle_timeout,
+            keep_alive_interval_s=self._config.keep_alive_interval,
+            keep_alive_max_attempt=self._config.keep_alive_max_attempt,
+            reconnect_grace_s=self._config.reconnect_grace,
+            coordinator_timeout_s=self._config.coordinator_timeout,
+        )
+        self._worker_store: StoreServer | None = None
+        self._waiting = 0
+        self._ended = False
+        # An agent that is ended by a signal does not call shutdown(); its goodbye spares the others the wait for a lease.
+        _say_goodbye_at_exit(self)
+
+    def get_backend(self) -> str:
+        """Return ``rust-c10d``."""
+        return BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether workers share the store at ``MASTER_ADDR:MASTER_PORT``, which then already listens.
+
+        True unless the environment has ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``, as in PyTorch's ``c10d`` backend.
+        """
+        return os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Take part in the next round and block until it has completed.
+
+        Raises:
+            RendezvousTimeoutError: no round completed within ``join_timeout``.
+            RendezvousClosedError: the job is over.
+            RendezvousGracefulExitError: the job ended and this node, a spare, was not needed.
+            RendezvousConnectionError: the coordinator cannot be reached.
+        """
+        started = time.monotonic()
+        self._record(f"The node '{self._name}' attempts to join the next round of the rendezvous '{self._run_id}'.")
+        # Every round has an empty store of its own: no key of an earlier attempt can be read (pytorch #135712).
+        store = _elastic_rs.StoreServer.listen(self._bind_addr(), 0)
+        try:
+            placement = self._session.join(
+                store_port=store.port, node_rank=self._config.node_rank, timeout_s=self._config.join_timeout
+            )
+            if self._worker_store is not None:
+                self._worker_store.stop()
+                self._worker_store = None
+            if placement.rank == 0 and self.use_agent_store:
+                self._worker_store = store
+            else:
+                store.stop()
+            agents_store = self._agents_store(placement)
+        except BaseException as error:
+            store.stop()
+            self._explain(error)
+            self._record(f"{type(error).__name__}: {error}", NodeState.FAILED)
+            raise
+        self._waiting = 0
+        text = (
+            f"round {placement.round}: rank {placement.rank} of {placement.world_size}, "
+            f"master {placement.master_addr}:{placement.master_port}, after {time.monotonic() - started:.1f} s"
+        )
+        logger.info("%s: %s", self._addr(), text)
+        self._record(
+            f"The node '{self._name}' has joined round {placement.round} of the rendezvous '{self._run_id}' as rank "
+            f"{placement.rank} in a world of size {placement.world_size}.",
+            rank=placement.rank,
+        )
+        bootstrap = RendezvousStoreInfo(placement.master_addr, placement.master_port)
+        return RendezvousInfo(agents_store, placement.rank, placement.world_size, bootstrap)
+
+    def is_closed(self) -> bool:
+        """Whether the rendezvous was closed, as far as this node has been told. Asks nobody."""
+        return self._session.view().closed
+
+    def set_closed(self) -> None:
+        """End the rendezvous for everybody: nobody is admitted any more. Running workers are not disturbed."""
+        self._session.close(by=self._label())
+
+    def num_nodes_waiting(self) -> int:
+        """Return above zero when the world must re-form: nodes wait to join, or a member was lost. Asks nobody.
+
+        Raises:
+            RendezvousClosedError: the job failed on another node; the message names it and the cause.
+            RendezvousConnectionError: the coordinator has been away for longer than ``coordinator_timeout``.
+        """
+        view = self._session.view()
+        if view.failure is not None:
+            # PyTorch's agent does not look at `closed` while its workers run (pytorch #76287): raising is what stops it.
+            raise RendezvousClosedError(f"the rendezvous is {view.failure}")
+        if view.waiting != self._waiting:
+            self._waiting = view.waiting
+            if view.waiting:
+                logger.info("%s: the world must re-form: %s", self._addr(), view.reason)
+        return view.waiting
+
+    def get_run_id(self) -> str:
+        """Return the run id (``--rdzv-id``)."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """End this node's part, and the job's where that is due.
+
+        PyTorch's launcher calls this in a ``finally``. The exception that is under way, if any, tells how the agent ended:
+        none, the job succeeded and is closed for all; ``ChildFailedError``, it failed for good and all others stop; any other
+        is a fault of this node alone, which leaves the rendezvous open for the rest.
+        """
+        if self._ended:
+            return True
+        error = sys.exc_info()[1]
+        limit = self._config.close_timeout
+        if isinstance(error, ChildFailedError):
+            self._session.close(by=self._label(), cause=_first_cause(error))
+            self._leave("its workers failed", limit)
+        elif error is None:
+            self._session.close(by=self._label())
+            self._leave("the job is over", limit)
+        else:
+            self._leave(f"{type(error).__name__}: {error}", limit)
+        self._record(f"The node '{self._name}' has left the rendezvous '{self._run_id}'.", NodeState.SUCCEEDED)
+        return True
+
+    def _leave(self, reason: str, timeout: float) -> None:
+        """Say goodbye, then stay for the others if this process serves them."""
+        if self._ended:
+            return
+        self._ended = True
+        self._session.leave(reason, timeout_s=timeout)
+        # Clients that are still reading when their server vanishes print stack traces; a moment's patience avoids it.
+        if self._worker_store is not None:
+            self._worker_store.drain(timeout_s=self._config.drain_timeout)
+        if self._host is not None:
+            self._host.drain(timeout_s=self._config.drain_timeout)
+
+    def _claim(self, host: str, port: int) -> tuple[Host | None, str]:
+        """Become the coordinator's host, if that is this process's part. The second value says why it is not."""
+        try:
+            claim = _elastic_rs.Host.claim(host, port, is_host=self._config.is_host)
+        except OSError as error:
+            raise RendezvousConnectionError(f"cannot host the coordinator at {host}:{port}: {error.strerror or error}") from error
+        if isinstance(claim, str):
+            logger.info("the coordinator at %s:%d is hosted elsewhere: %s", host, port, claim)
+            return None, claim
+        logger.info("this process hosts the coordinator at %s:%d", host, claim.port)
+        return claim, ""
+
+    def _agents_store(self, placement: Placement) -> Store:
+        """Connect to the store that the agents share. Each round has a prefix of its own, as in PyTorch's backend."""
+        host, port = self._endpoint
+        store = TCPStore(host, port, timeout=timedelta(seconds=self._config.read_timeout))
+        return PrefixStore(f"torch.rendezvous.{self._run_id}.{placement.round}", store)
+
+    def _bind_addr(self) -> str | None:
+        """Address to listen on for this node's workers: its own, where it is one that can be bound."""
+        if self._local_addr is None:
+            return None
+        try:
+            socket.inet_pton(socket.AF_INET6 if ":" in self._local_addr else socket.AF_INET, self._local_addr)
+        except OSError:
+            return None
+        return self._local_addr
+
+    def _explain(self, error: BaseException) -> None:
+        if self._why_not_host and isinstance(error, RendezvousConnectionError):
+            error.add_note(f"This process did not host the coordinator itself: {self._why_not_host}.")
+
+    def _addr(self) -> str:
+        addr: str | None = None
+        try:
+            addr = self._session.view().addr
+        except RendezvousConnectionError:
+            pass
+        return addr or self._local_addr or self._name
+
+    def _label(self) -> str:
+        return f"{self._addr()} ({self._name})"
+
+    def _record(self, message: str, node_state: NodeState = NodeState.RUNNING, rank: int | None = None) -> None:
+        construct_and_record_rdzv_event(
+            name=f"{type(self).__name__}.{sys._getframe(1).f_code.co_name}",  # noqa: SLF001 - as torch names its events
+            run_id=self._run_id,
+            message=message,
+            node_state=node_state,
+            hostname=self._local_addr or "",
+            pid=os.getpid(),
+            rank=rank,
+        )
+
+
+def _first_cause(error: ChildFailedError) -> str:
+    """Name the failure that came first: host, rank, and what ended the process."""
+    rank, failure = error.get_first_failure()
+    ended = f"exit code {failure.exitcode}" if failure.exitcode >= 0 else f"signal {failure.signal_name()}"
+    text = f"rank {rank} (local rank {failure.local_rank}, pid {failure.pid}) on {socket.gethostname()} ended with {ended}"
+    if failure.error_file_data and failure.message:
+        said = failure.message
+        if isinstance(said, dict):
+            said = said.get("message", "")
+        text += f": {str(said).strip()}"
+    return text
+
+
+def _say_goodbye_at_exit(handler: RustC10dRendezvousHandler) -> None:
+    reference = weakref.ref(handler)
+    pid = os.getpid()
+
+    def goodbye() -> None:
+        handler = reference()
+        if handler is not None and os.getpid() == pid:
+            error = getattr(sys, "last_value", None)
+            reason = f"{type(error).__name__}: {error}" if error else "its process ended"
+            handler._leave(reason, timeout=1.0)  # noqa: SLF001 - this function is the handler's own
+
+    atexit.register(goodbye)
