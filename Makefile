@@ -1,0 +1,133 @@
+# `make` lists the targets. CI runs `make test`, which is also what you run before a commit.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL: # the steps share cargo's lock and the terminal; each is parallel inside
+MAKEFLAGS += --no-print-directory
+
+# Both environments are made by tools/environment.py, whose opening lines say why there are two.
+VENV := build/venv
+PY := $(VENV)/bin/python
+# What follows `make demo DEMO_ARGS=…`, `make test-python PYTEST_ARGS=…`, `make bench BENCH_ARGS=…` is passed on.
+DEMO_ARGS ?=
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+# For cargo. CI sets --locked, so that a forgotten Cargo.lock is an error there and no nuisance while working.
+CARGO_FLAGS ?=
+
+# pyo3 looks for an interpreter when it is built: always the same one, or every change of PATH would rebuild it.
+export PYO3_PYTHON := $(CURDIR)/$(PY)
+
+say = @printf '\n==> %s\n'
+
+.PHONY: help setup build demo test lint fmt test-rust test-python stubs check-stubs bench clean \
+	check-fmt check-clippy check-purity check-ruff check-mypy require-cargo
+
+help: ## list the targets
+	@printf 'Targets:\n'
+	@sed -nE 's/^([a-z-]+):.*## (.*)$$/  \1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name text; do \
+		printf '%-16s%s\n' "$$name" "$$text"; done
+	@printf '\nNeeds Python >= 3.11 (PYTHON=… chooses one) and a Rust toolchain; the rest is installed outside the tree.\n'
+
+setup: ## install PyTorch and the tools outside the tree, once; see tools/environment.py
+	$(say) 'setup: Python environment'
+	@python=; for candidate in $${PYTHON:-} python3 python3.14 python3.13 python3.12 python3.11; do \
+		if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+		echo 'error: no Python >= 3.11 found (tried $$PYTHON, python3, python3.11 ... python3.14)' >&2; \
+		echo "hint: make $(firstword $(MAKECMDGOALS)) PYTHON=/path/to/python" >&2; exit 1; \
+	fi; \
+	if [ -n "$${PYTHON:-}" ] && [ "$$python" != "$$PYTHON" ]; then \
+		echo "warning: PYTHON=$$PYTHON is not a Python >= 3.11; using $$python" >&2; fi; \
+	"$$python" tools/environment.py
+
+build: require-cargo setup ## build the wheel into dist/ and install it into build/venv
+	$(say) 'build: wheel (maturin, release)'
+	@rm -rf dist
+	@$(VENV)/bin/maturin build --quiet --release $(CARGO_FLAGS) --interpreter $(PY) --out dist
+	@$(PY) -m pip --disable-pip-version-check install --quiet --no-index --no-deps --force-reinstall dist/elastic_rs-*.whl
+	@echo "    installed $$(basename dist/elastic_rs-*.whl)"
+
+demo: build ## train digits on two nodes, add a third, kill a worker, finish: about 90 s
+	$(say) 'demo: examples/demo.py'
+	@$(PY) examples/demo.py $(DEMO_ARGS)
+
+test: lint test-rust test-python ## everything that CI checks
+	$(say) 'test: all passed'
+
+lint: check-fmt check-clippy check-purity check-ruff check-mypy ## formatting, clippy, purity of the core, ruff, mypy
+
+check-fmt: require-cargo
+	$(say) 'lint: cargo fmt'
+	@cargo fmt --all --check
+
+check-clippy: require-cargo setup
+	$(say) 'lint: cargo clippy'
+	@cargo clippy --quiet $(CARGO_FLAGS) --workspace --all-targets --all-features -- -D warnings
+
+check-purity: require-cargo
+	$(say) 'lint: the core compiles without I/O (cargo check --no-default-features)'
+	@cargo check --quiet $(CARGO_FLAGS) --no-default-features --lib
+
+check-ruff: setup
+	$(say) 'lint: ruff'
+	@$(VENV)/bin/ruff check --quiet .
+	@$(VENV)/bin/ruff format --quiet --check --diff .
+
+check-mypy: setup
+	$(say) 'lint: mypy --strict'
+	@$(PY) -m mypy --strict python/elastic_rs
+
+fmt: require-cargo setup ## format Rust and Python, apply ruff's safe fixes
+	$(say) 'fmt: cargo fmt, ruff'
+	@cargo fmt --all
+	@$(VENV)/bin/ruff check --quiet --fix . || true
+	@$(VENV)/bin/ruff format --quiet .
+
+test-rust: require-cargo ## Rust tests and doctests
+	@if cargo nextest --version >/dev/null 2>&1; then \
+		printf '\n==> %s\n' 'test: Rust (cargo nextest)'; \
+		cargo nextest run $(CARGO_FLAGS) --all-features --no-fail-fast; \
+	else \
+		printf '\n==> %s\n' 'test: Rust (cargo test, since cargo-nextest is not installed)'; \
+		cargo test $(CARGO_FLAGS) --all-features --no-fail-fast --lib --bins --tests; \
+	fi
+	$(say) 'test: Rust documentation examples'
+	@cargo test --quiet $(CARGO_FLAGS) --all-features --doc
+
+test-python: build check-stubs ## build, stub check, pytest with real torchrun processes
+	$(say) 'test: Python (pytest)'
+	@$(PY) -m pytest tests/python $(PYTEST_ARGS)
+
+STUB := elastic_rs/_elastic_rs.pyi
+# The introspection data exists only with this feature, so stubs come from a build of their own and wheels stay free of it.
+generate_stubs = $(VENV)/bin/maturin generate-stubs --quiet $(CARGO_FLAGS) --features experimental-inspect --interpreter $(PY) --out
+
+stubs: require-cargo setup ## regenerate python/elastic_rs/_elastic_rs.pyi from the Rust code
+	$(say) 'stubs: python/$(STUB)'
+	@rm -rf build/stubs && $(generate_stubs) build/stubs
+	@cp build/stubs/$(STUB) python/$(STUB)
+
+check-stubs: build ## the committed stub is what the code says, and what the built module has
+	$(say) 'test: the stub is up to date (`make stubs` renews it)'
+	@rm -rf build/stubs && $(generate_stubs) build/stubs
+	@diff -u python/$(STUB) build/stubs/$(STUB)
+	$(say) 'test: the stub agrees with the built module (mypy.stubtest)'
+	@$(PY) -m mypy.stubtest elastic_rs._elastic_rs
+
+bench: build ## run the benchmarks; results go to benches/results/
+	@if compgen -G 'benches/*.rs' >/dev/null; then \
+		printf '\n==> %s\n' 'bench: cargo bench'; cargo bench $(CARGO_FLAGS) --all-features; fi
+	@for script in benches/*.py; do \
+		printf '\n==> %s\n' "bench: $$script"; $(PY) "$$script" $(BENCH_ARGS); done
+
+clean: ## remove what was built in the tree; the cached environment stays
+	$(say) 'clean'
+	@rm -rf target dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+require-cargo:
+	@command -v cargo >/dev/null || { \
+		echo 'error: cargo not found: a Rust toolchain (1.88 or later) is needed' >&2; \
+		echo 'hint: https://rustup.rs' >&2; exit 1; }

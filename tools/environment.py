@@ -1,0 +1,118 @@
+"""Make the Python environments of this checkout, or do nothing if they are there: ``python tools/environment.py``.
+
+There are two, and the reason is that one of them is large:
+
+- The *shared* one, outside the tree, holds PyTorch (5.6 GB) and the tools, and is shared by every checkout with the same
+  pins: ``${ELASTIC_RS_CACHE:-${XDG_CACHE_HOME:-~/.cache}/elastic_rs}/venv-<hash of the pins and the interpreter>``.
+  Nothing is ever installed into it after it is complete.
+- The *local* one, ``build/venv``, sees the shared one through a ``.pth`` file and holds only our own wheel. Were the
+  wheel installed into the shared one, two checkouts that are built or tested at the same time would run each other's
+  code. ``build/venv/bin/python`` is the interpreter for everything: torchrun starts workers with ``sys.executable``, so
+  they see the same packages.
+
+An install that was interrupted is taken up again: the stamp which marks the shared environment complete is written last.
+A lock lets two checkouts start at once: the second waits for the first.
+
+Only the standard library is used, since this runs before anything is installed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+REQUIREMENTS = ROOT / "requirements" / "dev.txt"
+LOCAL = ROOT / "build" / "venv"
+STAMP = "elastic_rs-complete"
+# Programs of the shared environment that are called by name. Both are native binaries, so a link is enough.
+LINKED_TOOLS = ("maturin", "ruff")
+
+
+def main() -> int:
+    shared = shared_directory()
+    if not (shared / STAMP).exists():
+        make_shared(shared)
+    make_local(shared)
+    return 0
+
+
+def shared_directory() -> Path:
+    cache = os.environ.get("ELASTIC_RS_CACHE")
+    if not cache:
+        cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "elastic_rs")  # noqa: PTH118
+    # The interpreter is part of the name: another Python needs other wheels, and an environment whose interpreter has
+    # been removed must not be found again.
+    base = getattr(sys, "_base_executable", sys.executable)
+    identity = [REQUIREMENTS.read_text(), sys.version, sysconfig.get_platform(), os.path.realpath(base)]
+    digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:12]
+    return Path(cache).expanduser().resolve() / f"venv-{digest}"
+
+
+def make_shared(shared: Path) -> None:
+    shared.parent.mkdir(parents=True, exist_ok=True)
+    with Path(f"{shared}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"    another checkout is installing into {shared}; waiting for it", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if (shared / STAMP).exists():
+            return
+        print(f"    installing PyTorch and the tools into {shared} (once; several GB)", flush=True)
+        python = shared / "bin" / "python"
+        if not works(python, "import pip"):
+            create(shared, with_pip=True)
+        pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
+        subprocess.run([*pip, "--progress-bar=off", "-r", REQUIREMENTS], check=True)
+        (shared / STAMP).write_text(REQUIREMENTS.read_text())
+
+
+def make_local(shared: Path) -> None:
+    python = LOCAL / "bin" / "python"
+    packages = subprocess.run(
+        [shared / "bin" / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    pth = LOCAL / Path(packages).relative_to(shared) / "elastic_rs_shared.pth"
+    if pth.exists() and pth.read_text() == f"{packages}\n" and works(python, "pass"):
+        return
+    print(f"    making {LOCAL.relative_to(ROOT)}, which sees {shared}", flush=True)
+    create(LOCAL, with_pip=False)  # pip, too, comes from the shared environment
+    for tool in LINKED_TOOLS:
+        (LOCAL / "bin" / tool).symlink_to(shared / "bin" / tool)
+    torchrun = LOCAL / "bin" / "torchrun"
+    torchrun.write_text('#!/bin/sh\nexec "$(dirname "$0")/python" -m torch.distributed.run "$@"\n')
+    torchrun.chmod(0o755)
+    pth.write_text(f"{packages}\n")  # last: what comes before it is then complete
+
+
+def create(directory: Path, *, with_pip: bool) -> None:
+    try:
+        venv.EnvBuilder(clear=True, symlinks=True, with_pip=with_pip).create(directory)
+    except (subprocess.CalledProcessError, ImportError) as error:
+        sys.exit(
+            f"error: {sys.executable} cannot make a virtual environment ({error})\n"
+            "hint: some distributions ship `venv` apart, for example as the package `python3-venv`"
+        )
+
+
+def works(python: Path, statement: str) -> bool:
+    return python.exists() and subprocess.run([python, "-c", statement], capture_output=True, check=False).returncode == 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except subprocess.CalledProcessError as failure:
+        sys.exit(f"error: `{' '.join(map(str, failure.cmd))}` failed with exit code {failure.returncode}")
+    except KeyboardInterrupt:
+        sys.exit(130)
