@@ -3,9 +3,9 @@
     torchrun --nnodes=1:3 --nproc-per-node=2 --max-restarts=3 \\
         --rdzv-backend=c10d --rdzv-endpoint=HOST:29400 --rdzv-id=digits examples/digits_ddp.py
 
-Whenever the set of workers changes, torchrun stops all of them and starts this script anew in each. So the script does what
-every elastic script does: it takes its place from the environment, loads the last checkpoint if there is one, and rank 0
-writes a checkpoint after each epoch. All nodes must see the checkpoint's folder.
+Whenever the set of workers changes, torchrun stops all of them and starts this script anew in each. So the script does
+what every elastic script does: it takes its place from the environment and loads the last checkpoint if there is one,
+and rank 0 writes a checkpoint after each epoch. All nodes must see the checkpoint's folder.
 
 The data are the 1,797 images of 8x8 pixels which come with scikit-learn; nothing is downloaded.
 """
@@ -30,13 +30,18 @@ SEED = 2024
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Elastic training on handwritten digits.")
-    parser.add_argument("--epochs", type=int, default=60, help="total, counted over all restarts (default: %(default)s)")
+    parser.add_argument(
+        "--epochs", type=int, default=60, help="total, counted over all restarts (default: %(default)s)"
+    )
     parser.add_argument(
         "--batch-size", type=int, default=96, help="images per step, over all workers together (default: %(default)s)"
     )
     parser.add_argument("--lr", type=float, default=2e-3, help="learning rate of Adam (default: %(default)s)")
     parser.add_argument(
-        "--checkpoint", type=Path, default=Path("digits.pt"), help="file to resume from and write (default: %(default)s)"
+        "--checkpoint",
+        type=Path,
+        default=Path("digits.pt"),
+        help="file to resume from and write (default: %(default)s)",
     )
     parser.add_argument(
         "--min-epoch-time",
@@ -119,8 +124,8 @@ def main() -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
     train_data, test_data = load_data()
-    # The sampler deals the images out to the workers. With the batch divided among them, a step sees as many images with
-    # six workers as with two, so that the learning rate suits every world.
+    # The sampler deals the images out to the workers. With the batch divided among them, a step sees as many images
+    # with six workers as with two, so that the learning rate suits every world.
     sampler = DistributedSampler(train_data, shuffle=True, seed=SEED)
     batches = DataLoader(train_data, batch_size=max(1, args.batch_size // world_size), sampler=sampler)
 

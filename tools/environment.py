@@ -2,7 +2,7 @@
 
 There are two, and the reason is that one of them is large:
 
-- The *shared* one, outside the tree, holds PyTorch (5.6 GB) and the tools, and is shared by every checkout with the same
+- The *shared* one, outside the tree, holds PyTorch (5.6 GB) and the tools, and serves every checkout with the same
   pins: ``${ELASTIC_RS_CACHE:-${XDG_CACHE_HOME:-~/.cache}/elastic_rs}/venv-<hash of the pins and the interpreter>``.
   Nothing is ever installed into it after it is complete.
 - The *local* one, ``build/venv``, sees the shared one through a ``.pth`` file and holds only our own wheel. Were the
@@ -10,8 +10,8 @@ There are two, and the reason is that one of them is large:
   code. ``build/venv/bin/python`` is the interpreter for everything: torchrun starts workers with ``sys.executable``, so
   they see the same packages.
 
-An install that was interrupted is taken up again: the stamp which marks the shared environment complete is written last.
-A lock lets two checkouts start at once: the second waits for the first.
+An install that was interrupted is taken up again: the stamp which marks the shared environment complete is written
+last. A lock lets two checkouts start at once: the second waits for the first.
 
 Only the standard library is used, since this runs before anything is installed.
 """
@@ -106,7 +106,9 @@ def create(directory: Path, *, with_pip: bool) -> None:
 
 
 def works(python: Path, statement: str) -> bool:
-    return python.exists() and subprocess.run([python, "-c", statement], capture_output=True, check=False).returncode == 0
+    return (
+        python.exists() and subprocess.run([python, "-c", statement], capture_output=True, check=False).returncode == 0
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,382 @@
+"""Show an elastic job: ``make demo``.
+
+Two nodes with two workers each train examples/digits_ddp.py under torchrun. While they train a third node joins; then
+a worker is killed with SIGKILL. Each time the job forms a new world and goes on from its last checkpoint. A "node" is
+one torchrun process on this machine with a loopback address of its own.
+
+The exit code is 0 only if all of that was seen to happen and the network recognises at least 95 % of the test images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import queue
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+SCRIPT = Path(__file__).resolve().with_name("digits_ddp.py")
+NODES = {"A": "127.0.0.2", "B": "127.0.0.3", "C": "127.0.0.4"}
+WORKERS_PER_NODE = 2
+REQUIRED_ACCURACY = 0.95
+# Every process of the demo inherits this variable, workers and their children too: so they are found at the end.
+MARKER = "ELASTIC_DEMO_ID"
+
+EPOCH = re.compile(r"epoch (\d+)/(\d+)  world (\d+)  loss ([\d.]+)  test accuracy ([\d.]+)")
+ORIGIN = re.compile(r"((?:resumed after epoch|starting with).*)  world (\d+)")
+WORKER_FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
+# [elastic_rs] 12:34:56.789 INFO rendezvous: message
+OURS = re.compile(r"\[elastic_rs\]\s*(?:[\d:.]+\s+)?(?:(?P<level>[A-Z]{4,})\s+)?(?P<message>\S.*)")
+
+
+class DemoError(Exception):
+    """The job did not do what the demo shows."""
+
+
+# --- what the terminal shows -----------------------------------------------------------------------------------------
+
+
+class Account:
+    """Prints what happens, one aligned line each: elapsed time, node, text."""
+
+    STYLES: ClassVar = {"plain": "", "dim": "\033[2m", "event": "\033[1;36m", "good": "\033[32m", "bad": "\033[1;31m"}
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+    def say(self, who: str, text: str, style: str = "plain", at: float | None = None) -> None:
+        line = f"{(at or time.monotonic()) - self.started:6.1f} s  {who:<4}  {text}"
+        print(self.paint(line, style), flush=True)
+
+    def paint(self, text: str, style: str) -> str:
+        return f"{self.STYLES[style]}{text}\033[0m" if self.coloured and self.STYLES[style] else text
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Line:
+    """A line that a node, or a worker of it, has written; ``None`` as text says that the node's output has ended."""
+
+    node: str
+    text: str | None
+    at: float
+
+
+@dataclass
+class Node:
+    """One torchrun process; its output goes to a file and, line by line, to the queue."""
+
+    name: str
+    log: Path
+    process: subprocess.Popen[bytes]
+    started_at: float
+
+    @classmethod
+    def start(cls, name: str, command: list[str], env: dict[str, str], log: Path, lines: queue.Queue[Line]) -> Node:
+        process = subprocess.Popen(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C in the terminal reaches the demo alone, which then stops the nodes
+        )
+        node = cls(name, log, process, time.monotonic())
+        threading.Thread(target=node._read, args=(lines,), name=f"reader-{name}", daemon=True).start()
+        return node
+
+    def _read(self, lines: queue.Queue[Line]) -> None:
+        assert self.process.stdout is not None
+        with self.log.open("wb", buffering=0) as log:
+            for raw in self.process.stdout:
+                log.write(raw)
+                lines.put(Line(self.name, raw.decode(errors="replace").rstrip(), time.monotonic()))
+        lines.put(Line(self.name, None, time.monotonic()))
+
+
+def processes_of(marker: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the id and the environment of each living process that was started with the marker."""
+    needle = f"{MARKER}={marker}".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it ended meanwhile, or is not ours
+                variables = (entry / "environ").read_bytes().split(b"\0")
+                if needle in variables:
+                    pairs = (variable.decode(errors="replace").partition("=") for variable in variables if variable)
+                    yield int(entry.name), {name: value for name, _, value in pairs}
+
+
+def parent_of(pid: int) -> int:
+    # The second field of `stat` is the program's name, which may hold anything; what follows its bracket is regular.
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def stop(nodes: list[Node], marker: str, grace_s: float = 12.0) -> None:
+    """End the nodes and whatever they have started: SIGTERM to each torchrun, then SIGKILL to all that is left."""
+    for node in nodes:
+        if node.process.poll() is None:
+            node.process.terminate()
+    deadline = time.monotonic() + grace_s
+    for node in nodes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            node.process.wait(max(0.0, deadline - time.monotonic()))
+    # Workers lead sessions of their own and outlive a torchrun that was killed. Again, since a process may be forking.
+    while left := [pid for pid, _ in processes_of(marker)]:
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.killpg(os.getpgid(pid), signal.SIGKILL)
+        time.sleep(0.05)
+    for node in nodes:
+        node.process.wait()
+
+
+# --- the demo --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Change:
+    """Something after which a new world must form: how long that takes is what people want to know."""
+
+    what: str
+    at: float
+
+
+@dataclass
+class Demo:
+    args: argparse.Namespace
+    folder: Path
+    account: Account
+    marker: str = field(default_factory=lambda: uuid.uuid4().hex)
+    nodes: dict[str, Node] = field(default_factory=dict)
+    lines: queue.Queue[Line] = field(default_factory=queue.Queue)
+
+    world: int = 0
+    epoch: int = 0
+    accuracy: float = 0.0
+    epochs_in_world: int = 0
+    worlds: list[int] = field(default_factory=list)
+    change: Change | None = None
+    killed_at_epoch: int | None = None
+    resumed_after_kill: bool = False
+    told: dict[str, set[str]] = field(default_factory=dict)
+
+    def run(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.start_node("A")
+        self.start_node("B")
+        self.follow(until=lambda: self.world == 2 * WORKERS_PER_NODE and self.epochs_in_world >= 3)
+
+        self.account.say("demo", "node C is started while the others train", "event")
+        self.start_node("C")
+        self.change = Change("C was started", time.monotonic())
+        self.follow(until=lambda: self.world == 3 * WORKERS_PER_NODE and self.epochs_in_world >= 6)
+
+        self.kill_worker()
+        self.follow(until=lambda: not self.alive())
+        self.verify()
+
+    def start_node(self, name: str) -> None:
+        command = [
+            sys.executable, "-m", "torch.distributed.run",
+            "--nnodes=2:3", f"--nproc-per-node={WORKERS_PER_NODE}", "--max-restarts=3",
+            f"--rdzv-backend={self.args.backend}", f"--rdzv-endpoint=127.0.0.1:{self.port}", "--rdzv-id=digits",
+            "--rdzv-conf=last_call_timeout=1", f"--local-addr={NODES[name]}",
+            str(SCRIPT),
+            f"--epochs={self.args.epochs}", f"--checkpoint={self.folder / 'digits.pt'}", "--min-epoch-time=0.25",
+        ]  # fmt: skip
+        env = os.environ | {
+            MARKER: self.marker,
+            "ELASTIC_RS_LOG": "info",
+            "GLOO_SOCKET_IFNAME": "lo",  # the host name of this machine may not resolve
+            "OMP_NUM_THREADS": "1",  # what torchrun sets too, with a banner
+        }
+        if not self.nodes:
+            self.account.say("demo", f"torchrun {shlex.join(command[3:10])} …", "dim")
+        log = self.folder / f"node-{name}.log"
+        self.nodes[name] = Node.start(name, command, env, log, self.lines)
+        self.account.say(name, f"torchrun started at {NODES[name]} (pid {self.nodes[name].process.pid})")
+
+    def alive(self) -> list[str]:
+        return [name for name, node in self.nodes.items() if node.process.poll() is None]
+
+    def follow(self, until: Callable[[], bool]) -> None:
+        """Account for what the nodes write until the condition holds; fail when a node does or when time is up."""
+        while not until():
+            left_s = self.account.started + self.args.time_limit - time.monotonic()
+            if left_s <= 0:
+                raise DemoError(f"not finished within {self.args.time_limit:.0f} s (--time-limit)")
+            with contextlib.suppress(queue.Empty):  # then look at the condition and the time again
+                self.on_line(self.lines.get(timeout=min(left_s, 1.0)))
+            for name, node in self.nodes.items():
+                if node.process.poll():
+                    self.drain()
+                    raise DemoError(f"torchrun of node {name} ended with exit code {node.process.returncode}")
+            if not self.alive() and not until():
+                self.drain()
+                raise DemoError("the job ended too early; try more epochs (--epochs)")
+        if not self.alive():
+            self.drain()
+
+    def drain(self) -> None:
+        """Read what ended nodes have still written, up to the end of their output or a moment of silence."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.on_line(self.lines.get(timeout=0.5))
+
+    # What the lines mean.
+
+    def on_line(self, line: Line) -> None:
+        if line.text is None:
+            code = self.nodes[line.node].process.wait()
+            self.account.say(line.node, f"torchrun ended with exit code {code}", "bad" if code else "plain", line.at)
+        elif match := OURS.search(line.text):
+            self.on_event(line, match["level"] or "INFO", match["message"])
+        elif match := EPOCH.search(line.text):
+            self.on_epoch(line, match)
+        elif match := ORIGIN.search(line.text):  # a new generation of workers
+            self.epochs_in_world = 0
+            if self.killed_at_epoch is not None and match[1].startswith("resumed"):
+                self.resumed_after_kill = True
+            origin = match[1].removesuffix(f" from {self.folder / 'digits.pt'}")
+            self.account.say(line.node, f"{match[2]} workers connected: {origin}", at=line.at)
+        elif match := WORKER_FAILED.search(line.text):
+            code, local_rank, pid = (int(group) for group in match.groups())
+            cause = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            self.account.say(line.node, f"worker failed: local rank {local_rank} (pid {pid}), {cause}", "bad", line.at)
+
+    def on_event(self, line: Line, level: str, message: str) -> None:
+        """Show an event of the rendezvous, and only once if several nodes report it."""
+        if line.node == "C" and self.change and self.change.what == "C was started" and "join" in message.lower():
+            self.change = Change("C joined", line.at)
+        tellers = self.told.setdefault(message, set())
+        if line.node in tellers:
+            tellers.clear()  # it has happened again
+        tellers.add(line.node)
+        if len(tellers) == 1:
+            self.account.say(line.node, message, "bad" if level in {"WARN", "WARNING", "ERROR"} else "plain", line.at)
+
+    def on_epoch(self, line: Line, match: re.Match[str]) -> None:
+        epoch, last, world = int(match[1]), int(match[2]), int(match[3])
+        first = self.epochs_in_world == 0
+        self.world, self.epoch, self.accuracy = world, epoch, float(match[5])
+        self.epochs_in_world += 1
+        if first:
+            self.worlds.append(world)
+            if self.change:
+                seconds = line.at - self.change.at
+                self.account.say(
+                    "demo", f"a world of {world} trains, {seconds:.1f} s after {self.change.what}", "good", line.at
+                )
+                if world == 3 * WORKERS_PER_NODE:
+                    self.change = None
+        if first or epoch == last or epoch % max(1, self.args.every) == 0:
+            text = f"epoch {epoch:>3}/{last}   world {world}   loss {match[4]}   test accuracy {self.accuracy:.3f}"
+            self.account.say(line.node, text, "dim", line.at)
+
+    def kill_worker(self) -> None:
+        agents = {node.process.pid: name for name, node in self.nodes.items()}
+        workers: dict[int, tuple[int, str]] = {}
+        for pid, env in processes_of(self.marker):
+            with contextlib.suppress(OSError):
+                if "RANK" in env and (name := agents.get(parent_of(pid))):
+                    workers[int(env["RANK"])] = (pid, name)
+        candidates = [rank for rank, (_, name) in workers.items() if rank != 0 and name != "A"]
+        rank = max(candidates, default=None) if self.args.kill_rank is None else self.args.kill_rank
+        if rank not in workers:
+            raise DemoError(f"no worker to kill: rank {rank} is not among {sorted(workers)}")
+        pid, name = workers[rank]
+        self.killed_at_epoch = self.epoch
+        self.change = Change("the kill", time.monotonic())
+        self.account.say("demo", f"rank {rank} on node {name} (pid {pid}) is killed with SIGKILL", "event")
+        os.kill(pid, signal.SIGKILL)
+
+    def verify(self) -> None:
+        codes = {name: node.process.returncode for name, node in self.nodes.items()}
+        expectations = [
+            (3 * WORKERS_PER_NODE in self.worlds, "the third node was admitted to the running job"),
+            (
+                self.killed_at_epoch is not None and self.resumed_after_kill,
+                "training went on from a checkpoint after the kill",
+            ),
+            (self.change is None, "the full world trained again after the kill"),
+            (self.epoch == self.args.epochs, f"all {self.args.epochs} epochs were trained"),
+            (not any(codes.values()) and len(codes) == 3, "all three torchrun ended with exit code 0"),
+            (self.accuracy >= REQUIRED_ACCURACY, f"test accuracy {self.accuracy:.3f}, at least {REQUIRED_ACCURACY}"),
+        ]
+        print()
+        for held, text in expectations:
+            print(self.account.paint(f"  {'ok    ' if held else 'FAILED'}  {text}", "good" if held else "bad"))
+        if not all(held for held, _ in expectations):
+            raise DemoError("not everything happened as it should")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="An elastic job: a third node joins, a worker is killed, training goes on."
+    )
+    parser.add_argument("--epochs", type=int, default=80, help="epochs to train (default: %(default)s)")
+    parser.add_argument("--every", type=int, default=10, help="show each N-th epoch (default: %(default)s)")
+    parser.add_argument(
+        "--kill-rank", type=int, metavar="RANK", help="kill this rank (default: the last one not on node A)"
+    )
+    parser.add_argument("--time-limit", type=float, default=300, metavar="SECONDS", help="(default: %(default)s)")
+    parser.add_argument("--keep-logs", type=Path, metavar="DIR", help="write the nodes' full output here and keep it")
+    parser.add_argument("--backend", default="rust-c10d", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+
+    for number in (signal.SIGTERM, signal.SIGHUP):  # end in the same orderly way as for Ctrl-C
+        signal.signal(number, lambda number, _frame: sys.exit(128 + number))
+
+    if args.keep_logs:
+        args.keep_logs.mkdir(parents=True, exist_ok=True)
+    folder = (args.keep_logs or Path(tempfile.mkdtemp(prefix="elastic_rs-demo-"))).resolve()
+    (folder / "digits.pt").unlink(missing_ok=True)  # of an earlier demo in the same folder
+    account = Account()
+    demo = Demo(args, folder, account)
+    code = 1
+    try:
+        demo.run()
+        code = 0
+    except DemoError as error:
+        account.say("demo", f"FAILED: {error}", "bad")
+    except KeyboardInterrupt:
+        account.say("demo", "interrupted", "bad")
+        code = 130
+    finally:
+        # A second Ctrl-C must not leave processes behind.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        stop(list(demo.nodes.values()), demo.marker)
+        if code == 1:
+            for node in demo.nodes.values():
+                last = node.log.read_text(errors="replace").splitlines()[-30:] if node.log.exists() else []
+                print(f"\n--- the last lines of node {node.name}, {node.log} ---", *last, sep="\n")
+            print(f"\nfull logs: {folder}")
+        elif not args.keep_logs:
+            shutil.rmtree(folder, ignore_errors=True)
+    if code == 0:
+        print(f"\ndone in {time.monotonic() - account.started:.0f} s")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,270 @@
+"""Real processes in tests: start torchrun, wait for what it prints, signal it, and leave nothing behind.
+
+    def test_two_nodes(job):
+        a = job.torchrun("--nnodes=2", "--rdzv-backend=rust-c10d", ..., script, name="A")
+        b = job.torchrun(..., name="B")
+        a.line(r"epoch 3/")
+        b.signal(signal.SIGKILL)
+        assert a.wait() == 0
+
+Every process of a job, and whatever that starts, carries the same environment variable: orphans are found by it, no
+matter whose children they have become. At the end of the test whatever is left is killed; and if something was left
+though the test had passed, the test fails. So a test says when its processes end, with ``wait`` or ``kill_leftovers``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+
+MARKER = "ELASTIC_RS_TEST_ID"
+# Generous, since six processes that import torch on two cores take a while; a test that passes never waits for it.
+LIMIT_S = 90.0
+# After the last torchrun of a job has ended its workers may take a moment to follow.
+SETTLE_S = 3.0
+TAIL_LINES = 40
+
+
+class Process:
+    """A process of a job. Its output, standard error included, is kept and written to a log file."""
+
+    def __init__(self, name: str, command: list[str], env: dict[str, str], log: Path) -> None:
+        self.name = name
+        self.log = log
+        self._lines: list[str] = []
+        self._ended = False
+        self._changed = threading.Condition()
+        self._process = subprocess.Popen(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a signal to its group does not reach pytest
+        )
+        self._reader = threading.Thread(target=self._read, name=f"reader-{name}", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as output, self.log.open("wb", buffering=0) as log:
+            for raw in output:
+                log.write(raw)
+                with self._changed:
+                    self._lines.append(raw.decode(errors="replace").rstrip("\n"))
+                    self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def lines(self) -> list[str]:
+        """What was written so far."""
+        with self._changed:
+            return list(self._lines)
+
+    def mark(self) -> int:
+        """Return the place in the output where the next line will be, for ``line(..., since=mark)``."""
+        with self._changed:
+            return len(self._lines)
+
+    def line(self, pattern: str, *, since: int = 0, limit_s: float = LIMIT_S) -> re.Match[str]:
+        """Wait for a line in which the pattern is found, and return the match. Earlier lines count unless ``since``."""
+        wanted = re.compile(pattern)
+        deadline = time.monotonic() + limit_s
+        position = since
+        with self._changed:
+            while True:
+                for text in self._lines[position:]:
+                    position += 1
+                    if match := wanted.search(text):
+                        return match
+                if self._ended:
+                    raise AssertionError(f"{self.name}: output ended without a line like `{pattern}`\n{self._tail()}")
+                if not self._changed.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
+                    raise AssertionError(f"{self.name}: no line like `{pattern}` in {limit_s} s\n{self._tail()}")
+
+    def wait(self, *, limit_s: float = LIMIT_S) -> int:
+        """Wait for the end of the process and return its exit code (minus the signal's number if one ended it)."""
+        try:
+            code = self._process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} has not ended in {limit_s} s\n{self.tail()}") from None
+        # So that `lines` is complete. Not without a limit: an orphan may hold the pipe open.
+        self._reader.join(SETTLE_S)
+        return code
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def tail(self) -> str:
+        """Return the last lines of the output, for a failure message."""
+        with self._changed:
+            return self._tail()
+
+    def _tail(self) -> str:
+        return (
+            "\n".join(f"    {self.name}| {text}" for text in self._lines[-TAIL_LINES:]) or f"    {self.name}| (nothing)"
+        )
+
+    def _reap(self) -> None:
+        self._process.wait()
+        self._reader.join()
+
+
+class Job:
+    """Processes that belong together. Leaving the ``with`` block ends all of them and checks that none was left."""
+
+    def __init__(self, log_directory: Path) -> None:
+        self.log_directory = log_directory
+        self.id = uuid.uuid4().hex
+        self.processes: list[Process] = []
+
+    def torchrun(self, *args: str | Path, name: str | None = None, env: dict[str, str] | None = None) -> Process:
+        """Start ``torchrun`` with these arguments."""
+        return self.start([sys.executable, "-m", "torch.distributed.run", *map(str, args)], name=name, env=env)
+
+    def start(self, command: list[str], *, name: str | None = None, env: dict[str, str] | None = None) -> Process:
+        """Start any other program."""
+        name = name or f"process-{len(self.processes)}"
+        defaults = {
+            "GLOO_SOCKET_IFNAME": "lo",  # the host name of the machine may not resolve
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+            MARKER: self.id,
+        }
+        process = Process(name, command, {**os.environ, **defaults, **(env or {})}, self.log_directory / f"{name}.log")
+        self.processes.append(process)
+        return process
+
+    def pids(self) -> list[int]:
+        """Return every living process of the job: those that were started here, their children, and orphans."""
+        return [pid for pid, _ in self._marked()]
+
+    def workers(self, agent: Process | None = None) -> dict[int, int]:
+        """Return the workers' process ids by global rank: those of one torchrun, or the whole job's."""
+        agents = {process.pid for process in self.processes}
+        found = {}
+        for pid, env in self._marked():
+            parent = _parent(pid)
+            # A worker's own children inherit RANK too.
+            if "RANK" in env and parent in agents and agent in (None, *(p for p in self.processes if p.pid == parent)):
+                found[int(env["RANK"])] = pid
+        return dict(sorted(found.items()))
+
+    def kill_leftovers(self) -> list[str]:
+        """Kill every process of the job, and return a description of each."""
+        killed = {}
+        while left := self.pids():
+            for pid in left:
+                killed.setdefault(pid, _describe(pid))
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            _wait_for_end(left, SETTLE_S)  # and look again: one of them may have been forking
+        for process in self.processes:
+            process._reap()
+        return list(killed.values())
+
+    def _marked(self) -> Iterator[tuple[int, dict[str, str]]]:
+        needle = f"{MARKER}={self.id}".encode()
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            with contextlib.suppress(OSError):  # it has ended, or belongs to someone else
+                variables = (entry / "environ").read_bytes().split(b"\0")
+                if needle in variables:
+                    pairs = (variable.decode(errors="replace").partition("=") for variable in variables if variable)
+                    yield int(entry.name), {name: value for name, _, value in pairs}
+
+    def finish(self, *, passed: bool) -> None:
+        """End the job. Raises if the test has passed and yet something had to be killed."""
+        if passed and not any(process.running for process in self.processes):
+            _wait_for_end(self.pids(), SETTLE_S)
+        killed = self.kill_leftovers()
+        if killed and passed:
+            tails = "\n".join(process.tail() for process in self.processes)
+            raise AssertionError("left behind and killed:\n    " + "\n    ".join(killed) + "\n" + tails)
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is not None:
+            for process in self.processes:
+                error.add_note(process.tail())
+        self.finish(passed=kind is None)
+
+
+def _parent(pid: int) -> int:
+    try:
+        # The name in brackets may hold anything; what follows is regular.
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _describe(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        words = ["(ended)"]
+    return f"pid {pid}, child of {_parent(pid)}: {' '.join(words).strip()[:200]}"
+
+
+def _wait_for_end(pids: list[int], limit_s: float) -> None:
+    """Return when all of the processes have ended, at the latest after the limit. They need not be our children."""
+    deadline = time.monotonic() + limit_s
+    with contextlib.ExitStack() as stack:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                fd = os.pidfd_open(pid)
+                stack.callback(os.close, fd)
+                poll = select.poll()
+                poll.register(fd, select.POLLIN)  # readable once the process has ended
+                poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+
+
+_PASSED = pytest.StashKey[bool]()
+
+
+@pytest.fixture
+def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
+    """Give the test a job whose processes are gone when the test ends, however it ends."""
+    job = Job(tmp_path)
+    yield job
+    job.finish(passed=request.node.stash.get(_PASSED, False))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note for the fixture whether the test passed; show the output of its processes if it did not."""
+    report = yield
+    if call.when == "call":
+        item.stash[_PASSED] = report.passed
+        job = getattr(item, "funcargs", {}).get("job")
+        if report.failed and isinstance(job, Job):
+            report.sections += [(f"{process.name}: {process.log}", process.tail()) for process in job.processes]
+    return report
