@@ -3,9 +3,9 @@
     python benches/rendezvous.py [--nodes 2 8] [--repetitions 10] [--backends c10d rust-c10d]
 
 PyTorch's handler and ours are measured in one run, by turns, so that whatever else the machine does meets both. Each
-node is a process of its own (in threads of one process the nodes would wait for each other's interpreter lock) which has
-imported torch and built its handler before the clock starts. Every round has a new store on a new port and exactly as
-many nodes as it needs, so that no `last_call` is waited for. All nodes share this machine and its clock; with more
+node is a process of its own (in threads of one process the nodes would wait for each other's interpreter lock), which
+has imported torch and built its handler before the clock starts. Every round has a new store on a new port and exactly
+as many nodes as it needs, so that no `last_call` is waited for. All nodes share this machine and its clock; with more
 nodes than cores the operating system's scheduling is part of the result, for both.
 """
 
@@ -38,10 +38,8 @@ def node(index: int, orders: Connection) -> None:
     """Do what the orders say: build a handler, join at a signal, shut down; one answer for each."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a store that ends is news to the other nodes' C++ clients
     import torch
-    from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+    from torch.distributed.elastic.rendezvous import RendezvousParameters, registry  # registers what is installed
 
-    registry._register_default_handlers()
-    registry._register_out_of_tree_handlers()
     orders.send(torch.__version__)
 
     handler: Any = None

@@ -40,7 +40,7 @@ EPOCH = re.compile(r"epoch (\d+)/(\d+)  world (\d+)  loss ([\d.]+)  test accurac
 ORIGIN = re.compile(r"((?:resumed after epoch|starting with).*)  world (\d+)")
 WORKER_FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 # [elastic_rs] 12:34:56.789 INFO rendezvous: message
-OURS = re.compile(r"\[elastic_rs\]\s*(?:[\d:.]+\s+)?(?:(?P<level>[A-Z]{4,})\s+)?(?P<message>\S.*)")
+OURS = re.compile(r"\[elastic_rs\]\s*(?:[\d:.]+\s+)?(?:(?P<level>[A-Z]{4,})\s+)?(?:[\w.]+:\s+)?(?P<message>\S.*)")
 
 
 class DemoError(Exception):
