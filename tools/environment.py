@@ -10,8 +10,9 @@ There are two, and the reason is that one of them is large:
   code. ``build/venv/bin/python`` is the interpreter for everything: torchrun starts workers with ``sys.executable``, so
   they see the same packages.
 
-An install that was interrupted is taken up again: the stamp which marks the shared environment complete is written
-last. A lock lets two checkouts start at once: the second waits for the first.
+The stamp which marks the shared environment complete is written last. Without it the environment is made anew: pip
+would take a package whose installation was cut short for an installed one. What was downloaded before comes from pip's
+cache. A lock lets two checkouts start at once: the second waits for the first.
 
 Only the standard library is used, since this runs before anything is installed.
 """
@@ -26,6 +27,7 @@ import sys
 import sysconfig
 import venv
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements" / "dev.txt"
@@ -66,11 +68,14 @@ def make_shared(shared: Path) -> None:
         if (shared / STAMP).exists():
             return
         print(f"    installing PyTorch and the tools into {shared} (once; several GB)", flush=True)
+        create(shared)
+        # pip inherits the lock: if only this process is killed, nobody may start while pip still writes.
         python = shared / "bin" / "python"
-        if not works(python, "import pip"):
-            create(shared, with_pip=True)
-        pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
-        subprocess.run([*pip, "--progress-bar=off", "-r", REQUIREMENTS], check=True)
+        bootstrap = [python, "-m", "ensurepip", "--upgrade", "--default-pip"]
+        if subprocess.run(bootstrap, stdout=subprocess.DEVNULL, pass_fds=[lock.fileno()], check=False).returncode:
+            no_venv("ensurepip failed")
+        pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--progress-bar=off"]
+        subprocess.run([*pip, "-r", REQUIREMENTS], pass_fds=[lock.fileno()], check=True)
         (shared / STAMP).write_text(REQUIREMENTS.read_text())
 
 
@@ -83,10 +88,10 @@ def make_local(shared: Path) -> None:
         text=True,
     ).stdout.strip()
     pth = LOCAL / Path(packages).relative_to(shared) / "elastic_rs_shared.pth"
-    if pth.exists() and pth.read_text() == f"{packages}\n" and works(python, "pass"):
+    if pth.exists() and pth.read_text() == f"{packages}\n" and runs(python):
         return
     print(f"    making {LOCAL.relative_to(ROOT)}, which sees {shared}", flush=True)
-    create(LOCAL, with_pip=False)  # pip, too, comes from the shared environment
+    create(LOCAL)  # pip, too, comes from the shared environment
     for tool in LINKED_TOOLS:
         (LOCAL / "bin" / tool).symlink_to(shared / "bin" / tool)
     torchrun = LOCAL / "bin" / "torchrun"
@@ -95,20 +100,23 @@ def make_local(shared: Path) -> None:
     pth.write_text(f"{packages}\n")  # last: what comes before it is then complete
 
 
-def create(directory: Path, *, with_pip: bool) -> None:
+def create(directory: Path) -> None:
+    """Make an empty virtual environment, without pip."""
     try:
-        venv.EnvBuilder(clear=True, symlinks=True, with_pip=with_pip).create(directory)
+        venv.EnvBuilder(clear=True, symlinks=True, with_pip=False).create(directory)
     except (subprocess.CalledProcessError, ImportError) as error:
-        sys.exit(
-            f"error: {sys.executable} cannot make a virtual environment ({error})\n"
-            "hint: some distributions ship `venv` apart, for example as the package `python3-venv`"
-        )
+        no_venv(str(error))
 
 
-def works(python: Path, statement: str) -> bool:
-    return (
-        python.exists() and subprocess.run([python, "-c", statement], capture_output=True, check=False).returncode == 0
+def no_venv(problem: str) -> NoReturn:
+    sys.exit(
+        f"error: {sys.executable} cannot make a virtual environment: {problem}\n"
+        "hint: some distributions ship `venv` apart, for example as the package `python3-venv`"
     )
+
+
+def runs(python: Path) -> bool:
+    return python.exists() and subprocess.run([python, "-c", ""], check=False).returncode == 0
 
 
 if __name__ == "__main__":
