@@ -329,6 +329,10 @@ class Demo:
             raise DemoError("not everything happened as it should")
 
 
+def last_lines(log: Path, count: int = 30) -> list[str]:
+    return log.read_text(errors="replace").splitlines()[-count:] if log.exists() else []
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description="An elastic job: a third node joins, a worker is killed, training goes on."
@@ -352,12 +356,13 @@ def main() -> int:
     (folder / "digits.pt").unlink(missing_ok=True)  # of an earlier demo in the same folder
     account = Account()
     demo = Demo(args, folder, account)
-    code = 1
+    code, reason = 1, "FAILED: an error in the demo itself; see below"
     try:
         demo.run()
         code = 0
     except DemoError as error:
-        account.say("demo", f"FAILED: {error}", "bad")
+        reason = f"FAILED: {error}"
+        account.say("demo", reason, "bad")
     except KeyboardInterrupt:
         account.say("demo", "interrupted", "bad")
         code = 130
@@ -365,12 +370,13 @@ def main() -> int:
         # A second Ctrl-C must not leave processes behind.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
+        # Read before the nodes are stopped: what they say about that is not what went wrong.
+        tails = {node.log: last_lines(node.log) for node in demo.nodes.values()}
         stop(list(demo.nodes.values()), demo.marker)
         if code == 1:
-            for node in demo.nodes.values():
-                last = node.log.read_text(errors="replace").splitlines()[-30:] if node.log.exists() else []
-                print(f"\n--- the last lines of node {node.name}, {node.log} ---", *last, sep="\n")
-            print(f"\nfull logs: {folder}")
+            for log, lines in tails.items():
+                print(f"\n--- {log}: the last lines ---", *lines, sep="\n")
+            print(f"\n{account.paint(reason, 'bad')}\nfull logs: {folder}")
         elif not args.keep_logs:
             shutil.rmtree(folder, ignore_errors=True)
     if code == 0:
