@@ -4,4 +4,6 @@
 //! Drivers act: they own the sockets, clocks and threads, and sit behind the feature `io`.
 //! `cargo check --no-default-features --lib` compiles the pure half alone. `ARCHITECTURE.md` has the map.
 
+pub mod proto;
+pub mod store;
 pub mod rendezvous;

@@ -1,0 +1,15 @@
+//! The TCP store: what `torch.distributed.TCPStore` is made of, as a table, a server and a client.
+//!
+//! [`Table`] decides and is pure. With the feature `io`, [`server`] puts it behind sockets, [`listen`] makes those
+//! sockets, and [`client`] is the other end. Bytes are [`crate::proto`]'s affair.
+
+pub mod table;
+
+#[cfg(feature = "io")]
+pub mod client;
+#[cfg(feature = "io")]
+pub mod listen;
+#[cfg(feature = "io")]
+pub mod server;
+
+pub use table::{Applied, ConnId, Table, TableLimits, Violation};

@@ -1,0 +1,494 @@
+//! The store itself: keys, queues and waiters.
+//!
+//! Owns what a request does to the table and who is answered because of it. Leaves bytes to [`crate::proto`] and
+//! sockets to [`super::server`]; there is no clock in it, since only clients give up waiting.
+//! Facts: sections 4 and 5 of the protocol description, which restate PyTorch's `TCPStoreLibUvBackend.cpp`. Where this
+//! table differs from the libuv server on purpose:
+//!
+//! - `COMPARE_SET` releases waiters when it creates the key, and only then (libuv: always; legacy: never);
+//! - a second `WAIT` or `BARRIER` on a connection that still waits is a [`Violation`]: replies to the two could not be told
+//!   apart. (libuv overwrites the count of the first and keeps its registrations.) No known client does it;
+//! - a release leaves nothing behind, so a later push to a queue cannot release a wait for another key;
+//! - in a `WAIT` on several keys a non-empty queue counts as there, as it does in a `WAIT` on that key alone;
+//! - `MULTI_SET` is atomic, and `LIST_KEYS` is sorted.
+
+mod number;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use bytes::{Bytes, BytesMut};
+
+use crate::proto::{CheckReply, Query, Reply, Request, WaitReply};
+use number::{decimal, parse_decimal};
+
+/// Names a connection, in the order of their acceptance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnId(pub u64);
+
+/// How much a table may hold. A request that would exceed it is refused and changes nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableLimits {
+    /// Stored keys and queues. Default: no limit, as in PyTorch.
+    pub keys: usize,
+    /// Bytes of keys, values and queue items together. Default: no limit, as in PyTorch.
+    pub stored_bytes: usize,
+}
+
+impl Default for TableLimits {
+    fn default() -> Self {
+        TableLimits {
+            keys: usize::MAX,
+            stored_bytes: usize::MAX,
+        }
+    }
+}
+
+/// What an accepted request led to.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// Connections whose wait is over, each to be sent [`WaitReply::StopWaiting`], in this order, and before `reply`.
+    /// The caller's own connection can be among them.
+    pub released: Vec<ConnId>,
+    /// The answer to the request itself; `None` where there is none, or not yet.
+    pub reply: Option<Reply>,
+}
+
+/// A request that cannot be answered; nothing was changed. The protocol has no error reply: the connection is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Violation {
+    /// `ADD` or `BARRIER` on a value that is not a number in 64 bits.
+    #[error("{0:?} on a value that is not a number")]
+    NotANumber(Query),
+    /// `WAIT` or `BARRIER` on a connection that is already waiting.
+    #[error("{0:?} while the connection is already waiting")]
+    AlreadyWaiting(Query),
+    /// A second `VALIDATE`.
+    #[error("second VALIDATE on one connection")]
+    ValidatedTwice,
+    /// A limit of [`TableLimits`] would be exceeded.
+    #[error("{query:?} would exceed the table's limit {what} = {limit}")]
+    Full {
+        /// The refused query.
+        query: Query,
+        /// The field of [`TableLimits`].
+        what: &'static str,
+        /// Its value.
+        limit: usize,
+    },
+}
+
+/// Keys, queues and waiters of one store.
+#[derive(Debug, Default)]
+pub struct Table {
+    values: HashMap<Bytes, Bytes>,
+    /// Never holds an empty queue.
+    queues: HashMap<Bytes, VecDeque<Bytes>>,
+    /// Key → registrations in order of their tickets. Never holds an empty map.
+    registered: HashMap<Bytes, BTreeMap<u64, ConnId>>,
+    waiting: HashMap<ConnId, Waiting>,
+    next_ticket: u64,
+    stored_bytes: usize,
+    limits: TableLimits,
+}
+
+/// One connection's open wait.
+#[derive(Debug)]
+struct Waiting {
+    ticket: u64,
+    /// Keys without an event so far.
+    outstanding: usize,
+    keys: Vec<Bytes>,
+}
+
+impl Table {
+    /// An empty table.
+    pub fn new(limits: TableLimits) -> Self {
+        Table {
+            limits,
+            ..Table::default()
+        }
+    }
+
+    /// Carries out one request of `conn`.
+    ///
+    /// Slices of the receive buffer that the request holds are kept only where that pins little besides.
+    pub fn apply(&mut self, conn: ConnId, request: Request) -> Result<Applied, Violation> {
+        let query = request.query();
+        let mut released = Vec::new();
+        let reply = match request {
+            Request::Validate => return Err(Violation::ValidatedTwice),
+            Request::Ping { nonce } => Some(Reply::Nonce(nonce)),
+            Request::Set { key, value } => {
+                let growth = self.growth(&key, value.len());
+                self.check_room(query, growth)?;
+                let message = key.len() + value.len();
+                self.store(&key, kept(value, message));
+                self.event(&key, &mut released);
+                None
+            }
+            Request::MultiSet { pairs } => {
+                self.check_room_for_all(query, &pairs)?;
+                let message = pairs.iter().map(|(key, value)| key.len() + value.len()).sum();
+                for (key, value) in pairs {
+                    self.store(&key, kept(value, message));
+                    self.event(&key, &mut released);
+                }
+                None
+            }
+            Request::Append { key, value } => {
+                let is_new = !self.values.contains_key(&key);
+                let growth = if is_new {
+                    (1, key.len() + value.len())
+                } else {
+                    (0, value.len())
+                };
+                self.check_room(query, growth)?;
+                self.append(&key, value);
+                self.event(&key, &mut released);
+                None
+            }
+            Request::CompareSet { key, expected, desired } => Some(Reply::Value(match self.values.get(&key) {
+                None if expected.is_empty() => {
+                    self.check_room(query, (1, key.len() + desired.len()))?;
+                    let message = key.len() + desired.len();
+                    self.store(&key, kept(desired.clone(), message));
+                    self.event(&key, &mut released);
+                    desired
+                }
+                // Not an error upstream either: the reply claims a value that is not there.
+                None => expected,
+                Some(current) if *current == expected => {
+                    let growth = self.growth(&key, desired.len());
+                    self.check_room(query, growth)?;
+                    let message = key.len() + expected.len() + desired.len();
+                    self.store(&key, kept(desired.clone(), message));
+                    desired
+                }
+                Some(current) => current.clone(),
+            })),
+            Request::Get { key } => Some(Reply::Value(self.value(&key))),
+            Request::MultiGet { keys } => Some(Reply::Values(keys.iter().map(|key| self.value(key)).collect())),
+            Request::Add { key, amount } => {
+                let sum = self.number(&key, query)?.wrapping_add(amount);
+                self.store_number(&key, sum, query)?;
+                self.event(&key, &mut released);
+                Some(Reply::Integer(sum))
+            }
+            Request::Check { keys } => {
+                let ready = keys.iter().all(|key| self.is_ready(key));
+                Some(Reply::Check(if ready {
+                    CheckReply::Ready
+                } else {
+                    CheckReply::NotReady
+                }))
+            }
+            Request::Wait { keys } => {
+                self.check_not_waiting(conn, query)?;
+                let missing: Vec<Bytes> = keys.into_iter().filter(|key| !self.is_ready(key)).collect();
+                if missing.is_empty() {
+                    Some(Reply::Wait(WaitReply::StopWaiting))
+                } else {
+                    self.register(conn, missing);
+                    None
+                }
+            }
+            Request::CancelWait => {
+                self.disconnect(conn);
+                Some(Reply::Wait(WaitReply::WaitCanceled))
+            }
+            Request::Barrier { key, world_size } => {
+                self.check_not_waiting(conn, query)?;
+                let count = self.number(&key, query)?.wrapping_add(1);
+                self.store_number(&key, count, query)?;
+                if count >= world_size {
+                    self.event(&key, &mut released);
+                    Some(Reply::Wait(WaitReply::StopWaiting))
+                } else {
+                    self.register(conn, vec![key]);
+                    None
+                }
+            }
+            Request::GetNumKeys => Some(Reply::Integer(self.values.len() as i64)),
+            Request::DeleteKey { key } => {
+                let removed = self.values.remove_entry(&key);
+                if let Some((key, value)) = &removed {
+                    self.stored_bytes -= key.len() + value.len();
+                }
+                Some(Reply::Integer(i64::from(removed.is_some())))
+            }
+            Request::ListKeys => {
+                let mut keys: Vec<Bytes> = self.values.keys().cloned().collect();
+                keys.sort_unstable();
+                Some(Reply::Keys(keys))
+            }
+            Request::QueuePush { key, value } => {
+                let is_new = !self.queues.contains_key(&key);
+                let growth = if is_new {
+                    (1, key.len() + value.len())
+                } else {
+                    (0, value.len())
+                };
+                self.check_room(query, growth)?;
+                self.push(&key, value);
+                self.pushed(&key, &mut released);
+                None
+            }
+            Request::QueuePop { key } => Some(self.pop(&key)),
+            Request::QueueLen { key } => Some(Reply::Integer(
+                self.queues.get(&key).map_or(0, |queue| queue.len() as i64),
+            )),
+        };
+        Ok(Applied { released, reply })
+    }
+
+    /// Forgets the wait of a connection, if it has one: it gave up, or it has gone.
+    pub fn disconnect(&mut self, conn: ConnId) {
+        let Some(waiting) = self.waiting.remove(&conn) else {
+            return;
+        };
+        for key in &waiting.keys {
+            if let Some(registrations) = self.registered.get_mut(key) {
+                registrations.remove(&waiting.ticket);
+                if registrations.is_empty() {
+                    self.registered.remove(key);
+                }
+            }
+        }
+    }
+
+    /// Stored keys, as `GETNUMKEYS` counts them.
+    pub fn num_keys(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Connections with an open wait.
+    pub fn num_waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Bytes of keys, values and queue items together.
+    pub fn stored_bytes(&self) -> usize {
+        self.stored_bytes
+    }
+
+    /// Whether a `WAIT` on this key would be answered at once.
+    fn is_ready(&self, key: &Bytes) -> bool {
+        self.values.contains_key(key) || self.queues.contains_key(key)
+    }
+
+    fn value(&self, key: &Bytes) -> Bytes {
+        self.values.get(key).cloned().unwrap_or_default()
+    }
+
+    fn number(&self, key: &Bytes, query: Query) -> Result<i64, Violation> {
+        match self.values.get(key) {
+            None => Ok(0),
+            Some(value) => parse_decimal(value).ok_or(Violation::NotANumber(query)),
+        }
+    }
+
+    fn store_number(&mut self, key: &Bytes, number: i64, query: Query) -> Result<(), Violation> {
+        let text = decimal(number);
+        let growth = self.growth(key, text.len());
+        self.check_room(query, growth)?;
+        self.store(key, text);
+        Ok(())
+    }
+
+    fn store(&mut self, key: &Bytes, value: Bytes) {
+        self.stored_bytes += value.len();
+        match self.values.get_mut(key) {
+            Some(old) => {
+                self.stored_bytes -= old.len();
+                *old = value;
+            }
+            None => {
+                self.stored_bytes += key.len();
+                self.values.insert(Bytes::copy_from_slice(key), value);
+            }
+        }
+    }
+
+    fn append(&mut self, key: &Bytes, more: Bytes) {
+        let Some(old) = self.values.get_mut(key) else {
+            let message = key.len() + more.len();
+            return self.store(key, kept(more, message));
+        };
+        self.stored_bytes += more.len();
+        // In place unless the old value is on its way to somebody, so that many appends are not quadratic.
+        let mut value = match std::mem::take(old).try_into_mut() {
+            Ok(value) => value,
+            Err(shared) => {
+                let mut copy = BytesMut::with_capacity(shared.len() + more.len());
+                copy.extend_from_slice(&shared);
+                copy
+            }
+        };
+        value.extend_from_slice(&more);
+        *old = value.freeze();
+    }
+
+    fn push(&mut self, key: &Bytes, item: Bytes) {
+        let item = kept(item, key.len());
+        self.stored_bytes += item.len();
+        match self.queues.get_mut(key) {
+            Some(queue) => queue.push_back(item),
+            None => {
+                self.stored_bytes += key.len();
+                self.queues.insert(Bytes::copy_from_slice(key), VecDeque::from([item]));
+            }
+        }
+    }
+
+    fn pop(&mut self, key: &Bytes) -> Reply {
+        let Some(queue) = self.queues.get_mut(key) else {
+            return Reply::Popped { length: 0, item: None };
+        };
+        let length = queue.len() as i64;
+        let item = queue.pop_front();
+        self.stored_bytes -= item.as_ref().map_or(0, Bytes::len);
+        if queue.is_empty() {
+            self.stored_bytes -= key.len();
+            self.queues.remove(key);
+        }
+        Reply::Popped { length, item }
+    }
+
+    fn register(&mut self, conn: ConnId, keys: Vec<Bytes>) {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        let keys = compact(keys);
+        let mut outstanding = 0;
+        for key in &keys {
+            // A key named twice is one registration: one event brings both.
+            if self
+                .registered
+                .entry(key.clone())
+                .or_default()
+                .insert(ticket, conn)
+                .is_none()
+            {
+                outstanding += 1;
+            }
+        }
+        self.waiting.insert(
+            conn,
+            Waiting {
+                ticket,
+                outstanding,
+                keys,
+            },
+        );
+    }
+
+    /// `key` has been stored: everybody registered under it needs one key less.
+    ///
+    /// Counts events and does not look again: a key that is deleted before the others arrive still counts, as upstream.
+    fn event(&mut self, key: &Bytes, released: &mut Vec<ConnId>) {
+        let Some(registrations) = self.registered.remove(key) else {
+            return;
+        };
+        for conn in registrations.into_values() {
+            if self.has_one_less(conn) {
+                released.push(conn);
+            }
+        }
+    }
+
+    /// An item was pushed: releases at most one waiter, the first that needs nothing else.
+    fn pushed(&mut self, key: &Bytes, released: &mut Vec<ConnId>) {
+        while let Some(registrations) = self.registered.get_mut(key) {
+            let first = registrations.pop_first();
+            if registrations.is_empty() {
+                self.registered.remove(key);
+            }
+            if let Some((_, conn)) = first
+                && self.has_one_less(conn)
+            {
+                released.push(conn);
+                return;
+            }
+        }
+    }
+
+    /// Counts one event for the wait of `conn`; true if that was the last, in which case the wait is gone.
+    fn has_one_less(&mut self, conn: ConnId) -> bool {
+        let Some(waiting) = self.waiting.get_mut(&conn) else {
+            return false;
+        };
+        waiting.outstanding -= 1;
+        let over = waiting.outstanding == 0;
+        if over {
+            self.waiting.remove(&conn);
+        }
+        over
+    }
+
+    fn check_not_waiting(&self, conn: ConnId, query: Query) -> Result<(), Violation> {
+        if self.waiting.contains_key(&conn) {
+            Err(Violation::AlreadyWaiting(query))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// New keys and additional bytes if `key` gets a value of this length.
+    fn growth(&self, key: &Bytes, value_len: usize) -> (usize, usize) {
+        match self.values.get(key) {
+            Some(old) => (0, value_len.saturating_sub(old.len())),
+            None => (1, key.len() + value_len),
+        }
+    }
+
+    fn check_room(&self, query: Query, (keys, bytes): (usize, usize)) -> Result<(), Violation> {
+        if keys > 0 && self.values.len() + self.queues.len() + keys > self.limits.keys {
+            return Err(Violation::Full {
+                query,
+                what: "keys",
+                limit: self.limits.keys,
+            });
+        }
+        if bytes > 0 && self.stored_bytes.saturating_add(bytes) > self.limits.stored_bytes {
+            return Err(Violation::Full {
+                query,
+                what: "stored_bytes",
+                limit: self.limits.stored_bytes,
+            });
+        }
+        Ok(())
+    }
+
+    /// An upper bound, which counts a repeated key each time: atomic refusal matters more here than the last byte.
+    fn check_room_for_all(&self, query: Query, pairs: &[(Bytes, Bytes)]) -> Result<(), Violation> {
+        if self.limits == TableLimits::default() {
+            return Ok(());
+        }
+        let growth = pairs.iter().map(|(key, value)| self.growth(key, value.len()));
+        let (keys, bytes) = growth.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        self.check_room(query, (keys, bytes))
+    }
+}
+
+/// Values from this size on are kept as slices of the receive buffer, if they are most of it.
+const WORTH_SHARING_BYTES: usize = 64 * 1024;
+
+/// A value to keep: the slice itself where the `message` it is cut from is little more than it, else a copy.
+///
+/// A slice pins its whole receive buffer. The server reads a big request into a buffer of its own, so that a big value
+/// pins little else; a small one might keep megabytes alive.
+fn kept(value: Bytes, message: usize) -> Bytes {
+    let shares = value.len() >= WORTH_SHARING_BYTES && value.len() >= message / 2;
+    if shares { value } else { Bytes::copy_from_slice(&value) }
+}
+
+/// The same keys in one allocation that holds nothing else.
+fn compact(keys: Vec<Bytes>) -> Vec<Bytes> {
+    let mut all = BytesMut::with_capacity(keys.iter().map(Bytes::len).sum());
+    keys.iter().for_each(|key| all.extend_from_slice(key));
+    let mut all = all.freeze();
+    keys.iter().map(|key| all.split_to(key.len())).collect()
+}
+
+#[cfg(test)]
+mod tests;
