@@ -1,1 +1,181 @@
-//! (follows)
+//! Listening sockets for a store.
+//!
+//! Owns binding, with the options PyTorch's servers set, and an error that says who has the port. Leaves accepting to
+//! [`super::server`]. Facts: section 9.1 of the protocol description (`TCPServer` in PyTorch's `socket.cpp`), `proc(5)`.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+
+mod owner;
+
+pub use owner::{PortOwner, find_owner};
+
+/// Listens on every address of the machine: `[::]` for IPv6 and IPv4 together, or `0.0.0.0` where that fails.
+///
+/// Port 0 lets the system choose. The error is that of the second attempt, as PyTorch's libuv server reports it.
+pub fn bind_wildcard(port: u16) -> Result<TcpListener, BindError> {
+    bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))
+        .or_else(|_| bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))))
+}
+
+/// Listens on one address; `[::]` also takes IPv4. Address reuse is on and the backlog is the system's maximum.
+pub fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
+    let open = || -> io::Result<TcpListener> {
+        let socket = Socket::new(
+            Domain::for_address(address),
+            Type::STREAM.nonblocking(),
+            Some(Protocol::TCP),
+        )?;
+        if address.ip() == IpAddr::from(Ipv6Addr::UNSPECIFIED) {
+            socket.set_only_v6(false)?;
+        }
+        socket.set_reuse_address(true)?;
+        socket.bind(&address.into())?;
+        socket.listen(BACKLOG)?;
+        Ok(socket.into())
+    };
+    open().map_err(|source| {
+        let in_use = source.kind() == io::ErrorKind::AddrInUse;
+        BindError {
+            address,
+            owner: in_use.then(|| find_owner(address)),
+            source,
+        }
+    })
+}
+
+/// Takes over a socket that somebody else has bound; it may or may not listen already.
+///
+/// What `master_listen_fd` gives the server. Errors if the descriptor is no socket, or cannot listen.
+pub fn adopt(fd: OwnedFd) -> io::Result<TcpListener> {
+    SockRef::from(&fd).listen(BACKLOG)?;
+    let listener = TcpListener::from(fd);
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// The kernel cuts it down to `net.core.somaxconn`.
+const BACKLOG: i32 = i32::MAX;
+
+/// Why a port cannot be listened on.
+#[derive(Debug)]
+pub struct BindError {
+    /// The address and port that were asked for.
+    pub address: SocketAddr,
+    /// Who has the port; only for "address in use".
+    pub owner: Option<PortOwner>,
+    /// What the system said.
+    pub source: io::Error,
+}
+
+impl fmt::Display for BindError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (ip, port) = (self.address.ip(), self.address.port());
+        match &self.owner {
+            Some(owner) => write!(f, "port {port} on {ip} is already in use by {owner}"),
+            None => write!(f, "cannot listen on port {port} of {ip}: {}", self.source),
+        }
+    }
+}
+
+impl std::error::Error for BindError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.source)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::net::TcpStream;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    fn loopback(port: u16) -> SocketAddr {
+        SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+    }
+
+    #[test]
+    fn the_wildcard_takes_ipv4_and_the_system_chooses_port_0() {
+        let listener = bind_wildcard(0).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert_ne!(port, 0);
+        TcpStream::connect(loopback(port)).unwrap();
+    }
+
+    #[test]
+    fn the_error_names_this_process() {
+        let taken = bind(loopback(0)).unwrap();
+        let address = taken.local_addr().unwrap();
+        let error = bind(address).unwrap_err();
+        let message = error.to_string();
+        let expected = format!(
+            "port {} on 127.0.0.1 is already in use by pid {} (",
+            address.port(),
+            std::process::id()
+        );
+        assert!(message.starts_with(&expected), "{message}");
+        assert_eq!(error.source.kind(), io::ErrorKind::AddrInUse);
+        let wildcard = bind_wildcard(address.port()).unwrap_err().to_string();
+        assert!(
+            wildcard.contains(&format!("by pid {} (", std::process::id())),
+            "{wildcard}"
+        );
+    }
+
+    #[test]
+    fn the_error_names_another_process() {
+        let script = "import socket, sys
+s = socket.create_server(('127.0.0.1', 0))
+print(s.getsockname()[1], flush=True)
+sys.stdin.read()";
+        let mut child = Command::new("python3")
+            .args(["-c", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3 holds a port for this test");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        let error = bind(loopback(line.trim().parse().unwrap())).unwrap_err();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        match error.owner {
+            Some(PortOwner::Process { pid, name }) => {
+                assert_eq!(pid, child.id());
+                assert!(name.starts_with("python"), "{name}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn other_errors_name_address_and_port() {
+        // 192.0.2.1 is set aside for documentation (RFC 5737): no machine has it.
+        let error = bind(SocketAddr::from(([192, 0, 2, 1], 4321))).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .starts_with("cannot listen on port 4321 of 192.0.2.1: "),
+            "{error}"
+        );
+        assert_eq!(error.owner, None);
+    }
+
+    #[test]
+    fn a_bound_socket_is_adopted_and_listens() {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&loopback(0).into()).unwrap();
+        let listener = adopt(socket.into()).unwrap();
+        TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        adopt(file.into()).unwrap_err();
+    }
+}

@@ -1,0 +1,152 @@
+//! Which process listens on a port, as far as `/proc` tells.
+//!
+//! Owns reading `/proc/net/tcp`, `/proc/net/tcp6` and `/proc/<pid>/fd`. Runs only when a port turned out to be taken.
+//! Facts: `proc_net_tcp` in the kernel's documentation, `proc_pid_fd(5)`.
+
+use std::fmt;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// Who has a port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PortOwner {
+    /// This process.
+    Process {
+        /// Its id.
+        pid: u32,
+        /// Its short name, as in `/proc/<pid>/comm`.
+        name: String,
+    },
+    /// A socket listens, but its process cannot be seen: it is another user's, or in another pid namespace.
+    Hidden,
+    /// No listening socket is to be seen: one may be bound without listening, or have closed meanwhile.
+    NotListening,
+}
+
+impl fmt::Display for PortOwner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PortOwner::Process { pid, name } => write!(f, "pid {pid} ({name})"),
+            PortOwner::Hidden => write!(f, "a process that /proc does not show to this user"),
+            PortOwner::NotListening => write!(f, "a socket that does not listen (its owner is not in /proc)"),
+        }
+    }
+}
+
+/// Looks for the process whose listening socket stands in the way of `address`.
+pub fn find_owner(address: SocketAddr) -> PortOwner {
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| fs::read_to_string(path).unwrap_or_default());
+    let inodes: Vec<u64> = tables
+        .iter()
+        .flat_map(|table| listening_inodes(table, address))
+        .collect();
+    if inodes.is_empty() {
+        return PortOwner::NotListening;
+    }
+    process_with_socket(&inodes).unwrap_or(PortOwner::Hidden)
+}
+
+/// Inodes of the listening sockets in one table that keep `wanted` from being bound.
+fn listening_inodes(table: &str, wanted: SocketAddr) -> Vec<u64> {
+    const LISTEN: &str = "0A";
+    let conflicts = |ip: IpAddr| {
+        let (ip, wanted) = (ip.to_canonical(), wanted.ip().to_canonical());
+        ip == wanted || ip.is_unspecified() || wanted.is_unspecified()
+    };
+    table
+        .lines()
+        .skip(1)
+        .filter_map(|line| {
+            let mut columns = line.split_whitespace();
+            let (ip, port) = parse_address(columns.nth(1)?)?;
+            let state = columns.nth(1)?;
+            let inode = columns.nth(5)?.parse().ok()?;
+            (state == LISTEN && port == wanted.port() && conflicts(ip)).then_some(inode)
+        })
+        .collect()
+}
+
+/// Reads `0100007F:1F90`: each 32-bit word of the address is printed as a number of the host's byte order.
+fn parse_address(text: &str) -> Option<(IpAddr, u16)> {
+    let (ip, port) = text.split_once(':')?;
+    let port = u16::from_str_radix(port, 16).ok()?;
+    let word = |at: usize| {
+        u32::from_str_radix(ip.get(at * 8..at * 8 + 8)?, 16)
+            .ok()
+            .map(u32::to_ne_bytes)
+    };
+    let ip = match ip.len() {
+        8 => IpAddr::from(Ipv4Addr::from(word(0)?)),
+        32 => {
+            let mut octets = [0; 16];
+            for at in 0..4 {
+                octets[at * 4..at * 4 + 4].copy_from_slice(&word(at)?);
+            }
+            IpAddr::from(Ipv6Addr::from(octets))
+        }
+        _ => return None,
+    };
+    Some((ip, port))
+}
+
+fn process_with_socket(inodes: &[u64]) -> Option<PortOwner> {
+    let links: Vec<String> = inodes.iter().map(|inode| format!("socket:[{inode}]")).collect();
+    let is_one = |entry: fs::DirEntry| {
+        fs::read_link(entry.path()).is_ok_and(|to| links.iter().any(|link| to.as_os_str() == link.as_str()))
+    };
+    for process in fs::read_dir("/proc").ok()?.flatten() {
+        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        // Processes of other users cannot be read: they are passed over.
+        let Ok(descriptors) = fs::read_dir(process.path().join("fd")) else {
+            continue;
+        };
+        if descriptors.flatten().any(is_one) {
+            let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+            return Some(PortOwner::Process {
+                pid,
+                name: name.trim_end().to_owned(),
+            });
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TCP: &str = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 111 1 0 100 0 0 10 0
+   1: 0100007F:1F90 0100007F:C001 01 00000000:00000000 00:00000000 00000000     0        0 222 1 0 20 4 30 10 -1
+   2: 00000000:1F91 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 333 1 0 100 0 0 10 0
+";
+    const TCP6: &str = "  sl  local_address                         remote_address st tx_queue rx_queue tr tm->when retrnsmt uid timeout inode
+   0: 00000000000000000000000001000000:1F90 00000000000000000000000000000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 444 1 0 100 0 0 10 0
+";
+
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn only_listening_sockets_that_stand_in_the_way_count() {
+        let inodes = |table, address: &str| listening_inodes(table, address.parse().unwrap());
+        assert_eq!(inodes(TCP, "127.0.0.1:8080"), [111]);
+        assert_eq!(inodes(TCP, "0.0.0.0:8080"), [111]);
+        assert_eq!(inodes(TCP, "[::]:8080"), [111]);
+        assert_eq!(inodes(TCP, "127.0.0.2:8080"), []);
+        assert_eq!(inodes(TCP, "127.0.0.2:8081"), [333]);
+        assert_eq!(inodes(TCP6, "[::1]:8080"), [444]);
+        assert_eq!(inodes("", "[::1]:8080"), []);
+        assert_eq!(inodes("head\n nonsense\n 0: 1:2 3 0A\n", "[::1]:8080"), []);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_said() {
+        assert_eq!(
+            PortOwner::Hidden.to_string(),
+            "a process that /proc does not show to this user"
+        );
+        let nobody = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        assert_eq!(find_owner(nobody), PortOwner::NotListening);
+    }
+}

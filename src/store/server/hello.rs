@@ -1,0 +1,86 @@
+//! Who is at the door: c10d, another protocol we know, or a stranger.
+//!
+//! Owns the decision from a connection's first bytes. Leaves reading them to [`super::connection`].
+
+use crate::proto::{Query, VALIDATION_MAGIC};
+
+use super::Upgrade;
+
+/// What the first bytes of a connection say.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Visitor {
+    /// Too few bytes to tell.
+    Unknown,
+    /// A c10d client; its `VALIDATE` is complete.
+    Client,
+    /// The magic of the upgrade at this index.
+    Upgrade(usize),
+    /// Neither.
+    Foreign,
+}
+
+pub(super) fn recognise(first: &[u8], upgrades: &[Upgrade]) -> Visitor {
+    let mut validate = [Query::Validate.code(); 5];
+    validate[1..].copy_from_slice(&VALIDATION_MAGIC.to_le_bytes());
+    if first.starts_with(&validate) {
+        return Visitor::Client;
+    }
+    if let Some(at) = upgrades.iter().position(|upgrade| first.starts_with(upgrade.magic)) {
+        return Visitor::Upgrade(at);
+    }
+    let may_become = validate.starts_with(first) || upgrades.iter().any(|upgrade| upgrade.magic.starts_with(first));
+    if may_become { Visitor::Unknown } else { Visitor::Foreign }
+}
+
+/// The first line of a stranger's bytes as printable text, at most [`PREVIEW_BYTES`] of them.
+///
+/// `None` if they begin like a c10d query: then they may hold keys and values, which are nobody's business.
+pub(super) fn preview(first: &[u8]) -> Option<String> {
+    let code = *first.first()?;
+    if Query::from_code(code).is_some() {
+        return None;
+    }
+    let line = first.split(|byte| matches!(byte, b'\r' | b'\n')).next()?;
+    Some(line[..line.len().min(PREVIEW_BYTES)].escape_ascii().to_string())
+}
+
+const PREVIEW_BYTES: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc::unbounded_channel;
+
+    use super::*;
+
+    #[test]
+    fn first_bytes_are_told_apart_as_early_as_possible() {
+        let (to, _taker) = unbounded_channel();
+        let upgrades = [Upgrade { magic: b"ERS1", to }];
+        let cases: [(&[u8], Visitor); 9] = [
+            (b"", Visitor::Unknown),
+            (b"\0\xce\xf7\x85", Visitor::Unknown),
+            (b"\0\xce\xf7\x85\x3c", Visitor::Client),
+            (b"\0\xce\xf7\x85\x3c\x0d\x01", Visitor::Client),
+            (b"\0\xce\xf7\x86", Visitor::Foreign),
+            (b"\x07", Visitor::Foreign),
+            (b"ER", Visitor::Unknown),
+            (b"ERS1 and more", Visitor::Upgrade(0)),
+            (b"ERS2", Visitor::Foreign),
+        ];
+        for (first, visitor) in cases {
+            assert_eq!(recognise(first, &upgrades), visitor, "{}", first.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn previews_are_short_printable_and_hold_no_keys() {
+        assert_eq!(
+            preview(b"GET / HTTP/1.1\r\nHost: x\r\n").as_deref(),
+            Some("GET / HTTP/1.1")
+        );
+        assert_eq!(preview(b"\x16\x03\x01\xff").as_deref(), Some("\\x16\\x03\\x01\\xff"));
+        assert_eq!(preview(&[b'a'; 1000]).map(|text| text.len()), Some(PREVIEW_BYTES));
+        assert_eq!(preview(b"\x01\x06\0\0\0\0\0\0\0secret"), None);
+        assert_eq!(preview(b""), None);
+    }
+}

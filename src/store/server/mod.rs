@@ -1,0 +1,97 @@
+//! The store's server: a [`Table`](super::Table) behind sockets.
+//!
+//! Owns accepting, each connection's buffers and their bounds, turning away what does not speak c10d, and the server's
+//! lifetime. Leaves decisions to the table, bytes to [`crate::proto`], and listening sockets to [`super::listen`].
+//! Facts: sections 2, 8 and 9 of the protocol description; it names the accidents of PyTorch's servers that are not copied.
+//!
+//! One thread serves all connections ([`StoreServer`] has its own; [`serve`] runs in the caller's), so the table needs no
+//! lock and every request is atomic. That thread never waits for Python. It does log through `tracing`: a subscriber
+//! that takes the GIL must do so on a thread of its own, or a Python thread that holds the GIL while it waits for
+//! this server waits for ever.
+//!
+//! To read: `hello` decides who is at the door, `connection` talks to them, `hub` applies what they ask,
+//! `outbox` holds what they have not read yet.
+
+mod accept;
+mod connection;
+mod control;
+mod hello;
+mod hub;
+mod outbox;
+mod stats;
+mod thread;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::table::TableLimits;
+use crate::proto::Limits;
+
+pub use accept::serve;
+pub use control::{Control, Controller, Ended, control};
+pub use stats::{Cause, Stats};
+pub use thread::StoreServer;
+
+/// How a server behaves. Every limit exceeded costs the connection that exceeds it, and is counted and logged.
+#[derive(Debug, Clone)]
+pub struct ServerOptions {
+    /// What lengths in requests may be at most.
+    pub limits: Limits,
+    /// What the table may hold at most.
+    pub table: TableLimits,
+    /// Connections that may be open at once; a further one is closed at once. Default 1 048 576.
+    pub max_connections: usize,
+    /// How long a connection may take to say `VALIDATE` (or the magic of an upgrade). Default 30 s.
+    ///
+    /// PyTorch's servers wait for ever.
+    pub hello_timeout: Duration,
+    /// How much may wait for a client that does not read its replies. Default 64 MiB.
+    ///
+    /// A connection that sends a further request while more than this waits is closed. A single reply may be larger: it is
+    /// delivered as fast as the client reads.
+    pub reply_buffer_bytes: usize,
+    /// How long a client that has closed its sending side may take to read the rest. Default 30 s.
+    pub flush_timeout: Duration,
+    /// Other protocols on the same port.
+    pub upgrades: Vec<Upgrade>,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        ServerOptions {
+            limits: Limits::default(),
+            table: TableLimits::default(),
+            max_connections: 1 << 20,
+            hello_timeout: Duration::from_secs(30),
+            reply_buffer_bytes: 64 << 20,
+            flush_timeout: Duration::from_secs(30),
+            upgrades: Vec::new(),
+        }
+    }
+}
+
+/// Another protocol on the same port: a connection whose first bytes are `magic` is handed over whole.
+#[derive(Debug, Clone)]
+pub struct Upgrade {
+    /// Its first bytes. The first byte is never 0, which begins every c10d connection.
+    pub magic: &'static [u8],
+    /// Who takes over.
+    pub to: UnboundedSender<Upgraded>,
+}
+
+/// A connection that turned out to speak another protocol.
+#[derive(Debug)]
+pub struct Upgraded {
+    /// The connection, with `TCP_NODELAY` set.
+    pub stream: TcpStream,
+    /// What has been read from it, the magic included.
+    pub first_bytes: BytesMut,
+    /// The other end.
+    pub peer: SocketAddr,
+    /// This end: the address by which the other end reached the server.
+    pub local: SocketAddr,
+}

@@ -1,0 +1,172 @@
+//! A server on a thread of its own.
+
+use std::io;
+use std::mem;
+use std::net::{SocketAddr, TcpListener};
+use std::process;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::LocalSet;
+
+use super::control::{Control, Controller, Ended, control};
+use super::{ServerOptions, Stats, serve};
+
+/// A running server. Dropping it stops the server and waits for its thread, unless
+/// [`stop_when_closed`](Self::stop_when_closed) was called: then the server outlives it.
+///
+/// In a process forked from the one that started it, it does nothing: the thread did not come along.
+#[derive(Debug)]
+pub struct StoreServer {
+    controller: Controller,
+    local_addr: SocketAddr,
+    thread: Mutex<Thread>,
+    started_by: u32,
+}
+
+#[derive(Debug)]
+enum Thread {
+    Running(JoinHandle<Ended>),
+    /// It ends with its owner's connection.
+    Released(JoinHandle<Ended>),
+    Ended(Ended),
+}
+
+impl StoreServer {
+    /// Starts a server on these listeners; at least one. See [`super::super::listen`] for making them.
+    pub fn start(listeners: Vec<TcpListener>, options: ServerOptions) -> io::Result<StoreServer> {
+        let local_addr = match listeners.first() {
+            Some(listener) => listener.local_addr()?,
+            None => {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    "a server needs a listening socket",
+                ));
+            }
+        };
+        let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
+        let listeners = {
+            let _inside = runtime.enter();
+            listeners.into_iter().map(into_async).collect::<io::Result<Vec<_>>>()?
+        };
+        let (controller, control) = control();
+        let thread = thread::Builder::new()
+            .name(format!("store-{}", local_addr.port()))
+            .spawn(move || run(runtime, listeners, options, control))?;
+        let thread = Mutex::new(Thread::Running(thread));
+        Ok(StoreServer {
+            controller,
+            local_addr,
+            thread,
+            started_by: process::id(),
+        })
+    }
+
+    /// The address of the first listener.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// The port of the first listener.
+    pub fn port(&self) -> u16 {
+        self.local_addr.port()
+    }
+
+    /// The server's counters.
+    pub fn stats(&self) -> Stats {
+        self.controller.stats()
+    }
+
+    /// Another way to steer the server. While one is kept, dropping `self` still stops the server.
+    pub fn controller(&self) -> Controller {
+        self.controller.clone()
+    }
+
+    /// Closes everything and waits until the thread has ended. More than once is harmless.
+    pub fn stop(&self) {
+        if self.is_inherited() {
+            return;
+        }
+        self.controller.stop();
+        self.join();
+    }
+
+    /// Ties the server's life to its owner's connection, named by the client's local address.
+    ///
+    /// The server then ends when that connection closes (at once if it has), and dropping `self` no longer stops it.
+    /// [`stop`](Self::stop) still does.
+    pub fn stop_when_closed(&self, owner: SocketAddr) {
+        if self.is_inherited() {
+            return;
+        }
+        self.controller.stop_when_closed(owner);
+        let mut thread = self.thread.lock();
+        *thread = match mem::replace(&mut *thread, Thread::Ended(Ended::Stopped)) {
+            Thread::Running(handle) => Thread::Released(handle),
+            other => other,
+        };
+    }
+
+    /// Waits until every client has disconnected, or `timeout`, then stops; true if all had gone.
+    ///
+    /// Clients that close a moment later than this is called thus never see a reset. New ones are served meanwhile.
+    pub fn drain(&self, timeout: Duration) -> bool {
+        if self.is_inherited() {
+            return false;
+        }
+        self.controller.drain(timeout);
+        self.join() == Ended::Drained
+    }
+
+    /// Whether the server has ended by itself, for instance because its owner's connection closed.
+    pub fn has_ended(&self) -> bool {
+        match &*self.thread.lock() {
+            Thread::Running(handle) | Thread::Released(handle) => handle.is_finished(),
+            Thread::Ended(_) => true,
+        }
+    }
+
+    fn join(&self) -> Ended {
+        let mut thread = self.thread.lock();
+        let ended = match mem::replace(&mut *thread, Thread::Ended(Ended::Stopped)) {
+            Thread::Running(handle) | Thread::Released(handle) => handle.join().unwrap_or(Ended::Stopped),
+            Thread::Ended(ended) => ended,
+        };
+        *thread = Thread::Ended(ended);
+        ended
+    }
+
+    fn is_inherited(&self) -> bool {
+        self.started_by != process::id()
+    }
+}
+
+impl Drop for StoreServer {
+    fn drop(&mut self) {
+        let thread = mem::replace(self.thread.get_mut(), Thread::Ended(Ended::Stopped));
+        match thread {
+            // Joining a thread that fork has not copied would wait for ever.
+            Thread::Running(handle) | Thread::Released(handle) if self.started_by != process::id() => {
+                mem::forget(handle)
+            }
+            Thread::Running(handle) => {
+                self.controller.stop();
+                // A panic in the thread has been reported by the panic hook.
+                let _ = handle.join();
+            }
+            // Its controller goes with `self`; the server carries on until its owner's connection closes.
+            Thread::Released(_) | Thread::Ended(_) => {}
+        }
+    }
+}
+
+fn into_async(listener: TcpListener) -> io::Result<tokio::net::TcpListener> {
+    listener.set_nonblocking(true)?;
+    tokio::net::TcpListener::from_std(listener)
+}
+
+fn run(runtime: Runtime, listeners: Vec<tokio::net::TcpListener>, options: ServerOptions, control: Control) -> Ended {
+    LocalSet::new().block_on(&runtime, serve(listeners, options, control))
+}
