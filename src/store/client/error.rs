@@ -1,0 +1,200 @@
+//! What can go wrong for a client.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::proto::ProtoError;
+
+/// Why a store operation did not succeed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// What was waited for had not come when the timeout ended. The connection stays usable.
+    #[error("{operation} of {keys} timed out after {elapsed:?} (timeout {timeout:?}, store at {peer})")]
+    WaitTimeout {
+        /// The operation, as PyTorch names it.
+        operation: &'static str,
+        /// The store.
+        peer: SocketAddr,
+        /// The keys, as the caller named them.
+        keys: Keys,
+        /// The timeout that was in force.
+        timeout: Duration,
+        /// The time that passed.
+        elapsed: Duration,
+    },
+    /// Fewer workers than expected had joined when the timeout ended. The connection stays usable.
+    #[error("{joined} of {world_size} workers joined within {elapsed:?} (timeout {timeout:?}, store at {peer})")]
+    WorkersTimeout {
+        /// The store.
+        peer: SocketAddr,
+        /// Workers that have joined.
+        joined: i64,
+        /// Workers that should have.
+        world_size: i64,
+        /// The timeout that was in force.
+        timeout: Duration,
+        /// The time that passed.
+        elapsed: Duration,
+    },
+    /// No store answered at this address in time. There is no connection.
+    #[error("no store reached at {host}:{port} within {elapsed:?} (timeout {timeout:?}, {attempts} attempts): {last}")]
+    ConnectTimeout {
+        /// As given.
+        host: String,
+        /// As given.
+        port: u16,
+        /// The timeout that was in force.
+        timeout: Duration,
+        /// The time that passed.
+        elapsed: Duration,
+        /// How often it was tried.
+        attempts: u32,
+        /// What the last attempt met, address by address.
+        last: String,
+    },
+    /// The connection is gone. This and every later operation fails; whether this one was carried out is not known.
+    #[error("{operation} of {keys} failed after {elapsed:?}: connection to the store at {peer} lost: {cause}")]
+    ConnectionLost {
+        /// The operation, as PyTorch names it.
+        operation: &'static str,
+        /// The store.
+        peer: SocketAddr,
+        /// The keys, as the caller named them.
+        keys: Keys,
+        /// The time that passed.
+        elapsed: Duration,
+        /// What ended the connection, during this operation or an earlier one.
+        cause: LostCause,
+    },
+    /// The other end does not follow the protocol. The connection is closed; every later operation fails.
+    #[error("{operation} of {keys} failed after {elapsed:?}: protocol violation by the store at {peer}: {what}")]
+    Protocol {
+        /// The operation, as PyTorch names it.
+        operation: &'static str,
+        /// The store.
+        peer: SocketAddr,
+        /// The keys, as the caller named them.
+        keys: Keys,
+        /// The time that passed.
+        elapsed: Duration,
+        /// What is wrong with its bytes.
+        what: ProtoError,
+    },
+    /// The queue held nothing, or another client was faster. The connection stays usable.
+    #[error("queue {keys} is empty (store at {peer})")]
+    QueueEmpty {
+        /// The store.
+        peer: SocketAddr,
+        /// The queue.
+        keys: Keys,
+    },
+    /// `multi_set` was given unequal numbers of keys and values. Nothing was sent.
+    #[error("multi_set of {keys} keys and {values} values")]
+    LengthMismatch {
+        /// Number of keys.
+        keys: usize,
+        /// Number of values.
+        values: usize,
+    },
+}
+
+impl StoreError {
+    /// Whether trying again can help: at once or later on the same connection, or on a new one where this one is lost.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            StoreError::WaitTimeout { .. }
+            | StoreError::WorkersTimeout { .. }
+            | StoreError::ConnectTimeout { .. }
+            | StoreError::ConnectionLost { .. }
+            | StoreError::QueueEmpty { .. } => true,
+            StoreError::Protocol { .. } | StoreError::LengthMismatch { .. } => false,
+        }
+    }
+
+    /// Whether time ran out.
+    pub fn is_timeout(&self) -> bool {
+        matches!(
+            self,
+            StoreError::WaitTimeout { .. } | StoreError::WorkersTimeout { .. } | StoreError::ConnectTimeout { .. }
+        )
+    }
+
+    /// Whether the connection can still be used.
+    pub fn leaves_connection_usable(&self) -> bool {
+        !matches!(
+            self,
+            StoreError::ConnectTimeout { .. } | StoreError::ConnectionLost { .. } | StoreError::Protocol { .. }
+        )
+    }
+}
+
+/// What ended a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LostCause {
+    /// The store closed it: it has ended, or it has refused a request.
+    Closed,
+    /// The system reported an error, such as a reset.
+    Io {
+        /// Its kind.
+        kind: io::ErrorKind,
+        /// Its text.
+        message: Box<str>,
+    },
+    /// The other end does not follow the protocol.
+    Protocol(ProtoError),
+}
+
+impl fmt::Display for LostCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LostCause::Closed => write!(f, "closed by the store"),
+            LostCause::Io { message, .. } => write!(f, "{message}"),
+            LostCause::Protocol(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl From<io::Error> for LostCause {
+    fn from(error: io::Error) -> Self {
+        LostCause::Io {
+            kind: error.kind(),
+            message: error.to_string(),
+        }
+    }
+}
+
+impl From<ProtoError> for LostCause {
+    fn from(error: ProtoError) -> Self {
+        LostCause::Protocol(error)
+    }
+}
+
+/// The keys of an operation. Displays the first few.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Keys(pub Box<[Bytes]>);
+
+impl fmt::Display for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 3;
+        const SHOWN_BYTES: usize = 200;
+        if self.0.is_empty() {
+            return write!(f, "no keys");
+        }
+        for (at, key) in self.0.iter().take(SHOWN).enumerate() {
+            let separator = if at == 0 { "" } else { ", " };
+            let cut = if key.len() > SHOWN_BYTES { "…" } else { "" };
+            let text = String::from_utf8_lossy(&key[..key.len().min(SHOWN_BYTES)]);
+            write!(f, "{separator}`{text}{cut}`")?;
+        }
+        match self.0.len().saturating_sub(SHOWN) {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
+}
