@@ -164,7 +164,7 @@ impl From<io::Error> for LostCause {
     fn from(error: io::Error) -> Self {
         LostCause::Io {
             kind: error.kind(),
-            message: error.to_string(),
+            message: error.to_string().into(),
         }
     }
 }
