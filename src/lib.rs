@@ -5,5 +5,5 @@
 //! `cargo check --no-default-features --lib` compiles the pure half alone. `ARCHITECTURE.md` has the map.
 
 pub mod proto;
-pub mod store;
 pub mod rendezvous;
+pub mod store;

@@ -22,21 +22,12 @@ pub struct Decoder {
 impl Decoder {
     /// For a fresh connection: its first request must be `VALIDATE`, and no later one may be.
     pub fn new(limits: Limits) -> Self {
-        Decoder {
-            limits,
-            validated: false,
-            walk: None,
-            failed: None,
-            needed: 1,
-        }
+        Decoder { limits, validated: false, walk: None, failed: None, needed: 1 }
     }
 
     /// For a connection whose `VALIDATE` has been seen.
     pub fn validated(limits: Limits) -> Self {
-        Decoder {
-            validated: true,
-            ..Decoder::new(limits)
-        }
+        Decoder { validated: true, ..Decoder::new(limits) }
     }
 
     /// Takes one request off the front of `buf`; `Ok(None)` until a whole one has arrived.
@@ -114,14 +105,7 @@ impl Walk {
             Shape::Once(fields) => (fields, Some(if fields.is_empty() { 0 } else { 1 })),
             Shape::List(fields) => (fields, None),
         };
-        Walk {
-            query,
-            fields,
-            next: 0,
-            rounds,
-            at: 1,
-            needed: 1,
-        }
+        Walk { query, fields, next: 0, rounds, at: 1, needed: 1 }
     }
 
     /// Goes as far as the bytes allow; true once the end has been reached.
@@ -188,12 +172,7 @@ impl Walk {
 
     fn check(&self, announced: u64, limit: usize, what: &'static str) -> Result<(), ProtoError> {
         if announced > limit as u64 {
-            return Err(ProtoError::TooLong {
-                query: self.query,
-                what,
-                announced,
-                limit,
-            });
+            return Err(ProtoError::TooLong { query: self.query, what, announced, limit });
         }
         Ok(())
     }
@@ -201,11 +180,7 @@ impl Walk {
 
 /// Refuses a wrong magic number at its first wrong byte, so that a stranger need not be waited for.
 fn check_magic(seen: &[u8]) -> Result<(), ProtoError> {
-    if VALIDATION_MAGIC.to_le_bytes().starts_with(seen) {
-        Ok(())
-    } else {
-        Err(ProtoError::BadMagic)
-    }
+    if VALIDATION_MAGIC.to_le_bytes().starts_with(seen) { Ok(()) } else { Err(ProtoError::BadMagic) }
 }
 
 /// Cuts a message that has been walked to its end. The walk has seen every byte, so the getters cannot run short.
@@ -214,48 +189,27 @@ fn cut(query: Query, mut message: Bytes) -> Request {
     let m = &mut message;
     match query {
         Query::Validate => Request::Validate,
-        Query::Set => Request::Set {
-            key: part(m),
-            value: part(m),
-        },
-        Query::CompareSet => Request::CompareSet {
-            key: part(m),
-            expected: part(m),
-            desired: part(m),
-        },
+        Query::Set => Request::Set { key: part(m), value: part(m) },
+        Query::CompareSet => Request::CompareSet { key: part(m), expected: part(m), desired: part(m) },
         Query::Get => Request::Get { key: part(m) },
-        Query::Add => Request::Add {
-            key: part(m),
-            amount: m.get_i64_le(),
-        },
+        Query::Add => Request::Add { key: part(m), amount: m.get_i64_le() },
         Query::Check => Request::Check { keys: parts(m) },
         Query::Wait => Request::Wait { keys: parts(m) },
         Query::GetNumKeys => Request::GetNumKeys,
         Query::DeleteKey => Request::DeleteKey { key: part(m) },
-        Query::Append => Request::Append {
-            key: part(m),
-            value: part(m),
-        },
+        Query::Append => Request::Append { key: part(m), value: part(m) },
         Query::MultiGet => Request::MultiGet { keys: parts(m) },
         Query::MultiSet => {
             let count = m.get_u64_le();
-            Request::MultiSet {
-                pairs: (0..count).map(|_| (part(m), part(m))).collect(),
-            }
+            Request::MultiSet { pairs: (0..count).map(|_| (part(m), part(m))).collect() }
         }
         Query::CancelWait => Request::CancelWait,
         Query::Ping => Request::Ping { nonce: m.get_u32_le() },
-        Query::QueuePush => Request::QueuePush {
-            key: part(m),
-            value: part(m),
-        },
+        Query::QueuePush => Request::QueuePush { key: part(m), value: part(m) },
         Query::QueuePop => Request::QueuePop { key: part(m) },
         Query::QueueLen => Request::QueueLen { key: part(m) },
         Query::ListKeys => Request::ListKeys,
-        Query::Barrier => Request::Barrier {
-            key: part(m),
-            world_size: m.get_i64_le(),
-        },
+        Query::Barrier => Request::Barrier { key: part(m), world_size: m.get_i64_le() },
     }
 }
 
@@ -282,13 +236,7 @@ mod tests {
     fn set_is_cut_into_key_and_value() {
         let bytes = b"\x01\x06\0\0\0\0\0\0\0/alpha\x03\0\0\0\0\0\0\0one";
         let request = decode(bytes).unwrap().unwrap();
-        assert_eq!(
-            request,
-            Request::Set {
-                key: Bytes::from("/alpha"),
-                value: Bytes::from("one")
-            }
-        );
+        assert_eq!(request, Request::Set { key: Bytes::from("/alpha"), value: Bytes::from("one") });
         let mut again = BytesMut::new();
         request.encode(&mut again);
         assert_eq!(&again[..], bytes);
@@ -297,62 +245,19 @@ mod tests {
     #[test]
     fn a_length_is_refused_before_its_body_arrives() {
         let key = decode(b"\x01\x01\x20\0\0\0\0\0\0").unwrap_err();
-        assert!(
-            matches!(
-                key,
-                ProtoError::TooLong {
-                    what: "key_bytes",
-                    announced: 8193,
-                    ..
-                }
-            ),
-            "{key}"
-        );
+        assert!(matches!(key, ProtoError::TooLong { what: "key_bytes", announced: 8193, .. }), "{key}");
         let value = decode(b"\x01\x00\0\0\0\0\0\0\0\x01\0\x80\0\0\0\0\0").unwrap_err();
-        assert!(
-            matches!(
-                value,
-                ProtoError::TooLong {
-                    what: "value_bytes",
-                    announced: 8_388_609,
-                    ..
-                }
-            ),
-            "{value}"
-        );
+        assert!(matches!(value, ProtoError::TooLong { what: "value_bytes", announced: 8_388_609, .. }), "{value}");
         let count = decode(b"\x0b\xff\xff\xff\xff\xff\xff\xff\xff").unwrap_err();
-        assert!(
-            matches!(
-                count,
-                ProtoError::TooLong {
-                    what: "list_len",
-                    announced: u64::MAX,
-                    ..
-                }
-            ),
-            "{count}"
-        );
+        assert!(matches!(count, ProtoError::TooLong { what: "list_len", announced: u64::MAX, .. }), "{count}");
     }
 
     #[test]
     fn a_message_is_refused_where_it_passes_the_limit_of_the_whole() {
-        let limits = Limits {
-            message_bytes: 30,
-            ..Limits::default()
-        };
+        let limits = Limits { message_bytes: 30, ..Limits::default() };
         let mut buf = BytesMut::from(&b"\x05\x02\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0a\x05\0\0\0\0\0\0\0"[..]);
         let error = Decoder::validated(limits).decode(&mut buf).unwrap_err();
-        assert!(
-            matches!(
-                error,
-                ProtoError::TooLong {
-                    what: "message_bytes",
-                    announced: 31,
-                    ..
-                }
-            ),
-            "{error}"
-        );
+        assert!(matches!(error, ProtoError::TooLong { what: "message_bytes", announced: 31, .. }), "{error}");
     }
 
     #[test]
@@ -361,19 +266,11 @@ mod tests {
         let mut buf = BytesMut::from(&b"\0\xce\xf7\x85\x3c\0"[..]);
         assert_eq!(decoder.decode(&mut buf), Ok(Some(Request::Validate)));
         assert_eq!(decoder.decode(&mut buf), Err(ProtoError::ValidatedTwice));
-        assert_eq!(
-            decoder.decode(&mut buf),
-            Err(ProtoError::ValidatedTwice),
-            "the error stays"
-        );
+        assert_eq!(decoder.decode(&mut buf), Err(ProtoError::ValidatedTwice), "the error stays");
 
         let first = |bytes: &[u8]| Decoder::new(Limits::default()).decode(&mut BytesMut::from(bytes));
         assert_eq!(first(b"\x07"), Err(ProtoError::NotValidated(Query::GetNumKeys)));
-        assert_eq!(
-            first(b"\0\xce\xf8"),
-            Err(ProtoError::BadMagic),
-            "refused at the first wrong byte"
-        );
+        assert_eq!(first(b"\0\xce\xf8"), Err(ProtoError::BadMagic), "refused at the first wrong byte");
         assert_eq!(first(b"\0\xce"), Ok(None));
         assert_eq!(first(b"\x13"), Err(ProtoError::UnknownQuery(19)));
     }

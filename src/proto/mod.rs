@@ -39,12 +39,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits {
-            key_bytes: 8 * 1024,
-            value_bytes: 8 * 1024 * 1024,
-            list_len: 128 * 1024,
-            message_bytes: 2 << 30,
-        }
+        Limits { key_bytes: 8 * 1024, value_bytes: 8 * 1024 * 1024, list_len: 128 * 1024, message_bytes: 2 << 30 }
     }
 }
 

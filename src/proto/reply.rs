@@ -140,12 +140,7 @@ impl ReplyDecoder {
             ReplyShape::Values(count) => Some(count as u64),
             _ => None,
         };
-        ReplyDecoder {
-            shape,
-            left,
-            at: 0,
-            needed: 1,
-        }
+        ReplyDecoder { shape, left, at: 0, needed: 1 }
     }
 
     /// How many bytes, at least, the buffer must hold before the next call can get further.
@@ -197,16 +192,10 @@ impl ReplyDecoder {
                         return Err(ProtoError::ImpossibleLength(number));
                     }
                     self.at += 8;
-                    self.left = Some(if self.shape == ReplyShape::Popped {
-                        number.min(1)
-                    } else {
-                        number
-                    });
+                    self.left = Some(if self.shape == ReplyShape::Popped { number.min(1) } else { number });
                 }
                 Some(left) => {
-                    let end = usize::try_from(number)
-                        .ok()
-                        .and_then(|length| length.checked_add(self.at + 8));
+                    let end = usize::try_from(number).ok().and_then(|length| length.checked_add(self.at + 8));
                     let Some(end) = end.filter(|&end| end <= isize::MAX as usize) else {
                         return Err(ProtoError::ImpossibleLength(number));
                     };
@@ -223,10 +212,7 @@ impl ReplyDecoder {
         Ok(Some(match self.shape {
             ReplyShape::Popped => {
                 let length = message.get_i64_le();
-                Reply::Popped {
-                    length,
-                    item: (length > 0).then(|| part(&mut message)),
-                }
+                Reply::Popped { length, item: (length > 0).then(|| part(&mut message)) }
             }
             ReplyShape::Keys => {
                 let count = message.get_u64_le();
@@ -248,24 +234,13 @@ mod tests {
         let empty = ReplyDecoder::new(ReplyShape::Popped).decode(&mut buf).unwrap();
         assert_eq!(empty, Some(Reply::Popped { length: 0, item: None }));
         let one = ReplyDecoder::new(ReplyShape::Popped).decode(&mut buf).unwrap();
-        assert_eq!(
-            one,
-            Some(Reply::Popped {
-                length: 2,
-                item: Some(Bytes::from("x"))
-            })
-        );
+        assert_eq!(one, Some(Reply::Popped { length: 2, item: Some(Bytes::from("x")) }));
         assert!(buf.is_empty());
     }
 
     #[test]
     fn impossible_lengths_are_errors_and_reserve_nothing() {
-        for shape in [
-            ReplyShape::Value,
-            ReplyShape::Values(3),
-            ReplyShape::Keys,
-            ReplyShape::Popped,
-        ] {
+        for shape in [ReplyShape::Value, ReplyShape::Values(3), ReplyShape::Keys, ReplyShape::Popped] {
             let mut buf = BytesMut::from(&[0xff; 8][..]);
             let error = ReplyDecoder::new(shape).decode(&mut buf).unwrap_err();
             assert_eq!(error, ProtoError::ImpossibleLength(u64::MAX), "{shape:?}");

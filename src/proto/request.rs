@@ -213,11 +213,7 @@ impl<B: AsRef<[u8]>> Request<B> {
                 put_bytes(out, expected);
                 put_bytes(out, desired);
             }
-            Request::Add { key, amount: number }
-            | Request::Barrier {
-                key,
-                world_size: number,
-            } => {
+            Request::Add { key, amount: number } | Request::Barrier { key, world_size: number } => {
                 put_bytes(out, key);
                 out.put_i64_le(*number);
             }

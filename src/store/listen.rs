@@ -25,11 +25,7 @@ pub fn bind_wildcard(port: u16) -> Result<TcpListener, BindError> {
 /// Listens on one address; `[::]` also takes IPv4. Address reuse is on and the backlog is the system's maximum.
 pub fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
     let open = || -> io::Result<TcpListener> {
-        let socket = Socket::new(
-            Domain::for_address(address),
-            Type::STREAM.nonblocking(),
-            Some(Protocol::TCP),
-        )?;
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
         if address.ip() == IpAddr::from(Ipv6Addr::UNSPECIFIED) {
             socket.set_only_v6(false)?;
         }
@@ -40,11 +36,7 @@ pub fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
     };
     open().map_err(|source| {
         let in_use = source.kind() == io::ErrorKind::AddrInUse;
-        BindError {
-            address,
-            owner: in_use.then(|| find_owner(address)),
-            source,
-        }
+        BindError { address, owner: in_use.then(|| find_owner(address)), source }
     })
 }
 
@@ -114,18 +106,12 @@ mod tests {
         let address = taken.local_addr().unwrap();
         let error = bind(address).unwrap_err();
         let message = error.to_string();
-        let expected = format!(
-            "port {} on 127.0.0.1 is already in use by pid {} (",
-            address.port(),
-            std::process::id()
-        );
+        let expected =
+            format!("port {} on 127.0.0.1 is already in use by pid {} (", address.port(), std::process::id());
         assert!(message.starts_with(&expected), "{message}");
         assert_eq!(error.source.kind(), io::ErrorKind::AddrInUse);
         let wildcard = bind_wildcard(address.port()).unwrap_err().to_string();
-        assert!(
-            wildcard.contains(&format!("by pid {} (", std::process::id())),
-            "{wildcard}"
-        );
+        assert!(wildcard.contains(&format!("by pid {} (", std::process::id())), "{wildcard}");
     }
 
     #[test]
@@ -141,9 +127,7 @@ sys.stdin.read()";
             .spawn()
             .expect("python3 holds a port for this test");
         let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap())
-            .read_line(&mut line)
-            .unwrap();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let error = bind(loopback(line.trim().parse().unwrap())).unwrap_err();
         child.kill().unwrap();
         child.wait().unwrap();
@@ -160,12 +144,7 @@ sys.stdin.read()";
     fn other_errors_name_address_and_port() {
         // 192.0.2.1 is set aside for documentation (RFC 5737): no machine has it.
         let error = bind(SocketAddr::from(([192, 0, 2, 1], 4321))).unwrap_err();
-        assert!(
-            error
-                .to_string()
-                .starts_with("cannot listen on port 4321 of 192.0.2.1: "),
-            "{error}"
-        );
+        assert!(error.to_string().starts_with("cannot listen on port 4321 of 192.0.2.1: "), "{error}");
         assert_eq!(error.owner, None);
     }
 

@@ -36,10 +36,7 @@ pub struct TableLimits {
 
 impl Default for TableLimits {
     fn default() -> Self {
-        TableLimits {
-            keys: usize::MAX,
-            stored_bytes: usize::MAX,
-        }
+        TableLimits { keys: usize::MAX, stored_bytes: usize::MAX }
     }
 }
 
@@ -104,10 +101,7 @@ struct Waiting {
 impl Table {
     /// An empty table.
     pub fn new(limits: TableLimits) -> Self {
-        Table {
-            limits,
-            ..Table::default()
-        }
+        Table { limits, ..Table::default() }
     }
 
     /// Carries out one request of `conn`.
@@ -138,11 +132,7 @@ impl Table {
             }
             Request::Append { key, value } => {
                 let is_new = !self.values.contains_key(&key);
-                let growth = if is_new {
-                    (1, key.len() + value.len())
-                } else {
-                    (0, value.len())
-                };
+                let growth = if is_new { (1, key.len() + value.len()) } else { (0, value.len()) };
                 self.check_room(query, growth)?;
                 self.append(&key, value);
                 self.event(&key, &mut released);
@@ -177,11 +167,7 @@ impl Table {
             }
             Request::Check { keys } => {
                 let ready = keys.iter().all(|key| self.is_ready(key));
-                Some(Reply::Check(if ready {
-                    CheckReply::Ready
-                } else {
-                    CheckReply::NotReady
-                }))
+                Some(Reply::Check(if ready { CheckReply::Ready } else { CheckReply::NotReady }))
             }
             Request::Wait { keys } => {
                 self.check_not_waiting(conn, query)?;
@@ -224,20 +210,16 @@ impl Table {
             }
             Request::QueuePush { key, value } => {
                 let is_new = !self.queues.contains_key(&key);
-                let growth = if is_new {
-                    (1, key.len() + value.len())
-                } else {
-                    (0, value.len())
-                };
+                let growth = if is_new { (1, key.len() + value.len()) } else { (0, value.len()) };
                 self.check_room(query, growth)?;
                 self.push(&key, value);
                 self.pushed(&key, &mut released);
                 None
             }
             Request::QueuePop { key } => Some(self.pop(&key)),
-            Request::QueueLen { key } => Some(Reply::Integer(
-                self.queues.get(&key).map_or(0, |queue| queue.len() as i64),
-            )),
+            Request::QueueLen { key } => {
+                Some(Reply::Integer(self.queues.get(&key).map_or(0, |queue| queue.len() as i64)))
+            }
         };
         Ok(Applied { released, reply })
     }
@@ -362,24 +344,11 @@ impl Table {
         let mut outstanding = 0;
         for key in &keys {
             // A key named twice is one registration: one event brings both.
-            if self
-                .registered
-                .entry(key.clone())
-                .or_default()
-                .insert(ticket, conn)
-                .is_none()
-            {
+            if self.registered.entry(key.clone()).or_default().insert(ticket, conn).is_none() {
                 outstanding += 1;
             }
         }
-        self.waiting.insert(
-            conn,
-            Waiting {
-                ticket,
-                outstanding,
-                keys,
-            },
-        );
+        self.waiting.insert(conn, Waiting { ticket, outstanding, keys });
     }
 
     /// `key` has been stored: everybody registered under it needs one key less.
@@ -426,11 +395,7 @@ impl Table {
     }
 
     fn check_not_waiting(&self, conn: ConnId, query: Query) -> Result<(), Violation> {
-        if self.waiting.contains_key(&conn) {
-            Err(Violation::AlreadyWaiting(query))
-        } else {
-            Ok(())
-        }
+        if self.waiting.contains_key(&conn) { Err(Violation::AlreadyWaiting(query)) } else { Ok(()) }
     }
 
     /// New keys and additional bytes if `key` gets a value of this length.
@@ -443,18 +408,10 @@ impl Table {
 
     fn check_room(&self, query: Query, (keys, bytes): (usize, usize)) -> Result<(), Violation> {
         if keys > 0 && self.values.len() + self.queues.len() + keys > self.limits.keys {
-            return Err(Violation::Full {
-                query,
-                what: "keys",
-                limit: self.limits.keys,
-            });
+            return Err(Violation::Full { query, what: "keys", limit: self.limits.keys });
         }
         if bytes > 0 && self.stored_bytes.saturating_add(bytes) > self.limits.stored_bytes {
-            return Err(Violation::Full {
-                query,
-                what: "stored_bytes",
-                limit: self.limits.stored_bytes,
-            });
+            return Err(Violation::Full { query, what: "stored_bytes", limit: self.limits.stored_bytes });
         }
         Ok(())
     }

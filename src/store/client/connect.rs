@@ -27,14 +27,7 @@ pub(super) async fn connect(host: &str, port: u16, limit: Duration) -> Result<Li
         let now = Instant::now();
         if now >= deadline {
             let (host, elapsed) = (host.to_owned(), now - start);
-            return Err(StoreError::ConnectTimeout {
-                host,
-                port,
-                timeout: limit,
-                elapsed,
-                attempts,
-                last,
-            });
+            return Err(StoreError::ConnectTimeout { host, port, timeout: limit, elapsed, attempts, last });
         }
         tracing::debug!(target: "elastic_rs::store::client", host, port, attempts, error = last, "store not reached");
         // Drawn around the pause, so that the clients of a job do not knock all at once.
@@ -67,11 +60,7 @@ async fn attempt(host: &str, port: u16, deadline: Instant) -> Result<Link, Strin
             Err(_) => met.push(format!("{address}: no answer within {share:?}")),
         }
     }
-    Err(if met.is_empty() {
-        format!("`{host}` has no address")
-    } else {
-        met.join("; ")
-    })
+    Err(if met.is_empty() { format!("`{host}` has no address") } else { met.join("; ") })
 }
 
 async fn reach(address: SocketAddr) -> Result<Link, String> {

@@ -162,10 +162,7 @@ impl fmt::Display for LostCause {
 
 impl From<io::Error> for LostCause {
     fn from(error: io::Error) -> Self {
-        LostCause::Io {
-            kind: error.kind(),
-            message: error.to_string().into(),
-        }
+        LostCause::Io { kind: error.kind(), message: error.to_string().into() }
     }
 }
 

@@ -62,18 +62,10 @@ impl Link {
     /// Says `VALIDATE` and `PING` on a fresh connection, in one write: PyTorch's libuv server requires it of the first.
     pub(super) async fn open(stream: TcpStream, nonce: u32) -> Result<Link, Failure> {
         stream.set_nodelay(true)?;
-        let keepalive = TcpKeepalive::new()
-            .with_time(KEEPALIVE_IDLE)
-            .with_interval(KEEPALIVE_INTERVAL);
+        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
         SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
         let (input, output) = Default::default();
-        let mut link = Link {
-            stream,
-            input,
-            output,
-            owed: None,
-            lost: None,
-        };
+        let mut link = Link { stream, input, output, owed: None, lost: None };
         Outgoing::Validate.encode(&mut link.output);
         let reply = link.call(&Outgoing::Ping { nonce }).await?;
         match reply {
@@ -204,10 +196,7 @@ impl Link {
     /// Asks for the end of the open wait.
     fn cancel(&mut self) {
         Outgoing::CancelWait.encode(&mut self.output);
-        self.owed = Some(Owed::Cancel {
-            decoder: ReplyDecoder::new(ReplyShape::Wait),
-            released: false,
-        });
+        self.owed = Some(Owed::Cancel { decoder: ReplyDecoder::new(ReplyShape::Wait), released: false });
     }
 
     /// Sends what is left to send and reads what is owed, with no interest in what it says.
@@ -222,10 +211,7 @@ impl Link {
                 (Reply::Wait(WaitReply::WaitCanceled), _) => self.owed = None,
                 // The release and the cancellation have crossed: the reply to the latter follows.
                 (Reply::Wait(WaitReply::StopWaiting), false) => {
-                    self.owed = Some(Owed::Cancel {
-                        decoder: ReplyDecoder::new(ReplyShape::Wait),
-                        released: true,
-                    });
+                    self.owed = Some(Owed::Cancel { decoder: ReplyDecoder::new(ReplyShape::Wait), released: true });
                 }
                 _ => return Err(ProtoError::BadWaitCanceled(WaitReply::StopWaiting as u8).into()),
             }

@@ -36,10 +36,7 @@ impl Default for ClientOptions {
     /// Mirrors `TCPStore`'s default `timeout`.
     fn default() -> Self {
         let timeout = Duration::from_secs(300);
-        ClientOptions {
-            connect_timeout: timeout,
-            timeout: Some(timeout),
-        }
+        ClientOptions { connect_timeout: timeout, timeout: Some(timeout) }
     }
 }
 
@@ -59,10 +56,7 @@ impl StoreClient {
     /// Connects to a store, which need not be there yet.
     pub async fn connect(host: &str, port: u16, options: ClientOptions) -> Result<StoreClient, StoreError> {
         let start = Instant::now();
-        let ClientOptions {
-            connect_timeout,
-            timeout,
-        } = options;
+        let ClientOptions { connect_timeout, timeout } = options;
         let link = connect::connect(host, port, connect_timeout).await?;
         let (local, peer) = link.addresses().map_err(|error| StoreError::ConnectTimeout {
             host: host.to_owned(),
@@ -73,23 +67,12 @@ impl StoreClient {
             last: error.to_string(),
         })?;
         let (link, timeout) = (tokio::sync::Mutex::new(link), Mutex::new(timeout));
-        Ok(StoreClient {
-            link,
-            host: host.to_owned(),
-            port,
-            connect_timeout,
-            timeout,
-            local,
-            peer,
-        })
+        Ok(StoreClient { link, host: host.to_owned(), port, connect_timeout, timeout, local, peer })
     }
 
     /// A new connection to the same store, with the same timeout. What `Store.clone()` does.
     pub async fn connect_again(&self) -> Result<StoreClient, StoreError> {
-        let options = ClientOptions {
-            connect_timeout: self.connect_timeout,
-            timeout: self.timeout(),
-        };
+        let options = ClientOptions { connect_timeout: self.connect_timeout, timeout: self.timeout() };
         StoreClient::connect(&self.host, self.port, options).await
     }
 
@@ -127,10 +110,7 @@ impl StoreClient {
     pub async fn set(&self, key: &[u8], value: &[u8]) -> Result<(), StoreError> {
         let keys = [key];
         let op = self.begin("set", &keys);
-        let request = Request::Set {
-            key: sent(key),
-            value: Cow::Borrowed(value),
-        };
+        let request = Request::Set { key: sent(key), value: Cow::Borrowed(value) };
         op.end(self.link.lock().await.send(&request).await)
     }
 
@@ -158,11 +138,7 @@ impl StoreClient {
         let keys = [key];
         let op = self.begin("compare_set", &keys);
         let (expected, desired) = (Cow::Borrowed(expected), Cow::Borrowed(desired));
-        let request = Request::CompareSet {
-            key: sent(key),
-            expected,
-            desired,
-        };
+        let request = Request::CompareSet { key: sent(key), expected, desired };
         op.end(self.link.lock().await.value(&request).await)
     }
 
@@ -170,13 +146,7 @@ impl StoreClient {
     pub async fn delete_key(&self, key: &[u8]) -> Result<bool, StoreError> {
         let keys = [key];
         let op = self.begin("delete_key", &keys);
-        let removed = op.end(
-            self.link
-                .lock()
-                .await
-                .integer(&Request::DeleteKey { key: sent(key) })
-                .await,
-        )?;
+        let removed = op.end(self.link.lock().await.integer(&Request::DeleteKey { key: sent(key) }).await)?;
         Ok(removed == 1)
     }
 
@@ -208,10 +178,7 @@ impl StoreClient {
     pub async fn append(&self, key: &[u8], value: &[u8]) -> Result<(), StoreError> {
         let keys = [key];
         let op = self.begin("append", &keys);
-        let request = Request::Append {
-            key: sent(key),
-            value: Cow::Borrowed(value),
-        };
+        let request = Request::Append { key: sent(key), value: Cow::Borrowed(value) };
         op.end(self.link.lock().await.send(&request).await)
     }
 
@@ -226,10 +193,7 @@ impl StoreClient {
     /// Stores several values. Returns when they have been sent.
     pub async fn multi_set<K: AsRef<[u8]>, V: AsRef<[u8]>>(&self, keys: &[K], values: &[V]) -> Result<(), StoreError> {
         if keys.len() != values.len() {
-            return Err(StoreError::LengthMismatch {
-                keys: keys.len(),
-                values: values.len(),
-            });
+            return Err(StoreError::LengthMismatch { keys: keys.len(), values: values.len() });
         }
         let op = self.begin("multi_set", keys);
         let values = values.iter().map(|value| Cow::Borrowed(value.as_ref()));
@@ -241,10 +205,7 @@ impl StoreClient {
     pub async fn queue_push(&self, key: &[u8], value: &[u8]) -> Result<(), StoreError> {
         let keys = [key];
         let op = self.begin("queue_push", &keys);
-        let request = Request::QueuePush {
-            key: sent(key),
-            value: Cow::Borrowed(value),
-        };
+        let request = Request::QueuePush { key: sent(key), value: Cow::Borrowed(value) };
         op.end(self.link.lock().await.send(&request).await)
     }
 
@@ -259,34 +220,21 @@ impl StoreClient {
             op.end(link.wait(&wait_for(&keys), self.timeout()).await)?;
         }
         let item = op.end(link.popped(&Request::QueuePop { key: sent(key) }).await)?;
-        item.ok_or_else(|| StoreError::QueueEmpty {
-            peer: self.peer,
-            keys: op.keys(),
-        })
+        item.ok_or_else(|| StoreError::QueueEmpty { peer: self.peer, keys: op.keys() })
     }
 
     /// The length of a queue; 0 if there is none.
     pub async fn queue_len(&self, key: &[u8]) -> Result<i64, StoreError> {
         let keys = [key];
         let op = self.begin("queue_len", &keys);
-        op.end(
-            self.link
-                .lock()
-                .await
-                .integer(&Request::QueueLen { key: sent(key) })
-                .await,
-        )
+        op.end(self.link.lock().await.integer(&Request::QueueLen { key: sent(key) }).await)
     }
 
     /// All keys that clients have stored, in no particular order.
     pub async fn list_keys(&self) -> Result<Vec<Bytes>, StoreError> {
         let op = self.begin::<&[u8]>("list_keys", &[]);
         let keys = op.end(self.link.lock().await.values(&Request::ListKeys).await)?;
-        Ok(keys
-            .into_iter()
-            .filter(|key| key.starts_with(PREFIX))
-            .map(|key| key.slice(PREFIX.len()..))
-            .collect())
+        Ok(keys.into_iter().filter(|key| key.starts_with(PREFIX)).map(|key| key.slice(PREFIX.len()..)).collect())
     }
 
     /// Waits until `world_size` callers have come to this key, which must be fresh.
@@ -298,10 +246,7 @@ impl StoreClient {
     pub async fn barrier_within(&self, key: &[u8], world_size: i64, limit: Option<Duration>) -> Result<(), StoreError> {
         let keys = [key];
         let op = self.begin("barrier", &keys);
-        let request = Request::Barrier {
-            key: sent(key),
-            world_size,
-        };
+        let request = Request::Barrier { key: sent(key), world_size };
         op.end(self.link.lock().await.wait(&request, limit).await)
     }
 
@@ -311,10 +256,7 @@ impl StoreClient {
     pub async fn join_workers(&self) -> Result<i64, StoreError> {
         let keys = [INIT_KEY];
         let op = self.begin("join_workers", &keys);
-        let request = Request::Add {
-            key: Cow::Borrowed(INIT_KEY),
-            amount: 1,
-        };
+        let request = Request::Add { key: Cow::Borrowed(INIT_KEY), amount: 1 };
         op.end(self.link.lock().await.integer(&request).await)
     }
 
@@ -327,34 +269,20 @@ impl StoreClient {
             let init = || Cow::Borrowed(INIT_KEY);
             op.end(link.wait(&Request::Wait { keys: vec![init()] }, limit).await)?;
             let count = op.end(link.value(&Request::Get { key: init() }).await)?;
-            let joined = std::str::from_utf8(&count)
-                .ok()
-                .and_then(|count| count.parse().ok())
-                .unwrap_or(0);
+            let joined = std::str::from_utf8(&count).ok().and_then(|count| count.parse().ok()).unwrap_or(0);
             if joined >= world_size {
                 return Ok(());
             }
             let elapsed = op.start.elapsed();
             if let Some(timeout) = limit.filter(|&limit| elapsed >= limit) {
-                return Err(StoreError::WorkersTimeout {
-                    peer: self.peer,
-                    joined,
-                    world_size,
-                    timeout,
-                    elapsed,
-                });
+                return Err(StoreError::WorkersTimeout { peer: self.peer, joined, world_size, timeout, elapsed });
             }
             sleep(WORKERS_INTERVAL).await;
         }
     }
 
     fn begin<'a, K: AsRef<[u8]>>(&self, name: &'static str, named: &'a [K]) -> Operation<'a, K> {
-        Operation {
-            name,
-            named,
-            peer: self.peer,
-            start: Instant::now(),
-        }
+        Operation { name, named, peer: self.peer, start: Instant::now() }
     }
 }
 
@@ -368,39 +296,18 @@ struct Operation<'a, K> {
 
 impl<K: AsRef<[u8]>> Operation<'_, K> {
     fn keys(&self) -> Keys {
-        Keys(
-            self.named
-                .iter()
-                .map(|key| Bytes::copy_from_slice(key.as_ref()))
-                .collect(),
-        )
+        Keys(self.named.iter().map(|key| Bytes::copy_from_slice(key.as_ref())).collect())
     }
 
     fn end<T>(&self, result: Result<T, Failure>) -> Result<T, StoreError> {
         result.map_err(|failure| {
             let (operation, peer, keys, elapsed) = (self.name, self.peer, self.keys(), self.start.elapsed());
             match failure {
-                Failure::Timeout(timeout) => StoreError::WaitTimeout {
-                    operation,
-                    peer,
-                    keys,
-                    timeout,
-                    elapsed,
-                },
-                Failure::Lost(LostCause::Protocol(what)) => StoreError::Protocol {
-                    operation,
-                    peer,
-                    keys,
-                    elapsed,
-                    what,
-                },
-                Failure::Lost(cause) => StoreError::ConnectionLost {
-                    operation,
-                    peer,
-                    keys,
-                    elapsed,
-                    cause,
-                },
+                Failure::Timeout(timeout) => StoreError::WaitTimeout { operation, peer, keys, timeout, elapsed },
+                Failure::Lost(LostCause::Protocol(what)) => {
+                    StoreError::Protocol { operation, peer, keys, elapsed, what }
+                }
+                Failure::Lost(cause) => StoreError::ConnectionLost { operation, peer, keys, elapsed, cause },
             }
         })
     }

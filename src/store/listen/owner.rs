@@ -36,10 +36,7 @@ impl fmt::Display for PortOwner {
 /// Looks for the process whose listening socket stands in the way of `address`.
 pub fn find_owner(address: SocketAddr) -> PortOwner {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| fs::read_to_string(path).unwrap_or_default());
-    let inodes: Vec<u64> = tables
-        .iter()
-        .flat_map(|table| listening_inodes(table, address))
-        .collect();
+    let inodes: Vec<u64> = tables.iter().flat_map(|table| listening_inodes(table, address)).collect();
     if inodes.is_empty() {
         return PortOwner::NotListening;
     }
@@ -70,11 +67,7 @@ fn listening_inodes(table: &str, wanted: SocketAddr) -> Vec<u64> {
 fn parse_address(text: &str) -> Option<(IpAddr, u16)> {
     let (ip, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
-    let word = |at: usize| {
-        u32::from_str_radix(ip.get(at * 8..at * 8 + 8)?, 16)
-            .ok()
-            .map(u32::to_ne_bytes)
-    };
+    let word = |at: usize| u32::from_str_radix(ip.get(at * 8..at * 8 + 8)?, 16).ok().map(u32::to_ne_bytes);
     let ip = match ip.len() {
         8 => IpAddr::from(Ipv4Addr::from(word(0)?)),
         32 => {
@@ -104,10 +97,7 @@ fn process_with_socket(inodes: &[u64]) -> Option<PortOwner> {
         };
         if descriptors.flatten().any(is_one) {
             let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-            return Some(PortOwner::Process {
-                pid,
-                name: name.trim_end().to_owned(),
-            });
+            return Some(PortOwner::Process { pid, name: name.trim_end().to_owned() });
         }
     }
     None
@@ -142,10 +132,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_said() {
-        assert_eq!(
-            PortOwner::Hidden.to_string(),
-            "a process that /proc does not show to this user"
-        );
+        assert_eq!(PortOwner::Hidden.to_string(), "a process that /proc does not show to this user");
         let nobody = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
         assert_eq!(find_owner(nobody), PortOwner::NotListening);
     }

@@ -110,9 +110,7 @@ fn accept(hub: &Rc<Hub>, stream: TcpStream, peer: SocketAddr) {
         let detail = format!("limit max_connections = {}", hub.options.max_connections);
         return hub.reject(peer, Cause::TooManyConnections, &detail, None);
     }
-    let keepalive = TcpKeepalive::new()
-        .with_time(KEEPALIVE_IDLE)
-        .with_interval(KEEPALIVE_INTERVAL);
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
     // Neither is vital, and on a connection that is already dead both fail.
     let _ = stream.set_nodelay(true);
     let _ = SockRef::from(&stream).set_tcp_keepalive(&keepalive);

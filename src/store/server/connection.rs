@@ -78,12 +78,7 @@ fn upgrade(hub: &Hub, at: usize, stream: TcpStream, first_bytes: BytesMut, peer:
         Err(error) => return tracing::debug!(target: LOG_TARGET, %peer, %error, "connection lost before its upgrade"),
     };
     let upgrade = &hub.options.upgrades[at];
-    match upgrade.to.send(Upgraded {
-        stream,
-        first_bytes,
-        peer,
-        local,
-    }) {
+    match upgrade.to.send(Upgraded { stream, first_bytes, peer, local }) {
         Ok(()) => {
             hub.counters.connections_upgraded.fetch_add(1, Relaxed);
             tracing::debug!(target: LOG_TARGET, %peer, "connection upgraded");
@@ -107,13 +102,7 @@ pub(super) struct Connection {
 
 impl Connection {
     pub(super) fn new(id: ConnId, stream: TcpStream, peer: SocketAddr) -> Self {
-        Connection {
-            id,
-            peer,
-            stream,
-            outbox: RefCell::default(),
-            nudged: Notify::new(),
-        }
+        Connection { id, peer, stream, outbox: RefCell::default(), nudged: Notify::new() }
     }
 
     pub(super) fn queue(&self, reply: Reply) {
@@ -160,11 +149,7 @@ impl From<io::Error> for End {
 
 impl From<ProtoError> for End {
     fn from(error: ProtoError) -> Self {
-        let cause = if let ProtoError::TooLong { .. } = error {
-            Cause::TooLong
-        } else {
-            Cause::Protocol
-        };
+        let cause = if let ProtoError::TooLong { .. } = error { Cause::TooLong } else { Cause::Protocol };
         End::Rejected(cause, error.to_string())
     }
 }
@@ -194,14 +179,7 @@ struct Talk<'a> {
 impl<'a> Talk<'a> {
     fn new(hub: &'a Hub, connection: &'a Connection, buf: BytesMut) -> Self {
         let decoder = Decoder::new(hub.options.limits.clone());
-        Talk {
-            hub,
-            connection,
-            buf,
-            decoder,
-            read_bytes: SMALL_READ_BYTES,
-            turn: Turn::default(),
-        }
+        Talk { hub, connection, buf, decoder, read_bytes: SMALL_READ_BYTES, turn: Turn::default() }
     }
 
     async fn run(mut self) -> Result<(), End> {
@@ -253,11 +231,7 @@ impl<'a> Talk<'a> {
         let most = self.make_room();
         loop {
             let all_sent = connection.queued_bytes() == 0;
-            let interest = if all_sent {
-                Interest::READABLE
-            } else {
-                Interest::READABLE | Interest::WRITABLE
-            };
+            let interest = if all_sent { Interest::READABLE } else { Interest::READABLE | Interest::WRITABLE };
             let ready = tokio::select! {
                 ready = connection.stream.ready(interest) => ready?,
                 () = connection.nudged.notified() => continue,
@@ -270,11 +244,8 @@ impl<'a> Talk<'a> {
             }
             match connection.stream.try_read_buf(&mut (&mut self.buf).limit(most)) {
                 Ok(count) => {
-                    self.read_bytes = if count >= most {
-                        (self.read_bytes * 2).min(LARGE_READ_BYTES)
-                    } else {
-                        SMALL_READ_BYTES
-                    };
+                    self.read_bytes =
+                        if count >= most { (self.read_bytes * 2).min(LARGE_READ_BYTES) } else { SMALL_READ_BYTES };
                     if self.turn.is_over_after(count / BYTES_PER_REQUEST) {
                         tokio::task::yield_now().await;
                     }

@@ -13,16 +13,7 @@ use super::stats::Counters;
 pub fn control() -> (Controller, Control) {
     let (commands, receiver) = unbounded_channel();
     let counters = Arc::<Counters>::default();
-    (
-        Controller {
-            commands,
-            counters: counters.clone(),
-        },
-        Control {
-            commands: receiver,
-            counters,
-        },
-    )
+    (Controller { commands, counters: counters.clone() }, Control { commands: receiver, counters })
 }
 
 /// Steers a server. When the last clone is dropped the server stops, unless it was told to end some other way.

@@ -74,10 +74,7 @@ mod tests {
 
     #[test]
     fn previews_are_short_printable_and_hold_no_keys() {
-        assert_eq!(
-            preview(b"GET / HTTP/1.1\r\nHost: x\r\n").as_deref(),
-            Some("GET / HTTP/1.1")
-        );
+        assert_eq!(preview(b"GET / HTTP/1.1\r\nHost: x\r\n").as_deref(), Some("GET / HTTP/1.1"));
         assert_eq!(preview(b"\x16\x03\x01\xff").as_deref(), Some("\\x16\\x03\\x01\\xff"));
         assert_eq!(preview(&[b'a'; 1000]).map(|text| text.len()), Some(PREVIEW_BYTES));
         assert_eq!(preview(b"\x01\x06\0\0\0\0\0\0\0secret"), None);

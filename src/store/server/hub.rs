@@ -55,13 +55,8 @@ impl Hub {
         connections.last += 1;
         let connection = Rc::new(Connection::new(ConnId(connections.last), stream, peer));
         connections.open.insert(connection.id, connection.clone());
-        self.counters
-            .connections_open
-            .store(connections.open.len() as u64, Relaxed);
-        Open {
-            hub: self.clone(),
-            connection,
-        }
+        self.counters.connections_open.store(connections.open.len() as u64, Relaxed);
+        Open { hub: self.clone(), connection }
     }
 
     pub(super) fn open_count(&self) -> usize {
@@ -76,12 +71,7 @@ impl Hub {
     pub(super) fn find(&self, peer: SocketAddr) -> Option<ConnId> {
         let same =
             |other: SocketAddr| other.port() == peer.port() && other.ip().to_canonical() == peer.ip().to_canonical();
-        self.connections
-            .borrow()
-            .open
-            .values()
-            .find(|connection| same(connection.peer))
-            .map(|connection| connection.id)
+        self.connections.borrow().open.values().find(|connection| same(connection.peer)).map(|connection| connection.id)
     }
 
     /// Carries out one request of `connection` and queues its reply. Others that it releases are written to at once.
@@ -138,10 +128,7 @@ impl Drop for Open {
         self.hub.forget_wait(id);
         let mut connections = self.hub.connections.borrow_mut();
         connections.open.remove(&id);
-        self.hub
-            .counters
-            .connections_open
-            .store(connections.open.len() as u64, Relaxed);
+        self.hub.counters.connections_open.store(connections.open.len() as u64, Relaxed);
         self.hub.closed.notify_one();
     }
 }

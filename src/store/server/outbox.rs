@@ -103,12 +103,7 @@ mod tests {
             let mut expected = Vec::new();
             for round in 0..100u8 {
                 let big = Bytes::from(vec![round; 600]);
-                for piece in [
-                    Bytes::from(vec![round; 3]),
-                    big,
-                    Bytes::from(vec![round; 20]),
-                    Bytes::new(),
-                ] {
+                for piece in [Bytes::from(vec![round; 3]), big, Bytes::from(vec![round; 20]), Bytes::new()] {
                     expected.extend_from_slice(&piece);
                     outbox.put_shared(piece);
                 }

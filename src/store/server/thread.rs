@@ -40,10 +40,7 @@ impl StoreServer {
         let local_addr = match listeners.first() {
             Some(listener) => listener.local_addr()?,
             None => {
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidInput,
-                    "a server needs a listening socket",
-                ));
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, "a server needs a listening socket"));
             }
         };
         let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
@@ -56,12 +53,7 @@ impl StoreServer {
             .name(format!("store-{}", local_addr.port()))
             .spawn(move || run(runtime, listeners, options, control))?;
         let thread = Mutex::new(Thread::Running(thread));
-        Ok(StoreServer {
-            controller,
-            local_addr,
-            thread,
-            started_by: process::id(),
-        })
+        Ok(StoreServer { controller, local_addr, thread, started_by: process::id() })
     }
 
     /// The address of the first listener.

@@ -17,22 +17,15 @@ pub(super) fn parse_decimal(value: &[u8]) -> Option<i64> {
         Some(b'+') => (false, &text[1..]),
         _ => (false, text),
     };
-    let count = digits
-        .iter()
-        .position(|byte| !byte.is_ascii_digit())
-        .unwrap_or(digits.len());
+    let count = digits.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(digits.len());
     if count == 0 {
         return None;
     }
     // Downwards from zero: i64::MIN has no positive counterpart.
-    let below_zero = digits[..count].iter().try_fold(0i64, |number, digit| {
-        number.checked_mul(10)?.checked_sub(i64::from(digit - b'0'))
-    })?;
-    if negative {
-        Some(below_zero)
-    } else {
-        below_zero.checked_neg()
-    }
+    let below_zero = digits[..count]
+        .iter()
+        .try_fold(0i64, |number, digit| number.checked_mul(10)?.checked_sub(i64::from(digit - b'0')))?;
+    if negative { Some(below_zero) } else { below_zero.checked_neg() }
 }
 
 /// Writes a number: no padding, no plus sign.

@@ -30,13 +30,7 @@ impl Store {
         (applied.reply, applied.released)
     }
     fn set(&mut self, k: &str, v: &str) -> Vec<ConnId> {
-        let (reply, released) = self.apply(
-            C,
-            Request::Set {
-                key: key(k),
-                value: key(v),
-            },
-        );
+        let (reply, released) = self.apply(C, Request::Set { key: key(k), value: key(v) });
         assert_eq!(reply, None, "SET must not be acknowledged");
         released
     }
@@ -44,33 +38,13 @@ impl Store {
         self.apply(conn, Request::Wait { keys: keys(names) }).0
     }
     fn push(&mut self, k: &str, v: &str) -> Vec<ConnId> {
-        self.apply(
-            C,
-            Request::QueuePush {
-                key: key(k),
-                value: key(v),
-            },
-        )
-        .1
+        self.apply(C, Request::QueuePush { key: key(k), value: key(v) }).1
     }
     fn compare_set(&mut self, k: &str, expected: &str, desired: &str) -> (Option<Reply>, Vec<ConnId>) {
-        self.apply(
-            C,
-            Request::CompareSet {
-                key: key(k),
-                expected: key(expected),
-                desired: key(desired),
-            },
-        )
+        self.apply(C, Request::CompareSet { key: key(k), expected: key(expected), desired: key(desired) })
     }
     fn barrier(&mut self, conn: ConnId, k: &str, world_size: i64) -> (Option<Reply>, Vec<ConnId>) {
-        self.apply(
-            conn,
-            Request::Barrier {
-                key: key(k),
-                world_size,
-            },
-        )
+        self.apply(conn, Request::Barrier { key: key(k), world_size })
     }
     fn get(&mut self, k: &str) -> Option<Reply> {
         self.apply(C, Request::Get { key: key(k) }).0
@@ -82,30 +56,14 @@ impl Store {
 fn compare_set_decides_as_upstream_and_releases_only_on_creation() {
     let mut store = Store::default();
     assert_eq!(store.wait(A, &["k"]), None);
-    assert_eq!(
-        store.compare_set("k", "x", "new"),
-        (value("x"), vec![]),
-        "missing, not empty: stays missing"
-    );
+    assert_eq!(store.compare_set("k", "x", "new"), (value("x"), vec![]), "missing, not empty: stays missing");
     assert_eq!(store.apply(C, Request::GetNumKeys).0, Some(Reply::Integer(0)));
-    assert_eq!(
-        store.compare_set("k", "", "one"),
-        (value("one"), vec![A]),
-        "missing, empty: created"
-    );
+    assert_eq!(store.compare_set("k", "", "one"), (value("one"), vec![A]), "missing, empty: created");
     assert_eq!(store.compare_set("k", "one", "two"), (value("two"), vec![]));
     assert_eq!(store.compare_set("k", "one", "three"), (value("two"), vec![]));
-    assert_eq!(
-        store.compare_set("k", "", "three"),
-        (value("two"), vec![]),
-        "empty does not match a value"
-    );
+    assert_eq!(store.compare_set("k", "", "three"), (value("two"), vec![]), "empty does not match a value");
     store.set("empty", "");
-    assert_eq!(
-        store.compare_set("empty", "", "x"),
-        (value("x"), vec![]),
-        "an empty value matches empty"
-    );
+    assert_eq!(store.compare_set("empty", "", "x"), (value("x"), vec![]), "an empty value matches empty");
 }
 
 #[test]
@@ -131,13 +89,7 @@ fn waiters_are_released_in_order_of_registration() {
     for conn in [B, A, C] {
         store.wait(conn, &["k"]);
     }
-    let (reply, released) = store.apply(
-        C,
-        Request::Add {
-            key: key("k"),
-            amount: 0,
-        },
-    );
+    let (reply, released) = store.apply(C, Request::Add { key: key("k"), amount: 0 });
     assert_eq!((reply, released), (Some(Reply::Integer(0)), vec![B, A, C]));
 }
 
@@ -147,13 +99,7 @@ fn a_second_wait_on_a_waiting_connection_is_refused_and_changes_nothing() {
     store.wait(A, &["k"]);
     let again = store.0.apply(A, Request::Wait { keys: vec![] });
     assert_eq!(again, Err(Violation::AlreadyWaiting(Query::Wait)));
-    let barrier = store.0.apply(
-        A,
-        Request::Barrier {
-            key: key("b"),
-            world_size: 1,
-        },
-    );
+    let barrier = store.0.apply(A, Request::Barrier { key: key("b"), world_size: 1 });
     assert_eq!(barrier, Err(Violation::AlreadyWaiting(Query::Barrier)));
     assert_eq!(store.get("b"), value(""), "not counted");
     assert_eq!(store.set("k", "v"), [A]);
@@ -178,13 +124,7 @@ fn a_push_releases_one_waiter_and_leaves_nothing_behind() {
     store.wait(B, &["q"]);
     assert_eq!(store.push("q", "1"), [A]);
     let popped = store.apply(A, Request::QueuePop { key: key("q") }).0;
-    assert_eq!(
-        popped,
-        Some(Reply::Popped {
-            length: 1,
-            item: Some(key("1"))
-        })
-    );
+    assert_eq!(popped, Some(Reply::Popped { length: 1, item: Some(key("1")) }));
     // The libuv server keeps A's entry under q, and this push would release A's wait for another key.
     assert_eq!(store.wait(A, &["unrelated"]), None);
     assert_eq!(store.push("q", "2"), [B]);
@@ -218,20 +158,11 @@ fn queues_and_values_live_side_by_side() {
     assert_eq!(store.get("k"), value(""), "GET sees values only");
     assert_eq!(store.apply(A, Request::GetNumKeys).0, Some(Reply::Integer(0)));
     assert_eq!(store.apply(A, Request::ListKeys).0, Some(Reply::Keys(vec![])));
-    assert_eq!(
-        store.apply(A, Request::DeleteKey { key: key("k") }).0,
-        Some(Reply::Integer(0))
-    );
-    assert_eq!(
-        store.apply(A, Request::Check { keys: keys(&["k"]) }).0,
-        Some(Reply::Check(CheckReply::Ready))
-    );
+    assert_eq!(store.apply(A, Request::DeleteKey { key: key("k") }).0, Some(Reply::Integer(0)));
+    assert_eq!(store.apply(A, Request::Check { keys: keys(&["k"]) }).0, Some(Reply::Check(CheckReply::Ready)));
     store.set("k", "value");
     assert_eq!(store.get("k"), value("value"));
-    assert_eq!(
-        store.apply(A, Request::QueueLen { key: key("k") }).0,
-        Some(Reply::Integer(1))
-    );
+    assert_eq!(store.apply(A, Request::QueueLen { key: key("k") }).0, Some(Reply::Integer(1)));
     store.apply(A, Request::QueuePop { key: key("k") });
     let empty = store.apply(A, Request::QueuePop { key: key("k") }).0;
     assert_eq!(empty, Some(Reply::Popped { length: 0, item: None }));
@@ -243,24 +174,14 @@ fn a_barrier_counts_for_ever_and_a_set_releases_it() {
     assert_eq!(store.barrier(A, "b", 2), (None, vec![]));
     assert_eq!(store.get("b"), value("1"));
     assert_eq!(store.barrier(B, "b", 2), (stop(), vec![A]));
-    assert_eq!(
-        store.barrier(A, "b", 2),
-        (stop(), vec![]),
-        "a passed barrier stays open"
-    );
+    assert_eq!(store.barrier(A, "b", 2), (stop(), vec![]), "a passed barrier stays open");
     assert_eq!(store.barrier(A, "none", -5), (stop(), vec![]));
     assert_eq!(store.barrier(A, "c", 3), (None, vec![]));
     store.apply(A, Request::CancelWait);
     assert_eq!(store.get("c"), value("1"), "giving up does not take the count back");
     assert_eq!(store.barrier(A, "c", 3), (None, vec![]));
     assert_eq!(store.set("c", "x"), [A]);
-    let broken = store.0.apply(
-        A,
-        Request::Barrier {
-            key: key("c"),
-            world_size: 3,
-        },
-    );
+    let broken = store.0.apply(A, Request::Barrier { key: key("c"), world_size: 3 });
     assert_eq!(broken, Err(Violation::NotANumber(Query::Barrier)));
 }
 
@@ -286,10 +207,7 @@ fn add_wraps_and_leaves_a_non_number_alone() {
 #[test]
 fn append_does_not_disturb_a_reply_that_is_still_held() {
     let mut store = Store::default();
-    let append = |v: &str| Request::Append {
-        key: key("k"),
-        value: key(v),
-    };
+    let append = |v: &str| Request::Append { key: key("k"), value: key(v) };
     store.apply(A, append("a"));
     let held = store.get("k");
     store.apply(A, append("b"));
@@ -299,38 +217,15 @@ fn append_does_not_disturb_a_reply_that_is_still_held() {
 
 #[test]
 fn limits_refuse_whole_requests_and_bytes_are_given_back() {
-    let mut store = Store(Table::new(TableLimits {
-        keys: 2,
-        stored_bytes: 10,
-    }));
+    let mut store = Store(Table::new(TableLimits { keys: 2, stored_bytes: 10 }));
     store.set("a", "12");
     let pairs = vec![(key("b"), key("")), (key("c"), key(""))];
     let refused = store.0.apply(A, Request::MultiSet { pairs });
-    assert_eq!(
-        refused,
-        Err(Violation::Full {
-            query: Query::MultiSet,
-            what: "keys",
-            limit: 2
-        })
-    );
+    assert_eq!(refused, Err(Violation::Full { query: Query::MultiSet, what: "keys", limit: 2 }));
     assert_eq!(store.0.num_keys(), 1, "none of the pairs is stored");
     store.push("q", "123456");
-    let full = Violation::Full {
-        query: Query::Append,
-        what: "stored_bytes",
-        limit: 10,
-    };
-    assert_eq!(
-        store.0.apply(
-            A,
-            Request::Append {
-                key: key("a"),
-                value: key("3")
-            }
-        ),
-        Err(full)
-    );
+    let full = Violation::Full { query: Query::Append, what: "stored_bytes", limit: 10 };
+    assert_eq!(store.0.apply(A, Request::Append { key: key("a"), value: key("3") }), Err(full));
     store.set("a", "21");
     store.apply(A, Request::QueuePop { key: key("q") });
     store.apply(A, Request::DeleteKey { key: key("a") });
@@ -341,26 +236,9 @@ fn limits_refuse_whole_requests_and_bytes_are_given_back() {
 fn small_values_do_not_pin_the_receive_buffer() {
     let buffer = Bytes::from(vec![b'x'; 1 << 20]);
     let mut store = Store::default();
-    store.apply(
-        A,
-        Request::Set {
-            key: buffer.slice(0..3),
-            value: buffer.slice(8..9),
-        },
-    );
-    store.apply(
-        A,
-        Request::Wait {
-            keys: vec![buffer.slice(0..5)],
-        },
-    );
+    store.apply(A, Request::Set { key: buffer.slice(0..3), value: buffer.slice(8..9) });
+    store.apply(A, Request::Wait { keys: vec![buffer.slice(0..5)] });
     assert!(buffer.is_unique(), "key, value and registration are copies");
-    store.apply(
-        B,
-        Request::Set {
-            key: key("big"),
-            value: buffer.clone(),
-        },
-    );
+    store.apply(B, Request::Set { key: key("big"), value: buffer.clone() });
     assert!(!buffer.is_unique(), "a value that is its buffer is not copied");
 }
