@@ -1,0 +1,245 @@
+//! The process others look for: the store and the rendezvous coordinator, on one port and one thread.
+//!
+//! Owns the decision whether this process is that one ([`claim`]) and the thread. Here alone store and rendezvous meet: the
+//! store's server hands over the connections that open with the session protocol's magic.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{mpsc, watch};
+use tokio::task::LocalSet;
+use tokio::time::timeout;
+
+use crate::rendezvous::coordinator::{self, Incoming};
+use crate::rendezvous::message::MAGIC;
+use crate::store::listen::{BindError, bind, bind_wildcard};
+use crate::store::server::{Control, Controller, ServerOptions, Upgrade, control, serve};
+
+/// A store with a coordinator behind the same port. Dropping it stops both.
+#[derive(Debug)]
+pub struct Host {
+    controller: Controller,
+    port: u16,
+    sessions: watch::Receiver<usize>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What came of an attempt to become the host.
+#[derive(Debug)]
+pub enum Claim {
+    /// This process is the host now.
+    Host(Host),
+    /// Another process is, or will be: the reason, in words.
+    Guest(String),
+}
+
+/// Why a process that must be the host cannot be.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostError {
+    /// The port cannot be listened on.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// The thread could not be started, or the sockets not be taken over.
+    #[error("cannot start the coordinator's thread: {0}")]
+    Start(#[from] io::Error),
+}
+
+/// Become the host of `host:port` if that is this process's part.
+///
+/// `is_host` is the user's word: `Some(true)` must succeed, `Some(false)` never tries. Without it, whoever can bind the
+/// endpoint's address is the host: binding is the election, so on one machine exactly one process wins, and the answer to
+/// "is this address mine?" is the kernel's. PyTorch compares host names instead, which fails for aliases and further
+/// network cards (pytorch #79388, #80772).
+///
+/// A literal address, and `localhost`, is listened on as it stands. A name that resolves here to loopback only (Debian's
+/// `127.0.1.1`) cannot be what others see, so then, as when `is_host` is given for an address that is not local, all
+/// addresses are listened on.
+pub fn claim(host: &str, port: u16, is_host: Option<bool>) -> Result<Claim, HostError> {
+    if is_host == Some(false) {
+        return Ok(Claim::Guest("is_host=0 was given".to_owned()));
+    }
+    let resolved: Vec<SocketAddr> = match (host, port).to_socket_addrs() {
+        Ok(addresses) => addresses.collect(),
+        Err(error) if is_host.is_none() && !is_own_name(host) => {
+            return Ok(Claim::Guest(format!("`{host}` cannot be resolved: {error}")));
+        }
+        Err(_) => Vec::new(),
+    };
+    let mut local: Vec<SocketAddr> = resolved.into_iter().filter(|address| is_local(address.ip())).collect();
+    local.sort();
+    local.dedup();
+    if local.is_empty() && is_host.is_none() && !is_own_name(host) {
+        return Ok(Claim::Guest(format!("`{host}` is not an address of this machine")));
+    }
+    let literal = host == "localhost" || host.parse::<IpAddr>().is_ok();
+    let invisible = !literal && local.iter().all(|address| address.ip().is_loopback());
+    let listeners =
+        if local.is_empty() || invisible { bind_wildcard(port).map(|one| vec![one]) } else { bind_all(&local) };
+    match listeners {
+        Ok(listeners) => Ok(Claim::Host(Host::start(listeners, ServerOptions::default())?)),
+        Err(error) if is_host.is_none() && error.source.kind() == io::ErrorKind::AddrInUse => {
+            Ok(Claim::Guest(error.to_string()))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+impl Host {
+    /// Serve on these listeners; at least one.
+    ///
+    /// # Errors
+    /// The thread cannot be started, or a socket not be made asynchronous.
+    pub fn start(listeners: Vec<TcpListener>, options: ServerOptions) -> io::Result<Self> {
+        let port = listeners.first().ok_or(io::ErrorKind::InvalidInput)?.local_addr()?.port();
+        for listener in &listeners {
+            listener.set_nonblocking(true)?;
+        }
+        let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
+        let (controller, control) = control();
+        let (count, sessions) = watch::channel(0);
+        let run = move || run(&runtime, listeners, options, control, count);
+        let thread = thread::Builder::new().name(format!("host-{port}")).spawn(run)?;
+        Ok(Self { controller, port, sessions, thread: Some(thread) })
+    }
+
+    /// The port it listens on.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Wait until every session has ended, at most `limit`. True if all have.
+    pub async fn drained(&self, limit: Duration) -> bool {
+        let mut sessions = self.sessions.clone();
+        timeout(limit, sessions.wait_for(|count| *count == 0)).await.is_ok()
+    }
+
+    /// Close everything and wait until the thread has ended.
+    pub fn stop(&mut self) {
+        self.controller.stop();
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been reported by its own thread.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn run(
+    runtime: &Runtime,
+    listeners: Vec<TcpListener>,
+    mut options: ServerOptions,
+    control: Control,
+    count: watch::Sender<usize>,
+) {
+    let (to, mut upgraded) = mpsc::unbounded_channel();
+    options.upgrades.push(Upgrade { magic: MAGIC, to });
+    let (sender, incoming) = mpsc::unbounded_channel();
+    let handing_over = async move {
+        while let Some(connection) = upgraded.recv().await {
+            let crate::store::server::Upgraded { stream, first_bytes, peer, local } = connection;
+            if sender.send(Incoming { stream, first_bytes, peer, local }).is_err() {
+                return;
+            }
+        }
+    };
+    LocalSet::new().block_on(runtime, async move {
+        let listeners = listeners.into_iter().map(tokio::net::TcpListener::from_std).collect::<io::Result<Vec<_>>>();
+        let listeners = match listeners {
+            Ok(listeners) => listeners,
+            Err(error) => {
+                tracing::error!(%error, "the coordinator's sockets cannot be used");
+                return;
+            }
+        };
+        tokio::task::spawn_local(handing_over);
+        tokio::task::spawn_local(coordinator::run(incoming, count));
+        serve(listeners, options, control).await;
+    });
+}
+
+/// Listen on each address. Where the system chose the port, it is the same for all.
+fn bind_all(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, BindError> {
+    let mut listeners: Vec<TcpListener> = Vec::new();
+    for address in addresses {
+        let chosen =
+            listeners.first().and_then(|first| first.local_addr().ok()).map_or(address.port(), |first| first.port());
+        listeners.push(bind(SocketAddr::new(address.ip(), chosen))?);
+    }
+    Ok(listeners)
+}
+
+/// Whether the address belongs to this machine: only then can a socket be bound to it.
+fn is_local(ip: IpAddr) -> bool {
+    !ip.is_unspecified() && TcpListener::bind((ip, 0)).is_ok()
+}
+
+/// Whether the name is what this machine calls itself, in full or without its domain.
+fn is_own_name(host: &str) -> bool {
+    let system = rustix::system::uname();
+    let own = system.nodename().to_string_lossy();
+    let own_label = own.split('.').next().unwrap_or_default();
+    !own.is_empty() && (own == host || (own_label == host && !own_label.is_empty()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host_of(claim: Claim) -> Host {
+        match claim {
+            Claim::Host(host) => host,
+            Claim::Guest(why) => panic!("not the host: {why}"),
+        }
+    }
+
+    fn why_guest(claim: Claim) -> String {
+        match claim {
+            Claim::Host(host) => panic!("host on port {}", host.port()),
+            Claim::Guest(why) => why,
+        }
+    }
+
+    #[test]
+    fn of_two_that_could_be_exactly_one_is_the_host() {
+        let first = host_of(claim("127.0.0.1", 0, None).unwrap());
+        let why = why_guest(claim("127.0.0.1", first.port(), None).unwrap());
+        let expected = format!("port {} on 127.0.0.1 is already in use by pid {}", first.port(), std::process::id());
+        assert!(why.starts_with(&expected), "{why}");
+    }
+
+    #[test]
+    fn who_must_be_the_host_and_cannot_is_told_who_has_the_port() {
+        let first = host_of(claim("127.0.0.1", 0, Some(true)).unwrap());
+        let error = claim("127.0.0.1", first.port(), Some(true)).unwrap_err();
+        assert!(error.to_string().contains(&format!("in use by pid {}", std::process::id())), "{error}");
+    }
+
+    #[test]
+    fn an_address_of_another_machine_makes_a_guest() {
+        // TEST-NET-1 of RFC 5737: nobody's.
+        assert_eq!(
+            why_guest(claim("192.0.2.1", 29400, None).unwrap()),
+            "`192.0.2.1` is not an address of this machine"
+        );
+    }
+
+    #[test]
+    fn is_host_0_never_listens() {
+        assert_eq!(why_guest(claim("127.0.0.1", 0, Some(false)).unwrap()), "is_host=0 was given");
+    }
+
+    #[test]
+    fn a_port_is_free_again_once_its_host_is_dropped() {
+        let port = host_of(claim("127.0.0.1", 0, None).unwrap()).port();
+        host_of(claim("127.0.0.1", port, None).unwrap());
+    }
+}
