@@ -111,10 +111,9 @@ impl Host {
         self.port
     }
 
-    /// Wait until every session has ended, at most `limit`. True if all have.
-    pub async fn drained(&self, limit: Duration) -> bool {
-        let mut sessions = self.sessions.clone();
-        timeout(limit, sessions.wait_for(|count| *count == 0)).await.is_ok()
+    /// The sessions of this host, to wait for their end without holding it.
+    pub fn sessions(&self) -> Sessions {
+        Sessions(self.sessions.clone())
     }
 
     /// Close everything and wait until the thread has ended.
@@ -124,6 +123,17 @@ impl Host {
             // A panic there has been reported by its own thread.
             let _ = thread.join();
         }
+    }
+}
+
+/// How many sessions a host has.
+#[derive(Clone, Debug)]
+pub struct Sessions(watch::Receiver<usize>);
+
+impl Sessions {
+    /// Wait until every session has ended, at most `limit`. True if all have.
+    pub async fn ended(mut self, limit: Duration) -> bool {
+        timeout(limit, self.0.wait_for(|count| *count == 0)).await.is_ok()
     }
 }
 

@@ -129,7 +129,7 @@ class RustC10dRendezvousHandler(RendezvousHandler):
         started = time.monotonic()
         self._record(f"The node '{self._name}' attempts to join the next round of the rendezvous '{self._run_id}'.")
         # Every round has an empty store of its own: no key of an earlier attempt can be read (pytorch #135712).
-        store = _elastic_rs.StoreServer.listen(self._bind_addr(), 0)
+        store = self._listen_for_workers()
         try:
             placement = self._session.join(
                 store_port=store.port, node_rank=self._config.node_rank, timeout_s=self._config.join_timeout
@@ -242,15 +242,15 @@ class RustC10dRendezvousHandler(RendezvousHandler):
         store = TCPStore(host, port, timeout=timedelta(seconds=self._config.read_timeout))
         return PrefixStore(f"torch.rendezvous.{self._run_id}.{placement.round}", store)
 
-    def _bind_addr(self) -> str | None:
-        """Address to listen on for this node's workers: its own, where it is one that can be bound."""
-        if self._local_addr is None:
-            return None
-        try:
-            socket.inet_pton(socket.AF_INET6 if ":" in self._local_addr else socket.AF_INET, self._local_addr)
-        except OSError:
-            return None
-        return self._local_addr
+    def _listen_for_workers(self) -> StoreServer:
+        """Start an empty store for this node's next generation of workers: on its own address, if that can be bound."""
+        if self._local_addr is not None:
+            try:
+                return _elastic_rs.StoreServer.listen(self._local_addr, 0)
+            except (OSError, ValueError) as error:
+                # A name, or an address that is another's view of this machine (NAT): others know how to get here.
+                logger.debug("the worker store listens on all addresses: %s", error)
+        return _elastic_rs.StoreServer.listen(None, 0)
 
     def _explain(self, error: BaseException) -> None:
         if self._why_not_host and isinstance(error, RendezvousConnectionError):

@@ -1,6 +1,7 @@
 //! Errors of the core → exceptions of `elastic_rs.errors`. The one place where this is decided.
 
 use elastic_rs::rendezvous::node::JoinError;
+use elastic_rs::store::client::StoreError;
 use pyo3::prelude::*;
 
 /// An exception of `elastic_rs.errors` by name, with a message.
@@ -23,6 +24,16 @@ pub fn from_join(py: Python<'_>, error: &JoinError) -> PyErr {
         JoinError::Closed { .. } => "RendezvousClosedError",
         JoinError::Connection(_) => "RendezvousConnectionError",
         _ => "RendezvousError",
+    };
+    raise(py, class, error.to_string())
+}
+
+/// Why a store operation did not succeed.
+pub fn from_store(py: Python<'_>, error: &StoreError) -> PyErr {
+    let class = match error {
+        StoreError::WaitTimeout { .. } | StoreError::WorkersTimeout { .. } => "StoreTimeoutError",
+        StoreError::ConnectTimeout { .. } | StoreError::ConnectionLost { .. } => "StoreNetworkError",
+        _ => "StoreError",
     };
     raise(py, class, error.to_string())
 }

@@ -6,6 +6,7 @@ mod errors;
 mod logging;
 mod rendezvous;
 mod runtime;
+mod store;
 
 /// The compiled half of the package ``elastic_rs``.
 #[pymodule]
@@ -14,6 +15,8 @@ mod _elastic_rs {
 
     #[pymodule_export]
     use crate::rendezvous::{Placement, Session, View};
+    #[pymodule_export]
+    use crate::store::{Host, StoreClient, StoreServer};
 
     /// Version of the compiled half.
     #[pymodule_export]

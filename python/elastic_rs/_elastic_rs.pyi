@@ -1,0 +1,255 @@
+"""
+The compiled half of the package ``elastic_rs``.
+"""
+
+from _typeshed import Incomplete, SupportsGetItem
+from typing import Final, SupportsFloat, SupportsIndex, final
+
+VERSION: Final[str]
+"""
+Version of the compiled half.
+"""
+
+@final
+class Host:
+    """
+    The store and the rendezvous coordinator, on one port and on one thread that never waits for the interpreter.
+    """
+    @staticmethod
+    def claim(host: str, port: SupportsIndex, *, is_host: bool | None = None) -> "Host | str":
+        """
+        Become the host of ``host:port``, or learn why another process is: a ``str`` says so.
+
+        ``is_host`` is the user's word; None lets whoever can bind the address be the host.
+
+        Raises ``OSError`` when ``is_host`` is True and the port cannot be listened on.
+        """
+    def drain(self, /, *, timeout_s: SupportsFloat | SupportsIndex) -> bool:
+        """
+        Wait until every node has said goodbye, at most ``timeout_s``, then stop. True if all had.
+        """
+    @property
+    def port(self, /) -> int:
+        """
+        The port it listens on.
+        """
+
+@final
+class Placement:
+    """
+    A node's place in a completed round.
+    """
+    def __repr__(self, /) -> str: ...
+    @property
+    def master_addr(self, /) -> str:
+        """
+        Address of rank 0.
+        """
+    @property
+    def master_port(self, /) -> int:
+        """
+        Port of the round's empty worker store at rank 0.
+        """
+    @property
+    def rank(self, /) -> int:
+        """
+        This node's rank.
+        """
+    @property
+    def reason(self, /) -> str:
+        """
+        Why the round closed when it did, and who is in it.
+        """
+    @property
+    def round(self, /) -> int:
+        """
+        Number of the round, 1 for the first.
+        """
+    @property
+    def world_size(self, /) -> int:
+        """
+        Number of nodes.
+        """
+
+@final
+class Session:
+    """
+    A node's session with the coordinator; connects in the background.
+    """
+    def __new__(cls, /, *, host: str, port: SupportsIndex, run_id: str, name: str, local_addr: str | None, min_nodes: SupportsIndex, max_nodes: SupportsIndex, last_call_timeout_s: SupportsFloat | SupportsIndex, settle_timeout_s: SupportsFloat | SupportsIndex, keep_alive_interval_s: SupportsFloat | SupportsIndex, keep_alive_max_attempt: SupportsIndex, reconnect_grace_s: SupportsFloat | SupportsIndex, coordinator_timeout_s: SupportsFloat | SupportsIndex) -> Session:
+        """
+        Start a session for one node with the coordinator at ``host:port``. All times in seconds.
+        """
+    def close(self, /, *, by: str, cause: str | None = None) -> None:
+        """
+        End the job for everybody. With a ``cause``, it failed, and all others stop.
+        """
+    def join(self, /, *, store_port: SupportsIndex, node_rank: SupportsIndex | None, timeout_s: SupportsFloat | SupportsIndex) -> Placement:
+        """
+        Take part in the next round; blocks until it has completed.
+
+        Raises ``RendezvousTimeoutError``, ``RendezvousClosedError``, ``RendezvousGracefulExitError`` (a spare that was not
+        needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``.
+        """
+    def leave(self, /, reason: str, *, timeout_s: SupportsFloat | SupportsIndex = 1.0) -> None:
+        """
+        Say goodbye and end the session, waiting at most ``timeout_s`` for what is still to be sent. Later calls do nothing.
+        """
+    def progress(self, /) -> str | None:
+        """
+        For a node that waits: what the coordinator last said about the round.
+        """
+    def view(self, /) -> View:
+        """
+        How things stand. Raises as :meth:`join` does when this node can no longer take part.
+        """
+
+@final
+class StoreClient:
+    """
+    The core's own client of a TCP store, without torch. Keys are ``str`` (sent as UTF-8) or ``bytes``; times are seconds.
+    """
+    def __new__(cls, /, host: str, port: SupportsIndex, *, timeout_s: SupportsFloat | SupportsIndex = 300.0) -> StoreClient:
+        """
+        Connect to the store at ``host:port``, which need not be there yet.
+
+        ``timeout_s`` bounds connecting, and each operation that waits for keys.
+        """
+    def add(self, /, key: SupportsGetItem[int, SupportsIndex] | str, amount: SupportsIndex) -> int:
+        """
+        Add to the number stored under a key, and return the sum.
+        """
+    def append(self, /, key: SupportsGetItem[int, SupportsIndex] | str, value: SupportsGetItem[int, SupportsIndex] | str) -> None:
+        """
+        Append to a key's value.
+        """
+    def check(self, /, keys: SupportsGetItem[int, SupportsGetItem[int, SupportsIndex] | str]) -> bool:
+        """
+        Whether all keys exist.
+        """
+    def compare_set(self, /, key: SupportsGetItem[int, SupportsIndex] | str, expected: SupportsGetItem[int, SupportsIndex] | str, desired: SupportsGetItem[int, SupportsIndex] | str) -> bytes:
+        """
+        Replace the value if it is what was expected; return what the store then answers.
+        """
+    def delete_key(self, /, key: SupportsGetItem[int, SupportsIndex] | str) -> bool:
+        """
+        Remove a key; whether it was there.
+        """
+    def get(self, /, key: SupportsGetItem[int, SupportsIndex] | str) -> bytes:
+        """
+        Return a key's value, waiting for it to appear.
+        """
+    def multi_get(self, /, keys: SupportsGetItem[int, SupportsGetItem[int, SupportsIndex] | str]) -> list[bytes]:
+        """
+        Return several values, waiting for all keys to appear.
+        """
+    def multi_set(self, /, keys: SupportsGetItem[int, SupportsGetItem[int, SupportsIndex] | str], values: SupportsGetItem[int, SupportsGetItem[int, SupportsIndex] | str]) -> None:
+        """
+        Store several values.
+        """
+    def num_keys(self, /) -> int:
+        """
+        Number of keys in the store.
+        """
+    def set(self, /, key: SupportsGetItem[int, SupportsIndex] | str, value: SupportsGetItem[int, SupportsIndex] | str) -> None:
+        """
+        Store a value.
+        """
+    def wait(self, /, keys: SupportsGetItem[int, SupportsGetItem[int, SupportsIndex] | str], timeout_s: SupportsFloat | SupportsIndex | None = None) -> None:
+        """
+        Wait until all keys exist, at most ``timeout_s`` or the client's default.
+        """
+
+@final
+class StoreServer:
+    """
+    A TCP store's server, on a thread of its own that never waits for the interpreter.
+
+    Ends when it is told to, or when this object is collected, unless :meth:`stop_when_closed` ties it to a connection.
+    """
+    @staticmethod
+    def adopt(fd: SupportsIndex, port: SupportsIndex) -> StoreServer:
+        """
+        Take over the bound socket ``fd``, whose port must be ``port`` unless that is 0. The server closes it at its end.
+        """
+    @property
+    def connections(self, /) -> int:
+        """
+        Number of connections that are open now.
+        """
+    def drain(self, /, *, timeout_s: SupportsFloat | SupportsIndex) -> bool:
+        """
+        Wait until all clients have disconnected, at most ``timeout_s``, then stop. True if all had.
+        """
+    @staticmethod
+    def listen(address: str | None, port: SupportsIndex) -> StoreServer:
+        """
+        Listen on ``address``, or on all if it is None. Port 0 lets the system choose.
+
+        Raises ``OSError``; if the port is taken, its text names who has it where the system tells.
+        """
+    @property
+    def port(self, /) -> int:
+        """
+        The port it listens on.
+        """
+    def stop(self, /) -> None:
+        """
+        Close everything now.
+        """
+    def stop_when_closed(self, /, address: str, port: SupportsIndex) -> None:
+        """
+        End the server when the connection from this address closes, and not when this object is collected.
+        """
+    @property
+    def stopped(self, /) -> bool:
+        """
+        Whether it has ended.
+        """
+    def wait_for_workers(self, /, world_size: SupportsIndex, *, timeout_s: SupportsFloat | SupportsIndex) -> int:
+        """
+        Wait until ``world_size`` users have joined. Returns how many have: fewer when ``timeout_s`` ended first.
+        """
+
+@final
+class View:
+    """
+    How things stand for a node between rounds.
+    """
+    @property
+    def addr(self, /) -> str | None:
+        """
+        The address under which others look for this node, once known.
+        """
+    @property
+    def closed(self, /) -> bool:
+        """
+        Whether the rendezvous was closed.
+        """
+    @property
+    def failure(self, /) -> str | None:
+        """
+        If it was closed after a failure: what failed, in words.
+        """
+    @property
+    def reason(self, /) -> str:
+        """
+        Why, in words.
+        """
+    @property
+    def waiting(self, /) -> int:
+        """
+        Above zero when the world must re-form.
+        """
+
+def _shutdown() -> None:
+    """
+    Stop everything that runs in the background. Registered with ``atexit``.
+    """
+
+def reset_log_levels() -> None:
+    """
+    Take over the level of Python's logger ``elastic_rs``. Call it after changing that.
+    """
+
+def __getattr__(name: str) -> Incomplete: ...
