@@ -312,7 +312,8 @@ impl Table {
     }
 
     fn push(&mut self, key: &Bytes, item: Bytes) {
-        let item = kept(item, key.len());
+        let message = key.len() + item.len();
+        let item = kept(item, message);
         self.stored_bytes += item.len();
         match self.queues.get_mut(key) {
             Some(queue) => queue.push_back(item),
