@@ -1,4 +1,4 @@
-"""Exceptions of this package. Each is also PyTorch's exception of its kind, so existing ``except`` clauses keep working."""
+"""Exceptions of this package. Each is also PyTorch's exception of its kind, so ``except`` clauses keep working."""
 
 from __future__ import annotations
 
