@@ -32,7 +32,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from elastic_rs import _elastic_rs
 from elastic_rs._config import RendezvousConfig
-from elastic_rs.errors import RendezvousClosedError, RendezvousConnectionError
+from elastic_rs.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError
 from elastic_rs.store import TCPStore
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ class RustC10dRendezvousHandler(RendezvousHandler):
 
     def _addr(self) -> str:
         addr: str | None = None
-        with contextlib.suppress(RendezvousConnectionError):
+        with contextlib.suppress(RendezvousError):
             addr = self._session.view().addr
         return addr or self._local_addr or self._name
 

@@ -23,7 +23,7 @@ Start = Callable[..., Process]
 
 @pytest.fixture
 def start(job: Job, port: int) -> Start:
-    """Return a function that starts one node: ``start(last octet of its address, worker arguments..., nnodes="1:3")``."""
+    """Return a function that starts one node: ``start(last octet of its address, worker arguments, nnodes=...)``."""
 
     def start(
         number: int,
