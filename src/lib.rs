@@ -5,3 +5,5 @@
 //! `cargo check --no-default-features --lib` compiles the pure half alone. `ARCHITECTURE.md` has the map.
 
 pub mod rendezvous;
+#[cfg(feature = "sim")]
+pub mod sim;

@@ -182,37 +182,70 @@ impl Run {
         }
     }
 
+    /// Which of the counters a node adds to: active, waiting, returning, unreachable.
+    fn counted(&self, node: &Node) -> [bool; 4] {
+        let waiting = matches!(node.status, Status::Waiting { .. });
+        // The round does not change while nodes wait, other than in `complete` and `recall`, which recount.
+        [
+            node.status == Status::Active,
+            waiting,
+            waiting && self.last_rank(node).is_some(),
+            waiting && node.session.is_none(),
+        ]
+    }
+
+    fn counters(&mut self) -> [&mut usize; 4] {
+        [
+            &mut self.active_count,
+            &mut self.waiting_count,
+            &mut self.returning_count,
+            &mut self.unreachable_count,
+        ]
+    }
+
     fn count(&mut self, node: &Node, add: bool) {
-        let adjust = |counter: &mut usize| *counter = if add { *counter + 1 } else { *counter - 1 };
-        match node.status {
-            Status::Idle => {}
-            Status::Active => adjust(&mut self.active_count),
-            Status::Waiting { .. } => {
-                adjust(&mut self.waiting_count);
-                // The round does not change while nodes wait, other than in `complete`, which re-counts.
-                if self.round > Round(0) && node.placed.is_some_and(|(round, _)| round == self.round) {
-                    adjust(&mut self.returning_count);
-                }
-                if node.session.is_none() {
-                    adjust(&mut self.unreachable_count);
-                }
+        let counted = self.counted(node);
+        for (counter, _) in self.counters().into_iter().zip(counted).filter(|(_, counted)| *counted) {
+            *counter = if add { *counter + 1 } else { *counter - 1 };
+        }
+    }
+
+    fn fresh_count(&self) -> [usize; 4] {
+        let mut fresh = [0; 4];
+        for node in self.nodes.values() {
+            for (count, counted) in fresh.iter_mut().zip(self.counted(node)) {
+                *count += usize::from(counted);
             }
         }
+        fresh
     }
 
     /// Count all nodes anew, after the round number has changed.
     pub(super) fn recount(&mut self) {
-        (
+        let fresh = self.fresh_count();
+        for (counter, fresh) in self.counters().into_iter().zip(fresh) {
+            *counter = fresh;
+        }
+    }
+
+    /// Compare the counters with a recount.
+    ///
+    /// # Errors
+    /// Which differ.
+    #[cfg(any(test, feature = "sim"))]
+    pub fn check(&self) -> Result<(), String> {
+        let kept = [
             self.active_count,
             self.waiting_count,
             self.returning_count,
             self.unreachable_count,
-        ) = (0, 0, 0, 0);
-        let nodes = std::mem::take(&mut self.nodes);
-        for node in nodes.values() {
-            self.count(node, true);
+        ];
+        let fresh = self.fresh_count();
+        if kept == fresh {
+            Ok(())
+        } else {
+            Err(format!("counters are {kept:?}, a recount gives {fresh:?}"))
         }
-        self.nodes = nodes;
     }
 
     /// Rank in the last world, for a node that belonged to it.
