@@ -356,6 +356,11 @@ impl Run {
         self.closed.as_ref()
     }
 
+    /// Whether a node is connected, or within its grace.
+    pub fn knows(&self, node: NodeId) -> bool {
+        self.nodes.contains_key(&node)
+    }
+
     /// All nodes with their status and last place.
     pub fn nodes(&self) -> impl Iterator<Item = (NodeId, &Status, Option<(Round, u32)>)> {
         self.nodes.iter().map(|(id, node)| (*id, &node.status, node.placed))

@@ -109,7 +109,7 @@ impl Ledger {
     }
 
     /// The coordinator is about to be handed this.
-    pub(super) fn on_message(&mut self, session: SessionId, message: &NodeMessage) {
+    pub(super) fn on_message(&mut self, session: SessionId, message: &NodeMessage, machine: &Machine) {
         if let NodeMessage::Hello(hello) = message {
             let earlier = self.newest.insert(hello.node, session);
             let earlier = earlier.and_then(|session| self.said.remove(&session));
@@ -120,6 +120,10 @@ impl Ledger {
                 join,
             };
             self.said.insert(session, said);
+            if !machine.run(RUN_ID).is_some_and(|run| run.knows(hello.node)) {
+                // Whom the coordinator has given up, it knows by what the node itself says.
+                self.places.remove(&hello.node);
+            }
             if let Some(placed) = hello.placed {
                 self.highest = self.highest.max(placed.round);
                 let known = self.places.get(&hello.node).map_or(Round(0), |place| place.0);

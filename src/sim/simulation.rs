@@ -561,7 +561,7 @@ impl Simulation {
             return Ok(());
         };
         self.remark(|| format!("coordinator reads {message:?}"));
-        self.ledger.on_message(conn, &message);
+        self.ledger.on_message(conn, &message, &self.coordinator.machine);
         let now = self.instant();
         self.coordinator.handle(conn, message, now);
         self.after_coordinator()
