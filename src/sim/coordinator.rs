@@ -8,7 +8,7 @@ use bytes::BytesMut;
 
 use super::network::HostId;
 use super::queue::Time;
-use crate::rendezvous::codec::{decode_frame, decode_preamble};
+use crate::rendezvous::codec::{CodecError, decode_frame, decode_preamble};
 use crate::rendezvous::machine::Machine;
 use crate::rendezvous::message::NodeMessage;
 use crate::rendezvous::state::{Ends, SessionId};
@@ -77,18 +77,20 @@ impl Coordinator {
 
     /// Take in bytes; give the next whole message.
     ///
-    /// # Panics
-    /// When the bytes are not a session's: our own node has sent them.
-    pub fn read(&mut self, conn: SessionId, bytes: &[u8]) -> Option<NodeMessage> {
-        let peer = self.peers.get_mut(&conn)?;
+    /// # Errors
+    /// When the bytes are not a session's, though our own node has sent them.
+    pub fn read(&mut self, conn: SessionId, bytes: &[u8]) -> Result<Option<NodeMessage>, CodecError> {
+        let Some(peer) = self.peers.get_mut(&conn) else {
+            return Ok(None);
+        };
         peer.buffer.extend_from_slice(bytes);
         if !peer.opened {
-            peer.opened = decode_preamble(&mut peer.buffer).unwrap_or_else(|error| panic!("{error}"));
+            peer.opened = decode_preamble(&mut peer.buffer)?;
         }
         if !peer.opened {
-            return None;
+            return Ok(None);
         }
-        decode_frame(&mut peer.buffer).unwrap_or_else(|error| panic!("{error}"))
+        decode_frame(&mut peer.buffer)
     }
 
     /// Hand a message to the machine as the driver does: the first is a `Hello`.

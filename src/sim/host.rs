@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::network::HostId;
 use super::queue::Time;
-use crate::rendezvous::codec::{decode_frame, encode_frame, encode_preamble};
+use crate::rendezvous::codec::{CodecError, decode_frame, encode_frame, encode_preamble};
 use crate::rendezvous::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Placement};
 use crate::rendezvous::node::{JoinError, NodeMachine};
 use crate::rendezvous::state::SessionId;
@@ -107,11 +107,11 @@ impl Process {
 
     /// Take in bytes; give the next whole message.
     ///
-    /// # Panics
-    /// When the bytes are not a session's: our own coordinator has sent them.
-    pub(super) fn read(&mut self, bytes: &[u8]) -> Option<CoordinatorMessage> {
+    /// # Errors
+    /// When the bytes are not a session's, though our own coordinator has sent them.
+    pub(super) fn read(&mut self, bytes: &[u8]) -> Result<Option<CoordinatorMessage>, CodecError> {
         self.inbox.extend_from_slice(bytes);
-        decode_frame(&mut self.inbox).unwrap_or_else(|error| panic!("{error}"))
+        decode_frame(&mut self.inbox)
     }
 
     /// The placement in force, while workers run.

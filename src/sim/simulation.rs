@@ -11,6 +11,7 @@ use super::host::{self, Agent, Exit, Host, Process};
 use super::invariants::{Ledger, Loss};
 use super::network::{End, HostId, Network, Partition};
 use super::queue::{Dice, Digest, Queue, Time};
+use crate::rendezvous::codec::CodecError;
 use crate::rendezvous::machine::{Command, Machine};
 use crate::rendezvous::message::{Hello, NodeId, NodeMessage, Placement, Verdict};
 use crate::rendezvous::node::{NodeCommand, NodeMachine};
@@ -88,6 +89,8 @@ pub enum Action {
 pub enum Event {
     /// Something is done to the job.
     Act(Action),
+    /// A host that stood still goes on, or the coordinator.
+    Resume(Option<HostId>),
     /// A host's request for a connection reaches the coordinator's.
     Syn(HostId, u64),
     /// The connection asked for is open.
@@ -124,6 +127,12 @@ pub enum Event {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation(pub String);
 
+impl From<CodecError> for Violation {
+    fn from(error: CodecError) -> Self {
+        Self(format!("bytes that we have sent are not a session's: {error}"))
+    }
+}
+
 /// A job under virtual time.
 #[derive(Debug)]
 pub struct Simulation {
@@ -140,6 +149,8 @@ pub struct Simulation {
     history: Option<Vec<String>>,
     pids: u64,
     coordinator_fault: Time,
+    /// What arrived for processes that stand still.
+    deferred: BTreeMap<Option<HostId>, Vec<Event>>,
 }
 
 /// The run id of every simulated job.
@@ -162,6 +173,7 @@ impl Simulation {
             history: None,
             pids: 0,
             coordinator_fault: Time::ZERO,
+            deferred: BTreeMap::new(),
             options,
         }
     }
@@ -243,6 +255,7 @@ impl Simulation {
         self.record(&event);
         match event {
             Event::Act(action) => self.act(action)?,
+            Event::Resume(whose) => self.resume(whose)?,
             Event::Syn(host, pid) => self.on_syn(host, pid),
             Event::Connected(host, pid, conn) => self.on_connected(host, pid, conn)?,
             Event::ConnectFailed(host, pid, error) => {
@@ -271,26 +284,41 @@ impl Simulation {
 
     /// Put off what concerns a process that stands still. Connections are accepted meanwhile: the kernel does that.
     fn defer(&mut self, event: Event) -> Option<Event> {
-        let until = match &event {
+        let whose = match &event {
             Event::Deliver {
                 conn, to: End::Node, ..
             }
-            | Event::Eof { conn, to: End::Node } => {
-                let holder = self.network.holder(*conn, End::Node);
-                holder.map_or(Time::ZERO, |(host, _)| self.hosts[host].stalled_until)
-            }
+            | Event::Eof { conn, to: End::Node } => Some(self.network.holder(*conn, End::Node)?.0),
             Event::Connected(host, ..)
             | Event::ConnectFailed(host, ..)
             | Event::NodeTick(host, _)
-            | Event::Stopped(host, _) => self.hosts[*host].stalled_until,
-            Event::Deliver { .. } | Event::Eof { .. } | Event::CoordinatorTick => self.coordinator.stalled_until,
-            Event::Act(_) | Event::Syn(..) | Event::Noticed(_) => return Some(event),
+            | Event::Stopped(host, _) => Some(*host),
+            Event::Deliver { .. } | Event::Eof { .. } | Event::CoordinatorTick => None,
+            Event::Act(_) | Event::Resume(_) | Event::Syn(..) | Event::Noticed(_) => return Some(event),
         };
-        if until <= self.now() {
+        if self.stalled_until(whose) <= self.now() {
             return Some(event);
         }
-        self.queue.push(until, event);
+        self.deferred.entry(whose).or_default().push(event);
         None
+    }
+
+    /// Until when a host, or the coordinator (`None`), stands still.
+    fn stalled_until(&self, whose: Option<HostId>) -> Time {
+        whose.map_or(self.coordinator.stalled_until, |host| self.hosts[host].stalled_until)
+    }
+
+    /// A process goes on, unless it was stopped again: what it has missed comes in the order in which it arrived, except that a
+    /// driver may look at its timers before it reads.
+    fn resume(&mut self, whose: Option<HostId>) -> Result<(), Violation> {
+        if self.stalled_until(whose) > self.now() {
+            return Ok(());
+        }
+        let mut missed = self.deferred.remove(&whose).unwrap_or_default();
+        if self.dice.chance(50) {
+            missed.sort_by_key(|event| !matches!(event, Event::NodeTick(..) | Event::CoordinatorTick));
+        }
+        missed.into_iter().try_for_each(|event| self.handle(event))
     }
 
     fn record(&mut self, event: &Event) {
@@ -327,6 +355,7 @@ impl Simulation {
             Action::Stall(host, time) => {
                 self.hosts[host].stalled_until = self.hosts[host].stalled_until.max(now + time);
                 self.hosts[host].last_fault = now + time;
+                self.queue.push(now + time, Event::Resume(Some(host)));
             }
             Action::Sever(host) => {
                 self.hosts[host].last_fault = now + Duration::from_secs(2);
@@ -354,10 +383,12 @@ impl Simulation {
             Action::StallCoordinator(time) => {
                 self.coordinator.stalled_until = self.coordinator.stalled_until.max(now + time);
                 self.coordinator_fault = now + time;
+                self.queue.push(now + time, Event::Resume(None));
             }
             Action::CrashCoordinator => {
                 self.coordinator_fault = now;
                 self.coordinator.crash();
+                self.deferred.remove(&None);
                 for conn in self.network.at_coordinator() {
                     let told_within = self.options.delay.1 * 20;
                     self.network.release(conn, End::Coordinator);
@@ -437,6 +468,7 @@ impl Simulation {
         }
         self.hosts[host].last_fault = now;
         self.hosts[host].stalled_until = now;
+        self.deferred.remove(&Some(host));
         self.hosts[host].exits.push(Exit::Killed);
     }
 
@@ -557,7 +589,7 @@ impl Simulation {
     }
 
     fn coordinator_reads(&mut self, conn: SessionId, bytes: &[u8]) -> Result<(), Violation> {
-        let Some(message) = self.coordinator.read(conn, bytes) else {
+        let Some(message) = self.coordinator.read(conn, bytes)? else {
             return Ok(());
         };
         self.remark(|| format!("coordinator reads {message:?}"));
@@ -575,7 +607,7 @@ impl Simulation {
         let Some(process) = self.process(host, pid).filter(|p| p.conn == Some(conn)) else {
             return Ok(());
         };
-        let Some(message) = process.read(bytes) else {
+        let Some(message) = process.read(bytes)? else {
             return Ok(());
         };
         let text = format!("host{host} reads {message:?}");
