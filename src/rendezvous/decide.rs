@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use super::machine::{Command, note};
+use super::machine::Command;
+use super::members::note;
 use super::message::{CoordinatorMessage, NodeId, Placement};
 use super::ranks::{self, Candidate};
 use super::state::{Node, Run, Status, World};

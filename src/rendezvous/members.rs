@@ -1,0 +1,232 @@
+//! What becomes of a node and its run when the node says something, or is not heard of. [`super::machine`] calls, then decides.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use super::decide::placement;
+use super::machine::Command;
+use super::message::{CoordinatorMessage, Hello, Join, NodeId, Verdict};
+use super::state::{Ends, LAST_LOOK, Node, Run, SessionId, Status};
+
+/// Why a node may not take part in a run that others opened.
+pub(super) fn disagreement(run: &Run, hello: &Hello) -> Option<String> {
+    let (ours, theirs) = (&run.settings, &hello.settings);
+    (ours.min_nodes != theirs.min_nodes || ours.max_nodes != theirs.max_nodes).then(|| {
+        format!(
+            "{} asks for {} to {} nodes, but run `{}` was opened for {} to {}: give every node the same `--nnodes`",
+            hello.name, theirs.min_nodes, theirs.max_nodes, run.id, ours.min_nodes, ours.max_nodes
+        )
+    })
+}
+
+/// Take in a node never heard of, or one that was given up. Returns what it has to be told at once.
+pub(super) fn introduce(
+    run: &mut Run,
+    hello: &Hello,
+    session: SessionId,
+    ends: Ends,
+    now: Instant,
+    out: &mut Vec<Command>,
+) -> Option<CoordinatorMessage> {
+    let mut node = Node::new(hello, session, ends, now);
+    let label = node.label();
+    let mut told = None;
+    if let Some(placed) = hello.placed {
+        let known = placed.round <= run.round;
+        run.recall(placed);
+        node.placed = Some((placed.round, placed.rank));
+        if placed.active && placed.round == run.round {
+            node.status = Status::Active;
+            let reason = if known {
+                format!("{label} came back after it had been given up")
+            } else {
+                format!(
+                    "{label} runs round {}, of which this coordinator knows nothing: it was restarted",
+                    placed.round
+                )
+            };
+            interrupt(run, reason, out);
+            if !known {
+                run.hold_until = Some(now + hello.settings.lease());
+            }
+        } else if placed.active {
+            let reason = format!(
+                "round {} formed without this node, whose round {} is over",
+                run.round, placed.round
+            );
+            told = Some(CoordinatorMessage::Status { waiting: 1, reason });
+        }
+    }
+    run.update(hello.node, |_| Some(node));
+    told
+}
+
+/// A node that was not given up has come back: it keeps its place, unless it says itself that it gave it up.
+pub(super) fn readmit(
+    run: &mut Run,
+    hello: &Hello,
+    session: SessionId,
+    ends: Ends,
+    now: Instant,
+    out: &mut Vec<Command>,
+) {
+    run.update(hello.node, |node| {
+        node.map(|node| Node {
+            status: node.status,
+            placed: node.placed,
+            ..Node::new(hello, session, ends, now)
+        })
+    });
+    let runs = hello
+        .placed
+        .is_some_and(|placed| placed.active && placed.round == run.round);
+    if !hello.joining && !runs {
+        stand_down(run, hello.node, "gave up its place", out);
+    }
+}
+
+pub(super) fn on_join(run: &mut Run, id: NodeId, session: SessionId, join: Join, now: Instant, out: &mut Vec<Command>) {
+    if let Some(verdict) = &run.closed {
+        let message = CoordinatorMessage::Closed {
+            verdict: verdict.clone(),
+            spare: false,
+        };
+        out.push(Command::Send { session, message });
+        return;
+    }
+    let Some(node) = run.nodes.get(&id) else { return };
+    let label = node.label();
+    let mut arrival = None;
+    match (&node.status, node.placed) {
+        // The completion was lost with the connection it was sent on: this join belongs to a round that is over.
+        (Status::Active, Some((round, rank))) if join.round < round => {
+            if let Some(message) = placement(run, rank) {
+                out.push(Command::Send { session, message });
+                return;
+            }
+        }
+        (Status::Active, _) => interrupt(run, format!("{label} starts its workers anew"), out),
+        (Status::Waiting { arrival: first, .. }, _) => arrival = Some(*first),
+        (Status::Idle, _) => {}
+    }
+    let first_time = arrival.is_none();
+    let arrival = arrival.unwrap_or(run.arrivals);
+    run.arrivals += 1;
+    run.update(id, |node| {
+        node.map(|node| Node {
+            status: Status::Waiting { join, arrival },
+            ..node
+        })
+    });
+    let new = run.nodes.get(&id).is_some_and(|node| run.last_rank(node).is_none());
+    if new {
+        run.newcomer_since.get_or_insert(now);
+    }
+    if first_time {
+        let (min, max) = (run.settings.min_nodes, run.settings.max_nodes);
+        let known = run.waiting_count + run.active_count;
+        let verb = if new { "joined" } else { "is back" };
+        note(run, format!("{label} {verb} ({known} of {min} to {max} nodes)"), out);
+    }
+}
+
+/// A node no longer waits or runs. A running one interrupts the world.
+pub(super) fn stand_down(run: &mut Run, id: NodeId, what: &str, out: &mut Vec<Command>) {
+    let Some(node) = run.nodes.get(&id) else { return };
+    if node.status == Status::Active {
+        interrupt(run, format!("{} {what}", node.label()), out);
+    }
+    run.update(id, |node| {
+        node.map(|node| Node {
+            status: Status::Idle,
+            ..node
+        })
+    });
+    let newcomers_left = run.waiting_count > run.returning_count;
+    if !newcomers_left {
+        run.newcomer_since = None;
+    }
+}
+
+/// The current world must re-form. The first reason is kept.
+pub(super) fn interrupt(run: &mut Run, reason: String, out: &mut Vec<Command>) {
+    if run.interrupted.is_none() && run.closed.is_none() {
+        note(run, format!("round {} is interrupted: {reason}", run.round), out);
+        run.interrupted = Some(reason);
+    }
+}
+
+pub(super) fn close(run: &mut Run, verdict: Verdict, out: &mut Vec<Command>) {
+    if run.closed.is_some() {
+        return;
+    }
+    note(run, verdict.to_string(), out);
+    for node in run.nodes.values() {
+        let Some(session) = node.session else { continue };
+        let message = CoordinatorMessage::Closed {
+            verdict: verdict.clone(),
+            spare: run.is_spare(node),
+        };
+        out.push(Command::Send { session, message });
+    }
+    run.closed = Some(verdict);
+    run.close_at = None;
+}
+
+/// Give up the nodes whose time has run out, and find out when to look again.
+pub(super) fn expire(
+    run: &mut Run,
+    now: Instant,
+    sessions: &mut BTreeMap<SessionId, (String, NodeId)>,
+    out: &mut Vec<Command>,
+) {
+    if run.check_at.is_none_or(|at| now < at) {
+        return;
+    }
+    for node in run.nodes.values_mut() {
+        if !node.suspect && node.session.is_some() && node.lost_at() <= now {
+            // Judged only after a further `LAST_LOOK` in which the driver reads what has arrived.
+            node.suspect = true;
+            node.heard_at = now.checked_sub(node.lease).unwrap_or(now);
+        }
+    }
+    let lost: Vec<_> = run
+        .nodes
+        .iter()
+        .filter(|(_, node)| node.lost_at() <= now)
+        .map(|(id, _)| *id)
+        .collect();
+    for id in lost {
+        let Some(node) = run.nodes.get(&id) else { continue };
+        let (label, session) = (node.label(), node.session);
+        let what = match session {
+            None => format!(
+                "is lost: its connection ended {:.1} s ago",
+                (now - node.heard_at).as_secs_f64()
+            ),
+            Some(_) => format!("is lost: silent for {:.1} s", (node.lease + LAST_LOOK).as_secs_f64()),
+        };
+        note(run, format!("{label} {what}"), out);
+        stand_down(run, id, &what, out);
+        run.update(id, |_| None);
+        if let Some(session) = session {
+            sessions.remove(&session);
+            out.push(Command::End { session });
+        }
+    }
+    run.check_at = run.nodes.values().map(Node::lost_at).min();
+}
+
+/// Make sure that the next look for lost nodes is not after `id`'s time.
+pub(super) fn check_no_later_than(run: &mut Run, id: NodeId) {
+    let due = run.nodes.get(&id).map(Node::lost_at);
+    run.check_at = [run.check_at, due].into_iter().flatten().min();
+}
+
+/// Say something to the operator.
+pub(super) fn note(run: &Run, text: String, out: &mut Vec<Command>) {
+    out.push(Command::Note {
+        run_id: run.id.clone(),
+        text,
+    });
+}
