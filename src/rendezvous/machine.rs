@@ -13,8 +13,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::decide::{decide, why};
-use super::members::{check_no_later_than, close, disagreement, expire, introduce, note, on_join, readmit, stand_down};
+use super::decide::decide;
+use super::members::{
+    check_no_later_than, close, disagreement, expire, introduce, note, on_join, readmit, stand_down, welcome,
+};
 use super::message::{CoordinatorMessage, Hello, NodeId, NodeMessage};
 use super::state::{Ends, Node, Run, SessionId, Status};
 
@@ -82,33 +84,12 @@ impl Machine {
             self.commands.push(Command::End { session: old });
         }
         self.sessions.insert(session, (hello.run_id.clone(), hello.node));
-        let mut told = None;
         if run.nodes.contains_key(&hello.node) {
             readmit(run, &hello, session, ends, now, &mut self.commands);
         } else {
-            told = introduce(run, &hello, session, ends, now, &mut self.commands);
+            introduce(run, &hello, session, ends, now, &mut self.commands);
         }
-        if let Some(node) = run.nodes.get(&hello.node) {
-            self.commands.push(Command::Send {
-                session,
-                message: CoordinatorMessage::Welcome { addr: node.addr() },
-            });
-            if let Some(verdict) = &run.closed {
-                let message = CoordinatorMessage::Closed {
-                    verdict: verdict.clone(),
-                    spare: run.is_spare(node),
-                };
-                self.commands.push(Command::Send { session, message });
-            } else if node.status == Status::Active && run.told {
-                told = Some(CoordinatorMessage::Status {
-                    waiting: run.waiting_for_members(),
-                    reason: why(run),
-                });
-            }
-        }
-        if let Some(message) = told {
-            self.commands.push(Command::Send { session, message });
-        }
+        welcome(run, &hello, session, &mut self.commands);
         check_no_later_than(run, hello.node);
         decide(run, now, &mut self.commands);
     }

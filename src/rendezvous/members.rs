@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use super::decide::placement;
+use super::decide::{placement, why};
 use super::machine::Command;
 use super::message::{CoordinatorMessage, Hello, Join, NodeId, Verdict};
 use super::state::{Ends, LAST_LOOK, Node, Run, SessionId, Status};
@@ -19,7 +19,7 @@ pub(super) fn disagreement(run: &Run, hello: &Hello) -> Option<String> {
     })
 }
 
-/// Take in a node never heard of, or one that was given up. Returns what it has to be told at once.
+/// Take in a node never heard of, or one that was given up.
 pub(super) fn introduce(
     run: &mut Run,
     hello: &Hello,
@@ -27,10 +27,9 @@ pub(super) fn introduce(
     ends: Ends,
     now: Instant,
     out: &mut Vec<Command>,
-) -> Option<CoordinatorMessage> {
+) {
     let mut node = Node::new(hello, session, ends, now);
     let label = node.label();
-    let mut told = None;
     if let Some(placed) = hello.placed {
         let known = placed.round <= run.round;
         run.recall(placed);
@@ -49,16 +48,42 @@ pub(super) fn introduce(
             if !known {
                 run.hold_until = Some(now + hello.settings.lease());
             }
-        } else if placed.active {
-            let reason = format!(
-                "round {} formed without this node, whose round {} is over",
-                run.round, placed.round
-            );
-            told = Some(CoordinatorMessage::Status { waiting: 1, reason });
         }
     }
     run.update(hello.node, |_| Some(node));
-    told
+}
+
+/// Tell a node that has introduced itself all that it may have missed, whatever was sent on an earlier connection.
+pub(super) fn welcome(run: &Run, hello: &Hello, session: SessionId, out: &mut Vec<Command>) {
+    let Some(node) = run.nodes.get(&hello.node) else { return };
+    let mut send = |message| out.push(Command::Send { session, message });
+    send(CoordinatorMessage::Welcome { addr: node.addr() });
+    if let Some(verdict) = &run.closed {
+        send(CoordinatorMessage::Closed {
+            verdict: verdict.clone(),
+            spare: run.is_spare(node),
+        });
+        return;
+    }
+    let runs = hello.placed.filter(|placed| placed.active);
+    match (&node.status, runs) {
+        (Status::Active, _) => send(status(run)),
+        (_, Some(placed)) => send(CoordinatorMessage::Status {
+            waiting: 1,
+            reason: format!(
+                "round {} formed without this node, whose round {} is over",
+                run.round, placed.round
+            ),
+        }),
+        _ => {}
+    }
+}
+
+/// How things stand for members.
+fn status(run: &Run) -> CoordinatorMessage {
+    let waiting = run.waiting_for_members();
+    let reason = if waiting > 0 { why(run) } else { String::new() };
+    CoordinatorMessage::Status { waiting, reason }
 }
 
 /// A node that was not given up has come back: it keeps its place, unless it says itself that it gave it up.
@@ -102,6 +127,11 @@ pub(super) fn on_join(run: &mut Run, id: NodeId, session: SessionId, join: Join,
         (Status::Active, Some((round, rank))) if join.round < round => {
             if let Some(message) = placement(run, rank) {
                 out.push(Command::Send { session, message });
+                // What was pushed meanwhile did not concern a node that waits: it is said again.
+                out.push(Command::Send {
+                    session,
+                    message: status(run),
+                });
                 return;
             }
         }
