@@ -111,6 +111,7 @@ pub struct NodeMachine {
 const WITHDRAW_GRACE: Duration = Duration::from_secs(1);
 /// After so many connections closed without an answer, whoever listens there is not taken for a coordinator.
 const UNANSWERED_LIMIT: u32 = 6;
+const LEFT: &str = "this node has left the rendezvous";
 
 impl NodeMachine {
     /// A node that will connect to the coordinator at `endpoint` and, once it has been there, does without it for at most
@@ -140,6 +141,7 @@ impl NodeMachine {
     pub fn join(&mut self, store_port: u16, node_rank: Option<u32>, timeout: Duration, now: Instant) {
         self.outcome = None;
         let refusal = match (&self.view.failed, &self.view.closed) {
+            _ if self.left => Some(JoinError::Connection(LEFT.to_owned())),
             (Some(error), _) => Some(error.clone()),
             (None, Some(verdict)) => Some(JoinError::Closed {
                 verdict: verdict.clone(),
@@ -188,13 +190,16 @@ impl NodeMachine {
             self.commands.push(NodeCommand::Send(NodeMessage::Leave { reason }));
         }
         self.left = true;
-        self.resolve(Err(JoinError::Connection(
-            "this node has left the rendezvous".to_owned(),
-        )));
+        self.resolve(Err(JoinError::Connection(LEFT.to_owned())));
     }
 
     /// The connection asked for is open.
     pub fn on_connected(&mut self, now: Instant) {
+        if self.left || self.view.failed.is_some() {
+            // Asked for before: a node that has gone must not be introduced again.
+            self.commands.push(NodeCommand::Disconnect);
+            return;
+        }
         let beat_at = now + self.hello.settings.keep_alive_interval;
         self.link = Link::Up {
             welcomed: false,
@@ -220,7 +225,7 @@ impl NodeMachine {
             );
             self.fail(JoinError::Connection(text));
         }
-        if matches!(self.link, Link::Up { welcomed: false, .. }) {
+        if !self.ever_welcomed && matches!(self.link, Link::Up { welcomed: false, .. }) {
             self.unanswered += 1;
             if self.unanswered >= UNANSWERED_LIMIT {
                 let text = format!(
@@ -231,8 +236,7 @@ impl NodeMachine {
                 self.fail(JoinError::Connection(text));
             }
         }
-        self.last_error = cause;
-        self.retry(now);
+        self.lose(cause, now);
     }
 
     /// The coordinator said something.
@@ -288,7 +292,7 @@ impl NodeMachine {
                 let lease = self.hello.settings.lease();
                 if now >= heard_at + lease {
                     self.commands.push(NodeCommand::Disconnect);
-                    self.on_disconnected(format!("{} was silent for {lease:.1?}", self.endpoint), false, now);
+                    self.lose(format!("{} was silent for {lease:.1?}", self.endpoint), now);
                 } else if now >= beat_at && welcomed {
                     self.commands.push(NodeCommand::Send(NodeMessage::Heartbeat));
                     self.link = Link::Up {
@@ -433,9 +437,21 @@ impl NodeMachine {
                     .clone()
                     .unwrap_or_else(|| format!("{} does not answer", self.endpoint));
                 self.resolve(Err(JoinError::Timeout { after, progress }));
+                if matches!(self.link, Link::Up { .. }) {
+                    // A place given before the withdrawal was read may still arrive. A new connection keeps it from the next
+                    // join, which it would look like an answer to.
+                    self.commands.push(NodeCommand::Disconnect);
+                    self.lose(format!("{} does not answer", self.endpoint), now);
+                }
             }
             _ => {}
         }
+    }
+
+    /// There is no connection any more.
+    fn lose(&mut self, cause: String, now: Instant) {
+        self.last_error = cause;
+        self.retry(now);
     }
 
     /// End the pending join, if there is one.
