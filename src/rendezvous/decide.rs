@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::machine::Command;
-use super::members::note;
+use super::members::{interrupt, note};
 use super::message::{CoordinatorMessage, NodeId, Placement};
 use super::ranks::{self, Candidate};
 use super::state::{Node, Run, Status, World};
@@ -14,6 +14,7 @@ pub(super) fn decide(run: &mut Run, now: Instant, out: &mut Vec<Command>) {
     if run.closed.is_some() {
         return;
     }
+    end_hold(run, now, out);
     let enough = run.waiting_count >= run.settings.min_nodes as usize;
     if run.active_count == 0 && enough && run.unreachable_count == 0 {
         let ready_since = *run.ready_since.get_or_insert(now);
@@ -27,6 +28,31 @@ pub(super) fn decide(run: &mut Run, now: Instant, out: &mut Vec<Command>) {
     tell(run, out);
 }
 
+/// After a restart of this coordinator: stop waiting for members of the world it did not form, once all have reported or the
+/// time for that is over.
+fn end_hold(run: &mut Run, now: Instant, out: &mut Vec<Command>) {
+    let (Some(until), Some(world)) = (run.hold_until, &run.world) else {
+        return;
+    };
+    let (size, reported) = (world.size as usize, run.active_count + run.returning_count);
+    if reported >= size {
+        run.hold_until = None;
+        note(
+            run,
+            format!("all {size} members of round {} have reported", run.round),
+            out,
+        );
+    } else if until <= now {
+        run.hold_until = None;
+        let missing = format!("{} of {size} members of round {}", size - reported, run.round);
+        interrupt(
+            run,
+            format!("{missing} did not report to the restarted coordinator"),
+            out,
+        );
+    }
+}
+
 /// When the next round closes, and why then. At least `min_nodes` wait and nobody runs.
 fn closing(run: &Run, ready_since: Instant) -> (Instant, String) {
     let (waiting, max) = (run.waiting_count, run.settings.max_nodes as usize);
@@ -34,12 +60,15 @@ fn closing(run: &Run, ready_since: Instant) -> (Instant, String) {
         return (ready_since, format!("all {max} nodes are in"));
     }
     let last_size = run.world.as_ref().map(|world| world.size as usize);
-    if let Some(size) = last_size.filter(|size| waiting <= *size) {
+    let hold_until = run.hold_until.unwrap_or(ready_since);
+    // Without any member of the last world this is a new beginning: others are to be expected.
+    let survives = run.returning_count > 0;
+    if let Some(size) = last_size.filter(|size| survives && waiting <= *size) {
         if run.returning_count == size {
             return (ready_since, format!("all members of round {} are back", run.round));
         }
         let settle = run.settings.settle_timeout;
-        let settled = (ready_since + settle).max(run.hold_until.unwrap_or(ready_since));
+        let settled = (ready_since + settle).max(hold_until);
         let cause = run.interrupted.as_deref().unwrap_or("the world changed");
         return (
             settled,
@@ -48,13 +77,13 @@ fn closing(run: &Run, ready_since: Instant) -> (Instant, String) {
     }
     let last_call = run.settings.last_call_timeout;
     // In the first round the last call begins when enough nodes are in; later ones grow from the newcomer on.
-    let since = if last_size.is_some() {
+    let since = if last_size.is_some() && survives {
         run.newcomer_since.unwrap_or(ready_since)
     } else {
         ready_since
     };
     (
-        since + last_call,
+        (since + last_call).max(hold_until),
         format!("the last call of {:.1} s ended", last_call.as_secs_f64()),
     )
 }
@@ -112,6 +141,7 @@ fn complete(run: &mut Run, why_now: &str, now: Instant, out: &mut Vec<Command>) 
         size: members.len() as u32,
         master,
         reason,
+        members: (0..).zip(members.iter().copied()).collect(),
     });
     run.interrupted = None;
     run.told = false;

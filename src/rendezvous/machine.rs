@@ -5,7 +5,7 @@
 //!
 //! A round closes when nobody of the last one is still running, at least `min_nodes` wait, and one of these holds:
 //! `max_nodes` wait; all members of the last round are back and nobody is new; a shrunken world has settled
-//! (`settle_timeout`); a growing one has had its last call (`last_call_timeout`).
+//! (`settle_timeout`); a growing one, or one without survivors, has had its last call (`last_call_timeout`).
 //!
 //! Liveness is judged by this machine's clock alone. A node whose connection broke is lost after its `reconnect_grace`, a
 //! silent one after its lease. A decider that finds its own tick late was stalled, and renews every lease before it judges.
@@ -79,6 +79,9 @@ impl Machine {
             .runs
             .entry(hello.run_id.clone())
             .or_insert_with(|| Run::new(hello.run_id.clone(), hello.settings.clone()));
+        if run.nodes.is_empty() {
+            run.settings = hello.settings.clone();
+        }
         if let Some(old) = run.nodes.get(&hello.node).and_then(|node| node.session) {
             self.sessions.remove(&old);
             self.commands.push(Command::End { session: old });
@@ -183,7 +186,7 @@ impl Machine {
     pub fn next_deadline(&self) -> Option<Instant> {
         self.runs
             .values()
-            .flat_map(|run| [run.check_at, run.close_at])
+            .flat_map(|run| [run.check_at, run.close_at, run.hold_until])
             .flatten()
             .min()
     }

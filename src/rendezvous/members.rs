@@ -5,13 +5,14 @@ use std::time::Instant;
 
 use super::decide::{placement, why};
 use super::machine::Command;
-use super::message::{CoordinatorMessage, Hello, Join, NodeId, Verdict};
+use super::message::{CoordinatorMessage, Hello, Join, NodeId, Placed, Verdict};
 use super::state::{Ends, LAST_LOOK, Node, Run, SessionId, Status};
 
 /// Why a node may not take part in a run that others opened.
 pub(super) fn disagreement(run: &Run, hello: &Hello) -> Option<String> {
     let (ours, theirs) = (&run.settings, &hello.settings);
-    (ours.min_nodes != theirs.min_nodes || ours.max_nodes != theirs.max_nodes).then(|| {
+    let differ = ours.min_nodes != theirs.min_nodes || ours.max_nodes != theirs.max_nodes;
+    (differ && !run.nodes.is_empty()).then(|| {
         format!(
             "{} asks for {} to {} nodes, but run `{}` was opened for {} to {}: give every node the same `--nnodes`",
             hello.name, theirs.min_nodes, theirs.max_nodes, run.id, ours.min_nodes, ours.max_nodes
@@ -29,28 +30,44 @@ pub(super) fn introduce(
     out: &mut Vec<Command>,
 ) {
     let mut node = Node::new(hello, session, ends, now);
-    let label = node.label();
     if let Some(placed) = hello.placed {
-        let known = placed.round <= run.round;
-        run.recall(placed);
-        node.placed = Some((placed.round, placed.rank));
-        if placed.active && placed.round == run.round {
-            node.status = Status::Active;
-            let reason = if known {
-                format!("{label} came back after it had been given up")
-            } else {
-                format!(
-                    "{label} runs round {}, of which this coordinator knows nothing: it was restarted",
-                    placed.round
-                )
-            };
-            interrupt(run, reason, out);
-            if !known {
-                run.hold_until = Some(now + hello.settings.lease());
+        if placed.round > run.round {
+            recall(run, placed, &node, now, out);
+        }
+        if run.has_seat(hello.node, placed) {
+            node.placed = Some((placed.round, placed.rank));
+            if placed.active {
+                node.status = Status::Active;
+                if run.hold_until.is_none() {
+                    let reason = format!("{} came back after it had been given up", node.label());
+                    interrupt(run, reason, out);
+                }
             }
         }
     }
     run.update(hello.node, |_| Some(node));
+}
+
+/// A node knows of a round that this coordinator does not: it was restarted, and takes up what its nodes report.
+fn recall(run: &mut Run, placed: Placed, node: &Node, now: Instant, out: &mut Vec<Command>) {
+    let text = format!(
+        "{} was placed in round {} of {} nodes, of which this coordinator knows nothing: it was restarted, and waits {:.1} s \
+         for the others",
+        node.label(),
+        placed.round,
+        placed.world_size,
+        node.lease.as_secs_f64()
+    );
+    note(run, text, out);
+    for session in run.recall(placed, now + node.lease) {
+        out.push(Command::Send {
+            session,
+            message: CoordinatorMessage::Status {
+                waiting: 1,
+                reason: format!("round {} formed without this node", placed.round),
+            },
+        });
+    }
 }
 
 /// Tell a node that has introduced itself all that it may have missed, whatever was sent on an earlier connection.
@@ -199,8 +216,10 @@ pub(super) fn close(run: &mut Run, verdict: Verdict, out: &mut Vec<Command>) {
         };
         out.push(Command::Send { session, message });
     }
+    run.full_at_close = run.is_full();
     run.closed = Some(verdict);
     run.close_at = None;
+    run.hold_until = None;
 }
 
 /// Give up the nodes whose time has run out, and find out when to look again.
