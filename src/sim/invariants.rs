@@ -11,7 +11,7 @@ use super::host::{Agent, Host, Process};
 use super::queue::Time;
 use super::simulation::{RUN_ID, Violation};
 use crate::rendezvous::machine::{Command, Machine};
-use crate::rendezvous::message::{CoordinatorMessage, Join, NodeId, NodeMessage, Placement, Round};
+use crate::rendezvous::message::{CoordinatorMessage, Join, NodeId, NodeMessage, Placed, Placement, Round};
 use crate::rendezvous::node::JoinError;
 use crate::rendezvous::settings::Settings;
 use crate::rendezvous::state::SessionId;
@@ -109,7 +109,7 @@ impl Ledger {
     }
 
     /// The coordinator is about to be handed this.
-    pub(super) fn on_message(&mut self, session: SessionId, message: &NodeMessage, machine: &Machine) {
+    pub(super) fn on_message(&mut self, session: SessionId, message: &NodeMessage, machine: &Machine, life: u32) {
         if let NodeMessage::Hello(hello) = message {
             let earlier = self.newest.insert(hello.node, session);
             let earlier = earlier.and_then(|session| self.said.remove(&session));
@@ -124,7 +124,12 @@ impl Ledger {
                 // Whom the coordinator has given up, it knows by what the node itself says.
                 self.places.remove(&hello.node);
             }
-            if let Some(placed) = hello.placed {
+            // A number that was given anew after a restart does not make its first holder a member of the second world.
+            let foreign = |placed: &Placed| {
+                let told = self.worlds.get(&(life, placed.round));
+                told.is_some_and(|told| told.members.get(placed.rank as usize) != Some(&hello.node))
+            };
+            if let Some(placed) = hello.placed.filter(|placed| !foreign(placed)) {
                 self.highest = self.highest.max(placed.round);
                 let known = self.places.get(&hello.node).map_or(Round(0), |place| place.0);
                 if placed.round > known {

@@ -593,7 +593,8 @@ impl Simulation {
             return Ok(());
         };
         self.remark(|| format!("coordinator reads {message:?}"));
-        self.ledger.on_message(conn, &message, &self.coordinator.machine);
+        let life = self.coordinator.incarnation;
+        self.ledger.on_message(conn, &message, &self.coordinator.machine, life);
         let now = self.instant();
         self.coordinator.handle(conn, message, now);
         self.after_coordinator()
