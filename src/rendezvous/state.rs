@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::message::{Hello, Join, NodeId, Placed, Round, Verdict};
+use super::ranks::natural_order;
 use super::settings::Settings;
 
 /// One connection of a node, numbered by the driver. Never reused.
@@ -353,6 +354,8 @@ impl Run {
             let all = self.nodes.values().filter(|node| which(node)).count();
             names[SHOWN] = format!("and {} more", all - SHOWN);
         }
+        let shown = names.len().min(SHOWN);
+        names[..shown].sort_by(|a, b| natural_order(a, b));
         format!(" ({})", names.join(", "))
     }
 
