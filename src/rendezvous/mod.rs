@@ -10,6 +10,7 @@
 //! | [`message`], [`codec`] | what nodes and the coordinator say to each other; frames |
 //! | [`state`], [`ranks`] | what the coordinator knows of one run; who gets which rank |
 //! | [`machine`], `members`, `decide` | events in, commands out; what becomes of a node; when a round closes, and as what |
+//! | [`node`], `view` | a node's side of its session; what it hands out |
 //! | `coordinator`, `session` | the drivers: sockets and timers (feature `io`) |
 //!
 //! Semantics follow `torch/distributed/elastic/rendezvous/dynamic_rendezvous.py` (2.15) except where a comment says why not.
@@ -23,3 +24,4 @@ pub mod node;
 pub mod ranks;
 pub mod settings;
 pub mod state;
+mod view;
