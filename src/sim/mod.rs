@@ -11,11 +11,12 @@
 //! | [`network`] | connections: ordered, delayed, lost, silent |
 //! | [`host`], `coordinator` | a host and the agent on it; the coordinator's process |
 //! | [`plan`] | what goes wrong when: drawn from a seed |
-//! | [`simulation`] | the loop, and what tests may do to a job |
+//! | [`simulation`], `actions`, `wiring` | the loop; what may be done to a job; the drivers' part |
 //! | [`invariants`] | what must always be true |
 //!
 //! Wall clocks do not appear: no public function of the rendezvous takes one, so clocks that differ between hosts cannot matter.
 
+mod actions;
 mod coordinator;
 pub mod host;
 pub mod invariants;
@@ -23,3 +24,4 @@ pub mod network;
 pub mod plan;
 pub mod queue;
 pub mod simulation;
+mod wiring;
