@@ -152,7 +152,15 @@ pub(super) fn on_join(run: &mut Run, id: NodeId, session: SessionId, join: Join,
                 return;
             }
         }
-        (Status::Active, _) => interrupt(run, format!("{label} starts its workers anew"), out),
+        (Status::Active, _) => {
+            // A member that comes because it was told to is not the cause.
+            let reason = if run.told {
+                why(run)
+            } else {
+                format!("{label} starts its workers anew")
+            };
+            interrupt(run, reason, out);
+        }
         (Status::Waiting { arrival: first, .. }, _) => arrival = Some(*first),
         (Status::Idle, _) => {}
     }
