@@ -93,28 +93,24 @@ impl Simulation {
         };
         let endpoint = "coordinator:29400".to_owned();
         let timeouts = self.options.coordinator_timeout;
-        let machine = NodeMachine::new(hello.clone(), endpoint, timeouts, self.instant());
-        let mut process = Process::new(pid, hello, machine, self.now());
-        process.join_timeout = timeout;
+        let machine = NodeMachine::new(hello, endpoint, timeouts, self.instant());
+        let process = Process::new(pid, id, machine, timeout);
         self.hosts[host].process = Some(process);
         self.join(host)
     }
 
     pub(super) fn join(&mut self, host: HostId) -> Result<(), Violation> {
         let now = self.instant();
-        let virtual_now = self.now();
         if let Some(process) = &mut self.hosts[host].process {
             process.agent = Agent::Joining;
             process.joins += 1;
-            process.changed_at = virtual_now;
             process
                 .machine
                 .join(30_000 + host as u16, None, process.join_timeout, now);
+            // Impatience is for the first join: later ones may fall into the calm.
+            process.join_timeout = self.options.join_timeout;
         }
-        self.after_node(host)?;
-        // The driver's thread wakes at once: a deadline that is already due is a reason to tick.
-        self.arm_node(host);
-        Ok(())
+        self.after_node(host)
     }
 
     pub(super) fn kill(&mut self, host: HostId, silently: bool) {

@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use super::network::HostId;
 use super::queue::Time;
 use crate::rendezvous::codec::{CodecError, decode_frame, encode_frame, encode_preamble};
-use crate::rendezvous::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Placement};
+use crate::rendezvous::message::{CoordinatorMessage, NodeId, NodeMessage, Placement};
 use crate::rendezvous::node::{JoinError, NodeMachine};
 use crate::rendezvous::state::SessionId;
 
@@ -45,9 +45,7 @@ pub struct Process {
     pub joins: u32,
     /// See `joins`.
     pub answers: u32,
-    /// When the last join was answered, or asked for.
-    pub changed_at: Time,
-    /// How long its joins may take.
+    /// How long its next join may take.
     pub join_timeout: Duration,
     pub(super) tick_at: Option<Time>,
     inbox: BytesMut,
@@ -83,17 +81,16 @@ pub struct Host {
 
 impl Process {
     /// An agent that has just started, and has not joined yet.
-    pub fn new(pid: u64, hello: Hello, machine: NodeMachine, now: Time) -> Self {
+    pub fn new(pid: u64, id: NodeId, machine: NodeMachine, join_timeout: Duration) -> Self {
         Self {
             pid,
-            id: hello.node,
+            id,
             machine,
             agent: Agent::Joining,
             conn: None,
             joins: 0,
             answers: 0,
-            changed_at: now,
-            join_timeout: Duration::from_secs(600),
+            join_timeout,
             tick_at: None,
             inbox: BytesMut::new(),
         }

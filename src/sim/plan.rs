@@ -83,6 +83,9 @@ impl Plan {
             settings.last_call_timeout = dice.duration((Duration::ZERO, Duration::from_secs(30)));
             settings.settle_timeout = dice.duration((Duration::ZERO, Duration::from_secs(5)));
             settings.reconnect_grace = dice.duration((Duration::ZERO, Duration::from_secs(3)));
+            // A lease shorter than a few messages' time would lose healthy nodes for ever.
+            settings.keep_alive_interval = dice.duration((Duration::from_secs(2), Duration::from_secs(5)));
+            settings.keep_alive_max_attempt = dice.between(2, 3) as u32;
         }
         let slowest = [1, 5, 50, 1000][dice.between(0, 3) as usize];
         let options = Options {
@@ -93,6 +96,7 @@ impl Plan {
             join_timeout: Duration::from_secs(3600),
             delay: (Duration::from_micros(100), Duration::from_millis(slowest)),
             stop: super::host::STOP,
+            rejoin: dice.chance(50),
             local_addrs: std::collections::BTreeMap::new(),
         };
         let mut plan = Self {
@@ -107,10 +111,15 @@ impl Plan {
 
     fn draw_starts(&mut self, dice: &mut Dice) {
         let spread = [0, 100, 3_000, 60_000, 180_000][dice.between(0, 4) as usize];
+        let impatient = [0, 0, 5, 40][dice.between(0, 3) as usize];
         for host in 0..self.options.hosts {
             let at = Duration::from_millis(dice.between(0, spread));
             // Some have little patience; in the calm everybody waits for long.
-            let timeout = if dice.chance(5) { dice.between(1, 60) } else { 3600 };
+            let timeout = if dice.chance(impatient) {
+                dice.between(1, 60)
+            } else {
+                3600
+            };
             self.add(at, Action::Start(host, Duration::from_secs(timeout)), Duration::ZERO);
             if timeout < 3600 {
                 self.calm_at = self.calm_at.max(at + Duration::from_secs(timeout + 2));

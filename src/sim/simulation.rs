@@ -34,6 +34,8 @@ pub struct Options {
     pub delay: (Duration, Duration),
     /// Shortest and longest time for an agent to stop its workers.
     pub stop: (Duration, Duration),
+    /// Whether an agent whose join timed out joins once more, patiently, rather than go.
+    pub rejoin: bool,
     /// Hosts that give the address which others are to use.
     pub local_addrs: BTreeMap<HostId, String>,
 }
@@ -49,6 +51,7 @@ impl Options {
             join_timeout: Duration::from_secs(600),
             delay: (Duration::ZERO, Duration::ZERO),
             stop: (Duration::ZERO, Duration::ZERO),
+            rejoin: false,
             local_addrs: BTreeMap::new(),
         }
     }
@@ -272,8 +275,12 @@ impl Simulation {
             Event::NodeTick(host, pid) => self.tick_node(host, pid)?,
             Event::Stopped(host, pid) => self.on_stopped(host, pid)?,
             Event::Noticed(loss) => {
-                self.ledger
-                    .check_noticed(&loss, &self.hosts, self.coordinator_fault, self.now())?
+                let fault = if self.coordinator.up {
+                    self.coordinator_fault
+                } else {
+                    self.now()
+                };
+                self.ledger.check_noticed(&loss, &self.hosts, fault, self.now())?;
             }
         }
         Ok(())

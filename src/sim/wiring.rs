@@ -9,7 +9,7 @@ use super::network::{End, HostId};
 use super::simulation::{Event, Simulation, Violation};
 use crate::rendezvous::machine::Command;
 use crate::rendezvous::message::NodeMessage;
-use crate::rendezvous::node::NodeCommand;
+use crate::rendezvous::node::{JoinError, NodeCommand};
 use crate::rendezvous::state::SessionId;
 
 /// How long a node waits for a connection that nobody refuses.
@@ -248,13 +248,11 @@ impl Simulation {
 
     /// What the agent makes of its handler's state.
     pub(super) fn after_agent(&mut self, host: HostId) -> Result<(), Violation> {
-        let now = self.now();
         let Some(process) = &mut self.hosts[host].process else {
             return Ok(());
         };
         if let Some(outcome) = process.machine.take_outcome() {
             process.answers += 1;
-            process.changed_at = now;
             self.ledger.check_outcome(process, &outcome)?;
             match outcome {
                 Ok(placement) => {
@@ -263,6 +261,7 @@ impl Simulation {
                 }
                 // An agent that is about to go does so itself.
                 Err(_) if matches!(process.agent, Agent::Stopping { .. }) => return Ok(()),
+                Err(JoinError::Timeout { .. }) if self.options.rejoin => return self.join(host),
                 Err(error) => return self.leave(host, "the join failed", Exit::Join(error)),
             }
         }
