@@ -550,6 +550,20 @@ fn a_join_of_an_earlier_round_is_answered_and_not_applied() {
     );
 }
 
+/// A place that was given before the withdrawal was read, and arrived after the node had joined again, was taken for the
+/// answer to the second join: the node then ran round 1 while the others ran round 2.
+#[test]
+fn a_place_given_before_a_withdrawal_is_no_answer_to_the_next_join() {
+    let mut options = Options::exact(2, Settings::new(2, 2));
+    options.rejoin = true;
+    let mut job = Job::with(options);
+    job.at(seconds(0), Action::Start(0, seconds(10)));
+    // What the coordinator says reaches host0 five seconds late.
+    job.at(seconds(9), Action::Cut(0, End::Node, seconds(5), Partition::Held));
+    job.start(ms(9_500), 1);
+    assert_eq!(job.world(seconds(30)), (2, vec![Some(1), Some(0)]));
+}
+
 mod raw {
     //! A machine without a network: node `n` has session `n`.
 

@@ -151,6 +151,8 @@ pub struct Simulation {
     pub(super) history: Option<Vec<String>>,
     pub(super) pids: u64,
     pub(super) coordinator_fault: Time,
+    /// A virtual second, and how often the coordinator has ticked in it.
+    pub(super) ticks: (u64, u64),
     /// What arrived for processes that stand still.
     pub(super) deferred: BTreeMap<Option<HostId>, Vec<Event>>,
 }
@@ -173,6 +175,7 @@ impl Simulation {
             history: None,
             pids: 0,
             coordinator_fault: Time::ZERO,
+            ticks: (0, 0),
             deferred: BTreeMap::new(),
             options,
         }

@@ -113,6 +113,7 @@ impl Simulation {
         let now = self.instant();
         if self.coordinator.machine.next_deadline().is_some_and(|at| at <= now) {
             self.coordinator.machine.on_tick(now);
+            self.count_tick()?;
             if self.coordinator.machine.next_deadline().is_some_and(|at| at <= now) {
                 return Err(Violation(
                     "the coordinator's tick changed nothing: it would spin".to_owned(),
@@ -120,6 +121,24 @@ impl Simulation {
             }
         }
         self.after_coordinator()
+    }
+
+    /// A deadline belongs to a node's lease or grace, to the close of a round, or to a restarted coordinator's patience. Each of
+    /// the first kind may be looked at twice, so this many ticks in a virtual second would be a loop.
+    fn count_tick(&mut self) -> Result<(), Violation> {
+        let second = self.now().as_secs();
+        self.ticks = if self.ticks.0 == second {
+            (second, self.ticks.1 + 1)
+        } else {
+            (second, 1)
+        };
+        if self.ticks.1 > 2 * self.hosts.len() as u64 + 20 {
+            return Err(Violation(format!(
+                "{} ticks of the coordinator in one second",
+                self.ticks.1
+            )));
+        }
+        Ok(())
     }
 
     pub(super) fn tick_node(&mut self, host: HostId, pid: u64) -> Result<(), Violation> {
