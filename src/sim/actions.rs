@@ -18,23 +18,23 @@ impl Simulation {
             Action::Kill(host) => self.kill(host, false),
             Action::PowerOff(host) => self.kill(host, true),
             Action::Terminate(host) => {
-                self.hosts[host].last_fault = now;
+                self.note_fault(host, now);
                 self.leave(host, "SIGTERM", Exit::Terminated)?;
             }
             Action::Stall(host, time) => {
                 self.hosts[host].stalled_until = self.hosts[host].stalled_until.max(now + time);
-                self.hosts[host].last_fault = now + time;
+                self.note_fault(host, now + time);
                 self.queue.push(now + time, Event::Resume(Some(host)));
             }
             Action::Sever(host) => {
-                self.hosts[host].last_fault = now + Duration::from_secs(2);
+                self.note_fault(host, now + Duration::from_secs(2));
                 if let Some(conn) = self.hosts[host].process.as_ref().and_then(|p| p.conn) {
                     let told_within = self.options.delay.1 * 20;
                     self.network.sever(conn, told_within, &mut self.dice, &mut self.queue);
                 }
             }
             Action::Cut(host, to, time, kind) => {
-                self.hosts[host].last_fault = now + time + self.options.settings.lease();
+                self.note_fault(host, now + time + self.options.settings.lease());
                 self.network.partition(host, to, now + time, kind);
             }
             Action::FailWorkers(host) => {
@@ -51,11 +51,11 @@ impl Simulation {
             }
             Action::StallCoordinator(time) => {
                 self.coordinator.stalled_until = self.coordinator.stalled_until.max(now + time);
-                self.coordinator_fault = now + time;
+                self.coordinator_fault = self.coordinator_fault.max(now + time);
                 self.queue.push(now + time, Event::Resume(None));
             }
             Action::CrashCoordinator => {
-                self.coordinator_fault = now;
+                self.coordinator_fault = self.coordinator_fault.max(now);
                 self.coordinator.crash();
                 self.deferred.remove(&None);
                 for conn in self.network.at_coordinator() {
@@ -65,7 +65,7 @@ impl Simulation {
                 }
             }
             Action::StartCoordinator => {
-                self.coordinator_fault = now;
+                self.coordinator_fault = self.coordinator_fault.max(now);
                 if !self.coordinator.up {
                     self.coordinator.restart();
                     self.ledger.on_restart();
@@ -73,6 +73,11 @@ impl Simulation {
             }
         }
         Ok(())
+    }
+
+    fn note_fault(&mut self, host: HostId, until: Time) {
+        let last = &mut self.hosts[host].last_fault;
+        *last = until.max(*last);
     }
 
     pub(super) fn start(&mut self, host: HostId, timeout: Duration) -> Result<(), Violation> {
@@ -131,7 +136,7 @@ impl Simulation {
                 self.network.sever(conn, told_within, &mut self.dice, &mut self.queue);
             }
         }
-        self.hosts[host].last_fault = now;
+        self.note_fault(host, now);
         self.hosts[host].stalled_until = now;
         self.deferred.remove(&Some(host));
         self.hosts[host].exits.push(Exit::Killed);
