@@ -39,6 +39,7 @@ MARKER = "ELASTIC_DEMO_ID"
 EPOCH = re.compile(r"epoch (\d+)/(\d+)  world (\d+)  loss ([\d.]+)  test accuracy ([\d.]+)")
 ORIGIN = re.compile(r"((?:resumed after epoch|starting with).*)  world (\d+)")
 WORKER_FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
+PLACED = re.compile(r"round \d+: rank \d+ of (\d+)")
 # [elastic_rs] 12:34:56.789 INFO rendezvous: message
 OURS = re.compile(r"\[elastic_rs\]\s*(?:[\d:.]+\s+)?(?:(?P<level>[A-Z]{4,})\s+)?(?:[\w.]+:\s+)?(?P<message>\S.*)")
 
@@ -156,6 +157,14 @@ class Change:
 
     what: str
     at: float
+    placed_at: float | None = None  # when the last node had its new rank
+
+    def account(self, trains_at: float) -> str:
+        text = f"{trains_at - self.at:.1f} s after {self.what}"
+        if self.placed_at is not None:
+            placed_s = self.placed_at - self.at
+            text += f" (every node had its rank after {placed_s:.2f} s; the rest is Python importing torch)"
+        return text
 
 
 @dataclass
@@ -265,9 +274,12 @@ class Demo:
 
     def on_event(self, line: Line, level: str, message: str) -> None:
         """Show an event of the rendezvous, and only once if several nodes report it."""
-        if line.node == "C" and self.change and self.change.what == "C was started" and "join" in message.lower():
+        if self.change and self.change.what == "C was started" and f"{NODES['C']} " in message and "joined" in message:
             self.change = Change("C joined", line.at)
-        tellers = self.told.setdefault(message, set())
+        if self.change and PLACED.search(message):
+            self.change.placed_at = line.at
+        # What several nodes report differs in who says so: `127.0.0.3: the world must re-form: ...`.
+        tellers = self.told.setdefault(re.sub(r"^[\d.]+: ", "", message), set())
         if line.node in tellers:
             tellers.clear()  # it has happened again
         tellers.add(line.node)
@@ -282,10 +294,7 @@ class Demo:
         if first:
             self.worlds.append(world)
             if self.change:
-                seconds = line.at - self.change.at
-                self.account.say(
-                    "demo", f"a world of {world} trains, {seconds:.1f} s after {self.change.what}", "good", line.at
-                )
+                self.account.say("demo", f"a world of {world} trains, {self.change.account(line.at)}", "good", line.at)
                 if world == 3 * WORKERS_PER_NODE:
                     self.change = None
         if first or epoch == last or epoch % max(1, self.args.every) == 0:

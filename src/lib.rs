@@ -8,4 +8,6 @@
 pub mod host;
 pub mod proto;
 pub mod rendezvous;
+#[cfg(feature = "sim")]
+pub mod sim;
 pub mod store;

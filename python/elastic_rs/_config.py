@@ -34,7 +34,7 @@ class RendezvousConfig:
     read_timeout: float = 60.0
     """Time limit of each operation of the store that the agents share."""
     is_host: bool | None = None
-    """Whether this process hosts the coordinator; None: it does if the endpoint is this machine's and the port is free."""
+    """Whether this process hosts the coordinator; None: it does if the endpoint is this machine's and its port free."""
 
     settle_timeout: float = 1.0
     """How long a round that lost members waits for a replacement once all survivors are back."""

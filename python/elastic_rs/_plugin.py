@@ -33,7 +33,7 @@ def create_rust_c10d(params: RendezvousParameters) -> RendezvousHandler:
 def show_logs_if_asked() -> None:
     """Print this package's log records on stderr if ``ELASTIC_RS_LOG`` names a level (``debug``, ``info``, ...).
 
-    Without it the records go wherever Python's ``logging`` is configured to send them: warnings reach stderr by default.
+    Without it they go wherever Python's ``logging`` is configured to send them; warnings reach stderr by default.
     """
     level = os.environ.get("ELASTIC_RS_LOG", "").upper()
     if not level:

@@ -8,6 +8,7 @@ keep current.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import socket
@@ -17,8 +18,9 @@ import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from torch.distributed import PrefixStore, Store
-from torch.distributed.elastic.events import NodeState, construct_and_record_rdzv_event
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.elastic.events import construct_and_record_rdzv_event
+from torch.distributed.elastic.events.api import NodeState
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
@@ -30,7 +32,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from elastic_rs import _elastic_rs
 from elastic_rs._config import RendezvousConfig
-from elastic_rs.errors import RendezvousClosedError, RendezvousConnectionError
+from elastic_rs.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError
 from elastic_rs.store import TCPStore
 
 if TYPE_CHECKING:
@@ -102,7 +104,7 @@ class RustC10dRendezvousHandler(RendezvousHandler):
         self._worker_store: StoreServer | None = None
         self._waiting = 0
         self._ended = False
-        # An agent that is ended by a signal does not call shutdown(); its goodbye spares the others the wait for a lease.
+        # An agent that is ended by a signal does not call shutdown(); a goodbye spares the others the wait for a lease.
         _say_goodbye_at_exit(self)
 
     def get_backend(self) -> str:
@@ -178,7 +180,7 @@ class RustC10dRendezvousHandler(RendezvousHandler):
         """
         view = self._session.view()
         if view.failure is not None:
-            # PyTorch's agent does not look at `closed` while its workers run (pytorch #76287): raising is what stops it.
+            # PyTorch's agent does not look at `closed` while its workers run (pytorch #76287): raising stops it.
             raise RendezvousClosedError(f"the rendezvous is {view.failure}")
         if view.waiting != self._waiting:
             self._waiting = view.waiting
@@ -193,9 +195,9 @@ class RustC10dRendezvousHandler(RendezvousHandler):
     def shutdown(self) -> bool:
         """End this node's part, and the job's where that is due.
 
-        PyTorch's launcher calls this in a ``finally``. The exception that is under way, if any, tells how the agent ended:
-        none, the job succeeded and is closed for all; ``ChildFailedError``, it failed for good and all others stop; any other
-        is a fault of this node alone, which leaves the rendezvous open for the rest.
+        PyTorch's launcher calls this in a ``finally``. The exception that is under way, if any, tells how the agent
+        ended: none, the job succeeded and is closed for all; ``ChildFailedError``, it failed for good and all others
+        stop; any other is a fault of this node alone, which leaves the rendezvous open for the rest.
         """
         if self._ended:
             return True
@@ -229,7 +231,8 @@ class RustC10dRendezvousHandler(RendezvousHandler):
         try:
             claim = _elastic_rs.Host.claim(host, port, is_host=self._config.is_host)
         except OSError as error:
-            raise RendezvousConnectionError(f"cannot host the coordinator at {host}:{port}: {error.strerror or error}") from error
+            reason = error.strerror or error
+            raise RendezvousConnectionError(f"cannot host the coordinator at {host}:{port}: {reason}") from error
         if isinstance(claim, str):
             logger.info("the coordinator at %s:%d is hosted elsewhere: %s", host, port, claim)
             return None, claim
@@ -258,10 +261,8 @@ class RustC10dRendezvousHandler(RendezvousHandler):
 
     def _addr(self) -> str:
         addr: str | None = None
-        try:
+        with contextlib.suppress(RendezvousError):
             addr = self._session.view().addr
-        except RendezvousConnectionError:
-            pass
         return addr or self._local_addr or self._name
 
     def _label(self) -> str:
@@ -283,12 +284,11 @@ def _first_cause(error: ChildFailedError) -> str:
     """Name the failure that came first: host, rank, and what ended the process."""
     rank, failure = error.get_first_failure()
     ended = f"exit code {failure.exitcode}" if failure.exitcode >= 0 else f"signal {failure.signal_name()}"
-    text = f"rank {rank} (local rank {failure.local_rank}, pid {failure.pid}) on {socket.gethostname()} ended with {ended}"
-    if failure.error_file_data and failure.message:
-        said = failure.message
-        if isinstance(said, dict):
-            said = said.get("message", "")
-        text += f": {str(said).strip()}"
+    who = f"rank {rank} (local rank {failure.local_rank}, pid {failure.pid}) on {socket.gethostname()}"
+    text = f"{who} ended with {ended}"
+    said: object = failure.message  # annotated as str by torch, and a dict when `@record` has written it
+    if isinstance(said, dict):
+        text += f": {said.get('message', '')}"
     return text
 
 

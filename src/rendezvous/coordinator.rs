@@ -109,7 +109,7 @@ fn perform(machine: &mut Machine, writers: &mut HashMap<SessionId, mpsc::Sender<
             Command::End { session } => {
                 writers.remove(&session);
             }
-            Command::Note { run_id, text } => tracing::info!(run_id, "{text}"),
+            Command::Note { run_id, text } => tracing::info!("[{run_id}] {text}"),
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use super::machine::{Command, note};
+use super::machine::Command;
+use super::members::{interrupt, note};
 use super::message::{CoordinatorMessage, NodeId, Placement};
 use super::ranks::{self, Candidate};
 use super::state::{Node, Run, Status, World};
@@ -13,6 +14,7 @@ pub(super) fn decide(run: &mut Run, now: Instant, out: &mut Vec<Command>) {
     if run.closed.is_some() {
         return;
     }
+    end_hold(run, now, out);
     let enough = run.waiting_count >= run.settings.min_nodes as usize;
     if run.active_count == 0 && enough && run.unreachable_count == 0 {
         let ready_since = *run.ready_since.get_or_insert(now);
@@ -26,26 +28,46 @@ pub(super) fn decide(run: &mut Run, now: Instant, out: &mut Vec<Command>) {
     tell(run, out);
 }
 
+/// After a restart of this coordinator: stop waiting for members of the world it did not form, once all have reported or the
+/// time for that is over.
+fn end_hold(run: &mut Run, now: Instant, out: &mut Vec<Command>) {
+    let (Some(until), Some(world)) = (run.hold_until, &run.world) else {
+        return;
+    };
+    let (size, reported) = (world.size as usize, run.active_count + run.returning_count);
+    if reported >= size {
+        run.hold_until = None;
+        note(run, format!("all {size} members of round {} have reported", run.round), out);
+    } else if until <= now {
+        run.hold_until = None;
+        let missing = format!("{} of {size} members of round {}", size - reported, run.round);
+        interrupt(run, format!("{missing} did not report to the restarted coordinator"), out);
+    }
+}
+
 /// When the next round closes, and why then. At least `min_nodes` wait and nobody runs.
 fn closing(run: &Run, ready_since: Instant) -> (Instant, String) {
     let (waiting, max) = (run.waiting_count, run.settings.max_nodes as usize);
     if waiting >= max {
-        return (ready_since, format!("all {max} nodes are in"));
+        return (ready_since, format!("the maximum of {} is in", nodes(max)));
     }
     let last_size = run.world.as_ref().map(|world| world.size as usize);
-    if let Some(size) = last_size.filter(|size| waiting <= *size) {
+    let hold_until = run.hold_until.unwrap_or(ready_since);
+    // Without any member of the last world this is a new beginning: others are to be expected.
+    let survives = run.returning_count > 0;
+    if let Some(size) = last_size.filter(|size| survives && waiting <= *size) {
         if run.returning_count == size {
             return (ready_since, format!("all members of round {} are back", run.round));
         }
         let settle = run.settings.settle_timeout;
-        let settled = (ready_since + settle).max(run.hold_until.unwrap_or(ready_since));
+        let settled = (ready_since + settle).max(hold_until);
         let cause = run.interrupted.as_deref().unwrap_or("the world changed");
         return (settled, format!("settled for {:.1} s after {cause}", settle.as_secs_f64()));
     }
     let last_call = run.settings.last_call_timeout;
     // In the first round the last call begins when enough nodes are in; later ones grow from the newcomer on.
-    let since = if last_size.is_some() { run.newcomer_since.unwrap_or(ready_since) } else { ready_since };
-    (since + last_call, format!("the last call of {:.1} s ended", last_call.as_secs_f64()))
+    let since = if last_size.is_some() && survives { run.newcomer_since.unwrap_or(ready_since) } else { ready_since };
+    ((since + last_call).max(hold_until), format!("the last call of {:.1} s ended", last_call.as_secs_f64()))
 }
 
 /// Form the next world.
@@ -81,8 +103,13 @@ fn complete(run: &mut Run, why_now: &str, now: Instant, out: &mut Vec<Command>) 
     run.recount();
     let list = run.list(|node| node.status == Status::Active);
     let reason = format!("{why_now}{list}");
-    note(run, format!("round {} is complete with {} nodes: {reason}", run.round, members.len()), out);
-    run.world = Some(World { size: members.len() as u32, master, reason });
+    note(run, format!("round {} is complete with {}: {reason}", run.round, nodes(members.len())), out);
+    run.world = Some(World {
+        size: members.len() as u32,
+        master,
+        reason,
+        members: (0..).zip(members.iter().copied()).collect(),
+    });
     run.interrupted = None;
     run.told = false;
     run.ready_since = None;
@@ -141,13 +168,21 @@ fn tell(run: &mut Run, out: &mut Vec<Command>) {
     }
 }
 
+fn nodes(count: usize) -> String {
+    if count == 1 { "1 node".to_owned() } else { format!("{count} nodes") }
+}
+
 /// Why the world must re-form.
 pub(super) fn why(run: &Run) -> String {
     match &run.interrupted {
         Some(reason) => reason.clone(),
         None => format!(
-            "{} nodes wait to join{}",
-            run.waiting_count,
+            "{} to join{}",
+            if run.waiting_count == 1 {
+                "1 node waits".to_owned()
+            } else {
+                format!("{} nodes wait", run.waiting_count)
+            },
             run.list(|n| matches!(n.status, Status::Waiting { .. }))
         ),
     }

@@ -5,7 +5,7 @@
 //!
 //! A round closes when nobody of the last one is still running, at least `min_nodes` wait, and one of these holds:
 //! `max_nodes` wait; all members of the last round are back and nobody is new; a shrunken world has settled
-//! (`settle_timeout`); a growing one has had its last call (`last_call_timeout`).
+//! (`settle_timeout`); a growing one, or one without survivors, has had its last call (`last_call_timeout`).
 //!
 //! Liveness is judged by this machine's clock alone. A node whose connection broke is lost after its `reconnect_grace`, a
 //! silent one after its lease. A decider that finds its own tick late was stalled, and renews every lease before it judges.
@@ -13,9 +13,12 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::decide::{decide, placement, why};
-use super::message::{CoordinatorMessage, Hello, Join, NodeId, NodeMessage, Verdict};
-use super::state::{Ends, LAST_LOOK, Node, Run, SessionId, Status};
+use super::decide::decide;
+use super::members::{
+    check_no_later_than, close, disagreement, expire, introduce, note, on_join, readmit, stand_down, welcome,
+};
+use super::message::{CoordinatorMessage, Hello, NodeId, NodeMessage};
+use super::state::{Ends, Node, Run, SessionId, Status};
 
 /// What the driver is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,29 +79,20 @@ impl Machine {
             .runs
             .entry(hello.run_id.clone())
             .or_insert_with(|| Run::new(hello.run_id.clone(), hello.settings.clone()));
+        if run.nodes.is_empty() {
+            run.settings = hello.settings.clone();
+        }
         if let Some(old) = run.nodes.get(&hello.node).and_then(|node| node.session) {
             self.sessions.remove(&old);
             self.commands.push(Command::End { session: old });
         }
         self.sessions.insert(session, (hello.run_id.clone(), hello.node));
-        let mut told = None;
         if run.nodes.contains_key(&hello.node) {
             readmit(run, &hello, session, ends, now, &mut self.commands);
         } else {
-            told = introduce(run, &hello, session, ends, now, &mut self.commands);
+            introduce(run, &hello, session, ends, now, &mut self.commands);
         }
-        if let Some(node) = run.nodes.get(&hello.node) {
-            self.commands.push(Command::Send { session, message: CoordinatorMessage::Welcome { addr: node.addr() } });
-            if let Some(verdict) = &run.closed {
-                let message = CoordinatorMessage::Closed { verdict: verdict.clone(), spare: run.is_spare(node) };
-                self.commands.push(Command::Send { session, message });
-            } else if node.status == Status::Active && run.told {
-                told = Some(CoordinatorMessage::Status { waiting: run.waiting_for_members(), reason: why(run) });
-            }
-        }
-        if let Some(message) = told {
-            self.commands.push(Command::Send { session, message });
-        }
+        welcome(run, &hello, session, &mut self.commands);
         check_no_later_than(run, hello.node);
         decide(run, now, &mut self.commands);
     }
@@ -167,7 +161,7 @@ impl Machine {
 
     /// When to call [`Machine::on_tick`] at the latest.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.runs.values().flat_map(|run| [run.check_at, run.close_at]).flatten().min()
+        self.runs.values().flat_map(|run| [run.check_at, run.close_at, run.hold_until]).flatten().min()
     }
 
     /// What to do now, in order.
@@ -205,179 +199,4 @@ impl Machine {
     fn send(&mut self, session: SessionId, message: CoordinatorMessage) {
         self.commands.push(Command::Send { session, message });
     }
-}
-
-/// Why a node may not take part in a run that others opened.
-fn disagreement(run: &Run, hello: &Hello) -> Option<String> {
-    let (ours, theirs) = (&run.settings, &hello.settings);
-    (ours.min_nodes != theirs.min_nodes || ours.max_nodes != theirs.max_nodes).then(|| {
-        format!(
-            "{} asks for {} to {} nodes, but run `{}` was opened for {} to {}: give every node the same `--nnodes`",
-            hello.name, theirs.min_nodes, theirs.max_nodes, run.id, ours.min_nodes, ours.max_nodes
-        )
-    })
-}
-
-/// Take in a node never heard of, or one that was given up. Returns what it has to be told at once.
-fn introduce(
-    run: &mut Run,
-    hello: &Hello,
-    session: SessionId,
-    ends: Ends,
-    now: Instant,
-    out: &mut Vec<Command>,
-) -> Option<CoordinatorMessage> {
-    let mut node = Node::new(hello, session, ends, now);
-    let label = node.label();
-    let mut told = None;
-    if let Some(placed) = hello.placed {
-        let known = placed.round <= run.round;
-        run.recall(placed);
-        node.placed = Some((placed.round, placed.rank));
-        if placed.active && placed.round == run.round {
-            node.status = Status::Active;
-            let reason = if known {
-                format!("{label} came back after it had been given up")
-            } else {
-                format!(
-                    "{label} runs round {}, of which this coordinator knows nothing: it was restarted",
-                    placed.round
-                )
-            };
-            interrupt(run, reason, out);
-            if !known {
-                run.hold_until = Some(now + hello.settings.lease());
-            }
-        } else if placed.active {
-            let reason = format!("round {} formed without this node, whose round {} is over", run.round, placed.round);
-            told = Some(CoordinatorMessage::Status { waiting: 1, reason });
-        }
-    }
-    run.update(hello.node, |_| Some(node));
-    told
-}
-
-/// A node that was not given up has come back: it keeps its place, unless it says itself that it gave it up.
-fn readmit(run: &mut Run, hello: &Hello, session: SessionId, ends: Ends, now: Instant, out: &mut Vec<Command>) {
-    run.update(hello.node, |node| {
-        node.map(|node| Node { status: node.status, placed: node.placed, ..Node::new(hello, session, ends, now) })
-    });
-    let runs = hello.placed.is_some_and(|placed| placed.active && placed.round == run.round);
-    if !hello.joining && !runs {
-        stand_down(run, hello.node, "gave up its place", out);
-    }
-}
-
-fn on_join(run: &mut Run, id: NodeId, session: SessionId, join: Join, now: Instant, out: &mut Vec<Command>) {
-    if let Some(verdict) = &run.closed {
-        let message = CoordinatorMessage::Closed { verdict: verdict.clone(), spare: false };
-        out.push(Command::Send { session, message });
-        return;
-    }
-    let Some(node) = run.nodes.get(&id) else { return };
-    let label = node.label();
-    let mut arrival = None;
-    match (&node.status, node.placed) {
-        // The completion was lost with the connection it was sent on: this join belongs to a round that is over.
-        (Status::Active, Some((round, rank))) if join.round < round => {
-            if let Some(message) = placement(run, rank) {
-                out.push(Command::Send { session, message });
-                return;
-            }
-        }
-        (Status::Active, _) => interrupt(run, format!("{label} starts its workers anew"), out),
-        (Status::Waiting { arrival: first, .. }, _) => arrival = Some(*first),
-        (Status::Idle, _) => {}
-    }
-    let first_time = arrival.is_none();
-    let arrival = arrival.unwrap_or(run.arrivals);
-    run.arrivals += 1;
-    run.update(id, |node| node.map(|node| Node { status: Status::Waiting { join, arrival }, ..node }));
-    let new = run.nodes.get(&id).is_some_and(|node| run.last_rank(node).is_none());
-    if new {
-        run.newcomer_since.get_or_insert(now);
-    }
-    if first_time {
-        let (min, max) = (run.settings.min_nodes, run.settings.max_nodes);
-        let known = run.waiting_count + run.active_count;
-        let verb = if new { "joined" } else { "is back" };
-        note(run, format!("{label} {verb} ({known} of {min} to {max} nodes)"), out);
-    }
-}
-
-/// A node no longer waits or runs. A running one interrupts the world.
-fn stand_down(run: &mut Run, id: NodeId, what: &str, out: &mut Vec<Command>) {
-    let Some(node) = run.nodes.get(&id) else { return };
-    if node.status == Status::Active {
-        interrupt(run, format!("{} {what}", node.label()), out);
-    }
-    run.update(id, |node| node.map(|node| Node { status: Status::Idle, ..node }));
-    let newcomers_left = run.waiting_count > run.returning_count;
-    if !newcomers_left {
-        run.newcomer_since = None;
-    }
-}
-
-/// The current world must re-form. The first reason is kept.
-fn interrupt(run: &mut Run, reason: String, out: &mut Vec<Command>) {
-    if run.interrupted.is_none() && run.closed.is_none() {
-        note(run, format!("round {} is interrupted: {reason}", run.round), out);
-        run.interrupted = Some(reason);
-    }
-}
-
-fn close(run: &mut Run, verdict: Verdict, out: &mut Vec<Command>) {
-    if run.closed.is_some() {
-        return;
-    }
-    note(run, verdict.to_string(), out);
-    for node in run.nodes.values() {
-        let Some(session) = node.session else { continue };
-        let message = CoordinatorMessage::Closed { verdict: verdict.clone(), spare: run.is_spare(node) };
-        out.push(Command::Send { session, message });
-    }
-    run.closed = Some(verdict);
-    run.close_at = None;
-}
-
-/// Give up the nodes whose time has run out, and find out when to look again.
-fn expire(run: &mut Run, now: Instant, sessions: &mut BTreeMap<SessionId, (String, NodeId)>, out: &mut Vec<Command>) {
-    if run.check_at.is_none_or(|at| now < at) {
-        return;
-    }
-    for node in run.nodes.values_mut() {
-        if !node.suspect && node.session.is_some() && node.lost_at() <= now {
-            // Judged only after a further `LAST_LOOK` in which the driver reads what has arrived.
-            node.suspect = true;
-            node.heard_at = now.checked_sub(node.lease).unwrap_or(now);
-        }
-    }
-    let lost: Vec<_> = run.nodes.iter().filter(|(_, node)| node.lost_at() <= now).map(|(id, _)| *id).collect();
-    for id in lost {
-        let Some(node) = run.nodes.get(&id) else { continue };
-        let (label, session) = (node.label(), node.session);
-        let what = match session {
-            None => format!("is lost: its connection ended {:.1} s ago", (now - node.heard_at).as_secs_f64()),
-            Some(_) => format!("is lost: silent for {:.1} s", (node.lease + LAST_LOOK).as_secs_f64()),
-        };
-        note(run, format!("{label} {what}"), out);
-        stand_down(run, id, &what, out);
-        run.update(id, |_| None);
-        if let Some(session) = session {
-            sessions.remove(&session);
-            out.push(Command::End { session });
-        }
-    }
-    run.check_at = run.nodes.values().map(Node::lost_at).min();
-}
-
-/// Make sure that the next look for lost nodes is not after `id`'s time.
-fn check_no_later_than(run: &mut Run, id: NodeId) {
-    let due = run.nodes.get(&id).map(Node::lost_at);
-    run.check_at = [run.check_at, due].into_iter().flatten().min();
-}
-
-/// Say something to the operator.
-pub(super) fn note(run: &Run, text: String, out: &mut Vec<Command>) {
-    out.push(Command::Note { run_id: run.id.clone(), text });
 }

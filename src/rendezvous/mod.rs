@@ -9,7 +9,8 @@
 //! | [`settings`] | what a node asks for: min and max nodes, time limits |
 //! | [`message`], [`codec`] | what nodes and the coordinator say to each other; frames |
 //! | [`state`], [`ranks`] | what the coordinator knows of one run; who gets which rank |
-//! | [`machine`], `decide` | events in, commands out; when a round closes, and as what |
+//! | [`machine`], `members`, `decide` | events in, commands out; what becomes of a node; when a round closes, and as what |
+//! | [`node`], `view` | a node's side of its session; what it hands out |
 //! | `coordinator`, `session` | the drivers: sockets and timers (feature `io`) |
 //!
 //! Semantics follow `torch/distributed/elastic/rendezvous/dynamic_rendezvous.py` (2.15) except where a comment says why not.
@@ -19,6 +20,7 @@ pub mod codec;
 pub mod coordinator;
 mod decide;
 pub mod machine;
+mod members;
 pub mod message;
 pub mod node;
 pub mod ranks;
@@ -26,3 +28,4 @@ pub mod ranks;
 pub mod session;
 pub mod settings;
 pub mod state;
+mod view;

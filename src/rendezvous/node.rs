@@ -5,65 +5,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::message::{CoordinatorMessage, Hello, Join, NodeMessage, Placed, Placement, Round, Verdict};
+use super::message::{CoordinatorMessage, Hello, Join, NodeMessage, Placed, Placement, Verdict};
 
-/// What the driver is to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NodeCommand {
-    /// Open a connection; answer with `on_connected` or `on_connect_failed`.
-    Connect,
-    /// Send on the open connection.
-    Send(NodeMessage),
-    /// Drop the connection, if there is one; `on_disconnected` need not be called for it.
-    Disconnect,
-}
-
-/// Why a join did not end with a place.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum JoinError {
-    /// The join timeout ended.
-    #[error("no round completed within {after:.1?}: {progress}")]
-    Timeout {
-        /// How long was waited.
-        after: Duration,
-        /// Who was in, who was missing.
-        progress: String,
-    },
-    /// The coordinator could not be reached in that time, or stayed away too long.
-    #[error("{0}")]
-    Connection(String),
-    /// The rendezvous is closed.
-    #[error("the rendezvous is closed: {verdict}")]
-    Closed {
-        /// How the job ended.
-        verdict: Verdict,
-        /// This node was a spare that was not needed.
-        spare: bool,
-    },
-    /// The coordinator does not want this node.
-    #[error("the coordinator refused this node: {0}")]
-    Rejected(String),
-}
-
-/// How things stand for a node that is in a world, or was.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct View {
-    /// Above zero when the world must re-form.
-    pub waiting: u32,
-    /// Why, in words.
-    pub reason: String,
-    /// The last round this node was placed in.
-    pub round: Round,
-    /// How the job ended, if it was closed.
-    pub closed: Option<Verdict>,
-    /// Why this node can no longer take part, if so.
-    pub failed: Option<JoinError>,
-    /// The address under which others look for this node, once known.
-    pub addr: Option<String>,
-    /// Since when the coordinator has been out of reach, if it is.
-    pub out_of_reach_since: Option<Instant>,
-}
+pub use super::view::{JoinError, NodeCommand, View};
 
 #[derive(Clone, Debug)]
 struct Joining {
@@ -103,8 +47,11 @@ pub struct NodeMachine {
 
 /// How long the answer to a `Withdraw` is waited for.
 const WITHDRAW_GRACE: Duration = Duration::from_secs(1);
-/// After so many connections closed without an answer, whoever listens there is not taken for a coordinator.
-const UNANSWERED_LIMIT: u32 = 6;
+/// After how many connections that ended without an answer to ask what listens there, and how often again.
+const PROBE_EVERY: u32 = 3;
+/// A store of PyTorch's takes no notice of a Hello until more bytes follow, then it closes.
+const NUDGE_AFTER: Duration = Duration::from_secs(1);
+const LEFT: &str = "this node has left the rendezvous";
 
 impl NodeMachine {
     /// A node that will connect to the coordinator at `endpoint` and, once it has been there, does without it for at most
@@ -130,9 +77,8 @@ impl NodeMachine {
     /// Ask for a place in the next round, giving up at `now + timeout`. The answer comes through [`NodeMachine::take_outcome`].
     pub fn join(&mut self, store_port: u16, node_rank: Option<u32>, timeout: Duration, now: Instant) {
         self.outcome = None;
-        let gone = || JoinError::Connection("this node has left the rendezvous".to_owned());
         let refusal = match (&self.view.failed, &self.view.closed) {
-            _ if self.left => Some(gone()),
+            _ if self.left => Some(JoinError::Connection(LEFT.to_owned())),
             (Some(error), _) => Some(error.clone()),
             (None, Some(verdict)) => Some(JoinError::Closed { verdict: verdict.clone(), spare: false }),
             (None, None) => None,
@@ -168,12 +114,17 @@ impl NodeMachine {
             self.commands.push(NodeCommand::Send(NodeMessage::Leave { reason }));
         }
         self.left = true;
-        self.resolve(Err(JoinError::Connection("this node has left the rendezvous".to_owned())));
+        self.resolve(Err(JoinError::Connection(LEFT.to_owned())));
     }
 
     /// The connection asked for is open.
     pub fn on_connected(&mut self, now: Instant) {
-        let beat_at = now + self.hello.settings.keep_alive_interval;
+        if self.left || self.view.failed.is_some() {
+            // Asked for before: a node that has gone must not be introduced again.
+            self.commands.push(NodeCommand::Disconnect);
+            return;
+        }
+        let beat_at = now + self.hello.settings.keep_alive_interval.min(NUDGE_AFTER);
         self.link = Link::Up { welcomed: false, heard_at: now, beat_at };
         self.commands.push(NodeCommand::Send(NodeMessage::Hello(Box::new(self.hello.clone()))));
     }
@@ -190,19 +141,27 @@ impl NodeMachine {
             let text = format!("what listens at {} is not an elastic_rs coordinator: {cause}", self.endpoint);
             self.fail(JoinError::Connection(text));
         }
-        if matches!(self.link, Link::Up { welcomed: false, .. }) {
+        if !self.ever_welcomed && matches!(self.link, Link::Up { welcomed: false, .. }) {
             self.unanswered += 1;
-            if self.unanswered >= UNANSWERED_LIMIT {
-                let text = format!(
-                    "what listens at {} is not an elastic_rs coordinator: it closed {} connections without an answer \
-                     (a store of PyTorch's c10d backend does so)",
-                    self.endpoint, self.unanswered
-                );
-                self.fail(JoinError::Connection(text));
+            if self.unanswered.is_multiple_of(PROBE_EVERY) {
+                self.commands.push(NodeCommand::Probe);
             }
         }
-        self.last_error = cause;
-        self.retry(now);
+        self.lose(cause, now);
+    }
+
+    /// What listens at the endpoint does, or does not, speak c10d. Asked only while it has never welcomed this node: a
+    /// coordinator answers both protocols, so a store that answers one alone is PyTorch's. Anything else may still become a
+    /// coordinator, such as a proxy whose other end is not up yet.
+    pub fn on_probed(&mut self, speaks_c10d: bool) {
+        if speaks_c10d && !self.ever_welcomed {
+            let text = format!(
+                "what listens at {} is a store of PyTorch's c10d backend, not an elastic_rs coordinator: \
+                 use `--rdzv-backend=rust-c10d` on every node of the job, or another port",
+                self.endpoint
+            );
+            self.fail(JoinError::Connection(text));
+        }
     }
 
     /// The coordinator said something.
@@ -254,8 +213,8 @@ impl NodeMachine {
                 let lease = self.hello.settings.lease();
                 if now >= heard_at + lease {
                     self.commands.push(NodeCommand::Disconnect);
-                    self.on_disconnected(format!("{} was silent for {lease:.1?}", self.endpoint), false, now);
-                } else if now >= beat_at && welcomed {
+                    self.lose(format!("{} was silent for {lease:.1?}", self.endpoint), now);
+                } else if now >= beat_at {
                     self.commands.push(NodeCommand::Send(NodeMessage::Heartbeat));
                     self.link = Link::Up { welcomed, heard_at, beat_at: now + self.hello.settings.keep_alive_interval };
                 }
@@ -281,7 +240,6 @@ impl NodeMachine {
         let link = match self.link {
             Link::Down { retry_at } => Some(retry_at),
             Link::Connecting => None,
-            Link::Up { welcomed: false, heard_at, .. } => Some(heard_at + self.hello.settings.lease()),
             Link::Up { heard_at, beat_at, .. } => Some(beat_at.min(heard_at + self.hello.settings.lease())),
         };
         let join = self
@@ -319,8 +277,9 @@ impl NodeMachine {
     }
 
     fn on_welcome(&mut self, addr: String) {
-        if let Link::Up { welcomed, .. } = &mut self.link {
+        if let Link::Up { welcomed, heard_at, beat_at } = &mut self.link {
             *welcomed = true;
+            *beat_at = *heard_at + self.hello.settings.keep_alive_interval;
         }
         self.ever_welcomed = true;
         self.tries = 0;
@@ -374,9 +333,21 @@ impl NodeMachine {
             Some(at) if now >= at + WITHDRAW_GRACE => {
                 let progress = joining.progress.clone().unwrap_or_else(|| format!("{} does not answer", self.endpoint));
                 self.resolve(Err(JoinError::Timeout { after, progress }));
+                if matches!(self.link, Link::Up { .. }) {
+                    // A place given before the withdrawal was read may still arrive. A new connection keeps it from the next
+                    // join, which it would look like an answer to.
+                    self.commands.push(NodeCommand::Disconnect);
+                    self.lose(format!("{} does not answer", self.endpoint), now);
+                }
             }
             _ => {}
         }
+    }
+
+    /// There is no connection any more.
+    fn lose(&mut self, cause: String, now: Instant) {
+        self.last_error = cause;
+        self.retry(now);
     }
 
     /// End the pending join, if there is one.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use parking_lot::Mutex;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::runtime::Handle;
@@ -18,6 +18,7 @@ use super::codec;
 use super::coordinator::read_message;
 use super::message::{CoordinatorMessage, Hello, Placement, Verdict};
 use super::node::{JoinError, NodeCommand, NodeMachine, View};
+use crate::proto::Request;
 
 /// How long one address is tried before the next.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -132,6 +133,7 @@ struct Connection {
 async fn drive(shared: Arc<Shared>, host: String, port: u16) {
     let mut connection: Option<Connection> = None;
     let mut connecting = None;
+    let mut probing = None;
     loop {
         let (commands, deadline, left) = {
             let mut machine = shared.machine.lock();
@@ -142,6 +144,7 @@ async fn drive(shared: Arc<Shared>, host: String, port: u16) {
             match command {
                 NodeCommand::Connect => connecting = Some(Box::pin(connect(host.clone(), port))),
                 NodeCommand::Disconnect => (connection, connecting) = (None, None),
+                NodeCommand::Probe => probing = Some(Box::pin(speaks_c10d(host.clone(), port))),
                 NodeCommand::Send(message) => {
                     if let Some(connection) = &mut connection {
                         codec::encode_frame(&message, &mut connection.outgoing);
@@ -193,6 +196,10 @@ async fn drive(shared: Arc<Shared>, host: String, port: u16) {
                     Err(error) => machine.on_connect_failed(error, Instant::now()),
                 }
             }
+            speaks_c10d = wait_for(&mut probing) => {
+                probing = None;
+                shared.machine.lock().on_probed(speaks_c10d);
+            }
             () = tick => {}
         }
     }
@@ -223,11 +230,25 @@ async fn step(connection: &mut Option<Connection>) -> Happened {
     }
 }
 
-async fn wait_for<F: Future<Output = Result<TcpStream, String>> + Unpin>(pending: &mut Option<F>) -> F::Output {
+async fn wait_for<F: Future + Unpin>(pending: &mut Option<F>) -> F::Output {
     match pending {
         Some(future) => future.await,
         None => std::future::pending().await,
     }
+}
+
+/// Whether a store answers there: it is greeted as a c10d client does, and has to return the ping.
+async fn speaks_c10d(host: String, port: u16) -> bool {
+    const NONCE: u32 = 0x454C_525A;
+    let greeted = async {
+        let mut stream = connect(host, port).await.ok()?;
+        let mut greeting = BytesMut::new();
+        Request::<&[u8]>::Validate.encode(&mut greeting);
+        Request::<&[u8]>::Ping { nonce: NONCE }.encode(&mut greeting);
+        stream.write_all(&greeting).await.ok()?;
+        stream.read_u32_le().await.ok()
+    };
+    timeout(CONNECT_TIMEOUT, greeted).await == Ok(Some(NONCE))
 }
 
 /// Connect to the first of the host's addresses that answers.

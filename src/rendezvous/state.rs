@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::message::{Hello, Join, NodeId, Placed, Round, Verdict};
+use super::ranks::natural_order;
 use super::settings::Settings;
 
 /// One connection of a node, numbered by the driver. Never reused.
@@ -108,6 +109,8 @@ pub struct World {
     pub master: Option<(String, u16)>,
     /// Why the round closed when it did.
     pub reason: String,
+    /// Who has which rank. Of a world that this coordinator did not form: those who have reported.
+    pub members: BTreeMap<u32, NodeId>,
 }
 
 /// One rendezvous: all nodes with one run id.
@@ -119,6 +122,8 @@ pub struct Run {
     pub(super) round: Round,
     pub(super) world: Option<World>,
     pub(super) closed: Option<Verdict>,
+    /// The world was full and undisturbed when the rendezvous was closed: who waited then was a spare.
+    pub(super) full_at_close: bool,
     /// Why the current world must re-form, if it must.
     pub(super) interrupted: Option<String>,
     /// Members have been told that the world must re-form.
@@ -134,7 +139,8 @@ pub struct Run {
     pub(super) newcomer_since: Option<Instant>,
     /// Since when the next round could close, were it not for nodes that may still come.
     pub(super) ready_since: Option<Instant>,
-    /// After this coordinator was restarted: until when members of the world it does not know are given time to report.
+    /// After this coordinator was restarted: until when members of a world it did not form are given time to report. Till then
+    /// those who do run on undisturbed.
     pub(super) hold_until: Option<Instant>,
     /// When the next round closes, if nothing changes.
     pub(super) close_at: Option<Instant>,
@@ -152,6 +158,7 @@ impl Run {
             round: Round(0),
             world: None,
             closed: None,
+            full_at_close: false,
             interrupted: None,
             told: false,
             active_count: 0,
@@ -179,32 +186,56 @@ impl Run {
         }
     }
 
+    /// Which of the counters a node adds to: active, waiting, returning, unreachable.
+    fn counted(&self, node: &Node) -> [bool; 4] {
+        let waiting = matches!(node.status, Status::Waiting { .. });
+        // The round does not change while nodes wait, other than in `complete` and `recall`, which recount.
+        [
+            node.status == Status::Active,
+            waiting,
+            waiting && self.last_rank(node).is_some(),
+            waiting && node.session.is_none(),
+        ]
+    }
+
+    fn counters(&mut self) -> [&mut usize; 4] {
+        [&mut self.active_count, &mut self.waiting_count, &mut self.returning_count, &mut self.unreachable_count]
+    }
+
     fn count(&mut self, node: &Node, add: bool) {
-        let adjust = |counter: &mut usize| *counter = if add { *counter + 1 } else { *counter - 1 };
-        match node.status {
-            Status::Idle => {}
-            Status::Active => adjust(&mut self.active_count),
-            Status::Waiting { .. } => {
-                adjust(&mut self.waiting_count);
-                // The round does not change while nodes wait, other than in `complete`, which re-counts.
-                if self.round > Round(0) && node.placed.is_some_and(|(round, _)| round == self.round) {
-                    adjust(&mut self.returning_count);
-                }
-                if node.session.is_none() {
-                    adjust(&mut self.unreachable_count);
-                }
+        let counted = self.counted(node);
+        for (counter, _) in self.counters().into_iter().zip(counted).filter(|(_, counted)| *counted) {
+            *counter = if add { *counter + 1 } else { *counter - 1 };
+        }
+    }
+
+    fn fresh_count(&self) -> [usize; 4] {
+        let mut fresh = [0; 4];
+        for node in self.nodes.values() {
+            for (count, counted) in fresh.iter_mut().zip(self.counted(node)) {
+                *count += usize::from(counted);
             }
         }
+        fresh
     }
 
     /// Count all nodes anew, after the round number has changed.
     pub(super) fn recount(&mut self) {
-        (self.active_count, self.waiting_count, self.returning_count, self.unreachable_count) = (0, 0, 0, 0);
-        let nodes = std::mem::take(&mut self.nodes);
-        for node in nodes.values() {
-            self.count(node, true);
+        let fresh = self.fresh_count();
+        for (counter, fresh) in self.counters().into_iter().zip(fresh) {
+            *counter = fresh;
         }
-        self.nodes = nodes;
+    }
+
+    /// Compare the counters with a recount.
+    ///
+    /// # Errors
+    /// Which differ.
+    #[cfg(any(test, feature = "sim"))]
+    pub fn check(&self) -> Result<(), String> {
+        let kept = [self.active_count, self.waiting_count, self.returning_count, self.unreachable_count];
+        let fresh = self.fresh_count();
+        if kept == fresh { Ok(()) } else { Err(format!("counters are {kept:?}, a recount gives {fresh:?}")) }
     }
 
     /// Rank in the last world, for a node that belonged to it.
@@ -212,21 +243,38 @@ impl Run {
         node.placed.filter(|(round, _)| *round == self.round && self.round > Round(0)).map(|(_, rank)| rank)
     }
 
+    /// Members that run, and those that may still report that they do.
+    fn running_count(&self) -> usize {
+        match (self.hold_until, &self.world) {
+            (Some(_), Some(world)) => (world.size as usize).saturating_sub(self.returning_count),
+            _ => self.active_count,
+        }
+    }
+
     /// What `num_nodes_waiting()` is for members: above zero when the world must re-form.
     pub(super) fn waiting_for_members(&self) -> u32 {
         let waiting = u32::try_from(self.waiting_count).unwrap_or(u32::MAX);
         if self.interrupted.is_some() {
             waiting.max(1)
-        } else if self.active_count < self.settings.max_nodes as usize {
+        } else if self.running_count() < self.settings.max_nodes as usize {
             waiting
         } else {
             0
         }
     }
 
-    /// Whether a waiting node is a spare: the job is full and undisturbed.
+    /// Whether a waiting node is a spare: the job is full and undisturbed, or was so when it was closed.
     pub(super) fn is_spare(&self, node: &Node) -> bool {
-        matches!(node.status, Status::Waiting { .. }) && self.active_count > 0 && self.waiting_for_members() == 0
+        let full = match self.closed {
+            Some(_) => self.full_at_close,
+            None => self.is_full(),
+        };
+        full && matches!(node.status, Status::Waiting { .. })
+    }
+
+    /// Whether the world runs and needs nobody.
+    pub(super) fn is_full(&self) -> bool {
+        self.active_count > 0 && self.waiting_for_members() == 0
     }
 
     /// How the next round stands, in words: who is in, who is missing, what is waited for and until when.
@@ -271,16 +319,42 @@ impl Run {
             let all = self.nodes.values().filter(|node| which(node)).count();
             names[SHOWN] = format!("and {} more", all - SHOWN);
         }
+        let shown = names.len().min(SHOWN);
+        names[..shown].sort_by(|a, b| natural_order(a, b));
         format!(" ({})", names.join(", "))
     }
 
-    /// Take up a node's own account of its last round.
-    pub(super) fn recall(&mut self, placed: Placed) {
-        if placed.round > self.round {
-            self.round = placed.round;
-            self.world = Some(World { size: placed.world_size, master: None, reason: String::new() });
-            self.recount();
+    /// Take up a node's own account of a later round than this coordinator knows of. Gives the sessions of nodes that run an
+    /// earlier one: it is over.
+    pub(super) fn recall(&mut self, placed: Placed, hold_until: Instant) -> Vec<SessionId> {
+        let mut over = Vec::new();
+        for node in self.nodes.values_mut().filter(|node| node.status == Status::Active) {
+            node.status = Status::Idle;
+            over.extend(node.session);
         }
+        self.round = placed.round;
+        self.world =
+            Some(World { size: placed.world_size, master: None, reason: String::new(), members: BTreeMap::new() });
+        self.interrupted = None;
+        self.told = false;
+        self.ready_since = None;
+        self.hold_until = self.closed.is_none().then_some(hold_until);
+        self.recount();
+        over
+    }
+
+    /// Whether a node's account of the current round is true as far as is known: nobody else has that rank.
+    ///
+    /// It is not where a coordinator that was restarted has given a number anew, because nobody had told it of the first.
+    pub(super) fn has_seat(&mut self, node: NodeId, placed: Placed) -> bool {
+        let Some(world) = self.world.as_mut().filter(|_| placed.round == self.round) else {
+            return false;
+        };
+        let known = world.master.is_some();
+        if known || placed.world_size != world.size || placed.rank >= world.size {
+            return world.members.get(&placed.rank) == Some(&node);
+        }
+        *world.members.entry(placed.rank).or_insert(node) == node
     }
 
     /// The current round: number of the last one that completed.
@@ -291,6 +365,11 @@ impl Run {
     /// How the rendezvous was closed, if it was.
     pub fn closed(&self) -> Option<&Verdict> {
         self.closed.as_ref()
+    }
+
+    /// Whether a node is connected, or within its grace.
+    pub fn knows(&self, node: NodeId) -> bool {
+        self.nodes.contains_key(&node)
     }
 
     /// All nodes with their status and last place.

@@ -1,0 +1,243 @@
+//! What becomes of a node and its run when the node says something, or is not heard of. [`super::machine`] calls, then decides.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use super::decide::{placement, why};
+use super::machine::Command;
+use super::message::{CoordinatorMessage, Hello, Join, NodeId, Placed, Verdict};
+use super::state::{Ends, LAST_LOOK, Node, Run, SessionId, Status};
+
+/// Why a node may not take part in a run that others opened.
+pub(super) fn disagreement(run: &Run, hello: &Hello) -> Option<String> {
+    let (ours, theirs) = (&run.settings, &hello.settings);
+    let differ = ours.min_nodes != theirs.min_nodes || ours.max_nodes != theirs.max_nodes;
+    (differ && !run.nodes.is_empty()).then(|| {
+        format!(
+            "{} asks for {} to {} nodes, but run `{}` was opened for {} to {}: give every node the same `--nnodes`",
+            hello.name, theirs.min_nodes, theirs.max_nodes, run.id, ours.min_nodes, ours.max_nodes
+        )
+    })
+}
+
+/// Take in a node never heard of, or one that was given up.
+pub(super) fn introduce(
+    run: &mut Run,
+    hello: &Hello,
+    session: SessionId,
+    ends: Ends,
+    now: Instant,
+    out: &mut Vec<Command>,
+) {
+    let mut node = Node::new(hello, session, ends, now);
+    if let Some(placed) = hello.placed {
+        if placed.round > run.round {
+            recall(run, placed, &node, now, out);
+        }
+        if run.has_seat(hello.node, placed) {
+            node.placed = Some((placed.round, placed.rank));
+            if placed.active {
+                node.status = Status::Active;
+                if run.hold_until.is_none() {
+                    let reason = format!("{} came back after it had been given up", node.label());
+                    interrupt(run, reason, out);
+                }
+            }
+        }
+    }
+    run.update(hello.node, |_| Some(node));
+}
+
+/// A node knows of a round that this coordinator does not: it was restarted, and takes up what its nodes report.
+fn recall(run: &mut Run, placed: Placed, node: &Node, now: Instant, out: &mut Vec<Command>) {
+    let text = format!(
+        "{} was placed in round {} of {} nodes, of which this coordinator knows nothing: it was restarted, and waits {:.1} s \
+         for the others",
+        node.label(),
+        placed.round,
+        placed.world_size,
+        node.lease.as_secs_f64()
+    );
+    note(run, text, out);
+    for session in run.recall(placed, now + node.lease) {
+        out.push(Command::Send {
+            session,
+            message: CoordinatorMessage::Status {
+                waiting: 1,
+                reason: format!("round {} formed without this node", placed.round),
+            },
+        });
+    }
+}
+
+/// Tell a node that has introduced itself all that it may have missed, whatever was sent on an earlier connection.
+pub(super) fn welcome(run: &Run, hello: &Hello, session: SessionId, out: &mut Vec<Command>) {
+    let Some(node) = run.nodes.get(&hello.node) else { return };
+    let mut send = |message| out.push(Command::Send { session, message });
+    send(CoordinatorMessage::Welcome { addr: node.addr() });
+    if let Some(verdict) = &run.closed {
+        send(CoordinatorMessage::Closed { verdict: verdict.clone(), spare: run.is_spare(node) });
+        return;
+    }
+    let runs = hello.placed.filter(|placed| placed.active);
+    match (&node.status, runs) {
+        (Status::Active, _) => send(status(run)),
+        (_, Some(placed)) => send(CoordinatorMessage::Status {
+            waiting: 1,
+            reason: format!("round {} formed without this node, whose round {} is over", run.round, placed.round),
+        }),
+        _ => {}
+    }
+}
+
+/// How things stand for members.
+fn status(run: &Run) -> CoordinatorMessage {
+    let waiting = run.waiting_for_members();
+    let reason = if waiting > 0 { why(run) } else { String::new() };
+    CoordinatorMessage::Status { waiting, reason }
+}
+
+/// A node that was not given up has come back: it keeps its place, unless it says itself that it gave it up.
+pub(super) fn readmit(
+    run: &mut Run,
+    hello: &Hello,
+    session: SessionId,
+    ends: Ends,
+    now: Instant,
+    out: &mut Vec<Command>,
+) {
+    run.update(hello.node, |node| {
+        node.map(|node| Node { status: node.status, placed: node.placed, ..Node::new(hello, session, ends, now) })
+    });
+    let runs = hello.placed.is_some_and(|placed| placed.active && placed.round == run.round);
+    if !hello.joining && !runs {
+        stand_down(run, hello.node, "gave up its place", out);
+    }
+}
+
+pub(super) fn on_join(run: &mut Run, id: NodeId, session: SessionId, join: Join, now: Instant, out: &mut Vec<Command>) {
+    if let Some(verdict) = &run.closed {
+        let message = CoordinatorMessage::Closed { verdict: verdict.clone(), spare: false };
+        out.push(Command::Send { session, message });
+        return;
+    }
+    let Some(node) = run.nodes.get(&id) else { return };
+    let label = node.label();
+    let mut arrival = None;
+    match (&node.status, node.placed) {
+        // The completion was lost with the connection it was sent on: this join belongs to a round that is over.
+        (Status::Active, Some((round, rank))) if join.round < round => {
+            if let Some(message) = placement(run, rank) {
+                out.push(Command::Send { session, message });
+                // What was pushed meanwhile did not concern a node that waits: it is said again.
+                out.push(Command::Send { session, message: status(run) });
+                return;
+            }
+        }
+        (Status::Active, _) => {
+            // A member that comes because it was told to is not the cause.
+            let reason = if run.told { why(run) } else { format!("{label} starts its workers anew") };
+            interrupt(run, reason, out);
+        }
+        (Status::Waiting { arrival: first, .. }, _) => arrival = Some(*first),
+        (Status::Idle, _) => {}
+    }
+    let first_time = arrival.is_none();
+    let arrival = arrival.unwrap_or(run.arrivals);
+    run.arrivals += 1;
+    run.update(id, |node| node.map(|node| Node { status: Status::Waiting { join, arrival }, ..node }));
+    let new = run.nodes.get(&id).is_some_and(|node| run.last_rank(node).is_none());
+    if new {
+        run.newcomer_since.get_or_insert(now);
+    }
+    if first_time {
+        let (min, max) = (run.settings.min_nodes, run.settings.max_nodes);
+        let known = run.waiting_count + run.active_count;
+        let verb = if new { "joined" } else { "is back" };
+        note(run, format!("{label} {verb} ({known} of {min} to {max} nodes)"), out);
+    }
+}
+
+/// A node no longer waits or runs. A running one interrupts the world.
+pub(super) fn stand_down(run: &mut Run, id: NodeId, what: &str, out: &mut Vec<Command>) {
+    let Some(node) = run.nodes.get(&id) else { return };
+    if node.status == Status::Active {
+        interrupt(run, format!("{} {what}", node.label()), out);
+    }
+    run.update(id, |node| node.map(|node| Node { status: Status::Idle, ..node }));
+    let newcomers_left = run.waiting_count > run.returning_count;
+    if !newcomers_left {
+        run.newcomer_since = None;
+    }
+}
+
+/// The current world must re-form. The first reason is kept.
+pub(super) fn interrupt(run: &mut Run, reason: String, out: &mut Vec<Command>) {
+    if run.interrupted.is_none() && run.closed.is_none() {
+        note(run, format!("round {} is interrupted: {reason}", run.round), out);
+        run.interrupted = Some(reason);
+    }
+}
+
+pub(super) fn close(run: &mut Run, verdict: Verdict, out: &mut Vec<Command>) {
+    if run.closed.is_some() {
+        return;
+    }
+    note(run, verdict.to_string(), out);
+    for node in run.nodes.values() {
+        let Some(session) = node.session else { continue };
+        let message = CoordinatorMessage::Closed { verdict: verdict.clone(), spare: run.is_spare(node) };
+        out.push(Command::Send { session, message });
+    }
+    run.full_at_close = run.is_full();
+    run.closed = Some(verdict);
+    run.close_at = None;
+    run.hold_until = None;
+}
+
+/// Give up the nodes whose time has run out, and find out when to look again.
+pub(super) fn expire(
+    run: &mut Run,
+    now: Instant,
+    sessions: &mut BTreeMap<SessionId, (String, NodeId)>,
+    out: &mut Vec<Command>,
+) {
+    if run.check_at.is_none_or(|at| now < at) {
+        return;
+    }
+    for node in run.nodes.values_mut() {
+        if !node.suspect && node.session.is_some() && node.lost_at() <= now {
+            // Judged only after a further `LAST_LOOK` in which the driver reads what has arrived.
+            node.suspect = true;
+            node.heard_at = now.checked_sub(node.lease).unwrap_or(now);
+        }
+    }
+    let lost: Vec<_> = run.nodes.iter().filter(|(_, node)| node.lost_at() <= now).map(|(id, _)| *id).collect();
+    for id in lost {
+        let Some(node) = run.nodes.get(&id) else { continue };
+        let (label, session) = (node.label(), node.session);
+        let what = match session {
+            None => format!("is lost: its connection ended {:.1} s ago", (now - node.heard_at).as_secs_f64()),
+            Some(_) => format!("is lost: silent for {:.1} s", (node.lease + LAST_LOOK).as_secs_f64()),
+        };
+        note(run, format!("{label} {what}"), out);
+        stand_down(run, id, &what, out);
+        run.update(id, |_| None);
+        if let Some(session) = session {
+            sessions.remove(&session);
+            out.push(Command::End { session });
+        }
+    }
+    run.check_at = run.nodes.values().map(Node::lost_at).min();
+}
+
+/// Make sure that the next look for lost nodes is not after `id`'s time.
+pub(super) fn check_no_later_than(run: &mut Run, id: NodeId) {
+    let due = run.nodes.get(&id).map(Node::lost_at);
+    run.check_at = [run.check_at, due].into_iter().flatten().min();
+}
+
+/// Say something to the operator.
+pub(super) fn note(run: &Run, text: String, out: &mut Vec<Command>) {
+    out.push(Command::Note { run_id: run.id.clone(), text });
+}

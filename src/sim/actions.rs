@@ -1,0 +1,193 @@
+//! What is done to a job: agents start, stop, die and leave; processes stand still; paths are cut.
+
+use std::time::Duration;
+
+use super::host::{self, Agent, Exit, Process};
+use super::invariants::Loss;
+use super::network::{End, HostId};
+use super::queue::Time;
+use super::simulation::{Action, Event, RUN_ID, Simulation, Violation};
+use crate::rendezvous::message::{Hello, NodeId};
+use crate::rendezvous::node::NodeMachine;
+
+impl Simulation {
+    pub(super) fn act(&mut self, action: Action) -> Result<(), Violation> {
+        let now = self.now();
+        match action {
+            Action::Start(host, timeout) => return self.start(host, timeout),
+            Action::Kill(host) => self.kill(host, false),
+            Action::PowerOff(host) => self.kill(host, true),
+            Action::Terminate(host) => {
+                self.note_fault(host, now);
+                self.leave(host, "SIGTERM", Exit::Terminated)?;
+            }
+            Action::Stall(host, time) => {
+                self.hosts[host].stalled_until = self.hosts[host].stalled_until.max(now + time);
+                self.note_fault(host, now + time);
+                self.queue.push(now + time, Event::Resume(Some(host)));
+            }
+            Action::Sever(host) => {
+                self.note_fault(host, now + Duration::from_secs(2));
+                if let Some(conn) = self.hosts[host].process.as_ref().and_then(|p| p.conn) {
+                    let told_within = self.options.delay.1 * 20;
+                    self.network.sever(conn, told_within, &mut self.dice, &mut self.queue);
+                }
+            }
+            Action::Cut(host, to, time, kind) => {
+                self.note_fault(host, now + time + self.options.settings.lease());
+                self.network.partition(host, to, now + time, kind);
+            }
+            Action::FailWorkers(host) => {
+                if self.running(host).is_some() {
+                    self.stop_workers(host, true);
+                }
+            }
+            Action::Close(host, verdict) => {
+                let Some(process) = &mut self.hosts[host].process else {
+                    return Ok(());
+                };
+                process.machine.close(verdict);
+                self.after_node(host)?;
+            }
+            Action::StallCoordinator(time) => {
+                self.coordinator.stalled_until = self.coordinator.stalled_until.max(now + time);
+                self.coordinator_fault = self.coordinator_fault.max(now + time);
+                self.queue.push(now + time, Event::Resume(None));
+            }
+            Action::CrashCoordinator => {
+                self.coordinator_fault = self.coordinator_fault.max(now);
+                self.coordinator.crash();
+                self.deferred.remove(&None);
+                for conn in self.network.at_coordinator() {
+                    let told_within = self.options.delay.1 * 20;
+                    self.network.release(conn, End::Coordinator);
+                    self.network.sever(conn, told_within, &mut self.dice, &mut self.queue);
+                }
+            }
+            Action::StartCoordinator => {
+                self.coordinator_fault = self.coordinator_fault.max(now);
+                if !self.coordinator.up {
+                    self.coordinator.restart();
+                    self.ledger.on_restart();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn note_fault(&mut self, host: HostId, until: Time) {
+        let last = &mut self.hosts[host].last_fault;
+        *last = until.max(*last);
+    }
+
+    pub(super) fn start(&mut self, host: HostId, timeout: Duration) -> Result<(), Violation> {
+        if self.hosts[host].process.is_some() {
+            return Ok(());
+        }
+        self.pids += 1;
+        let pid = self.pids;
+        let id = NodeId(u128::from(self.dice.number()) << 64 | u128::from(self.dice.number()));
+        let hello = Hello {
+            run_id: RUN_ID.to_owned(),
+            node: id,
+            name: host::name(host, pid),
+            local_addr: self.options.local_addrs.get(&host).cloned(),
+            settings: self.options.settings.clone(),
+            placed: None,
+            joining: false,
+        };
+        let endpoint = "coordinator:29400".to_owned();
+        let timeouts = self.options.coordinator_timeout;
+        let machine = NodeMachine::new(hello, endpoint, timeouts, self.instant());
+        let process = Process::new(pid, id, machine, timeout);
+        self.hosts[host].process = Some(process);
+        self.join(host)
+    }
+
+    pub(super) fn join(&mut self, host: HostId) -> Result<(), Violation> {
+        let now = self.instant();
+        if let Some(process) = &mut self.hosts[host].process {
+            process.agent = Agent::Joining;
+            process.joins += 1;
+            process.machine.join(30_000 + host as u16, None, process.join_timeout, now);
+            // Impatience is for the first join: later ones may fall into the calm.
+            process.join_timeout = self.options.join_timeout;
+        }
+        self.after_node(host)
+    }
+
+    pub(super) fn kill(&mut self, host: HostId, silently: bool) {
+        let now = self.now();
+        let Some(process) = self.hosts[host].process.take() else {
+            return;
+        };
+        let fault = self.hosts[host].last_fault;
+        self.expect_notice(&process, fault);
+        if let Some(conn) = process.conn {
+            if silently {
+                self.network.silence(conn);
+            } else if self.dice.chance(50) {
+                self.network.close(conn, End::Node, &mut self.dice, &mut self.queue);
+            } else {
+                self.network.release(conn, End::Node);
+                let told_within = self.options.delay.1 * 4;
+                self.network.sever(conn, told_within, &mut self.dice, &mut self.queue);
+            }
+        }
+        self.note_fault(host, now);
+        self.hosts[host].stalled_until = now;
+        self.deferred.remove(&Some(host));
+        self.hosts[host].exits.push(Exit::Killed);
+    }
+
+    /// Survivors must learn of this in time, if nothing else goes wrong meanwhile.
+    pub(super) fn expect_notice(&mut self, process: &Process, fault: Time) {
+        let Some(round) = process.running().map(|placement| placement.round) else {
+            return;
+        };
+        let loss = Loss { round, at: self.now(), fault };
+        let within = self.ledger.notice_bound(self.options.delay.1);
+        self.queue.push(self.now() + within, Event::Noticed(loss));
+    }
+
+    /// The agent says goodbye, closes its connection and ends.
+    pub(super) fn leave(&mut self, host: HostId, reason: &str, exit: Exit) -> Result<(), Violation> {
+        let Some(process) = &mut self.hosts[host].process else {
+            return Ok(());
+        };
+        process.machine.leave(reason.to_owned());
+        process.agent = Agent::Stopping { again: false };
+        self.after_node(host)?;
+        let Some(process) = self.hosts[host].process.take() else {
+            return Ok(());
+        };
+        self.ledger.check_answers(&process)?;
+        if let Some(conn) = process.conn {
+            self.network.close(conn, End::Node, &mut self.dice, &mut self.queue);
+        }
+        self.remark(|| format!("host{host} exits: {exit:?}"));
+        self.hosts[host].exits.push(exit);
+        Ok(())
+    }
+
+    pub(super) fn stop_workers(&mut self, host: HostId, again: bool) {
+        let after = self.dice.duration(self.options.stop);
+        let at = self.now() + after;
+        if let Some(process) = &mut self.hosts[host].process {
+            process.agent = Agent::Stopping { again };
+            let pid = process.pid;
+            self.queue.push(at, Event::Stopped(host, pid));
+        }
+    }
+
+    pub(super) fn on_stopped(&mut self, host: HostId, pid: u64) -> Result<(), Violation> {
+        match self.process(host, pid).map(|process| process.agent.clone()) {
+            Some(Agent::Stopping { again: true }) => self.join(host),
+            Some(Agent::Stopping { again: false }) => {
+                let why = self.hosts[host].process.as_ref().map(|p| format!("{:?}", p.machine.view()));
+                self.leave(host, "the job is over", Exit::Closed(why.unwrap_or_default()))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The coordinator's process: a [`Machine`] with the driver around it. May stand still, die, and come back with empty memory.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Instant;
+
+use bytes::BytesMut;
+
+use super::network::HostId;
+use super::queue::Time;
+use crate::rendezvous::codec::{CodecError, decode_frame, decode_preamble};
+use crate::rendezvous::machine::Machine;
+use crate::rendezvous::message::NodeMessage;
+use crate::rendezvous::state::{Ends, SessionId};
+
+/// One accepted connection.
+#[derive(Debug)]
+struct Peer {
+    host: HostId,
+    buffer: BytesMut,
+    opened: bool,
+    introduced: bool,
+}
+
+/// The process.
+#[derive(Debug)]
+pub(super) struct Coordinator {
+    pub up: bool,
+    /// How often it has been started.
+    pub incarnation: u32,
+    pub machine: Machine,
+    pub stalled_until: Time,
+    /// For when the next tick is in the queue.
+    pub tick_at: Option<Time>,
+    peers: BTreeMap<SessionId, Peer>,
+}
+
+impl Coordinator {
+    pub fn new() -> Self {
+        Self {
+            up: true,
+            incarnation: 1,
+            machine: Machine::new(),
+            stalled_until: Time::ZERO,
+            tick_at: None,
+            peers: BTreeMap::new(),
+        }
+    }
+
+    /// The process is gone, and its memory with it.
+    pub fn crash(&mut self) {
+        self.up = false;
+        self.machine = Machine::new();
+        self.tick_at = None;
+        self.stalled_until = Time::ZERO;
+        self.peers.clear();
+    }
+
+    pub fn restart(&mut self) {
+        self.up = true;
+        self.incarnation += 1;
+    }
+
+    pub fn accept(&mut self, conn: SessionId, host: HostId) {
+        let peer = Peer { host, buffer: BytesMut::new(), opened: false, introduced: false };
+        self.peers.insert(conn, peer);
+    }
+
+    pub fn forget(&mut self, conn: SessionId) {
+        self.peers.remove(&conn);
+    }
+
+    /// Take in bytes; give the next whole message.
+    ///
+    /// # Errors
+    /// When the bytes are not a session's, though our own node has sent them.
+    pub fn read(&mut self, conn: SessionId, bytes: &[u8]) -> Result<Option<NodeMessage>, CodecError> {
+        let Some(peer) = self.peers.get_mut(&conn) else {
+            return Ok(None);
+        };
+        peer.buffer.extend_from_slice(bytes);
+        if !peer.opened {
+            peer.opened = decode_preamble(&mut peer.buffer)?;
+        }
+        if !peer.opened {
+            return Ok(None);
+        }
+        decode_frame(&mut peer.buffer)
+    }
+
+    /// Hand a message to the machine as the driver does: the first is a `Hello`.
+    pub fn handle(&mut self, conn: SessionId, message: NodeMessage, now: Instant) {
+        let Some(peer) = self.peers.get_mut(&conn) else { return };
+        match message {
+            NodeMessage::Hello(hello) if !peer.introduced => {
+                peer.introduced = true;
+                let ends = Ends { peer: address(peer.host), local: address(usize::MAX) };
+                self.machine.on_hello(conn, *hello, ends, now);
+            }
+            message => self.machine.on_message(conn, message, now),
+        }
+    }
+}
+
+/// The address of a host; of the coordinator's for `usize::MAX`.
+fn address(host: HostId) -> IpAddr {
+    let number = (host.wrapping_add(1) % 65_000) as u16;
+    let [high, low] = number.to_be_bytes();
+    IpAddr::V4(Ipv4Addr::new(10, 0, high, low))
+}

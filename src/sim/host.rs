@@ -1,0 +1,146 @@
+//! A host and the agent on it: a [`NodeMachine`] used as PyTorch's agent uses a rendezvous handler.
+//!
+//! Join; when placed, run workers; when the world must re-form or a worker fails, stop them (which takes a while) and join
+//! again; when the rendezvous is closed or a join fails, stop them and go.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+
+use super::network::HostId;
+use super::queue::Time;
+use crate::rendezvous::codec::{CodecError, decode_frame, encode_frame, encode_preamble};
+use crate::rendezvous::message::{CoordinatorMessage, NodeId, NodeMessage, Placement};
+use crate::rendezvous::node::{JoinError, NodeMachine};
+use crate::rendezvous::state::SessionId;
+
+/// What the agent is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Agent {
+    /// Waits for a place.
+    Joining,
+    /// Workers run.
+    Running(Placement),
+    /// Workers are being stopped; afterwards the agent joins again, or goes.
+    Stopping {
+        /// Joins again.
+        again: bool,
+    },
+}
+
+/// One process of an agent.
+#[derive(Debug)]
+pub struct Process {
+    /// Never used twice.
+    pub pid: u64,
+    /// Drawn when the process started.
+    pub id: NodeId,
+    /// Its side of the session.
+    pub machine: NodeMachine,
+    /// What it is doing.
+    pub agent: Agent,
+    /// Its open connection.
+    pub conn: Option<SessionId>,
+    /// Joins asked for, and joins answered.
+    pub joins: u32,
+    /// See `joins`.
+    pub answers: u32,
+    /// How long its next join may take.
+    pub join_timeout: Duration,
+    pub(super) tick_at: Option<Time>,
+    inbox: BytesMut,
+}
+
+/// How a process ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// The join failed.
+    Join(JoinError),
+    /// The rendezvous was closed while workers ran, or the session failed.
+    Closed(String),
+    /// SIGTERM.
+    Terminated,
+    /// SIGKILL, or the host is off.
+    Killed,
+}
+
+/// A host.
+#[derive(Debug, Default)]
+pub struct Host {
+    /// Its agent, while one runs.
+    pub process: Option<Process>,
+    /// How earlier agents ended.
+    pub exits: Vec<Exit>,
+    /// Places that agents on this host were given, in order.
+    pub placements: Vec<Placement>,
+    /// Stopped (SIGSTOP) until then.
+    pub stalled_until: Time,
+    /// When something last went wrong here.
+    pub last_fault: Time,
+}
+
+impl Process {
+    /// An agent that has just started, and has not joined yet.
+    pub fn new(pid: u64, id: NodeId, machine: NodeMachine, join_timeout: Duration) -> Self {
+        Self {
+            pid,
+            id,
+            machine,
+            agent: Agent::Joining,
+            conn: None,
+            joins: 0,
+            answers: 0,
+            join_timeout,
+            tick_at: None,
+            inbox: BytesMut::new(),
+        }
+    }
+
+    /// The connection is open: what came over an earlier one is of no use.
+    pub(super) fn connected(&mut self, conn: SessionId) {
+        self.conn = Some(conn);
+        self.inbox.clear();
+    }
+
+    /// Take in bytes; give the next whole message.
+    ///
+    /// # Errors
+    /// When the bytes are not a session's, though our own coordinator has sent them.
+    pub(super) fn read(&mut self, bytes: &[u8]) -> Result<Option<CoordinatorMessage>, CodecError> {
+        self.inbox.extend_from_slice(bytes);
+        decode_frame(&mut self.inbox)
+    }
+
+    /// The placement in force, while workers run.
+    pub fn running(&self) -> Option<&Placement> {
+        match &self.agent {
+            Agent::Running(placement) => Some(placement),
+            _ => None,
+        }
+    }
+}
+
+/// The bytes of a message from a node; the first on a connection opens the session.
+pub(super) fn node_bytes(message: &NodeMessage) -> Bytes {
+    let mut bytes = BytesMut::new();
+    if matches!(message, NodeMessage::Hello(_)) {
+        encode_preamble(&mut bytes);
+    }
+    encode_frame(message, &mut bytes);
+    bytes.freeze()
+}
+
+/// The bytes of a message from the coordinator.
+pub(super) fn coordinator_bytes(message: &CoordinatorMessage) -> Bytes {
+    let mut bytes = BytesMut::new();
+    encode_frame(message, &mut bytes);
+    bytes.freeze()
+}
+
+/// How people know a process.
+pub(super) fn name(host: HostId, pid: u64) -> String {
+    format!("host{host}:{pid}")
+}
+
+/// How long an agent takes to see that the world must re-form, and to stop its workers: shortest and longest.
+pub const STOP: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));

@@ -1,0 +1,360 @@
+//! What must be true after every event, judged from what was said and heard, not from the machines' own records.
+//!
+//! Within one life of the coordinator a round number belongs to one world. A coordinator that was restarted knows of earlier
+//! rounds only what nodes tell it, so across its lives this holds: a number is given only above every number that a node has
+//! named to this life, and for each node numbers only rise.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::host::{Agent, Host, Process};
+use super::queue::Time;
+use super::simulation::{RUN_ID, Violation};
+use crate::rendezvous::machine::{Command, Machine};
+use crate::rendezvous::message::{CoordinatorMessage, Join, NodeId, NodeMessage, Placed, Placement, Round};
+use crate::rendezvous::node::JoinError;
+use crate::rendezvous::settings::Settings;
+use crate::rendezvous::state::SessionId;
+
+/// What a node last said on its session, as the coordinator has read it.
+#[derive(Clone, Debug)]
+struct Said {
+    node: NodeId,
+    connected: bool,
+    join: Option<Join>,
+}
+
+/// A world as it was told to its members.
+#[derive(Clone, Debug)]
+struct Told {
+    size: u32,
+    master: (String, u16),
+    /// By rank.
+    members: Vec<NodeId>,
+}
+
+/// A member of `round` died at `at`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loss {
+    /// The round it ran workers of.
+    pub round: Round,
+    /// When.
+    pub at: Time,
+    /// When something had last gone wrong on its host.
+    pub fault: Time,
+}
+
+/// Everything seen so far that later events are judged by.
+#[derive(Debug)]
+pub struct Ledger {
+    settings: Settings,
+    said: BTreeMap<SessionId, Said>,
+    /// The newest session of each node.
+    newest: BTreeMap<NodeId, SessionId>,
+    /// Worlds, by the coordinator's life and the round.
+    worlds: BTreeMap<(u32, Round), Told>,
+    /// Last place of each node as this life of the coordinator has been told, or has said.
+    places: BTreeMap<NodeId, (Round, u32)>,
+    /// Highest round that this life of the coordinator knows of.
+    highest: Round,
+    /// Last round each node was told of.
+    reached: BTreeMap<NodeId, Round>,
+    closed: bool,
+    /// Messages from nodes and to nodes.
+    pub messages: (u64, u64),
+    /// Rounds that were completed.
+    pub rounds: u64,
+}
+
+impl Ledger {
+    /// Nothing seen yet.
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            said: BTreeMap::new(),
+            newest: BTreeMap::new(),
+            worlds: BTreeMap::new(),
+            places: BTreeMap::new(),
+            highest: Round(0),
+            reached: BTreeMap::new(),
+            closed: false,
+            messages: (0, 0),
+            rounds: 0,
+        }
+    }
+
+    /// Within what time survivors hear of a loss when nothing else goes wrong: the lease, the last look after it (250 ms), and
+    /// the push; some messages' time each for what was on the way.
+    pub fn notice_bound(&self, delay: Duration) -> Duration {
+        self.settings.lease() + Duration::from_millis(260) + delay * 10
+    }
+
+    pub(super) fn count_from_node(&mut self) {
+        self.messages.0 += 1;
+    }
+
+    /// The coordinator was started anew: it knows nothing.
+    pub(super) fn on_restart(&mut self) {
+        self.said.clear();
+        self.newest.clear();
+        self.places.clear();
+        self.highest = Round(0);
+        self.closed = false;
+    }
+
+    pub(super) fn on_disconnected(&mut self, session: SessionId) {
+        if let Some(said) = self.said.get_mut(&session) {
+            said.connected = false;
+        }
+    }
+
+    /// The coordinator is about to be handed this.
+    pub(super) fn on_message(&mut self, session: SessionId, message: &NodeMessage, machine: &Machine, life: u32) {
+        if let NodeMessage::Hello(hello) = message {
+            let earlier = self.newest.insert(hello.node, session);
+            let earlier = earlier.and_then(|session| self.said.remove(&session));
+            let join = earlier.and_then(|said| said.join).filter(|_| hello.joining);
+            let said = Said { node: hello.node, connected: true, join };
+            self.said.insert(session, said);
+            if !machine.run(RUN_ID).is_some_and(|run| run.knows(hello.node)) {
+                // Whom the coordinator has given up, it knows by what the node itself says.
+                self.places.remove(&hello.node);
+            }
+            // A number that was given anew after a restart does not make its first holder a member of the second world.
+            let foreign = |placed: &Placed| {
+                let told = self.worlds.get(&(life, placed.round));
+                told.is_some_and(|told| told.members.get(placed.rank as usize) != Some(&hello.node))
+            };
+            if let Some(placed) = hello.placed.filter(|placed| !foreign(placed)) {
+                self.highest = self.highest.max(placed.round);
+                let known = self.places.get(&hello.node).map_or(Round(0), |place| place.0);
+                if placed.round > known {
+                    self.places.insert(hello.node, (placed.round, placed.rank));
+                }
+            }
+            return;
+        }
+        let Some(said) = self.said.get_mut(&session) else {
+            return;
+        };
+        match message {
+            NodeMessage::Join(join) => said.join = Some(join.clone()),
+            NodeMessage::Withdraw | NodeMessage::Leave { .. } => said.join = None,
+            NodeMessage::Hello(_) | NodeMessage::Close(_) | NodeMessage::Heartbeat => {}
+        }
+    }
+
+    /// Judge what the coordinator does after an event.
+    pub(super) fn check_decision(
+        &mut self,
+        machine: &Machine,
+        commands: &[Command],
+        life: u32,
+    ) -> Result<(), Violation> {
+        if let Some(run) = machine.run(RUN_ID) {
+            run.check().map_err(Violation)?;
+        }
+        let mut completed: BTreeMap<Round, Vec<(NodeId, &Placement)>> = BTreeMap::new();
+        for command in commands {
+            let Command::Send { session, message } = command else {
+                continue;
+            };
+            self.messages.1 += 1;
+            match message {
+                CoordinatorMessage::Complete(placement) => {
+                    let said = self.said.get(session);
+                    let said = said.ok_or_else(|| Violation(format!("a place is given to {session:?}, a stranger")))?;
+                    completed.entry(placement.round).or_default().push((said.node, placement));
+                }
+                CoordinatorMessage::Status { waiting, reason } => {
+                    ensure(*waiting == 0 || !reason.is_empty(), || {
+                        "members are interrupted without a reason".to_owned()
+                    })?;
+                }
+                CoordinatorMessage::Closed { .. } => self.closed = true,
+                _ => {}
+            }
+        }
+        for (round, places) in completed {
+            match self.worlds.get(&(life, round)) {
+                Some(told) => check_told_again(told, round, &places)?,
+                None => self.check_completion(life, round, &places)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// A new world: see the module's head for what holds.
+    fn check_completion(&mut self, life: u32, round: Round, places: &[(NodeId, &Placement)]) -> Result<(), Violation> {
+        let (_, first) = places[0];
+        let size = first.world_size;
+        let Settings { min_nodes, max_nodes, .. } = self.settings;
+        ensure(!self.closed, || format!("round {round} completes in a closed rendezvous"))?;
+        ensure(round > self.highest, || format!("round {round} completes although round {} was known", self.highest))?;
+        ensure((min_nodes..=max_nodes).contains(&size), || {
+            format!("round {round} has {size} nodes, not {min_nodes} to {max_nodes}")
+        })?;
+        ensure(places.len() == size as usize, || {
+            format!("round {round} has {size} nodes, of which {} were told", places.len())
+        })?;
+        let mut members = vec![None; size as usize];
+        for (node, placement) in places {
+            let same = placement.world_size == size
+                && (&placement.master_addr, placement.master_port) == (&first.master_addr, first.master_port);
+            ensure(same, || format!("round {round}: {first:?} and {placement:?} differ"))?;
+            ensure(!placement.reason.is_empty(), || format!("round {round} completes without a reason"))?;
+            let seat = members.get_mut(placement.rank as usize);
+            ensure(seat.as_ref().is_some_and(|seat| seat.is_none()), || {
+                format!("round {round}: rank {} is given twice, or too high", placement.rank)
+            })?;
+            if let Some(seat) = seat {
+                *seat = Some(*node);
+            }
+            let said = self.newest.get(node).and_then(|session| self.said.get(session));
+            ensure(said.is_some_and(|said| said.connected && said.join.is_some()), || {
+                format!("round {round} counts a node that does not wait: {said:?}")
+            })?;
+        }
+        let members: Vec<_> = members.into_iter().flatten().collect();
+        let port = self.newest.get(&members[0]).and_then(|session| self.said.get(session));
+        let port = port.and_then(|said| said.join.as_ref()).map(|join| join.store_port);
+        ensure(port == Some(first.master_port), || format!("round {round}: the master's port is not rank 0's"))?;
+        self.check_ranks(round, &members)?;
+        for (rank, node) in members.iter().enumerate() {
+            self.places.insert(*node, (round, rank as u32));
+        }
+        let told = Told { size, master: (first.master_addr.clone(), first.master_port), members };
+        self.worlds.insert((life, round), told);
+        self.highest = round;
+        self.rounds += 1;
+        Ok(())
+    }
+
+    /// The rule of `ranks.rs` in one formula: the lowest survivor has rank 0; the survivor with `i` others below it keeps its
+    /// rank, unless there are too few newcomers to fill the holes below, and then has `i + newcomers`.
+    fn check_ranks(&self, round: Round, members: &[NodeId]) -> Result<(), Violation> {
+        let last = |node: &NodeId| {
+            let place = self.places.get(node).filter(|place| place.0 == self.highest);
+            place.map(|place| place.1)
+        };
+        let survivors: BTreeMap<u32, NodeId> = members.iter().filter_map(|node| Some((last(node)?, *node))).collect();
+        let count = members.iter().filter_map(last).count();
+        if survivors.len() != count {
+            // Two nodes name the same place: they come from different lives of the coordinator.
+            return Ok(());
+        }
+        let newcomers = members.len() - count;
+        for (i, (old, node)) in survivors.iter().enumerate() {
+            let expected = if i == 0 { 0 } else { (*old as usize).min(i + newcomers) };
+            ensure(members[expected] == *node, || {
+                format!("round {round}: the survivor that had rank {old} does not have rank {expected}")
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Judge how a node's join ended.
+    pub(super) fn check_outcome(
+        &mut self,
+        process: &Process,
+        outcome: &Result<Placement, JoinError>,
+    ) -> Result<(), Violation> {
+        ensure(process.answers <= process.joins, || {
+            format!("process {} is answered more often than it asked", process.pid)
+        })?;
+        let placement = match outcome {
+            Ok(placement) => placement,
+            Err(error) => {
+                return ensure(!error.to_string().is_empty(), || "an error without words".to_owned());
+            }
+        };
+        let reached = self.reached.insert(process.id, placement.round).unwrap_or_default();
+        ensure(placement.round > reached, || {
+            format!("process {} goes from round {reached} to {}", process.pid, placement.round)
+        })?;
+        let told = self.worlds.iter().any(|((_, round), told)| {
+            *round == placement.round
+                && told.size == placement.world_size
+                && told.master == (placement.master_addr.clone(), placement.master_port)
+                && told.members.get(placement.rank as usize) == Some(&process.id)
+        });
+        ensure(told, || format!("process {} holds a place nobody gave it: {placement:?}", process.pid))
+    }
+
+    /// An agent ends: all its joins must have been answered.
+    pub(super) fn check_answers(&self, process: &Process) -> Result<(), Violation> {
+        ensure(process.answers == process.joins, || {
+            format!("process {} asked {} times and was answered {} times", process.pid, process.joins, process.answers)
+        })
+    }
+
+    /// Survivors of a loss, if nothing else went wrong, know by now that their world must re-form.
+    pub(super) fn check_noticed(
+        &self,
+        loss: &Loss,
+        hosts: &[Host],
+        coordinator_fault: Time,
+        now: Time,
+    ) -> Result<(), Violation> {
+        let clear = |fault: Time| fault == Time::ZERO || fault + 3 * self.settings.lease() < loss.at;
+        if !clear(coordinator_fault) || !clear(loss.fault) {
+            return Ok(());
+        }
+        for (number, host) in hosts.iter().enumerate().filter(|(_, host)| clear(host.last_fault)) {
+            let Some(process) = &host.process else { continue };
+            let undisturbed = process
+                .running()
+                .is_some_and(|placement| placement.round == loss.round && process.machine.view().waiting == 0);
+            ensure(!undisturbed, || {
+                format!(
+                    "host{number} still runs round {} undisturbed at {now:?}, a member of which died at {:?}",
+                    loss.round, loss.at
+                )
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// A place told once more is the same place.
+fn check_told_again(told: &Told, round: Round, places: &[(NodeId, &Placement)]) -> Result<(), Violation> {
+    for (node, placement) in places {
+        let same = told.size == placement.world_size
+            && told.master == (placement.master_addr.clone(), placement.master_port)
+            && told.members.get(placement.rank as usize) == Some(node);
+        ensure(same, || format!("round {round} was {told:?}, and now {node:?} is told {placement:?}"))?;
+    }
+    Ok(())
+}
+
+/// Once nothing goes wrong any more: as many as may run do so, in one world; the others wait. With too few, nobody runs.
+///
+/// # Errors
+/// Who does something else.
+pub fn check_settled(hosts: &[Host], settings: &Settings) -> Result<(), Violation> {
+    let live: Vec<_> = hosts.iter().filter_map(|host| host.process.as_ref()).collect();
+    let running: Vec<_> = live.iter().filter_map(|process| process.running()).collect();
+    let stopping = live.iter().filter(|p| matches!(p.agent, Agent::Stopping { .. })).count();
+    let expected =
+        if live.len() < settings.min_nodes as usize { 0 } else { live.len().min(settings.max_nodes as usize) };
+    ensure(running.len() == expected && stopping == 0, || {
+        format!(
+            "{} nodes live (of {} to {}), {} run, {stopping} stop: {:?}",
+            live.len(),
+            settings.min_nodes,
+            settings.max_nodes,
+            running.len(),
+            running.iter().map(|p| (p.round, p.rank)).collect::<Vec<_>>()
+        )
+    })?;
+    let rounds: std::collections::BTreeSet<_> = running.iter().map(|placement| placement.round).collect();
+    let ranks: std::collections::BTreeSet<_> = running.iter().map(|placement| placement.rank).collect();
+    ensure(
+        rounds.len() <= 1 && ranks.len() == expected && running.iter().all(|p| p.world_size as usize == expected),
+        || format!("the {expected} running nodes do not hold one world: {running:?}"),
+    )
+}
+
+fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), Violation> {
+    if holds { Ok(()) } else { Err(Violation(otherwise())) }
+}

@@ -1,0 +1,27 @@
+//! The simulator: a whole job (coordinator, network, hosts with stock agents) in one thread under virtual time.
+//!
+//! Owns no decision of the product: it drives [`Machine`](crate::rendezvous::machine::Machine) and
+//! [`NodeMachine`](crate::rendezvous::node::NodeMachine) as real drivers do, over a network that delays, breaks and silences, and
+//! checks what must always be true after every event. Nothing here reads a clock or a socket; everything random comes from one
+//! seeded generator, so a seed is a whole history and may be replayed.
+//!
+//! | file | what |
+//! |---|---|
+//! | [`queue`] | virtual time, the queue of events, the generator |
+//! | [`network`] | connections: ordered, delayed, lost, silent |
+//! | [`host`], `coordinator` | a host and the agent on it; the coordinator's process |
+//! | [`plan`] | what goes wrong when: drawn from a seed |
+//! | [`simulation`], `actions`, `wiring` | the loop; what may be done to a job; the drivers' part |
+//! | [`invariants`] | what must always be true |
+//!
+//! Wall clocks do not appear: no public function of the rendezvous takes one, so clocks that differ between hosts cannot matter.
+
+mod actions;
+mod coordinator;
+pub mod host;
+pub mod invariants;
+pub mod network;
+pub mod plan;
+pub mod queue;
+pub mod simulation;
+mod wiring;

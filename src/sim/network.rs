@@ -1,0 +1,196 @@
+//! Connections between hosts and the coordinator: ordered streams that are delayed, broken, or silent.
+//!
+//! Owns what is on the wire. What the two ends make of it is [`super::host`]'s and the coordinator's.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::queue::{Dice, Queue, Time};
+use super::simulation::Event;
+use crate::rendezvous::state::SessionId;
+
+/// Number of a host.
+pub type HostId = usize;
+
+/// One end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The host's.
+    Node = 0,
+    /// The coordinator's.
+    Coordinator = 1,
+}
+
+impl End {
+    /// The opposite end.
+    pub fn other(self) -> Self {
+        match self {
+            Self::Node => Self::Coordinator,
+            Self::Coordinator => Self::Node,
+        }
+    }
+}
+
+/// What happens to messages sent into a partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Partition {
+    /// They arrive once it is over, as TCP's retransmission would have it.
+    Held,
+    /// They are lost together with their connection, and nobody is told.
+    Lost,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Sound,
+    /// Broken: nothing more arrives. Both ends are told, each in its time.
+    Broken,
+    /// Nothing arrives, and who does not send is never told.
+    Silent,
+    /// As `Silent`; who sends is not told either, for the other host is off.
+    Dead,
+}
+
+#[derive(Debug)]
+struct Connection {
+    host: HostId,
+    pid: u64,
+    fate: Fate,
+    /// Whether each end still holds its socket.
+    open: [bool; 2],
+    /// Latest arrival on the way to each end: what is sent later arrives no sooner.
+    last_arrival: [Time; 2],
+}
+
+/// All connections, and the state of the paths they take.
+#[derive(Debug)]
+pub struct Network {
+    /// Shortest and longest time on the way.
+    delay: (Duration, Duration),
+    connections: BTreeMap<SessionId, Connection>,
+    opened: u64,
+    /// Until when the path to each end is cut, by host.
+    cut: BTreeMap<(HostId, usize), (Time, Partition)>,
+}
+
+impl Network {
+    /// A network without connections.
+    pub fn new(delay: (Duration, Duration)) -> Self {
+        Self { delay, connections: BTreeMap::new(), opened: 0, cut: BTreeMap::new() }
+    }
+
+    /// How long the next message takes.
+    pub fn delay(&self, dice: &mut Dice) -> Duration {
+        dice.duration(self.delay)
+    }
+
+    /// The path from `host` to the coordinator, or back, is cut until `until`.
+    pub fn partition(&mut self, host: HostId, to: End, until: Time, kind: Partition) {
+        self.cut.insert((host, to as usize), (until, kind));
+    }
+
+    /// The cut on a path, if there is one now.
+    pub fn cut(&self, host: HostId, to: End, now: Time) -> Option<(Time, Partition)> {
+        self.cut.get(&(host, to as usize)).copied().filter(|(until, _)| *until > now)
+    }
+
+    /// Open a connection for the process `pid` on `host`.
+    pub fn open(&mut self, host: HostId, pid: u64) -> SessionId {
+        self.opened += 1;
+        let connection = Connection { host, pid, fate: Fate::Sound, open: [true, true], last_arrival: [Time::ZERO; 2] };
+        self.connections.insert(SessionId(self.opened), connection);
+        SessionId(self.opened)
+    }
+
+    /// The host and process at the node's end, while `end` still holds its socket.
+    pub fn holder(&self, id: SessionId, end: End) -> Option<(HostId, u64)> {
+        let connection = self.connections.get(&id)?;
+        connection.open[end as usize].then_some((connection.host, connection.pid))
+    }
+
+    /// Whether what was sent still arrives.
+    pub fn delivers(&self, id: SessionId, to: End) -> bool {
+        self.connections.get(&id).is_some_and(|c| c.fate == Fate::Sound && c.open[to as usize])
+    }
+
+    /// Send bytes from one end to the other; `None` for the end of the stream.
+    pub fn send(&mut self, id: SessionId, from: End, bytes: Option<Bytes>, dice: &mut Dice, queue: &mut Queue<Event>) {
+        let (now, delay) = (queue.now(), self.delay(dice));
+        let to = from.other();
+        let Some(host) = self.connections.get(&id).map(|c| c.host) else {
+            return;
+        };
+        let cut = self.cut(host, to, now);
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        if !connection.open[from as usize] {
+            return;
+        }
+        match (connection.fate, cut) {
+            (Fate::Broken | Fate::Dead, _) => return,
+            (Fate::Sound, Some((_, Partition::Lost))) | (Fate::Silent, Some(_)) => {
+                connection.fate = Fate::Silent;
+                return;
+            }
+            // The path is whole again, but not the connection: the sender is told so.
+            (Fate::Silent, None) => return queue.push(now + delay, Event::Eof { conn: id, to: from }),
+            (Fate::Sound, Some((_, Partition::Held)) | None) => {}
+        }
+        let sent = cut.map_or(now, |(until, _)| until);
+        let arrival = (sent + delay).max(connection.last_arrival[to as usize]);
+        connection.last_arrival[to as usize] = arrival;
+        let event = match bytes {
+            Some(bytes) => Event::Deliver { conn: id, to, bytes },
+            None => Event::Eof { conn: id, to },
+        };
+        queue.push(arrival, event);
+    }
+
+    /// One end lets go of its socket after what it has sent: the other sees the end of the stream after that.
+    pub fn close(&mut self, id: SessionId, end: End, dice: &mut Dice, queue: &mut Queue<Event>) {
+        self.send(id, end, None, dice, queue);
+        self.release(id, end);
+    }
+
+    /// One end knows that the connection is over.
+    pub fn release(&mut self, id: SessionId, end: End) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        connection.open[end as usize] = false;
+        if connection.open == [false, false] {
+            self.connections.remove(&id);
+        }
+    }
+
+    /// The connection breaks. What is on the way is lost; each end that still holds it is told within `told_within`.
+    pub fn sever(&mut self, id: SessionId, told_within: Duration, dice: &mut Dice, queue: &mut Queue<Event>) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        connection.fate = Fate::Broken;
+        for to in [End::Node, End::Coordinator] {
+            if connection.open[to as usize] {
+                let after = dice.duration((Duration::ZERO, told_within));
+                queue.push(queue.now() + after, Event::Eof { conn: id, to });
+            }
+        }
+    }
+
+    /// The host is off: nothing comes from it any more, and nothing tells of that.
+    pub fn silence(&mut self, id: SessionId) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.fate = Fate::Dead;
+        }
+        self.release(id, End::Node);
+    }
+
+    /// All connections whose coordinator's end is open.
+    pub fn at_coordinator(&self) -> Vec<SessionId> {
+        let open = |c: &Connection| c.open[End::Coordinator as usize];
+        self.connections.iter().filter(|(_, c)| open(c)).map(|(id, _)| *id).collect()
+    }
+}

@@ -1,0 +1,252 @@
+//! What goes wrong when: a plan drawn from a seed, and the whole history that follows from it.
+//!
+//! A history has three parts. *Trouble*: agents start, and faults happen. *Calm*: nothing goes wrong any more, and after
+//! [`SETTLE_WITHIN`] as many nodes as may run must run in one world. *End*: the job is closed, and everybody must go.
+
+use std::time::Duration;
+
+use super::invariants::check_settled;
+use super::network::{End, Partition};
+use super::queue::{Dice, Time};
+use super::simulation::{Action, Options, Simulation, Violation};
+use crate::rendezvous::message::Verdict;
+use crate::rendezvous::settings::Settings;
+
+/// How long after the last fault the job has settled. The sum of what may have to happen in a row: silence is noticed at both
+/// ends (lease 15 s and last look, twice, should a node come back only to be lost again); a connection is refused by nobody
+/// (5 s) and tried again (2 s); members of an unknown world are awaited (15 s); workers stop (5 s); the last call (30 s)
+/// begins anew with a late node, which then makes the world re-form once more (5 s and 30 s).
+pub const SETTLE_WITHIN: Duration = Duration::from_secs(150);
+/// How long after the close everybody has gone: workers stop (5 s), and messages travel.
+pub const GONE_WITHIN: Duration = Duration::from_secs(30);
+
+/// A history to be.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// What the job is like.
+    pub options: Options,
+    /// What is done to it.
+    pub actions: Vec<(Time, Action)>,
+    /// When nothing goes wrong any more.
+    pub calm_at: Time,
+}
+
+/// What a history came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Digest of all events.
+    pub digest: u64,
+    /// How many hosts there were.
+    pub hosts: usize,
+    /// Rounds that were completed.
+    pub rounds: u64,
+    /// Messages in both directions.
+    pub messages: u64,
+}
+
+/// A history in which an invariant broke.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Of which seed.
+    pub seed: u64,
+    /// At what virtual time.
+    pub at: Time,
+    /// What broke.
+    pub violation: Violation,
+    /// The last events, if they were kept.
+    pub history: Vec<String>,
+}
+
+impl Plan {
+    /// Draw a plan.
+    pub fn draw(seed: u64) -> Self {
+        let mut dice = Dice::new(seed);
+        // Small jobs are the most telling and the cheapest: half have at most eight nodes.
+        let hosts = match dice.between(0, 19) {
+            0..=9 => dice.between(3, 8),
+            10..=16 => dice.between(9, 30),
+            17..=18 => dice.between(31, 100),
+            _ => dice.between(101, 300),
+        } as usize;
+        let max_nodes = match dice.between(0, 2) {
+            0 => hosts as u64,
+            1 => dice.between(1, hosts as u64),
+            _ => hosts as u64 + dice.between(0, 3),
+        };
+        let min_nodes = match dice.between(0, 2) {
+            0 => max_nodes,
+            1 => dice.between(1, max_nodes),
+            _ => 1 + max_nodes / 2,
+        };
+        let mut settings = Settings::new(min_nodes.min(max_nodes) as u32, max_nodes as u32);
+        if dice.chance(30) {
+            settings.last_call_timeout = dice.duration((Duration::ZERO, Duration::from_secs(30)));
+            settings.settle_timeout = dice.duration((Duration::ZERO, Duration::from_secs(5)));
+            settings.reconnect_grace = dice.duration((Duration::ZERO, Duration::from_secs(3)));
+            // A lease shorter than a few messages' time would lose healthy nodes for ever.
+            settings.keep_alive_interval = dice.duration((Duration::from_secs(2), Duration::from_secs(5)));
+            settings.keep_alive_max_attempt = dice.between(2, 3) as u32;
+        }
+        let slowest = [1, 5, 50, 1000][dice.between(0, 3) as usize];
+        let options = Options {
+            seed,
+            hosts,
+            settings,
+            coordinator_timeout: Duration::from_secs(dice.between(30, 300)),
+            join_timeout: Duration::from_secs(3600),
+            delay: (Duration::from_micros(100), Duration::from_millis(slowest)),
+            stop: super::host::STOP,
+            rejoin: dice.chance(50),
+            local_addrs: std::collections::BTreeMap::new(),
+        };
+        let mut plan = Self { options, actions: Vec::new(), calm_at: Time::ZERO };
+        plan.draw_starts(&mut dice);
+        plan.draw_faults(&mut dice);
+        plan
+    }
+
+    fn draw_starts(&mut self, dice: &mut Dice) {
+        let spread = [0, 100, 3_000, 60_000, 180_000][dice.between(0, 4) as usize];
+        let impatient = [0, 0, 5, 40][dice.between(0, 3) as usize];
+        for host in 0..self.options.hosts {
+            let at = Duration::from_millis(dice.between(0, spread));
+            // Some have little patience; in the calm everybody waits for long.
+            let timeout = if dice.chance(impatient) { dice.between(1, 60) } else { 3600 };
+            self.add(at, Action::Start(host, Duration::from_secs(timeout)), Duration::ZERO);
+            if timeout < 3600 {
+                self.calm_at = self.calm_at.max(at + Duration::from_secs(timeout + 2));
+            }
+        }
+    }
+
+    fn draw_faults(&mut self, dice: &mut Dice) {
+        let length = Duration::from_secs(dice.between(20, 300));
+        let count = match dice.between(0, 3) {
+            0 => dice.between(0, 3),
+            1 | 2 => dice.between(3, 15),
+            _ => dice.between(10, 40),
+        };
+        // Which kinds of fault a job suffers is drawn too: rare combinations come up unmixed.
+        let kinds: Vec<u64> = (0..dice.between(1, 8)).map(|_| dice.between(0, 11)).collect();
+        for _ in 0..count {
+            let at = dice.duration((Duration::ZERO, length));
+            let host = dice.between(0, self.options.hosts as u64 - 1) as usize;
+            let kind = kinds[dice.between(0, kinds.len() as u64 - 1) as usize];
+            self.draw_fault(kind, host, at, dice);
+        }
+        self.calm_at = self.calm_at.max(length);
+    }
+
+    fn draw_fault(&mut self, kind: u64, host: usize, at: Time, dice: &mut Dice) {
+        let hosts = self.options.hosts;
+        let brief = dice.duration((Duration::from_millis(1), Duration::from_secs(3)));
+        let long = dice.duration((Duration::from_secs(1), Duration::from_secs(60)));
+        let some = if dice.chance(70) { brief } else { long };
+        let kind_of_cut = if dice.chance(50) { Partition::Held } else { Partition::Lost };
+        match kind {
+            0..=2 => {
+                let death =
+                    [Action::Kill(host), Action::PowerOff(host), Action::Terminate(host)][kind as usize].clone();
+                self.add(at, death, Duration::ZERO);
+                if dice.chance(60) {
+                    let patience = self.options.join_timeout;
+                    self.add(at + some, Action::Start(host, patience), Duration::ZERO);
+                }
+            }
+            3 => self.add(at, Action::Stall(host, some), some),
+            4 => self.add(at, Action::Sever(host), brief),
+            5 => {
+                // A flapping connection.
+                for i in 0..dice.between(2, 12) {
+                    self.add(at + brief * i as u32 / 4, Action::Sever(host), brief);
+                }
+            }
+            6 | 7 => {
+                // One host, or several that share a switch; one way or both.
+                let width = if dice.chance(50) { 1 } else { dice.between(1, 1 + hosts as u64 / 2) as usize };
+                let ways = dice.between(1, 3);
+                for host in (host..host + width).map(|host| host % hosts) {
+                    for (bit, to) in [(1, End::Coordinator), (2, End::Node)] {
+                        if ways & bit > 0 {
+                            self.add(at, Action::Cut(host, to, some, kind_of_cut), some);
+                        }
+                    }
+                }
+            }
+            8 => self.add(at, Action::FailWorkers(host), Duration::ZERO),
+            9 => self.add(at, Action::StallCoordinator(some), some),
+            10 => {
+                self.add(at, Action::CrashCoordinator, some);
+                self.add(at + some, Action::StartCoordinator, Duration::ZERO);
+            }
+            _ => {
+                // Everybody's connection at one instant: a switch was restarted.
+                for host in 0..hosts {
+                    self.add(at, Action::Sever(host), brief);
+                }
+            }
+        }
+    }
+
+    /// Put in an action whose effect lasts for `lasts`.
+    fn add(&mut self, at: Time, action: Action, lasts: Duration) {
+        self.calm_at = self.calm_at.max(at + lasts);
+        self.actions.push((at, action));
+    }
+}
+
+/// Live through the history of a seed.
+///
+/// # Errors
+/// The first invariant that breaks. With `keep_history`, the last events before it.
+pub fn live(seed: u64, keep_history: bool) -> Result<Report, Box<Failure>> {
+    let plan = Plan::draw(seed);
+    let mut job = Simulation::new(plan.options.clone());
+    if keep_history {
+        job.keep_history();
+    }
+    for (at, action) in &plan.actions {
+        job.at(*at, action.clone());
+    }
+    match live_through(&mut job, &plan) {
+        Ok(()) => Ok(Report {
+            digest: job.digest().0,
+            hosts: plan.options.hosts,
+            rounds: job.ledger().rounds,
+            messages: job.ledger().messages.0 + job.ledger().messages.1,
+        }),
+        Err(violation) => Err(Box::new(Failure { seed, at: job.now(), violation, history: job.history().to_vec() })),
+    }
+}
+
+fn live_through(job: &mut Simulation, plan: &Plan) -> Result<(), Violation> {
+    let settings = &plan.options.settings;
+    // Trouble.
+    job.run_until(plan.calm_at)?;
+    // Calm: the coordinator runs, and so do enough nodes in most plans. Who died without a successor stays dead.
+    job.at(plan.calm_at, Action::StartCoordinator);
+    job.run_until(plan.calm_at + SETTLE_WITHIN)?;
+    check_settled(job.hosts(), settings)?;
+
+    // The end.
+    let Some(by) = job.hosts().iter().position(|host| host.process.is_some()) else {
+        return Ok(());
+    };
+    let verdict = if plan.options.seed.is_multiple_of(2) {
+        Verdict::Succeeded { by: format!("host{by}") }
+    } else {
+        Verdict::Failed { by: format!("host{by}"), cause: "exit code 1".to_owned() }
+    };
+    job.at(job.now(), Action::Close(by, verdict));
+    job.run_until(job.now() + GONE_WITHIN)?;
+    if let Some(host) = job.hosts().iter().position(|host| host.process.is_some()) {
+        return Err(Violation(format!("host{host} has not gone {GONE_WITHIN:?} after the close")));
+    }
+    // A closed rendezvous admits nobody, and says so.
+    job.at(job.now(), Action::Start(by, plan.options.join_timeout));
+    job.run_until(job.now() + GONE_WITHIN)?;
+    if job.hosts()[by].process.is_some() {
+        return Err(Violation("a node that came after the close was not turned away".to_owned()));
+    }
+    Ok(())
+}

@@ -1,0 +1,344 @@
+//! The loop: takes the next event, hands it to whom it concerns, performs what they ask for, and checks the invariants.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use super::coordinator::Coordinator;
+use super::host::{Host, Process};
+use super::invariants::{Ledger, Loss};
+use super::network::{End, HostId, Network, Partition};
+use super::queue::{Dice, Digest, Queue, Time};
+use crate::rendezvous::codec::CodecError;
+use crate::rendezvous::machine::Machine;
+use crate::rendezvous::message::{Placement, Verdict};
+use crate::rendezvous::settings::Settings;
+use crate::rendezvous::state::{Run, SessionId};
+
+/// What a job is like, faults aside.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Seed of everything random.
+    pub seed: u64,
+    /// How many hosts there are.
+    pub hosts: usize,
+    /// What every node asks for.
+    pub settings: Settings,
+    /// How long nodes do without the coordinator.
+    pub coordinator_timeout: Duration,
+    /// How long a join may take.
+    pub join_timeout: Duration,
+    /// Shortest and longest time of a message on the way.
+    pub delay: (Duration, Duration),
+    /// Shortest and longest time for an agent to stop its workers.
+    pub stop: (Duration, Duration),
+    /// Whether an agent whose join timed out joins once more, patiently, rather than go.
+    pub rejoin: bool,
+    /// Hosts that give the address which others are to use.
+    pub local_addrs: BTreeMap<HostId, String>,
+}
+
+impl Options {
+    /// A job without delays or randomness: what happens, happens at exact times.
+    pub fn exact(hosts: usize, settings: Settings) -> Self {
+        Self {
+            seed: 0,
+            hosts,
+            settings,
+            coordinator_timeout: Duration::from_secs(300),
+            join_timeout: Duration::from_secs(600),
+            delay: (Duration::ZERO, Duration::ZERO),
+            stop: (Duration::ZERO, Duration::ZERO),
+            rejoin: false,
+            local_addrs: BTreeMap::new(),
+        }
+    }
+}
+
+/// What may be done to a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// An agent starts, with a join timeout, and joins.
+    Start(HostId, Duration),
+    /// The agent dies: the kernel closes its connection.
+    Kill(HostId),
+    /// The host goes off: nothing is closed.
+    PowerOff(HostId),
+    /// SIGTERM: the agent says goodbye and goes.
+    Terminate(HostId),
+    /// SIGSTOP, and SIGCONT later.
+    Stall(HostId, Duration),
+    /// The connection breaks.
+    Sever(HostId),
+    /// The path to the given end is cut.
+    Cut(HostId, End, Duration, Partition),
+    /// A worker fails: the agent stops the others and joins again.
+    FailWorkers(HostId),
+    /// The agent ends the job, and goes.
+    Close(HostId, Verdict),
+    /// SIGSTOP of the coordinator, and SIGCONT later.
+    StallCoordinator(Duration),
+    /// The coordinator dies; nothing remains of its memory.
+    CrashCoordinator,
+    /// The coordinator is started again.
+    StartCoordinator,
+}
+
+/// What happens at some time.
+#[derive(Debug)]
+pub enum Event {
+    /// Something is done to the job.
+    Act(Action),
+    /// A host that stood still goes on, or the coordinator.
+    Resume(Option<HostId>),
+    /// A host's request for a connection reaches the coordinator's.
+    Syn(HostId, u64),
+    /// The connection asked for is open.
+    Connected(HostId, u64, SessionId),
+    /// The connection asked for cannot be opened.
+    ConnectFailed(HostId, u64, &'static str),
+    /// Bytes arrive.
+    Deliver {
+        /// On which connection.
+        conn: SessionId,
+        /// Where.
+        to: End,
+        /// What.
+        bytes: Bytes,
+    },
+    /// The end of the stream, or its reset.
+    Eof {
+        /// Of which connection.
+        conn: SessionId,
+        /// Where.
+        to: End,
+    },
+    /// The coordinator's deadline.
+    CoordinatorTick,
+    /// A node's deadline.
+    NodeTick(HostId, u64),
+    /// An agent's workers have stopped.
+    Stopped(HostId, u64),
+    /// A loss must have been noticed by now.
+    Noticed(Loss),
+}
+
+/// An invariant does not hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation(pub String);
+
+impl From<CodecError> for Violation {
+    fn from(error: CodecError) -> Self {
+        Self(format!("bytes that we have sent are not a session's: {error}"))
+    }
+}
+
+/// A job under virtual time.
+#[derive(Debug)]
+pub struct Simulation {
+    pub(super) options: Options,
+    /// Virtual time zero as the machines see it. Only differences to it are ever used.
+    pub(super) origin: Instant,
+    pub(super) queue: Queue<Event>,
+    pub(super) dice: Dice,
+    pub(super) network: Network,
+    pub(super) coordinator: Coordinator,
+    pub(super) hosts: Vec<Host>,
+    pub(super) ledger: Ledger,
+    pub(super) digest: Digest,
+    pub(super) history: Option<Vec<String>>,
+    pub(super) pids: u64,
+    pub(super) coordinator_fault: Time,
+    /// A virtual second, and how often the coordinator has ticked in it.
+    pub(super) ticks: (u64, u64),
+    /// What arrived for processes that stand still.
+    pub(super) deferred: BTreeMap<Option<HostId>, Vec<Event>>,
+}
+
+/// The run id of every simulated job.
+pub const RUN_ID: &str = "job";
+
+impl Simulation {
+    /// A job on hosts that have not been started.
+    pub fn new(options: Options) -> Self {
+        Self {
+            origin: Instant::now(),
+            queue: Queue::new(),
+            dice: Dice::new(options.seed ^ 0x5EED),
+            network: Network::new(options.delay),
+            coordinator: Coordinator::new(),
+            hosts: (0..options.hosts).map(|_| Host::default()).collect(),
+            ledger: Ledger::new(options.settings.clone()),
+            digest: Digest::default(),
+            history: None,
+            pids: 0,
+            coordinator_fault: Time::ZERO,
+            ticks: (0, 0),
+            deferred: BTreeMap::new(),
+            options,
+        }
+    }
+
+    /// Keep a line for each event from now on; see [`Simulation::history`].
+    pub fn keep_history(&mut self) {
+        self.history = Some(Vec::new());
+    }
+
+    /// What happened, line by line, if it was to be kept.
+    pub fn history(&self) -> &[String] {
+        self.history.as_deref().unwrap_or_default()
+    }
+
+    /// Put in something to be done at `at`.
+    pub fn at(&mut self, at: Time, action: Action) {
+        self.queue.push(at, Event::Act(action));
+    }
+
+    /// Start agents on all hosts at `at`.
+    pub fn start_all(&mut self, at: Time) {
+        for host in 0..self.options.hosts {
+            self.at(at, Action::Start(host, self.options.join_timeout));
+        }
+    }
+
+    /// Let everything up to and including `until` happen.
+    ///
+    /// # Errors
+    /// The first invariant that does not hold.
+    pub fn run_until(&mut self, until: Time) -> Result<(), Violation> {
+        while let Some(event) = self.queue.pop(until) {
+            self.handle(event)?;
+        }
+        Ok(())
+    }
+
+    /// Virtual time.
+    pub fn now(&self) -> Time {
+        self.queue.now()
+    }
+
+    /// The hosts.
+    pub fn hosts(&self) -> &[Host] {
+        &self.hosts
+    }
+
+    /// What the coordinator knows.
+    pub fn run(&self) -> Option<&Run> {
+        self.coordinator.machine.run(RUN_ID)
+    }
+
+    /// The decision function itself.
+    pub fn machine(&self) -> &Machine {
+        &self.coordinator.machine
+    }
+
+    /// What was seen so far.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// Digest of all events so far.
+    pub fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    /// The placement under which a host's workers run.
+    pub fn running(&self, host: HostId) -> Option<&Placement> {
+        self.hosts[host].process.as_ref().and_then(Process::running)
+    }
+
+    pub(super) fn instant(&self) -> Instant {
+        self.origin + self.queue.now()
+    }
+
+    pub(super) fn handle(&mut self, event: Event) -> Result<(), Violation> {
+        let Some(event) = self.defer(event) else { return Ok(()) };
+        self.record(&event);
+        match event {
+            Event::Act(action) => self.act(action)?,
+            Event::Resume(whose) => self.resume(whose)?,
+            Event::Syn(host, pid) => self.on_syn(host, pid),
+            Event::Connected(host, pid, conn) => self.on_connected(host, pid, conn)?,
+            Event::ConnectFailed(host, pid, error) => {
+                let now = self.instant();
+                if let Some(process) = self.process(host, pid) {
+                    process.machine.on_connect_failed(error.to_owned(), now);
+                    self.after_node(host)?;
+                }
+            }
+            Event::Deliver { conn, to, bytes } if self.network.delivers(conn, to) => match to {
+                End::Coordinator => self.coordinator_reads(conn, &bytes)?,
+                End::Node => self.node_reads(conn, &bytes)?,
+            },
+            Event::Deliver { .. } => {}
+            Event::Eof { conn, to } => self.on_eof(conn, to)?,
+            Event::CoordinatorTick => self.tick_coordinator()?,
+            Event::NodeTick(host, pid) => self.tick_node(host, pid)?,
+            Event::Stopped(host, pid) => self.on_stopped(host, pid)?,
+            Event::Noticed(loss) => {
+                let fault = if self.coordinator.up { self.coordinator_fault } else { self.now() };
+                self.ledger.check_noticed(&loss, &self.hosts, fault, self.now())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Put off what concerns a process that stands still. Connections are accepted meanwhile: the kernel does that.
+    pub(super) fn defer(&mut self, event: Event) -> Option<Event> {
+        let whose = match &event {
+            Event::Deliver { conn, to: End::Node, .. } | Event::Eof { conn, to: End::Node } => {
+                Some(self.network.holder(*conn, End::Node)?.0)
+            }
+            Event::Connected(host, ..)
+            | Event::ConnectFailed(host, ..)
+            | Event::NodeTick(host, _)
+            | Event::Stopped(host, _) => Some(*host),
+            Event::Deliver { .. } | Event::Eof { .. } | Event::CoordinatorTick => None,
+            Event::Act(_) | Event::Resume(_) | Event::Syn(..) | Event::Noticed(_) => return Some(event),
+        };
+        if self.stalled_until(whose) <= self.now() {
+            return Some(event);
+        }
+        self.deferred.entry(whose).or_default().push(event);
+        None
+    }
+
+    /// Until when a host, or the coordinator (`None`), stands still.
+    pub(super) fn stalled_until(&self, whose: Option<HostId>) -> Time {
+        whose.map_or(self.coordinator.stalled_until, |host| self.hosts[host].stalled_until)
+    }
+
+    /// A process goes on, unless it was stopped again: what it has missed comes in the order in which it arrived, except that a
+    /// driver may look at its timers before it reads.
+    pub(super) fn resume(&mut self, whose: Option<HostId>) -> Result<(), Violation> {
+        if self.stalled_until(whose) > self.now() {
+            return Ok(());
+        }
+        let mut missed = self.deferred.remove(&whose).unwrap_or_default();
+        if self.dice.chance(50) {
+            missed.sort_by_key(|event| !matches!(event, Event::NodeTick(..) | Event::CoordinatorTick));
+        }
+        missed.into_iter().try_for_each(|event| self.handle(event))
+    }
+
+    pub(super) fn record(&mut self, event: &Event) {
+        let now = self.now();
+        // Writing into a digest or a string cannot fail.
+        let _ = write!(self.digest, "{} {event:?}", now.as_micros());
+        if let Some(history) = &mut self.history {
+            history.push(format!("{:>12.6} {event:?}", now.as_secs_f64()));
+        }
+    }
+
+    pub(super) fn remark(&mut self, text: impl FnOnce() -> String) {
+        if let Some(history) = &mut self.history {
+            history.push(format!("{:>12.6}   {}", self.queue.now().as_secs_f64(), text()));
+        }
+    }
+
+    pub(super) fn process(&mut self, host: HostId, pid: u64) -> Option<&mut Process> {
+        self.hosts[host].process.as_mut().filter(|process| process.pid == pid)
+    }
+}

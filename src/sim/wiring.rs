@@ -1,0 +1,291 @@
+//! The drivers' part: carries bytes and deadlines to the machines, performs what they ask for, and has it checked.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::host::{self, Agent, Exit};
+use super::network::{End, HostId};
+use super::simulation::{Event, Simulation, Violation};
+use crate::rendezvous::machine::Command;
+use crate::rendezvous::message::NodeMessage;
+use crate::rendezvous::node::{JoinError, NodeCommand};
+use crate::rendezvous::state::SessionId;
+
+/// How long a node waits for a connection that nobody refuses.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl Simulation {
+    // Connections.
+
+    pub(super) fn on_syn(&mut self, host: HostId, pid: u64) {
+        let back = self.network.delay(&mut self.dice);
+        let now = self.now();
+        if !self.coordinator.up {
+            let refused = Event::ConnectFailed(host, pid, "connection refused");
+            return self.queue.push(now + back, refused);
+        }
+        let conn = self.network.open(host, pid);
+        self.coordinator.accept(conn, host);
+        if self.network.cut(host, End::Node, now).is_some() {
+            self.network.silence(conn);
+            let failed = Event::ConnectFailed(host, pid, "timed out");
+            return self.queue.push(now + CONNECT_TIMEOUT, failed);
+        }
+        self.queue.push(now + back, Event::Connected(host, pid, conn));
+    }
+
+    pub(super) fn on_connected(&mut self, host: HostId, pid: u64, conn: SessionId) -> Result<(), Violation> {
+        let now = self.instant();
+        if self.process(host, pid).is_none() {
+            self.network.close(conn, End::Node, &mut self.dice, &mut self.queue);
+            return Ok(());
+        }
+        if let Some(process) = self.process(host, pid) {
+            process.connected(conn);
+            process.machine.on_connected(now);
+        }
+        self.after_node(host)
+    }
+
+    pub(super) fn on_eof(&mut self, conn: SessionId, to: End) -> Result<(), Violation> {
+        let Some((host, pid)) = self.network.holder(conn, to) else {
+            return Ok(());
+        };
+        self.network.release(conn, to);
+        let now = self.instant();
+        match to {
+            End::Coordinator => {
+                self.coordinator.forget(conn);
+                self.ledger.on_disconnected(conn);
+                self.coordinator.machine.on_disconnected(conn, now);
+                self.after_coordinator()
+            }
+            End::Node => {
+                let Some(process) = self.process(host, pid).filter(|p| p.conn == Some(conn)) else {
+                    return Ok(());
+                };
+                process.conn = None;
+                process.machine.on_disconnected("the connection ended".to_owned(), false, now);
+                self.after_node(host)
+            }
+        }
+    }
+
+    pub(super) fn coordinator_reads(&mut self, conn: SessionId, bytes: &[u8]) -> Result<(), Violation> {
+        let Some(message) = self.coordinator.read(conn, bytes)? else {
+            return Ok(());
+        };
+        self.remark(|| format!("coordinator reads {message:?}"));
+        let life = self.coordinator.incarnation;
+        self.ledger.on_message(conn, &message, &self.coordinator.machine, life);
+        let now = self.instant();
+        self.coordinator.handle(conn, message, now);
+        self.after_coordinator()
+    }
+
+    pub(super) fn node_reads(&mut self, conn: SessionId, bytes: &[u8]) -> Result<(), Violation> {
+        let Some((host, pid)) = self.network.holder(conn, End::Node) else {
+            return Ok(());
+        };
+        let now = self.instant();
+        let Some(process) = self.process(host, pid).filter(|p| p.conn == Some(conn)) else {
+            return Ok(());
+        };
+        let Some(message) = process.read(bytes)? else {
+            return Ok(());
+        };
+        let text = format!("host{host} reads {message:?}");
+        process.machine.on_message(message, now);
+        self.remark(|| text);
+        self.after_node(host)
+    }
+
+    // Deadlines.
+
+    pub(super) fn tick_coordinator(&mut self) -> Result<(), Violation> {
+        if self.coordinator.tick_at.is_none_or(|at| at > self.now()) {
+            return Ok(());
+        }
+        self.coordinator.tick_at = None;
+        let now = self.instant();
+        if self.coordinator.machine.next_deadline().is_some_and(|at| at <= now) {
+            self.coordinator.machine.on_tick(now);
+            self.count_tick()?;
+            if self.coordinator.machine.next_deadline().is_some_and(|at| at <= now) {
+                return Err(Violation("the coordinator's tick changed nothing: it would spin".to_owned()));
+            }
+        }
+        self.after_coordinator()
+    }
+
+    /// A deadline belongs to a node's lease or grace, to the close of a round, or to a restarted coordinator's patience. Each of
+    /// the first kind may be looked at twice, so this many ticks in a virtual second would be a loop.
+    fn count_tick(&mut self) -> Result<(), Violation> {
+        let second = self.now().as_secs();
+        self.ticks = if self.ticks.0 == second { (second, self.ticks.1 + 1) } else { (second, 1) };
+        if self.ticks.1 > 2 * self.hosts.len() as u64 + 20 {
+            return Err(Violation(format!("{} ticks of the coordinator in one second", self.ticks.1)));
+        }
+        Ok(())
+    }
+
+    pub(super) fn tick_node(&mut self, host: HostId, pid: u64) -> Result<(), Violation> {
+        let (now, virtual_now) = (self.instant(), self.now());
+        let Some(process) = self.process(host, pid) else {
+            return Ok(());
+        };
+        if process.tick_at.is_none_or(|at| at > virtual_now) {
+            return Ok(());
+        }
+        process.tick_at = None;
+        if process.machine.next_deadline().is_some_and(|at| at <= now) {
+            process.machine.on_tick(now);
+            if process.machine.next_deadline().is_some_and(|at| at <= now) {
+                return Err(Violation(format!("host{host}'s tick changed nothing: it would spin")));
+            }
+        }
+        self.after_node(host)
+    }
+
+    pub(super) fn arm_node(&mut self, host: HostId) {
+        let (origin, now) = (self.origin, self.now());
+        let Some(process) = &mut self.hosts[host].process else {
+            return;
+        };
+        let Some(deadline) = process.machine.next_deadline() else {
+            return;
+        };
+        let at = deadline.saturating_duration_since(origin).max(now);
+        if process.tick_at.is_none_or(|tick_at| at < tick_at) {
+            process.tick_at = Some(at);
+            let pid = process.pid;
+            self.queue.push(at, Event::NodeTick(host, pid));
+        }
+    }
+
+    pub(super) fn arm_coordinator(&mut self) {
+        let Some(deadline) = self.coordinator.machine.next_deadline() else {
+            return;
+        };
+        let at = deadline.saturating_duration_since(self.origin).max(self.now());
+        if self.coordinator.tick_at.is_none_or(|tick_at| at < tick_at) {
+            self.coordinator.tick_at = Some(at);
+            self.queue.push(at, Event::CoordinatorTick);
+        }
+    }
+
+    // After a machine was called: perform what it asks for, and check.
+
+    pub(super) fn after_coordinator(&mut self) -> Result<(), Violation> {
+        let commands = self.coordinator.machine.take_commands();
+        self.ledger.check_decision(&self.coordinator.machine, &commands, self.coordinator.incarnation)?;
+        for command in commands {
+            match command {
+                Command::Send { session, message } => {
+                    self.remark(|| format!("coordinator sends {} {message:?}", session.0));
+                    let bytes = host::coordinator_bytes(&message);
+                    self.send(session, End::Coordinator, bytes);
+                }
+                Command::End { session } => {
+                    self.network.close(session, End::Coordinator, &mut self.dice, &mut self.queue);
+                    self.coordinator.forget(session);
+                    self.ledger.on_disconnected(session);
+                    let now = self.instant();
+                    self.coordinator.machine.on_disconnected(session, now);
+                }
+                Command::Note { text, .. } => self.remark(|| format!("coordinator: {text}")),
+            }
+        }
+        self.arm_coordinator();
+        Ok(())
+    }
+
+    pub(super) fn after_node(&mut self, host: HostId) -> Result<(), Violation> {
+        let Some(process) = &mut self.hosts[host].process else {
+            return Ok(());
+        };
+        for command in process.machine.take_commands() {
+            let Some(process) = &mut self.hosts[host].process else {
+                break;
+            };
+            let (pid, conn) = (process.pid, process.conn);
+            match (command, conn) {
+                (NodeCommand::Connect, _) => {
+                    let delay = self.network.delay(&mut self.dice);
+                    let now = self.now();
+                    if self.network.cut(host, End::Coordinator, now).is_some() {
+                        let failed = Event::ConnectFailed(host, pid, "timed out");
+                        self.queue.push(now + CONNECT_TIMEOUT, failed);
+                    } else {
+                        self.queue.push(now + delay, Event::Syn(host, pid));
+                    }
+                }
+                (NodeCommand::Send(message), Some(conn)) => {
+                    self.ledger.count_from_node();
+                    let bytes = host::node_bytes(&message);
+                    self.send(conn, End::Node, bytes);
+                }
+                (NodeCommand::Disconnect, Some(conn)) => {
+                    process.conn = None;
+                    self.network.close(conn, End::Node, &mut self.dice, &mut self.queue);
+                }
+                (NodeCommand::Send(NodeMessage::Hello(_)), None) => {
+                    return Err(Violation(format!("host{host} says Hello without a connection")));
+                }
+                (NodeCommand::Send(_) | NodeCommand::Disconnect, None) => {}
+                // Nothing but coordinators lives in this world, and they are not always up.
+                (NodeCommand::Probe, _) => process.machine.on_probed(false),
+            }
+        }
+        self.after_agent(host)?;
+        self.arm_node(host);
+        Ok(())
+    }
+
+    /// One frame, now and then in two parts.
+    pub(super) fn send(&mut self, conn: SessionId, from: End, bytes: Bytes) {
+        let cut = if self.dice.chance(10) { bytes.len() / 2 } else { 0 };
+        for part in [bytes.slice(..cut), bytes.slice(cut..)] {
+            if !part.is_empty() {
+                self.network.send(conn, from, Some(part), &mut self.dice, &mut self.queue);
+            }
+        }
+    }
+
+    /// What the agent makes of its handler's state.
+    pub(super) fn after_agent(&mut self, host: HostId) -> Result<(), Violation> {
+        let Some(process) = &mut self.hosts[host].process else {
+            return Ok(());
+        };
+        if let Some(outcome) = process.machine.take_outcome() {
+            process.answers += 1;
+            self.ledger.check_outcome(process, &outcome)?;
+            match outcome {
+                Ok(placement) => {
+                    process.agent = Agent::Running(placement.clone());
+                    self.hosts[host].placements.push(placement);
+                }
+                // An agent that is about to go does so itself.
+                Err(_) if matches!(process.agent, Agent::Stopping { .. }) => return Ok(()),
+                Err(JoinError::Timeout { .. }) if self.options.rejoin => return self.join(host),
+                Err(error) => return self.leave(host, "the join failed", Exit::Join(error)),
+            }
+        }
+        let Some(process) = &self.hosts[host].process else {
+            return Ok(());
+        };
+        if let Agent::Running(_) = process.agent {
+            let view = process.machine.view();
+            if view.closed.is_some() || view.failed.is_some() {
+                self.stop_workers(host, false);
+            } else if view.waiting > 0 {
+                if view.reason.is_empty() {
+                    return Err(Violation(format!("host{host} is told to re-form without a reason")));
+                }
+                self.stop_workers(host, true);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,92 @@
+"""What ``--rdzv-conf`` accepts, and what it says when it does not."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from elastic_rs._config import RendezvousConfig
+
+
+def test_defaults_are_pytorchs_where_pytorch_has_them() -> None:
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousTimeout
+
+    ours, theirs = RendezvousConfig(), RendezvousTimeout()
+    assert ours.join_timeout == theirs.join.total_seconds()
+    assert ours.last_call_timeout == theirs.last_call.total_seconds()
+    assert ours.close_timeout == theirs.close.total_seconds()
+    # The defaults of `create_handler` and `_create_tcp_store`, which are arguments there.
+    assert (ours.keep_alive_interval, ours.keep_alive_max_attempt, ours.read_timeout) == (5, 3, 60)
+
+
+def test_values_come_as_text_or_as_numbers() -> None:
+    config = RendezvousConfig.from_mapping(
+        {"join_timeout": "12", "last_call_timeout": 3, "settle_timeout": "0.5", "is_host": "true", "node_rank": "2"}
+    )
+    assert config == RendezvousConfig(
+        join_timeout=12, last_call_timeout=3, settle_timeout=0.5, is_host=True, node_rank=2
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "suggested"),
+    [
+        ("join_timeuot", "did you mean `join_timeout`?"),
+        ("last_call", "did you mean `last_call_timeout`?"),
+        ("ishost", "did you mean `is_host`?"),
+        ("zzz", "known are cas_backoff_max_seconds, close_timeout"),
+    ],
+)
+def test_an_unknown_key_is_named_with_the_nearest_known_one(key: str, suggested: str) -> None:
+    # pains row 30: PyTorch accepts it silently.
+    with pytest.raises(ValueError, match=rf"unknown key `{key}`") as caught:
+        RendezvousConfig.from_mapping({key: "5"})
+    assert suggested in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("join_timeout", "soon", "a number of seconds above zero"),
+        ("join_timeout", "0", "a number of seconds above zero"),
+        ("join_timeout", "nan", "a number of seconds above zero"),
+        ("join_timeout", "1e300", "a number of seconds above zero"),
+        ("last_call_timeout", "-1", "a number of seconds above zero"),
+        ("settle_timeout", "-0.1", "a number of seconds, zero or more"),
+        ("keep_alive_interval", "0", "a number of seconds, 0.01 or more"),
+        ("keep_alive_max_attempt", "0", "a whole number from 1 to 1000"),
+        ("keep_alive_max_attempt", "2.5", "a whole number from 1 to 1000"),
+        ("is_host", "perhaps", "one of 1, true, t, yes, y, 0, false, f, no, n"),
+        ("store_type", "file", "`tcp`"),
+        ("read_timeout", True, "a number of seconds above zero"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_key_and_what_is_allowed(key: str, value: object, allowed: str) -> None:
+    with pytest.raises(ValueError, match=f"--rdzv-conf {key} is `{value}`, must be") as caught:
+        RendezvousConfig.from_mapping({key: value})
+    assert allowed in str(caught.value)
+
+
+def test_timeout_from_the_user_is_join_timeout_and_said_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "elastic_rs"):
+        assert RendezvousConfig.from_mapping({"timeout": "15"}).join_timeout == 15
+    assert "timeout=15 is taken for join_timeout" in caplog.text
+
+
+def test_timeout_from_the_launcher_is_ignored_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    # LaunchConfig.__post_init__ puts timeout=900 into the configuration of every backend.
+    with caplog.at_level(logging.DEBUG, "elastic_rs"):
+        assert RendezvousConfig.from_mapping({"timeout": 900}) == RendezvousConfig()
+    assert not caplog.records
+
+
+def test_join_timeout_wins_over_its_alias() -> None:
+    for given in ({"timeout": "5", "join_timeout": "7"}, {"join_timeout": "7", "timeout": "5"}):
+        assert RendezvousConfig.from_mapping(given).join_timeout == 7
+
+
+def test_keys_of_pytorch_without_effect_here_are_still_checked() -> None:
+    given = {"heartbeat_timeout": "5", "cas_backoff_max_seconds": "0.5", "store_type": "tcp"}
+    assert RendezvousConfig.from_mapping(given) == RendezvousConfig()
+    with pytest.raises(ValueError, match="heartbeat_timeout"):
+        RendezvousConfig.from_mapping({"heartbeat_timeout": "0"})

@@ -1,0 +1,233 @@
+"""The handler of ``rust-c10d`` by itself: several nodes in one process, no agent."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+import torch.distributed as dist
+from elastic_rs import RustC10dRendezvousHandler, create_rust_c10d_handler
+from elastic_rs.errors import ElasticError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+Make = Callable[..., RustC10dRendezvousHandler]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Return a function that makes handlers of one job. They are shut down at the end, the host's last."""
+    handlers: list[RustC10dRendezvousHandler] = []
+
+    def make(
+        nodes: str = "1", *, endpoint: str | None = None, run_id: str = "job", **config: object
+    ) -> RustC10dRendezvousHandler:
+        low, _, high = nodes.partition(":")
+        if endpoint is None:
+            host, port = handlers[0]._endpoint if handlers else ("127.0.0.1", 0)
+            endpoint = f"{host}:{port}"
+        config = {"last_call_timeout": 1, "drain_timeout": 0} | config
+        number = len(handlers) + 2
+        params = RendezvousParameters(
+            "rust-c10d", endpoint, run_id, int(low), int(high or low), f"127.0.0.{number}", **config
+        )
+        handlers.append(create_rust_c10d_handler(params))
+        return handlers[-1]
+
+    yield make
+    for handler in reversed(handlers):
+        handler.shutdown()
+
+
+@contextlib.contextmanager
+def together(*handlers: RustC10dRendezvousHandler) -> Iterator[list[Future[RendezvousInfo]]]:
+    """Let all join at the same time."""
+    with ThreadPoolExecutor(len(handlers)) as pool:
+        yield [pool.submit(handler.next_rendezvous) for handler in handlers]
+
+
+def waiting(handler: RustC10dRendezvousHandler) -> int:
+    """Ask until the push has arrived, for at most the test's time limit."""
+    pause = threading.Event()
+    while not (count := handler.num_nodes_waiting()):
+        pause.wait(0.01)
+    return count
+
+
+def test_torch_finds_the_backend_by_its_entry_point() -> None:
+    # What importing torch.distributed.elastic.rendezvous does: it has registered the plug-ins of installed packages.
+    handler = get_rendezvous_handler(RendezvousParameters("rust-c10d", "127.0.0.1:0", "job", 1, 1, drain_timeout=0))
+    assert isinstance(handler, RustC10dRendezvousHandler)
+    assert isinstance(handler, RendezvousHandler)
+    assert (handler.get_backend(), handler.get_run_id()) == ("rust-c10d", "job")
+    handler.shutdown()
+
+
+def test_all_nodes_get_one_world_and_a_common_store(make: Make) -> None:
+    handlers = [make("3") for _ in range(3)]
+    with together(*handlers) as joins:
+        infos = [join.result() for join in joins]
+    assert sorted(info.rank for info in infos) == [0, 1, 2]
+    assert {info.world_size for info in infos} == {3}
+    bootstraps = [info.bootstrap_store_info for info in infos]
+    assert len({(info.master_addr, info.master_port) for info in bootstraps if info}) == 1
+    infos[0].store.set("from", "one")
+    assert infos[2].store.get("from") == b"one"
+    assert isinstance(infos[0].store, dist.Store)
+
+
+def test_the_worker_store_listens_already_and_is_empty(make: Make) -> None:
+    handler = make()
+    for _ in range(2):
+        bootstrap = handler.next_rendezvous().bootstrap_store_info
+        assert bootstrap is not None
+        store = dist.TCPStore(bootstrap.master_addr, bootstrap.master_port, is_master=False)
+        assert store.num_keys() == 0
+        store.set("left", "behind")
+
+
+def test_without_sharing_the_port_is_free_for_rank_0(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    handler = make()
+    assert not handler.use_agent_store
+    bootstrap = handler.next_rendezvous().bootstrap_store_info
+    assert bootstrap is not None
+    dist.TCPStore(bootstrap.master_addr, bootstrap.master_port, is_master=True)
+
+
+def test_a_node_that_waits_is_pushed_to_the_members(make: Make) -> None:
+    first = make("1:2")
+    assert first.next_rendezvous().world_size == 1
+    assert first.num_nodes_waiting() == 0
+    second = make("1:2")
+    with together(second) as (join,):
+        assert waiting(first) == 1
+        assert first.next_rendezvous().rank == 0
+        assert join.result().rank == 1
+    assert first.num_nodes_waiting() == 0
+
+
+def test_a_closed_rendezvous_admits_nobody(make: Make) -> None:
+    handler = make()
+    handler.next_rendezvous()
+    handler.set_closed()
+    assert handler.is_closed()
+    assert handler.num_nodes_waiting() == 0, "running workers are not disturbed"
+    with pytest.raises(RendezvousClosedError):
+        handler.next_rendezvous()
+    with pytest.raises(RendezvousClosedError, match="closed by"):
+        make().next_rendezvous()
+
+
+def test_an_exception_under_way_at_shutdown_leaves_the_rendezvous_open(make: Make) -> None:
+    # pains row 8: with PyTorch's backend one bad node closes the job for all.
+    first, second = make("1:2"), make("1:2")
+    with together(first, second) as joins:
+        assert [join.result().world_size for join in joins] == [2, 2]
+    try:
+        raise RuntimeError("a fault of this node alone")
+    except RuntimeError:
+        second.shutdown()
+    assert waiting(first) == 1
+    assert first.next_rendezvous().world_size == 1
+
+
+def test_a_join_timeout_says_who_is_in_and_how_many_are_missing(make: Make) -> None:
+    # pains row 9: with PyTorch's backend the message is empty.
+    handler = make("3", join_timeout=0.5)
+    expected = (
+        r"no round completed within .*: round 1: 1 of 3 to 3 nodes have joined \(127\.0\.0\.2 .*\); 2 more needed"
+    )
+    with pytest.raises(RendezvousTimeoutError, match=expected) as caught:
+        handler.next_rendezvous()
+    assert isinstance(caught.value, ElasticError)
+
+
+def test_nodes_that_ask_for_other_numbers_are_refused_with_both(make: Make) -> None:
+    make("1").next_rendezvous()
+    with pytest.raises(RendezvousError, match=r"asks for 2 to 4 nodes, but run `job` was opened for 1 to 1") as caught:
+        make("2:4").next_rendezvous()
+    assert not isinstance(caught.value, RendezvousConnectionError)
+
+
+def test_two_jobs_share_an_endpoint_without_mixing(make: Make) -> None:
+    # pains row 17.
+    one, other = make("1", run_id="one"), make("1", run_id="other")
+    assert one.next_rendezvous().world_size == 1
+    assert other.next_rendezvous().world_size == 1
+    one.set_closed()
+    assert not other.is_closed()
+
+
+@pytest.mark.parametrize("endpoint", ["host:port", "127.0.0.1:70000", "bad host:29400", "a b"])
+def test_an_endpoint_that_makes_no_sense_is_refused(endpoint: str, make: Make) -> None:
+    with pytest.raises(ValueError, match=f"rendezvous endpoint '{endpoint}'"):
+        make(endpoint=endpoint)
+
+
+def test_fewer_than_min_nodes_at_most_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"maximum number of rendezvous nodes \(1\) must be greater than or equal"):
+        RendezvousParameters("rust-c10d", "127.0.0.1:0", "job", 2, 1)
+
+
+def test_an_unknown_key_is_refused(make: Make) -> None:
+    with pytest.raises(ValueError, match="did you mean `join_timeout`"):
+        make(join_timeuot=5)
+
+
+def test_who_must_host_and_cannot_is_told_who_has_the_port(make: Make) -> None:
+    import os
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(RendezvousConnectionError, match=rf"port {port} .* already in use by pid {os.getpid()}"):
+            make(endpoint=f"127.0.0.1:{port}", is_host=1)
+
+
+def test_a_foreign_server_on_the_port_is_named_for_what_it_is(make: Make) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    with taken.accept()[0] as connection:
+                        connection.sendall(b"SSH-2.0-nobody\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        handler = make(endpoint=f"127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(RendezvousConnectionError, match="is not an elastic_rs coordinator") as caught:
+            handler.next_rendezvous()
+        assert "already in use by pid" in "".join(caught.value.__notes__)
+        taken.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_store_of_pytorch_on_the_port_is_recognised(make: Make) -> None:
+    theirs = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    handler = make(endpoint=f"127.0.0.1:{theirs.port}")
+    with pytest.raises(RendezvousConnectionError, match="a store of PyTorch's c10d backend"):
+        handler.next_rendezvous()
+    theirs.set("still", "serving")
+
+
+def test_a_coordinator_that_nobody_hosts_is_named_with_the_reason(make: Make) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    handler = make(endpoint=f"127.0.0.1:{port}", is_host=0, join_timeout=0.5)
+    with pytest.raises(
+        RendezvousConnectionError, match=rf"could not reach the coordinator at 127\.0\.0\.1:{port}"
+    ) as caught:
+        handler.next_rendezvous()
+    assert "refused" in str(caught.value)
+    assert "is_host=0 was given" in "".join(caught.value.__notes__)

@@ -1,0 +1,279 @@
+//! A node's side of its session by itself: back-off, strangers, silence, and the coordinator staying away.
+
+use std::time::{Duration, Instant};
+
+use elastic_rs::rendezvous::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Placement, Round};
+use elastic_rs::rendezvous::node::{JoinError, NodeCommand, NodeMachine};
+use elastic_rs::rendezvous::settings::Settings;
+
+const COORDINATOR_TIMEOUT: Duration = Duration::from_secs(60);
+
+fn node(now: Instant) -> NodeMachine {
+    let hello = Hello {
+        run_id: "job".into(),
+        node: NodeId(7),
+        name: "host:1".into(),
+        local_addr: None,
+        settings: Settings::new(1, 4),
+        placed: None,
+        joining: false,
+    };
+    NodeMachine::new(hello, "head:29400".into(), COORDINATOR_TIMEOUT, now)
+}
+
+fn seconds(number: u64) -> Duration {
+    Duration::from_secs(number)
+}
+
+fn welcome() -> CoordinatorMessage {
+    CoordinatorMessage::Welcome { addr: "10.0.0.7".into() }
+}
+
+fn place(round: u64) -> CoordinatorMessage {
+    CoordinatorMessage::Complete(Placement {
+        round: Round(round),
+        rank: 0,
+        world_size: 1,
+        master_addr: "10.0.0.7".into(),
+        master_port: 1,
+        reason: "all 1 nodes are in".into(),
+    })
+}
+
+/// Tick at the next deadline, until the machine wants to connect. Gives when that was.
+fn connects_at(node: &mut NodeMachine) -> Instant {
+    for _ in 0..100 {
+        let at = node.next_deadline().expect("a node that waits has a deadline");
+        node.on_tick(at);
+        if node.take_commands().contains(&NodeCommand::Connect) {
+            return at;
+        }
+    }
+    panic!("the node does not connect");
+}
+
+/// A node that is connected and welcome.
+fn connected(now: Instant) -> NodeMachine {
+    let mut node = node(now);
+    assert_eq!(connects_at(&mut node), now);
+    node.on_connected(now);
+    node.on_message(welcome(), now);
+    node.take_commands();
+    node
+}
+
+#[test]
+fn tries_again_at_growing_intervals_up_to_two_seconds() {
+    let mut now = Instant::now();
+    let mut node = node(now);
+    let mut longest = Duration::from_millis(50);
+    assert_eq!(connects_at(&mut node), now);
+    for _ in 0..12 {
+        node.on_connect_failed("connection refused".into(), now);
+        let at = connects_at(&mut node);
+        let waited = at - now;
+        // Spread over the upper half, so that many nodes do not come at once.
+        assert!(waited >= longest / 2 && waited <= longest, "{waited:?} of {longest:?}");
+        longest = (longest * 2).min(seconds(2));
+        now = at;
+    }
+}
+
+#[test]
+fn a_join_before_the_connection_is_sent_with_the_welcome() {
+    let now = Instant::now();
+    let mut node = node(now);
+    node.join(29_500, Some(3), seconds(600), now);
+    assert_eq!(connects_at(&mut node), now);
+    node.on_connected(now);
+    let commands = node.take_commands();
+    assert!(matches!(&commands[..], [NodeCommand::Send(NodeMessage::Hello(hello))] if hello.joining));
+    node.on_message(welcome(), now);
+    let commands = node.take_commands();
+    assert!(
+        matches!(&commands[..], [NodeCommand::Send(NodeMessage::Join(join))] if join.store_port == 29_500 && join.node_rank == Some(3))
+    );
+    node.on_message(place(1), now);
+    assert_eq!(node.take_outcome().expect("answered").expect("placed").round, Round(1));
+    assert!(node.take_outcome().is_none(), "answered once");
+}
+
+#[test]
+fn a_reconnect_tells_round_and_rank_and_asks_for_nothing() {
+    let now = Instant::now();
+    let mut node = connected(now);
+    node.join(1, None, seconds(600), now);
+    node.on_message(place(1), now);
+    node.take_commands();
+    node.on_disconnected("reset".into(), false, now);
+    let at = connects_at(&mut node);
+    node.on_connected(at);
+    let commands = node.take_commands();
+    let [NodeCommand::Send(NodeMessage::Hello(hello))] = &commands[..] else {
+        panic!("{commands:?}");
+    };
+    let placed = hello.placed.expect("it was placed");
+    assert!(placed.active && !hello.joining);
+    assert_eq!((placed.round, placed.rank, placed.world_size), (Round(1), 0, 1));
+    node.on_message(welcome(), at);
+    assert_eq!(node.take_commands(), []);
+}
+
+#[test]
+fn who_speaks_another_protocol_is_no_coordinator() {
+    let now = Instant::now();
+    let mut node = node(now);
+    node.join(1, None, seconds(600), now);
+    assert_eq!(connects_at(&mut node), now);
+    node.on_connected(now);
+    node.on_disconnected("first bytes `HTTP`".into(), true, now);
+    let error = node.take_outcome().expect("answered").expect_err("refused");
+    assert_eq!(error.to_string(), "what listens at head:29400 is not an elastic_rs coordinator: first bytes `HTTP`");
+    assert_eq!(node.next_deadline(), None);
+}
+
+/// Connections that end before a welcome, until the node asks what listens there.
+fn until_probe(node: &mut NodeMachine) {
+    for unanswered in 1.. {
+        let now = connects_at(node);
+        node.on_connected(now);
+        node.on_disconnected("closed".into(), false, now);
+        if node.take_commands().contains(&NodeCommand::Probe) {
+            assert_eq!(unanswered, 3);
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_store_of_pytorch_is_told_by_its_answer_to_c10d() {
+    let now = Instant::now();
+    let mut node = node(now);
+    node.join(1, None, seconds(600), now);
+    until_probe(&mut node);
+    node.on_probed(true);
+    let error = node.take_outcome().expect("answered").expect_err("refused");
+    assert!(
+        error.to_string().starts_with("what listens at head:29400 is a store of PyTorch's c10d backend"),
+        "{error}"
+    );
+}
+
+#[test]
+fn who_closes_connections_and_speaks_nothing_is_waited_for() {
+    // A proxy accepts and closes while the coordinator behind it is not up yet.
+    let now = Instant::now();
+    let mut node = node(now);
+    node.join(1, None, seconds(600), now);
+    for _ in 0..3 {
+        until_probe(&mut node);
+        node.on_probed(false);
+    }
+    let now = connects_at(&mut node);
+    node.on_connected(now);
+    node.on_message(welcome(), now);
+    assert_eq!(node.view().failed, None);
+}
+
+#[test]
+fn a_hello_without_an_answer_is_followed_by_a_heartbeat() {
+    // PyTorch's libuv server holds back a first query it does not know until more bytes arrive (protocol page, section 2.2).
+    let mut node = node(Instant::now());
+    let now = connects_at(&mut node);
+    node.on_connected(now);
+    node.take_commands();
+    assert_eq!(node.next_deadline(), Some(now + seconds(1)));
+    node.on_tick(now + seconds(1));
+    assert_eq!(node.take_commands(), [NodeCommand::Send(NodeMessage::Heartbeat)]);
+}
+
+#[test]
+fn a_coordinator_that_was_there_is_not_taken_for_a_stranger() {
+    // It restarts: what it accepts ends before it answers.
+    let start = Instant::now();
+    let mut node = connected(start);
+    let mut now = start;
+    node.on_disconnected("reset".into(), false, now);
+    for _ in 0..20 {
+        now = connects_at(&mut node);
+        node.on_connected(now);
+        node.on_disconnected("reset".into(), false, now);
+    }
+    assert_eq!(node.view().failed, None);
+    now = connects_at(&mut node);
+    node.on_connected(now);
+    node.on_message(welcome(), now);
+    assert_eq!(node.view().out_of_reach_since, None);
+}
+
+#[test]
+fn a_coordinator_that_stays_away_is_waited_for_until_its_timeout() {
+    let now = Instant::now();
+    let mut node = connected(now);
+    node.join(1, None, seconds(600), now);
+    node.on_disconnected("reset".into(), false, now);
+    let error = loop {
+        let at = node.next_deadline().expect("it waits for something");
+        node.on_tick(at);
+        if node.take_commands().contains(&NodeCommand::Connect) {
+            node.on_connect_failed("connection refused".into(), at);
+        }
+        if let Some(outcome) = node.take_outcome() {
+            assert_eq!(at, now + COORDINATOR_TIMEOUT);
+            break outcome.expect_err("failed");
+        }
+    };
+    assert_eq!(
+        error.to_string(),
+        "the coordinator at head:29400 has been out of reach for 60.0s (coordinator_timeout): connection refused"
+    );
+    assert_eq!(node.view().failed, Some(error));
+}
+
+#[test]
+fn silence_for_a_lease_ends_the_connection() {
+    let now = Instant::now();
+    let mut node = connected(now);
+    let mut beats = 0;
+    let at = loop {
+        let at = node.next_deadline().expect("a connected node beats");
+        node.on_tick(at);
+        match &node.take_commands()[..] {
+            [NodeCommand::Send(NodeMessage::Heartbeat)] => beats += 1,
+            [NodeCommand::Disconnect] => break at,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!((at - now, beats), (seconds(15), 2));
+    assert_eq!(node.view().out_of_reach_since, Some(at));
+}
+
+#[test]
+fn an_unanswered_withdrawal_is_kept_from_the_next_join_by_a_new_connection() {
+    let now = Instant::now();
+    let mut node = connected(now);
+    node.join(1, None, seconds(3), now);
+    node.take_commands();
+    node.on_tick(now + seconds(3));
+    assert_eq!(node.take_commands(), [NodeCommand::Send(NodeMessage::Withdraw)]);
+    // A place that was given just before the withdrawal was read is not taken.
+    node.on_message(place(1), now + seconds(3));
+    assert_eq!(node.take_outcome(), None);
+    node.on_tick(now + seconds(4));
+    assert_eq!(node.take_commands(), [NodeCommand::Disconnect]);
+    let outcome = node.take_outcome().expect("answered");
+    assert!(matches!(outcome, Err(JoinError::Timeout { .. })), "{outcome:?}");
+}
+
+#[test]
+fn a_node_that_has_left_does_not_introduce_itself_again() {
+    let now = Instant::now();
+    let mut node = node(now);
+    assert_eq!(connects_at(&mut node), now);
+    node.leave("SIGTERM".into());
+    node.on_connected(now);
+    assert_eq!(node.take_commands(), [NodeCommand::Disconnect]);
+    node.join(1, None, seconds(1), now);
+    assert!(matches!(node.take_outcome(), Some(Err(JoinError::Connection(_)))));
+    assert_eq!(node.next_deadline(), None);
+}
