@@ -13,6 +13,7 @@ import torch.distributed as dist
 from elastic_rs import _elastic_rs
 
 HOST = "127.0.0.1"
+# Connecting can take seconds where names resolve slowly; a test that passes never waits for it.
 LIMIT = timedelta(seconds=60)
 # Ends waits that nobody releases. Long enough for a satisfiable wait to be answered on a busy machine.
 SHORT = timedelta(seconds=0.3)

@@ -1,16 +1,12 @@
 """Stores of all kinds for the store's tests: PyTorch's and ours, servers and clients, in every pairing."""
 
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 from elastic_rs import _elastic_rs
-from helpers.stores import Adapter, servers_of
-
-# Connecting can take seconds where names resolve slowly; a test that passes never waits for it.
-LIMIT = timedelta(seconds=60)
+from helpers.stores import LIMIT, servers_of
 
 
 @pytest.fixture
@@ -39,9 +35,3 @@ def server() -> Iterator[_elastic_rs.StoreServer]:
 def stock(server: _elastic_rs.StoreServer) -> dist.TCPStore:
     """PyTorch's client of our server."""
     return dist.TCPStore("127.0.0.1", server.port, timeout=LIMIT)
-
-
-@pytest.fixture
-def ours(server: _elastic_rs.StoreServer) -> Adapter:
-    """The core's client of our server, with the interface of PyTorch's."""
-    return Adapter(_elastic_rs.StoreClient("127.0.0.1", server.port, timeout_s=LIMIT.total_seconds()))
