@@ -5,6 +5,10 @@
 //!
 //! ```text
 //! cargo run --release --example store_load -- PORT OPERATION CONNECTIONS DEPTH VALUE_BYTES SECONDS
+//! cargo run --release --example store_load -- PORT burst CONNECTIONS     until each has its first reply
+//! cargo run --release --example store_load -- PORT release CONNECTIONS   one SET, until the last waiter is released
+//! cargo run --release --example store_load -- PORT fill KEYS             keys of 8 bytes with values of 64
+//! cargo run --release --example store_load -- PORT idle CONNECTIONS      held until standard input ends
 //! ```
 #![allow(clippy::unwrap_used, reason = "a measuring tool: it stops at the first thing that goes wrong")]
 
@@ -18,6 +22,18 @@ use rustix::event::epoll;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [port, operation, count] = &arguments[..] {
+        let (port, count) = (port.parse().unwrap(), count.parse().unwrap());
+        let took = match operation.as_str() {
+            "burst" => burst(port, count),
+            "release" => release(port, count),
+            "fill" => fill(port, count),
+            "idle" => idle(port, count),
+            other => panic!("unknown operation `{other}`"),
+        };
+        println!(r#"{{"ms": {:.3}}}"#, took.as_secs_f64() * 1e3);
+        return;
+    }
     let [port, operation, connections, depth, value_bytes, seconds] = &arguments[..] else {
         eprintln!("usage: store_load PORT OPERATION CONNECTIONS DEPTH VALUE_BYTES SECONDS");
         std::process::exit(2);
@@ -127,6 +143,75 @@ impl Load {
         let rate = (units * self.requests) as f64 / elapsed;
         format!(r#"{{"per_s": {rate:.0}, "p50_us": {:.2}, "p99_us": {:.2}}}"#, quantile(0.5), quantile(0.99))
     }
+}
+
+/// Connections that each greet as a client does: the time until the last has its pong.
+fn burst(port: u16, count: usize) -> Duration {
+    let started = Instant::now();
+    let mut streams: Vec<_> = (0..count).map(|_| greet(port)).collect();
+    for stream in &mut streams {
+        stream.read_exact(&mut [0; 4]).unwrap();
+    }
+    started.elapsed()
+}
+
+/// Connections that wait for one key: the time from its `SET` to the release of the last.
+fn release(port: u16, count: usize) -> Duration {
+    let mut streams: Vec<_> = (0..count).map(|_| greet(port)).collect();
+    let key = format!("/released/{:?}", Instant::now()).into_bytes();
+    let wait = encode(&[Request::Ping { nonce: 1 }, Request::Wait { keys: vec![&key[..]] }]);
+    for stream in &mut streams {
+        stream.read_exact(&mut [0; 4]).unwrap();
+        stream.write_all(&wait).unwrap();
+    }
+    let mut setter = greet(port);
+    setter.read_exact(&mut [0; 4]).unwrap();
+    for stream in &mut streams {
+        // A wait follows the ping in the same segment: with the pong it is registered.
+        stream.read_exact(&mut [0; 4]).unwrap();
+    }
+    let set = encode(&[Request::Set { key: &key[..], value: b"x" }]);
+    let started = Instant::now();
+    setter.write_all(&set).unwrap();
+    for stream in &mut streams {
+        stream.read_exact(&mut [0; 1]).unwrap();
+    }
+    started.elapsed()
+}
+
+fn fill(port: u16, count: usize) -> Duration {
+    let started = Instant::now();
+    let mut stream = greet(port);
+    let value = [b'v'; 64];
+    for first in (0..count).step_by(1000) {
+        let keys: Vec<_> = (first..count.min(first + 1000)).map(|number| format!("{number:08}").into_bytes()).collect();
+        let mut requests: Vec<_> = keys.iter().map(|key| Request::Set { key: &key[..], value: &value[..] }).collect();
+        requests.push(Request::Ping { nonce: 2 });
+        stream.write_all(&encode(&requests)).unwrap();
+        stream.read_exact(&mut [0; 4]).unwrap();
+    }
+    stream.read_exact(&mut [0; 4]).unwrap();
+    started.elapsed()
+}
+
+fn idle(port: u16, count: usize) -> Duration {
+    let started = Instant::now();
+    let mut streams: Vec<_> = (0..count).map(|_| greet(port)).collect();
+    for stream in &mut streams {
+        stream.read_exact(&mut [0; 4]).unwrap();
+    }
+    println!("ready");
+    let _ = std::io::stdin().read(&mut [0]).unwrap();
+    started.elapsed()
+}
+
+/// Connect and say what every client says first; the pong is not read.
+fn greet(port: u16) -> TcpStream {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream.write_all(&encode(&[Request::Validate])).unwrap();
+    stream.write_all(&encode(&[Request::Ping { nonce: 7 }])).unwrap();
+    stream
 }
 
 fn encode(requests: &[Request<&[u8]>]) -> Vec<u8> {

@@ -121,7 +121,11 @@ impl Connection {
         let mut outbox = self.outbox.borrow_mut();
         while !outbox.is_empty() {
             let (slices, count) = outbox.slices();
-            match self.stream.try_write_vectored(&slices[..count]) {
+            let written = match &slices[..count] {
+                [one] => self.stream.try_write(one),
+                several => self.stream.try_write_vectored(several),
+            };
+            match written {
                 Ok(written) => outbox.advance(written),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) => return Err(error),
