@@ -19,6 +19,7 @@ use super::members::{
 };
 use super::message::{CoordinatorMessage, Hello, NodeId, NodeMessage};
 use super::state::{Ends, Node, Run, SessionId, Status};
+use super::text::{tidy, tidy_verdict};
 
 /// What the driver is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,9 +65,8 @@ impl Machine {
     /// A node introduced itself on a new connection.
     pub fn on_hello(&mut self, session: SessionId, hello: Hello, ends: Ends, now: Instant) {
         self.advance(now);
-        let refusal = match hello.settings.validate() {
+        let refusal = match hello.validate() {
             Err(reason) => Some(reason),
-            Ok(()) if hello.run_id.is_empty() => Some("the run id is empty".to_owned()),
             Ok(()) => self.runs.get(&hello.run_id).and_then(|run| disagreement(run, &hello)),
         };
         if let Some(reason) = refusal {
@@ -126,6 +126,7 @@ impl Machine {
                 stand_down(run, id, "gave up waiting just as the round completed", out);
             }
             NodeMessage::Leave { reason } => {
+                let reason = tidy(&reason);
                 let label = run.nodes.get(&id).map(Node::label).unwrap_or_default();
                 note(run, format!("{label} left: {reason}"), out);
                 stand_down(run, id, &format!("left: {reason}"), out);
@@ -133,7 +134,7 @@ impl Machine {
                 self.sessions.remove(&session);
                 out.push(Command::End { session });
             }
-            NodeMessage::Close(verdict) => close(run, verdict, out),
+            NodeMessage::Close(verdict) => close(run, tidy_verdict(&verdict), out),
         }
         decide(run, now, &mut self.commands);
     }

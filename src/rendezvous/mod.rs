@@ -7,7 +7,7 @@
 //! | file | what |
 //! |---|---|
 //! | [`settings`] | what a node asks for: min and max nodes, time limits |
-//! | [`message`], [`codec`] | what nodes and the coordinator say to each other; frames |
+//! | [`message`], [`text`], [`codec`] | what nodes and the coordinator say to each other; bounds on texts; frames |
 //! | [`state`], [`ranks`] | what the coordinator knows of one run; who gets which rank |
 //! | [`machine`], `members`, `decide` | events in, commands out; what becomes of a node; when a round closes, and as what |
 //! | [`node`], `view` | a node's side of its session; what it hands out |
@@ -28,4 +28,5 @@ pub mod ranks;
 pub mod session;
 pub mod settings;
 pub mod state;
+pub mod text;
 mod view;
