@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use elastic_rs::rendezvous::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Placement, Round};
+use elastic_rs::rendezvous::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Placement, Round, Verdict};
 use elastic_rs::rendezvous::node::{JoinError, NodeCommand, NodeMachine};
 use elastic_rs::rendezvous::settings::Settings;
 
@@ -276,4 +276,66 @@ fn a_node_that_has_left_does_not_introduce_itself_again() {
     node.join(1, None, seconds(1), now);
     assert!(matches!(node.take_outcome(), Some(Err(JoinError::Connection(_)))));
     assert_eq!(node.next_deadline(), None);
+}
+
+#[test]
+fn an_abandoned_join_is_withdrawn_and_kept_from_the_next_one() {
+    let now = Instant::now();
+    let mut node = connected(now);
+    node.join(1, None, seconds(60), now);
+    node.take_commands();
+    node.abandon();
+    assert_eq!(node.take_commands(), [NodeCommand::Send(NodeMessage::Withdraw)]);
+    // A place that was given just before the withdrawal was read looks like an answer to the next join: it must not arrive.
+    node.join(2, None, seconds(60), now);
+    assert_eq!(node.take_commands(), [NodeCommand::Disconnect]);
+
+    let mut node = connected(now);
+    node.join(1, None, seconds(60), now);
+    node.abandon();
+    node.on_message(place(1), now);
+    node.on_message(CoordinatorMessage::Withdrawn { progress: String::new() }, now);
+    assert_eq!((node.take_outcome(), node.view().round), (None, Round(0)));
+    node.take_commands();
+    node.join(2, None, seconds(60), now);
+    assert!(matches!(node.take_commands().as_slice(), [NodeCommand::Send(NodeMessage::Join(_))]));
+}
+
+#[test]
+fn a_place_that_nobody_took_is_given_up() {
+    let now = Instant::now();
+    let mut node = connected(now);
+    node.join(1, None, seconds(60), now);
+    node.on_message(place(1), now);
+    node.take_commands();
+    node.abandon();
+    assert_eq!(node.take_commands(), [NodeCommand::Send(NodeMessage::Withdraw)]);
+    assert_eq!(node.take_outcome(), None);
+
+    let mut node = connected(now);
+    node.join(1, None, seconds(60), now);
+    node.on_message(place(1), now);
+    assert!(matches!(node.take_outcome(), Some(Ok(_))));
+    node.take_commands();
+    node.abandon();
+    assert_eq!(node.take_commands(), [], "a place that was taken is kept");
+}
+
+#[test]
+fn a_closed_rendezvous_needs_no_coordinator() {
+    // The job has succeeded elsewhere, and the host has left with it; workers of this node may still take their time.
+    let now = Instant::now();
+    let mut node = connected(now);
+    node.join(1, None, seconds(60), now);
+    node.on_message(place(1), now);
+    let verdict = Verdict::Succeeded { by: "10.0.0.6".into() };
+    node.on_message(CoordinatorMessage::Closed { verdict, spare: false }, now);
+    node.on_disconnected("reset".into(), false, now);
+    for _ in 0..100 {
+        let at = node.next_deadline().expect("it goes on trying");
+        node.on_tick(at);
+        node.on_connect_failed("connection refused".into(), at);
+    }
+    node.on_tick(now + COORDINATOR_TIMEOUT * 2);
+    assert_eq!(node.view().failed, None);
 }

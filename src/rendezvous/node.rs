@@ -43,6 +43,8 @@ pub struct NodeMachine {
     outcome: Option<Result<Placement, JoinError>>,
     view: View,
     left: bool,
+    /// A join was abandoned, and the coordinator has not said yet that it knows.
+    withdrawing: bool,
     commands: Vec<NodeCommand>,
 }
 
@@ -71,6 +73,7 @@ impl NodeMachine {
             outcome: None,
             view: View { out_of_reach_since: Some(now), ..View::default() },
             left: false,
+            withdrawing: false,
             commands: Vec::new(),
         }
     }
@@ -88,6 +91,11 @@ impl NodeMachine {
             self.outcome = Some(Err(error));
             return;
         }
+        if self.withdrawing {
+            // A place given to the abandoned join may still arrive, and would look like an answer to this one.
+            self.commands.push(NodeCommand::Disconnect);
+            self.lose("an earlier join was abandoned".to_owned(), now);
+        }
         if let Some(placed) = &mut self.hello.placed {
             placed.active = false;
         }
@@ -99,6 +107,23 @@ impl NodeMachine {
         }
         let deadline = now + timeout;
         self.joining = Some(Joining { join, since: now, deadline, withdrawn_at: None, progress: None });
+    }
+
+    /// Nobody waits for the pending join any more (Ctrl-C). Without effect once its outcome has been taken.
+    pub fn abandon(&mut self) {
+        let (joining, outcome) = (self.joining.take(), self.outcome.take());
+        let placed = matches!(outcome, Some(Ok(_)));
+        if joining.is_none() && !placed {
+            return;
+        }
+        self.hello.joining = false;
+        if let Some(placed) = self.hello.placed.as_mut().filter(|_| placed) {
+            placed.active = false;
+        }
+        if matches!(self.link, Link::Up { welcomed: true, .. }) {
+            self.withdrawing = true;
+            self.commands.push(NodeCommand::Send(NodeMessage::Withdraw));
+        }
     }
 
     /// End the job for everybody.
@@ -183,6 +208,7 @@ impl NodeMachine {
             }
             CoordinatorMessage::Complete(placement) => self.on_complete(placement),
             CoordinatorMessage::Withdrawn { progress } => {
+                self.withdrawing = false;
                 if let Some(joining) = self.joining.as_ref().filter(|joining| joining.withdrawn_at.is_some()) {
                     let after = joining.deadline - joining.since;
                     self.resolve(Err(JoinError::Timeout { after, progress }));
@@ -223,9 +249,7 @@ impl NodeMachine {
             }
             Link::Down { .. } | Link::Connecting => {}
         }
-        let away =
-            self.view.out_of_reach_since.filter(|since| self.ever_welcomed && now >= *since + self.coordinator_timeout);
-        if away.is_some() {
+        if self.needed_until().is_some_and(|until| now >= until) {
             let text = format!(
                 "the coordinator at {} has been out of reach for {:.1?} (coordinator_timeout): {}",
                 self.endpoint, self.coordinator_timeout, self.last_error
@@ -248,9 +272,7 @@ impl NodeMachine {
             .joining
             .as_ref()
             .map(|joining| joining.withdrawn_at.map_or(joining.deadline, |at| at + WITHDRAW_GRACE));
-        let reach =
-            self.view.out_of_reach_since.filter(|_| self.ever_welcomed).map(|since| since + self.coordinator_timeout);
-        [link, join, reach].into_iter().flatten().min()
+        [link, join, self.needed_until()].into_iter().flatten().min()
     }
 
     /// What to do now, in order.
@@ -276,6 +298,13 @@ impl NodeMachine {
     /// For a node that waits: what the coordinator last said about the round.
     pub fn progress(&self) -> Option<&str> {
         self.joining.as_ref().and_then(|joining| joining.progress.as_deref())
+    }
+
+    /// How long this node does without the coordinator, if it has to. Of a closed rendezvous nothing more is to be heard: its
+    /// host may have gone with the job while workers here still finish.
+    fn needed_until(&self) -> Option<Instant> {
+        let since = self.view.out_of_reach_since.filter(|_| self.ever_welcomed && self.view.closed.is_none());
+        since.map(|since| since + self.coordinator_timeout)
     }
 
     fn on_welcome(&mut self, addr: String) {
@@ -348,6 +377,7 @@ impl NodeMachine {
 
     /// There is no connection any more.
     fn lose(&mut self, cause: String, now: Instant) {
+        self.withdrawing = false;
         self.last_error = cause;
         self.retry(now);
     }
