@@ -38,7 +38,9 @@ fn said(machine: &mut Machine) -> Vec<CoordinatorMessage> {
                 encode_frame(&message, &mut BytesMut::new());
                 messages.push(message);
             }
-            Command::Note { run_id, text } => assert!(!format!("{run_id}{text}").contains(char::is_control), "{text:?}"),
+            Command::Note { run_id, text } => {
+                assert!(!format!("{run_id}{text}").contains(char::is_control), "{text:?}")
+            }
             Command::End { .. } => {}
         }
     }
@@ -71,7 +73,9 @@ fn the_longest_texts_make_no_message_that_outgrows_its_frame() {
     let reason = "\u{1b}語".repeat(20_000);
     machine.on_message(SessionId(0), NodeMessage::Leave { reason: reason.clone() }, now);
     let told = said(&mut machine);
-    assert!(told.iter().any(|message| matches!(message, CoordinatorMessage::Status { reason, .. } if reason.len() > 4096)));
+    assert!(
+        told.iter().any(|message| matches!(message, CoordinatorMessage::Status { reason, .. } if reason.len() > 4096))
+    );
     greet(&mut machine, 501, hello(501, NODES as u32), now);
     machine.on_message(SessionId(501), join(0), now);
     for number in 1..NODES {

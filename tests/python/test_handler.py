@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -231,3 +233,67 @@ def test_a_coordinator_that_nobody_hosts_is_named_with_the_reason(make: Make) ->
         handler.next_rendezvous()
     assert "refused" in str(caught.value)
     assert "is_host=0 was given" in "".join(caught.value.__notes__)
+
+
+def test_two_joins_at_the_same_time_are_refused(make: Make) -> None:
+    handler = make("2", join_timeout=2)
+    with together(handler, handler) as joins:
+        errors = [join.exception() for join in joins]
+    assert sum(isinstance(error, RendezvousTimeoutError) for error in errors) == 1
+    assert any("already waits for the next round, in another call" in str(error) for error in errors)
+
+
+@pytest.mark.parametrize("run_id", ["x" * 70_000, "two\nlines", "\x1b[2J"])
+def test_a_run_id_that_cannot_be_shown_is_refused(make: Make, run_id: str) -> None:
+    with pytest.raises(ValueError, match="the run id .*(must have at most 1024|has control characters)"):
+        make(run_id=run_id)
+
+
+SCRIPT = """
+import os, sys, threading, time
+from elastic_rs import create_rust_c10d_handler
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+def make(nodes):
+    params = RendezvousParameters("rust-c10d", "127.0.0.1:0", "job", nodes, nodes, "127.0.0.2", drain_timeout=0)
+    return create_rust_c10d_handler(params)
+"""
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT + script], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_forked_process_may_drop_its_copy_of_a_handler() -> None:
+    done = run("""
+handler = make(1)
+handler.next_rendezvous()
+if os.fork() == 0:
+    try:
+        handler.next_rendezvous()
+    except RuntimeError as error:
+        print(error)
+    del handler
+    sys.exit(0)
+print("child ended with", os.wait()[1])
+handler.next_rendezvous()
+handler.shutdown()
+""")
+    assert done.returncode == 0, done.stderr
+    assert "before it forked this one" in done.stdout
+    assert "child ended with 0" in done.stdout
+    assert not done.stderr
+
+
+def test_a_daemon_thread_that_waits_does_not_disturb_the_exit() -> None:
+    done = run("""
+handler = make(2)
+threading.Thread(target=handler.next_rendezvous, daemon=True).start()
+while handler._session.view().addr is None:
+    time.sleep(0.01)
+time.sleep(0.1)
+""")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "panicked" not in done.stderr

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::pin::pin;
 use std::process;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -19,6 +20,24 @@ struct Owned {
 }
 
 static RUNTIME: Mutex<Option<Owned>> = Mutex::new(None);
+
+/// How many threads wait in [`block_on`].
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+
+struct Waiting;
+
+impl Waiting {
+    fn begin() -> Self {
+        WAITING.fetch_add(1, Ordering::SeqCst);
+        Self
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        WAITING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
 
 /// The process's runtime, made on first use.
 ///
@@ -62,6 +81,7 @@ where
     F::Output: Send,
 {
     let handle = handle()?;
+    let _waiting = Waiting::begin();
     let mut future = pin!(future);
     loop {
         let slice =
@@ -74,10 +94,16 @@ where
 }
 
 /// Stop the runtime. Called once, at interpreter exit.
+///
+/// If a daemon thread still waits for it, the runtime is left to the process's end: such a thread would panic without it.
 pub fn shutdown(py: Python<'_>) {
     let runtime =
         RUNTIME.lock().as_mut().filter(|owned| owned.pid == process::id()).and_then(|owned| owned.runtime.take());
     if let Some(runtime) = runtime {
+        if WAITING.load(Ordering::SeqCst) > 0 {
+            std::mem::forget(runtime);
+            return;
+        }
         py.detach(|| runtime.shutdown_timeout(Duration::from_secs(1)));
     }
 }
