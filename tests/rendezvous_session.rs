@@ -171,6 +171,26 @@ async fn a_second_join_at_the_same_time_is_refused_and_a_dropped_one_gives_its_p
 }
 
 #[tokio::test]
+async fn a_spare_waits_longer_than_its_join_timeout_until_the_job_needs_it() {
+    const JOIN_TIMEOUT: Duration = Duration::from_millis(300);
+    let mut settings = Settings::new(1, 1);
+    settings.keep_alive_interval = Duration::from_millis(50);
+    settings.reconnect_grace = Duration::from_millis(20);
+    let coordinator = Coordinator::start().await;
+    let mut sessions: Vec<_> = (0..2).map(|n| coordinator.session(n, settings.clone())).collect();
+    join_all(&sessions[..1]).await;
+    let spare = sessions.pop().unwrap();
+    let running = sessions.pop().unwrap();
+    let end = async {
+        tokio::time::sleep(JOIN_TIMEOUT * 3).await;
+        assert!(spare.progress().unwrap().contains("the 1 nodes of round 1 run undisturbed"));
+        drop(running);
+    };
+    let (placement, ()) = tokio::join!(spare.join(1, None, JOIN_TIMEOUT), end);
+    assert_eq!(placement.unwrap().round, Round(2));
+}
+
+#[tokio::test]
 async fn a_failed_verdict_reaches_running_nodes_with_its_cause() {
     let coordinator = Coordinator::start().await;
     let sessions: Vec<_> = (0..2).map(|n| coordinator.session(n, Settings::new(2, 2))).collect();

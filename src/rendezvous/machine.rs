@@ -115,11 +115,18 @@ impl Machine {
             }
             NodeMessage::Heartbeat => {
                 let waits = run.nodes.get(&id).is_some_and(|node| matches!(node.status, Status::Waiting { .. }));
+                let spare = run.nodes.get(&id).is_some_and(|node| run.is_spare(node));
                 let progress = waits.then(|| run.progress(now));
-                out.push(Command::Send { session, message: CoordinatorMessage::Heartbeat { progress } });
+                out.push(Command::Send { session, message: CoordinatorMessage::Heartbeat { progress, spare } });
                 return;
             }
-            NodeMessage::Join(join) => on_join(run, id, session, join, now, out),
+            NodeMessage::Join(join) => {
+                on_join(run, id, session, join, now, out);
+                if run.nodes.get(&id).is_some_and(|node| run.is_spare(node)) {
+                    let message = CoordinatorMessage::Heartbeat { progress: Some(run.progress(now)), spare: true };
+                    out.push(Command::Send { session, message });
+                }
+            }
             NodeMessage::Withdraw => {
                 let message = CoordinatorMessage::Withdrawn { progress: run.progress(now) };
                 out.push(Command::Send { session, message });

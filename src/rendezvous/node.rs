@@ -6,25 +6,10 @@
 use std::time::{Duration, Instant};
 
 use super::message::{CoordinatorMessage, Hello, Join, NodeMessage, Placed, Placement, Verdict};
+use super::pending::{Joining, Link, WITHDRAW_GRACE, back_off};
 use super::text::{tidy, tidy_verdict};
 
 pub use super::view::{JoinError, NodeCommand, View};
-
-#[derive(Clone, Debug)]
-struct Joining {
-    join: Join,
-    since: Instant,
-    deadline: Instant,
-    withdrawn_at: Option<Instant>,
-    progress: Option<String>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Link {
-    Down { retry_at: Instant },
-    Connecting,
-    Up { welcomed: bool, heard_at: Instant, beat_at: Instant },
-}
 
 /// The state of one node. Made from the [`Hello`] it introduces itself with.
 #[derive(Clone, Debug)]
@@ -48,8 +33,6 @@ pub struct NodeMachine {
     commands: Vec<NodeCommand>,
 }
 
-/// How long the answer to a `Withdraw` is waited for.
-const WITHDRAW_GRACE: Duration = Duration::from_secs(1);
 /// After how many connections that ended without an answer to ask what listens there, and how often again.
 const PROBE_EVERY: u32 = 3;
 /// A store of PyTorch's takes no notice of a Hello until more bytes follow, then it closes.
@@ -106,7 +89,7 @@ impl NodeMachine {
             self.commands.push(NodeCommand::Send(NodeMessage::Join(join.clone())));
         }
         let deadline = now + timeout;
-        self.joining = Some(Joining { join, since: now, deadline, withdrawn_at: None, progress: None });
+        self.joining = Some(Joining { join, since: now, deadline, spare: false, withdrawn_at: None, progress: None });
     }
 
     /// Nobody waits for the pending join any more (Ctrl-C). Without effect once its outcome has been taken.
@@ -218,9 +201,10 @@ impl NodeMachine {
                 self.view.closed = Some(verdict.clone());
                 self.resolve(Err(JoinError::Closed { verdict, spare }));
             }
-            CoordinatorMessage::Heartbeat { progress } => {
+            CoordinatorMessage::Heartbeat { progress, spare } => {
                 if let (Some(joining), Some(progress)) = (&mut self.joining, progress) {
                     joining.progress = Some(progress);
+                    joining.be_spare(spare, now);
                 }
             }
         }
@@ -268,10 +252,7 @@ impl NodeMachine {
             Link::Connecting => None,
             Link::Up { heard_at, beat_at, .. } => Some(beat_at.min(heard_at + self.hello.settings.lease())),
         };
-        let join = self
-            .joining
-            .as_ref()
-            .map(|joining| joining.withdrawn_at.map_or(joining.deadline, |at| at + WITHDRAW_GRACE));
+        let join = self.joining.as_ref().and_then(Joining::next_deadline);
         [link, join, self.needed_until()].into_iter().flatten().min()
     }
 
@@ -348,7 +329,7 @@ impl NodeMachine {
         let Some(joining) = &mut self.joining else { return };
         let after = joining.deadline - joining.since;
         match joining.withdrawn_at {
-            None if now >= joining.deadline => {
+            None if joining.is_due(now) => {
                 joining.withdrawn_at = Some(now);
                 self.hello.joining = false;
                 if matches!(self.link, Link::Up { welcomed: true, .. }) {
@@ -398,14 +379,10 @@ impl NodeMachine {
         self.resolve(Err(error));
     }
 
-    /// Try again after a delay that doubles up to two seconds, spread by half so that many nodes do not come at once.
+    /// Try again after a while.
     fn retry(&mut self, now: Instant) {
-        const FIRST: Duration = Duration::from_millis(50);
-        const LONGEST: Duration = Duration::from_secs(2);
-        let delay = (FIRST * 2_u32.pow(self.tries.min(10))).min(LONGEST);
+        let delay = back_off(self.tries, self.hello.node.0 as u64);
         self.tries += 1;
-        let spread = (self.hello.node.0 as u64 ^ u64::from(self.tries)).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-        let delay = delay.mul_f64(0.5 + 0.5 * spread as f64 / u32::MAX as f64);
         self.view.out_of_reach_since.get_or_insert(now);
         self.link = Link::Down { retry_at: now + delay };
     }

@@ -245,7 +245,7 @@ def test_two_joins_at_the_same_time_are_refused(make: Make) -> None:
 
 @pytest.mark.parametrize("run_id", ["x" * 70_000, "two\nlines", "\x1b[2J"])
 def test_a_run_id_that_cannot_be_shown_is_refused(make: Make, run_id: str) -> None:
-    with pytest.raises(ValueError, match="the run id .*(must have at most 1024|has control characters)"):
+    with pytest.raises(ValueError, match=r"the run id .*(must have at most 1024|has control characters)"):
         make(run_id=run_id)
 
 
