@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use elastic_rs::rendezvous::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Placement, Round, Verdict};
 use elastic_rs::rendezvous::node::{JoinError, NodeCommand, NodeMachine};
+use elastic_rs::rendezvous::report::Reporter;
 use elastic_rs::rendezvous::settings::Settings;
 
 const COORDINATOR_TIMEOUT: Duration = Duration::from_secs(60);
@@ -338,4 +339,53 @@ fn a_closed_rendezvous_needs_no_coordinator() {
     }
     node.on_tick(now + COORDINATOR_TIMEOUT * 2);
     assert_eq!(node.view().failed, None);
+}
+
+/// What is told until `until`, with the times from `now` on.
+fn told(node: &mut NodeMachine, reporter: &mut Reporter, now: Instant, until: Duration) -> Vec<(u64, String)> {
+    let mut all = Vec::new();
+    for second in 0..=until.as_secs() {
+        let at = now + seconds(second);
+        all.extend(reporter.look(node, at).into_iter().map(|text| (second, text)));
+        let next = reporter.next_deadline(node);
+        assert!(next.is_none_or(|next| next > at), "a deadline that has passed would keep the driver busy");
+    }
+    all
+}
+
+#[test]
+fn a_node_that_waits_says_what_for_now_and_then() {
+    // Pains row 9: silence for ten minutes, then an error.
+    let now = Instant::now();
+    let mut node = connected(now);
+    let mut reporter = Reporter::default();
+    node.join(1, None, seconds(6000), now);
+    let progress = |text: &str| CoordinatorMessage::Heartbeat { progress: Some(text.into()), spare: false };
+    node.on_message(progress("1 of 3 are in"), now);
+    let first = told(&mut node, &mut reporter, now, seconds(100));
+    assert_eq!(first, [(30, "waiting for 30s: 1 of 3 are in".to_owned())]);
+    node.on_message(progress("2 of 3 are in"), now);
+    let more = told(&mut node, &mut reporter, now + seconds(101), seconds(900));
+    let texts: Vec<_> = more.iter().map(|(_, text)| text.split_once(": ").map_or("", |parts| parts.1)).collect();
+    assert_eq!(texts, ["2 of 3 are in", "2 of 3 are in"], "every ten minutes if nothing changes");
+    node.on_message(place(1), now);
+    assert_eq!(told(&mut node, &mut reporter, now + seconds(1100), seconds(100)), []);
+}
+
+#[test]
+fn a_coordinator_that_goes_and_comes_back_is_told_of() {
+    let now = Instant::now();
+    let mut node = connected(now);
+    let mut reporter = Reporter::default();
+    node.on_disconnected("the coordinator closed the connection".into(), false, now);
+    assert_eq!(reporter.look(&node, now), [""; 0], "it may be back in a moment");
+    let gone = told(&mut node, &mut reporter, now, seconds(20));
+    let text = "the coordinator at head:29400 is out of reach: the coordinator closed the connection; this node carries on \
+                and tries again";
+    assert_eq!(gone, [(1, text.to_owned())]);
+    let at = connects_at(&mut node);
+    node.on_connected(at);
+    node.on_message(welcome(), at);
+    assert_eq!(reporter.look(&node, now + seconds(21)), ["the coordinator is back after 21s"]);
+    assert_eq!(told(&mut node, &mut reporter, now + seconds(22), seconds(20)), []);
 }

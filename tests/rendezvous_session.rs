@@ -183,7 +183,7 @@ async fn a_spare_waits_longer_than_its_join_timeout_until_the_job_needs_it() {
     let running = sessions.pop().unwrap();
     let end = async {
         tokio::time::sleep(JOIN_TIMEOUT * 3).await;
-        assert!(spare.progress().unwrap().contains("the 1 nodes of round 1 run undisturbed"));
+        assert!(spare.progress().unwrap().contains("round 1 runs undisturbed (nodes: 1)"));
         drop(running);
     };
     let (placement, ()) = tokio::join!(spare.join(1, None, JOIN_TIMEOUT), end);

@@ -199,7 +199,7 @@ impl Machine {
                 node.suspect = false;
             }
             run.check_at = run.nodes.values().map(Node::lost_at).min();
-            let text = format!("this coordinator stood still for {:.1} s: every lease is renewed", late.as_secs_f64());
+            let text = format!("this coordinator stood still: it is {late:.1?} late, and renews every lease");
             note(run, text, &mut self.commands);
         }
     }

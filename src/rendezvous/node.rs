@@ -16,18 +16,18 @@ pub use super::view::{JoinError, NodeCommand, View};
 pub struct NodeMachine {
     hello: Hello,
     /// Where the coordinator is, for messages.
-    endpoint: String,
-    coordinator_timeout: Duration,
+    pub(super) endpoint: String,
+    pub(super) coordinator_timeout: Duration,
     link: Link,
     ever_welcomed: bool,
     tries: u32,
     /// Connections that were closed before a welcome, in a row.
     unanswered: u32,
-    last_error: String,
-    joining: Option<Joining>,
+    pub(super) last_error: String,
+    pub(super) joining: Option<Joining>,
     outcome: Option<Result<Placement, JoinError>>,
-    view: View,
-    left: bool,
+    pub(super) view: View,
+    pub(super) left: bool,
     /// A join was abandoned, and the coordinator has not said yet that it knows.
     withdrawing: bool,
     commands: Vec<NodeCommand>,
@@ -276,14 +276,9 @@ impl NodeMachine {
         &self.view
     }
 
-    /// For a node that waits: what the coordinator last said about the round.
-    pub fn progress(&self) -> Option<&str> {
-        self.joining.as_ref().and_then(|joining| joining.progress.as_deref())
-    }
-
     /// How long this node does without the coordinator, if it has to. Of a closed rendezvous nothing more is to be heard: its
     /// host may have gone with the job while workers here still finish.
-    fn needed_until(&self) -> Option<Instant> {
+    pub(super) fn needed_until(&self) -> Option<Instant> {
         let since = self.view.out_of_reach_since.filter(|_| self.ever_welcomed && self.view.closed.is_none());
         since.map(|since| since + self.coordinator_timeout)
     }

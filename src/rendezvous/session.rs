@@ -18,6 +18,7 @@ use super::codec;
 use super::coordinator::read_message;
 use super::message::{CoordinatorMessage, Hello, Placement, Verdict};
 use super::node::{JoinError, NodeCommand, NodeMachine, View};
+use super::report::Reporter;
 use crate::proto::Request;
 
 /// How long one address is tried before the next.
@@ -96,9 +97,9 @@ impl Session {
         }
     }
 
-    /// For a node that waits: what the coordinator last said about the round.
+    /// For a node that waits: what for.
     pub fn progress(&self) -> Option<String> {
-        self.shared.machine.lock().progress().map(str::to_owned)
+        self.shared.machine.lock().waits().map(|(_, what)| what)
     }
 
     /// End the job for everybody, once the coordinator hears of it.
@@ -149,12 +150,19 @@ async fn drive(shared: Arc<Shared>, host: String, port: u16) {
     let mut connection: Option<Connection> = None;
     let mut connecting = None;
     let mut probing = None;
+    let mut reporter = Reporter::default();
     loop {
-        let (commands, deadline, left) = {
+        let (commands, deadline, left, news) = {
             let mut machine = shared.machine.lock();
-            machine.on_tick(Instant::now());
-            (machine.take_commands(), machine.next_deadline(), machine.has_left())
+            let now = Instant::now();
+            machine.on_tick(now);
+            let news = reporter.look(&machine, now);
+            let deadline = [machine.next_deadline(), reporter.next_deadline(&machine)].into_iter().flatten().min();
+            (machine.take_commands(), deadline, machine.has_left(), news)
         };
+        for text in news {
+            tracing::warn!("{text}");
+        }
         for command in commands {
             match command {
                 NodeCommand::Connect => connecting = Some(Box::pin(connect(host.clone(), port))),

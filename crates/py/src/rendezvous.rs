@@ -127,7 +127,7 @@ impl Session {
             .map_err(|error| errors::from_join(py, &error))
     }
 
-    /// For a node that waits: what the coordinator last said about the round.
+    /// For a node that waits: what for.
     fn progress(&self) -> Option<String> {
         self.0.progress()
     }
