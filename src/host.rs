@@ -234,7 +234,7 @@ mod tests {
     fn of_two_that_could_be_exactly_one_is_the_host() {
         let first = host_of(claim("127.0.0.1", 0, None).unwrap());
         let why = why_guest(claim("127.0.0.1", first.port(), None).unwrap());
-        let expected = format!("port {} on 127.0.0.1 is already in use by pid {}", first.port(), std::process::id());
+        let expected = format!("port {} on 127.0.0.1 is already in use by pid {}", first.port(), process::id());
         assert!(why.starts_with(&expected), "{why}");
     }
 
@@ -242,7 +242,7 @@ mod tests {
     fn who_must_be_the_host_and_cannot_is_told_who_has_the_port() {
         let first = host_of(claim("127.0.0.1", 0, Some(true)).unwrap());
         let error = claim("127.0.0.1", first.port(), Some(true)).unwrap_err();
-        assert!(error.to_string().contains(&format!("in use by pid {}", std::process::id())), "{error}");
+        assert!(error.to_string().contains(&format!("in use by pid {}", process::id())), "{error}");
     }
 
     #[test]

@@ -41,7 +41,11 @@ pub fn tidy(text: &str) -> String {
     const CUT: char = '…';
     let mut line: String = text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     if line.len() > REASON_LIMIT_BYTES {
-        line.truncate(line.floor_char_boundary(REASON_LIMIT_BYTES - CUT.len_utf8()));
+        let mut end = REASON_LIMIT_BYTES - CUT.len_utf8();
+        while !line.is_char_boundary(end) {
+            end -= 1;
+        }
+        line.truncate(end);
         line.push(CUT);
     }
     line
