@@ -256,7 +256,9 @@ fn a_connection_with_an_upgrades_magic_is_handed_over_whole() {
     assert_eq!([&upgraded.first_bytes[..], &rest].concat(), b"ERS/1\nhello");
     theirs.write_all(b"welcome").unwrap();
     assert_eq!(read(&mut stream, 7), b"welcome");
-    assert_eq!((server.stats().connections_upgraded, server.stats().connections_open), (1, 0));
+    // Counted once it has been handed over, which may be a moment after it was taken.
+    until("the upgrade is counted", || server.stats().connections_upgraded == 1);
+    assert_eq!(server.stats().connections_open, 0);
 
     drop(taken);
     let mut late = connect(&server);
@@ -316,6 +318,60 @@ fn a_released_server_ends_with_its_owners_connection() {
     drop(server);
     assert_serves(&mut other);
     TcpStream::connect(address).expect("it still listens");
+    drop(owner);
+    assert_eq!(read_to_close(&mut other), b"");
+}
+
+#[test]
+fn a_server_lives_until_the_last_of_its_owners_has_gone() {
+    let server = start(ServerOptions::default());
+    let (first, second) = (client(&server), client(&server));
+    let mut other = client(&server);
+    server.stop_when_closed(first.local_addr().unwrap());
+    server.stop_when_closed(second.local_addr().unwrap());
+    drop(first);
+    until("first owner gone", || server.stats().connections_open == 2);
+    assert_serves(&mut other);
+    assert!(!server.has_ended());
+    drop(second);
+    assert_eq!(read_to_close(&mut other), b"");
+    until("ended", || server.has_ended());
+}
+
+#[test]
+fn a_server_waits_for_an_owner_that_was_promised() {
+    let server = start(ServerOptions::default());
+    let first = client(&server);
+    let mut other = client(&server);
+    server.stop_when_closed(first.local_addr().unwrap());
+    assert!(server.expect_owner());
+    drop(first);
+    until("first owner gone", || server.stats().connections_open == 1);
+    assert_serves(&mut other);
+    server.stop_when_closed(other.local_addr().unwrap());
+    assert_serves(&mut other);
+    drop(other);
+    until("ended", || server.has_ended());
+    assert!(!server.expect_owner(), "an ended server takes no further owner");
+}
+
+#[test]
+fn a_server_ends_when_its_promised_owner_is_given_up() {
+    let server = start(ServerOptions::default());
+    assert!(server.expect_owner());
+    server.give_up_owner();
+    until("ended", || server.has_ended());
+}
+
+#[test]
+fn a_promise_that_nobody_can_keep_any_more_does_not_hold_a_server() {
+    let server = start(ServerOptions::default());
+    let owner = client(&server);
+    let mut other = client(&server);
+    server.stop_when_closed(owner.local_addr().unwrap());
+    assert!(server.expect_owner());
+    drop(server);
+    assert_serves(&mut other);
     drop(owner);
     assert_eq!(read_to_close(&mut other), b"");
 }

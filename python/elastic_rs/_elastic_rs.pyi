@@ -115,35 +115,47 @@ class StoreClient:
 
         ``timeout_s`` bounds connecting, and each operation that waits for keys.
         """
-    def add(self, /, key: SupportsGetItem[int, SupportsIndex] | str, amount: SupportsIndex) -> int:
+    def add(self, /, key: bytes | bytearray | str, amount: SupportsIndex) -> int:
         """
         Add to the number stored under a key, and return the sum.
         """
-    def append(self, /, key: SupportsGetItem[int, SupportsIndex] | str, value: SupportsGetItem[int, SupportsIndex] | str) -> None:
+    def append(self, /, key: bytes | bytearray | str, value: bytes | bytearray | str) -> None:
         """
         Append to a key's value.
         """
-    def check(self, /, keys: SupportsGetItem[int, SupportsGetItem[int, SupportsIndex] | str]) -> bool:
+    def barrier(self, /, key: bytes | bytearray | str, world_size: SupportsIndex, timeout_s: SupportsFloat | SupportsIndex | None = None) -> None:
+        """
+        Wait until ``world_size`` callers have come to this key, at most ``timeout_s`` or the client's default.
+        """
+    def check(self, /, keys: SupportsGetItem[int, bytes | bytearray | str]) -> bool:
         """
         Whether all keys exist.
         """
-    def compare_set(self, /, key: SupportsGetItem[int, SupportsIndex] | str, expected: SupportsGetItem[int, SupportsIndex] | str, desired: SupportsGetItem[int, SupportsIndex] | str) -> bytes:
+    def clone(self, /) -> StoreClient:
+        """
+        Connect to the same store once more.
+        """
+    def compare_set(self, /, key: bytes | bytearray | str, expected: bytes | bytearray | str, desired: bytes | bytearray | str) -> bytes:
         """
         Replace the value if it is what was expected; return what the store then answers.
         """
-    def delete_key(self, /, key: SupportsGetItem[int, SupportsIndex] | str) -> bool:
+    def delete_key(self, /, key: bytes | bytearray | str) -> bool:
         """
         Remove a key; whether it was there.
         """
-    def get(self, /, key: SupportsGetItem[int, SupportsIndex] | str) -> bytes:
+    def get(self, /, key: bytes | bytearray | str) -> bytes:
         """
         Return a key's value, waiting for it to appear.
         """
-    def multi_get(self, /, keys: SupportsGetItem[int, SupportsGetItem[int, SupportsIndex] | str]) -> list[bytes]:
+    def list_keys(self, /) -> list[bytes]:
+        """
+        All keys, in no particular order. They are ``bytes``, since a key need not be UTF-8.
+        """
+    def multi_get(self, /, keys: SupportsGetItem[int, bytes | bytearray | str]) -> list[bytes]:
         """
         Return several values, waiting for all keys to appear.
         """
-    def multi_set(self, /, keys: SupportsGetItem[int, SupportsGetItem[int, SupportsIndex] | str], values: SupportsGetItem[int, SupportsGetItem[int, SupportsIndex] | str]) -> None:
+    def multi_set(self, /, keys: SupportsGetItem[int, bytes | bytearray | str], values: SupportsGetItem[int, bytes | bytearray | str]) -> None:
         """
         Store several values.
         """
@@ -151,11 +163,25 @@ class StoreClient:
         """
         Number of keys in the store.
         """
-    def set(self, /, key: SupportsGetItem[int, SupportsIndex] | str, value: SupportsGetItem[int, SupportsIndex] | str) -> None:
+    def queue_len(self, /, key: bytes | bytearray | str) -> int:
+        """
+        Length of a queue.
+        """
+    def queue_pop(self, /, key: bytes | bytearray | str, block: bool = True) -> bytes:
+        """
+        Take the first item of a queue; if ``block``, wait for one.
+
+        Raises ``StoreQueueEmptyError`` if there is none, also after blocking, if another client was faster.
+        """
+    def queue_push(self, /, key: bytes | bytearray | str, value: bytes | bytearray | str) -> None:
+        """
+        Add an item to the end of a queue.
+        """
+    def set(self, /, key: bytes | bytearray | str, value: bytes | bytearray | str) -> None:
         """
         Store a value.
         """
-    def wait(self, /, keys: SupportsGetItem[int, SupportsGetItem[int, SupportsIndex] | str], timeout_s: SupportsFloat | SupportsIndex | None = None) -> None:
+    def wait(self, /, keys: SupportsGetItem[int, bytes | bytearray | str], timeout_s: SupportsFloat | SupportsIndex | None = None) -> None:
         """
         Wait until all keys exist, at most ``timeout_s`` or the client's default.
         """
@@ -171,6 +197,8 @@ class StoreServer:
     def adopt(fd: SupportsIndex, port: SupportsIndex) -> StoreServer:
         """
         Take over the bound socket ``fd``, whose port must be ``port`` unless that is 0. The server closes it at its end.
+
+        Raises ``OSError`` if it is no TCP socket, ``StoreError`` if its port is another one; it is the caller's still then.
         """
     @property
     def connections(self, /) -> int:
@@ -180,6 +208,15 @@ class StoreServer:
     def drain(self, /, *, timeout_s: SupportsFloat | SupportsIndex) -> bool:
         """
         Wait until all clients have disconnected, at most ``timeout_s``, then stop. True if all had.
+        """
+    def expect_owner(self, /) -> bool:
+        """
+        Promise a further owner: until :meth:`stop_when_closed` names it, or :meth:`give_up_owner` takes the promise back,
+        the server does not end because its other owners have gone. False if the server has ended.
+        """
+    def give_up_owner(self, /) -> None:
+        """
+        Take back the promise of :meth:`expect_owner`. Without owners, the server ends.
         """
     @staticmethod
     def listen(address: str | None, port: SupportsIndex) -> StoreServer:
@@ -199,7 +236,8 @@ class StoreServer:
         """
     def stop_when_closed(self, /, address: str, port: SupportsIndex) -> None:
         """
-        End the server when the connection from this address closes, and not when this object is collected.
+        Make the connection from this address an owner: the server ends when the connections of all its owners have closed,
+        and no longer when this object is collected.
         """
     @property
     def stopped(self, /) -> bool:
@@ -209,6 +247,11 @@ class StoreServer:
     def wait_for_workers(self, /, world_size: SupportsIndex, *, timeout_s: SupportsFloat | SupportsIndex) -> int:
         """
         Wait until ``world_size`` users have joined. Returns how many have: fewer when ``timeout_s`` ended first.
+        """
+    @property
+    def waiting(self, /) -> int:
+        """
+        Number of connections that wait for keys now.
         """
 
 @final

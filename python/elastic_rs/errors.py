@@ -14,6 +14,7 @@ __all__ = [
     "RendezvousTimeoutError",
     "StoreError",
     "StoreNetworkError",
+    "StoreQueueEmptyError",
     "StoreTimeoutError",
 ]
 
@@ -28,6 +29,14 @@ class StoreError(ElasticError, dist.DistStoreError):
 
 class StoreTimeoutError(StoreError, TimeoutError):
     """Keys did not appear, or a barrier was not complete, in time. The store stays usable."""
+
+
+# PyTorch has queues, and the exception, since 2.8.
+_QueueEmptyError = getattr(dist, "QueueEmptyError", dist.DistStoreError)
+
+
+class StoreQueueEmptyError(StoreError, _QueueEmptyError):  # type: ignore[misc, valid-type] # either is a class
+    """A queue held nothing, or another client was faster. The store stays usable."""
 
 
 class StoreNetworkError(ElasticError, dist.DistNetworkError):

@@ -1,15 +1,18 @@
 """``TCPStore``: PyTorch's client, our server.
 
-A subclass of ``torch.distributed.TCPStore``, so that C++ (process groups, ``PrefixStore``, RPC) sees the real thing in every
-operation: C++ has no way to call a Python subclass of ``TCPStore``, and only half of one to call a subclass of ``Store``
-(no queues, no ``list_keys``, and nothing at all once the last Python reference is gone).
+A subclass of ``torch.distributed.TCPStore``, so that C++ (process groups, ``PrefixStore``, RPC) sees the real thing in
+every operation: C++ has no way to call a Python subclass of ``TCPStore``, and only half of one to call a subclass of
+``Store`` (no queues, no ``list_keys``, and nothing at all once the last Python reference is gone).
 """
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 import re
 import socket
+import threading
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -20,101 +23,135 @@ from elastic_rs.errors import StoreNetworkError, StoreTimeoutError
 __all__ = ["TCPStore"]
 
 
-class TCPStore(dist.TCPStore):
-    """A store served by ``elastic_rs``; constructor, methods and exceptions are those of ``torch.distributed.TCPStore`` 2.15.
+class TCPStore(dist.TCPStore):  # type: ignore[misc, name-defined] # torch does not type what it takes from C++
+    """A store served by ``elastic_rs``; otherwise ``torch.distributed.TCPStore``, as it is in PyTorch 2.15.
 
     Args:
         host_name: where the clients connect to; the server, as PyTorch's, listens on all addresses.
         port: 0 to 65535; with ``is_master``, 0 lets the system choose.
         world_size: number of store users including the server, None if not fixed.
-        is_master: whether this object starts the server. It lives as long as this object, or, if C++ still uses the store
-            after the last Python reference has gone, as long as that.
+        is_master: whether this object starts the server. It lives as long as this object, or, if C++ still uses the
+            store after the last Python reference has gone, as long as that.
         timeout: for connecting, and for operations that wait. Default 300 s.
         wait_for_workers: whether the owner of the server waits until ``world_size`` users have connected.
-        multi_tenant: share the server of this port within this process.
-        master_listen_fd: a bound socket for the server to take over.
+        multi_tenant: share the server of this port within this process. It lives until the last store that shares it
+            has gone.
+        master_listen_fd: a bound socket for the server to take over, and to close at its end.
         use_libuv: kept for compatibility; there is one server here. Clients use it to know whether queues exist.
 
     Raises:
-        DistNetworkError: the port is taken (the message says by whom, where the system tells) or cannot be reached.
-        DistStoreError: workers are missing when ``timeout`` ends.
+        DistNetworkError: the port is taken (the message says by whom, where the system tells) or cannot be reached, or
+            ``master_listen_fd`` is no socket that can listen.
+        DistStoreError: workers are missing when ``timeout`` ends, or ``master_listen_fd`` has another port.
+        TypeError: an argument has the wrong type, or ``port`` does not exist.
+        ValueError: ``world_size`` is 0.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - PyTorch's parameters, all of which may be positional
         self,
         host_name: str,
         port: int,
         world_size: int | None = None,
         is_master: bool = False,
-        timeout: timedelta = timedelta(seconds=300),  # noqa: B008 - immutable
+        timeout: timedelta = timedelta(seconds=300),
         wait_for_workers: bool = True,
         multi_tenant: bool = False,
         master_listen_fd: int | None = None,
         use_libuv: bool = True,
     ) -> None:
+        if not isinstance(is_master, bool):
+            raise TypeError(f"is_master is `{is_master!r}`, must be a bool")
+        if world_size == 0:
+            raise ValueError("TCPStore world size cannot be 0")  # as PyTorch, but before anything is started
         server = _start_server(port, multi_tenant, master_listen_fd) if is_master else None
-        if server is not None:
-            port = server.port
-        super().__init__(
-            host_name,
-            port,
-            world_size,
-            is_master=False,
-            timeout=timeout,
-            wait_for_workers=wait_for_workers,
-            use_libuv=use_libuv,
-        )
-        self._server = server
-        if server is not None:
-            # Held by this object's own connection: when C++ closes that, the server has nobody left to serve.
-            server.stop_when_closed(*_own_address(super().__repr__()))
-            if world_size is not None and world_size >= 0 and wait_for_workers:
-                _wait_for_workers(server, world_size, timeout)
+        try:
+            super().__init__(
+                host_name,
+                port if server is None else server.port,
+                world_size,
+                is_master=False,
+                timeout=timeout,
+                wait_for_workers=wait_for_workers,
+                use_libuv=use_libuv,
+            )
+            self._server = server
+            if server is not None:
+                # Held by this object's own connection: when C++ closes that, this owner has gone.
+                server.stop_when_closed(*_own_address(super().__repr__()))
+        except BaseException:
+            if server is not None:
+                server.give_up_owner()
+            raise
+        if server is not None and world_size is not None and world_size > 0 and wait_for_workers:
+            _wait_for_workers(server, world_size, timeout)
 
     def __repr__(self) -> str:
-        text = super().__repr__()
+        text: str = super().__repr__()
         if self._server is not None:
             text = text.replace("server=<nullptr>", f"server=TCPServer(port={self._server.port})")
         return text
 
 
-# Servers that multi-tenant stores of this process share, by port. The stores hold them; this table only finds them.
+# The servers of this process's multi-tenant stores, by port. Those that have ended are dropped at the next look.
 _shared: dict[int, _elastic_rs.StoreServer] = {}
+_shared_lock = threading.Lock()
 
 
 def _start_server(port: int, multi_tenant: bool, listen_fd: int | None) -> _elastic_rs.StoreServer | None:
+    """Find or start the server and promise it an owner; None if the store is to be a client of the agent's store."""
     if not 0 <= port <= 65535:
         raise TypeError(f"port is `{port}`, must be from 0 to 65535")
-    shared = _shared.get(port)
-    if multi_tenant and shared is not None and not shared.stopped:
-        return shared
+    with _shared_lock:
+        for ended in [shared_port for shared_port, server in _shared.items() if server.stopped]:
+            del _shared[ended]
+        shared = _shared.get(port) if multi_tenant else None
+        if shared is not None:
+            if shared.expect_owner():
+                return shared
+            shared.stop()  # its last owner has just gone: wait until the port is free
+        server = _new_server(port, listen_fd)
+        if server is not None:
+            promised = server.expect_owner()
+            assert promised  # nobody could have stopped it yet
+            if multi_tenant:
+                _shared[server.port] = server
+        return server
+
+
+def _new_server(port: int, listen_fd: int | None) -> _elastic_rs.StoreServer | None:
+    if listen_fd is not None:
+        try:
+            return _elastic_rs.StoreServer.adopt(listen_fd, port)
+        except OSError as error:
+            raise StoreNetworkError(f"Failed to open existing socket. socket: {listen_fd}, {_reason(error)}") from error
     try:
-        if listen_fd is None:
-            server = _elastic_rs.StoreServer.listen(None, port)
-        else:
-            server = _elastic_rs.StoreServer.adopt(listen_fd, port)
+        return _elastic_rs.StoreServer.listen(None, port)
     except OSError as error:
         if _is_agents_store(port):
             return None
-        raise StoreNetworkError(_bind_text(port, error)) from error
-    if multi_tenant:
-        _shared[server.port] = server
-    return server
+        text = "The server socket has failed to listen on any local network address."
+        reason = f"port: {port}, useIpv6: false, {_reason(error)} ({error.strerror})"
+        raise StoreNetworkError(f"{text} {reason}") from error
 
 
-def _bind_text(port: int, error: OSError) -> str:
-    # PyTorch's words, which its elastic code searches for `address already in use`; then who has the port.
-    name = "EADDRINUSE, message: address already in use" if error.errno == 98 else f"{error.strerror}"
-    return (
-        "The server socket has failed to listen on any local network address. "
-        f"port: {port}, useIpv6: false, code: -{error.errno}, name: {name} ({error.strerror})"
-    )
+def _reason(error: OSError) -> str:
+    # As libuv words it: PyTorch's elastic code searches for `address already in use`, in lower case.
+    number = error.errno or 0
+    return f"code: -{number}, name: {errno.errorcode.get(number, 'UNKNOWN')}, message: {os.strerror(number).lower()}"
 
 
 def _is_agents_store(port: int) -> bool:
     """Whether the taken port is that of the agent's store, which this process is then a plain client of."""
-    uses = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "false").lower()
-    return uses in {"y", "yes", "1", "t", "true"} and os.environ.get("MASTER_PORT") == str(port)
+    uses = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "false")
+    if uses.lower() not in {"y", "yes", "1", "t", "true", "0", "n", "no", "f", "false"}:
+        raise RuntimeError("Invalid value for environment variable: TORCHELASTIC_USE_AGENT_STORE")
+    agents_port = os.environ.get("MASTER_PORT")
+    if agents_port is None or uses.lower() in {"0", "n", "no", "f", "false"}:
+        return False
+    digits = re.match(r"\s*[+-]?\d+", agents_port)  # the rest is ignored, as C++ does
+    if digits is None:
+        raise RuntimeError("Invalid value for environment variable: MASTER_PORT")
+    return int(digits[0]) == port
 
 
 def _own_address(text: str) -> tuple[str, int]:
@@ -128,9 +165,10 @@ def _own_address(text: str) -> tuple[str, int]:
 
 
 def _wait_for_workers(server: _elastic_rs.StoreServer, world_size: int, timeout: timedelta) -> None:
-    joined = server.wait_for_workers(world_size, timeout_s=timeout.total_seconds())
+    limit_s = timeout.total_seconds()
+    joined = server.wait_for_workers(world_size, timeout_s=limit_s)
     if joined < world_size:
-        seconds = int(timeout.total_seconds())
+        # Whole seconds, as in PyTorch's message. PyTorch itself waits up to a second longer than it was told.
         raise StoreTimeoutError(
-            f"Timed out after {seconds} seconds waiting for clients. {joined}/{world_size} clients joined."
+            f"Timed out after {math.ceil(limit_s)} seconds waiting for clients. {joined}/{world_size} clients joined."
         )

@@ -8,6 +8,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 
+use rustix::io::Errno;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 mod owner;
@@ -42,9 +43,13 @@ pub fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
 
 /// Takes over a socket that somebody else has bound; it may or may not listen already.
 ///
-/// What `master_listen_fd` gives the server. Errors if the descriptor is no socket, or cannot listen.
+/// What `master_listen_fd` gives the server. Errors if the descriptor is no TCP socket, or cannot listen.
 pub fn adopt(fd: OwnedFd) -> io::Result<TcpListener> {
-    SockRef::from(&fd).listen(BACKLOG)?;
+    let socket = SockRef::from(&fd);
+    if socket.local_addr()?.as_socket().is_none() {
+        return Err(Errno::OPNOTSUPP.into());
+    }
+    socket.listen(BACKLOG)?;
     let listener = TcpListener::from(fd);
     listener.set_nonblocking(true)?;
     Ok(listener)
@@ -82,9 +87,10 @@ impl std::error::Error for BindError {
 
 #[cfg(test)]
 mod tests {
+    use std::env;
     use std::io::{BufRead, BufReader};
     use std::net::TcpStream;
-    use std::process::{Command, Stdio};
+    use std::process::{Child, Command, Stdio};
 
     use super::*;
 
@@ -114,27 +120,50 @@ mod tests {
         assert!(wildcard.contains(&format!("by pid {} (", std::process::id())), "{wildcard}");
     }
 
+    /// Set in the process that [`the_error_names_another_process`] starts.
+    const HOLD_A_PORT: &str = "ELASTIC_RS_TEST_HOLD_A_PORT";
+
+    /// Ends the process, however the test ends.
+    struct Holder(Child);
+
+    impl Drop for Holder {
+        fn drop(&mut self) {
+            // It may have ended by itself.
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    /// Not a test by itself: what the other process of the next one runs. It ends with its standard input, so that it
+    /// also ends when this process is killed.
+    #[test]
+    fn the_other_process() {
+        if env::var_os(HOLD_A_PORT).is_some() {
+            let taken = bind(loopback(0)).unwrap();
+            println!("\nport {}", taken.local_addr().unwrap().port());
+            io::copy(&mut io::stdin(), &mut io::sink()).unwrap();
+        }
+    }
+
     #[test]
     fn the_error_names_another_process() {
-        let script = "import socket, sys
-s = socket.create_server(('127.0.0.1', 0))
-print(s.getsockname()[1], flush=True)
-sys.stdin.read()";
-        let mut child = Command::new("python3")
-            .args(["-c", script])
+        let this_program = env::current_exe().unwrap();
+        let child = Command::new(&this_program)
+            .args(["--exact", "store::listen::tests::the_other_process", "--nocapture"])
+            .env(HOLD_A_PORT, "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .expect("python3 holds a port for this test");
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let error = bind(loopback(line.trim().parse().unwrap())).unwrap_err();
-        child.kill().unwrap();
-        child.wait().unwrap();
+            .unwrap();
+        let mut holder = Holder(child);
+        let mut lines = BufReader::new(holder.0.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let port = lines.find_map(|line| line.strip_prefix("port ").map(|port| port.parse().unwrap()));
+        let error = bind(loopback(port.expect("it says its port"))).unwrap_err();
         match error.owner {
             Some(PortOwner::Process { pid, name }) => {
-                assert_eq!(pid, child.id());
-                assert!(name.starts_with("python"), "{name}");
+                assert_eq!(pid, holder.0.id());
+                let program = this_program.file_name().unwrap().to_string_lossy().into_owned();
+                assert!(!name.is_empty() && program.starts_with(&name), "{name}");
             }
             other => panic!("{other:?}"),
         }
@@ -155,6 +184,8 @@ sys.stdin.read()";
         let listener = adopt(socket.into()).unwrap();
         TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let file = std::fs::File::open("/dev/null").unwrap();
-        adopt(file.into()).unwrap_err();
+        assert_eq!(adopt(file.into()).unwrap_err().raw_os_error(), Some(Errno::NOTSOCK.raw_os_error()));
+        let local = std::os::unix::net::UnixDatagram::unbound().unwrap();
+        assert_eq!(adopt(local.into()).unwrap_err().raw_os_error(), Some(Errno::OPNOTSUPP.raw_os_error()));
     }
 }

@@ -13,13 +13,15 @@
 //! - `MULTI_SET` is atomic, and `LIST_KEYS` is sorted.
 
 mod number;
+mod waiters;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
 use bytes::{Bytes, BytesMut};
 
 use crate::proto::{CheckReply, Query, Reply, Request, WaitReply};
 use number::{decimal, parse_decimal};
+use waiters::Waiters;
 
 /// Names a connection, in the order of their acceptance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -81,21 +83,9 @@ pub struct Table {
     values: HashMap<Bytes, Bytes>,
     /// Never holds an empty queue.
     queues: HashMap<Bytes, VecDeque<Bytes>>,
-    /// Key → registrations in order of their tickets. Never holds an empty map.
-    registered: HashMap<Bytes, BTreeMap<u64, ConnId>>,
-    waiting: HashMap<ConnId, Waiting>,
-    next_ticket: u64,
+    waiters: Waiters,
     stored_bytes: usize,
     limits: TableLimits,
-}
-
-/// One connection's open wait.
-#[derive(Debug)]
-struct Waiting {
-    ticket: u64,
-    /// Keys without an event so far.
-    outstanding: usize,
-    keys: Vec<Bytes>,
 }
 
 impl Table {
@@ -118,7 +108,7 @@ impl Table {
                 self.check_room(query, growth)?;
                 let message = key.len() + value.len();
                 self.store(&key, kept(value, message));
-                self.event(&key, &mut released);
+                self.waiters.event(&key, &mut released);
                 None
             }
             Request::MultiSet { pairs } => {
@@ -126,7 +116,7 @@ impl Table {
                 let message = pairs.iter().map(|(key, value)| key.len() + value.len()).sum();
                 for (key, value) in pairs {
                     self.store(&key, kept(value, message));
-                    self.event(&key, &mut released);
+                    self.waiters.event(&key, &mut released);
                 }
                 None
             }
@@ -135,7 +125,7 @@ impl Table {
                 let growth = if is_new { (1, key.len() + value.len()) } else { (0, value.len()) };
                 self.check_room(query, growth)?;
                 self.append(&key, value);
-                self.event(&key, &mut released);
+                self.waiters.event(&key, &mut released);
                 None
             }
             Request::CompareSet { key, expected, desired } => Some(Reply::Value(match self.values.get(&key) {
@@ -143,7 +133,7 @@ impl Table {
                     self.check_room(query, (1, key.len() + desired.len()))?;
                     let message = key.len() + desired.len();
                     self.store(&key, kept(desired.clone(), message));
-                    self.event(&key, &mut released);
+                    self.waiters.event(&key, &mut released);
                     desired
                 }
                 // Not an error upstream either: the reply claims a value that is not there.
@@ -162,7 +152,7 @@ impl Table {
             Request::Add { key, amount } => {
                 let sum = self.number(&key, query)?.wrapping_add(amount);
                 self.store_number(&key, sum, query)?;
-                self.event(&key, &mut released);
+                self.waiters.event(&key, &mut released);
                 Some(Reply::Integer(sum))
             }
             Request::Check { keys } => {
@@ -175,7 +165,7 @@ impl Table {
                 if missing.is_empty() {
                     Some(Reply::Wait(WaitReply::StopWaiting))
                 } else {
-                    self.register(conn, missing);
+                    self.waiters.register(conn, missing);
                     None
                 }
             }
@@ -188,10 +178,10 @@ impl Table {
                 let count = self.number(&key, query)?.wrapping_add(1);
                 self.store_number(&key, count, query)?;
                 if count >= world_size {
-                    self.event(&key, &mut released);
+                    self.waiters.event(&key, &mut released);
                     Some(Reply::Wait(WaitReply::StopWaiting))
                 } else {
-                    self.register(conn, vec![key]);
+                    self.waiters.register(conn, vec![key]);
                     None
                 }
             }
@@ -213,7 +203,7 @@ impl Table {
                 let growth = if is_new { (1, key.len() + value.len()) } else { (0, value.len()) };
                 self.check_room(query, growth)?;
                 self.push(&key, value);
-                self.pushed(&key, &mut released);
+                self.waiters.pushed(&key, &mut released);
                 None
             }
             Request::QueuePop { key } => Some(self.pop(&key)),
@@ -226,17 +216,7 @@ impl Table {
 
     /// Forgets the wait of a connection, if it has one: it gave up, or it has gone.
     pub fn disconnect(&mut self, conn: ConnId) {
-        let Some(waiting) = self.waiting.remove(&conn) else {
-            return;
-        };
-        for key in &waiting.keys {
-            if let Some(registrations) = self.registered.get_mut(key) {
-                registrations.remove(&waiting.ticket);
-                if registrations.is_empty() {
-                    self.registered.remove(key);
-                }
-            }
-        }
+        self.waiters.forget(conn);
     }
 
     /// Stored keys, as `GETNUMKEYS` counts them.
@@ -246,7 +226,7 @@ impl Table {
 
     /// Connections with an open wait.
     pub fn num_waiting(&self) -> usize {
-        self.waiting.len()
+        self.waiters.count()
     }
 
     /// Bytes of keys, values and queue items together.
@@ -338,65 +318,8 @@ impl Table {
         Reply::Popped { length, item }
     }
 
-    fn register(&mut self, conn: ConnId, keys: Vec<Bytes>) {
-        let ticket = self.next_ticket;
-        self.next_ticket += 1;
-        let keys = compact(keys);
-        let mut outstanding = 0;
-        for key in &keys {
-            // A key named twice is one registration: one event brings both.
-            if self.registered.entry(key.clone()).or_default().insert(ticket, conn).is_none() {
-                outstanding += 1;
-            }
-        }
-        self.waiting.insert(conn, Waiting { ticket, outstanding, keys });
-    }
-
-    /// `key` has been stored: everybody registered under it needs one key less.
-    ///
-    /// Counts events and does not look again: a key that is deleted before the others arrive still counts, as upstream.
-    fn event(&mut self, key: &Bytes, released: &mut Vec<ConnId>) {
-        let Some(registrations) = self.registered.remove(key) else {
-            return;
-        };
-        for conn in registrations.into_values() {
-            if self.has_one_less(conn) {
-                released.push(conn);
-            }
-        }
-    }
-
-    /// An item was pushed: releases at most one waiter, the first that needs nothing else.
-    fn pushed(&mut self, key: &Bytes, released: &mut Vec<ConnId>) {
-        while let Some(registrations) = self.registered.get_mut(key) {
-            let first = registrations.pop_first();
-            if registrations.is_empty() {
-                self.registered.remove(key);
-            }
-            if let Some((_, conn)) = first
-                && self.has_one_less(conn)
-            {
-                released.push(conn);
-                return;
-            }
-        }
-    }
-
-    /// Counts one event for the wait of `conn`; true if that was the last, in which case the wait is gone.
-    fn has_one_less(&mut self, conn: ConnId) -> bool {
-        let Some(waiting) = self.waiting.get_mut(&conn) else {
-            return false;
-        };
-        waiting.outstanding -= 1;
-        let over = waiting.outstanding == 0;
-        if over {
-            self.waiting.remove(&conn);
-        }
-        over
-    }
-
     fn check_not_waiting(&self, conn: ConnId, query: Query) -> Result<(), Violation> {
-        if self.waiting.contains_key(&conn) { Err(Violation::AlreadyWaiting(query)) } else { Ok(()) }
+        if self.waiters.is_waiting(conn) { Err(Violation::AlreadyWaiting(query)) } else { Ok(()) }
     }
 
     /// New keys and additional bytes if `key` gets a value of this length.
@@ -438,14 +361,6 @@ const WORTH_SHARING_BYTES: usize = 64 * 1024;
 fn kept(value: Bytes, message: usize) -> Bytes {
     let shares = value.len() >= WORTH_SHARING_BYTES && value.len() >= message / 2;
     if shares { value } else { Bytes::copy_from_slice(&value) }
-}
-
-/// The same keys in one allocation that holds nothing else.
-fn compact(keys: Vec<Bytes>) -> Vec<Bytes> {
-    let mut all = BytesMut::with_capacity(keys.iter().map(Bytes::len).sum());
-    keys.iter().for_each(|key| all.extend_from_slice(key));
-    let mut all = all.freeze();
-    keys.iter().map(|key| all.split_to(key.len())).collect()
 }
 
 #[cfg(test)]

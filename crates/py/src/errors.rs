@@ -33,6 +33,7 @@ pub fn from_store(py: Python<'_>, error: &StoreError) -> PyErr {
     let class = match error {
         StoreError::WaitTimeout { .. } | StoreError::WorkersTimeout { .. } => "StoreTimeoutError",
         StoreError::ConnectTimeout { .. } | StoreError::ConnectionLost { .. } => "StoreNetworkError",
+        StoreError::QueueEmpty { .. } => "StoreQueueEmptyError",
         _ => "StoreError",
     };
     raise(py, class, error.to_string())

@@ -3,10 +3,10 @@
 use std::future::Future;
 use std::pin::pin;
 use std::process;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use tokio::runtime::{Builder, Handle, Runtime};
@@ -20,24 +20,6 @@ struct Owned {
 }
 
 static RUNTIME: Mutex<Option<Owned>> = Mutex::new(None);
-
-/// How many threads wait in [`block_on`].
-static WAITING: AtomicUsize = AtomicUsize::new(0);
-
-struct Waiting;
-
-impl Waiting {
-    fn begin() -> Self {
-        WAITING.fetch_add(1, Ordering::SeqCst);
-        Self
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        WAITING.fetch_sub(1, Ordering::SeqCst);
-    }
-}
 
 /// The process's runtime, made on first use.
 ///
@@ -81,11 +63,10 @@ where
     F::Output: Send,
 {
     let handle = handle()?;
-    let _waiting = Waiting::begin();
     let mut future = pin!(future);
     loop {
         let slice =
-            py.detach(|| handle.block_on(async { tokio::time::timeout(SIGNAL_INTERVAL, future.as_mut()).await }));
+            detach(py, || handle.block_on(async { tokio::time::timeout(SIGNAL_INTERVAL, future.as_mut()).await }));
         match slice {
             Ok(output) => return Ok(output),
             Err(_) => py.check_signals()?,
@@ -95,15 +76,74 @@ where
 
 /// Stop the runtime. Called once, at interpreter exit.
 ///
-/// If a daemon thread still waits for it, the runtime is left to the process's end: such a thread would panic without it.
+/// Daemon threads that are in the middle of a call stay there: see [`detach`].
 pub fn shutdown(py: Python<'_>) {
-    let runtime =
-        RUNTIME.lock().as_mut().filter(|owned| owned.pid == process::id()).and_then(|owned| owned.runtime.take());
-    if let Some(runtime) = runtime {
-        if WAITING.load(Ordering::SeqCst) > 0 {
-            std::mem::forget(runtime);
-            return;
+    GATE.lock().exiting = Some(thread::current().id());
+    let runtime = match &mut *RUNTIME.lock() {
+        // A copy, made by fork, of what is not this process's: its threads do not exist here.
+        Some(owned) if owned.pid != process::id() => return,
+        Some(owned) => owned.runtime.take(),
+        None => None,
+    };
+    py.detach(|| {
+        let deadline = Instant::now() + SHUTDOWN_LIMIT;
+        let mut gate = GATE.lock();
+        while gate.outside > 0 && !LEFT.wait_until(&mut gate, deadline).timed_out() {}
+        drop(gate);
+        if let Some(runtime) = runtime {
+            runtime.shutdown_timeout(SHUTDOWN_LIMIT);
         }
-        py.detach(|| runtime.shutdown_timeout(Duration::from_secs(1)));
+    });
+}
+
+/// For a call that is under way, and for a task, when the interpreter exits.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(1);
+
+/// Do `work` with the interpreter released.
+///
+/// Every call that takes time goes through here, because of daemon threads: one that asks for the interpreter back while
+/// that is being finalized is ended by CPython (up to 3.13) by unwinding its stack, which aborts the process when it
+/// meets Rust. So once the interpreter is exiting, a thread whose work is done stays here for the process's last moments, as
+/// CPython does from 3.14 on.
+pub fn detach<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
+    let (done, _outside) = py.detach(|| {
+        let outside = Outside::enter();
+        let done = work();
+        let exiting = GATE.lock().exiting;
+        if exiting.is_some_and(|exiting| exiting != thread::current().id()) {
+            drop(outside);
+            loop {
+                thread::park();
+            }
+        }
+        (done, outside)
+    });
+    done
+}
+
+/// The threads that have let go of the interpreter and will ask for it back, and the one in which it is exiting.
+struct Gate {
+    outside: usize,
+    exiting: Option<ThreadId>,
+}
+
+static GATE: Mutex<Gate> = Mutex::new(Gate { outside: 0, exiting: None });
+
+/// A thread has the interpreter back, or will not ask for it.
+static LEFT: Condvar = Condvar::new();
+
+struct Outside;
+
+impl Outside {
+    fn enter() -> Self {
+        GATE.lock().outside += 1;
+        Outside
+    }
+}
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        GATE.lock().outside -= 1;
+        LEFT.notify_all();
     }
 }

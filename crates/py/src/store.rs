@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use elastic_rs::host::{Claim, HostError, claim};
@@ -17,7 +17,7 @@ use pyo3::types::PyBytes;
 
 use crate::errors;
 use crate::rendezvous::seconds;
-use crate::runtime::block_on;
+use crate::runtime::{block_on, detach};
 
 /// A TCP store's server, on a thread of its own that never waits for the interpreter.
 ///
@@ -40,23 +40,28 @@ impl StoreServer {
     }
 
     /// Take over the bound socket ``fd``, whose port must be ``port`` unless that is 0. The server closes it at its end.
+    ///
+    /// Raises ``OSError`` if it is no TCP socket, ``StoreError`` if its port is another one; it is the caller's still then.
     #[staticmethod]
-    fn adopt(fd: i32, port: u16) -> PyResult<Self> {
+    fn adopt(py: Python<'_>, fd: i32, port: u16) -> PyResult<Self> {
         if fd < 0 {
             return Err(os_error(&io::Error::from_raw_os_error(9), format!("listen fd {fd} is not a descriptor")));
         }
         // SAFETY: the descriptor is only borrowed for duplicating it, which fails if it is not open.
-        #[expect(unsafe_code, reason = "a descriptor from Python is a number; there is no safe way to take it")]
+        #[expect(unsafe_code, reason = "a descriptor from Python is a number; there is no safe way to borrow it")]
         let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-        let own =
-            borrowed.try_clone_to_owned().map_err(|error| os_error(&error, format!("listen fd {fd}: {error}")))?;
-        let listener = adopt(own).map_err(|error| os_error(&error, format!("listen fd {fd}: {error}")))?;
+        let adopted = borrowed.try_clone_to_owned().and_then(adopt);
+        let listener = adopted.map_err(|error| os_error(&error, format!("listen fd {fd}: {error}")))?;
         let bound = listener.local_addr()?.port();
         if port != 0 && bound != port {
             let text = format!("listen fd {fd} is bound to port {bound}, expected to be bound to port {port}");
-            return Err(PyValueError::new_err(text));
+            return Err(errors::raise(py, "StoreError", text));
         }
-        Self::start(listener)
+        // SAFETY: it is open, as the copy shows, and the caller hands it over: from here on nobody else closes it.
+        #[expect(unsafe_code, reason = "a descriptor from Python is a number; there is no safe way to take it")]
+        let own = unsafe { OwnedFd::from_raw_fd(fd) };
+        drop(listener);
+        Self::start(own.into())
     }
 
     /// The port it listens on.
@@ -77,19 +82,37 @@ impl StoreServer {
         self.0.stats().connections_open
     }
 
+    /// Number of connections that wait for keys now.
+    #[getter]
+    fn waiting(&self) -> u64 {
+        self.0.stats().waiting
+    }
+
     /// Close everything now.
     fn stop(&self, py: Python<'_>) {
-        py.detach(|| self.0.stop());
+        detach(py, || self.0.stop());
     }
 
     /// Wait until all clients have disconnected, at most ``timeout_s``, then stop. True if all had.
     #[pyo3(signature = (*, timeout_s))]
     fn drain(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
         let timeout = seconds("timeout_s", timeout_s)?;
-        Ok(py.detach(|| self.0.drain(timeout)))
+        Ok(detach(py, || self.0.drain(timeout)))
     }
 
-    /// End the server when the connection from this address closes, and not when this object is collected.
+    /// Promise a further owner: until :meth:`stop_when_closed` names it, or :meth:`give_up_owner` takes the promise back,
+    /// the server does not end because its other owners have gone. False if the server has ended.
+    fn expect_owner(&self) -> bool {
+        self.0.expect_owner()
+    }
+
+    /// Take back the promise of :meth:`expect_owner`. Without owners, the server ends.
+    fn give_up_owner(&self) {
+        self.0.give_up_owner();
+    }
+
+    /// Make the connection from this address an owner: the server ends when the connections of all its owners have closed,
+    /// and no longer when this object is collected.
     fn stop_when_closed(&self, address: &str, port: u16) -> PyResult<()> {
         self.0.stop_when_closed(SocketAddr::new(parse_ip(address)?, port));
         Ok(())
@@ -136,7 +159,7 @@ impl Host {
     #[staticmethod]
     #[pyo3(signature = (host, port, *, is_host = None) -> "Host | str")]
     fn claim<'py>(py: Python<'py>, host: &str, port: u16, is_host: Option<bool>) -> PyResult<Bound<'py, PyAny>> {
-        match py.detach(|| claim(host, port, is_host)) {
+        match detach(py, || claim(host, port, is_host)) {
             Ok(Claim::Host(host)) => Ok(Bound::new(py, Self(Mutex::new(host)))?.into_any()),
             Ok(Claim::Guest(why)) => Ok(why.into_pyobject(py)?.into_any()),
             Err(HostError::Bind(error)) => Err(from_bind(&error)),
@@ -156,7 +179,7 @@ impl Host {
         let timeout = seconds("timeout_s", timeout_s)?;
         let sessions = self.0.lock().sessions();
         let drained = block_on(py, async move { sessions.ended(timeout).await })?;
-        py.detach(|| self.0.lock().stop());
+        detach(py, || self.0.lock().stop());
         Ok(drained)
     }
 }
@@ -230,11 +253,7 @@ impl StoreClient {
     /// Wait until all keys exist, at most ``timeout_s`` or the client's default.
     #[pyo3(signature = (keys, timeout_s = None))]
     fn wait(&self, py: Python<'_>, keys: Vec<Text>, timeout_s: Option<f64>) -> PyResult<()> {
-        let limit: Option<Duration> = match timeout_s {
-            Some(timeout) => Some(seconds("timeout_s", timeout)?),
-            None => self.0.timeout(),
-        };
-        run(py, self.0.wait_within(&keys, limit))
+        run(py, self.0.wait_within(&keys, self.limit(timeout_s)?))
     }
 
     /// Remove a key; whether it was there.
@@ -260,6 +279,46 @@ impl StoreClient {
     /// Store several values.
     fn multi_set(&self, py: Python<'_>, keys: Vec<Text>, values: Vec<Text>) -> PyResult<()> {
         run(py, self.0.multi_set(&keys, &values))
+    }
+
+    /// Add an item to the end of a queue.
+    fn queue_push(&self, py: Python<'_>, key: Text, value: Text) -> PyResult<()> {
+        run(py, self.0.queue_push(key.as_ref(), value.as_ref()))
+    }
+
+    /// Take the first item of a queue; if ``block``, wait for one.
+    ///
+    /// Raises ``StoreQueueEmptyError`` if there is none, also after blocking, if another client was faster.
+    #[pyo3(signature = (key, block = true))]
+    fn queue_pop<'py>(&self, py: Python<'py>, key: Text, block: bool) -> PyResult<Bound<'py, PyBytes>> {
+        Ok(PyBytes::new(py, &run(py, self.0.queue_pop(key.as_ref(), block))?))
+    }
+
+    /// Length of a queue.
+    fn queue_len(&self, py: Python<'_>, key: Text) -> PyResult<i64> {
+        run(py, self.0.queue_len(key.as_ref()))
+    }
+
+    /// All keys, in no particular order. They are ``bytes``, since a key need not be UTF-8.
+    fn list_keys<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        Ok(run(py, self.0.list_keys())?.iter().map(|key| PyBytes::new(py, key)).collect())
+    }
+
+    /// Wait until ``world_size`` callers have come to this key, at most ``timeout_s`` or the client's default.
+    #[pyo3(signature = (key, world_size, timeout_s = None))]
+    fn barrier(&self, py: Python<'_>, key: Text, world_size: i64, timeout_s: Option<f64>) -> PyResult<()> {
+        run(py, self.0.barrier_within(key.as_ref(), world_size, self.limit(timeout_s)?))
+    }
+
+    /// Connect to the same store once more.
+    fn clone(&self, py: Python<'_>) -> PyResult<Self> {
+        run(py, self.0.connect_again()).map(Self)
+    }
+}
+
+impl StoreClient {
+    fn limit(&self, timeout_s: Option<f64>) -> PyResult<Option<Duration>> {
+        timeout_s.map_or_else(|| Ok(self.0.timeout()), |timeout| seconds("timeout_s", timeout).map(Some))
     }
 }
 

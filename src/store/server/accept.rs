@@ -1,5 +1,6 @@
 //! Accepting connections, and the server's life as a whole.
 
+use std::collections::HashSet;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -28,34 +29,46 @@ pub async fn serve(listeners: Vec<TcpListener>, options: ServerOptions, mut cont
         accepting.spawn_local(accept_all(hub.clone(), listener));
     }
 
-    let mut owner = None;
+    // Whether owners decide about the end, and those that are left.
+    let (mut owned, mut owners) = (false, HashSet::new());
     let mut drain_until = None;
     let mut steered = true;
     let ended = loop {
         tokio::select! {
             command = control.commands.recv(), if steered => match command {
                 Some(Command::Stop) => break Ended::Stopped,
-                Some(Command::StopWhenClosed(peer)) => match hub.find(peer) {
-                    Some(id) => owner = Some(id),
-                    None => break Ended::OwnerGone,
-                },
+                Some(Command::StopWhenClosed(peer)) => {
+                    owned = true;
+                    owners.extend(hub.find(peer));
+                    control.expected.told();
+                }
+                Some(Command::GiveUpOwner) => {
+                    owned = true;
+                    control.expected.told();
+                }
                 Some(Command::Drain(timeout)) => drain_until = Some(Instant::now() + timeout.min(FOREVER)),
-                None if owner.is_none() && drain_until.is_none() => break Ended::Stopped,
-                None => steered = false,
+                None if !owned && drain_until.is_none() => break Ended::Stopped,
+                // Nobody is left to keep a promise.
+                None => {
+                    control.expected.end();
+                    steered = false;
+                }
             },
             () = hub.closed.notified() => {}
             () = sleep_until(drain_until.unwrap_or_else(Instant::now)), if drain_until.is_some() => {
                 break Ended::DrainTimedOut;
             }
         }
-        // Draining was asked for in so many words, so the owner's going does not cut it short.
+        owners.retain(|&id| hub.is_open(id));
+        // Draining was asked for in so many words, so the owners' going does not cut it short.
         match drain_until {
             Some(_) if hub.open_count() == 0 => break Ended::Drained,
-            None if owner.is_some_and(|id| !hub.is_open(id)) => break Ended::OwnerGone,
+            None if owned && owners.is_empty() && control.expected.end_if_none() => break Ended::OwnerGone,
             _ => {}
         }
     };
 
+    control.expected.end();
     accepting.shutdown().await;
     let mut tasks = hub.tasks.take();
     tasks.shutdown().await;

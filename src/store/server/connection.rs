@@ -130,6 +130,13 @@ impl Connection {
         Ok(true)
     }
 
+    /// A short read has emptied the socket: what comes next raises an event of its own (epoll is edge-triggered), so the
+    /// runtime need not be asked to try once more. Saves one system call in three where requests come one by one.
+    fn expect_no_more(&self) {
+        let nothing = || -> io::Result<()> { Err(io::ErrorKind::WouldBlock.into()) };
+        let _ = self.stream.try_io(Interest::READABLE, nothing);
+    }
+
     fn queued_bytes(&self) -> usize {
         self.outbox.borrow().len()
     }
@@ -244,6 +251,9 @@ impl<'a> Talk<'a> {
             }
             match connection.stream.try_read_buf(&mut (&mut self.buf).limit(most)) {
                 Ok(count) => {
+                    if count < most {
+                        connection.expect_no_more();
+                    }
                     self.read_bytes =
                         if count >= most { (self.read_bytes * 2).min(LARGE_READ_BYTES) } else { SMALL_READ_BYTES };
                     if self.turn.is_over_after(count / BYTES_PER_REQUEST) {

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::Stats;
@@ -12,8 +13,9 @@ use super::stats::Counters;
 /// Makes the two ends: one to steer a server with, from any thread, and one for [`serve`](super::serve).
 pub fn control() -> (Controller, Control) {
     let (commands, receiver) = unbounded_channel();
-    let counters = Arc::<Counters>::default();
-    (Controller { commands, counters: counters.clone() }, Control { commands: receiver, counters })
+    let (counters, expected) = (Arc::<Counters>::default(), Arc::<Expected>::default());
+    let controller = Controller { commands, counters: counters.clone(), expected: expected.clone() };
+    (controller, Control { commands: receiver, counters, expected })
 }
 
 /// Steers a server. When the last clone is dropped the server stops, unless it was told to end some other way.
@@ -21,6 +23,7 @@ pub fn control() -> (Controller, Control) {
 pub struct Controller {
     commands: UnboundedSender<Command>,
     counters: Arc<Counters>,
+    expected: Arc<Expected>,
 }
 
 impl Controller {
@@ -29,12 +32,29 @@ impl Controller {
         self.send(Command::Stop);
     }
 
-    /// Ends the server when the connection of this client closes; at once if there is no such connection.
+    /// Makes this client an owner. The server ends when the connections of all its owners have closed; at once if there
+    /// is no such connection.
     ///
-    /// `peer` is the client's address as the server sees it, i.e. the client's own local address. IPv4-mapped IPv6
+    /// Keeps a promise made by [`expect_owner`](Self::expect_owner). `peer` is the client's address as the server sees it, i.e. the client's own local address. IPv4-mapped IPv6
     /// addresses count as IPv4.
     pub fn stop_when_closed(&self, peer: SocketAddr) {
+        self.expected.tell();
         self.send(Command::StopWhenClosed(peer));
+    }
+
+    /// Promises a further owner: until it is named, or given up, the server does not end for want of owners.
+    ///
+    /// False if the server has ended: a new one is needed. So whoever shares a server cannot lose it to a former owner
+    /// while still connecting.
+    #[must_use]
+    pub fn expect_owner(&self) -> bool {
+        self.expected.promise()
+    }
+
+    /// Takes back the promise of [`expect_owner`](Self::expect_owner). Without owners, the server ends.
+    pub fn give_up_owner(&self) {
+        self.expected.tell();
+        self.send(Command::GiveUpOwner);
     }
 
     /// Ends the server when no c10d client is connected, after `timeout` at the latest. New ones are served meanwhile.
@@ -58,12 +78,14 @@ impl Controller {
 pub struct Control {
     pub(super) commands: UnboundedReceiver<Command>,
     pub(super) counters: Arc<Counters>,
+    pub(super) expected: Arc<Expected>,
 }
 
 #[derive(Debug)]
 pub(super) enum Command {
     Stop,
     StopWhenClosed(SocketAddr),
+    GiveUpOwner,
     Drain(Duration),
 }
 
@@ -72,10 +94,68 @@ pub(super) enum Command {
 pub enum Ended {
     /// It was told to stop, or nobody was left to tell it.
     Stopped,
-    /// The connection of its owner closed.
+    /// The connection of its last owner closed.
     OwnerGone,
     /// It was draining, and the last client has gone.
     Drained,
     /// It was draining, and clients were left when the time was over.
     DrainTimedOut,
+}
+
+/// The owners that are still to come; `None` once the server takes no more, because it has ended.
+///
+/// Behind a lock, so that a promise and the end for want of owners cannot cross.
+#[derive(Debug)]
+pub(super) struct Expected(Mutex<Option<Coming>>);
+
+#[derive(Debug, Default)]
+struct Coming {
+    promised: usize,
+    /// Commands that settle a promise, or name an owner without one, and that the server has not read yet.
+    commands: usize,
+}
+
+impl Default for Expected {
+    fn default() -> Self {
+        Expected(Mutex::new(Some(Coming::default())))
+    }
+}
+
+impl Expected {
+    fn promise(&self) -> bool {
+        let mut coming = self.0.lock();
+        if let Some(coming) = &mut *coming {
+            coming.promised += 1;
+        }
+        coming.is_some()
+    }
+
+    /// A command about an owner is about to be sent.
+    fn tell(&self) {
+        if let Some(coming) = &mut *self.0.lock() {
+            coming.promised = coming.promised.saturating_sub(1);
+            coming.commands += 1;
+        }
+    }
+
+    /// Such a command has been carried out.
+    pub(super) fn told(&self) {
+        if let Some(coming) = &mut *self.0.lock() {
+            coming.commands = coming.commands.saturating_sub(1);
+        }
+    }
+
+    /// Takes no more owners, provided that none is still to come.
+    pub(super) fn end_if_none(&self) -> bool {
+        let mut coming = self.0.lock();
+        if coming.as_ref().is_none_or(|coming| coming.promised == 0 && coming.commands == 0) {
+            *coming = None;
+        }
+        coming.is_none()
+    }
+
+    /// Takes no more owners, and forgets those that are still to come.
+    pub(super) fn end(&self) {
+        *self.0.lock() = None;
+    }
 }

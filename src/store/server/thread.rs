@@ -29,7 +29,7 @@ pub struct StoreServer {
 #[derive(Debug)]
 enum Thread {
     Running(JoinHandle<Ended>),
-    /// It ends with its owner's connection.
+    /// It ends with its owners' connections.
     Released(JoinHandle<Ended>),
     Ended(Ended),
 }
@@ -85,10 +85,10 @@ impl StoreServer {
         self.join();
     }
 
-    /// Ties the server's life to its owner's connection, named by the client's local address.
+    /// Ties the server's life to an owner's connection, named by the client's local address.
     ///
-    /// The server then ends when that connection closes (at once if it has), and dropping `self` no longer stops it.
-    /// [`stop`](Self::stop) still does.
+    /// The server then ends when the connections of all owners named so have closed (at once if they have), and dropping
+    /// `self` no longer stops it. [`stop`](Self::stop) still does.
     pub fn stop_when_closed(&self, owner: SocketAddr) {
         if self.is_inherited() {
             return;
@@ -99,6 +99,19 @@ impl StoreServer {
             Thread::Running(handle) => Thread::Released(handle),
             other => other,
         };
+    }
+
+    /// Promises a further owner, see [`Controller::expect_owner`]; false if the server has ended.
+    #[must_use]
+    pub fn expect_owner(&self) -> bool {
+        !self.is_inherited() && self.controller.expect_owner()
+    }
+
+    /// Takes back the promise of [`expect_owner`](Self::expect_owner).
+    pub fn give_up_owner(&self) {
+        if !self.is_inherited() {
+            self.controller.give_up_owner();
+        }
     }
 
     /// Waits until every client has disconnected, or `timeout`, then stops; true if all had gone.
@@ -148,7 +161,7 @@ impl Drop for StoreServer {
                 // A panic in the thread has been reported by the panic hook.
                 let _ = handle.join();
             }
-            // Its controller goes with `self`; the server carries on until its owner's connection closes.
+            // Its controller goes with `self`; the server carries on until its owners' connections close.
             Thread::Released(_) | Thread::Ended(_) => {}
         }
     }

@@ -1,0 +1,167 @@
+"""What the compiled half owes its interpreter: exits, forks, imports, and the lock that a waiting thread may hold."""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import elastic_rs
+import pytest
+import torch.distributed as dist
+from elastic_rs import _elastic_rs
+from helpers.stores import HOST
+
+EXITS = 20
+
+
+def python(code: str, *args: str, limit_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+
+
+# Without torch, so that many of them are quick. The waiting thread is a daemon: it is in the middle of a call at exit.
+CORE_OPEN_AT_EXIT = """
+import logging, sys, threading
+level = getattr(logging, sys.argv[1])
+logging.basicConfig(level=level, format="LOG %(name)s %(message)s")
+from elastic_rs import _elastic_rs
+_elastic_rs.reset_log_levels()
+server = _elastic_rs.StoreServer.listen(None, 0)
+clients = [_elastic_rs.StoreClient("127.0.0.1", server.port) for _ in range(3)]
+clients[0].set("k", "v")
+threading.Thread(target=clients[1].wait, args=(["never"],), daemon=True).start()
+while server.waiting == 0:
+    pass
+"""
+STORES_OPEN_AT_EXIT = """
+import logging, sys
+logging.basicConfig(level=getattr(logging, sys.argv[1]), format="LOG %(name)s %(message)s")
+import torch.distributed as dist
+import elastic_rs
+from elastic_rs import _elastic_rs
+_elastic_rs.reset_log_levels()
+owner = elastic_rs.TCPStore("127.0.0.1", 0, is_master=True, multi_tenant=True)
+tenant = elastic_rs.TCPStore("127.0.0.1", owner.port, is_master=True, multi_tenant=True)
+clients = [elastic_rs.TCPStore("127.0.0.1", owner.port), dist.TCPStore("127.0.0.1", owner.port), owner.clone()]
+core = _elastic_rs.StoreClient("127.0.0.1", owner.port)
+clients[0].set("k", "v")
+"""
+
+
+@pytest.mark.parametrize("level", ["WARNING", "DEBUG"])
+@pytest.mark.parametrize(
+    ("code", "times"), [(CORE_OPEN_AT_EXIT, EXITS), (STORES_OPEN_AT_EXIT, EXITS)], ids=["core", "stores"]
+)
+@pytest.mark.timeout(400)
+def test_an_exit_with_everything_open_is_clean(code: str, times: int, level: str) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        runs = list(threads.map(lambda _: python(code, level), range(times)))
+    for run in runs:
+        assert run.returncode == 0, run.stderr
+        assert run.stdout == ""
+        foreign = [line for line in run.stderr.splitlines() if not line.startswith("LOG ")]
+        assert foreign == []
+        assert ("LOG elastic_rs.store.server" in run.stderr) == (level == "DEBUG")
+
+
+def test_importing_the_package_and_its_entry_point_does_not_import_torch() -> None:
+    code = """
+import sys
+from importlib.metadata import entry_points
+import elastic_rs
+from elastic_rs import _elastic_rs
+for entry in entry_points(group="torchrun.handlers"):
+    if entry.name == "rust-c10d":
+        print(entry.load())
+assert dir(elastic_rs)
+print("torch" in sys.modules)
+"""
+    run = python(code)
+    assert run.stderr == ""
+    assert "rust_c10d" in run.stdout
+    assert run.stdout.splitlines()[-1] == "False"
+
+
+# `os._exit` in the child: what is tested is the call, not the end.
+FORKED = """
+import os, sys
+from elastic_rs import _elastic_rs
+server = _elastic_rs.StoreServer.listen(None, 0)
+client = _elastic_rs.StoreClient("127.0.0.1", server.port)
+client.set("k", "v")
+parent = os.getpid()
+child = os.fork()
+if child == 0:
+    try:
+        {call}
+    except RuntimeError as error:
+        print(error, flush=True)
+        os._exit(0)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+print("parent", parent, client.get("k"), server.stopped)
+"""
+SESSION = """_elastic_rs.Session(host="127.0.0.1", port=server.port, run_id="r", name="n", local_addr=None, min_nodes=1,
+            max_nodes=1, last_call_timeout_s=1, settle_timeout_s=1, keep_alive_interval_s=1, keep_alive_max_attempt=3,
+            reconnect_grace_s=1, coordinator_timeout_s=1)"""
+CALLS = {
+    "an operation": 'client.get("k")',
+    "a wait": 'client.wait(["k"])',
+    "a clone": "client.clone()",
+    "a new client": '_elastic_rs.StoreClient("127.0.0.1", server.port)',
+    "a new session": SESSION,
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_forked_child_is_told_so_at_once(call: str) -> None:
+    run = python(FORKED.format(call=CALLS[call]))
+    assert run.returncode == 0, run.stdout + run.stderr
+    said, parent = run.stdout.splitlines()
+    pid = parent.split()[1]
+    assert said.startswith(f"elastic_rs was used in process {pid} before it forked this one (")
+    assert parent == f"parent {pid} b'v' False"
+
+
+def test_a_forked_child_that_ends_leaves_the_parents_store_alone() -> None:
+    code = """
+import os
+import elastic_rs
+store = elastic_rs.TCPStore("127.0.0.1", 0, is_master=True)
+store.set("k", "v")
+child = os.fork()
+if child == 0:
+    del store
+    raise SystemExit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+print(store.get("k"))
+"""
+    run = python(code)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "b'v'\n", "")
+
+
+@pytest.fixture
+def debug_logging(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    with caplog.at_level(logging.DEBUG, "elastic_rs"):
+        _elastic_rs.reset_log_levels()
+        yield caplog
+    _elastic_rs.reset_log_levels()
+
+
+def test_a_client_that_keeps_the_interpreter_while_it_waits_is_answered(
+    debug_logging: pytest.LogCaptureFixture,
+) -> None:
+    # PyTorch's client holds the interpreter's lock during these two. A server that needed it, for its records or
+    # otherwise, would wait for ever, and so would they.
+    store = elastic_rs.TCPStore(HOST, 0, is_master=True, timeout=timedelta(seconds=60))
+    stock = dist.TCPStore(HOST, store.port)
+    stock.set("k", "v")
+    for _ in range(50):
+        accepted = dist.TCPStore(HOST, store.port)
+        assert accepted.list_keys() == ["k"]
+        assert accepted.queue_len("q") == 0
+        del accepted  # a record of its end, while the next call holds the lock
+        assert stock.list_keys() == ["k"]
+    assert "connection accepted" in debug_logging.text

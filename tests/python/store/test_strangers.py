@@ -1,0 +1,157 @@
+"""Bad input at the port of our server, and clients that vanish: nobody else notices."""
+
+import random
+import signal
+import socket
+import sys
+from collections.abc import Callable
+
+import elastic_rs
+import pytest
+import torch.distributed as dist
+from elastic_rs import _elastic_rs
+from helpers.procs import Job
+from helpers.stores import HOST, LIMIT, client_of, until
+
+VALIDATE = bytes.fromhex("00cef7853c")
+PING = bytes.fromhex("0d01020304")
+
+
+def length(number: int) -> bytes:
+    return number.to_bytes(8, "little")
+
+
+CLIENT_HELLO = bytes.fromhex("16030100c4010000c00303") + bytes(range(32)) + bytes(160)
+STRANGERS: dict[str, bytes] = {
+    "http": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "tls": CLIENT_HELLO,
+    "ssh": b"SSH-2.0-OpenSSH_9.9\r\n",
+    "random": random.Random(1).randbytes(4096),
+    "zeros": bytes(4096),
+    "another magic": bytes.fromhex("00efbeadde") + PING,
+    "no validate": b"\x01" + length(1) + b"k" + length(1) + b"v",
+    "validate twice": VALIDATE + VALIDATE,
+    "unknown query": VALIDATE + b"\xff",
+    "a key without end": VALIDATE + b"\x03" + length(2**64 - 1),
+    "a value above the limit": VALIDATE + b"\x01" + length(1) + b"k" + length(8 * 1024 * 1024 + 1),
+    "keys without end": VALIDATE + b"\x06" + length(2**63),
+    "random after validate": VALIDATE + PING + b"\xc8" + random.Random(2).randbytes(4096),
+}
+
+
+def sent_to(server: _elastic_rs.StoreServer, data: bytes) -> socket.socket:
+    stream = socket.create_connection((HOST, server.port), timeout=LIMIT.total_seconds())
+    stream.sendall(data)
+    return stream
+
+
+def read_to_end(stream: socket.socket) -> bytes:
+    received = b""
+    try:
+        while part := stream.recv(4096):
+            received += part
+    except ConnectionResetError:
+        pass
+    return received
+
+
+@pytest.fixture
+def undisturbed(server: _elastic_rs.StoreServer, stock: dist.TCPStore) -> Callable[[], None]:
+    """Check that a client from before is served as ever, and that new ones are."""
+    stock.set("before", "there")
+
+    def check() -> None:
+        assert stock.get("before") == b"there"
+        assert client_of("stock", server.port).get("before") == b"there"
+        assert stock.num_keys() == 1
+        assert not server.stopped
+
+    return check
+
+
+@pytest.mark.parametrize("who", STRANGERS)
+def test_a_stranger_is_turned_away(who: str, server: _elastic_rs.StoreServer, undisturbed: Callable[[], None]) -> None:
+    with sent_to(server, STRANGERS[who]) as stream:
+        answer = read_to_end(stream)
+    assert answer in (b"", PING[1:])
+    undisturbed()
+
+
+HALVES = {
+    "nothing": b"",
+    "half a hello": VALIDATE[:3],
+    "half a length": VALIDATE + b"\x01\x05\x00",
+    "half a key": VALIDATE + b"\x01" + length(5) + b"ab",
+    "half a value": VALIDATE + b"\x01" + length(1) + b"k" + length(1000) + bytes(10),
+    "half of several": VALIDATE + b"\x0b" + length(2) + length(1) + b"k" + length(1) + b"v",
+    "one of two waited for": VALIDATE + b"\x06" + length(2) + length(1) + b"k",
+}
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_half_a_request_holds_up_nobody_and_is_never_carried_out(
+    half: str, server: _elastic_rs.StoreServer, undisturbed: Callable[[], None]
+) -> None:
+    with sent_to(server, HALVES[half]):
+        undisturbed()  # while it is open
+    undisturbed()
+
+
+def test_the_log_says_who_was_turned_away_and_shows_how_they_began(
+    server: _elastic_rs.StoreServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING", "elastic_rs"):
+        _elastic_rs.reset_log_levels()
+        with sent_to(server, STRANGERS["http"]) as stream:
+            host, port = stream.getsockname()[:2]
+            read_to_end(stream)
+        until("logged", lambda: "GET / HTTP" in caplog.text)
+    assert host in caplog.text
+    assert str(port) in caplog.text
+    assert caplog.records[0].name == "elastic_rs.store.server"
+
+
+WAITS = """
+import sys
+from elastic_rs import _elastic_rs
+client = _elastic_rs.StoreClient("127.0.0.1", int(sys.argv[1]))
+client.set("before", "there")
+client.wait([b"never"])
+"""
+STOCK_WAITS = """
+import sys
+import torch.distributed as dist
+client = dist.TCPStore("127.0.0.1", int(sys.argv[1]))
+client.set("before", "there")
+client.wait(["never"])
+"""
+
+
+@pytest.mark.parametrize("code", [WAITS, STOCK_WAITS], ids=["core", "stock"])
+def test_a_client_that_is_killed_while_it_waits_is_forgotten(
+    code: str, job: Job, server: _elastic_rs.StoreServer, undisturbed: Callable[[], None]
+) -> None:
+    process = job.start([sys.executable, "-c", code, str(server.port)])
+    until("waiting", lambda: server.waiting == 1)
+    process.signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    until("forgotten", lambda: server.waiting == 0 and server.connections == 1)
+    undisturbed()
+
+
+HOLDS_A_PORT = """
+import signal, socket
+listener = socket.create_server(("", 0))
+print("port", listener.getsockname()[1], flush=True)
+signal.pause()
+"""
+
+
+def test_a_port_that_another_process_has_is_an_error_that_names_it(job: Job) -> None:
+    holder = job.start([sys.executable, "-c", HOLDS_A_PORT])
+    port = int(holder.line(r"port (\d+)")[1])
+    with pytest.raises(dist.DistNetworkError, match="address already in use") as caught:
+        elastic_rs.TCPStore(HOST, port, is_master=True)
+    assert f"port {port} on 0.0.0.0 is already in use by pid {holder.pid} (python" in str(caught.value)
+    holder.signal(signal.SIGTERM)
+    holder.wait()
