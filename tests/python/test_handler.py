@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import torch.distributed as dist
 from elastic_rs import RustC10dRendezvousHandler, create_rust_c10d_handler
 from elastic_rs.errors import ElasticError
+from torch.distributed.elastic.agent.server.api import _RoleInstanceInfo
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -297,3 +299,25 @@ time.sleep(0.1)
 """)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert "panicked" not in done.stderr
+
+
+@pytest.mark.parametrize("lost_rank", [0, 1])
+def test_a_member_lost_right_after_the_round_does_not_hold_up_the_others(make: Make, lost_rank: int) -> None:
+    # What PyTorch's agent does next, `_assign_worker_ranks`, waits for every member: one that died before it wrote its
+    # role made all others wait for `read_timeout`, then fail.
+    handlers = [make("1:2"), make("1:2")]
+    with together(*handlers) as joins:
+        infos = {join.result().rank: (handler, join.result()) for handler, join in zip(handlers, joins, strict=True)}
+    lost, _ = infos.pop(lost_rank)
+    ((survivor, info),) = infos.values()
+    lost._session.leave("test")
+    role = _RoleInstanceInfo("trainer", info.rank, 4)
+    info.store.set(f"torchelastic/role_info/{info.rank}", role.serialize())
+    if info.rank == 0:
+        found = info.store.multi_get([f"torchelastic/role_info/{rank}" for rank in range(2)])
+        assert [_RoleInstanceInfo.deserialize(text).rank for text in found] == [0, 1]
+    else:
+        assert json.loads(info.store.get("torchelastic/assigned_ranks/1")) == [4, 8, 4, 8]
+    assert survivor.num_nodes_waiting() > 0, "what it has been given is good for nothing but to begin anew"
+    assert survivor.next_rendezvous().world_size == 1
+    assert survivor.num_nodes_waiting() == 0
