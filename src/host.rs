@@ -5,6 +5,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::process;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -25,6 +26,7 @@ pub struct Host {
     port: u16,
     sessions: watch::Receiver<usize>,
     thread: Option<JoinHandle<()>>,
+    started_by: u32,
 }
 
 /// What came of an attempt to become the host.
@@ -103,7 +105,7 @@ impl Host {
         let (count, sessions) = watch::channel(0);
         let run = move || run(&runtime, listeners, options, control, count);
         let thread = thread::Builder::new().name(format!("host-{port}")).spawn(run)?;
-        Ok(Self { controller, port, sessions, thread: Some(thread) })
+        Ok(Self { controller, port, sessions, thread: Some(thread), started_by: process::id() })
     }
 
     /// The port it listens on.
@@ -116,8 +118,14 @@ impl Host {
         Sessions(self.sessions.clone())
     }
 
-    /// Close everything and wait until the thread has ended.
+    /// Close everything and wait until the thread has ended. In a process forked from the one that started it, do nothing:
+    /// the thread did not come along.
     pub fn stop(&mut self) {
+        if self.started_by != process::id() {
+            // Dropping the handle of a thread that does not exist here would be no harm, waiting for it is.
+            self.thread = None;
+            return;
+        }
         self.controller.stop();
         if let Some(thread) = self.thread.take() {
             // A panic there has been reported by its own thread.
@@ -171,8 +179,12 @@ fn run(
             }
         };
         tokio::task::spawn_local(handing_over);
-        tokio::task::spawn_local(coordinator::run(incoming, count));
-        serve(listeners, options, control).await;
+        let coordinator = tokio::task::spawn_local(coordinator::run(incoming, count));
+        tokio::select! {
+            _ = serve(listeners, options, control) => {}
+            // Nodes must find nobody here, rather than a port that accepts them and says nothing.
+            ended = coordinator => tracing::error!(?ended, "the coordinator has ended: this is a bug"),
+        }
     });
 }
 
@@ -222,7 +234,7 @@ mod tests {
     fn of_two_that_could_be_exactly_one_is_the_host() {
         let first = host_of(claim("127.0.0.1", 0, None).unwrap());
         let why = why_guest(claim("127.0.0.1", first.port(), None).unwrap());
-        let expected = format!("port {} on 127.0.0.1 is already in use by pid {}", first.port(), std::process::id());
+        let expected = format!("port {} on 127.0.0.1 is already in use by pid {}", first.port(), process::id());
         assert!(why.starts_with(&expected), "{why}");
     }
 
@@ -230,7 +242,7 @@ mod tests {
     fn who_must_be_the_host_and_cannot_is_told_who_has_the_port() {
         let first = host_of(claim("127.0.0.1", 0, Some(true)).unwrap());
         let error = claim("127.0.0.1", first.port(), Some(true)).unwrap_err();
-        assert!(error.to_string().contains(&format!("in use by pid {}", std::process::id())), "{error}");
+        assert!(error.to_string().contains(&format!("in use by pid {}", process::id())), "{error}");
     }
 
     #[test]

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use elastic_rs::rendezvous::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Placement, Round};
+use elastic_rs::rendezvous::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Placement, Round, Verdict};
 use elastic_rs::rendezvous::node::{JoinError, NodeCommand, NodeMachine};
+use elastic_rs::rendezvous::report::Reporter;
 use elastic_rs::rendezvous::settings::Settings;
 
 const COORDINATOR_TIMEOUT: Duration = Duration::from_secs(60);
@@ -276,4 +277,115 @@ fn a_node_that_has_left_does_not_introduce_itself_again() {
     node.join(1, None, seconds(1), now);
     assert!(matches!(node.take_outcome(), Some(Err(JoinError::Connection(_)))));
     assert_eq!(node.next_deadline(), None);
+}
+
+#[test]
+fn an_abandoned_join_is_withdrawn_and_kept_from_the_next_one() {
+    let now = Instant::now();
+    let mut node = connected(now);
+    node.join(1, None, seconds(60), now);
+    node.take_commands();
+    node.abandon();
+    assert_eq!(node.take_commands(), [NodeCommand::Send(NodeMessage::Withdraw)]);
+    // A place that was given just before the withdrawal was read looks like an answer to the next join: it must not arrive.
+    node.join(2, None, seconds(60), now);
+    assert_eq!(node.take_commands(), [NodeCommand::Disconnect]);
+
+    let mut node = connected(now);
+    node.join(1, None, seconds(60), now);
+    node.abandon();
+    node.on_message(place(1), now);
+    node.on_message(CoordinatorMessage::Withdrawn { progress: String::new() }, now);
+    assert_eq!((node.take_outcome(), node.view().round), (None, Round(0)));
+    node.take_commands();
+    node.join(2, None, seconds(60), now);
+    assert!(matches!(node.take_commands().as_slice(), [NodeCommand::Send(NodeMessage::Join(_))]));
+}
+
+#[test]
+fn a_place_that_nobody_took_is_given_up() {
+    let now = Instant::now();
+    let mut node = connected(now);
+    node.join(1, None, seconds(60), now);
+    node.on_message(place(1), now);
+    node.take_commands();
+    node.abandon();
+    assert_eq!(node.take_commands(), [NodeCommand::Send(NodeMessage::Withdraw)]);
+    assert_eq!(node.take_outcome(), None);
+
+    let mut node = connected(now);
+    node.join(1, None, seconds(60), now);
+    node.on_message(place(1), now);
+    assert!(matches!(node.take_outcome(), Some(Ok(_))));
+    node.take_commands();
+    node.abandon();
+    assert_eq!(node.take_commands(), [], "a place that was taken is kept");
+}
+
+#[test]
+fn a_closed_rendezvous_needs_no_coordinator() {
+    // The job has succeeded elsewhere, and the host has left with it; workers of this node may still take their time.
+    let now = Instant::now();
+    let mut node = connected(now);
+    node.join(1, None, seconds(60), now);
+    node.on_message(place(1), now);
+    let verdict = Verdict::Succeeded { by: "10.0.0.6".into() };
+    node.on_message(CoordinatorMessage::Closed { verdict, spare: false }, now);
+    node.on_disconnected("reset".into(), false, now);
+    for _ in 0..100 {
+        let at = node.next_deadline().expect("it goes on trying");
+        node.on_tick(at);
+        node.on_connect_failed("connection refused".into(), at);
+    }
+    node.on_tick(now + COORDINATOR_TIMEOUT * 2);
+    assert_eq!(node.view().failed, None);
+}
+
+/// What is told until `until`, with the times from `now` on.
+fn told(node: &mut NodeMachine, reporter: &mut Reporter, now: Instant, until: Duration) -> Vec<(u64, String)> {
+    let mut all = Vec::new();
+    for second in 0..=until.as_secs() {
+        let at = now + seconds(second);
+        all.extend(reporter.look(node, at).into_iter().map(|text| (second, text)));
+        let next = reporter.next_deadline(node);
+        assert!(next.is_none_or(|next| next > at), "a deadline that has passed would keep the driver busy");
+    }
+    all
+}
+
+#[test]
+fn a_node_that_waits_says_what_for_now_and_then() {
+    // Pains row 9: silence for ten minutes, then an error.
+    let now = Instant::now();
+    let mut node = connected(now);
+    let mut reporter = Reporter::default();
+    node.join(1, None, seconds(6000), now);
+    let progress = |text: &str| CoordinatorMessage::Heartbeat { progress: Some(text.into()), spare: false };
+    node.on_message(progress("1 of 3 are in"), now);
+    let first = told(&mut node, &mut reporter, now, seconds(100));
+    assert_eq!(first, [(30, "waiting for 30s: 1 of 3 are in".to_owned())]);
+    node.on_message(progress("2 of 3 are in"), now);
+    let more = told(&mut node, &mut reporter, now + seconds(101), seconds(900));
+    let texts: Vec<_> = more.iter().map(|(_, text)| text.split_once(": ").map_or("", |parts| parts.1)).collect();
+    assert_eq!(texts, ["2 of 3 are in", "2 of 3 are in"], "every ten minutes if nothing changes");
+    node.on_message(place(1), now);
+    assert_eq!(told(&mut node, &mut reporter, now + seconds(1100), seconds(100)), []);
+}
+
+#[test]
+fn a_coordinator_that_goes_and_comes_back_is_told_of() {
+    let now = Instant::now();
+    let mut node = connected(now);
+    let mut reporter = Reporter::default();
+    node.on_disconnected("the coordinator closed the connection".into(), false, now);
+    assert_eq!(reporter.look(&node, now), [""; 0], "it may be back in a moment");
+    let gone = told(&mut node, &mut reporter, now, seconds(20));
+    let text = "the coordinator at head:29400 is out of reach: the coordinator closed the connection; this node carries on \
+                and tries again";
+    assert_eq!(gone, [(1, text.to_owned())]);
+    let at = connects_at(&mut node);
+    node.on_connected(at);
+    node.on_message(welcome(), at);
+    assert_eq!(reporter.look(&node, now + seconds(21)), ["the coordinator is back after 21s"]);
+    assert_eq!(told(&mut node, &mut reporter, now + seconds(22), seconds(20)), []);
 }

@@ -151,6 +151,46 @@ async fn a_join_timeout_says_who_was_in_and_how_many_were_missing() {
 }
 
 #[tokio::test]
+async fn a_second_join_at_the_same_time_is_refused_and_a_dropped_one_gives_its_place_up() {
+    let coordinator = Coordinator::start().await;
+    let sessions: Vec<_> = (0..2).map(|n| coordinator.session(n, Settings::new(2, 2))).collect();
+    let joining = sessions[0].join(1, None, PATIENCE);
+    let busy = async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        sessions[0].join(2, None, PATIENCE).await.unwrap_err()
+    };
+    tokio::select! {
+        _ = joining => panic!("nobody else has joined"),
+        error = busy => assert_eq!(error, JoinError::Busy),
+    }
+    // Whoever joins now waits in vain, until the first is back.
+    let error = sessions[1].join(1, None, Duration::from_millis(100)).await.unwrap_err();
+    assert!(matches!(error, JoinError::Timeout { .. }), "{error:?}");
+    assert!(error.to_string().contains("1 of 2 to 2 nodes have joined (node1 (node1))"), "{error}");
+    assert_eq!(join_all(&sessions).await[0].world_size, 2);
+}
+
+#[tokio::test]
+async fn a_spare_waits_longer_than_its_join_timeout_until_the_job_needs_it() {
+    const JOIN_TIMEOUT: Duration = Duration::from_millis(300);
+    let mut settings = Settings::new(1, 1);
+    settings.keep_alive_interval = Duration::from_millis(50);
+    settings.reconnect_grace = Duration::from_millis(20);
+    let coordinator = Coordinator::start().await;
+    let mut sessions: Vec<_> = (0..2).map(|n| coordinator.session(n, settings.clone())).collect();
+    join_all(&sessions[..1]).await;
+    let spare = sessions.pop().unwrap();
+    let running = sessions.pop().unwrap();
+    let end = async {
+        tokio::time::sleep(JOIN_TIMEOUT * 3).await;
+        assert!(spare.progress().unwrap().contains("round 1 runs undisturbed (nodes: 1)"));
+        drop(running);
+    };
+    let (placement, ()) = tokio::join!(spare.join(1, None, JOIN_TIMEOUT), end);
+    assert_eq!(placement.unwrap().round, Round(2));
+}
+
+#[tokio::test]
 async fn a_failed_verdict_reaches_running_nodes_with_its_cause() {
     let coordinator = Coordinator::start().await;
     let sessions: Vec<_> = (0..2).map(|n| coordinator.session(n, Settings::new(2, 2))).collect();

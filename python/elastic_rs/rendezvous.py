@@ -18,7 +18,6 @@ import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.elastic.events import construct_and_record_rdzv_event
 from torch.distributed.elastic.events.api import NodeState
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -32,10 +31,13 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from elastic_rs import _elastic_rs
 from elastic_rs._config import RendezvousConfig
+from elastic_rs._round_store import RoundStore
 from elastic_rs.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError
 from elastic_rs.store import TCPStore
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
     from elastic_rs._elastic_rs import Host, Placement, Session, StoreServer
 
 __all__ = ["DEFAULT_PORT", "RustC10dRendezvousHandler", "create_rust_c10d_handler"]
@@ -103,6 +105,7 @@ class RustC10dRendezvousHandler(RendezvousHandler):
         )
         self._worker_store: StoreServer | None = None
         self._waiting = 0
+        self._must_rejoin = False
         self._ended = False
         # An agent that is ended by a signal does not call shutdown(); a goodbye spares the others the wait for a lease.
         _say_goodbye_at_exit(self)
@@ -149,7 +152,7 @@ class RustC10dRendezvousHandler(RendezvousHandler):
             self._explain(error)
             self._record(f"{type(error).__name__}: {error}", NodeState.FAILED)
             raise
-        self._waiting = 0
+        self._waiting, self._must_rejoin = 0, False
         text = (
             f"round {placement.round}: rank {placement.rank} of {placement.world_size}, "
             f"master {placement.master_addr}:{placement.master_port}, after {time.monotonic() - started:.1f} s"
@@ -186,7 +189,7 @@ class RustC10dRendezvousHandler(RendezvousHandler):
             self._waiting = view.waiting
             if view.waiting:
                 logger.info("%s: the world must re-form: %s", self._addr(), view.reason)
-        return view.waiting
+        return max(view.waiting, int(self._must_rejoin))
 
     def get_run_id(self) -> str:
         """Return the run id (``--rdzv-id``)."""
@@ -242,8 +245,19 @@ class RustC10dRendezvousHandler(RendezvousHandler):
     def _agents_store(self, placement: Placement) -> Store:
         """Connect to the store that the agents share. Each round has a prefix of its own, as in PyTorch's backend."""
         host, port = self._endpoint
-        store = TCPStore(host, port, timeout=timedelta(seconds=self._config.read_timeout))
-        return PrefixStore(f"torch.rendezvous.{self._run_id}.{placement.round}", store)
+        timeout = timedelta(seconds=self._config.read_timeout)
+        store = TCPStore(host, port, timeout=timeout)
+        return RoundStore(
+            f"torch.rendezvous.{self._run_id}.{placement.round}",
+            store,
+            world_size=placement.world_size,
+            timeout=timeout,
+            must_reform=lambda: self.num_nodes_waiting() > 0,
+            on_stand_in=self._rejoin,
+        )
+
+    def _rejoin(self) -> None:
+        self._must_rejoin = True
 
     def _listen_for_workers(self) -> StoreServer:
         """Start an empty store for this node's next generation of workers: on its own address, if that can be bound."""

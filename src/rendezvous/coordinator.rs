@@ -39,6 +39,8 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(30);
 const UNREAD_LIMIT: usize = 64;
 /// How long what was sent to an ended session is given to leave.
 const FAREWELL: Duration = Duration::from_secs(5);
+/// How long a single message may take to leave while the session lives. A slow node may take its time.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 enum Event {
     Hello { session: SessionId, hello: Box<Hello>, ends: Ends, writer: mpsc::Sender<BytesMut> },
@@ -202,10 +204,8 @@ async fn refuse(writer: &mut OwnedWriteHalf, error: &CodecError) {
 /// Write until the outbox is closed and empty, or the connection fails.
 async fn write(mut writer: OwnedWriteHalf, mut outgoing: mpsc::Receiver<BytesMut>) {
     while let Some(frame) = outgoing.recv().await {
-        let sent = writer.write_all(&frame);
-        // While the session lives a slow node may take its time: the outbox is bounded. At its end it may not.
-        let sent = if outgoing.is_closed() { timeout(FAREWELL, sent).await.unwrap_or(Ok(())) } else { sent.await };
-        if sent.is_err() {
+        let limit = if outgoing.is_closed() { FAREWELL } else { PATIENCE };
+        if !matches!(timeout(limit, writer.write_all(&frame)).await, Ok(Ok(()))) {
             return;
         }
     }

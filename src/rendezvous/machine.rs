@@ -19,6 +19,7 @@ use super::members::{
 };
 use super::message::{CoordinatorMessage, Hello, NodeId, NodeMessage};
 use super::state::{Ends, Node, Run, SessionId, Status};
+use super::text::{tidy, tidy_verdict};
 
 /// What the driver is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,9 +65,8 @@ impl Machine {
     /// A node introduced itself on a new connection.
     pub fn on_hello(&mut self, session: SessionId, hello: Hello, ends: Ends, now: Instant) {
         self.advance(now);
-        let refusal = match hello.settings.validate() {
+        let refusal = match hello.validate() {
             Err(reason) => Some(reason),
-            Ok(()) if hello.run_id.is_empty() => Some("the run id is empty".to_owned()),
             Ok(()) => self.runs.get(&hello.run_id).and_then(|run| disagreement(run, &hello)),
         };
         if let Some(reason) = refusal {
@@ -115,17 +115,25 @@ impl Machine {
             }
             NodeMessage::Heartbeat => {
                 let waits = run.nodes.get(&id).is_some_and(|node| matches!(node.status, Status::Waiting { .. }));
+                let spare = run.nodes.get(&id).is_some_and(|node| run.is_spare(node));
                 let progress = waits.then(|| run.progress(now));
-                out.push(Command::Send { session, message: CoordinatorMessage::Heartbeat { progress } });
+                out.push(Command::Send { session, message: CoordinatorMessage::Heartbeat { progress, spare } });
                 return;
             }
-            NodeMessage::Join(join) => on_join(run, id, session, join, now, out),
+            NodeMessage::Join(join) => {
+                on_join(run, id, session, join, now, out);
+                if run.nodes.get(&id).is_some_and(|node| run.is_spare(node)) {
+                    let message = CoordinatorMessage::Heartbeat { progress: Some(run.progress(now)), spare: true };
+                    out.push(Command::Send { session, message });
+                }
+            }
             NodeMessage::Withdraw => {
                 let message = CoordinatorMessage::Withdrawn { progress: run.progress(now) };
                 out.push(Command::Send { session, message });
                 stand_down(run, id, "gave up waiting just as the round completed", out);
             }
             NodeMessage::Leave { reason } => {
+                let reason = tidy(&reason);
                 let label = run.nodes.get(&id).map(Node::label).unwrap_or_default();
                 note(run, format!("{label} left: {reason}"), out);
                 stand_down(run, id, &format!("left: {reason}"), out);
@@ -133,7 +141,7 @@ impl Machine {
                 self.sessions.remove(&session);
                 out.push(Command::End { session });
             }
-            NodeMessage::Close(verdict) => close(run, verdict, out),
+            NodeMessage::Close(verdict) => close(run, tidy_verdict(&verdict), out),
         }
         decide(run, now, &mut self.commands);
     }
@@ -191,7 +199,7 @@ impl Machine {
                 node.suspect = false;
             }
             run.check_at = run.nodes.values().map(Node::lost_at).min();
-            let text = format!("this coordinator stood still for {:.1} s: every lease is renewed", late.as_secs_f64());
+            let text = format!("this coordinator stood still: it is {late:.1?} late, and renews every lease");
             note(run, text, &mut self.commands);
         }
     }

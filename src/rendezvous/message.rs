@@ -165,10 +165,12 @@ pub enum CoordinatorMessage {
         /// Why.
         reason: String,
     },
-    /// Answer to a heartbeat.
+    /// Answer to a heartbeat, and to the [`Join`] of a spare.
     Heartbeat {
         /// For a node that waits: who is in, who is missing, until when.
         progress: Option<String>,
+        /// The node waits beside a full job: its join does not time out meanwhile.
+        spare: bool,
     },
 }
 

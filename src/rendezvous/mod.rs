@@ -7,10 +7,11 @@
 //! | file | what |
 //! |---|---|
 //! | [`settings`] | what a node asks for: min and max nodes, time limits |
-//! | [`message`], [`codec`] | what nodes and the coordinator say to each other; frames |
+//! | [`message`], [`text`], [`codec`] | what nodes and the coordinator say to each other; bounds on texts; frames |
 //! | [`state`], [`ranks`] | what the coordinator knows of one run; who gets which rank |
 //! | [`machine`], `members`, `decide` | events in, commands out; what becomes of a node; when a round closes, and as what |
-//! | [`node`], `view` | a node's side of its session; what it hands out |
+//! | [`node`], `pending`, `view` | a node's side of its session; what it has under way; what it hands out |
+//! | [`report`] | what an operator is told of a node unasked |
 //! | `coordinator`, `session` | the drivers: sockets and timers (feature `io`) |
 //!
 //! Semantics follow `torch/distributed/elastic/rendezvous/dynamic_rendezvous.py` (2.15) except where a comment says why not.
@@ -23,9 +24,12 @@ pub mod machine;
 mod members;
 pub mod message;
 pub mod node;
+mod pending;
 pub mod ranks;
+pub mod report;
 #[cfg(feature = "io")]
 pub mod session;
 pub mod settings;
 pub mod state;
+pub mod text;
 mod view;

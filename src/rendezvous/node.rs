@@ -6,47 +6,33 @@
 use std::time::{Duration, Instant};
 
 use super::message::{CoordinatorMessage, Hello, Join, NodeMessage, Placed, Placement, Verdict};
+use super::pending::{Joining, Link, WITHDRAW_GRACE, back_off};
+use super::text::{tidy, tidy_verdict};
 
 pub use super::view::{JoinError, NodeCommand, View};
-
-#[derive(Clone, Debug)]
-struct Joining {
-    join: Join,
-    since: Instant,
-    deadline: Instant,
-    withdrawn_at: Option<Instant>,
-    progress: Option<String>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Link {
-    Down { retry_at: Instant },
-    Connecting,
-    Up { welcomed: bool, heard_at: Instant, beat_at: Instant },
-}
 
 /// The state of one node. Made from the [`Hello`] it introduces itself with.
 #[derive(Clone, Debug)]
 pub struct NodeMachine {
     hello: Hello,
     /// Where the coordinator is, for messages.
-    endpoint: String,
-    coordinator_timeout: Duration,
+    pub(super) endpoint: String,
+    pub(super) coordinator_timeout: Duration,
     link: Link,
     ever_welcomed: bool,
     tries: u32,
     /// Connections that were closed before a welcome, in a row.
     unanswered: u32,
-    last_error: String,
-    joining: Option<Joining>,
+    pub(super) last_error: String,
+    pub(super) joining: Option<Joining>,
     outcome: Option<Result<Placement, JoinError>>,
-    view: View,
-    left: bool,
+    pub(super) view: View,
+    pub(super) left: bool,
+    /// A join was abandoned, and the coordinator has not said yet that it knows.
+    withdrawing: bool,
     commands: Vec<NodeCommand>,
 }
 
-/// How long the answer to a `Withdraw` is waited for.
-const WITHDRAW_GRACE: Duration = Duration::from_secs(1);
 /// After how many connections that ended without an answer to ask what listens there, and how often again.
 const PROBE_EVERY: u32 = 3;
 /// A store of PyTorch's takes no notice of a Hello until more bytes follow, then it closes.
@@ -70,6 +56,7 @@ impl NodeMachine {
             outcome: None,
             view: View { out_of_reach_since: Some(now), ..View::default() },
             left: false,
+            withdrawing: false,
             commands: Vec::new(),
         }
     }
@@ -87,6 +74,11 @@ impl NodeMachine {
             self.outcome = Some(Err(error));
             return;
         }
+        if self.withdrawing {
+            // A place given to the abandoned join may still arrive, and would look like an answer to this one.
+            self.commands.push(NodeCommand::Disconnect);
+            self.lose("an earlier join was abandoned".to_owned(), now);
+        }
         if let Some(placed) = &mut self.hello.placed {
             placed.active = false;
         }
@@ -97,11 +89,29 @@ impl NodeMachine {
             self.commands.push(NodeCommand::Send(NodeMessage::Join(join.clone())));
         }
         let deadline = now + timeout;
-        self.joining = Some(Joining { join, since: now, deadline, withdrawn_at: None, progress: None });
+        self.joining = Some(Joining { join, since: now, deadline, spare: false, withdrawn_at: None, progress: None });
+    }
+
+    /// Nobody waits for the pending join any more (Ctrl-C). Without effect once its outcome has been taken.
+    pub fn abandon(&mut self) {
+        let (joining, outcome) = (self.joining.take(), self.outcome.take());
+        let placed = matches!(outcome, Some(Ok(_)));
+        if joining.is_none() && !placed {
+            return;
+        }
+        self.hello.joining = false;
+        if let Some(placed) = self.hello.placed.as_mut().filter(|_| placed) {
+            placed.active = false;
+        }
+        if matches!(self.link, Link::Up { welcomed: true, .. }) {
+            self.withdrawing = true;
+            self.commands.push(NodeCommand::Send(NodeMessage::Withdraw));
+        }
     }
 
     /// End the job for everybody.
     pub fn close(&mut self, verdict: Verdict) {
+        let verdict = tidy_verdict(&verdict);
         self.view.closed.get_or_insert_with(|| verdict.clone());
         if matches!(self.link, Link::Up { welcomed: true, .. }) {
             self.commands.push(NodeCommand::Send(NodeMessage::Close(verdict)));
@@ -111,7 +121,7 @@ impl NodeMachine {
     /// Say goodbye. Nothing is sent or received afterwards.
     pub fn leave(&mut self, reason: String) {
         if !self.left && matches!(self.link, Link::Up { welcomed: true, .. }) {
-            self.commands.push(NodeCommand::Send(NodeMessage::Leave { reason }));
+            self.commands.push(NodeCommand::Send(NodeMessage::Leave { reason: tidy(&reason) }));
         }
         self.left = true;
         self.resolve(Err(JoinError::Connection(LEFT.to_owned())));
@@ -181,6 +191,7 @@ impl NodeMachine {
             }
             CoordinatorMessage::Complete(placement) => self.on_complete(placement),
             CoordinatorMessage::Withdrawn { progress } => {
+                self.withdrawing = false;
                 if let Some(joining) = self.joining.as_ref().filter(|joining| joining.withdrawn_at.is_some()) {
                     let after = joining.deadline - joining.since;
                     self.resolve(Err(JoinError::Timeout { after, progress }));
@@ -190,9 +201,10 @@ impl NodeMachine {
                 self.view.closed = Some(verdict.clone());
                 self.resolve(Err(JoinError::Closed { verdict, spare }));
             }
-            CoordinatorMessage::Heartbeat { progress } => {
+            CoordinatorMessage::Heartbeat { progress, spare } => {
                 if let (Some(joining), Some(progress)) = (&mut self.joining, progress) {
                     joining.progress = Some(progress);
+                    joining.be_spare(spare, now);
                 }
             }
         }
@@ -221,9 +233,7 @@ impl NodeMachine {
             }
             Link::Down { .. } | Link::Connecting => {}
         }
-        let away =
-            self.view.out_of_reach_since.filter(|since| self.ever_welcomed && now >= *since + self.coordinator_timeout);
-        if away.is_some() {
+        if self.needed_until().is_some_and(|until| now >= until) {
             let text = format!(
                 "the coordinator at {} has been out of reach for {:.1?} (coordinator_timeout): {}",
                 self.endpoint, self.coordinator_timeout, self.last_error
@@ -242,13 +252,8 @@ impl NodeMachine {
             Link::Connecting => None,
             Link::Up { heard_at, beat_at, .. } => Some(beat_at.min(heard_at + self.hello.settings.lease())),
         };
-        let join = self
-            .joining
-            .as_ref()
-            .map(|joining| joining.withdrawn_at.map_or(joining.deadline, |at| at + WITHDRAW_GRACE));
-        let reach =
-            self.view.out_of_reach_since.filter(|_| self.ever_welcomed).map(|since| since + self.coordinator_timeout);
-        [link, join, reach].into_iter().flatten().min()
+        let join = self.joining.as_ref().and_then(Joining::next_deadline);
+        [link, join, self.needed_until()].into_iter().flatten().min()
     }
 
     /// What to do now, in order.
@@ -271,9 +276,11 @@ impl NodeMachine {
         &self.view
     }
 
-    /// For a node that waits: what the coordinator last said about the round.
-    pub fn progress(&self) -> Option<&str> {
-        self.joining.as_ref().and_then(|joining| joining.progress.as_deref())
+    /// How long this node does without the coordinator, if it has to. Of a closed rendezvous nothing more is to be heard: its
+    /// host may have gone with the job while workers here still finish.
+    pub(super) fn needed_until(&self) -> Option<Instant> {
+        let since = self.view.out_of_reach_since.filter(|_| self.ever_welcomed && self.view.closed.is_none());
+        since.map(|since| since + self.coordinator_timeout)
     }
 
     fn on_welcome(&mut self, addr: String) {
@@ -317,7 +324,7 @@ impl NodeMachine {
         let Some(joining) = &mut self.joining else { return };
         let after = joining.deadline - joining.since;
         match joining.withdrawn_at {
-            None if now >= joining.deadline => {
+            None if joining.is_due(now) => {
                 joining.withdrawn_at = Some(now);
                 self.hello.joining = false;
                 if matches!(self.link, Link::Up { welcomed: true, .. }) {
@@ -346,6 +353,7 @@ impl NodeMachine {
 
     /// There is no connection any more.
     fn lose(&mut self, cause: String, now: Instant) {
+        self.withdrawing = false;
         self.last_error = cause;
         self.retry(now);
     }
@@ -366,14 +374,10 @@ impl NodeMachine {
         self.resolve(Err(error));
     }
 
-    /// Try again after a delay that doubles up to two seconds, spread by half so that many nodes do not come at once.
+    /// Try again after a while.
     fn retry(&mut self, now: Instant) {
-        const FIRST: Duration = Duration::from_millis(50);
-        const LONGEST: Duration = Duration::from_secs(2);
-        let delay = (FIRST * 2_u32.pow(self.tries.min(10))).min(LONGEST);
+        let delay = back_off(self.tries, self.hello.node.0 as u64);
         self.tries += 1;
-        let spread = (self.hello.node.0 as u64 ^ u64::from(self.tries)).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-        let delay = delay.mul_f64(0.5 + 0.5 * spread as f64 / u32::MAX as f64);
         self.view.out_of_reach_since.get_or_insert(now);
         self.link = Link::Down { retry_at: now + delay };
     }

@@ -18,6 +18,7 @@ use super::codec;
 use super::coordinator::read_message;
 use super::message::{CoordinatorMessage, Hello, Placement, Verdict};
 use super::node::{JoinError, NodeCommand, NodeMachine, View};
+use super::report::Reporter;
 use crate::proto::Request;
 
 /// How long one address is tried before the next.
@@ -27,6 +28,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Session {
     shared: Arc<Shared>,
+    /// Held while a join is pending.
+    turn: tokio::sync::Mutex<()>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -49,21 +52,24 @@ impl Session {
         let (steps, gone) = (watch::Sender::new(0), watch::Sender::new(false));
         let shared = Arc::new(Shared { machine: Mutex::new(machine), asked: Notify::new(), steps, gone });
         let task = runtime.spawn(drive(Arc::clone(&shared), host.to_owned(), port));
-        Self { shared, task }
+        Self { shared, turn: tokio::sync::Mutex::default(), task }
     }
 
-    /// Take part in the next round. `store_port` is where this node's empty worker store listens.
+    /// Take part in the next round. `store_port` is where this node's empty worker store listens. Dropping the future
+    /// gives the place up.
     ///
     /// # Errors
-    /// [`JoinError`]; the session stays usable after `Timeout`.
+    /// [`JoinError`]; the session stays usable after `Timeout` and `Busy`.
     pub async fn join(
         &self,
         store_port: u16,
         node_rank: Option<u32>,
         timeout: Duration,
     ) -> Result<Placement, JoinError> {
+        let Ok(_turn) = self.turn.try_lock() else { return Err(JoinError::Busy) };
         let mut steps = self.shared.steps.subscribe();
         self.ask(|machine| machine.join(store_port, node_rank, timeout, Instant::now()));
+        let _abandoned_when_dropped = Pending(self);
         loop {
             if let Some(outcome) = self.shared.machine.lock().take_outcome() {
                 return outcome;
@@ -91,9 +97,9 @@ impl Session {
         }
     }
 
-    /// For a node that waits: what the coordinator last said about the round.
+    /// For a node that waits: what for.
     pub fn progress(&self) -> Option<String> {
-        self.shared.machine.lock().progress().map(str::to_owned)
+        self.shared.machine.lock().waits().map(|(_, what)| what)
     }
 
     /// End the job for everybody, once the coordinator hears of it.
@@ -107,12 +113,22 @@ impl Session {
         self.ask(|machine| machine.leave(reason));
         if timeout(limit, gone.wait_for(|gone| *gone)).await.is_err() {
             self.task.abort();
+            self.shared.steps.send_modify(|step| *step += 1);
         }
     }
 
     fn ask(&self, question: impl FnOnce(&mut NodeMachine)) {
         question(&mut self.shared.machine.lock());
         self.shared.asked.notify_one();
+    }
+}
+
+/// A join under way.
+struct Pending<'a>(&'a Session);
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        self.0.ask(NodeMachine::abandon);
     }
 }
 
@@ -134,12 +150,19 @@ async fn drive(shared: Arc<Shared>, host: String, port: u16) {
     let mut connection: Option<Connection> = None;
     let mut connecting = None;
     let mut probing = None;
+    let mut reporter = Reporter::default();
     loop {
-        let (commands, deadline, left) = {
+        let (commands, deadline, left, news) = {
             let mut machine = shared.machine.lock();
-            machine.on_tick(Instant::now());
-            (machine.take_commands(), machine.next_deadline(), machine.has_left())
+            let now = Instant::now();
+            machine.on_tick(now);
+            let news = reporter.look(&machine, now);
+            let deadline = [machine.next_deadline(), reporter.next_deadline(&machine)].into_iter().flatten().min();
+            (machine.take_commands(), deadline, machine.has_left(), news)
         };
+        for text in news {
+            tracing::warn!("{text}");
+        }
         for command in commands {
             match command {
                 NodeCommand::Connect => connecting = Some(Box::pin(connect(host.clone(), port))),

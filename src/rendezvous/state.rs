@@ -289,7 +289,7 @@ impl Run {
         if self.active_count > 0 {
             let still = self.list(|node| node.status == Status::Active);
             if self.waiting_for_members() == 0 {
-                text += &format!("; the {} nodes of round {} run undisturbed", self.active_count, self.round);
+                text += &format!("; round {} runs undisturbed (nodes: {})", self.round, self.active_count);
             } else {
                 text += &format!("; {} still to come back from round {}{still}", self.active_count, self.round);
             }

@@ -40,6 +40,9 @@ pub enum JoinError {
         /// This node was a spare that was not needed.
         spare: bool,
     },
+    /// Another join of this node is pending: it takes part in one round at a time.
+    #[error("this node already waits for the next round, in another call")]
+    Busy,
     /// The coordinator does not want this node.
     #[error("the coordinator refused this node: {0}")]
     Rejected(String),

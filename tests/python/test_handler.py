@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +15,7 @@ import pytest
 import torch.distributed as dist
 from elastic_rs import RustC10dRendezvousHandler, create_rust_c10d_handler
 from elastic_rs.errors import ElasticError
+from torch.distributed.elastic.agent.server.api import _RoleInstanceInfo
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -231,3 +235,89 @@ def test_a_coordinator_that_nobody_hosts_is_named_with_the_reason(make: Make) ->
         handler.next_rendezvous()
     assert "refused" in str(caught.value)
     assert "is_host=0 was given" in "".join(caught.value.__notes__)
+
+
+def test_two_joins_at_the_same_time_are_refused(make: Make) -> None:
+    handler = make("2", join_timeout=2)
+    with together(handler, handler) as joins:
+        errors = [join.exception() for join in joins]
+    assert sum(isinstance(error, RendezvousTimeoutError) for error in errors) == 1
+    assert any("already waits for the next round, in another call" in str(error) for error in errors)
+
+
+@pytest.mark.parametrize("run_id", ["x" * 70_000, "two\nlines", "\x1b[2J"])
+def test_a_run_id_that_cannot_be_shown_is_refused(make: Make, run_id: str) -> None:
+    with pytest.raises(ValueError, match=r"the run id .*(must have at most 1024|has control characters)"):
+        make(run_id=run_id)
+
+
+SCRIPT = """
+import os, sys, threading, time
+from elastic_rs import create_rust_c10d_handler
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+def make(nodes):
+    params = RendezvousParameters("rust-c10d", "127.0.0.1:0", "job", nodes, nodes, "127.0.0.2", drain_timeout=0)
+    return create_rust_c10d_handler(params)
+"""
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT + script], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_forked_process_may_drop_its_copy_of_a_handler() -> None:
+    done = run("""
+handler = make(1)
+handler.next_rendezvous()
+if os.fork() == 0:
+    try:
+        handler.next_rendezvous()
+    except RuntimeError as error:
+        print(error)
+    del handler
+    sys.exit(0)
+print("child ended with", os.wait()[1])
+handler.next_rendezvous()
+handler.shutdown()
+""")
+    assert done.returncode == 0, done.stderr
+    assert "before it forked this one" in done.stdout
+    assert "child ended with 0" in done.stdout
+    assert not done.stderr
+
+
+def test_a_daemon_thread_that_waits_does_not_disturb_the_exit() -> None:
+    done = run("""
+handler = make(2)
+threading.Thread(target=handler.next_rendezvous, daemon=True).start()
+while handler._session.view().addr is None:
+    time.sleep(0.01)
+time.sleep(0.1)
+""")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "panicked" not in done.stderr
+
+
+@pytest.mark.parametrize("lost_rank", [0, 1])
+def test_a_member_lost_right_after_the_round_does_not_hold_up_the_others(make: Make, lost_rank: int) -> None:
+    # What PyTorch's agent does next, `_assign_worker_ranks`, waits for every member: one that died before it wrote its
+    # role made all others wait for `read_timeout`, then fail.
+    handlers = [make("1:2"), make("1:2")]
+    with together(*handlers) as joins:
+        infos = {join.result().rank: (handler, join.result()) for handler, join in zip(handlers, joins, strict=True)}
+    lost, _ = infos.pop(lost_rank)
+    ((survivor, info),) = infos.values()
+    lost._session.leave("test")
+    role = _RoleInstanceInfo("trainer", info.rank, 4)
+    info.store.set(f"torchelastic/role_info/{info.rank}", role.serialize())
+    if info.rank == 0:
+        found = info.store.multi_get([f"torchelastic/role_info/{rank}" for rank in range(2)])
+        assert [_RoleInstanceInfo.deserialize(text).rank for text in found] == [0, 1]
+    else:
+        assert json.loads(info.store.get("torchelastic/assigned_ranks/1")) == [4, 8, 4, 8]
+    assert survivor.num_nodes_waiting() > 0, "what it has been given is good for nothing but to begin anew"
+    assert survivor.next_rendezvous().world_size == 1
+    assert survivor.num_nodes_waiting() == 0

@@ -108,9 +108,9 @@ impl Session {
             reconnect_grace: seconds("reconnect_grace", reconnect_grace_s)?,
             ..Settings::new(min_nodes, max_nodes)
         };
-        settings.validate().map_err(PyValueError::new_err)?;
         let node = NodeId(rand::random());
         let hello = Hello { run_id, node, name, local_addr, settings, placed: None, joining: false };
+        hello.validate().map_err(PyValueError::new_err)?;
         let timeout = seconds("coordinator_timeout", coordinator_timeout_s)?;
         Ok(Self(session::Session::open(&handle()?, hello, host, port, timeout)))
     }
@@ -127,7 +127,7 @@ impl Session {
             .map_err(|error| errors::from_join(py, &error))
     }
 
-    /// For a node that waits: what the coordinator last said about the round.
+    /// For a node that waits: what for.
     fn progress(&self) -> Option<String> {
         self.0.progress()
     }
@@ -149,7 +149,7 @@ impl Session {
     #[pyo3(signature = (*, by, cause = None))]
     fn close(&self, by: String, cause: Option<String>) {
         self.0.close(match cause {
-            Some(cause) => Verdict::Failed { by, cause: shorten(cause) },
+            Some(cause) => Verdict::Failed { by, cause },
             None => Verdict::Succeeded { by },
         });
     }
@@ -158,16 +158,7 @@ impl Session {
     #[pyo3(signature = (reason, *, timeout_s = 1.0))]
     fn leave(&self, py: Python<'_>, reason: String, timeout_s: f64) -> PyResult<()> {
         let timeout = seconds("timeout_s", timeout_s)?;
-        block_on(py, self.0.leave(shorten(reason), timeout))
-    }
-}
-
-/// What people wrote may be long; a message may not.
-fn shorten(text: String) -> String {
-    const LONGEST: usize = 4096;
-    match text.char_indices().nth(LONGEST) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
+        block_on(py, self.0.leave(reason, timeout))
     }
 }
 

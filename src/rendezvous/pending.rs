@@ -1,0 +1,60 @@
+//! What [`super::node`] has under way: a join that is pending, and its connection.
+
+use std::time::{Duration, Instant};
+
+use super::message::Join;
+
+/// How long the answer to a `Withdraw` is waited for.
+pub(super) const WITHDRAW_GRACE: Duration = Duration::from_secs(1);
+
+/// A join that waits for its answer.
+#[derive(Clone, Debug)]
+pub(super) struct Joining {
+    pub join: Join,
+    pub since: Instant,
+    pub deadline: Instant,
+    /// The job is full and runs without this node, as it was last told.
+    pub spare: bool,
+    pub withdrawn_at: Option<Instant>,
+    pub progress: Option<String>,
+}
+
+impl Joining {
+    /// Whether to give up. A spare waits for as long as it takes, as in PyTorch.
+    pub fn is_due(&self, now: Instant) -> bool {
+        !self.spare && now >= self.deadline
+    }
+
+    /// When to look next.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        match self.withdrawn_at {
+            Some(at) => Some(at + WITHDRAW_GRACE),
+            None => (!self.spare).then_some(self.deadline),
+        }
+    }
+
+    /// Whether the job needs this node. Once it does, the time for joining begins anew.
+    pub fn be_spare(&mut self, spare: bool, now: Instant) {
+        if self.spare && !spare {
+            (self.since, self.deadline) = (now, now + (self.deadline - self.since));
+        }
+        self.spare = spare;
+    }
+}
+
+/// The connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Link {
+    Down { retry_at: Instant },
+    Connecting,
+    Up { welcomed: bool, heard_at: Instant, beat_at: Instant },
+}
+
+/// A delay that doubles up to two seconds, spread by half so that many nodes do not come at once.
+pub(super) fn back_off(tries: u32, seed: u64) -> Duration {
+    const FIRST: Duration = Duration::from_millis(50);
+    const LONGEST: Duration = Duration::from_secs(2);
+    let delay = (FIRST * 2_u32.pow(tries.min(10))).min(LONGEST);
+    let spread = (seed ^ u64::from(tries.saturating_add(1))).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+    delay.mul_f64(0.5 + 0.5 * spread as f64 / u32::MAX as f64)
+}

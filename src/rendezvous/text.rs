@@ -1,0 +1,76 @@
+//! What nodes write about themselves, as others may be shown it: short enough that no message outgrows its frame, and
+//! without control characters, which could forge lines of a log or steer a terminal.
+
+use super::message::{Hello, Verdict};
+
+/// Longest run id, in bytes.
+pub const RUN_ID_LIMIT_BYTES: usize = 1024;
+/// Longest name or address of a node, in bytes. A DNS name has at most 255.
+pub const NAME_LIMIT_BYTES: usize = 255;
+/// What is kept of a reason or cause, in bytes.
+pub const REASON_LIMIT_BYTES: usize = 4096;
+
+impl Hello {
+    /// Check what a node says about itself.
+    ///
+    /// # Errors
+    /// A sentence naming what is not allowed, and what is.
+    pub fn validate(&self) -> Result<(), String> {
+        if self.run_id.is_empty() {
+            return Err("the run id is empty".to_owned());
+        }
+        check("run id", &self.run_id, RUN_ID_LIMIT_BYTES)?;
+        check("name", &self.name, NAME_LIMIT_BYTES)?;
+        check("address", self.local_addr.as_deref().unwrap_or_default(), NAME_LIMIT_BYTES)?;
+        self.settings.validate()
+    }
+}
+
+fn check(what: &str, text: &str, limit: usize) -> Result<(), String> {
+    if text.len() > limit {
+        return Err(format!("the {what} has {} bytes, must have at most {limit}", text.len()));
+    }
+    if text.contains(char::is_control) {
+        return Err(format!("the {what} `{}` has control characters", text.escape_default()));
+    }
+    Ok(())
+}
+
+/// One line of at most [`REASON_LIMIT_BYTES`]: control characters become spaces, and what is too long is cut.
+pub fn tidy(text: &str) -> String {
+    const CUT: char = '…';
+    let mut line: String = text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if line.len() > REASON_LIMIT_BYTES {
+        let mut end = REASON_LIMIT_BYTES - CUT.len_utf8();
+        while !line.is_char_boundary(end) {
+            end -= 1;
+        }
+        line.truncate(end);
+        line.push(CUT);
+    }
+    line
+}
+
+/// The verdict with its texts tidied.
+pub fn tidy_verdict(verdict: &Verdict) -> Verdict {
+    match verdict {
+        Verdict::Succeeded { by } => Verdict::Succeeded { by: tidy(by) },
+        Verdict::Failed { by, cause } => Verdict::Failed { by: tidy(by), cause: tidy(cause) },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_become_one_line_of_bounded_length() {
+        assert_eq!(tidy("two\nlines\x1b[2J\n"), "two lines [2J");
+        assert_eq!(tidy(&"x".repeat(REASON_LIMIT_BYTES)).len(), REASON_LIMIT_BYTES);
+        for character in ["x", "é", "語", "🦀"] {
+            let cut = tidy(&character.repeat(REASON_LIMIT_BYTES + 1));
+            assert!(cut.len() <= REASON_LIMIT_BYTES && cut.len() > REASON_LIMIT_BYTES - 8, "{}", cut.len());
+            assert!(cut.ends_with('…'));
+        }
+    }
+}
