@@ -97,7 +97,7 @@ class Session:
         """
     def progress(self, /) -> str | None:
         """
-        For a node that waits: what the coordinator last said about the round.
+        For a node that waits: what for.
         """
     def view(self, /) -> View:
         """
