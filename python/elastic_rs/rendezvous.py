@@ -49,6 +49,9 @@ DEFAULT_PORT = 29400
 
 BACKEND = "rust-c10d"
 
+MAX_NODES = 2**32 - 1
+"""The core counts nodes in 32 bits."""
+
 
 def create_rust_c10d_handler(params: RendezvousParameters) -> RustC10dRendezvousHandler:
     """Create a handler from what torchrun was given.
@@ -77,6 +80,8 @@ class RustC10dRendezvousHandler(RendezvousHandler):
     def __init__(self, params: RendezvousParameters) -> None:
         if not params.run_id:
             raise ValueError("The run id must be a non-empty string.")
+        if params.max_nodes > MAX_NODES:
+            raise ValueError(f"The maximum number of nodes ({params.max_nodes}) must be at most {MAX_NODES}.")
         self._run_id = params.run_id
         self._config = RendezvousConfig.from_mapping(params.config)
         host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)

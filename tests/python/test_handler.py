@@ -186,6 +186,11 @@ def test_fewer_than_min_nodes_at_most_is_refused() -> None:
         RendezvousParameters("rust-c10d", "127.0.0.1:0", "job", 2, 1)
 
 
+def test_more_nodes_than_can_be_counted_are_refused(make: Make) -> None:
+    with pytest.raises(ValueError, match=r"\(4294967296\) must be at most 4294967295"):
+        make("1:4294967296")
+
+
 def test_an_unknown_key_is_refused(make: Make) -> None:
     with pytest.raises(ValueError, match="did you mean `join_timeout`"):
         make(join_timeuot=5)
