@@ -171,7 +171,7 @@ fn run(
             }
         };
         tokio::task::spawn_local(handing_over);
-        tokio::task::spawn_local(coordinator::run(incoming, count));
+        tokio::task::spawn_local(coordinator::run(incoming, count, options.hello_timeout));
         serve(listeners, options, control).await;
     });
 }

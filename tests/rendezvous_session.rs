@@ -51,7 +51,7 @@ impl Coordinator {
             };
             tokio::select! {
                 () = accepting => {}
-                () = coordinator::run(incoming, count) => {}
+                () = coordinator::run(incoming, count, PATIENCE) => {}
             }
         });
         Self { address, sessions, task }
