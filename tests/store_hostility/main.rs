@@ -28,7 +28,11 @@ const LATENCY_LIMIT: Duration = Duration::from_secs(3);
 const GROWTH_LIMIT_KIB: u64 = 4 * 1024;
 
 /// Repeats an attack and compares what is left of it, while another client goes about its business.
-fn siege(what: &str, server: &Server, rounds: u32, mut attack: impl FnMut()) {
+fn siege(what: &str, server: &Server, rounds: u32, attack: impl FnMut()) {
+    siege_within(GROWTH_LIMIT_KIB, what, server, rounds, attack);
+}
+
+fn siege_within(growth_limit_kib: u64, what: &str, server: &Server, rounds: u32, mut attack: impl FnMut()) {
     let friend = Friend::of(server);
     attack();
     server.until("open", 1);
@@ -42,7 +46,7 @@ fn siege(what: &str, server: &Server, rounds: u32, mut attack: impl FnMut()) {
     println!(
         "{what}: {peak} KiB at most and {first} KiB after the first round, {last} KiB after the last; another waited {longest:?}"
     );
-    assert!(last <= peak + GROWTH_LIMIT_KIB, "{what}: {last} KiB, {peak} KiB at most in the first round");
+    assert!(last <= peak + growth_limit_kib, "{what}: {last} KiB, {peak} KiB at most in the first round");
     assert!(longest <= LATENCY_LIMIT, "{what}: another client waited {longest:?}");
     let stats = server.stats();
     assert_eq!(
@@ -180,14 +184,15 @@ fn impossible_lengths_and_counts_are_refused_at_once() {
 }
 
 /// Exactly at the limit is no offence: the server waits for the body, for which it has reserved nothing. 2,000 announced
-/// values of 8 MiB would be 16 GiB.
+/// values of 8 MiB would be 16 GiB. What each does have is room for its next 64 KiB, which the allocator backs with memory
+/// only where it has had that before: so further rounds may show what the first did not.
 #[test]
 fn lengths_at_the_limit_cost_nothing_until_their_bytes_come() {
     const COUNT: u64 = 2000;
     raise_descriptor_limit();
     let server = Server::start("");
     let before = server.resident_kib();
-    siege("announced values", &server, 2, || {
+    siege_within(COUNT * 64, "announced values", &server, 8, || {
         let set = [&[1][..], &3u64.to_le_bytes(), b"/ke", &(8u64 << 20).to_le_bytes()].concat();
         let announce = |_| {
             let mut client = Client::connect(server.address());
