@@ -179,7 +179,7 @@ fn run(
             }
         };
         tokio::task::spawn_local(handing_over);
-        let coordinator = tokio::task::spawn_local(coordinator::run(incoming, count));
+        let coordinator = tokio::task::spawn_local(coordinator::run(incoming, count, options.hello_timeout));
         tokio::select! {
             _ = serve(listeners, options, control) => {}
             // Nodes must find nobody here, rather than a port that accepts them and says nothing.

@@ -13,6 +13,8 @@ use elastic_rs::rendezvous::message::{CoordinatorMessage, Hello, MAGIC, NodeId, 
 use elastic_rs::rendezvous::node::{JoinError, View};
 use elastic_rs::rendezvous::session::Session;
 use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::store::client::{ClientOptions, StoreClient};
+use elastic_rs::store::server::ServerOptions;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
@@ -26,6 +28,18 @@ struct Coordinator {
     address: SocketAddr,
     sessions: watch::Receiver<usize>,
     task: JoinHandle<()>,
+}
+
+fn hello_of(number: u128, settings: Settings) -> Hello {
+    Hello {
+        run_id: "job".into(),
+        node: NodeId(number),
+        name: format!("node{number}"),
+        local_addr: Some(format!("node{number}")),
+        settings,
+        placed: None,
+        joining: false,
+    }
 }
 
 impl Coordinator {
@@ -51,22 +65,14 @@ impl Coordinator {
             };
             tokio::select! {
                 () = accepting => {}
-                () = coordinator::run(incoming, count) => {}
+                () = coordinator::run(incoming, count, PATIENCE) => {}
             }
         });
         Self { address, sessions, task }
     }
 
     fn session(&self, number: u128, settings: Settings) -> Session {
-        let hello = Hello {
-            run_id: "job".into(),
-            node: NodeId(number),
-            name: format!("node{number}"),
-            local_addr: Some(format!("node{number}")),
-            settings,
-            placed: None,
-            joining: false,
-        };
+        let hello = hello_of(number, settings);
         Session::open(&Handle::current(), hello, "127.0.0.1", self.address.port(), PATIENCE)
     }
 
@@ -277,4 +283,36 @@ async fn a_giant_frame_ends_its_own_connection_only() {
     assert_eq!(session.join(1, None, PATIENCE).await.unwrap().world_size, 1);
     let mut rest = Vec::new();
     rogue.read_to_end(&mut rest).await.unwrap();
+}
+
+/// The port is the store's too: neither notices what goes on at the other's door.
+#[test]
+fn half_a_greeting_costs_its_own_connection_and_disturbs_neither_sessions_nor_store() {
+    let listener = elastic_rs::store::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let hello_timeout = Duration::from_millis(200);
+    let options = ServerOptions { hello_timeout, ..ServerOptions::default() };
+    let host = elastic_rs::host::Host::start(vec![listener], options).unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let address: SocketAddr = format!("127.0.0.1:{}", host.port()).parse().unwrap();
+        let frame = [MAGIC, &1u16.to_le_bytes(), &100u32.to_le_bytes(), &[7; 50]].concat();
+        let mut open = Vec::new();
+        // Every beginning of magic, version, a frame's length and half its body; then silence.
+        for end in 0..frame.len() {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(&frame[..end]).await.unwrap();
+            open.push(stream);
+        }
+        let store = StoreClient::connect("127.0.0.1", host.port(), ClientOptions::default()).await.unwrap();
+        store.set(b"k", b"v").await.unwrap();
+        let hello = hello_of(1, Settings::new(1, 1));
+        let session = Session::open(&Handle::current(), hello, "127.0.0.1", host.port(), PATIENCE);
+        assert_eq!(session.join(1, None, PATIENCE).await.unwrap().world_size, 1);
+        for (end, stream) in open.iter_mut().enumerate() {
+            let closed = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut Vec::new())).await;
+            assert!(closed.is_ok(), "{end} bytes of a greeting keep a connection open");
+        }
+        assert_eq!(store.get(b"k").await.unwrap()[..], b"v"[..], "who has said hello may be silent");
+        assert!(!host.sessions().ended(Duration::ZERO).await, "a session too");
+    });
 }

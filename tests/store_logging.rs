@@ -5,10 +5,12 @@
 use std::fmt::{Debug, Write as _};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use elastic_rs::store::listen;
-use elastic_rs::store::server::{ServerOptions, StoreServer};
+use bytes::{Bytes, BytesMut};
+use elastic_rs::proto::{Limits, Request};
+use elastic_rs::store::server::{Cause, ServerOptions, StoreServer};
+use elastic_rs::store::{TableLimits, listen};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -44,11 +46,35 @@ impl Subscriber for Keep {
     fn exit(&self, _: &Id) {}
 }
 
+/// The subscriber and its records are the whole process's: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    // The second test finds it in place.
+    let _ = tracing::subscriber::set_global_default(Keep);
+    RECORDS.lock().unwrap().clear();
+    guard
+}
+
+fn start(options: ServerOptions) -> StoreServer {
+    let listener = listen::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+    StoreServer::start(vec![listener], options).unwrap()
+}
+
+/// Sends these bytes, waits for the end and returns the client's address. The record is written before the connection is
+/// closed.
+fn visit(server: &StoreServer, bytes: &[u8]) -> SocketAddr {
+    let mut stream = TcpStream::connect(server.local_addr()).unwrap();
+    // The server may close before all has been written.
+    let _ = stream.write_all(bytes);
+    let _ = stream.read_to_end(&mut Vec::new());
+    stream.local_addr().unwrap()
+}
+
 #[test]
 fn each_rejected_connection_is_one_record_without_keys_or_values() {
-    tracing::subscriber::set_global_default(Keep).unwrap();
-    let listener = listen::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
-    let server = StoreServer::start(vec![listener], ServerOptions::default()).unwrap();
+    let _alone = alone();
+    let server = start(ServerOptions::default());
     let cases: [(&[u8], &str); 3] = [
         (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "cause=\"foreign_protocol\" detail=\"unknown query code 71\""),
         (b"\x01\x06\0\0\0\0\0\0\0SECRET\x06\0\0\0\0\0\0\0SECRET", "detail=\"first query is Set, not VALIDATE\""),
@@ -58,11 +84,7 @@ fn each_rejected_connection_is_one_record_without_keys_or_values() {
         ),
     ];
     for (bytes, expected) in cases {
-        let mut stream = TcpStream::connect(server.local_addr()).unwrap();
-        let peer = stream.local_addr().unwrap();
-        stream.write_all(bytes).unwrap();
-        let _ = stream.read_to_end(&mut Vec::new());
-        // The record is written before the connection is closed.
+        let peer = visit(&server, bytes);
         let records = std::mem::take(&mut *RECORDS.lock().unwrap());
         let [record] = &records[..] else { panic!("{records:?}") };
         assert!(record.starts_with("elastic_rs::store::server "), "{record}");
@@ -72,4 +94,84 @@ fn each_rejected_connection_is_one_record_without_keys_or_values() {
     }
     server.stop();
     assert_eq!(*RECORDS.lock().unwrap(), [""; 0], "nothing at INFO for what is ordinary");
+}
+
+/// pains row 29: PyTorch's server closes the connection and says nothing.
+#[test]
+fn a_rejection_for_size_names_key_size_and_limit_but_no_value() {
+    let _alone = alone();
+    let limits = Limits { key_bytes: 100, value_bytes: 1000, list_len: 2, message_bytes: 2000 };
+    let table = TableLimits { keys: 2, stored_bytes: 5000 };
+    let server = start(ServerOptions { limits, table, ..ServerOptions::default() });
+    let secret = |size| Bytes::from("SECRET".repeat(size / 6 + 1)).slice(..size);
+    let key = |name: &'static str| Bytes::from_static(name.as_bytes());
+    let set = |name, size| Request::Set { key: key(name), value: secret(size) };
+    let pairs = |names: &[&'static str], size| Request::MultiSet {
+        pairs: names.iter().map(|name| (key(name), secret(size))).collect(),
+    };
+    let appends = || (0..5).map(|_| Request::Append { key: key("/a"), value: secret(999) });
+    let cases: [(Vec<Request>, &str, Option<&str>); 7] = [
+        (
+            vec![set("/line\nbreak", 1001)],
+            "Set announces 1001, above the limit value_bytes = 1000",
+            Some("/line\\nbreak"),
+        ),
+        (
+            vec![Request::Get { key: Bytes::from(vec![b'k'; 101]) }],
+            "Get announces 101, above the limit key_bytes = 100",
+            Some("kkk"),
+        ),
+        (vec![pairs(&["/a", "/b", "/c"], 1)], "MultiSet announces 3, above the limit list_len = 2", None),
+        (vec![pairs(&["/a", "/b"], 990)], "MultiSet announces 2025, above the limit message_bytes = 2000", Some("/b")),
+        (
+            vec![pairs(&["/a", "/b"], 1), set("/c", 1)],
+            "Set would bring the table to 3, above its limit keys = 2",
+            Some("/c"),
+        ),
+        (
+            vec![Request::Wait { keys: vec![key("/w"); 2] }, set("/x", 1)],
+            "Set would bring the table to 3, above its limit keys = 2",
+            Some("/x"),
+        ),
+        (appends().collect(), "above its limit stored_bytes = 5000", Some("/a")),
+    ];
+    for (requests, detail, key) in cases {
+        let mut bytes = BytesMut::from(&b"\0\xce\xf7\x85\x3c"[..]);
+        requests.iter().for_each(|request| request.encode(&mut bytes));
+        let peer = visit(&server, &bytes);
+        let records = std::mem::take(&mut *RECORDS.lock().unwrap());
+        let [record] = &records[..] else { panic!("{records:?}") };
+        assert!(record.contains(&format!("peer={peer}")) && record.contains(detail), "{record}");
+        match key {
+            // As much of a key as has come with its length.
+            Some("kkk") => assert!(!record.contains(&"k".repeat(65)), "{record}"),
+            Some(key) => assert!(record.contains(&format!("key={key:?}")), "{record}"),
+            None => assert!(!record.contains(" key="), "{record}"),
+        }
+        assert!(!record.contains("SECRET"), "{record}");
+    }
+    assert_eq!((server.stats().rejected(Cause::TooLong), server.stats().rejected(Cause::Full)), (4, 3));
+}
+
+#[test]
+fn a_flood_is_counted_in_full_and_logged_in_part() {
+    const FLOOD: usize = 300;
+    let _alone = alone();
+    let server = start(ServerOptions::default());
+    for _ in 0..FLOOD {
+        visit(&server, b"GET / HTTP/1.1\r\n\r\n");
+    }
+    assert_eq!(server.stats().rejected(Cause::Foreign), FLOOD as u64);
+    visit(&server, b"\0\xce\xf7\x85\x3c\xff");
+    server.stop();
+    let records = std::mem::take(&mut *RECORDS.lock().unwrap());
+    // Twenty a minute; on a machine so slow that a minute passed meanwhile, twenty more and a summary of their own.
+    let of = |text: &str| records.iter().filter(|record| record.contains(text)).count();
+    let (logged, summaries) = (of("unknown query code 71"), of("more of the same was not logged"));
+    assert!(logged >= 20 && logged <= 20 * summaries, "{logged} of {FLOOD}, {summaries} summaries");
+    assert_eq!(of("protocol_violation"), 1, "another cause is not lost in the flood");
+    if summaries == 1 {
+        let last = records.last().unwrap();
+        assert!(last.contains("cause=\"foreign_protocol\" count=280"), "{last}");
+    }
 }

@@ -64,6 +64,14 @@ impl Decoder {
         self.walk.is_some()
     }
 
+    /// After an error about a length: the key that the refused request names, as far as it has arrived. For a log.
+    ///
+    /// `buf` is what the failed call was given. `None` if no key comes before the length, as before a count.
+    pub fn refused_key<'buf>(&self, buf: &'buf [u8]) -> Option<&'buf [u8]> {
+        self.failed?;
+        self.walk.as_ref()?.last_key(buf)
+    }
+
     fn walk(&mut self, buf: &[u8]) -> Result<Option<(Query, usize)>, ProtoError> {
         let walk = match &mut self.walk {
             Some(walk) => walk,
@@ -152,6 +160,34 @@ impl Walk {
                 self.rounds = Some(rounds - 1);
             }
         }
+    }
+
+    /// The key at this position, or the last one before it. Walks the message again: only errors ask.
+    fn last_key<'buf>(&self, buf: &'buf [u8]) -> Option<&'buf [u8]> {
+        self.rounds?;
+        let is_list = matches!(self.query.shape(), Shape::List(_));
+        let (mut at, mut key) = (if is_list { 9 } else { 1 }, None);
+        for field in self.fields.iter().cycle() {
+            let length = match field {
+                Field::U32 | Field::I64 => 0,
+                Field::Key | Field::Value => {
+                    buf.get(at..)?.first_chunk::<8>().map(|bytes| u64::from_le_bytes(*bytes))?
+                }
+            };
+            if *field == Field::Key {
+                let rest = &buf[at + 8..];
+                key = Some(&rest[..rest.len().min(usize::try_from(length).unwrap_or(usize::MAX))]);
+            }
+            if at >= self.at {
+                break;
+            }
+            at += match field {
+                Field::U32 => 4,
+                Field::I64 => 8,
+                Field::Key | Field::Value => 8 + length as usize,
+            };
+        }
+        key
     }
 
     fn length(&mut self, buf: &[u8], limit: usize, what: &'static str) -> Result<Option<usize>, ProtoError> {
@@ -250,6 +286,30 @@ mod tests {
         assert!(matches!(value, ProtoError::TooLong { what: "value_bytes", announced: 8_388_609, .. }), "{value}");
         let count = decode(b"\x0b\xff\xff\xff\xff\xff\xff\xff\xff").unwrap_err();
         assert!(matches!(count, ProtoError::TooLong { what: "list_len", announced: u64::MAX, .. }), "{count}");
+    }
+
+    #[test]
+    fn a_refusal_knows_the_key_and_nothing_else() {
+        let limits = Limits { key_bytes: 8, value_bytes: 4, list_len: 3, message_bytes: 80 };
+        let key = |bytes: &[u8]| {
+            let (mut decoder, mut buf) = (Decoder::validated(limits.clone()), BytesMut::from(bytes));
+            assert_eq!(decoder.refused_key(&buf), None, "nothing is refused yet");
+            decoder.decode(&mut buf).unwrap_err();
+            decoder.refused_key(&buf).map(|key| String::from_utf8(key.to_vec()).unwrap())
+        };
+        let long = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+        let five = 5u64.to_le_bytes();
+        let max = u64::MAX.to_le_bytes();
+        assert_eq!(key(&[b"\x01", &long("key")[..], &five].concat()).as_deref(), Some("key"));
+        assert_eq!(key(&[b"\x01", &long("key")[..], &five, b"value"].concat()).as_deref(), Some("key"));
+        assert_eq!(key(&[b"\x02", &long("key")[..], &long("ex"), &max].concat()).as_deref(), Some("key"));
+        assert_eq!(key(&[b"\x03", &max[..]].concat()).as_deref(), Some(""), "the key itself is too long, and not here");
+        assert_eq!(key(&[b"\x03", &max[..], b"begins so"].concat()).as_deref(), Some("begins so"));
+        assert_eq!(key(&[b"\x0b", &max[..]].concat()), None, "a count");
+        let two = [b"\x0b", &2u64.to_le_bytes()[..], &long("first"), &long("v")].concat();
+        assert_eq!(key(&[&two, &long("second")[..], &five].concat()).as_deref(), Some("second"));
+        assert_eq!(key(&[b"\x0a", &3u64.to_le_bytes()[..], &long("a"), &max].concat()).as_deref(), Some(""));
+        assert_eq!(key(b"\xff"), None, "not about a length");
     }
 
     #[test]

@@ -33,8 +33,6 @@ pub struct Incoming {
     pub local: SocketAddr,
 }
 
-/// How long a connection may take to say Hello.
-const HELLO_TIMEOUT: Duration = Duration::from_secs(30);
 /// How many messages may wait for a node that does not read. In normal running there are two or three per round.
 const UNREAD_LIMIT: usize = 64;
 /// How long what was sent to an ended session is given to leave.
@@ -49,7 +47,13 @@ enum Event {
 }
 
 /// Serve sessions until `incoming` is closed. `sessions` always tells how many are connected.
-pub async fn run(mut incoming: mpsc::UnboundedReceiver<Incoming>, sessions: watch::Sender<usize>) {
+///
+/// A connection that has not said Hello after `hello_timeout` is closed.
+pub async fn run(
+    mut incoming: mpsc::UnboundedReceiver<Incoming>,
+    sessions: watch::Sender<usize>,
+    hello_timeout: Duration,
+) {
     let mut machine = Machine::new();
     let mut writers: HashMap<SessionId, mpsc::Sender<BytesMut>> = HashMap::new();
     let (events_in, mut events) = mpsc::channel(1024);
@@ -68,7 +72,7 @@ pub async fn run(mut incoming: mpsc::UnboundedReceiver<Incoming>, sessions: watc
             connection = incoming.recv() => match connection {
                 Some(connection) => {
                     next_session += 1;
-                    tokio::spawn(attend(SessionId(next_session), connection, events_in.clone()));
+                    tokio::spawn(attend(SessionId(next_session), connection, events_in.clone(), hello_timeout));
                 }
                 None => return,
             },
@@ -117,13 +121,13 @@ fn perform(machine: &mut Machine, writers: &mut HashMap<SessionId, mpsc::Sender<
 }
 
 /// Read one connection until it ends.
-async fn attend(session: SessionId, connection: Incoming, events: mpsc::Sender<Event>) {
+async fn attend(session: SessionId, connection: Incoming, events: mpsc::Sender<Event>, hello_timeout: Duration) {
     let Incoming { stream, first_bytes: mut buffer, peer, local } = connection;
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%peer, %error, "cannot set TCP_NODELAY");
     }
     let (mut reader, mut writer) = stream.into_split();
-    let hello = match timeout(HELLO_TIMEOUT, read_hello(&mut reader, &mut buffer)).await {
+    let hello = match timeout(hello_timeout, read_hello(&mut reader, &mut buffer)).await {
         Ok(Ok(hello)) => hello,
         Ok(Err(Some(error))) => {
             tracing::warn!(%peer, %error, "a session is refused");
@@ -132,7 +136,7 @@ async fn attend(session: SessionId, connection: Incoming, events: mpsc::Sender<E
         }
         Ok(Err(None)) => return,
         Err(_) => {
-            tracing::warn!(%peer, "a session is refused: no Hello within {HELLO_TIMEOUT:?}");
+            tracing::warn!(%peer, "a session is refused: no Hello within {hello_timeout:?}");
             return;
         }
     };

@@ -32,7 +32,7 @@ pub struct ConnId(pub u64);
 pub struct TableLimits {
     /// Stored keys and queues. Default: no limit, as in PyTorch.
     pub keys: usize,
-    /// Bytes of keys, values and queue items together. Default: no limit, as in PyTorch.
+    /// What [`Table::stored_bytes`] may come to. Default: no limit, as in PyTorch.
     pub stored_bytes: usize,
 }
 
@@ -53,7 +53,7 @@ pub struct Applied {
 }
 
 /// A request that cannot be answered; nothing was changed. The protocol has no error reply: the connection is closed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
     /// `ADD` or `BARRIER` on a value that is not a number in 64 bits.
@@ -66,10 +66,14 @@ pub enum Violation {
     #[error("second VALIDATE on one connection")]
     ValidatedTwice,
     /// A limit of [`TableLimits`] would be exceeded.
-    #[error("{query:?} would exceed the table's limit {what} = {limit}")]
+    #[error("{query:?} would bring the table to {needed}, above its limit {what} = {limit}")]
     Full {
         /// The refused query.
         query: Query,
+        /// The key it names, the first if there are several.
+        key: Bytes,
+        /// What the table would come to hold.
+        needed: usize,
         /// The field of [`TableLimits`].
         what: &'static str,
         /// Its value.
@@ -105,7 +109,7 @@ impl Table {
             Request::Ping { nonce } => Some(Reply::Nonce(nonce)),
             Request::Set { key, value } => {
                 let growth = self.growth(&key, value.len());
-                self.check_room(query, growth)?;
+                self.check_room(query, &key, growth)?;
                 let message = key.len() + value.len();
                 self.store(&key, kept(value, message));
                 self.waiters.event(&key, &mut released);
@@ -122,15 +126,15 @@ impl Table {
             }
             Request::Append { key, value } => {
                 let is_new = !self.values.contains_key(&key);
-                let growth = if is_new { (1, key.len() + value.len()) } else { (0, value.len()) };
-                self.check_room(query, growth)?;
+                let growth = if is_new { self.growth(&key, value.len()) } else { (0, value.len()) };
+                self.check_room(query, &key, growth)?;
                 self.append(&key, value);
                 self.waiters.event(&key, &mut released);
                 None
             }
             Request::CompareSet { key, expected, desired } => Some(Reply::Value(match self.values.get(&key) {
                 None if expected.is_empty() => {
-                    self.check_room(query, (1, key.len() + desired.len()))?;
+                    self.check_room(query, &key, self.growth(&key, desired.len()))?;
                     let message = key.len() + desired.len();
                     self.store(&key, kept(desired.clone(), message));
                     self.waiters.event(&key, &mut released);
@@ -139,8 +143,7 @@ impl Table {
                 // Not an error upstream either: the reply claims a value that is not there.
                 None => expected,
                 Some(current) if *current == expected => {
-                    let growth = self.growth(&key, desired.len());
-                    self.check_room(query, growth)?;
+                    self.check_room(query, &key, self.growth(&key, desired.len()))?;
                     let message = key.len() + expected.len() + desired.len();
                     self.store(&key, kept(desired.clone(), message));
                     desired
@@ -151,7 +154,7 @@ impl Table {
             Request::MultiGet { keys } => Some(Reply::Values(keys.iter().map(|key| self.value(key)).collect())),
             Request::Add { key, amount } => {
                 let sum = self.number(&key, query)?.wrapping_add(amount);
-                self.store_number(&key, sum, query)?;
+                self.store_number(&key, sum, query, 0)?;
                 self.waiters.event(&key, &mut released);
                 Some(Reply::Integer(sum))
             }
@@ -165,6 +168,7 @@ impl Table {
                 if missing.is_empty() {
                     Some(Reply::Wait(WaitReply::StopWaiting))
                 } else {
+                    self.check_room(query, &missing[0], (0, waiters::bytes_of(&missing)))?;
                     self.waiters.register(conn, missing);
                     None
                 }
@@ -176,8 +180,12 @@ impl Table {
             Request::Barrier { key, world_size } => {
                 self.check_not_waiting(conn, query)?;
                 let count = self.number(&key, query)?.wrapping_add(1);
-                self.store_number(&key, count, query)?;
-                if count >= world_size {
+                let is_last = count >= world_size;
+                let keys = [key];
+                let wait_bytes = if is_last { 0 } else { waiters::bytes_of(&keys) };
+                let [key] = keys;
+                self.store_number(&key, count, query, wait_bytes)?;
+                if is_last {
                     self.waiters.event(&key, &mut released);
                     Some(Reply::Wait(WaitReply::StopWaiting))
                 } else {
@@ -189,7 +197,7 @@ impl Table {
             Request::DeleteKey { key } => {
                 let removed = self.values.remove_entry(&key);
                 if let Some((key, value)) = &removed {
-                    self.stored_bytes -= key.len() + value.len();
+                    self.stored_bytes -= ENTRY_BYTES + key.len() + value.len();
                 }
                 Some(Reply::Integer(i64::from(removed.is_some())))
             }
@@ -200,8 +208,9 @@ impl Table {
             }
             Request::QueuePush { key, value } => {
                 let is_new = !self.queues.contains_key(&key);
-                let growth = if is_new { (1, key.len() + value.len()) } else { (0, value.len()) };
-                self.check_room(query, growth)?;
+                let item = ENTRY_BYTES + value.len();
+                let growth = if is_new { (1, ENTRY_BYTES + key.len() + item) } else { (0, item) };
+                self.check_room(query, &key, growth)?;
                 self.push(&key, value);
                 self.waiters.pushed(&key, &mut released);
                 None
@@ -229,9 +238,10 @@ impl Table {
         self.waiters.count()
     }
 
-    /// Bytes of keys, values and queue items together.
+    /// Bytes of keys, values, queue items and keys waited for, with [`ENTRY_BYTES`] for each key, queue, item and key
+    /// waited for: many empty ones take memory too.
     pub fn stored_bytes(&self) -> usize {
-        self.stored_bytes
+        self.stored_bytes + self.waiters.bytes()
     }
 
     /// Whether a `WAIT` on this key would be answered at once.
@@ -250,10 +260,11 @@ impl Table {
         }
     }
 
-    fn store_number(&mut self, key: &Bytes, number: i64, query: Query) -> Result<(), Violation> {
+    /// `more_bytes` are about to be taken by something else.
+    fn store_number(&mut self, key: &Bytes, number: i64, query: Query, more_bytes: usize) -> Result<(), Violation> {
         let text = decimal(number);
-        let growth = self.growth(key, text.len());
-        self.check_room(query, growth)?;
+        let (keys, bytes) = self.growth(key, text.len());
+        self.check_room(query, key, (keys, bytes + more_bytes))?;
         self.store(key, text);
         Ok(())
     }
@@ -266,7 +277,7 @@ impl Table {
                 *old = value;
             }
             None => {
-                self.stored_bytes += key.len();
+                self.stored_bytes += ENTRY_BYTES + key.len();
                 self.values.insert(Bytes::copy_from_slice(key), value);
             }
         }
@@ -294,11 +305,11 @@ impl Table {
     fn push(&mut self, key: &Bytes, item: Bytes) {
         let message = key.len() + item.len();
         let item = kept(item, message);
-        self.stored_bytes += item.len();
+        self.stored_bytes += ENTRY_BYTES + item.len();
         match self.queues.get_mut(key) {
             Some(queue) => queue.push_back(item),
             None => {
-                self.stored_bytes += key.len();
+                self.stored_bytes += ENTRY_BYTES + key.len();
                 self.queues.insert(Bytes::copy_from_slice(key), VecDeque::from([item]));
             }
         }
@@ -310,9 +321,9 @@ impl Table {
         };
         let length = queue.len() as i64;
         let item = queue.pop_front();
-        self.stored_bytes -= item.as_ref().map_or(0, Bytes::len);
+        self.stored_bytes -= item.as_ref().map_or(0, |item| ENTRY_BYTES + item.len());
         if queue.is_empty() {
-            self.stored_bytes -= key.len();
+            self.stored_bytes -= ENTRY_BYTES + key.len();
             self.queues.remove(key);
         }
         Reply::Popped { length, item }
@@ -326,30 +337,36 @@ impl Table {
     fn growth(&self, key: &Bytes, value_len: usize) -> (usize, usize) {
         match self.values.get(key) {
             Some(old) => (0, value_len.saturating_sub(old.len())),
-            None => (1, key.len() + value_len),
+            None => (1, ENTRY_BYTES + key.len() + value_len),
         }
     }
 
-    fn check_room(&self, query: Query, (keys, bytes): (usize, usize)) -> Result<(), Violation> {
-        if keys > 0 && self.values.len() + self.queues.len() + keys > self.limits.keys {
-            return Err(Violation::Full { query, what: "keys", limit: self.limits.keys });
+    fn check_room(&self, query: Query, key: &Bytes, (keys, bytes): (usize, usize)) -> Result<(), Violation> {
+        let full = |what, needed, limit| Err(Violation::Full { query, key: key.clone(), needed, what, limit });
+        let needed = self.values.len() + self.queues.len() + keys;
+        if keys > 0 && needed > self.limits.keys {
+            return full("keys", needed, self.limits.keys);
         }
-        if bytes > 0 && self.stored_bytes.saturating_add(bytes) > self.limits.stored_bytes {
-            return Err(Violation::Full { query, what: "stored_bytes", limit: self.limits.stored_bytes });
+        let needed = self.stored_bytes().saturating_add(bytes);
+        if bytes > 0 && needed > self.limits.stored_bytes {
+            return full("stored_bytes", needed, self.limits.stored_bytes);
         }
         Ok(())
     }
 
     /// An upper bound, which counts a repeated key each time: atomic refusal matters more here than the last byte.
     fn check_room_for_all(&self, query: Query, pairs: &[(Bytes, Bytes)]) -> Result<(), Violation> {
-        if self.limits == TableLimits::default() {
+        let Some((first, _)) = pairs.first().filter(|_| self.limits != TableLimits::default()) else {
             return Ok(());
-        }
+        };
         let growth = pairs.iter().map(|(key, value)| self.growth(key, value.len()));
         let (keys, bytes) = growth.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-        self.check_room(query, (keys, bytes))
+        self.check_room(query, first, (keys, bytes))
     }
 }
+
+/// What an entry of the table counts for beside its bytes: about what its place in the maps takes.
+pub const ENTRY_BYTES: usize = 128;
 
 /// Values from this size on are kept as slices of the receive buffer, if they are most of it.
 const WORTH_SHARING_BYTES: usize = 64 * 1024;

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::connection;
 use super::control::{Command, Control, Ended};
-use super::hub::{Hub, LOG_TARGET};
+use super::hub::{Hub, LOG_TARGET, Rejection};
 use super::{Cause, ServerOptions};
 
 /// Serves a store on these listeners until `control` ends it; then everything is closed.
@@ -25,6 +25,7 @@ pub async fn serve(listeners: Vec<TcpListener>, options: ServerOptions, mut cont
     let hub = Hub::new(options, control.counters.clone());
     let _closing = CloseAll(hub.clone());
     let mut accepting = JoinSet::new();
+    accepting.spawn_local(hub.clone().summarise());
     for listener in listeners {
         accepting.spawn_local(accept_all(hub.clone(), listener));
     }
@@ -76,12 +77,13 @@ pub async fn serve(listeners: Vec<TcpListener>, options: ServerOptions, mut cont
     ended
 }
 
-/// Ends the connections' tasks, which hold the hub that holds them.
+/// Ends the connections' tasks, which hold the hub that holds them, and says what the log has left out.
 struct CloseAll(Rc<Hub>);
 
 impl Drop for CloseAll {
     fn drop(&mut self) {
         self.0.tasks.borrow_mut().abort_all();
+        self.0.end_log();
     }
 }
 
@@ -101,7 +103,7 @@ async fn accept_all(hub: Rc<Hub>, listener: TcpListener) {
             // Most likely no descriptor is free, and the next attempt would fail as fast.
             Err(error) => {
                 hub.counters.accept_errors.fetch_add(1, Relaxed);
-                if last_kind.replace(error.kind()) != Some(error.kind()) {
+                if last_kind.replace(error.kind()) != Some(error.kind()) && hub.may_log(ACCEPT_ERROR) {
                     tracing::warn!(target: LOG_TARGET, %error, "cannot accept connections, trying again");
                 }
                 sleep(delay).await;
@@ -121,9 +123,10 @@ fn accept(hub: &Rc<Hub>, stream: TcpStream, peer: SocketAddr) {
     }
     if tasks.len() >= hub.options.max_connections {
         let detail = format!("limit max_connections = {}", hub.options.max_connections);
-        return hub.reject(peer, Cause::TooManyConnections, &detail, None);
+        return hub.reject(peer, &Rejection::new(Cause::TooManyConnections, detail));
     }
-    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
+    let options = &hub.options;
+    let keepalive = TcpKeepalive::new().with_time(options.keepalive_idle).with_interval(options.keepalive_interval);
     // Neither is vital, and on a connection that is already dead both fail.
     let _ = stream.set_nodelay(true);
     let _ = SockRef::from(&stream).set_tcp_keepalive(&keepalive);
@@ -131,12 +134,11 @@ fn accept(hub: &Rc<Hub>, stream: TcpStream, peer: SocketAddr) {
     tasks.spawn_local(connection::run(hub.clone(), stream, peer));
 }
 
+/// The kind of record, beside those of [`Cause`].
+const ACCEPT_ERROR: &str = "accept_error";
+
 const FIRST_DELAY: Duration = Duration::from_millis(5);
 const LONGEST_DELAY: Duration = Duration::from_secs(1);
-
-/// The connection of a host that vanished without a word is found dead after some minutes. PyTorch's servers keep it.
-const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Longer than any job, and short enough to add to any instant.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);

@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::hello::{Visitor, preview, recognise};
-use super::hub::{Hub, LOG_TARGET};
+use super::hub::{Hub, LOG_TARGET, Rejection};
 use super::outbox::Outbox;
 use super::{Cause, Upgraded};
 use crate::proto::{Decoder, ProtoError, Reply, Request};
@@ -33,7 +33,7 @@ pub(super) async fn run(hub: Rc<Hub>, mut stream: TcpStream, peer: SocketAddr) {
         }
         Err(_) => {
             let detail = format!("no VALIDATE within {:?}", hub.options.hello_timeout);
-            return hub.reject(peer, Cause::HelloTimeout, &detail, preview(&buf));
+            return hub.reject(peer, &Rejection::new(Cause::HelloTimeout, detail).with_preview(preview(&buf)));
         }
     };
     match visitor {
@@ -41,7 +41,7 @@ pub(super) async fn run(hub: Rc<Hub>, mut stream: TcpStream, peer: SocketAddr) {
             let open = hub.open(stream, peer);
             match Talk::new(&hub, &open.connection, buf).run().await {
                 Ok(()) => tracing::debug!(target: LOG_TARGET, %peer, "connection closed"),
-                Err(End::Rejected(cause, detail)) => hub.reject(peer, cause, &detail, None),
+                Err(End::Rejected(rejection)) => hub.reject(peer, &rejection),
                 Err(End::Lost(error)) => tracing::debug!(target: LOG_TARGET, %peer, %error, "connection lost"),
             }
         }
@@ -51,7 +51,7 @@ pub(super) async fn run(hub: Rc<Hub>, mut stream: TcpStream, peer: SocketAddr) {
                 Err(error) => error.to_string(),
                 Ok(_) => "not c10d".to_owned(),
             };
-            hub.reject(peer, Cause::Foreign, &detail, preview(&buf));
+            hub.reject(peer, &Rejection::new(Cause::Foreign, detail).with_preview(preview(&buf)));
         }
         // Closed before it had said enough: a health check, or a client that gave up.
         Visitor::Unknown => tracing::debug!(target: LOG_TARGET, %peer, "connection closed before VALIDATE"),
@@ -85,7 +85,7 @@ fn upgrade(hub: &Hub, at: usize, stream: TcpStream, first_bytes: BytesMut, peer:
         }
         Err(_) => {
             let detail = format!("nobody takes over `{}`", upgrade.magic.escape_ascii());
-            hub.reject(peer, Cause::UpgradeGone, &detail, None);
+            hub.reject(peer, &Rejection::new(Cause::UpgradeGone, detail));
         }
     }
 }
@@ -148,7 +148,7 @@ impl Connection {
 
 /// Why a conversation ended other than by the client closing it.
 enum End {
-    Rejected(Cause, String),
+    Rejected(Box<Rejection>),
     Lost(io::Error),
 }
 
@@ -158,10 +158,9 @@ impl From<io::Error> for End {
     }
 }
 
-impl From<ProtoError> for End {
-    fn from(error: ProtoError) -> Self {
-        let cause = if let ProtoError::TooLong { .. } = error { Cause::TooLong } else { Cause::Protocol };
-        End::Rejected(cause, error.to_string())
+impl From<Rejection> for End {
+    fn from(rejection: Rejection) -> Self {
+        End::Rejected(Box::new(rejection))
     }
 }
 
@@ -173,7 +172,8 @@ impl From<Violation> for End {
             Violation::Full { .. } => Cause::Full,
             Violation::ValidatedTwice => Cause::Protocol,
         };
-        End::Rejected(cause, violation.to_string())
+        let key = if let Violation::Full { key, .. } = &violation { Some(&key[..]) } else { None };
+        Rejection::new(cause, violation.to_string()).with_key(key).into()
     }
 }
 
@@ -208,7 +208,7 @@ impl<'a> Talk<'a> {
 
     /// Carries out all requests that have arrived whole.
     async fn answer(&mut self) -> Result<(), End> {
-        while let Some(request) = self.decoder.decode(&mut self.buf)? {
+        while let Some(request) = self.decoder.decode(&mut self.buf).map_err(|error| self.refused(error))? {
             if request == Request::Validate {
                 continue;
             }
@@ -222,6 +222,11 @@ impl<'a> Talk<'a> {
         Ok(())
     }
 
+    fn refused(&self, error: ProtoError) -> End {
+        let cause = if let ProtoError::TooLong { .. } = error { Cause::TooLong } else { Cause::Protocol };
+        Rejection::new(cause, error.to_string()).with_key(self.decoder.refused_key(&self.buf)).into()
+    }
+
     /// A client that leaves its replies unread gets no more of them.
     fn check_reading(&self) -> Result<(), End> {
         let limit = self.hub.options.reply_buffer_bytes;
@@ -231,7 +236,7 @@ impl<'a> Talk<'a> {
         let queued = self.connection.queued_bytes();
         if queued > limit {
             let detail = format!("{queued} bytes of replies wait to be read, limit reply_buffer_bytes = {limit}");
-            return Err(End::Rejected(Cause::NotReading, detail));
+            return Err(Rejection::new(Cause::NotReading, detail).into());
         }
         Ok(())
     }
@@ -302,7 +307,7 @@ impl<'a> Talk<'a> {
             Ok(result) => result,
             Err(_) => {
                 let detail = format!("closed with unread replies for {:?}", self.hub.options.flush_timeout);
-                Err(End::Rejected(Cause::NotReading, detail))
+                Err(Rejection::new(Cause::NotReading, detail).into())
             }
         }
     }

@@ -41,7 +41,12 @@ pub(super) fn preview(first: &[u8]) -> Option<String> {
         return None;
     }
     let line = first.split(|byte| matches!(byte, b'\r' | b'\n')).next()?;
-    Some(line[..line.len().min(PREVIEW_BYTES)].escape_ascii().to_string())
+    Some(printable(line))
+}
+
+/// At most [`PREVIEW_BYTES`] of these, escaped.
+pub(super) fn printable(bytes: &[u8]) -> String {
+    bytes[..bytes.len().min(PREVIEW_BYTES)].escape_ascii().to_string()
 }
 
 const PREVIEW_BYTES: usize = 64;

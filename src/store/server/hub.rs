@@ -13,8 +13,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
 
 use super::connection::Connection;
+use super::hello::printable;
+use super::log_budget::LogBudget;
 use super::stats::Counters;
 use super::{Cause, ServerOptions};
 use crate::proto::{Reply, Request, WaitReply};
@@ -29,6 +32,34 @@ pub(super) struct Hub {
     pub closed: Notify,
     table: RefCell<Table>,
     connections: RefCell<Connections>,
+    log_budget: RefCell<LogBudget>,
+    /// A record was left out of the log.
+    left_out: Notify,
+}
+
+/// Why the server closes a connection, for counters and log.
+pub(super) struct Rejection {
+    pub cause: Cause,
+    /// In words.
+    pub detail: String,
+    /// How a stranger began.
+    pub preview: Option<String>,
+    /// The key that a request names, where its size is what is wrong.
+    pub key: Option<String>,
+}
+
+impl Rejection {
+    pub(super) fn new(cause: Cause, detail: impl Into<String>) -> Self {
+        Rejection { cause, detail: detail.into(), preview: None, key: None }
+    }
+
+    pub(super) fn with_preview(self, preview: Option<String>) -> Self {
+        Rejection { preview, ..self }
+    }
+
+    pub(super) fn with_key(self, key: Option<&[u8]>) -> Self {
+        Rejection { key: key.map(printable), ..self }
+    }
 }
 
 #[derive(Default)]
@@ -46,6 +77,8 @@ impl Hub {
             tasks: RefCell::default(),
             closed: Notify::new(),
             connections: RefCell::default(),
+            log_budget: RefCell::default(),
+            left_out: Notify::new(),
         })
     }
 
@@ -102,10 +135,43 @@ impl Hub {
     }
 
     /// Counts and logs a connection that the server closes.
-    pub(super) fn reject(&self, peer: SocketAddr, cause: Cause, detail: &str, preview: Option<String>) {
-        self.counters.reject(cause);
+    pub(super) fn reject(&self, peer: SocketAddr, rejection: &Rejection) {
+        let Rejection { cause, detail, preview, key } = rejection;
+        self.counters.reject(*cause);
         let cause = cause.name();
-        tracing::warn!(target: LOG_TARGET, %peer, cause, detail, preview, "connection rejected");
+        if self.may_log(cause) {
+            tracing::warn!(target: LOG_TARGET, %peer, cause, detail, preview, key, "connection rejected");
+        }
+    }
+
+    /// Whether one more record of this kind fits the log.
+    pub(super) fn may_log(&self, kind: &'static str) -> bool {
+        let now = Instant::now();
+        say_left_out(self.log_budget.borrow_mut().summaries(now));
+        let may = self.log_budget.borrow_mut().admit(kind, now);
+        if !may {
+            self.left_out.notify_one();
+        }
+        may
+    }
+
+    /// Says from time to time what the log has left out. Never ends.
+    pub(super) async fn summarise(self: Rc<Hub>) {
+        loop {
+            let deadline = self.log_budget.borrow().next_deadline();
+            match deadline {
+                None => self.left_out.notified().await,
+                Some(deadline) => {
+                    sleep_until(deadline).await;
+                    say_left_out(self.log_budget.borrow_mut().summaries(Instant::now()));
+                }
+            }
+        }
+    }
+
+    /// Says what the log has left out, at the end.
+    pub(super) fn end_log(&self) {
+        say_left_out(self.log_budget.borrow_mut().end());
     }
 
     fn update_gauges(&self) {
@@ -113,6 +179,12 @@ impl Hub {
         self.counters.keys.store(table.num_keys() as u64, Relaxed);
         self.counters.stored_bytes.store(table.stored_bytes() as u64, Relaxed);
         self.counters.waiting.store(table.num_waiting() as u64, Relaxed);
+    }
+}
+
+fn say_left_out(summaries: Vec<(&'static str, u64)>) {
+    for (cause, count) in summaries {
+        tracing::warn!(target: LOG_TARGET, cause, count, "more of the same was not logged");
     }
 }
 

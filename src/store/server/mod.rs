@@ -17,6 +17,7 @@ mod connection;
 mod control;
 mod hello;
 mod hub;
+mod log_budget;
 mod outbox;
 mod stats;
 mod thread;
@@ -47,6 +48,7 @@ pub struct ServerOptions {
     pub max_connections: usize,
     /// How long a connection may take to say `VALIDATE` (or the magic of an upgrade). Default 30 s.
     ///
+    /// [`Host`](crate::host::Host) gives a session as long again to say Hello.
     /// PyTorch's servers wait for ever.
     pub hello_timeout: Duration,
     /// How much may wait for a client that does not read its replies. Default 64 MiB.
@@ -56,6 +58,12 @@ pub struct ServerOptions {
     pub reply_buffer_bytes: usize,
     /// How long a client that has closed its sending side may take to read the rest. Default 30 s.
     pub flush_timeout: Duration,
+    /// How long a connection is silent before the kernel asks whether its host is still there. Default 60 s.
+    ///
+    /// PyTorch's servers never ask, and keep the connection of a host that vanished. A client that is merely silent stays.
+    pub keepalive_idle: Duration,
+    /// How long it waits for the answer before it asks again, `net.ipv4.tcp_keepalive_probes` (9) times. Default 30 s.
+    pub keepalive_interval: Duration,
     /// Other protocols on the same port.
     pub upgrades: Vec<Upgrade>,
 }
@@ -69,6 +77,8 @@ impl Default for ServerOptions {
             hello_timeout: Duration::from_secs(30),
             reply_buffer_bytes: 64 << 20,
             flush_timeout: Duration::from_secs(30),
+            keepalive_idle: Duration::from_secs(60),
+            keepalive_interval: Duration::from_secs(30),
             upgrades: Vec::new(),
         }
     }

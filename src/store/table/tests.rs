@@ -217,19 +217,49 @@ fn append_does_not_disturb_a_reply_that_is_still_held() {
 
 #[test]
 fn limits_refuse_whole_requests_and_bytes_are_given_back() {
-    let mut store = Store(Table::new(TableLimits { keys: 2, stored_bytes: 10 }));
+    // One key, one queue with one item, and ten bytes between them.
+    let limit = 3 * ENTRY_BYTES + 10;
+    let mut store = Store(Table::new(TableLimits { keys: 2, stored_bytes: limit }));
     store.set("a", "12");
     let pairs = vec![(key("b"), key("")), (key("c"), key(""))];
     let refused = store.0.apply(A, Request::MultiSet { pairs });
-    assert_eq!(refused, Err(Violation::Full { query: Query::MultiSet, what: "keys", limit: 2 }));
+    let full = |query, name, needed, what, limit| Err(Violation::Full { query, key: key(name), needed, what, limit });
+    assert_eq!(refused, full(Query::MultiSet, "b", 3, "keys", 2));
     assert_eq!(store.0.num_keys(), 1, "none of the pairs is stored");
     store.push("q", "123456");
-    let full = Violation::Full { query: Query::Append, what: "stored_bytes", limit: 10 };
-    assert_eq!(store.0.apply(A, Request::Append { key: key("a"), value: key("3") }), Err(full));
+    let refused = store.0.apply(A, Request::Append { key: key("a"), value: key("3") });
+    assert_eq!(refused, full(Query::Append, "a", limit + 1, "stored_bytes", limit));
     store.set("a", "21");
     store.apply(A, Request::QueuePop { key: key("q") });
     store.apply(A, Request::DeleteKey { key: key("a") });
     assert_eq!(store.0.stored_bytes(), 0);
+}
+
+#[test]
+fn empty_items_and_open_waits_count_towards_the_stored_bytes() {
+    let mut store = Store(Table::new(TableLimits { stored_bytes: 3 * ENTRY_BYTES + 3, ..TableLimits::default() }));
+    let refused =
+        |result: Result<Applied, Violation>| matches!(result, Err(Violation::Full { what: "stored_bytes", .. }));
+    store.push("q", "");
+    store.push("q", "");
+    assert!(refused(store.0.apply(A, Request::QueuePush { key: key("q"), value: key("") })));
+    store.apply(A, Request::QueuePop { key: key("q") });
+    store.apply(A, Request::QueuePop { key: key("q") });
+    assert_eq!(store.0.stored_bytes(), 0);
+
+    assert!(refused(store.0.apply(A, Request::Wait { keys: keys(&["a", "b", "c", "d"]) })));
+    store.apply(A, Request::Wait { keys: keys(&["a", "b", "a"]) });
+    assert_eq!(store.0.stored_bytes(), 3 * ENTRY_BYTES + 3, "a key named twice is held twice");
+    assert!(refused(store.0.apply(B, Request::Wait { keys: keys(&["c"]) })));
+    assert!(
+        refused(store.0.apply(B, Request::Barrier { key: key("b"), world_size: 2 })),
+        "needs the number and the wait"
+    );
+    store.apply(A, Request::CancelWait);
+    store.apply(A, Request::Barrier { key: key("b"), world_size: 2 });
+    assert_eq!(store.0.stored_bytes(), 2 * ENTRY_BYTES + 3);
+    store.apply(B, Request::Barrier { key: key("b"), world_size: 2 });
+    assert_eq!(store.0.stored_bytes(), ENTRY_BYTES + 2, "released: only the number is left");
 }
 
 #[test]

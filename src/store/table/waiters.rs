@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use bytes::{Bytes, BytesMut};
 
-use super::ConnId;
+use super::{ConnId, ENTRY_BYTES};
 
 /// The open waits of all connections; at most one each.
 #[derive(Debug, Default)]
@@ -13,6 +13,8 @@ pub(super) struct Waiters {
     registered: HashMap<Bytes, BTreeMap<u64, ConnId>>,
     waiting: HashMap<ConnId, Waiting>,
     next_ticket: u64,
+    /// What [`bytes_of`] says of all open waits.
+    bytes: usize,
 }
 
 /// One connection's open wait.
@@ -22,6 +24,12 @@ struct Waiting {
     /// Keys without an event so far.
     outstanding: usize,
     keys: Vec<Bytes>,
+    bytes: usize,
+}
+
+/// What a wait for these keys counts for.
+pub(super) fn bytes_of(keys: &[Bytes]) -> usize {
+    keys.iter().map(|key| ENTRY_BYTES + key.len()).sum()
 }
 
 impl Waiters {
@@ -34,16 +42,22 @@ impl Waiters {
         self.waiting.len()
     }
 
+    /// What the open waits count for.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Whether nothing is left of any wait.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.registered.is_empty() && self.waiting.is_empty()
+        self.registered.is_empty() && self.waiting.is_empty() && self.bytes == 0
     }
 
     /// Opens a wait of `conn`, which has none, for these keys; at least one.
     pub(super) fn register(&mut self, conn: ConnId, keys: Vec<Bytes>) {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
+        let bytes = bytes_of(&keys);
         let keys = compact(keys);
         let mut outstanding = 0;
         for key in &keys {
@@ -52,7 +66,8 @@ impl Waiters {
                 outstanding += 1;
             }
         }
-        self.waiting.insert(conn, Waiting { ticket, outstanding, keys });
+        self.bytes += bytes;
+        self.waiting.insert(conn, Waiting { ticket, outstanding, keys, bytes });
     }
 
     /// Forgets the wait of a connection, if it has one.
@@ -60,6 +75,7 @@ impl Waiters {
         let Some(waiting) = self.waiting.remove(&conn) else {
             return;
         };
+        self.bytes -= waiting.bytes;
         for key in &waiting.keys {
             if let Some(registrations) = self.registered.get_mut(key) {
                 registrations.remove(&waiting.ticket);
@@ -108,6 +124,7 @@ impl Waiters {
         waiting.outstanding -= 1;
         let over = waiting.outstanding == 0;
         if over {
+            self.bytes -= waiting.bytes;
             self.waiting.remove(&conn);
         }
         over

@@ -1,0 +1,76 @@
+//! How often the server says the same thing in its log.
+//!
+//! Owns the count. A port scanner or a client in a loop must not fill a disk: of each kind of record so many are written a
+//! minute, and then one that says how many more there were. The counters in [`super::Stats`] are never bounded so.
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Counts records by kind within one period of time, which begins with the first of them.
+#[derive(Debug, Default)]
+pub(super) struct LogBudget {
+    ends_at: Option<Instant>,
+    seen: BTreeMap<&'static str, u64>,
+}
+
+impl LogBudget {
+    /// Whether one more record of this kind may be written.
+    pub(super) fn admit(&mut self, kind: &'static str, now: Instant) -> bool {
+        self.ends_at.get_or_insert(now + PERIOD);
+        let seen = self.seen.entry(kind).or_default();
+        *seen += 1;
+        *seen <= RECORDS_PER_PERIOD
+    }
+
+    /// When [`summaries`](Self::summaries) has something to say; `None` if nothing was left out so far.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.ends_at.filter(|_| self.seen.values().any(|seen| *seen > RECORDS_PER_PERIOD))
+    }
+
+    /// If the period is over, ends it: each kind of which records were left out, and how many.
+    pub(super) fn summaries(&mut self, now: Instant) -> Vec<(&'static str, u64)> {
+        if self.ends_at.is_none_or(|ends_at| now < ends_at) {
+            return Vec::new();
+        }
+        self.end()
+    }
+
+    /// Ends the period early.
+    pub(super) fn end(&mut self) -> Vec<(&'static str, u64)> {
+        self.ends_at = None;
+        let seen = mem::take(&mut self.seen).into_iter();
+        seen.filter(|(_, seen)| *seen > RECORDS_PER_PERIOD)
+            .map(|(kind, seen)| (kind, seen - RECORDS_PER_PERIOD))
+            .collect()
+    }
+}
+
+/// Enough to see who it is and what they want.
+const RECORDS_PER_PERIOD: u64 = 20;
+const PERIOD: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_above_the_budget_become_one_number_for_each_kind() {
+        let (mut budget, start) = (LogBudget::default(), Instant::now());
+        let admitted =
+            |budget: &mut LogBudget, kind, count, now| (0..count).filter(|_| budget.admit(kind, now)).count();
+        assert_eq!(admitted(&mut budget, "scan", 20, start), 20);
+        assert_eq!(budget.next_deadline(), None, "nothing was left out");
+        assert_eq!(admitted(&mut budget, "scan", 980, start + PERIOD / 2), 0);
+        assert_eq!(admitted(&mut budget, "other", 1, start + PERIOD / 2), 1, "each kind has its own");
+        assert_eq!(budget.next_deadline(), Some(start + PERIOD));
+        assert_eq!(budget.summaries(start + PERIOD / 2), []);
+        assert_eq!(budget.summaries(start + PERIOD), [("scan", 980)]);
+        assert_eq!(budget.next_deadline(), None);
+        assert_eq!(admitted(&mut budget, "scan", 21, start + PERIOD), 20, "a new period");
+        assert_eq!(budget.end(), [("scan", 1)]);
+        assert_eq!(budget.end(), []);
+    }
+}

@@ -1,0 +1,36 @@
+"""Clean runs end without a trace of a server that was gone before its clients (pains row 24)."""
+
+import pytest
+from helpers.procs import Process
+
+from .conftest import Start
+
+pytestmark = pytest.mark.torchrun
+
+# What PyTorch's client prints when its server has gone: about twenty lines of stack frames for each agent.
+TRACES = ("recv", "Broken pipe", "Connection reset", "Connection was likely closed", "Traceback", "WARNING", "ERROR")
+
+
+def assert_clean(nodes: list[Process], world: int) -> None:
+    assert [node.wait() for node in nodes] == [0] * len(nodes)
+    lines = [line for node in nodes for line in node.lines]
+    assert sum(line.startswith("SUM") for line in lines) == world
+    found = [line for line in lines if any(trace in line for trace in TRACES)]
+    assert found == []
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("nnodes", "nproc", "runs"), [(1, 2, 2), (2, 2, 1)])
+def test_clean_runs_end_without_a_trace(start: Start, nnodes: int, nproc: int, runs: int) -> None:
+    for _ in range(runs):
+        nodes = [start(number, nnodes=str(nnodes), nproc=nproc) for number in range(2, 2 + nnodes)]
+        assert_clean(nodes, nnodes * nproc)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_fifty_clean_runs_in_a_row_end_without_a_trace(start: Start) -> None:
+    for run in range(50):
+        nnodes = 2 if run % 5 == 4 else 1  # ten of them
+        nodes = [start(number, nnodes=str(nnodes), nproc=2) for number in range(2, 2 + nnodes)]
+        assert_clean(nodes, nnodes * 2)
