@@ -15,6 +15,11 @@ class Host:
     """
     The store and the rendezvous coordinator, on one port and on one thread that never waits for the interpreter.
     """
+    @property
+    def addresses(self, /) -> list[str]:
+        """
+        The addresses it listens on, each with its port.
+        """
     @staticmethod
     def claim(host: str, port: SupportsIndex, *, is_host: bool | None = None) -> "Host | str":
         """
@@ -24,14 +29,48 @@ class Host:
 
         Raises ``OSError`` when ``is_host`` is True and the port cannot be listened on.
         """
+    @staticmethod
+    def default_limits() -> "dict[str, int | float | None]":
+        """
+        The limits that :meth:`listen` knows, with their defaults; None is no limit.
+        """
     def drain(self, /, *, timeout_s: SupportsFloat | SupportsIndex) -> bool:
         """
         Wait until every node has said goodbye, at most ``timeout_s``, then stop. True if all had.
+        """
+    @staticmethod
+    def listen(host: str | None, port: SupportsIndex, *, key_bytes: SupportsIndex | None = None, value_bytes: SupportsIndex | None = None, list_len: SupportsIndex | None = None, message_bytes: SupportsIndex | None = None, keys: SupportsIndex | None = None, stored_bytes: SupportsIndex | None = None, connections: SupportsIndex | None = None, reply_buffer_bytes: SupportsIndex | None = None, hello_timeout_s: SupportsFloat | SupportsIndex | None = None, flush_timeout_s: SupportsFloat | SupportsIndex | None = None) -> Host:
+        """
+        Serve on every address of ``host``, or on all of this machine if it is None. Port 0 lets the system choose.
+
+        A limit that is not given has the value of :meth:`default_limits`.
+
+        Raises ``OSError`` when ``host`` means nothing, or the port cannot be listened on; the text names who has it.
         """
     @property
     def port(self, /) -> int:
         """
         The port it listens on.
+        """
+    def stop(self, /) -> None:
+        """
+        Close everything now.
+        """
+    @property
+    def stopped(self, /) -> bool:
+        """
+        Whether it has ended.
+        """
+    @property
+    def users(self, /) -> tuple[int, int]:
+        """
+        The numbers of sessions and of store clients that are connected now.
+        """
+    def wait_for_users(self, /, *, timeout_s: SupportsFloat | SupportsIndex) -> bool:
+        """
+        Wait until nobody is connected, node or store client, at most ``timeout_s``. True if all have gone.
+
+        Does not stop: meanwhile everything is served, newcomers included.
         """
 
 @final
