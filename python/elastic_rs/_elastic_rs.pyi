@@ -3,12 +3,107 @@ The compiled half of the package ``elastic_rs``.
 """
 
 from _typeshed import Incomplete, SupportsGetItem
-from typing import Final, SupportsFloat, SupportsIndex, final
+from typing import Any, Final, SupportsFloat, SupportsIndex, final
 
 VERSION: Final[str]
 """
 Version of the compiled half.
 """
+
+@final
+class AsyncStoreClient:
+    """
+    The core's client of a TCP store, for asyncio. Every operation returns an awaitable of the running event loop.
+
+    Operations of one client are carried out one after the other, in the order they are called. Cancelling one that waits
+    gives the wait up, and the client stays usable. Times are seconds; a negative time limit is none.
+    """
+    def add(self, /, key: bytes | bytearray | str, amount: SupportsIndex) -> Any:
+        """
+        Add to the number stored under a key; the sum.
+        """
+    def append(self, /, key: bytes | bytearray | str, value: bytes | bytearray | str) -> Any:
+        """
+        Append to a key's value.
+        """
+    def barrier(self, /, key: bytes | bytearray | str, world_size: SupportsIndex, timeout_s: SupportsFloat | SupportsIndex | None = None) -> Any:
+        """
+        Wait until ``world_size`` callers have come to this key, at most ``timeout_s`` or the client's default.
+        """
+    def check(self, /, keys: SupportsGetItem[int, bytes | bytearray | str]) -> Any:
+        """
+        Whether all keys exist.
+        """
+    def clone(self, /) -> Any:
+        """
+        Connect to the same store once more.
+        """
+    def close(self, /) -> None:
+        """
+        Close the connection. Operations under way are finished first; later ones raise ``StoreNetworkError``.
+        """
+    @property
+    def closed(self, /) -> bool:
+        """
+        Whether :meth:`close` was called.
+        """
+    def compare_set(self, /, key: bytes | bytearray | str, expected: bytes | bytearray | str, desired: bytes | bytearray | str) -> Any:
+        """
+        Replace the value if it is what was expected; what the store then answers.
+        """
+    @staticmethod
+    def connect(host: str, port: SupportsIndex, *, timeout_s: SupportsFloat | SupportsIndex) -> Any:
+        """
+        Connect to the store at ``host:port``, which need not be there yet.
+        """
+    def delete_key(self, /, key: bytes | bytearray | str) -> Any:
+        """
+        Remove a key; whether it was there.
+        """
+    def get(self, /, key: bytes | bytearray | str) -> Any:
+        """
+        A key's value, waiting for it to appear.
+        """
+    def list_keys(self, /) -> Any:
+        """
+        All keys, in no particular order, as ``bytes``.
+        """
+    def multi_get(self, /, keys: SupportsGetItem[int, bytes | bytearray | str]) -> Any:
+        """
+        Several values, waiting for all keys to appear.
+        """
+    def multi_set(self, /, keys: SupportsGetItem[int, bytes | bytearray | str], values: SupportsGetItem[int, bytes | bytearray | str]) -> Any:
+        """
+        Store several values.
+        """
+    def num_keys(self, /) -> Any:
+        """
+        Number of keys in the store.
+        """
+    def queue_len(self, /, key: bytes | bytearray | str) -> Any:
+        """
+        Length of a queue.
+        """
+    def queue_pop(self, /, key: bytes | bytearray | str, block: bool = True) -> Any:
+        """
+        Take the first item of a queue; if ``block``, wait for one.
+        """
+    def queue_push(self, /, key: bytes | bytearray | str, value: bytes | bytearray | str) -> Any:
+        """
+        Add an item to the end of a queue.
+        """
+    def set(self, /, key: bytes | bytearray | str, value: bytes | bytearray | str) -> Any:
+        """
+        Store a value.
+        """
+    def set_timeout(self, /, timeout_s: SupportsFloat | SupportsIndex) -> None:
+        """
+        Change the time limit of operations that begin later.
+        """
+    def wait(self, /, keys: SupportsGetItem[int, bytes | bytearray | str], timeout_s: SupportsFloat | SupportsIndex | None = None) -> Any:
+        """
+        Wait until all keys exist, at most ``timeout_s`` or the client's default.
+        """
 
 @final
 class Host:
