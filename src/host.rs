@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
 use tokio::task::LocalSet;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::rendezvous::coordinator::{self, Incoming};
 use crate::rendezvous::message::MAGIC;
@@ -23,7 +23,7 @@ use crate::store::server::{Control, Controller, ServerOptions, Upgrade, control,
 #[derive(Debug)]
 pub struct Host {
     controller: Controller,
-    port: u16,
+    addresses: Vec<SocketAddr>,
     sessions: watch::Receiver<usize>,
     thread: Option<JoinHandle<()>>,
     started_by: u32,
@@ -42,6 +42,14 @@ pub enum Claim {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {
+    /// The name of the address to listen on means nothing here.
+    #[error("cannot resolve `{host}`: {source}")]
+    Resolve {
+        /// As given.
+        host: String,
+        /// What the resolver said.
+        source: io::Error,
+    },
     /// The port cannot be listened on.
     #[error(transparent)]
     Bind(#[from] BindError),
@@ -91,12 +99,34 @@ pub fn claim(host: &str, port: u16, is_host: Option<bool>) -> Result<Claim, Host
 }
 
 impl Host {
+    /// Serve on every address of `host`, or on all of this machine if it is `None`. Port 0 lets the system choose.
+    ///
+    /// For a process that is nothing but a host; whether one of a job's processes is it, [`claim`] decides.
+    ///
+    /// # Errors
+    /// `host` cannot be resolved or is not an address of this machine, the port is taken, or the thread cannot be started.
+    pub fn listen(host: Option<&str>, port: u16, options: ServerOptions) -> Result<Self, HostError> {
+        let listeners = match host {
+            None => vec![bind_wildcard(port)?],
+            Some(host) => {
+                let resolved = (host, port).to_socket_addrs();
+                let failed = |source| HostError::Resolve { host: host.to_owned(), source };
+                let mut addresses: Vec<SocketAddr> = resolved.map_err(failed)?.collect();
+                addresses.sort();
+                addresses.dedup();
+                bind_all(&addresses)?
+            }
+        };
+        Ok(Self::start(listeners, options)?)
+    }
+
     /// Serve on these listeners; at least one.
     ///
     /// # Errors
     /// The thread cannot be started, or a socket not be made asynchronous.
     pub fn start(listeners: Vec<TcpListener>, options: ServerOptions) -> io::Result<Self> {
-        let port = listeners.first().ok_or(io::ErrorKind::InvalidInput)?.local_addr()?.port();
+        let addresses = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<_>>>()?;
+        let port = addresses.first().ok_or(io::ErrorKind::InvalidInput)?.port();
         for listener in &listeners {
             listener.set_nonblocking(true)?;
         }
@@ -105,17 +135,32 @@ impl Host {
         let (count, sessions) = watch::channel(0);
         let run = move || run(&runtime, listeners, options, control, count);
         let thread = thread::Builder::new().name(format!("host-{port}")).spawn(run)?;
-        Ok(Self { controller, port, sessions, thread: Some(thread), started_by: process::id() })
+        Ok(Self { controller, addresses, sessions, thread: Some(thread), started_by: process::id() })
     }
 
     /// The port it listens on.
     pub fn port(&self) -> u16 {
-        self.port
+        self.addresses[0].port()
+    }
+
+    /// The addresses it listens on, all with the same port.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// Whether its thread has ended, which nobody but [`stop`](Self::stop) should have brought about.
+    pub fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
     /// The sessions of this host, to wait for their end without holding it.
     pub fn sessions(&self) -> Sessions {
         Sessions(self.sessions.clone())
+    }
+
+    /// Who uses this host, sessions and store clients alike, to wait for their going without holding it.
+    pub fn users(&self) -> Users {
+        Users { sessions: self.sessions.clone(), controller: self.controller.clone() }
     }
 
     /// Close everything and wait until the thread has ended. In a process forked from the one that started it, do nothing:
@@ -144,6 +189,33 @@ impl Sessions {
         timeout(limit, self.0.wait_for(|count| *count == 0)).await.is_ok()
     }
 }
+
+/// Who uses a host.
+#[derive(Clone, Debug)]
+pub struct Users {
+    sessions: watch::Receiver<usize>,
+    controller: Controller,
+}
+
+impl Users {
+    /// Sessions and store clients that are connected now.
+    pub fn count(&self) -> (usize, u64) {
+        (*self.sessions.borrow(), self.controller.stats().connections_open)
+    }
+
+    /// Wait until nobody is connected, at most `limit`. True if all have gone.
+    pub async fn gone(self, limit: Duration) -> bool {
+        let gone = async {
+            // The store's counters are only read here, and at the end of a process, so nothing announces their changes.
+            while self.count() != (0, 0) {
+                sleep(COUNT_INTERVAL).await;
+            }
+        };
+        timeout(limit, gone).await.is_ok()
+    }
+}
+
+const COUNT_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Drop for Host {
     fn drop(&mut self) {
@@ -257,6 +329,19 @@ mod tests {
     #[test]
     fn is_host_0_never_listens() {
         assert_eq!(why_guest(claim("127.0.0.1", 0, Some(false)).unwrap()), "is_host=0 was given");
+    }
+
+    #[test]
+    fn a_host_of_its_own_listens_where_it_is_told() {
+        let host = Host::listen(Some("127.0.0.1"), 0, ServerOptions::default()).unwrap();
+        assert_eq!(host.addresses(), [SocketAddr::from(([127, 0, 0, 1], host.port()))]);
+        assert!(!host.has_ended());
+        let everywhere = Host::listen(None, 0, ServerOptions::default()).unwrap();
+        assert!(everywhere.addresses()[0].ip().is_unspecified());
+        let error = Host::listen(Some("127.0.0.1"), host.port(), ServerOptions::default()).unwrap_err();
+        assert!(error.to_string().contains(&format!("in use by pid {}", std::process::id())), "{error}");
+        let error = Host::listen(Some("no such name"), 0, ServerOptions::default()).unwrap_err();
+        assert!(error.to_string().starts_with("cannot resolve `no such name`: "), "{error}");
     }
 
     #[test]

@@ -3,7 +3,7 @@ The compiled half of the package ``elastic_rs``.
 """
 
 from _typeshed import Incomplete, SupportsGetItem
-from typing import Final, SupportsFloat, SupportsIndex, final
+from typing import Any, Final, SupportsFloat, SupportsIndex, final
 
 VERSION: Final[str]
 """
@@ -11,10 +11,110 @@ Version of the compiled half.
 """
 
 @final
+class AsyncStoreClient:
+    """
+    The core's client of a TCP store, for asyncio. Every operation returns an awaitable of the running event loop.
+
+    Operations of one client are carried out one after the other, in the order they are called. Cancelling one that waits
+    gives the wait up, and the client stays usable. Times are seconds; a negative time limit is none.
+    """
+    def add(self, /, key: bytes | bytearray | str, amount: SupportsIndex) -> Any:
+        """
+        Add to the number stored under a key; the sum.
+        """
+    def append(self, /, key: bytes | bytearray | str, value: bytes | bytearray | str) -> Any:
+        """
+        Append to a key's value.
+        """
+    def barrier(self, /, key: bytes | bytearray | str, world_size: SupportsIndex, timeout_s: SupportsFloat | SupportsIndex | None = None) -> Any:
+        """
+        Wait until ``world_size`` callers have come to this key, at most ``timeout_s`` or the client's default.
+        """
+    def check(self, /, keys: SupportsGetItem[int, bytes | bytearray | str]) -> Any:
+        """
+        Whether all keys exist.
+        """
+    def clone(self, /) -> Any:
+        """
+        Connect to the same store once more.
+        """
+    def close(self, /) -> None:
+        """
+        Close the connection. Operations under way are finished first; later ones raise ``StoreNetworkError``.
+        """
+    @property
+    def closed(self, /) -> bool:
+        """
+        Whether :meth:`close` was called.
+        """
+    def compare_set(self, /, key: bytes | bytearray | str, expected: bytes | bytearray | str, desired: bytes | bytearray | str) -> Any:
+        """
+        Replace the value if it is what was expected; what the store then answers.
+        """
+    @staticmethod
+    def connect(host: str, port: SupportsIndex, *, timeout_s: SupportsFloat | SupportsIndex) -> Any:
+        """
+        Connect to the store at ``host:port``, which need not be there yet.
+        """
+    def delete_key(self, /, key: bytes | bytearray | str) -> Any:
+        """
+        Remove a key; whether it was there.
+        """
+    def get(self, /, key: bytes | bytearray | str) -> Any:
+        """
+        A key's value, waiting for it to appear.
+        """
+    def list_keys(self, /) -> Any:
+        """
+        All keys, in no particular order, as ``bytes``.
+        """
+    def multi_get(self, /, keys: SupportsGetItem[int, bytes | bytearray | str]) -> Any:
+        """
+        Several values, waiting for all keys to appear.
+        """
+    def multi_set(self, /, keys: SupportsGetItem[int, bytes | bytearray | str], values: SupportsGetItem[int, bytes | bytearray | str]) -> Any:
+        """
+        Store several values.
+        """
+    def num_keys(self, /) -> Any:
+        """
+        Number of keys in the store.
+        """
+    def queue_len(self, /, key: bytes | bytearray | str) -> Any:
+        """
+        Length of a queue.
+        """
+    def queue_pop(self, /, key: bytes | bytearray | str, block: bool = True) -> Any:
+        """
+        Take the first item of a queue; if ``block``, wait for one.
+        """
+    def queue_push(self, /, key: bytes | bytearray | str, value: bytes | bytearray | str) -> Any:
+        """
+        Add an item to the end of a queue.
+        """
+    def set(self, /, key: bytes | bytearray | str, value: bytes | bytearray | str) -> Any:
+        """
+        Store a value.
+        """
+    def set_timeout(self, /, timeout_s: SupportsFloat | SupportsIndex) -> None:
+        """
+        Change the time limit of operations that begin later.
+        """
+    def wait(self, /, keys: SupportsGetItem[int, bytes | bytearray | str], timeout_s: SupportsFloat | SupportsIndex | None = None) -> Any:
+        """
+        Wait until all keys exist, at most ``timeout_s`` or the client's default.
+        """
+
+@final
 class Host:
     """
     The store and the rendezvous coordinator, on one port and on one thread that never waits for the interpreter.
     """
+    @property
+    def addresses(self, /) -> list[str]:
+        """
+        The addresses it listens on, each with its port.
+        """
     @staticmethod
     def claim(host: str, port: SupportsIndex, *, is_host: bool | None = None) -> "Host | str":
         """
@@ -24,14 +124,48 @@ class Host:
 
         Raises ``OSError`` when ``is_host`` is True and the port cannot be listened on.
         """
+    @staticmethod
+    def default_limits() -> "dict[str, int | float | None]":
+        """
+        The limits that :meth:`listen` knows, with their defaults; None is no limit.
+        """
     def drain(self, /, *, timeout_s: SupportsFloat | SupportsIndex) -> bool:
         """
         Wait until every node has said goodbye, at most ``timeout_s``, then stop. True if all had.
+        """
+    @staticmethod
+    def listen(host: str | None, port: SupportsIndex, *, key_bytes: SupportsIndex | None = None, value_bytes: SupportsIndex | None = None, list_len: SupportsIndex | None = None, message_bytes: SupportsIndex | None = None, keys: SupportsIndex | None = None, stored_bytes: SupportsIndex | None = None, connections: SupportsIndex | None = None, reply_buffer_bytes: SupportsIndex | None = None, hello_timeout_s: SupportsFloat | SupportsIndex | None = None, flush_timeout_s: SupportsFloat | SupportsIndex | None = None) -> Host:
+        """
+        Serve on every address of ``host``, or on all of this machine if it is None. Port 0 lets the system choose.
+
+        A limit that is not given has the value of :meth:`default_limits`.
+
+        Raises ``OSError`` when ``host`` means nothing, or the port cannot be listened on; the text names who has it.
         """
     @property
     def port(self, /) -> int:
         """
         The port it listens on.
+        """
+    def stop(self, /) -> None:
+        """
+        Close everything now.
+        """
+    @property
+    def stopped(self, /) -> bool:
+        """
+        Whether it has ended.
+        """
+    @property
+    def users(self, /) -> tuple[int, int]:
+        """
+        The numbers of sessions and of store clients that are connected now.
+        """
+    def wait_for_users(self, /, *, timeout_s: SupportsFloat | SupportsIndex) -> bool:
+        """
+        Wait until nobody is connected, node or store client, at most ``timeout_s``. True if all have gone.
+
+        Does not stop: meanwhile everything is served, newcomers included.
         """
 
 @final

@@ -42,6 +42,12 @@ def show_logs_if_asked() -> None:
     if level not in logging.getLevelNamesMapping():
         logger.warning("ELASTIC_RS_LOG is `%s`, must be one of debug, info, warning, error: ignored", level.lower())
         return
+    show_logs(level)
+
+
+def show_logs(level: str) -> None:
+    """Print this package's log records of that level and above on stderr."""
+    logger = logging.getLogger("elastic_rs")
     logger.setLevel(level)
     if not any(getattr(handler, "is_elastic_rs", False) for handler in logger.handlers):
         handler = logging.StreamHandler()

@@ -2,6 +2,8 @@
 
 use pyo3::prelude::*;
 
+mod aio;
+mod awaitable;
 mod errors;
 mod logging;
 mod rendezvous;
@@ -13,6 +15,8 @@ mod store;
 mod _elastic_rs {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::aio::AsyncStoreClient;
     #[pymodule_export]
     use crate::rendezvous::{Placement, Session, View};
     #[pymodule_export]

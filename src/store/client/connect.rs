@@ -1,14 +1,16 @@
 //! Reaching a store that may not be there yet.
 //!
-//! Owns resolving, trying every address, and waiting between attempts. Differs from PyTorch on purpose: the time limit
+//! Owns resolving, racing the addresses, and waiting between attempts. Differs from PyTorch on purpose: the time limit
 //! covers everything (resolver, handshake and last pause included), and pauses start short, since in a starting job the
 //! store is usually a moment away.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use rand::RngExt;
 use tokio::net::{TcpStream, lookup_host};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::error::StoreError;
@@ -40,44 +42,216 @@ pub(super) async fn connect(host: &str, port: u16, limit: Duration) -> Result<Li
 
 /// Tries every address the host has now. The error says what each of them met.
 async fn attempt(host: &str, port: u16, deadline: Instant) -> Result<Link, String> {
-    let grace = Instant::now() + SHORTEST_ATTEMPT;
-    let addresses: Vec<SocketAddr> = match timeout_at(deadline.max(grace), lookup_host((host, port))).await {
+    // Only forward, and the answer's addresses are what messages show: a slow reverse zone holds up nobody.
+    let end = deadline.max(Instant::now() + SHORTEST_ATTEMPT);
+    let addresses: Vec<SocketAddr> = match timeout_at(end, lookup_host((host, port))).await {
         Ok(Ok(addresses)) => addresses.collect(),
         Ok(Err(error)) => return Err(format!("cannot resolve `{host}`: {error}")),
         Err(_) => return Err(format!("cannot resolve `{host}`: the resolver does not answer")),
     };
-    let mut met = Vec::new();
-    for (at, &address) in addresses.iter().enumerate() {
-        if addresses[..at].contains(&address) {
-            continue;
-        }
-        // An address that swallows packets must leave time for those after it.
-        let left = (addresses.len() - at) as u32;
-        let share = (deadline.saturating_duration_since(Instant::now()) / left).max(SHORTEST_ATTEMPT);
-        match timeout(share, reach(address)).await {
-            Ok(Ok(link)) => return Ok(link),
-            Ok(Err(error)) => met.push(format!("{address}: {error}")),
-            Err(_) => met.push(format!("{address}: no answer within {share:?}")),
-        }
-    }
-    Err(if met.is_empty() { format!("`{host}` has no address") } else { met.join("; ") })
+    race(&interleaved(&addresses), deadline).await.map_err(|met| match met.is_empty() {
+        true => format!("`{host}` has no address"),
+        false => met.join("; "),
+    })
 }
 
-async fn reach(address: SocketAddr) -> Result<Link, String> {
-    let stream = TcpStream::connect(address).await.map_err(|error| error.to_string())?;
-    // Torch's nonce is its process id too. It only has to come back.
-    match Link::open(stream, std::process::id()).await {
-        Ok(link) => Ok(link),
-        Err(Failure::Lost(cause)) => Err(format!("connected, but it does not answer as a store: {cause}")),
-        Err(Failure::Timeout(_)) => unreachable!("the handshake waits for no key"),
+/// The addresses in the resolver's order, without repetitions, families alternating. So one family that leads nowhere costs
+/// one [`STAGGER`], however many addresses it has.
+fn interleaved(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
+    let mut distinct: Vec<SocketAddr> = Vec::with_capacity(addresses.len());
+    for &address in addresses {
+        if !distinct.contains(&address) {
+            distinct.push(address);
+        }
+    }
+    let leads = distinct.first().is_some_and(SocketAddr::is_ipv6);
+    let (mut first, mut second): (VecDeque<_>, VecDeque<_>) =
+        distinct.into_iter().partition(|address| address.is_ipv6() == leads);
+    let mut order = Vec::with_capacity(first.len() + second.len());
+    while !(first.is_empty() && second.is_empty()) {
+        order.extend(first.pop_front());
+        order.extend(second.pop_front());
+    }
+    order
+}
+
+/// Connects to one address after the other, [`STAGGER`] apart or as soon as one has failed, while earlier ones still try
+/// (RFC 8305). The first that is connected and answers as a store is it. The error says what each address met.
+///
+/// A connection that is made but not answered yet keeps the race from going on for its share of the time: a store under
+/// a storm of connections should not get several of each client.
+async fn race(addresses: &[SocketAddr], deadline: Instant) -> Result<Link, Vec<String>> {
+    let start = Instant::now();
+    let deadline = deadline.max(start + SHORTEST_ATTEMPT);
+    let stagger = STAGGER.min((deadline - start) / addresses.len().max(1) as u32);
+    let mut racing = JoinSet::new();
+    let mut waiting = addresses.iter().copied();
+    let mut open: Vec<SocketAddr> = Vec::new();
+    let mut met = Vec::new();
+    let (mut next_at, mut give_up_at) = (start, deadline);
+    loop {
+        if Instant::now() >= next_at
+            && let Some(address) = waiting.next()
+        {
+            racing.spawn(async move { (address, TcpStream::connect(address).await) });
+            open.push(address);
+            next_at = Instant::now() + stagger;
+            give_up_at = deadline.min(Instant::now() + LONGEST_CONNECT);
+        }
+        if open.is_empty() && waiting.len() == 0 {
+            return Err(met);
+        }
+        let (address, connected) = tokio::select! {
+            biased;
+            Some(connected) = racing.join_next() => connected.expect("connecting does not panic"),
+            () = sleep_until(next_at), if waiting.len() > 0 => continue,
+            () = sleep_until(give_up_at) => {
+                let elapsed = start.elapsed();
+                met.extend(open.iter().map(|address| format!("{address}: no answer within {elapsed:?}")));
+                met.extend(waiting.map(|address| format!("{address}: not tried within {elapsed:?}")));
+                return Err(met);
+            }
+        };
+        open.retain(|&other| other != address);
+        let failed = match connected {
+            Err(error) => error.to_string(),
+            Ok(stream) => {
+                let left = (open.len() + waiting.len() + 1) as u32;
+                let share = (deadline.saturating_duration_since(Instant::now()) / left).max(SHORTEST_ATTEMPT);
+                // Torch's nonce is its process id too. It only has to come back.
+                match timeout(share, Link::open(stream, std::process::id())).await {
+                    Ok(Ok(link)) => return Ok(link),
+                    Ok(Err(Failure::Lost(cause))) => format!("connected, but it does not answer as a store: {cause}"),
+                    Ok(Err(Failure::Timeout(_))) => unreachable!("the handshake waits for no key"),
+                    Err(_) => format!("connected, but there was no answer within {share:?}"),
+                }
+            }
+        };
+        met.push(format!("{address}: {failed}"));
+        next_at = Instant::now();
     }
 }
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
+/// When the next address is tried beside one that has not answered. What RFC 8305 recommends.
+const STAGGER: Duration = Duration::from_millis(250);
+
+/// How long addresses that swallow packets are tried before the name is resolved again, which may have moved meanwhile.
+const LONGEST_CONNECT: Duration = Duration::from_secs(10);
+
 /// What an attempt gets when the time is almost or altogether over.
 const SHORTEST_ATTEMPT: Duration = Duration::from_millis(100);
 
 /// Longer than any job, and short enough to add to any instant.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use socket2::{Domain, Socket, Type};
+
+    use super::*;
+    use crate::store::listen;
+    use crate::store::server::{ServerOptions, StoreServer};
+
+    fn store(last: u8) -> StoreServer {
+        let listener = listen::bind(SocketAddr::from((Ipv4Addr::new(127, 0, 0, last), 0))).unwrap();
+        StoreServer::start(vec![listener], ServerOptions::default()).unwrap()
+    }
+
+    /// An address that swallows packets: a listener that accepts nobody, with a full backlog.
+    struct BlackHole {
+        address: SocketAddr,
+        _kept: (Socket, Vec<Socket>),
+    }
+
+    fn black_hole(last: u8) -> BlackHole {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::from((Ipv4Addr::new(127, 0, 0, last), 0)).into()).unwrap();
+        socket.listen(0).unwrap();
+        let address = socket.local_addr().unwrap();
+        let fillers = (0..4).map(|_| {
+            let filler = Socket::new(Domain::IPV4, Type::STREAM.nonblocking(), None).unwrap();
+            // Some are under way for ever.
+            let _ = filler.connect(&address);
+            filler
+        });
+        let fillers = fillers.collect();
+        BlackHole { address: address.as_socket().unwrap(), _kept: (socket, fillers) }
+    }
+
+    /// An address at which nobody listens.
+    fn closed(last: u8) -> SocketAddr {
+        TcpListener::bind((Ipv4Addr::new(127, 0, 0, last), 0)).unwrap().local_addr().unwrap()
+    }
+
+    fn in_a_minute() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
+
+    fn peer(link: &Link) -> SocketAddr {
+        link.addresses().unwrap().1
+    }
+
+    #[tokio::test]
+    async fn an_address_that_swallows_packets_costs_one_stagger() {
+        let (hole, store) = (black_hole(2), store(3));
+        let start = Instant::now();
+        let link = race(&[hole.address, store.local_addr()], in_a_minute()).await.unwrap();
+        assert_eq!(peer(&link), store.local_addr());
+        // The kernel itself would give the first address two minutes; its share of the time would be thirty seconds.
+        assert!(start.elapsed() >= STAGGER && start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    }
+
+    #[tokio::test]
+    async fn a_refused_address_costs_nothing() {
+        let store = store(3);
+        let start = Instant::now();
+        let link = race(&[closed(2), closed(4), store.local_addr()], in_a_minute()).await.unwrap();
+        assert_eq!(peer(&link), store.local_addr());
+        assert!(start.elapsed() < STAGGER, "{:?}", start.elapsed());
+    }
+
+    #[tokio::test]
+    async fn the_first_address_is_preferred_and_the_others_left_alone() {
+        let (first, second) = (store(2), store(3));
+        let link = race(&[first.local_addr(), second.local_addr()], in_a_minute()).await.unwrap();
+        assert_eq!(peer(&link), first.local_addr());
+        assert_eq!(second.stats().connections_accepted, 0);
+    }
+
+    #[tokio::test]
+    async fn an_address_that_is_silent_once_connected_gets_its_share_of_the_time() {
+        let silent = TcpListener::bind("127.0.0.2:0").unwrap();
+        let store = store(3);
+        let addresses = [silent.local_addr().unwrap(), store.local_addr()];
+        let link = race(&addresses, Instant::now() + Duration::from_secs(2)).await.unwrap();
+        assert_eq!(peer(&link), store.local_addr());
+    }
+
+    #[tokio::test]
+    async fn the_error_says_what_each_address_met() {
+        let (hole, closed) = (black_hole(2), closed(3));
+        let met = race(&[hole.address, closed], Instant::now() + Duration::from_millis(300)).await.unwrap_err();
+        assert_eq!(met.len(), 2);
+        assert!(met[0].starts_with(&format!("{closed}: Connection refused")), "{met:?}");
+        assert!(met[1].starts_with(&format!("{}: no answer within 3", hole.address)), "{met:?}");
+        // With no time at all, each is tried all the same.
+        let store = store(4);
+        let link = race(&[hole.address, store.local_addr()], Instant::now()).await.unwrap();
+        assert_eq!(peer(&link), store.local_addr());
+    }
+
+    #[test]
+    fn families_alternate_in_the_resolvers_order() {
+        let parse = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<SocketAddr>>();
+        let resolved = parse(&["[::1]:1", "[::2]:1", "[::1]:1", "[::3]:1", "1.1.1.1:1", "2.2.2.2:1"]);
+        let expected = parse(&["[::1]:1", "1.1.1.1:1", "[::2]:1", "2.2.2.2:1", "[::3]:1"]);
+        assert_eq!(interleaved(&resolved), expected);
+        assert_eq!(interleaved(&parse(&["1.1.1.1:1", "[::1]:1"])), parse(&["1.1.1.1:1", "[::1]:1"]));
+        assert_eq!(interleaved(&[]), []);
+    }
+}

@@ -1,0 +1,192 @@
+"""The command ``elastic-rs``. Does not import torch, so that it starts at once and runs where there is none."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from elastic_rs import _elastic_rs
+from elastic_rs._plugin import show_logs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+
+DEFAULT_PORT = 29400
+"""The port of an endpoint that names none."""
+
+LEVELS = ("debug", "info", "warning", "error")
+
+SIGNALS = {signal.SIGTERM, signal.SIGINT}
+
+# Exit codes, besides argparse's 2 for a command line that is not understood.
+ENDED_AS_ASKED = 0
+CANNOT_LISTEN = 1
+ENDED_BY_ITSELF = 3
+
+EPILOG = """\
+signals:
+  SIGTERM, SIGINT    wait until all nodes and clients have gone, at most --drain-timeout, then end; serve meanwhile
+  a second of them   end at once; within half a second it counts as the first
+
+exit codes:
+  0                  ended as asked
+  1                  the address cannot be listened on; the message names who has the port, where the system tells
+  2                  the command line is not understood
+  3                  the server ended by itself, which is a bug
+  130, 143           ended at once by a second SIGINT, SIGTERM
+"""
+
+# Name, metavar, and what the limit holds; the defaults are the core's.
+LIMITS = [
+    ("connections", "N", "connections that may be open at once"),
+    ("keys", "N", "stored keys and queues"),
+    ("stored_bytes", "BYTES", "keys, values and queue items together"),
+    ("key_bytes", "BYTES", "length of a key"),
+    ("value_bytes", "BYTES", "length of a value in a request"),
+    ("list_len", "N", "keys in one request"),
+    ("message_bytes", "BYTES", "length of one request"),
+    ("reply_buffer_bytes", "BYTES", "replies that may wait for a client that asks for more"),
+    ("hello_timeout_s", "SECONDS", "time a connection may take to say what it is"),
+    ("flush_timeout_s", "SECONDS", "time a client that has said its last may take to read the rest"),
+]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    args = _parser().parse_args(argv)
+    return _serve(args)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="elastic-rs", description=__doc__.partition(".")[0] + ".")
+    parser.add_argument("--version", action="version", version=f"elastic-rs {_elastic_rs.VERSION}")
+    stores = parser.add_subparsers(title="commands", metavar="COMMAND", required=True).add_parser(
+        "store", help="the TCP store", description="The TCP store."
+    )
+    serve = stores.add_subparsers(title="commands", metavar="COMMAND", required=True).add_parser(
+        "serve",
+        help="serve a store and a rendezvous in a process of their own",
+        description="Serve a TCP store and the rendezvous coordinator of the backend rust-c10d on one port until told "
+        "to end. Agents use it by --rdzv-endpoint=HOST:PORT with --rdzv-conf=is_host=0. One line on stdout, `listening "
+        "on ADDRESS:PORT`, says that it is ready.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    serve.add_argument("--host", help="name or address to listen on (default: all addresses of this machine)")
+    serve.add_argument(
+        "--port", type=_port, default=DEFAULT_PORT, help="0 lets the system choose (default: %(default)s)"
+    )
+    serve.add_argument(
+        "--drain-timeout",
+        type=_seconds,
+        default=25.0,
+        metavar="SECONDS",
+        help="how long to wait, once told to end, for nodes and clients to go (default: %(default)g)",
+    )
+    serve.add_argument(
+        "--log-level",
+        choices=LEVELS,
+        default=_level_of_environment(),
+        help="of the log on stderr (default: ELASTIC_RS_LOG, or info)",
+    )
+    limits = serve.add_argument_group(
+        "limits", "Who exceeds one loses its connection; others are not affected. BYTES and N may end in K, M, G or T."
+    )
+    defaults = _elastic_rs.Host.default_limits()
+    for name, metavar, what in LIMITS:
+        limits.add_argument(
+            f"--max-{name.replace('_', '-')}" if metavar != "SECONDS" else f"--{name[:-2].replace('_', '-')}",
+            dest=name,
+            type=_seconds if metavar == "SECONDS" else _amount,
+            metavar=metavar,
+            help=f"{what} (default: {_shown(defaults[name])})",
+        )
+    return parser
+
+
+def _serve(args: argparse.Namespace) -> int:
+    # Before any thread exists, so that all inherit it: from here on signals wait until they are asked for.
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    show_logs(args.log_level.upper())
+    limits = {name: getattr(args, name) for name, _, _ in LIMITS}
+    try:
+        host = _elastic_rs.Host.listen(args.host, args.port, **limits)
+    except OSError as error:
+        print(f"elastic-rs: error: {error.strerror or error}", file=sys.stderr)
+        return CANNOT_LISTEN
+    print(f"listening on {', '.join(host.addresses)}", flush=True)
+    while (received := signal.sigtimedwait(SIGNALS, _LOOK_INTERVAL_S)) is None:
+        if host.stopped:
+            print("elastic-rs: error: the server has ended by itself, which is a bug", file=sys.stderr)
+            return ENDED_BY_ITSELF
+    sessions, clients = host.users
+    _say(f"{signal.Signals(received.si_signo).name}: waiting for {sessions} nodes and {clients} clients to go")
+    since = time.monotonic()
+
+    def end_at_once(number: int, _: FrameType | None) -> None:
+        if time.monotonic() - since > _SAME_SIGNAL_S:
+            raise SystemExit(128 + number)
+
+    for number in SIGNALS:
+        signal.signal(number, end_at_once)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    if not host.wait_for_users(timeout_s=args.drain_timeout):
+        sessions, clients = host.users
+        _say(f"{sessions} nodes and {clients} clients are left after {args.drain_timeout:g} s")
+    host.stop()
+    _say("ended")
+    return ENDED_AS_ASKED
+
+
+# How often it is looked whether the server still runs. Signals are not waited for in steps.
+_LOOK_INTERVAL_S = 5.0
+# Wrappers send a signal to a process and to its group, or pass on what the process got too: that is one request.
+_SAME_SIGNAL_S = 0.5
+
+
+def _say(text: str) -> None:
+    print(f"elastic-rs: {text}", file=sys.stderr)
+
+
+def _level_of_environment() -> str:
+    level = os.environ.get("ELASTIC_RS_LOG", "").lower()
+    return level if level in LEVELS else "info"
+
+
+def _port(text: str) -> int:
+    if text.isascii() and text.isdecimal() and int(text) <= 65535:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"`{text}` is not a port, must be from 0 to 65535")
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 315_360_000:  # ten years; false for what is not a number
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number of seconds, zero or more")
+    return value
+
+
+def _amount(text: str) -> int:
+    found = re.fullmatch(r"(\d{1,18})(?:([KMGT])(?:i?B)?)?", text, re.ASCII)
+    value = int(found[1]) << (10 * " KMGT".index(found[2] or " ")) if found else 0
+    if not 0 < value < 1 << 63:
+        raise argparse.ArgumentTypeError(f"`{text}` must be a whole number above zero, such as 4096, 64K or 8M")
+    return value
+
+
+def _shown(value: int | float | None) -> str:
+    if value is None:
+        return "no limit"
+    if isinstance(value, float):
+        return f"{value:g}"
+    power = next((power for power in (4, 3, 2, 1) if value >> 10 * power and value % (1 << 10 * power) == 0), 0)
+    return f"{value >> 10 * power}{' KMGT'[power].strip()}"

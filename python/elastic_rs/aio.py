@@ -1,0 +1,210 @@
+"""``TCPStore`` for asyncio: the operations of ``torch.distributed.TCPStore``, each an awaitable.
+
+The client is the core's own, not PyTorch's: waiting blocks no thread, cancelling a waiting task gives the wait up, and
+an error names the store, the operation and the time that passed. It works with this project's server and PyTorch's::
+
+    async with await aio.TCPStore.connect("node0", 29400) as store:
+        await store.set("key", "value")
+        async with asyncio.timeout(5):
+            await store.get("other key")
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+# Imported with the module, since errors are made while the event loop runs, and importing torch takes seconds.
+import elastic_rs.errors  # noqa: F401
+from elastic_rs._elastic_rs import AsyncStoreClient
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from types import TracebackType
+
+    Text = str | bytes | bytearray
+    """A key or a value. A ``str`` is sent as UTF-8."""
+
+__all__ = ["TCPStore"]
+
+
+class TCPStore:
+    """A connection to a store, made by :meth:`connect`.
+
+    Operations of one object are carried out one after the other, in the order they are called, so one that waits holds
+    up those after it; :meth:`clone` makes a connection of its own. Cancelling an operation leaves the connection in
+    step; whether it was carried out is then not known.
+
+    Every operation raises, besides what its own description says, ``StoreNetworkError`` once the connection is lost
+    (the object stays broken then), and those that wait raise ``StoreTimeoutError``: subclasses of what PyTorch raises.
+    """
+
+    def __init__(self, client: AsyncStoreClient, host: str, port: int, timeout: timedelta) -> None:
+        """Not for callers: see :meth:`connect`."""
+        self._client = client
+        self._host = host
+        self._port = port
+        self._timeout = timeout
+
+    @classmethod
+    async def connect(cls, host: str, port: int, timeout: timedelta | float = timedelta(seconds=300)) -> Self:
+        """Connect to the store at ``host:port``, which need not be there yet.
+
+        Args:
+            host: name or address; all addresses of a name are tried.
+            port: of the store.
+            timeout: for connecting, and for operations that wait. Negative is for ever.
+
+        Raises:
+            StoreNetworkError: no store answered in time; the message says what each address met.
+        """
+        timeout = _duration(timeout)
+        client = await AsyncStoreClient.connect(host, port, timeout_s=timeout.total_seconds())
+        return cls(client, host, port, timeout)
+
+    @property
+    def host(self) -> str:
+        """The host, as given."""
+        return self._host
+
+    @property
+    def port(self) -> int:
+        """The port of the store."""
+        return self._port
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long operations wait unless told otherwise. Negative is for ever."""
+        return self._timeout
+
+    def set_timeout(self, timeout: timedelta | float) -> None:
+        """Change :attr:`timeout` for operations that are called later."""
+        timeout = _duration(timeout)
+        self._client.set_timeout(timeout.total_seconds())
+        self._timeout = timeout
+
+    async def set(self, key: Text, value: Text) -> None:
+        """Store a value. Returns when it has been sent: the protocol has no acknowledgement."""
+        await self._client.set(key, value)
+
+    async def get(self, key: Text) -> bytes:
+        """Return a key's value, waiting for it to appear."""
+        value: bytes = await self._client.get(key)
+        return value
+
+    async def add(self, key: Text, amount: int) -> int:
+        """Add to the number stored under a key, which is 0 if there is none, and return the sum."""
+        if not -(1 << 63) <= amount < 1 << 63:
+            raise TypeError(f"amount is `{amount}`, must be in 64 bits")  # PyTorch's class for it
+        total: int = await self._client.add(key, amount)
+        return total
+
+    async def compare_set(self, key: Text, expected: Text, desired: Text) -> bytes:
+        """Store ``desired`` if the value is ``expected``, where empty means missing; return the value that counts."""
+        value: bytes = await self._client.compare_set(key, expected, desired)
+        return value
+
+    async def check(self, keys: Collection[Text]) -> bool:
+        """Whether all keys exist."""
+        there: bool = await self._client.check(_list(keys))
+        return there
+
+    async def wait(self, keys: Collection[Text], timeout: timedelta | float | None = None) -> None:
+        """Wait until all keys exist."""
+        await self._client.wait(_list(keys), _seconds(timeout))
+
+    async def delete_key(self, key: Text) -> bool:
+        """Remove a key; whether it was there."""
+        removed: bool = await self._client.delete_key(key)
+        return removed
+
+    async def num_keys(self) -> int:
+        """Return the number of keys in the store."""
+        number: int = await self._client.num_keys()
+        return number
+
+    async def append(self, key: Text, value: Text) -> None:
+        """Append to a key's value."""
+        await self._client.append(key, value)
+
+    async def multi_get(self, keys: Collection[Text]) -> list[bytes]:
+        """Return several values, waiting for all keys to appear."""
+        values: list[bytes] = await self._client.multi_get(_list(keys))
+        return values
+
+    async def multi_set(self, keys: Collection[Text], values: Collection[Text]) -> None:
+        """Store several values, all at once.
+
+        Raises:
+            StoreError: there are not as many values as keys.
+        """
+        await self._client.multi_set(_list(keys), _list(values))
+
+    async def queue_push(self, key: Text, value: Text) -> None:
+        """Add an item to the end of a queue."""
+        await self._client.queue_push(key, value)
+
+    async def queue_pop(self, key: Text, block: bool = True) -> bytes:
+        """Take the first item of a queue; if ``block``, wait for one.
+
+        Raises:
+            StoreQueueEmptyError: there is none; also after blocking, if another client was faster.
+        """
+        item: bytes = await self._client.queue_pop(key, block)
+        return item
+
+    async def queue_len(self, key: Text) -> int:
+        """Return the length of a queue."""
+        length: int = await self._client.queue_len(key)
+        return length
+
+    async def list_keys(self) -> list[str]:
+        """Return all keys, in no particular order.
+
+        Raises:
+            UnicodeDecodeError: a key is not UTF-8.
+        """
+        keys: list[bytes] = await self._client.list_keys()
+        return [key.decode() for key in keys]
+
+    async def barrier(self, key: Text, world_size: int, timeout: timedelta | float | None = None) -> None:
+        """Wait until ``world_size`` callers have come to this key, which must be fresh."""
+        await self._client.barrier(key, world_size, _seconds(timeout))
+
+    async def clone(self) -> Self:
+        """Connect to the same store once more."""
+        return type(self)(await self._client.clone(), self._host, self._port, self._timeout)
+
+    def close(self) -> None:
+        """Close the connection once operations under way have ended. Later ones raise ``StoreNetworkError``."""
+        self._client.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        closed = ", closed" if self._client.closed else ""
+        return f"<elastic_rs.aio.TCPStore of {self._host}:{self._port}{closed}>"
+
+
+def _duration(timeout: Any) -> timedelta:
+    if isinstance(timeout, float):
+        return timedelta(seconds=timeout)
+    if not isinstance(timeout, timedelta):
+        raise TypeError(f"timeout is `{timeout!r}`, must be a timedelta, or a float of seconds")
+    return timeout
+
+
+def _seconds(timeout: timedelta | float | None) -> float | None:
+    return None if timeout is None else _duration(timeout).total_seconds()
+
+
+def _list(texts: Collection[Text]) -> list[Text]:
+    if isinstance(texts, (str, bytes, bytearray)):
+        raise TypeError(f"`{texts!r}` must be a list of such")
+    return list(texts)

@@ -1,0 +1,189 @@
+"""`elastic-rs store serve`: a real process, from its command line to its exit code."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from elastic_rs import _cli, _elastic_rs
+from helpers.procs import Job, Process
+
+COMMAND = str(Path(sys.executable).parent / "elastic-rs")
+Serve = Callable[..., Process]
+
+
+@pytest.fixture
+def serve(job: Job) -> Serve:
+    def serve(*args: str, port: int = 0) -> Process:
+        return job.start([COMMAND, "store", "serve", "--host=127.0.0.1", f"--port={port}", *args])
+
+    return serve
+
+
+def port_of(process: Process) -> int:
+    return int(process.line(r"^listening on 127\.0\.0\.1:(\d+)$")[1])
+
+
+def test_it_serves_until_it_is_told_to_end(serve: Serve) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        process = serve()
+        client = _elastic_rs.StoreClient("127.0.0.1", port_of(process))
+        client.set("k", "v")
+        assert client.get("k") == b"v"
+        del client
+        process.signal(number)
+        assert process.wait() == 0
+
+
+def test_it_drains_and_serves_meanwhile(serve: Serve) -> None:
+    process = serve("--drain-timeout=60")
+    port = port_of(process)
+    first = _elastic_rs.StoreClient("127.0.0.1", port)
+    process.signal(signal.SIGTERM)
+    process.line("SIGTERM: waiting for 0 nodes and 1 clients to go")
+    late = _elastic_rs.StoreClient("127.0.0.1", port)
+    late.set("k", "v")
+    assert first.get("k") == b"v"
+    assert process.running
+    del first, late
+    assert process.wait() == 0
+
+
+def test_the_drain_has_an_end(serve: Serve) -> None:
+    process = serve("--drain-timeout=0.2")
+    client = _elastic_rs.StoreClient("127.0.0.1", port_of(process))
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+    assert "elastic-rs: 0 nodes and 1 clients are left after 0.2 s" in process.lines
+    del client
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once(serve: Serve, second: signal.Signals) -> None:
+    process = serve("--drain-timeout=1000")
+    client = _elastic_rs.StoreClient("127.0.0.1", port_of(process))
+    process.signal(signal.SIGTERM)
+    process.line("SIGTERM: waiting")
+    while process.running:  # one that comes at once counts as the first
+        process.signal(second)
+        time.sleep(0.05)
+    assert process.wait() == 128 + second
+    del client
+
+
+def test_a_signal_that_is_delivered_twice_is_one(serve: Serve) -> None:
+    process = serve("--drain-timeout=1000")
+    client = _elastic_rs.StoreClient("127.0.0.1", port_of(process))
+    process.signal(signal.SIGTERM)
+    process.signal(signal.SIGTERM)
+    process.line("SIGTERM: waiting")
+    del client
+    assert process.wait() == 0
+
+
+def test_a_taken_port_is_exit_code_1_and_names_who_has_it(serve: Serve) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = serve(port=port)
+        assert process.wait() == 1
+        said = f"elastic-rs: error: port {port} on 127.0.0.1 is already in use by pid {os.getpid()}"
+        assert any(line.startswith(said) for line in process.lines), process.lines
+
+
+def test_limits_are_taken_from_the_command_line(serve: Serve) -> None:
+    process = serve("--max-key-bytes=16", "--max-value-bytes=1K", "--hello-timeout=0.1", "--max-keys=2")
+    port = port_of(process)
+
+    def refused(key: str, value: str, limit: str) -> None:
+        client = _elastic_rs.StoreClient("127.0.0.1", port)
+        client.set(key, value)  # not acknowledged
+        process.line(f"connection rejected .*{limit}")
+
+    refused("k" * 16, "v", "key_bytes = 16")  # and a slash
+    refused("k", "v" * 1025, "value_bytes = 1024")
+    client = _elastic_rs.StoreClient("127.0.0.1", port)
+    client.multi_set(["a", "b"], ["v" * 1024, ""])
+    assert client.num_keys() == 2
+    refused("c", "", "keys = 2")
+    with socket.create_connection(("127.0.0.1", port)) as silent:
+        assert silent.recv(1) == b""
+    process.line("connection rejected .*hello_timeout")
+    del client
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        ("--port=65536", "argument --port: `65536` is not a port, must be from 0 to 65535"),
+        ("--max-keys=many", "argument --max-keys: `many` must be a whole number above zero, such as 4096, 64K or 8M"),
+        ("--max-keys=0", "argument --max-keys: `0` must be"),
+        ("--hello-timeout=-1", "argument --hello-timeout: `-1` is not a number of seconds, zero or more"),
+        ("--drain-timeout=nan", "argument --drain-timeout: `nan` is not"),
+        ("--hots=x", "unrecognized arguments: --hots=x"),
+    ],
+)
+def test_a_wrong_argument_is_exit_code_2(argument: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        _cli.main(["store", "serve", argument])
+    assert ended.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+def test_help_names_every_limit_with_its_default_and_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        _cli.main(["store", "serve", "--help"])
+    assert ended.value.code == 0
+    text = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert {name for name, _, _ in _cli.LIMITS} == set(_elastic_rs.Host.default_limits())
+    for shown in ("--max-key-bytes BYTES length of a key (default: 8K)", "(default: 8M)", "(default: no limit)"):
+        assert shown in text
+    for code in ("0 ended as asked", "1 the address", "2 the command line", "3 the server", "130, 143 ended"):
+        assert code in text
+
+
+def test_sizes_are_powers_of_1024() -> None:
+    assert [_cli._amount(text) for text in ("1", "4K", "8MiB", "2G", "1TB")] == [1, 4096, 8 << 20, 2 << 30, 1 << 40]
+    assert [_cli._shown(value) for value in (1, 1000, 4096, 8 << 20, 3 << 29, 30.0, None)] == [
+        *("1", "1000", "4K", "8M", "1536M", "30", "no limit"),
+    ]
+
+
+def test_it_starts_without_torch() -> None:
+    code = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "numpy"}:
+            raise AssertionError(f"imported {name}")
+sys.meta_path.insert(0, Refuse())
+import os, signal, threading
+from elastic_rs import _cli
+threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+sys.exit(_cli.main(["store", "serve", "--port=0"]))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("listening on ")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a process id namespace needs a privilege")
+def test_it_ends_as_process_1(job: Job) -> None:
+    # The kernel drops a signal for process 1 that has no handler: a container would be killed after its grace period.
+    probe = subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True, check=False)
+    if probe.returncode != 0:
+        pytest.skip(f"no process id namespace here: {probe.stderr.decode().strip()}")
+    command = ["unshare", "--pid", "--fork", COMMAND, "store", "serve", "--host=127.0.0.1", "--port=0"]
+    process = job.start(command)
+    port_of(process)
+    served = [pid for pid in job.pids() if pid != process.pid]
+    assert len(served) == 1
+    os.kill(served[0], signal.SIGTERM)
+    assert process.wait() == 0

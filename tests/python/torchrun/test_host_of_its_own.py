@@ -1,0 +1,56 @@
+"""Stock torchrun on a store and coordinator that run in a process of their own."""
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.procs import Job, Process
+
+from .conftest import Start
+
+pytestmark = pytest.mark.torchrun
+
+
+def serve(job: Job, port: int, name: str) -> Process:
+    command = [sys.executable, "-m", "elastic_rs", "store", "serve", "--host=127.0.0.1", f"--port={port}"]
+    host = job.start(command, name=name)
+    host.line(rf"^listening on 127\.0\.0\.1:{port}$")
+    return host
+
+
+def test_nodes_use_a_host_of_its_own(start: Start, job: Job, port: int) -> None:
+    host = serve(job, port, "host")
+    nodes = [start(number, nnodes="2", conf="is_host=0,last_call_timeout=1") for number in (2, 3)]
+    assert [node.wait() for node in nodes] == [0, 0]
+    text = "\n".join(line for node in nodes for line in node.lines)
+    assert "hosted elsewhere: is_host=0 was given" in text
+    assert "recv" not in text
+    assert "Broken pipe" not in text
+    host.signal(signal.SIGTERM)
+    assert host.wait() == 0
+    assert "elastic-rs: SIGTERM: waiting for 0 nodes and 0 clients to go" in host.lines
+
+
+@pytest.mark.timeout(240)
+def test_a_host_that_is_killed_and_started_again_disturbs_no_worker(
+    start: Start, job: Job, port: int, tmp_path: Path
+) -> None:
+    # pains row 4: with PyTorch's backend all agents fail on their next look at the store.
+    done = tmp_path / "done"
+    host = serve(job, port, "host")
+    nodes = [start(number, "--until", done, nnodes="2", conf="is_host=0,last_call_timeout=1") for number in (2, 3)]
+    for node in nodes:
+        node.line("SUM rank=. world=2")
+    workers = job.workers()
+    host.signal(signal.SIGKILL)
+    host.wait()
+    again = serve(job, port, "host again")
+    again.line("all 2 members of round 1 have reported")
+    assert job.workers() == workers
+    done.touch()
+    assert [node.wait() for node in nodes] == [0, 0]
+    started = [line for node in nodes for line in node.lines if line.startswith("WORKER")]
+    assert len(started) == 2, "nobody was started again"
+    again.signal(signal.SIGTERM)
+    assert again.wait() == 0
