@@ -20,7 +20,7 @@ export PYO3_PYTHON := $(CURDIR)/$(PY)
 
 say = @printf '\n==> %s\n'
 
-.PHONY: help setup build demo test lint fmt test-rust test-python stubs check-stubs bench clean \
+.PHONY: help setup build demo test test-long fuzz lint fmt test-rust test-python stubs check-stubs bench clean \
 	check-fmt check-clippy check-purity check-ruff check-mypy require-cargo
 
 help: ## list the targets
@@ -56,11 +56,48 @@ demo: build ## train digits on two nodes, add a third, kill a worker, finish: ab
 test: lint test-rust test-python ## everything that CI checks
 	$(say) 'test: all passed'
 
+# What the long run takes more of. A sequence of the differential test takes 0.05 s, a seed of the simulation 0.02 s.
+LONG_SEQUENCES ?= 10000
+LONG_SEEDS ?= 10000
+LONG_CASES ?= 100000
+
+test-long: build ## the tests that draw at random, with many more draws: about half an hour
+	$(say) 'test-long: $(LONG_SEQUENCES) sequences of store operations, PyTorch and ours (pytest)'
+	@ELASTIC_RS_DIFFERENTIAL=$(LONG_SEQUENCES) $(PY) -m pytest tests/python/store/test_differential.py $(PYTEST_ARGS)
+	$(say) 'test-long: codec and table, $(LONG_CASES) cases of each property (proptest)'
+	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store_properties
+	$(say) 'test-long: the rendezvous, $(LONG_SEEDS) simulated jobs'
+	@ELASTIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test rendezvous_sim
+
+# libFuzzer needs code that counts its branches; these flags are what cargo-fuzz sets, and rustc's stable release knows
+# them. They are for the target alone (hence --target), not for build scripts.
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS ?= codec table session
+FUZZ_RUSTFLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 --cfg fuzzing
+FUZZ_HOST = $(shell rustc -vV | sed -n 's/^host: //p')
+
+fuzz: require-cargo ## fuzz each target for FUZZ_SECONDS (60); crashes are kept in fuzz/artifacts/. Needs a C++ compiler
+	$(say) 'fuzz: building'
+	@cd fuzz && RUSTFLAGS='$(FUZZ_RUSTFLAGS)' cargo build --quiet --release $(CARGO_FLAGS) --bins --target $(FUZZ_HOST)
+	@failed=; for target in $(FUZZ_TARGETS); do \
+		printf '\n==> fuzz: %s, %s s\n' "$$target" '$(FUZZ_SECONDS)'; \
+		mkdir -p fuzz/corpus/$$target fuzz/artifacts/$$target; \
+		fuzz/target/$(FUZZ_HOST)/release/$$target -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=1024 -timeout=10 -max_len=8192 \
+			-print_final_stats=1 -verbosity=0 -artifact_prefix=fuzz/artifacts/$$target/ \
+			fuzz/corpus/$$target fuzz/seeds/$$target || failed="$$failed $$target"; \
+	done; \
+	if [ -n "$$failed" ]; then \
+		echo "error: crashed:$$failed; replay with fuzz/target/$(FUZZ_HOST)/release/TARGET fuzz/artifacts/TARGET/FILE" >&2; \
+		exit 1; fi
+
 lint: check-fmt check-clippy check-purity check-ruff check-mypy ## formatting, clippy, purity of the core, ruff, mypy
 
 check-fmt: require-cargo
 	$(say) 'lint: cargo fmt'
 	@cargo fmt --all --check
+	@cd fuzz && cargo fmt --check
 
 check-clippy: require-cargo setup
 	$(say) 'lint: cargo clippy'
@@ -82,6 +119,7 @@ check-mypy: setup
 fmt: require-cargo setup ## format Rust and Python, apply ruff's safe fixes
 	$(say) 'fmt: cargo fmt, ruff'
 	@cargo fmt --all
+	@cd fuzz && cargo fmt
 	@$(VENV)/bin/ruff check --quiet --fix . || true
 	@$(VENV)/bin/ruff format --quiet .
 
@@ -124,7 +162,7 @@ bench: build ## run the benchmarks; results go to benches/results/
 
 clean: ## remove what was built in the tree; the cached environment stays
 	$(say) 'clean'
-	@rm -rf target dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf target fuzz/target dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 require-cargo:

@@ -1,0 +1,155 @@
+//! Writes seeds/: the client bytes of the captured exchanges, and a small rendezvous, in the form the targets read.
+//! Run in this folder: `cargo run --example seeds`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use elastic_rs::rendezvous::codec::{encode_frame, encode_preamble};
+use elastic_rs::rendezvous::message::{Hello, Join, NodeId, NodeMessage, Placed, Round, Verdict};
+use elastic_rs::rendezvous::settings::Settings;
+use serde_json::Value;
+
+/// Longer captures are for the limits; as seeds they would only be slow.
+const LONGEST_SEED_BYTES: usize = 3000;
+
+fn main() {
+    for target in ["codec", "table", "session"] {
+        fs::create_dir_all(format!("seeds/{target}")).expect("seeds/ can be made");
+    }
+    for entry in fs::read_dir("../tests/data/tcpstore").expect("the captures are there") {
+        let path = entry.expect("the captures can be listed").path();
+        let name = path.file_stem().expect("files have names").to_string_lossy().into_owned();
+        if name.starts_with("libuv-") {
+            let file: Value = serde_json::from_slice(&fs::read(&path).expect("readable")).expect("JSON");
+            exchange(&name, &file);
+        }
+    }
+    rendezvous();
+}
+
+fn write(target: &str, name: &str, bytes: &[u8]) {
+    if bytes.len() <= LONGEST_SEED_BYTES {
+        fs::write(format!("seeds/{target}/{name}"), bytes).expect("seeds/ can be written");
+    }
+}
+
+fn exchange(name: &str, file: &Value) {
+    // Connection → its bytes in each direction; and the table's script.
+    let (mut sent, mut received) = (BTreeMap::<String, Vec<u8>>::new(), Vec::new());
+    let (mut script, mut numbers) = (vec![0u8], BTreeMap::<String, u8>::new());
+    for step in file["steps"].as_array().into_iter().flatten() {
+        let conn = step["conn"].as_str().unwrap_or_default().to_owned();
+        for message in step["exchange"].as_array().into_iter().flatten() {
+            let bytes = data(&message["data"]);
+            if message["dir"] == "s2c" {
+                received.extend_from_slice(&bytes);
+                continue;
+            }
+            sent.entry(conn.clone()).or_default().extend_from_slice(&bytes);
+            if message["query"] == "VALIDATE" {
+                continue; // the table's connections have said it
+            }
+            let next = numbers.len() as u8;
+            let number = *numbers.entry(conn.clone()).or_insert(next);
+            for part in bytes.chunks(255) {
+                script.extend_from_slice(&[number % 4, part.len() as u8]);
+                script.extend_from_slice(part);
+            }
+        }
+    }
+    write("table", name, &script);
+    for (conn, bytes) in sent {
+        write("codec", &format!("{name}-{conn}"), &[&[0, 7], &bytes[..]].concat());
+    }
+    write("codec", &format!("{name}-replies"), &[&[30, 5], &received[..]].concat());
+}
+
+fn data(parts: &Value) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for part in parts.as_array().into_iter().flatten() {
+        match part.as_str() {
+            Some(text) => bytes.extend(hex(text)),
+            None => {
+                let pattern = hex(part["repeat"].as_str().unwrap_or_default());
+                let count = part["count"].as_u64().unwrap_or(0).min(LONGEST_SEED_BYTES as u64 + 1);
+                (0..count).for_each(|_| bytes.extend_from_slice(&pattern));
+            }
+        }
+    }
+    bytes
+}
+
+fn hex(text: &str) -> Vec<u8> {
+    let digit = |at: usize| u8::from_str_radix(&text[at..at + 2], 16).expect("hex");
+    (0..text.len() / 2).map(|at| digit(2 * at)).collect()
+}
+
+fn rendezvous() {
+    let hello = |node: u128, placed: Option<Placed>| {
+        let settings = Settings { last_call_timeout: Duration::from_secs(3), ..Settings::new(2, 3) };
+        NodeMessage::Hello(Box::new(Hello {
+            run_id: "run".into(),
+            node: NodeId(node),
+            name: format!("host{node}:1"),
+            local_addr: (node == 2).then(|| "b".into()),
+            settings,
+            placed,
+            joining: placed.is_none(),
+        }))
+    };
+    let join = |round, node_rank| NodeMessage::Join(Join { round: Round(round), store_port: 29500, node_rank });
+    let placed = |active| Some(Placed { round: Round(1), rank: 1, world_size: 2, active });
+
+    let mut script = Vec::new();
+    for node in 0..3 {
+        open(&mut script, node, &hello(node.into(), None));
+        say(&mut script, node, &join(0, (node == 1).then_some(0)));
+    }
+    say(&mut script, 0, &NodeMessage::Heartbeat);
+    write("session", "three-join-at-once", &script);
+    say(&mut script, 1, &NodeMessage::Leave { reason: "SIGTERM".into() });
+    script.extend_from_slice(&[1, 200]); // four seconds
+    say(&mut script, 0, &join(1, None));
+    say(&mut script, 2, &join(1, None));
+    say(&mut script, 0, &NodeMessage::Close(Verdict::Succeeded { by: "host0".into() }));
+    write("session", "one-leaves-and-the-job-ends", &script);
+
+    let mut script = Vec::new();
+    for node in 0..2 {
+        open(&mut script, node, &hello(node.into(), None));
+        say(&mut script, node, &join(0, None));
+    }
+    script.extend_from_slice(&[1, 200, 0x20, 0, 1, 100, 0x11, 20]); // last call; 0 hangs up; two seconds; a stall
+    open(&mut script, 0, &hello(0, placed(true)));
+    say(&mut script, 1, &NodeMessage::Withdraw);
+    write("session", "one-is-lost-and-returns", &script);
+
+    let mut script = Vec::new();
+    open(&mut script, 1, &hello(1, placed(true)));
+    open(&mut script, 2, &hello(2, placed(false)));
+    say(&mut script, 2, &join(1, None));
+    say(&mut script, 1, &NodeMessage::Close(Verdict::Failed { by: "host1".into(), cause: "exit code 1".into() }));
+    write("session", "the-coordinator-was-restarted", &script);
+}
+
+fn open(script: &mut Vec<u8>, at: u8, hello: &NodeMessage) {
+    let mut bytes = BytesMut::new();
+    encode_preamble(&mut bytes);
+    encode_frame(hello, &mut bytes);
+    chunk(script, at, &bytes);
+}
+
+fn say(script: &mut Vec<u8>, at: u8, message: &NodeMessage) {
+    let mut bytes = BytesMut::new();
+    encode_frame(message, &mut bytes);
+    chunk(script, at, &bytes);
+}
+
+fn chunk(script: &mut Vec<u8>, at: u8, bytes: &[u8]) {
+    for part in bytes.chunks(255) {
+        script.extend_from_slice(&[0x40 | at, part.len() as u8]);
+        script.extend_from_slice(part);
+    }
+}
