@@ -339,7 +339,7 @@ mod tests {
         let everywhere = Host::listen(None, 0, ServerOptions::default()).unwrap();
         assert!(everywhere.addresses()[0].ip().is_unspecified());
         let error = Host::listen(Some("127.0.0.1"), host.port(), ServerOptions::default()).unwrap_err();
-        assert!(error.to_string().contains(&format!("in use by pid {}", std::process::id())), "{error}");
+        assert!(error.to_string().contains(&format!("in use by pid {}", process::id())), "{error}");
         let error = Host::listen(Some("no such name"), 0, ServerOptions::default()).unwrap_err();
         assert!(error.to_string().starts_with("cannot resolve `no such name`: "), "{error}");
     }
