@@ -6,6 +6,7 @@ use std::fmt::{Debug, Write as _};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use elastic_rs::proto::{Limits, Request};
@@ -151,6 +152,20 @@ fn a_rejection_for_size_names_key_size_and_limit_but_no_value() {
         assert!(!record.contains("SECRET"), "{record}");
     }
     assert_eq!((server.stats().rejected(Cause::TooLong), server.stats().rejected(Cause::Full)), (4, 3));
+}
+
+#[test]
+fn what_was_left_out_is_said_also_when_the_flood_has_ended() {
+    let _alone = alone();
+    let server = start(ServerOptions { log_period: Duration::from_millis(300), ..ServerOptions::default() });
+    for _ in 0..50 {
+        visit(&server, b"GET / HTTP/1.1\r\n\r\n");
+    }
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !RECORDS.lock().unwrap().iter().any(|record| record.contains("more of the same was not logged")) {
+        assert!(Instant::now() < deadline, "{:?}", RECORDS.lock().unwrap());
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[test]
