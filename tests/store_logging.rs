@@ -6,6 +6,7 @@ use std::fmt::{Debug, Write as _};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use elastic_rs::proto::{Limits, Request};
@@ -151,6 +152,32 @@ fn a_rejection_for_size_names_key_size_and_limit_but_no_value() {
         assert!(!record.contains("SECRET"), "{record}");
     }
     assert_eq!((server.stats().rejected(Cause::TooLong), server.stats().rejected(Cause::Full)), (4, 3));
+}
+
+/// As the client itself would say it.
+#[test]
+fn an_ipv4_client_of_a_listener_for_both_families_is_logged_as_one() {
+    let _alone = alone();
+    let server = StoreServer::start(vec![listen::bind_wildcard(0).unwrap()], ServerOptions::default()).unwrap();
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, server.port())).unwrap();
+    stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    let _ = stream.read_to_end(&mut Vec::new());
+    let records = RECORDS.lock().unwrap();
+    assert!(records[0].contains(&format!("peer={} ", stream.local_addr().unwrap())), "{records:?}");
+}
+
+#[test]
+fn what_was_left_out_is_said_also_when_the_flood_has_ended() {
+    let _alone = alone();
+    let server = start(ServerOptions { log_period: Duration::from_millis(300), ..ServerOptions::default() });
+    for _ in 0..50 {
+        visit(&server, b"GET / HTTP/1.1\r\n\r\n");
+    }
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !RECORDS.lock().unwrap().iter().any(|record| record.contains("more of the same was not logged")) {
+        assert!(Instant::now() < deadline, "{:?}", RECORDS.lock().unwrap());
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[test]

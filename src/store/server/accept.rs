@@ -94,6 +94,8 @@ async fn accept_all(hub: Rc<Hub>, listener: TcpListener) {
         match listener.accept().await {
             Ok((stream, peer)) => {
                 (delay, last_kind) = (FIRST_DELAY, None);
+                // An IPv4 client of a listener for both is shown as one.
+                let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
                 accept(&hub, stream, peer);
                 // A flood of connections must not keep the open ones from being served.
                 tokio::task::yield_now().await;

@@ -72,12 +72,12 @@ impl Hub {
     pub(super) fn new(options: ServerOptions, counters: Arc<Counters>) -> Rc<Hub> {
         Rc::new(Hub {
             table: RefCell::new(Table::new(options.table.clone())),
+            log_budget: RefCell::new(LogBudget::new(options.log_period)),
             options,
             counters,
             tasks: RefCell::default(),
             closed: Notify::new(),
             connections: RefCell::default(),
-            log_budget: RefCell::default(),
             left_out: Notify::new(),
         })
     }

@@ -1,7 +1,7 @@
 //! How often the server says the same thing in its log.
 //!
-//! Owns the count. A port scanner or a client in a loop must not fill a disk: of each kind of record so many are written a
-//! minute, and then one that says how many more there were. The counters in [`super::Stats`] are never bounded so.
+//! Owns the count. A port scanner or a client in a loop must not fill a disk: of each kind of record so many are written in
+//! a period of time, and then one that says how many more there were. The counters in [`super::Stats`] are never bounded so.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -10,16 +10,21 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Counts records by kind within one period of time, which begins with the first of them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct LogBudget {
+    period: Duration,
     ends_at: Option<Instant>,
     seen: BTreeMap<&'static str, u64>,
 }
 
 impl LogBudget {
+    pub(super) fn new(period: Duration) -> Self {
+        LogBudget { period, ends_at: None, seen: BTreeMap::new() }
+    }
+
     /// Whether one more record of this kind may be written.
     pub(super) fn admit(&mut self, kind: &'static str, now: Instant) -> bool {
-        self.ends_at.get_or_insert(now + PERIOD);
+        self.ends_at.get_or_insert(now + self.period);
         let seen = self.seen.entry(kind).or_default();
         *seen += 1;
         *seen <= RECORDS_PER_PERIOD
@@ -50,15 +55,16 @@ impl LogBudget {
 
 /// Enough to see who it is and what they want.
 const RECORDS_PER_PERIOD: u64 = 20;
-const PERIOD: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const PERIOD: Duration = Duration::from_secs(60);
+
     #[test]
     fn records_above_the_budget_become_one_number_for_each_kind() {
-        let (mut budget, start) = (LogBudget::default(), Instant::now());
+        let (mut budget, start) = (LogBudget::new(PERIOD), Instant::now());
         let admitted =
             |budget: &mut LogBudget, kind, count, now| (0..count).filter(|_| budget.admit(kind, now)).count();
         assert_eq!(admitted(&mut budget, "scan", 20, start), 20);

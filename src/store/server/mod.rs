@@ -64,6 +64,8 @@ pub struct ServerOptions {
     pub keepalive_idle: Duration,
     /// How long it waits for the answer before it asks again, `net.ipv4.tcp_keepalive_probes` (9) times. Default 30 s.
     pub keepalive_interval: Duration,
+    /// Of each cause so many (20) rejections are logged in this time, then how many more there were. Default 60 s.
+    pub log_period: Duration,
     /// Other protocols on the same port.
     pub upgrades: Vec<Upgrade>,
 }
@@ -79,6 +81,7 @@ impl Default for ServerOptions {
             flush_timeout: Duration::from_secs(30),
             keepalive_idle: Duration::from_secs(60),
             keepalive_interval: Duration::from_secs(30),
+            log_period: Duration::from_secs(60),
             upgrades: Vec::new(),
         }
     }

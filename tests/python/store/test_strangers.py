@@ -111,6 +111,24 @@ def test_the_log_says_who_was_turned_away_and_shows_how_they_began(
     assert caplog.records[0].name == "elastic_rs.store.server"
 
 
+def test_a_value_above_the_limit_is_named_in_the_log_by_its_key(
+    server: _elastic_rs.StoreServer, undisturbed: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    # pains row 29: from PyTorch's server the client has "Connection reset by peer", and nobody learns why.
+    client = client_of("stock", server.port)
+    with caplog.at_level("WARNING", "elastic_rs"):
+        _elastic_rs.reset_log_levels()
+        with pytest.raises(dist.DistNetworkError):  # at once, or when the reply is missed
+            client.set("too big", b"SECRET" * 2_000_000)
+            client.num_keys()
+        until("logged", lambda: "too_long" in caplog.text)
+    assert "Set announces 12000000, above the limit value_bytes = 8388608" in caplog.text
+    assert 'key="/too big"' in caplog.text
+    assert "127.0.0.1:" in caplog.text
+    assert "SECRET" not in caplog.text
+    undisturbed()
+
+
 WAITS = """
 import sys
 from elastic_rs import _elastic_rs

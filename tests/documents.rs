@@ -1,0 +1,41 @@
+//! The tests that documents name exist.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+/// Text of all Rust and Python files below, by name without extension; files of one name are joined.
+fn sources(directory: &Path, found: &mut HashMap<String, String>) {
+    for entry in fs::read_dir(directory).unwrap().map(Result::unwrap) {
+        let path = entry.path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs" || extension == "py") {
+            let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+            // `store_vectors::…` is a test of the file `store_vectors/main.rs` too.
+            let directory = directory.file_name().unwrap().to_string_lossy().into_owned();
+            let text = fs::read_to_string(&path).unwrap();
+            for name in [name, directory] {
+                found.entry(name).or_default().push_str(&text);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_test_that_the_table_of_the_store_names_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = HashMap::new();
+    sources(&root.join("src"), &mut found);
+    sources(&root.join("tests"), &mut found);
+    let document = fs::read_to_string(root.join("docs/store.md")).unwrap();
+    let named: Vec<(&str, &str)> = document.split('`').filter_map(|code| code.split_once("::")).collect();
+    assert!(named.len() > 50, "{named:?}");
+    for (file, test) in named.into_iter().filter(|named| *named != ("file", "name")) {
+        let text = found.get(file).unwrap_or_else(|| panic!("no file `{file}`"));
+        let exists = text.contains(&format!("fn {test}(")) || text.contains(&format!("def {test}("));
+        assert!(exists, "no `{test}` in `{file}`");
+    }
+}
