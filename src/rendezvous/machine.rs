@@ -17,7 +17,7 @@ use super::decide::decide;
 use super::members::{
     check_no_later_than, close, disagreement, expire, introduce, note, on_join, readmit, stand_down, welcome,
 };
-use super::message::{CoordinatorMessage, Hello, NodeId, NodeMessage};
+use super::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, clipped};
 use super::state::{Ends, Node, Run, SessionId, Status};
 
 /// What the driver is to do.
@@ -67,7 +67,9 @@ impl Machine {
         let refusal = match hello.settings.validate() {
             Err(reason) => Some(reason),
             Ok(()) if hello.run_id.is_empty() => Some("the run id is empty".to_owned()),
-            Ok(()) => self.runs.get(&hello.run_id).and_then(|run| disagreement(run, &hello)),
+            Ok(()) => {
+                overlong(&hello).or_else(|| self.runs.get(&hello.run_id).and_then(|run| disagreement(run, &hello)))
+            }
         };
         if let Some(reason) = refusal {
             self.send(session, CoordinatorMessage::Rejected { reason });
@@ -126,6 +128,7 @@ impl Machine {
                 stand_down(run, id, "gave up waiting just as the round completed", out);
             }
             NodeMessage::Leave { reason } => {
+                let reason = clipped(reason);
                 let label = run.nodes.get(&id).map(Node::label).unwrap_or_default();
                 note(run, format!("{label} left: {reason}"), out);
                 stand_down(run, id, &format!("left: {reason}"), out);
@@ -133,7 +136,7 @@ impl Machine {
                 self.sessions.remove(&session);
                 out.push(Command::End { session });
             }
-            NodeMessage::Close(verdict) => close(run, verdict, out),
+            NodeMessage::Close(verdict) => close(run, verdict.clipped(), out),
         }
         decide(run, now, &mut self.commands);
     }
@@ -199,4 +202,16 @@ impl Machine {
     fn send(&mut self, session: SessionId, message: CoordinatorMessage) {
         self.commands.push(Command::Send { session, message });
     }
+}
+
+/// Longest run id, name or address of a node, in bytes. The coordinator's messages name up to sixteen nodes.
+const LONGEST_NAME_BYTES: usize = 512;
+/// Why a node's own words about itself would not fit into what others are told of it.
+fn overlong(hello: &Hello) -> Option<String> {
+    let words = [("run id", Some(&hello.run_id)), ("name", Some(&hello.name)), ("address", hello.local_addr.as_ref())];
+    words
+        .into_iter()
+        .filter_map(|(what, text)| Some((what, text?.len())))
+        .find(|(_, len)| *len > LONGEST_NAME_BYTES)
+        .map(|(what, len)| format!("the {what} has {len} bytes, at most {LONGEST_NAME_BYTES} are allowed"))
 }

@@ -117,6 +117,16 @@ pub enum Verdict {
     },
 }
 
+impl Verdict {
+    /// The same in texts that can be passed on.
+    pub(super) fn clipped(self) -> Self {
+        match self {
+            Self::Succeeded { by } => Self::Succeeded { by: clipped(by) },
+            Self::Failed { by, cause } => Self::Failed { by: clipped(by), cause: clipped(cause) },
+        }
+    }
+}
+
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -187,4 +197,17 @@ pub struct Placement {
     pub master_port: u16,
     /// Why the round closed when it did, and who is in it.
     pub reason: String,
+}
+
+/// Longest reason or cause that is passed on, in bytes. With the names beside it it stays far below what a frame may have.
+const LONGEST_TEXT_BYTES: usize = 8 * 1024;
+
+/// The beginning of a text that is longer than can be passed on.
+pub(super) fn clipped(mut text: String) -> String {
+    if text.len() > LONGEST_TEXT_BYTES {
+        let end = (0..=LONGEST_TEXT_BYTES).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        text.truncate(end);
+        text.push('…');
+    }
+    text
 }

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::message::{CoordinatorMessage, Hello, Join, NodeMessage, Placed, Placement, Verdict};
+use super::message::{CoordinatorMessage, Hello, Join, NodeMessage, Placed, Placement, Verdict, clipped};
 
 pub use super::view::{JoinError, NodeCommand, View};
 
@@ -102,6 +102,7 @@ impl NodeMachine {
 
     /// End the job for everybody.
     pub fn close(&mut self, verdict: Verdict) {
+        let verdict = verdict.clipped();
         self.view.closed.get_or_insert_with(|| verdict.clone());
         if matches!(self.link, Link::Up { welcomed: true, .. }) {
             self.commands.push(NodeCommand::Send(NodeMessage::Close(verdict)));
@@ -111,7 +112,7 @@ impl NodeMachine {
     /// Say goodbye. Nothing is sent or received afterwards.
     pub fn leave(&mut self, reason: String) {
         if !self.left && matches!(self.link, Link::Up { welcomed: true, .. }) {
-            self.commands.push(NodeCommand::Send(NodeMessage::Leave { reason }));
+            self.commands.push(NodeCommand::Send(NodeMessage::Leave { reason: clipped(reason) }));
         }
         self.left = true;
         self.resolve(Err(JoinError::Connection(LEFT.to_owned())));
