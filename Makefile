@@ -86,7 +86,7 @@ fuzz: require-cargo ## fuzz each target for FUZZ_SECONDS (60); crashes are kept 
 		mkdir -p fuzz/corpus/$$target fuzz/artifacts/$$target; \
 		fuzz/target/$(FUZZ_HOST)/release/$$target -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=1024 -timeout=10 -max_len=8192 \
 			-print_final_stats=1 -verbosity=0 -artifact_prefix=fuzz/artifacts/$$target/ \
-			fuzz/corpus/$$target fuzz/seeds/$$target || failed="$$failed $$target"; \
+			fuzz/corpus/$$target fuzz/seeds/$$target 2>&1 | sed '/ Recommended dictionary/,/ End of recommended/d' || failed="$$failed $$target"; \
 	done; \
 	if [ -n "$$failed" ]; then \
 		echo "error: crashed:$$failed; replay with fuzz/target/$(FUZZ_HOST)/release/TARGET fuzz/artifacts/TARGET/FILE" >&2; \

@@ -102,6 +102,7 @@ fn rendezvous() {
     let join = |round, node_rank| NodeMessage::Join(Join { round: Round(round), store_port: 29500, node_rank });
     let placed = |active| Some(Placed { round: Round(1), rank: 1, world_size: 2, active });
 
+    long_texts(hello);
     let mut script = Vec::new();
     for node in 0..3 {
         open(&mut script, node, &hello(node.into(), None));
@@ -134,6 +135,34 @@ fn rendezvous() {
     write("session", "the-coordinator-was-restarted", &script);
 }
 
+/// Texts that fit into the frame they come in, but not with others into the frames that quote them.
+fn long_texts(hello: impl Fn(u128, Option<Placed>) -> NodeMessage) {
+    let mut script = Vec::new();
+    for node in 0..3 {
+        let NodeMessage::Hello(mut long) = hello(node.into(), None) else { return };
+        long.name = "x".repeat(30_000);
+        open(&mut script, node, &NodeMessage::Hello(long));
+        say(&mut script, node, &NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None }));
+    }
+    write("session", "long-names", &script);
+
+    let mut script = Vec::new();
+    for node in 0..2 {
+        open(&mut script, node, &hello(node.into(), None));
+    }
+    let cause = "x".repeat(65_529);
+    say(&mut script, 0, &NodeMessage::Close(Verdict::Failed { by: "a".into(), cause }));
+    write("session", "a-long-cause", &script);
+
+    let mut script = Vec::new();
+    for node in 0..3 {
+        open(&mut script, node, &hello(node.into(), None));
+        say(&mut script, node, &NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None }));
+    }
+    say(&mut script, 0, &NodeMessage::Leave { reason: "x".repeat(65_500) });
+    write("session", "a-long-reason", &script);
+}
+
 fn open(script: &mut Vec<u8>, at: u8, hello: &NodeMessage) {
     let mut bytes = BytesMut::new();
     encode_preamble(&mut bytes);
@@ -148,8 +177,19 @@ fn say(script: &mut Vec<u8>, at: u8, message: &NodeMessage) {
 }
 
 fn chunk(script: &mut Vec<u8>, at: u8, bytes: &[u8]) {
-    for part in bytes.chunks(255) {
-        script.extend_from_slice(&[0x40 | at, part.len() as u8]);
-        script.extend_from_slice(part);
+    // What the target repeats by itself: 256 times `x`, so many times.
+    let is_text = |bytes: &[u8]| bytes.len() >= 256 && bytes[..256].iter().all(|byte| *byte == b'x');
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let repeated = rest.chunks(256).take_while(|part| is_text(part)).count().min(255);
+        if repeated > 0 {
+            script.extend_from_slice(&[0x30 | at, repeated as u8]);
+            rest = &rest[repeated * 256..];
+        } else {
+            let plain = (0..rest.len().min(255)).find(|from| is_text(&rest[*from..])).unwrap_or(rest.len().min(255));
+            script.extend_from_slice(&[0x40 | at, plain as u8]);
+            script.extend_from_slice(&rest[..plain]);
+            rest = &rest[plain..];
+        }
     }
 }

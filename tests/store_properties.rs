@@ -374,8 +374,14 @@ fn small_request() -> impl Strategy<Value = Request> {
     ]
 }
 
+/// More cases than proptest's default; `PROPTEST_CASES` can ask for still more.
+fn at_least(cases: u32) -> ProptestConfig {
+    let config = ProptestConfig::default();
+    ProptestConfig { cases: config.cases.max(cases), ..config }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
+    #![proptest_config(at_least(1000))]
 
     #[test]
     fn the_table_does_what_the_model_does(steps in vec((0u64..5, prop::option::weighted(0.95, small_request())), 1..80)) {

@@ -40,7 +40,7 @@ fuzz_target!(|input: &[u8]| {
         let fresh = world.connect();
         world.connections.push(fresh);
     }
-    // Chunks: what and by whom, a number, and where bytes arrive, so many of them (or 256 times as many).
+    // Chunks: what and by whom, a number, and where bytes arrive, so many of them.
     while let Some((&[what, number], rest)) = script.split_first_chunk() {
         script = rest;
         let at = usize::from(what) % CONNECTIONS;
@@ -49,9 +49,10 @@ fuzz_target!(|input: &[u8]| {
             0 => world.pass(Duration::from_millis(u64::from(number) * 20), true),
             1 => world.pass(Duration::from_secs(u64::from(number)), number & 1 == 0),
             2 => world.hang_up(at),
-            high => {
-                let length = usize::from(number) * if high == 15 { 256 } else { 1 };
-                let (bytes, rest) = rest.split_at(rest.len().min(length));
+            // A long text, which would be long to draw.
+            3 => world.receive(at, &[b'x'].repeat(usize::from(number) * 256)),
+            _ => {
+                let (bytes, rest) = rest.split_at(rest.len().min(usize::from(number)));
                 script = rest;
                 world.receive(at, bytes);
             }
