@@ -64,6 +64,8 @@ LONG_CASES ?= 100000
 test-long: build ## the tests that draw at random, with many more draws: about half an hour
 	$(say) 'test-long: $(LONG_SEQUENCES) sequences of store operations, PyTorch and ours (pytest)'
 	@ELASTIC_RS_DIFFERENTIAL=$(LONG_SEQUENCES) $(PY) -m pytest tests/python/store/test_differential.py $(PYTEST_ARGS)
+	$(say) 'test-long: tests marked long (pytest)'
+	@$(PY) -m pytest tests/python -m long $(PYTEST_ARGS)
 	$(say) 'test-long: codec and table, $(LONG_CASES) cases of each property (proptest)'
 	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store_properties
 	$(say) 'test-long: the rendezvous, $(LONG_SEEDS) simulated jobs'
