@@ -14,7 +14,7 @@ use pyo3::types::{PyBytes, PyList};
 use crate::awaitable::awaitable;
 use crate::errors;
 use crate::rendezvous::seconds;
-use crate::store::Text;
+use crate::store_client::Text;
 
 /// The core's client of a TCP store, for asyncio. Every operation returns an awaitable of the running event loop.
 ///

@@ -5,10 +5,12 @@ use pyo3::prelude::*;
 mod aio;
 mod awaitable;
 mod errors;
+mod host;
 mod logging;
 mod rendezvous;
 mod runtime;
 mod store;
+mod store_client;
 
 /// The compiled half of the package ``elastic_rs``.
 #[pymodule]
@@ -18,9 +20,13 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::aio::AsyncStoreClient;
     #[pymodule_export]
+    use crate::host::Host;
+    #[pymodule_export]
     use crate::rendezvous::{Placement, Session, View};
     #[pymodule_export]
-    use crate::store::{Host, StoreClient, StoreServer};
+    use crate::store::StoreServer;
+    #[pymodule_export]
+    use crate::store_client::StoreClient;
 
     /// Version of the compiled half.
     #[pymodule_export]

@@ -1,0 +1,167 @@
+//! `Host`: the store and the coordinator on one port.
+
+use std::net::SocketAddr;
+
+use elastic_rs::host::{Claim, HostError, claim};
+use elastic_rs::store::server::ServerOptions;
+use parking_lot::Mutex;
+use pyo3::exceptions::PyOSError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::rendezvous::seconds;
+use crate::runtime::{block_on, detach};
+use crate::store::{from_bind, os_error};
+
+/// The store and the rendezvous coordinator, on one port and on one thread that never waits for the interpreter.
+#[pyclass(frozen, module = "elastic_rs._elastic_rs")]
+pub struct Host(Mutex<elastic_rs::host::Host>);
+
+#[pymethods]
+impl Host {
+    /// Become the host of ``host:port``, or learn why another process is: a ``str`` says so.
+    ///
+    /// ``is_host`` is the user's word; None lets whoever can bind the address be the host.
+    ///
+    /// Raises ``OSError`` when ``is_host`` is True and the port cannot be listened on.
+    #[staticmethod]
+    #[pyo3(signature = (host, port, *, is_host = None) -> "Host | str")]
+    fn claim<'py>(py: Python<'py>, host: &str, port: u16, is_host: Option<bool>) -> PyResult<Bound<'py, PyAny>> {
+        match detach(py, || claim(host, port, is_host)) {
+            Ok(Claim::Host(host)) => Ok(Bound::new(py, Self(Mutex::new(host)))?.into_any()),
+            Ok(Claim::Guest(why)) => Ok(why.into_pyobject(py)?.into_any()),
+            Err(error) => Err(from_host(&error)),
+        }
+    }
+
+    /// Serve on every address of ``host``, or on all of this machine if it is None. Port 0 lets the system choose.
+    ///
+    /// A limit that is not given has the value of :meth:`default_limits`.
+    ///
+    /// Raises ``OSError`` when ``host`` means nothing, or the port cannot be listened on; the text names who has it.
+    #[staticmethod]
+    #[pyo3(signature = (host, port, *, key_bytes = None, value_bytes = None, list_len = None, message_bytes = None, keys = None,
+        stored_bytes = None, connections = None, reply_buffer_bytes = None, hello_timeout_s = None, flush_timeout_s = None))]
+    #[expect(clippy::too_many_arguments, reason = "one named argument per limit")]
+    fn listen(
+        py: Python<'_>,
+        host: Option<&str>,
+        port: u16,
+        key_bytes: Option<usize>,
+        value_bytes: Option<usize>,
+        list_len: Option<usize>,
+        message_bytes: Option<usize>,
+        keys: Option<usize>,
+        stored_bytes: Option<usize>,
+        connections: Option<usize>,
+        reply_buffer_bytes: Option<usize>,
+        hello_timeout_s: Option<f64>,
+        flush_timeout_s: Option<f64>,
+    ) -> PyResult<Self> {
+        let mut options = ServerOptions::default();
+        let given = [
+            (key_bytes, &mut options.limits.key_bytes),
+            (value_bytes, &mut options.limits.value_bytes),
+            (list_len, &mut options.limits.list_len),
+            (message_bytes, &mut options.limits.message_bytes),
+            (keys, &mut options.table.keys),
+            (stored_bytes, &mut options.table.stored_bytes),
+            (connections, &mut options.max_connections),
+            (reply_buffer_bytes, &mut options.reply_buffer_bytes),
+        ];
+        for (value, limit) in given {
+            *limit = value.unwrap_or(*limit);
+        }
+        if let Some(value) = hello_timeout_s {
+            options.hello_timeout = seconds("hello_timeout_s", value)?;
+        }
+        if let Some(value) = flush_timeout_s {
+            options.flush_timeout = seconds("flush_timeout_s", value)?;
+        }
+        let listened = detach(py, || elastic_rs::host::Host::listen(host, port, options));
+        listened.map(|host| Self(Mutex::new(host))).map_err(|error| from_host(&error))
+    }
+
+    /// The limits that :meth:`listen` knows, with their defaults; None is no limit.
+    #[staticmethod]
+    #[pyo3(signature = () -> "dict[str, int | float | None]")]
+    fn default_limits(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+        let ServerOptions { limits, table, max_connections, hello_timeout, reply_buffer_bytes, flush_timeout, .. } =
+            ServerOptions::default();
+        let defaults = PyDict::new(py);
+        let counts = [
+            ("key_bytes", limits.key_bytes),
+            ("value_bytes", limits.value_bytes),
+            ("list_len", limits.list_len),
+            ("message_bytes", limits.message_bytes),
+            ("keys", table.keys),
+            ("stored_bytes", table.stored_bytes),
+            ("connections", max_connections),
+            ("reply_buffer_bytes", reply_buffer_bytes),
+        ];
+        for (name, limit) in counts {
+            defaults.set_item(name, (limit != usize::MAX).then_some(limit))?;
+        }
+        for (name, limit) in [("hello_timeout_s", hello_timeout), ("flush_timeout_s", flush_timeout)] {
+            defaults.set_item(name, limit.as_secs_f64())?;
+        }
+        Ok(defaults)
+    }
+
+    /// The port it listens on.
+    #[getter]
+    fn port(&self) -> u16 {
+        self.0.lock().port()
+    }
+
+    /// The addresses it listens on, each with its port.
+    #[getter]
+    fn addresses(&self) -> Vec<String> {
+        self.0.lock().addresses().iter().map(SocketAddr::to_string).collect()
+    }
+
+    /// Whether it has ended.
+    #[getter]
+    fn stopped(&self) -> bool {
+        self.0.lock().has_ended()
+    }
+
+    /// The numbers of sessions and of store clients that are connected now.
+    #[getter]
+    fn users(&self) -> (usize, u64) {
+        self.0.lock().users().count()
+    }
+
+    /// Wait until nobody is connected, node or store client, at most ``timeout_s``. True if all have gone.
+    ///
+    /// Does not stop: meanwhile everything is served, newcomers included.
+    #[pyo3(signature = (*, timeout_s))]
+    fn wait_for_users(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
+        let timeout = seconds("timeout_s", timeout_s)?;
+        let users = self.0.lock().users();
+        block_on(py, users.gone(timeout))
+    }
+
+    /// Close everything now.
+    fn stop(&self, py: Python<'_>) {
+        detach(py, || self.0.lock().stop());
+    }
+
+    /// Wait until every node has said goodbye, at most ``timeout_s``, then stop. True if all had.
+    #[pyo3(signature = (*, timeout_s))]
+    fn drain(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
+        let timeout = seconds("timeout_s", timeout_s)?;
+        let sessions = self.0.lock().sessions();
+        let drained = block_on(py, async move { sessions.ended(timeout).await })?;
+        detach(py, || self.0.lock().stop());
+        Ok(drained)
+    }
+}
+
+fn from_host(error: &HostError) -> PyErr {
+    match error {
+        HostError::Bind(error) => from_bind(error),
+        HostError::Start(source) | HostError::Resolve { source, .. } => os_error(source, error.to_string()),
+        _ => PyOSError::new_err(error.to_string()),
+    }
+}
