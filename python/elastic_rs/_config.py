@@ -79,39 +79,23 @@ def _unknown(key: str) -> str:
     return f"--rdzv-conf has the unknown key `{key}`: {hint}"
 
 
-def _number(key: str, value: Any, allowed: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    # Ten years: what the core accepts.
-    if isinstance(value, bool) or not math.isfinite(number) or number > 315_360_000:
-        raise ValueError(f"--rdzv-conf {key} is `{value}`, must be {allowed}")
-    return number
+def _seconds(allowed: str, holds: Callable[[float], bool]) -> Callable[[str, Any], float]:
+    def check(key: str, value: Any) -> float:
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        # Ten years: what the core accepts. No comparison holds for what is not a number.
+        if isinstance(value, bool) or not number <= 315_360_000 or not holds(number):
+            raise ValueError(f"--rdzv-conf {key} is `{value}`, must be a number of seconds{allowed}")
+        return number
+
+    return check
 
 
-def _positive(key: str, value: Any) -> float:
-    allowed = "a number of seconds above zero"
-    number = _number(key, value, allowed)
-    if number <= 0:
-        raise ValueError(f"--rdzv-conf {key} is `{value}`, must be {allowed}")
-    return number
-
-
-def _zero_or_more(key: str, value: Any) -> float:
-    allowed = "a number of seconds, zero or more"
-    number = _number(key, value, allowed)
-    if number < 0:
-        raise ValueError(f"--rdzv-conf {key} is `{value}`, must be {allowed}")
-    return number
-
-
-def _keep_alive(key: str, value: Any) -> float:
-    allowed = "a number of seconds, 0.01 or more"
-    number = _number(key, value, allowed)
-    if number < 0.01:
-        raise ValueError(f"--rdzv-conf {key} is `{value}`, must be {allowed}")
-    return number
+_positive = _seconds(" above zero", lambda number: number > 0)
+_zero_or_more = _seconds(", zero or more", lambda number: number >= 0)
+_keep_alive = _seconds(", 0.01 or more", lambda number: number >= 0.01)
 
 
 def _integer(lowest: int, highest: int) -> Callable[[str, Any], int]:
