@@ -229,10 +229,6 @@ class Session:
         """
         Say goodbye and end the session, waiting at most ``timeout_s`` for what is still to be sent. Later calls do nothing.
         """
-    def progress(self, /) -> str | None:
-        """
-        For a node that waits: what for.
-        """
     def view(self, /) -> View:
         """
         How things stand. Raises as :meth:`join` does when this node can no longer take part.

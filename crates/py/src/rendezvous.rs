@@ -127,11 +127,6 @@ impl Session {
             .map_err(|error| errors::from_join(py, &error))
     }
 
-    /// For a node that waits: what for.
-    fn progress(&self) -> Option<String> {
-        self.0.progress()
-    }
-
     /// How things stand. Raises as :meth:`join` does when this node can no longer take part.
     fn view(&self, py: Python<'_>) -> PyResult<View> {
         let view = self.0.view();
