@@ -68,7 +68,7 @@ async fn nodes(port: u16, run_id: &str, numbers: std::ops::Range<u32>, world: u3
     while let Some(order) = ordered.recv().await {
         let (began, ended) = match order.as_str() {
             "join" => join(&sessions).await,
-            "await-change" => (now(), all(&sessions, |session| told(session)).await),
+            "await-change" => (now(), all(&sessions, told).await),
             "leave" => (now(), all(&sessions, |session| session.leave("asked to".to_owned(), PATIENCE)).await),
             other => panic!("unknown order `{other}`"),
         };
