@@ -99,8 +99,8 @@ fn rendezvous() {
             joining: placed.is_none(),
         }))
     };
-    let join = |round, node_rank| NodeMessage::Join(Join { round: Round(round), store_port: 29500, node_rank });
-    let placed = |active| Some(Placed { round: Round(1), rank: 1, world_size: 2, active });
+    let join = |round, node_rank| NodeMessage::Join(Join { round: Round(round), store_port: 29500, node_rank, workers: None });
+    let placed = |active| Some(Placed { round: Round(1), rank: 1, world_size: 2, world: 1, active, restart: 0 });
 
     long_texts(hello);
     let mut script = Vec::new();
@@ -131,7 +131,7 @@ fn rendezvous() {
     open(&mut script, 1, &hello(1, placed(true)));
     open(&mut script, 2, &hello(2, placed(false)));
     say(&mut script, 2, &join(1, None));
-    say(&mut script, 1, &NodeMessage::Close(Verdict::Failed { by: "host1".into(), cause: "exit code 1".into() }));
+    say(&mut script, 1, &NodeMessage::Close(Verdict::Failed { by: "host1".into(), cause: "exit code 1".into(), failure: None }));
     write("session", "the-coordinator-was-restarted", &script);
 }
 
@@ -142,7 +142,7 @@ fn long_texts(hello: impl Fn(u128, Option<Placed>) -> NodeMessage) {
         let NodeMessage::Hello(mut long) = hello(node.into(), None) else { return };
         long.name = "x".repeat(30_000);
         open(&mut script, node, &NodeMessage::Hello(long));
-        say(&mut script, node, &NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None }));
+        say(&mut script, node, &NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None }));
     }
     write("session", "long-names", &script);
 
@@ -151,13 +151,13 @@ fn long_texts(hello: impl Fn(u128, Option<Placed>) -> NodeMessage) {
         open(&mut script, node, &hello(node.into(), None));
     }
     let cause = "x".repeat(65_529);
-    say(&mut script, 0, &NodeMessage::Close(Verdict::Failed { by: "a".into(), cause }));
+    say(&mut script, 0, &NodeMessage::Close(Verdict::Failed { by: "a".into(), cause, failure: None }));
     write("session", "a-long-cause", &script);
 
     let mut script = Vec::new();
     for node in 0..3 {
         open(&mut script, node, &hello(node.into(), None));
-        say(&mut script, node, &NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None }));
+        say(&mut script, node, &NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None }));
     }
     say(&mut script, 0, &NodeMessage::Leave { reason: "x".repeat(65_500) });
     write("session", "a-long-reason", &script);

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use elastic_rs::rendezvous::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Placement, Round, Verdict};
+use elastic_rs::rendezvous::message::{
+    CoordinatorMessage, Hello, NodeId, NodeMessage, Placement, Round, Verdict, Waits,
+};
 use elastic_rs::rendezvous::node::{JoinError, NodeCommand, NodeMachine};
 use elastic_rs::rendezvous::report::Reporter;
 use elastic_rs::rendezvous::settings::Settings;
@@ -35,9 +37,12 @@ fn place(round: u64) -> CoordinatorMessage {
         round: Round(round),
         rank: 0,
         world_size: 1,
+        world: 9,
         master_addr: "10.0.0.7".into(),
         master_port: 1,
         reason: "all 1 nodes are in".into(),
+        restart: 0,
+        workers: None,
     })
 }
 
@@ -70,7 +75,7 @@ fn tries_again_at_growing_intervals_up_to_two_seconds() {
     let mut longest = Duration::from_millis(50);
     assert_eq!(connects_at(&mut node), now);
     for _ in 0..12 {
-        node.on_connect_failed("connection refused".into(), now);
+        node.on_connect_failed("connection refused".into(), true, now);
         let at = connects_at(&mut node);
         let waited = at - now;
         // Spread over the upper half, so that many nodes do not come at once.
@@ -84,7 +89,7 @@ fn tries_again_at_growing_intervals_up_to_two_seconds() {
 fn a_join_before_the_connection_is_sent_with_the_welcome() {
     let now = Instant::now();
     let mut node = node(now);
-    node.join(29_500, Some(3), seconds(600), now);
+    node.join(29_500, Some(3), None, seconds(600), now);
     assert_eq!(connects_at(&mut node), now);
     node.on_connected(now);
     let commands = node.take_commands();
@@ -103,7 +108,7 @@ fn a_join_before_the_connection_is_sent_with_the_welcome() {
 fn a_reconnect_tells_round_and_rank_and_asks_for_nothing() {
     let now = Instant::now();
     let mut node = connected(now);
-    node.join(1, None, seconds(600), now);
+    node.join(1, None, None, seconds(600), now);
     node.on_message(place(1), now);
     node.take_commands();
     node.on_disconnected("reset".into(), false, now);
@@ -124,7 +129,7 @@ fn a_reconnect_tells_round_and_rank_and_asks_for_nothing() {
 fn who_speaks_another_protocol_is_no_coordinator() {
     let now = Instant::now();
     let mut node = node(now);
-    node.join(1, None, seconds(600), now);
+    node.join(1, None, None, seconds(600), now);
     assert_eq!(connects_at(&mut node), now);
     node.on_connected(now);
     node.on_disconnected("first bytes `HTTP`".into(), true, now);
@@ -150,7 +155,7 @@ fn until_probe(node: &mut NodeMachine) {
 fn a_store_of_pytorch_is_told_by_its_answer_to_c10d() {
     let now = Instant::now();
     let mut node = node(now);
-    node.join(1, None, seconds(600), now);
+    node.join(1, None, None, seconds(600), now);
     until_probe(&mut node);
     node.on_probed(true);
     let error = node.take_outcome().expect("answered").expect_err("refused");
@@ -165,7 +170,7 @@ fn who_closes_connections_and_speaks_nothing_is_waited_for() {
     // A proxy accepts and closes while the coordinator behind it is not up yet.
     let now = Instant::now();
     let mut node = node(now);
-    node.join(1, None, seconds(600), now);
+    node.join(1, None, None, seconds(600), now);
     for _ in 0..3 {
         until_probe(&mut node);
         node.on_probed(false);
@@ -211,13 +216,13 @@ fn a_coordinator_that_was_there_is_not_taken_for_a_stranger() {
 fn a_coordinator_that_stays_away_is_waited_for_until_its_timeout() {
     let now = Instant::now();
     let mut node = connected(now);
-    node.join(1, None, seconds(600), now);
+    node.join(1, None, None, seconds(600), now);
     node.on_disconnected("reset".into(), false, now);
     let error = loop {
         let at = node.next_deadline().expect("it waits for something");
         node.on_tick(at);
         if node.take_commands().contains(&NodeCommand::Connect) {
-            node.on_connect_failed("connection refused".into(), at);
+            node.on_connect_failed("connection refused".into(), true, at);
         }
         if let Some(outcome) = node.take_outcome() {
             assert_eq!(at, now + COORDINATOR_TIMEOUT);
@@ -253,7 +258,7 @@ fn silence_for_a_lease_ends_the_connection() {
 fn an_unanswered_withdrawal_is_kept_from_the_next_join_by_a_new_connection() {
     let now = Instant::now();
     let mut node = connected(now);
-    node.join(1, None, seconds(3), now);
+    node.join(1, None, None, seconds(3), now);
     node.take_commands();
     node.on_tick(now + seconds(3));
     assert_eq!(node.take_commands(), [NodeCommand::Send(NodeMessage::Withdraw)]);
@@ -274,7 +279,7 @@ fn a_node_that_has_left_does_not_introduce_itself_again() {
     node.leave("SIGTERM".into());
     node.on_connected(now);
     assert_eq!(node.take_commands(), [NodeCommand::Disconnect]);
-    node.join(1, None, seconds(1), now);
+    node.join(1, None, None, seconds(1), now);
     assert!(matches!(node.take_outcome(), Some(Err(JoinError::Connection(_)))));
     assert_eq!(node.next_deadline(), None);
 }
@@ -283,22 +288,22 @@ fn a_node_that_has_left_does_not_introduce_itself_again() {
 fn an_abandoned_join_is_withdrawn_and_kept_from_the_next_one() {
     let now = Instant::now();
     let mut node = connected(now);
-    node.join(1, None, seconds(60), now);
+    node.join(1, None, None, seconds(60), now);
     node.take_commands();
     node.abandon();
     assert_eq!(node.take_commands(), [NodeCommand::Send(NodeMessage::Withdraw)]);
     // A place that was given just before the withdrawal was read looks like an answer to the next join: it must not arrive.
-    node.join(2, None, seconds(60), now);
+    node.join(2, None, None, seconds(60), now);
     assert_eq!(node.take_commands(), [NodeCommand::Disconnect]);
 
     let mut node = connected(now);
-    node.join(1, None, seconds(60), now);
+    node.join(1, None, None, seconds(60), now);
     node.abandon();
     node.on_message(place(1), now);
     node.on_message(CoordinatorMessage::Withdrawn { progress: String::new() }, now);
     assert_eq!((node.take_outcome(), node.view().round), (None, Round(0)));
     node.take_commands();
-    node.join(2, None, seconds(60), now);
+    node.join(2, None, None, seconds(60), now);
     assert!(matches!(node.take_commands().as_slice(), [NodeCommand::Send(NodeMessage::Join(_))]));
 }
 
@@ -306,7 +311,7 @@ fn an_abandoned_join_is_withdrawn_and_kept_from_the_next_one() {
 fn a_place_that_nobody_took_is_given_up() {
     let now = Instant::now();
     let mut node = connected(now);
-    node.join(1, None, seconds(60), now);
+    node.join(1, None, None, seconds(60), now);
     node.on_message(place(1), now);
     node.take_commands();
     node.abandon();
@@ -314,7 +319,7 @@ fn a_place_that_nobody_took_is_given_up() {
     assert_eq!(node.take_outcome(), None);
 
     let mut node = connected(now);
-    node.join(1, None, seconds(60), now);
+    node.join(1, None, None, seconds(60), now);
     node.on_message(place(1), now);
     assert!(matches!(node.take_outcome(), Some(Ok(_))));
     node.take_commands();
@@ -327,7 +332,7 @@ fn a_closed_rendezvous_needs_no_coordinator() {
     // The job has succeeded elsewhere, and the host has left with it; workers of this node may still take their time.
     let now = Instant::now();
     let mut node = connected(now);
-    node.join(1, None, seconds(60), now);
+    node.join(1, None, None, seconds(60), now);
     node.on_message(place(1), now);
     let verdict = Verdict::Succeeded { by: "10.0.0.6".into() };
     node.on_message(CoordinatorMessage::Closed { verdict, spare: false }, now);
@@ -335,7 +340,7 @@ fn a_closed_rendezvous_needs_no_coordinator() {
     for _ in 0..100 {
         let at = node.next_deadline().expect("it goes on trying");
         node.on_tick(at);
-        node.on_connect_failed("connection refused".into(), at);
+        node.on_connect_failed("connection refused".into(), true, at);
     }
     node.on_tick(now + COORDINATOR_TIMEOUT * 2);
     assert_eq!(node.view().failed, None);
@@ -359,8 +364,9 @@ fn a_node_that_waits_says_what_for_now_and_then() {
     let now = Instant::now();
     let mut node = connected(now);
     let mut reporter = Reporter::default();
-    node.join(1, None, seconds(6000), now);
-    let progress = |text: &str| CoordinatorMessage::Heartbeat { progress: Some(text.into()), spare: false };
+    node.join(1, None, None, seconds(6000), now);
+    let progress =
+        |text: &str| CoordinatorMessage::Heartbeat { waits: Some(Waits { progress: text.into(), spare: false }) };
     node.on_message(progress("1 of 3 are in"), now);
     let first = told(&mut node, &mut reporter, now, seconds(100));
     assert_eq!(first, [(30, "waiting for 30s: 1 of 3 are in".to_owned())]);

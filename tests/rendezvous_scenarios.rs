@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use elastic_rs::rendezvous::message::{Round, Verdict};
 use elastic_rs::rendezvous::node::JoinError;
-use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::rendezvous::settings::{OnPartition, Settings};
 use elastic_rs::sim::host::{Agent, Exit};
 use elastic_rs::sim::network::{End, Partition};
 use elastic_rs::sim::simulation::{Action, Options, Simulation};
@@ -87,7 +87,7 @@ fn ranks(of: &[u32]) -> Vec<Option<u32>> {
 }
 
 fn failed() -> Verdict {
-    Verdict::Failed { by: "host1".into(), cause: "rank 3 (host1) exited with code 7".into() }
+    Verdict::Failed { by: "host1".into(), cause: "rank 3 (host1) exited with code 7".into(), failure: None }
 }
 
 // Losses.
@@ -278,6 +278,10 @@ fn different_node_counts_are_refused_naming_both() {
     raw::hello(&mut machine, 2, Settings::new(3, 3), now);
     let told = raw::told(&mut machine, 2);
     assert!(told.contains("node2 asks for 3 to 3 nodes, but run `job` was opened for 2 to 4"), "{told}");
+    raw::hello(&mut machine, 3, Settings { max_restarts: Some(3), ..Settings::new(2, 4) }, now);
+    let told = raw::told(&mut machine, 3);
+    let both = "node3 asks for 3 restarts of the job, but run `job` was opened for restarts counted by each node";
+    assert!(told.contains(both), "{told}");
 }
 
 // Growing.
@@ -379,17 +383,183 @@ fn a_node_that_fails_and_comes_back_closes_nothing() {
     assert_eq!(job.world(seconds(40)), (3, ranks(&[0, 1])));
 }
 
+// Failures and success, as our agent reports them.
+
+fn job_with_budget(hosts: usize, min: u32, max_restarts: Option<u32>) -> Job {
+    let mut settings = Settings::new(min, hosts as u32);
+    settings.max_restarts = max_restarts;
+    let mut job = Job::with(Options::exact(hosts, settings));
+    job.0.start_all(Duration::ZERO);
+    job
+}
+
+fn restarts(job: &Job) -> Vec<u32> {
+    (0..job.0.hosts().len()).filter_map(|host| job.0.running(host).map(|place| place.restart)).collect()
+}
+
+/// #108158, #135712, pains row 14: counters of two agents diverged. The number is the job's, the same on every node.
+#[test]
+fn a_failure_raises_the_restart_number_of_all_and_a_loss_does_not() {
+    let mut job = job_with_budget(3, 2, Some(5));
+    job.at(seconds(10), Action::ReportFailure(1));
+    assert_eq!(job.world(seconds(10)), (2, ranks(&[0, 1, 2])));
+    assert_eq!(restarts(&job), [1, 1, 1]);
+    job.at(seconds(20), Action::Kill(0));
+    assert_eq!(job.world(seconds(22)).0, 3);
+    assert_eq!(restarts(&job), [1, 1]);
+    job.start(seconds(30), 0);
+    job.world(seconds(30));
+    assert_eq!(restarts(&job), [1, 1, 1], "a newcomer is told the number too");
+    job.at(seconds(40), Action::ReportFailure(0));
+    job.world(seconds(40));
+    assert_eq!(restarts(&job), [2, 2, 2]);
+}
+
+/// Horovod #3014, #3264: all workers fail at once on all nodes. One restart, one cause.
+#[test]
+fn all_nodes_fail_at_once_and_one_restart_is_counted() {
+    let mut options = Options::exact(3, Settings::new(3, 3));
+    options.settings.max_restarts = Some(1);
+    // Answers take a while, so that all have failed before any is told.
+    options.delay = (ms(50), ms(50));
+    let mut job = Job::with(options);
+    job.0.start_all(Duration::ZERO);
+    for host in [2, 0, 1] {
+        job.at(seconds(10), Action::ReportFailure(host));
+    }
+    assert_eq!(job.world(seconds(12)), (2, ranks(&[0, 1, 2])));
+    assert_eq!(restarts(&job), [1, 1, 1]);
+}
+
+/// Pains rows 7 and 14: with no restarts left every node is told at once, with host, rank and exit of the first cause.
+#[test]
+fn a_failure_beyond_the_budget_ends_the_job_everywhere_with_its_cause() {
+    let mut job = job_with_budget(3, 3, Some(1));
+    job.at(seconds(10), Action::ReportFailure(0));
+    job.at(seconds(20), Action::ReportFailure(1));
+    assert_eq!(job.world(seconds(20)), (0, vec![None; 3]));
+    for host in 0..3 {
+        let [Exit::Closed(view)] = job.exits(host) else {
+            panic!("{:?}", job.exits(host));
+        };
+        for said in ["10.0.0.2 (host1:2)", "pid: 1001", "exit code 7", "all 1 restarts are used up (max_restarts)"] {
+            assert!(view.contains(said), "{said} is not in {view}");
+        }
+    }
+}
+
+/// A worker that notices its peer's end before the coordinator does is not the cause.
+#[test]
+fn a_failure_while_a_member_is_out_of_reach_costs_no_restart() {
+    let mut job = job_with_budget(3, 2, Some(0));
+    job.at(seconds(10), Action::Kill(1));
+    job.at(ms(10_100), Action::ReportFailure(0));
+    assert_eq!(job.world(seconds(13)), (2, vec![Some(0), None, Some(1)]));
+    assert_eq!(restarts(&job), [0, 0]);
+}
+
+/// A failure reported to a coordinator that has just died is reported to its successor, and the number is not forgotten.
+#[test]
+fn a_restarted_coordinator_goes_on_with_the_restart_number() {
+    let mut job = job_with_budget(3, 3, Some(3));
+    job.at(seconds(10), Action::ReportFailure(1));
+    job.at(seconds(20), Action::CrashCoordinator);
+    job.at(seconds(21), Action::ReportFailure(2));
+    job.at(seconds(30), Action::StartCoordinator);
+    assert_eq!(job.world(seconds(40)), (3, ranks(&[0, 1, 2])));
+    assert_eq!(restarts(&job), [2, 2, 2]);
+}
+
+/// Pains row 25, #69520: the exit barrier counted nodes that were gone. The last live member ends it, at once and for all.
+#[test]
+fn the_job_ends_when_the_last_live_member_is_done() {
+    let mut job = job_with_budget(4, 2, Some(0));
+    job.at(seconds(10), Action::ReportDone(0));
+    job.at(seconds(20), Action::ReportDone(1));
+    // Who has finished may go: nobody is disturbed.
+    job.at(seconds(30), Action::Kill(1));
+    job.at(seconds(3000), Action::ReportDone(2));
+    assert_eq!(job.world(seconds(3600)), (1, vec![Some(0), None, Some(2), Some(3)]));
+    // Lost before it was done: it is excused, since all others have finished.
+    job.at(seconds(3600), Action::Kill(3));
+    assert_eq!(job.world(ms(3_600_499)).0, 1);
+    assert_eq!(job.world(ms(3_600_500)), (0, vec![None; 4]));
+    for host in [0, 2] {
+        let [Exit::Closed(view)] = job.exits(host) else { panic!("{:?}", job.exits(host)) };
+        assert!(view.contains("all_done: true"), "{view}");
+    }
+}
+
+/// A node that waits for the others to finish begins anew with them when one fails.
+#[test]
+fn a_node_that_is_done_begins_anew_when_another_fails() {
+    let mut job = job_with_budget(3, 3, Some(1));
+    job.at(seconds(10), Action::ReportDone(0));
+    job.at(seconds(20), Action::ReportFailure(1));
+    assert_eq!(job.world(seconds(20)), (2, ranks(&[0, 1, 2])));
+    for host in 0..3 {
+        job.at(seconds(30), Action::ReportDone(host));
+    }
+    assert_eq!(job.world(seconds(30)), (0, vec![None; 3]));
+}
+
+/// A newcomer does not make nodes begin anew that have begun to finish.
+#[test]
+fn a_newcomer_does_not_disturb_a_job_that_is_ending() {
+    let mut job = job_with_budget(3, 1, Some(0));
+    job.at(seconds(5), Action::Terminate(2));
+    job.world(seconds(10));
+    job.at(seconds(11), Action::ReportDone(0));
+    job.start(seconds(12), 2);
+    assert_eq!(job.world(seconds(100)), (2, vec![Some(0), Some(1), None]));
+    job.at(seconds(100), Action::ReportDone(1));
+    job.world(seconds(100));
+    assert!(matches!(job.exits(2), [Exit::Terminated, Exit::Join(JoinError::Closed { spare: true, .. })]));
+}
+
+/// The ranks of workers come with the completion.
+#[test]
+fn ranks_of_workers_come_with_the_place() {
+    let mut options = Options::exact(3, Settings::new(3, 3));
+    options.node_ranks = [(0, 2), (1, 1), (2, 0)].into();
+    let mut job = Job::with(options);
+    job.0.start_all(Duration::ZERO);
+    assert_eq!(job.world(seconds(1)).1, ranks(&[2, 1, 0]));
+    // Host n has 1 + n workers.
+    let workers = |host| job.0.running(host).and_then(|place| place.workers).map(|w| (w.first_rank, w.world_size));
+    assert_eq!([workers(2), workers(1), workers(0)], [Some((0, 6)), Some((3, 6)), Some((5, 6))]);
+}
+
 // The coordinator.
 
 /// Pains row 6, #67616: a store that stood still expired everybody. A late tick renews all leases.
 #[test]
 fn a_coordinator_that_stood_still_loses_nobody() {
     let mut job = Job::started(4, 2, 4);
-    job.at(ms(10_001), Action::StallCoordinator(seconds(30)));
+    job.at(ms(10_001), Action::StallCoordinator(seconds(14)));
     job.at(ms(10_002), Action::Kill(3));
-    assert_eq!(job.world(ms(40_500)), (1, vec![Some(0), Some(1), Some(2), None]));
+    assert_eq!(job.world(ms(24_400)), (1, vec![Some(0), Some(1), Some(2), None]));
     // Only the dead one is lost, and only now can that be known: grace and settling.
-    assert_eq!(job.world(seconds(45)), (2, vec![Some(0), Some(1), Some(2), None]));
+    assert_eq!(job.world(seconds(27)), (2, vec![Some(0), Some(1), Some(2), None]));
+}
+
+/// Pains row 6: the store's host was frozen, then a node came, and a world of 3 and one of 1 ran at once. Who hears nothing
+/// for its lease stops its workers; when the coordinator goes on, one world forms, with the ranks of before.
+#[test]
+fn a_coordinator_frozen_for_longer_than_the_lease_never_makes_two_worlds() {
+    let mut job = Job::new(4, 2, 4);
+    for host in 0..3 {
+        job.start(seconds(0), host);
+    }
+    assert_eq!(job.world(seconds(39)), (1, vec![Some(0), Some(1), Some(2), None]));
+    // Last answered heartbeats: the first at 5 s after the connection, so at 40 s.
+    job.at(ms(40_001), Action::StallCoordinator(seconds(30)));
+    job.start(seconds(60), 3);
+    assert_eq!(job.world(ms(54_999)), (1, vec![Some(0), Some(1), Some(2), None]));
+    assert_eq!(job.world(seconds(55)), (0, vec![None; 4]));
+    // The first to be back do not wait for the others for longer than the settle window.
+    let (round, world) = job.world(seconds(80));
+    assert_eq!((round <= 3, world), (true, ranks(&[0, 1, 2, 3])));
 }
 
 /// PR #168242, #118891, pains row 4: the store's host dies and comes back. Workers never notice.
@@ -486,13 +656,66 @@ fn the_half_without_the_coordinator_forms_no_world() {
             job.at(seconds(10), Action::Cut(host, end, seconds(60), Partition::Lost));
         }
     }
-    job.0.run_until(seconds(60)).expect("invariants hold");
-    let round = |host| job.0.running(host).map(|place| place.round.0);
-    assert_eq!((round(0), round(1)), (Some(2), Some(2)));
-    // They have heard nothing: they run on, which is the agent's to fence. They form nothing new.
-    assert_eq!((round(2), round(3)), (Some(1), Some(1)));
-    // Healed: told that the world went on, they join it.
+    // Last heard of at 5 s, or at 10 s: then 15 s, and two worlds never run at once.
+    job.world(ms(19_999));
+    assert_eq!(job.world(ms(26_300)), (2, vec![Some(0), Some(1), None, None]));
+    assert!(job.waits(2) && job.waits(3), "they form nothing by themselves");
+    // Healed, they are let in again.
     assert_eq!(job.world(seconds(110)), (3, ranks(&[0, 1, 2, 3])));
+}
+
+/// The same one way: what the nodes say is lost, or what they are told.
+#[test]
+fn a_node_cut_off_one_way_stops_before_the_others_go_on() {
+    for end in [End::Node, End::Coordinator] {
+        let mut job = Job::started(3, 2, 3);
+        job.at(ms(10_001), Action::Cut(2, end, seconds(60), Partition::Lost));
+        assert_eq!(job.world(ms(24_999)), (1, ranks(&[0, 1, 2])), "{end:?}");
+        let process = |job: &Job| job.0.hosts()[2].process.as_ref().map(|process| process.machine.view().clone());
+        assert_eq!(process(&job).expect("it lives").fenced, None);
+        // 15 s after the last message that was answered.
+        let (_, world) = job.world(seconds(25));
+        assert_eq!(world[2], None, "{end:?}");
+        assert_eq!(job.world(seconds(33)), (2, vec![Some(0), Some(1), None]), "{end:?}");
+    }
+}
+
+/// `on_partition=continue`: workers that are cut off run on, and stop when they hear that the others went on.
+#[test]
+fn a_node_that_may_go_on_when_cut_off_does() {
+    let mut settings = Settings::new(2, 3);
+    settings.on_partition = OnPartition::Continue;
+    let mut job = Job::with(Options::exact(3, settings));
+    job.0.start_all(Duration::ZERO);
+    for end in [End::Node, End::Coordinator] {
+        job.at(seconds(10), Action::Cut(2, end, seconds(60), Partition::Lost));
+    }
+    job.0.run_until(seconds(60)).expect("invariants hold");
+    assert_eq!(job.0.running(2).map(|place| place.round.0), Some(1));
+    assert_eq!(job.0.running(0).map(|place| place.round.0), Some(2));
+    assert_eq!(job.world(seconds(110)), (3, ranks(&[0, 1, 2])));
+}
+
+/// A node that was stopped (SIGSTOP) for longer than its lease stops its workers as soon as it goes on, before it has heard
+/// that the others went on without it.
+#[test]
+fn a_node_that_stood_still_finds_at_once_that_its_lease_is_over() {
+    let mut job = Job::started(3, 2, 3);
+    job.at(ms(10_001), Action::Stall(2, seconds(40)));
+    // It cannot be told, either.
+    job.at(seconds(30), Action::Cut(2, End::Node, seconds(60), Partition::Held));
+    job.0.run_until(ms(50_001)).expect("invariants hold");
+    assert_eq!(job.0.running(2), None);
+    assert_eq!(job.world(seconds(150)).1, ranks(&[0, 1, 2]));
+}
+
+/// Who is refused knows that nobody decides: the coordinator's process is gone, and workers train on for minutes.
+#[test]
+fn a_coordinator_that_is_gone_for_longer_than_a_lease_stops_no_workers() {
+    let mut job = Job::started(3, 3, 3);
+    job.at(seconds(10), Action::CrashCoordinator);
+    job.at(seconds(200), Action::StartCoordinator);
+    assert_eq!(job.world(seconds(300)), (1, ranks(&[0, 1, 2])));
 }
 
 // What was said too late.
@@ -556,7 +779,7 @@ mod raw {
     }
 
     pub fn join(machine: &mut Machine, node: u64, round: u64, now: Instant) {
-        let join = Join { round: Round(round), store_port: 1, node_rank: None };
+        let join = Join { round: Round(round), store_port: 1, node_rank: None, workers: None };
         machine.on_message(SessionId(node), NodeMessage::Join(join), now);
     }
 

@@ -88,7 +88,7 @@ async fn until_view(session: &Session, wanted: impl Fn(&View) -> bool) -> View {
 
 async fn join_all(sessions: &[Session]) -> Vec<Placement> {
     let mut placements = Vec::new();
-    let joins = sessions.iter().enumerate().map(|(i, session)| session.join(1000 + i as u16, None, PATIENCE));
+    let joins = sessions.iter().enumerate().map(|(i, session)| session.join(1000 + i as u16, None, None, PATIENCE));
     for placement in futures(joins).await {
         placements.push(placement.unwrap());
     }
@@ -150,7 +150,7 @@ async fn a_lost_node_is_pushed_to_the_survivors_who_form_the_next_world() {
 async fn a_join_timeout_says_who_was_in_and_how_many_were_missing() {
     let coordinator = Coordinator::start().await;
     let session = coordinator.session(7, Settings::new(3, 3));
-    let error = session.join(1, None, Duration::from_millis(300)).await.unwrap_err();
+    let error = session.join(1, None, None, Duration::from_millis(300)).await.unwrap_err();
     let text = error.to_string();
     assert!(matches!(error, JoinError::Timeout { .. }), "{error:?}");
     assert!(text.contains("round 1: 1 of 3 to 3 nodes have joined (node7 (node7)); 2 more needed"), "{text}");
@@ -160,17 +160,17 @@ async fn a_join_timeout_says_who_was_in_and_how_many_were_missing() {
 async fn a_second_join_at_the_same_time_is_refused_and_a_dropped_one_gives_its_place_up() {
     let coordinator = Coordinator::start().await;
     let sessions: Vec<_> = (0..2).map(|n| coordinator.session(n, Settings::new(2, 2))).collect();
-    let joining = sessions[0].join(1, None, PATIENCE);
+    let joining = sessions[0].join(1, None, None, PATIENCE);
     let busy = async {
         tokio::time::sleep(Duration::from_millis(50)).await;
-        sessions[0].join(2, None, PATIENCE).await.unwrap_err()
+        sessions[0].join(2, None, None, PATIENCE).await.unwrap_err()
     };
     tokio::select! {
         _ = joining => panic!("nobody else has joined"),
         error = busy => assert_eq!(error, JoinError::Busy),
     }
     // Whoever joins now waits in vain, until the first is back.
-    let error = sessions[1].join(1, None, Duration::from_millis(100)).await.unwrap_err();
+    let error = sessions[1].join(1, None, None, Duration::from_millis(100)).await.unwrap_err();
     assert!(matches!(error, JoinError::Timeout { .. }), "{error:?}");
     assert!(error.to_string().contains("1 of 2 to 2 nodes have joined (node1 (node1))"), "{error}");
     assert_eq!(join_all(&sessions).await[0].world_size, 2);
@@ -192,7 +192,7 @@ async fn a_spare_waits_longer_than_its_join_timeout_until_the_job_needs_it() {
         assert!(spare.progress().unwrap().contains("round 1 runs undisturbed (nodes: 1)"));
         drop(running);
     };
-    let (placement, ()) = tokio::join!(spare.join(1, None, JOIN_TIMEOUT), end);
+    let (placement, ()) = tokio::join!(spare.join(1, None, None, JOIN_TIMEOUT), end);
     assert_eq!(placement.unwrap().round, Round(2));
 }
 
@@ -201,11 +201,11 @@ async fn a_failed_verdict_reaches_running_nodes_with_its_cause() {
     let coordinator = Coordinator::start().await;
     let sessions: Vec<_> = (0..2).map(|n| coordinator.session(n, Settings::new(2, 2))).collect();
     join_all(&sessions).await;
-    let verdict = Verdict::Failed { by: "node1".into(), cause: "rank 3 ended with exit code 7".into() };
+    let verdict = Verdict::Failed { by: "node1".into(), cause: "rank 3 ended with exit code 7".into(), failure: None };
     sessions[1].close(verdict.clone());
     let view = until_view(&sessions[0], |view| view.closed.is_some()).await;
     assert_eq!(view.closed, Some(verdict.clone()));
-    let error = sessions[0].join(1, None, PATIENCE).await.unwrap_err();
+    let error = sessions[0].join(1, None, None, PATIENCE).await.unwrap_err();
     assert_eq!(error, JoinError::Closed { verdict, spare: false });
 }
 
@@ -215,7 +215,7 @@ async fn a_coordinator_that_comes_up_late_is_found() {
     let address = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let absent = Coordinator { address, sessions: watch::channel(0).1, task: tokio::spawn(async {}) };
     let session = absent.session(1, Settings::new(1, 1));
-    let join = tokio::spawn(async move { session.join(1, None, PATIENCE).await });
+    let join = tokio::spawn(async move { session.join(1, None, None, PATIENCE).await });
     let _coordinator = Coordinator::start_at(address).await;
     assert_eq!(join.await.unwrap().unwrap().world_size, 1);
 }
@@ -257,7 +257,7 @@ async fn a_foreign_server_is_named_for_what_it_is() {
         }
     });
     let session = absent.session(1, Settings::new(1, 1));
-    let error = session.join(1, None, PATIENCE).await.unwrap_err();
+    let error = session.join(1, None, None, PATIENCE).await.unwrap_err();
     let text = error.to_string();
     assert!(text.contains(&format!("what listens at {} is not an elastic_rs coordinator", absent.address)), "{text}");
 }
@@ -280,7 +280,7 @@ async fn a_giant_frame_ends_its_own_connection_only() {
     let mut rogue = TcpStream::connect(coordinator.address).await.unwrap();
     rogue.write_all(&[MAGIC, &[1, 0, 0xff, 0xff, 0xff, 0x7f]].concat()).await.unwrap();
     let session = coordinator.session(1, Settings::new(1, 1));
-    assert_eq!(session.join(1, None, PATIENCE).await.unwrap().world_size, 1);
+    assert_eq!(session.join(1, None, None, PATIENCE).await.unwrap().world_size, 1);
     let mut rest = Vec::new();
     rogue.read_to_end(&mut rest).await.unwrap();
 }
@@ -307,7 +307,7 @@ fn half_a_greeting_costs_its_own_connection_and_disturbs_neither_sessions_nor_st
         store.set(b"k", b"v").await.unwrap();
         let hello = hello_of(1, Settings::new(1, 1));
         let session = Session::open(&Handle::current(), hello, "127.0.0.1", host.port(), PATIENCE);
-        assert_eq!(session.join(1, None, PATIENCE).await.unwrap().world_size, 1);
+        assert_eq!(session.join(1, None, None, PATIENCE).await.unwrap().world_size, 1);
         for (end, stream) in open.iter_mut().enumerate() {
             let closed = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut Vec::new())).await;
             assert!(closed.is_ok(), "{end} bytes of a greeting keep a connection open");

@@ -60,7 +60,7 @@ fn the_longest_texts_make_no_message_that_outgrows_its_frame() {
     const NODES: u64 = 30;
     let mut now = Instant::now();
     let mut machine = Machine::new();
-    let join = |round| NodeMessage::Join(Join { round: Round(round), store_port: 1, node_rank: None });
+    let join = |round| NodeMessage::Join(Join { round: Round(round), store_port: 1, node_rank: None, workers: None });
     for number in 0..NODES {
         greet(&mut machine, number, hello(number, NODES as u32), now);
         machine.on_message(SessionId(number), join(0), now);
@@ -86,7 +86,7 @@ fn the_longest_texts_make_no_message_that_outgrows_its_frame() {
     now += Duration::from_secs(60);
     machine.on_tick(now);
     said(&mut machine);
-    let verdict = Verdict::Failed { by: reason.clone(), cause: reason };
+    let verdict = Verdict::Failed { by: reason.clone(), cause: reason, failure: None };
     machine.on_message(SessionId(1), NodeMessage::Close(verdict), now);
     assert!(said(&mut machine).iter().any(|message| matches!(message, CoordinatorMessage::Closed { .. })));
 }

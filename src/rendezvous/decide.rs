@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use super::machine::Command;
-use super::members::{interrupt, note};
-use super::message::{CoordinatorMessage, NodeId, Placement};
+use super::members::{close, interrupt, note, status};
+use super::message::{CoordinatorMessage, JoinWorkers, NodeId, Placement, Round, Verdict};
 use super::ranks::{self, Candidate};
 use super::state::{Node, Run, Status, World};
 
@@ -15,14 +15,19 @@ pub(super) fn decide(run: &mut Run, now: Instant, out: &mut Vec<Command>) {
         return;
     }
     end_hold(run, now, out);
-    let enough = run.waiting_count >= run.settings.min_nodes as usize;
-    if run.active_count == 0 && enough && run.unreachable_count == 0 {
+    if run.is_all_done() {
+        let nodes = u32::try_from(run.active.len()).unwrap_or(u32::MAX);
+        close(run, Verdict::AllDone { round: run.round, nodes }, out);
+        return;
+    }
+    let enough = run.waiting.len() >= run.settings.min_nodes as usize;
+    if run.active.is_empty() && enough && run.unreachable_count == 0 {
         let ready_since = *run.ready_since.get_or_insert(now);
         match closing(run, ready_since) {
             (at, reason) if at <= now => complete(run, &reason, now, out),
             (at, _) => run.close_at = Some(at),
         }
-    } else if run.active_count > 0 || !enough {
+    } else if !run.active.is_empty() || !enough {
         run.ready_since = None;
     }
     tell(run, out);
@@ -34,12 +39,15 @@ fn end_hold(run: &mut Run, now: Instant, out: &mut Vec<Command>) {
     let (Some(until), Some(world)) = (run.hold_until, &run.world) else {
         return;
     };
-    let (size, reported) = (world.size as usize, run.active_count + run.returning_count);
+    let (size, reported) = (world.size as usize, run.active.len() + run.returning_count);
     if reported >= size {
         run.hold_until = None;
         note(run, format!("all {size} members of round {} have reported", run.round), out);
     } else if until <= now {
         run.hold_until = None;
+        if run.is_all_done() {
+            return;
+        }
         let missing = format!("{} of {size} members of round {}", size - reported, run.round);
         interrupt(run, format!("{missing} did not report to the restarted coordinator"), out);
     }
@@ -47,12 +55,13 @@ fn end_hold(run: &mut Run, now: Instant, out: &mut Vec<Command>) {
 
 /// When the next round closes, and why then. At least `min_nodes` wait and nobody runs.
 fn closing(run: &Run, ready_since: Instant) -> (Instant, String) {
-    let (waiting, max) = (run.waiting_count, run.settings.max_nodes as usize);
+    let (waiting, max) = (run.waiting.len(), run.settings.max_nodes as usize);
+    // Members of a world that this coordinator did not form may still run: it is not theirs to be replaced before they report.
+    let hold_until = run.hold_until.max(run.strangers_until).unwrap_or(ready_since);
     if waiting >= max {
-        return (ready_since, format!("the maximum of {} is in", nodes(max)));
+        return (ready_since.max(hold_until), format!("the maximum of {} is in", nodes(max)));
     }
     let last_size = run.world.as_ref().map(|world| world.size as usize);
-    let hold_until = run.hold_until.unwrap_or(ready_since);
     // Without any member of the last world this is a new beginning: others are to be expected.
     let survives = run.returning_count > 0;
     if let Some(size) = last_size.filter(|size| survives && waiting <= *size) {
@@ -93,35 +102,57 @@ fn complete(run: &mut Run, why_now: &str, now: Instant, out: &mut Vec<Command>) 
         Status::Waiting { join, .. } => Some((reachable_addr(run, node, &members), join.store_port)),
         _ => None,
     });
+    let brought: Option<Vec<_>> = members
+        .iter()
+        .map(|id| match run.nodes.get(id).map(|node| &node.status) {
+            Some(Status::Waiting { join, .. }) => join.workers.clone(),
+            _ => None,
+        })
+        .collect();
+    let workers = brought.map(|brought: Vec<JoinWorkers>| ranks::assign_workers(&brought));
     run.round = run.round.next();
     for (rank, id) in members.iter().enumerate() {
         if let Some(node) = run.nodes.get_mut(id) {
-            node.status = Status::Active;
+            (node.status, node.done) = (Status::Active, false);
             node.placed = Some((run.round, rank as u32));
         }
     }
     run.recount();
-    let list = run.list(|node| node.status == Status::Active);
+    let list = run.list(&run.active);
     let reason = format!("{why_now}{list}");
     note(run, format!("round {} is complete with {}: {reason}", run.round, nodes(members.len())), out);
+    let id = world_id(run.round, &members);
+    run.worlds.insert(id);
     run.world = Some(World {
+        id,
         size: members.len() as u32,
         master,
         reason,
         members: (0..).zip(members.iter().copied()).collect(),
+        restart: run.restart,
+        workers,
     });
     run.interrupted = None;
+    run.failure = None;
     run.told = false;
     run.ready_since = None;
     run.hold_until = None;
+    run.strangers_until = None;
     run.close_at = None;
-    run.newcomer_since = (run.waiting_count > 0).then_some(now);
+    run.newcomer_since = (!run.waiting.is_empty()).then_some(now);
     for (rank, id) in members.iter().enumerate() {
         let session = run.nodes.get(id).and_then(|node| node.session);
         if let (Some(session), Some(message)) = (session, placement(run, rank as u32)) {
             out.push(Command::Send { session, message });
         }
     }
+}
+
+/// A number for the world of these members (FNV-1a). Their ids were drawn at random, so no other world has it; one of the same
+/// members in the same round is the same for all that matters.
+fn world_id(round: Round, members: &[NodeId]) -> u64 {
+    let bytes = members.iter().flat_map(|id| id.0.to_le_bytes()).chain(round.0.to_le_bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// What a member of the current world is told of its place.
@@ -132,9 +163,12 @@ pub(super) fn placement(run: &Run, rank: u32) -> Option<CoordinatorMessage> {
         round: run.round,
         rank,
         world_size: world.size,
+        world: world.id,
         master_addr,
         master_port,
         reason: world.reason.clone(),
+        restart: world.restart,
+        workers: world.workers.as_ref().and_then(|workers| workers.get(rank as usize)).copied(),
     }))
 }
 
@@ -159,11 +193,10 @@ fn tell(run: &mut Run, out: &mut Vec<Command>) {
         return;
     }
     run.told = waiting > 0;
-    let reason = why(run);
-    for node in run.nodes.values().filter(|node| node.status == Status::Active) {
+    let message = status(run);
+    for node in run.active.iter().filter_map(|id| run.nodes.get(id)) {
         if let Some(session) = node.session {
-            let message = CoordinatorMessage::Status { waiting, reason: reason.clone() };
-            out.push(Command::Send { session, message });
+            out.push(Command::Send { session, message: message.clone() });
         }
     }
 }
@@ -178,12 +211,12 @@ pub(super) fn why(run: &Run) -> String {
         Some(reason) => reason.clone(),
         None => format!(
             "{} to join{}",
-            if run.waiting_count == 1 {
+            if run.waiting.len() == 1 {
                 "1 node waits".to_owned()
             } else {
-                format!("{} nodes wait", run.waiting_count)
+                format!("{} nodes wait", run.waiting.len())
             },
-            run.list(|n| matches!(n.status, Status::Waiting { .. }))
+            run.list(&run.waiting)
         ),
     }
 }

@@ -15,9 +15,10 @@ use std::time::{Duration, Instant};
 
 use super::decide::decide;
 use super::members::{
-    check_no_later_than, close, disagreement, expire, introduce, note, on_join, readmit, stand_down, welcome,
+    check_no_later_than, close, disagreement, expire, introduce, note, on_done, on_failed, on_join, readmit,
+    stand_down, welcome,
 };
-use super::message::{CoordinatorMessage, Hello, NodeId, NodeMessage};
+use super::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Waits};
 use super::state::{Ends, Node, Run, SessionId, Status};
 use super::text::{tidy, tidy_verdict};
 
@@ -104,7 +105,7 @@ impl Machine {
             return;
         };
         let Some(run) = self.runs.get_mut(&run_id) else { return };
-        run.update(id, |node| node.map(|node| Node { heard_at: now, suspect: false, ..node }));
+        run.hear(id, now);
         let out = &mut self.commands;
         match message {
             NodeMessage::Hello(_) => {
@@ -114,16 +115,15 @@ impl Machine {
                 return;
             }
             NodeMessage::Heartbeat => {
-                let waits = run.nodes.get(&id).is_some_and(|node| matches!(node.status, Status::Waiting { .. }));
-                let spare = run.nodes.get(&id).is_some_and(|node| run.is_spare(node));
-                let progress = waits.then(|| run.progress(now));
-                out.push(Command::Send { session, message: CoordinatorMessage::Heartbeat { progress, spare } });
+                let node = run.nodes.get(&id).filter(|node| matches!(node.status, Status::Waiting { .. }));
+                let waits = node.map(|node| Waits { progress: run.progress(now), spare: run.is_spare(node) });
+                out.push(Command::Send { session, message: CoordinatorMessage::Heartbeat { waits } });
                 return;
             }
             NodeMessage::Join(join) => {
                 on_join(run, id, session, join, now, out);
                 if run.nodes.get(&id).is_some_and(|node| run.is_spare(node)) {
-                    let message = CoordinatorMessage::Heartbeat { progress: Some(run.progress(now)), spare: true };
+                    let message = CoordinatorMessage::Waits(Waits { progress: run.progress(now), spare: true });
                     out.push(Command::Send { session, message });
                 }
             }
@@ -142,6 +142,8 @@ impl Machine {
                 out.push(Command::End { session });
             }
             NodeMessage::Close(verdict) => close(run, tidy_verdict(&verdict), out),
+            NodeMessage::Failed { round, failure } => on_failed(run, id, session, round, &failure, out),
+            NodeMessage::Done { round } => on_done(run, id, session, round, out),
         }
         decide(run, now, &mut self.commands);
     }

@@ -5,17 +5,32 @@ use std::time::Instant;
 
 use super::decide::{placement, why};
 use super::machine::Command;
-use super::message::{CoordinatorMessage, Hello, Join, NodeId, Placed, Verdict};
+use super::message::{CoordinatorMessage, Failure, Hello, Join, NodeId, Placed, Round, Verdict};
 use super::state::{Ends, LAST_LOOK, Node, Run, SessionId, Status};
+use super::text::tidy_failure;
 
 /// Why a node may not take part in a run that others opened.
 pub(super) fn disagreement(run: &Run, hello: &Hello) -> Option<String> {
     let (ours, theirs) = (&run.settings, &hello.settings);
-    let differ = ours.min_nodes != theirs.min_nodes || ours.max_nodes != theirs.max_nodes;
-    (differ && !run.nodes.is_empty()).then(|| {
+    if run.nodes.is_empty() {
+        return None;
+    }
+    let (name, id) = (&hello.name, &run.id);
+    if (ours.min_nodes, ours.max_nodes) != (theirs.min_nodes, theirs.max_nodes) {
+        return Some(format!(
+            "{name} asks for {} to {} nodes, but run `{id}` was opened for {} to {}: give every node the same `--nnodes`",
+            theirs.min_nodes, theirs.max_nodes, ours.min_nodes, ours.max_nodes
+        ));
+    }
+    (ours.max_restarts != theirs.max_restarts).then(|| {
+        let budget = |restarts: Option<u32>| match restarts {
+            Some(restarts) => format!("{restarts} restarts of the job"),
+            None => "restarts counted by each node".to_owned(),
+        };
         format!(
-            "{} asks for {} to {} nodes, but run `{}` was opened for {} to {}: give every node the same `--nnodes`",
-            hello.name, theirs.min_nodes, theirs.max_nodes, run.id, ours.min_nodes, ours.max_nodes
+            "{name} asks for {}, but run `{id}` was opened for {}: give every node the same `--max-restarts`,              `restart_budget` and agent",
+            budget(theirs.max_restarts),
+            budget(ours.max_restarts)
         )
     })
 }
@@ -31,8 +46,14 @@ pub(super) fn introduce(
 ) {
     let mut node = Node::new(hello, session, ends, now);
     if let Some(placed) = hello.placed {
+        // A coordinator that lost its memory has it from its nodes; to one that did not, they tell nothing new.
+        run.restart = run.restart.max(placed.restart);
         if placed.round > run.round {
             recall(run, placed, &node, now, out);
+        }
+        if placed.active && !run.worlds.contains(&placed.world) {
+            // Others of that world may run too, and are not known: they are given the time to report.
+            run.strangers_until = run.strangers_until.max(Some(now + node.lease));
         }
         if run.has_seat(hello.node, placed) {
             node.placed = Some((placed.round, placed.rank));
@@ -62,10 +83,7 @@ fn recall(run: &mut Run, placed: Placed, node: &Node, now: Instant, out: &mut Ve
     for session in run.recall(placed, now + node.lease) {
         out.push(Command::Send {
             session,
-            message: CoordinatorMessage::Status {
-                waiting: 1,
-                reason: format!("round {} formed without this node", placed.round),
-            },
+            message: over(run, format!("round {} formed without this node", placed.round)),
         });
     }
 }
@@ -82,19 +100,26 @@ pub(super) fn welcome(run: &Run, hello: &Hello, session: SessionId, out: &mut Ve
     let runs = hello.placed.filter(|placed| placed.active);
     match (&node.status, runs) {
         (Status::Active, _) => send(status(run)),
-        (_, Some(placed)) => send(CoordinatorMessage::Status {
-            waiting: 1,
-            reason: format!("round {} formed without this node, whose round {} is over", run.round, placed.round),
-        }),
+        (_, Some(placed)) => {
+            send(over(
+                run,
+                format!("round {} formed without this node, whose round {} is over", run.round, placed.round),
+            ));
+        }
         _ => {}
     }
 }
 
 /// How things stand for members.
-fn status(run: &Run) -> CoordinatorMessage {
+pub(super) fn status(run: &Run) -> CoordinatorMessage {
     let waiting = run.waiting_for_members();
     let reason = if waiting > 0 { why(run) } else { String::new() };
-    CoordinatorMessage::Status { waiting, reason }
+    CoordinatorMessage::Status { waiting, reason, restart: run.restart, failure: run.failure.clone() }
+}
+
+/// What a node is told whose world is over without its doing.
+fn over(run: &Run, reason: String) -> CoordinatorMessage {
+    CoordinatorMessage::Status { waiting: 1, reason, restart: run.restart, failure: None }
 }
 
 /// A node that was not given up has come back: it keeps its place, unless it says itself that it gave it up.
@@ -107,7 +132,12 @@ pub(super) fn readmit(
     out: &mut Vec<Command>,
 ) {
     run.update(hello.node, |node| {
-        node.map(|node| Node { status: node.status, placed: node.placed, ..Node::new(hello, session, ends, now) })
+        node.map(|node| Node {
+            status: node.status,
+            placed: node.placed,
+            done: node.done,
+            ..Node::new(hello, session, ends, now)
+        })
     });
     let runs = hello.placed.is_some_and(|placed| placed.active && placed.round == run.round);
     if !hello.joining && !runs {
@@ -119,6 +149,11 @@ pub(super) fn on_join(run: &mut Run, id: NodeId, session: SessionId, join: Join,
     if let Some(verdict) = &run.closed {
         let message = CoordinatorMessage::Closed { verdict: verdict.clone(), spare: false };
         out.push(Command::Send { session, message });
+        return;
+    }
+    if let Err(reason) = join.validate() {
+        out.push(Command::Send { session, message: CoordinatorMessage::Ended { reason } });
+        out.push(Command::End { session });
         return;
     }
     let Some(node) = run.nodes.get(&id) else { return };
@@ -145,27 +180,103 @@ pub(super) fn on_join(run: &mut Run, id: NodeId, session: SessionId, join: Join,
     let first_time = arrival.is_none();
     let arrival = arrival.unwrap_or(run.arrivals);
     run.arrivals += 1;
-    run.update(id, |node| node.map(|node| Node { status: Status::Waiting { join, arrival }, ..node }));
+    run.update(id, |node| node.map(|node| Node { status: Status::Waiting { join, arrival }, done: false, ..node }));
     let new = run.nodes.get(&id).is_some_and(|node| run.last_rank(node).is_none());
     if new {
         run.newcomer_since.get_or_insert(now);
     }
     if first_time {
         let (min, max) = (run.settings.min_nodes, run.settings.max_nodes);
-        let known = run.waiting_count + run.active_count;
+        let known = run.waiting.len() + run.active.len();
         let verb = if new { "joined" } else { "is back" };
         note(run, format!("{label} {verb} ({known} of {min} to {max} nodes)"), out);
     }
 }
 
-/// A node no longer waits or runs. A running one interrupts the world.
+/// A worker of a node has failed. The first failure of a round is its cause; what follows from it, or from another
+/// change that members have been told of, is not counted.
+pub(super) fn on_failed(
+    run: &mut Run,
+    id: NodeId,
+    session: SessionId,
+    round: Round,
+    failure: &Failure,
+    out: &mut Vec<Command>,
+) {
+    let Some(node) = run.nodes.get(&id) else { return };
+    if run.closed.is_some() {
+        return;
+    }
+    if !is_current(run, node, round) {
+        out.push(Command::Send { session, message: CoordinatorMessage::Stale { round, current: run.round } });
+        return;
+    }
+    let failure = tidy_failure(failure, node.label());
+    if run.interrupted.is_some() || run.told {
+        note(run, format!("{failure}; which follows from this: {}", why(run)), out);
+        out.push(Command::Send { session, message: status(run) });
+        return;
+    }
+    if let Some(gone) = run.active.iter().filter_map(|id| run.nodes.get(id)).find(|node| node.session.is_none()) {
+        // Workers notice the end of their peers before the grace of the peers' agent is over.
+        let reason = format!("{failure}; not counted, since the connection of {} has ended", gone.label());
+        return interrupt_by(run, reason, Failure { counts: false, ..failure }, out);
+    }
+    if !failure.counts {
+        return interrupt_by(run, failure.to_string(), failure, out);
+    }
+    match run.settings.max_restarts {
+        Some(limit) if run.restart >= limit => {
+            let restarts = if limit == 0 {
+                "no restarts are allowed".to_owned()
+            } else {
+                format!("all {limit} restarts are used up")
+            };
+            let cause = format!("{failure}; {restarts} (max_restarts)");
+            close(run, Verdict::Failed { by: failure.node.clone(), cause, failure: Some(Box::new(failure)) }, out);
+        }
+        limit => {
+            run.restart = run.restart.saturating_add(1);
+            let of = limit.map_or_else(String::new, |limit| format!(" of {limit}"));
+            let reason = format!("{failure}; restart {}{of}", run.restart);
+            interrupt_by(run, reason, failure, out);
+        }
+    }
+}
+
+/// The workers of a node have all succeeded.
+pub(super) fn on_done(run: &mut Run, id: NodeId, session: SessionId, round: Round, out: &mut Vec<Command>) {
+    let Some(node) = run.nodes.get(&id) else { return };
+    if run.closed.is_some() {
+        return;
+    }
+    if !is_current(run, node, round) {
+        out.push(Command::Send { session, message: CoordinatorMessage::Stale { round, current: run.round } });
+        return;
+    }
+    if !node.done {
+        run.update(id, |node| node.map(|node| Node { done: true, ..node }));
+        let (done, all) = (run.done_count, run.active.len());
+        if done == 1 || done == all {
+            note(run, format!("{done} of {all} live nodes of round {round} have finished"), out);
+        }
+    }
+}
+
+/// Whether a node runs workers of this round.
+fn is_current(run: &Run, node: &Node, round: Round) -> bool {
+    node.status == Status::Active && node.placed.is_some_and(|(placed, _)| placed == round) && round == run.round
+}
+
+/// A node no longer waits or runs. A running one interrupts the world, unless it has finished, or all others have.
 pub(super) fn stand_down(run: &mut Run, id: NodeId, what: &str, out: &mut Vec<Command>) {
     let Some(node) = run.nodes.get(&id) else { return };
-    if node.status == Status::Active {
-        interrupt(run, format!("{} {what}", node.label()), out);
+    let reason = (node.status == Status::Active && !node.done).then(|| format!("{} {what}", node.label()));
+    run.update(id, |node| node.map(|node| Node { status: Status::Idle, done: false, ..node }));
+    if let Some(reason) = reason.filter(|_| !run.is_all_done()) {
+        interrupt(run, reason, out);
     }
-    run.update(id, |node| node.map(|node| Node { status: Status::Idle, ..node }));
-    let newcomers_left = run.waiting_count > run.returning_count;
+    let newcomers_left = run.waiting.len() > run.returning_count;
     if !newcomers_left {
         run.newcomer_since = None;
     }
@@ -177,6 +288,12 @@ pub(super) fn interrupt(run: &mut Run, reason: String, out: &mut Vec<Command>) {
         note(run, format!("round {} is interrupted: {reason}", run.round), out);
         run.interrupted = Some(reason);
     }
+}
+
+/// As [`interrupt`], by a failure.
+fn interrupt_by(run: &mut Run, reason: String, failure: Failure, out: &mut Vec<Command>) {
+    interrupt(run, reason, out);
+    run.failure = Some(Box::new(failure));
 }
 
 pub(super) fn close(run: &mut Run, verdict: Verdict, out: &mut Vec<Command>) {

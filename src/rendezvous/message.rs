@@ -52,8 +52,21 @@ pub enum NodeMessage {
     },
     /// The job is over: nobody is admitted any more.
     Close(Verdict),
-    /// I am here.
+    /// I am here. Each is answered by one [`CoordinatorMessage::Heartbeat`], in order.
     Heartbeat,
+    /// A worker of mine has failed. Answered by [`CoordinatorMessage::Status`], [`CoordinatorMessage::Closed`] or
+    /// [`CoordinatorMessage::Stale`].
+    Failed {
+        /// The round it belonged to.
+        round: Round,
+        /// What failed.
+        failure: Box<Failure>,
+    },
+    /// All my workers have succeeded. Once those of all live members have, the rendezvous closes ([`Verdict::AllDone`]).
+    Done {
+        /// The round they belonged to.
+        round: Round,
+    },
 }
 
 /// Introduces a node.
@@ -84,8 +97,12 @@ pub struct Placed {
     pub rank: u32,
     /// How many nodes it had.
     pub world_size: u32,
+    /// Which world it was: see [`Placement::world`].
+    pub world: u64,
     /// Whether the node still belongs to it: it has not asked to join another.
     pub active: bool,
+    /// The job's restart number, as far as the node has been told.
+    pub restart: u32,
 }
 
 /// Asks for a place in the next round, and brings everything the others need to know.
@@ -98,6 +115,65 @@ pub struct Join {
     pub store_port: u16,
     /// Rank the user asked for in the first round.
     pub node_rank: Option<u32>,
+    /// The node's workers, so that their ranks come with the completion. `None` from PyTorch's agent, which assigns ranks
+    /// through the store.
+    pub workers: Option<JoinWorkers>,
+}
+
+/// What a node says of its workers when it joins.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JoinWorkers {
+    /// Their role; ranks within a role are counted by it.
+    pub role: String,
+    /// How many there are: 1 to [`LOCAL_WORLD_SIZE_LIMIT`](super::text::LOCAL_WORLD_SIZE_LIMIT).
+    pub local_world_size: u32,
+}
+
+/// Ranks of a node's workers: worker `i` has global rank `first_rank + i` and role rank `first_role_rank + i`.
+///
+/// As `_assign_worker_ranks` in `torch/distributed/elastic/agent/server/api.py` (2.15) gives them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerRanks {
+    /// Global rank of the node's first worker.
+    pub first_rank: u32,
+    /// Number of workers on all nodes.
+    pub world_size: u32,
+    /// Rank of the node's first worker among those of its role.
+    pub first_role_rank: u32,
+    /// Number of workers of the role on all nodes.
+    pub role_world_size: u32,
+}
+
+/// A worker's failure: what every node names as the cause when the job restarts or ends.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// The node it happened on. The coordinator fills it in.
+    pub node: String,
+    /// The worker's role.
+    pub role: String,
+    /// The worker's rank on its node.
+    pub local_rank: u32,
+    /// The worker's rank in the job.
+    pub global_rank: u32,
+    /// Its process id there.
+    pub pid: u32,
+    /// What ended it: `exit code 3`, `SIGKILL`.
+    pub exit: String,
+    /// The first lines of what it said, if it said anything.
+    pub message: String,
+    /// Whether a restart because of it is taken from the job's budget.
+    pub counts: bool,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { node, role, local_rank, global_rank, pid, exit, message, .. } = self;
+        write!(f, "rank {global_rank} (local rank {local_rank}, role {role}, pid {pid}) on {node} ended with {exit}")?;
+        match message.lines().find(|line| !line.trim().is_empty()) {
+            Some(line) => write!(f, ": {}", line.trim()),
+            None => Ok(()),
+        }
+    }
 }
 
 /// How a job ended.
@@ -114,6 +190,15 @@ pub enum Verdict {
         by: String,
         /// What failed there, in words.
         cause: String,
+        /// The failure, if a node reported it.
+        failure: Option<Box<Failure>>,
+    },
+    /// The workers of all live members succeeded.
+    AllDone {
+        /// Of which round.
+        round: Round,
+        /// How many members there were.
+        nodes: u32,
     },
 }
 
@@ -121,7 +206,11 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Succeeded { by } => write!(f, "closed by {by}"),
-            Self::Failed { by, cause } => write!(f, "closed by {by} after a failure: {cause}"),
+            Self::Failed { by, cause, .. } => write!(f, "closed by {by} after a failure: {cause}"),
+            Self::AllDone { round, nodes: 1 } => write!(f, "closed: the node of round {round} has finished"),
+            Self::AllDone { round, nodes } => {
+                write!(f, "closed: all {nodes} live nodes of round {round} have finished")
+            }
         }
     }
 }
@@ -145,6 +234,10 @@ pub enum CoordinatorMessage {
         waiting: u32,
         /// Why, in words.
         reason: String,
+        /// The job's restart number; that of the next round, when the world must re-form.
+        restart: u32,
+        /// The failure that is the cause, if one is.
+        failure: Option<Box<Failure>>,
     },
     /// The round completed and this is the node's place in it.
     Complete(Placement),
@@ -165,13 +258,29 @@ pub enum CoordinatorMessage {
         /// Why.
         reason: String,
     },
-    /// Answer to a heartbeat, and to the [`Join`] of a spare.
+    /// Answer to a heartbeat.
     Heartbeat {
-        /// For a node that waits: who is in, who is missing, until when.
-        progress: Option<String>,
-        /// The node waits beside a full job: its join does not time out meanwhile.
-        spare: bool,
+        /// For a node that waits: how that goes.
+        waits: Option<Waits>,
     },
+    /// Answer to the [`Join`] of a spare.
+    Waits(Waits),
+    /// What the node has said belongs to a round that is over for it, and has had no effect.
+    Stale {
+        /// The round it spoke of.
+        round: Round,
+        /// The current one.
+        current: Round,
+    },
+}
+
+/// How things stand for a node that waits for its place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waits {
+    /// Who is in, who is missing, until when.
+    pub progress: String,
+    /// The node waits beside a full job: its join does not time out meanwhile.
+    pub spare: bool,
 }
 
 /// A node's place in a completed round.
@@ -183,10 +292,18 @@ pub struct Placement {
     pub rank: u32,
     /// Number of nodes.
     pub world_size: u32,
+    /// Tells this world from others of the same round: a coordinator that was restarted, and has been told of no round,
+    /// counts from 1.
+    pub world: u64,
     /// Address of rank 0.
     pub master_addr: String,
     /// Port of the round's empty worker store at rank 0.
     pub master_port: u16,
     /// Why the round closed when it did, and who is in it.
     pub reason: String,
+    /// The job's restart number: how many failures have made it begin anew. The same for all members; membership changes do
+    /// not raise it.
+    pub restart: u32,
+    /// Ranks of this node's workers, if every member said how many it has.
+    pub workers: Option<WorkerRanks>,
 }

@@ -11,6 +11,7 @@
 //! | [`state`], [`ranks`] | what the coordinator knows of one run; who gets which rank |
 //! | [`machine`], `members`, `decide` | events in, commands out; what becomes of a node; when a round closes, and as what |
 //! | [`node`], `pending`, `view` | a node's side of its session; what it has under way; what it hands out |
+//! | [`fence`] | when a node that is cut off stops its workers |
 //! | [`report`] | what an operator is told of a node unasked |
 //! | `coordinator`, `session` | the drivers: sockets and timers (feature `io`) |
 //!
@@ -20,6 +21,7 @@ pub mod codec;
 #[cfg(feature = "io")]
 pub mod coordinator;
 mod decide;
+pub mod fence;
 pub mod machine;
 mod members;
 pub mod message;

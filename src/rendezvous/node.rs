@@ -3,22 +3,31 @@
 //! The driver connects when told to, reports what happened, and performs [`NodeCommand`]s. What a handler asks between
 //! rounds (`num_nodes_waiting`, closed or not) is answered from [`View`], which pushes keep current.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::message::{CoordinatorMessage, Hello, Join, NodeMessage, Placed, Placement, Verdict};
-use super::pending::{Joining, Link, WITHDRAW_GRACE, back_off};
-use super::text::{tidy, tidy_verdict};
+use super::message::{
+    CoordinatorMessage, Failure, Hello, Join, JoinWorkers, NodeMessage, Placed, Placement, Round, Verdict, Waits,
+};
+use super::pending::{Joining, Link, Report, WITHDRAW_GRACE, back_off};
+use super::text::{tidy, tidy_failure, tidy_verdict};
 
 pub use super::view::{JoinError, NodeCommand, View};
 
 /// The state of one node. Made from the [`Hello`] it introduces itself with.
 #[derive(Clone, Debug)]
 pub struct NodeMachine {
-    hello: Hello,
+    pub(super) hello: Hello,
     /// Where the coordinator is, for messages.
     pub(super) endpoint: String,
     pub(super) coordinator_timeout: Duration,
-    link: Link,
+    pub(super) link: Link,
+    /// When the heartbeats were sent that are not answered yet.
+    beats: VecDeque<Instant>,
+    /// When the connection was last asked for.
+    attempt_at: Instant,
+    /// When the last message was sent that is known to have arrived: see [`super::fence`].
+    pub(super) vouched_at: Instant,
     ever_welcomed: bool,
     tries: u32,
     /// Connections that were closed before a welcome, in a row.
@@ -26,6 +35,7 @@ pub struct NodeMachine {
     pub(super) last_error: String,
     pub(super) joining: Option<Joining>,
     outcome: Option<Result<Placement, JoinError>>,
+    pub(super) report: Option<Report>,
     pub(super) view: View,
     pub(super) left: bool,
     /// A join was abandoned, and the coordinator has not said yet that it knows.
@@ -48,12 +58,16 @@ impl NodeMachine {
             endpoint,
             coordinator_timeout,
             link: Link::Down { retry_at: now },
+            beats: VecDeque::new(),
+            attempt_at: now,
+            vouched_at: now,
             ever_welcomed: false,
             tries: 0,
             unanswered: 0,
             last_error: "not tried yet".to_owned(),
             joining: None,
             outcome: None,
+            report: None,
             view: View { out_of_reach_since: Some(now), ..View::default() },
             left: false,
             withdrawing: false,
@@ -62,8 +76,16 @@ impl NodeMachine {
     }
 
     /// Ask for a place in the next round, giving up at `now + timeout`. The answer comes through [`NodeMachine::take_outcome`].
-    pub fn join(&mut self, store_port: u16, node_rank: Option<u32>, timeout: Duration, now: Instant) {
-        self.outcome = None;
+    /// `store_port` is where the node's empty worker store listens, `workers` what it says of its workers.
+    pub fn join(
+        &mut self,
+        store_port: u16,
+        node_rank: Option<u32>,
+        workers: Option<JoinWorkers>,
+        timeout: Duration,
+        now: Instant,
+    ) {
+        (self.outcome, self.report, self.view.fenced) = (None, None, None);
         let refusal = match (&self.view.failed, &self.view.closed) {
             _ if self.left => Some(JoinError::Connection(LEFT.to_owned())),
             (Some(error), _) => Some(error.clone()),
@@ -84,7 +106,7 @@ impl NodeMachine {
         }
         self.hello.joining = true;
         self.view.waiting = 0;
-        let join = Join { round: self.view.round, store_port, node_rank };
+        let join = Join { round: self.view.round, store_port, node_rank, workers };
         if matches!(self.link, Link::Up { welcomed: true, .. }) {
             self.commands.push(NodeCommand::Send(NodeMessage::Join(join.clone())));
         }
@@ -107,6 +129,30 @@ impl NodeMachine {
             self.withdrawing = true;
             self.commands.push(NodeCommand::Send(NodeMessage::Withdraw));
         }
+    }
+
+    /// A worker of `round` has failed. Said until it is answered: by a world that must re-form, by the job's end, or by the
+    /// news that the round is over anyway.
+    pub fn report_failure(&mut self, round: Round, failure: Failure) {
+        let failure = Box::new(tidy_failure(&failure, String::new()));
+        self.tell(Report::Failed { round, failure });
+    }
+
+    /// All workers of `round` have succeeded. The view's `all_done` tells when those of all live members have.
+    pub fn report_done(&mut self, round: Round) {
+        self.tell(Report::Done { round });
+    }
+
+    fn tell(&mut self, report: Report) {
+        let over = self.left || self.view.closed.is_some() || self.view.failed.is_some();
+        let current = self.hello.placed.is_some_and(|placed| placed.active && placed.round == report.round());
+        if over || !current {
+            return;
+        }
+        if matches!(self.link, Link::Up { welcomed: true, .. }) {
+            self.commands.push(NodeCommand::Send(report.message()));
+        }
+        self.report = Some(report);
     }
 
     /// End the job for everybody.
@@ -135,12 +181,16 @@ impl NodeMachine {
             return;
         }
         let beat_at = now + self.hello.settings.keep_alive_interval.min(NUDGE_AFTER);
-        self.link = Link::Up { welcomed: false, heard_at: now, beat_at };
+        self.link = Link::Up { welcomed: false, answered_at: now, beat_at };
+        self.beats.clear();
         self.commands.push(NodeCommand::Send(NodeMessage::Hello(Box::new(self.hello.clone()))));
     }
 
-    /// The connection asked for could not be opened.
-    pub fn on_connect_failed(&mut self, error: String, now: Instant) {
+    /// The connection asked for could not be opened. `refused`: the other host is there and says that nobody listens.
+    pub fn on_connect_failed(&mut self, error: String, refused: bool, now: Instant) {
+        if refused {
+            self.vouch(self.attempt_at);
+        }
         self.last_error = error;
         self.retry(now);
     }
@@ -176,18 +226,12 @@ impl NodeMachine {
 
     /// The coordinator said something.
     pub fn on_message(&mut self, message: CoordinatorMessage, now: Instant) {
-        if let Link::Up { heard_at, .. } = &mut self.link {
-            *heard_at = now;
-        }
         match message {
             CoordinatorMessage::Rejected { reason } => self.fail(JoinError::Rejected(reason)),
             CoordinatorMessage::Ended { reason } => self.fail(JoinError::Rejected(reason)),
             CoordinatorMessage::Welcome { addr } => self.on_welcome(addr),
-            CoordinatorMessage::Status { waiting, reason } => {
-                if self.joining.is_none() && self.hello.placed.is_some_and(|placed| placed.active) {
-                    self.view.waiting = waiting;
-                    self.view.reason = reason;
-                }
+            CoordinatorMessage::Status { waiting, reason, restart, failure } => {
+                self.on_status(waiting, reason, restart, failure);
             }
             CoordinatorMessage::Complete(placement) => self.on_complete(placement),
             CoordinatorMessage::Withdrawn { progress } => {
@@ -198,13 +242,18 @@ impl NodeMachine {
                 }
             }
             CoordinatorMessage::Closed { verdict, spare } => {
-                self.view.closed = Some(verdict.clone());
+                self.on_closed(&verdict);
                 self.resolve(Err(JoinError::Closed { verdict, spare }));
             }
-            CoordinatorMessage::Heartbeat { progress, spare } => {
-                if let (Some(joining), Some(progress)) = (&mut self.joining, progress) {
-                    joining.progress = Some(progress);
-                    joining.be_spare(spare, now);
+            CoordinatorMessage::Heartbeat { waits } => {
+                self.on_answer();
+                self.on_waits(waits, now);
+            }
+            CoordinatorMessage::Waits(waits) => self.on_waits(Some(waits), now),
+            CoordinatorMessage::Stale { round, current } => {
+                if self.report.as_ref().is_some_and(|report| report.round() == round) {
+                    let reason = format!("round {round} is over; the current one is {current}");
+                    self.on_status(1, reason, self.view.restart, None);
                 }
             }
         }
@@ -216,19 +265,23 @@ impl NodeMachine {
             return;
         }
         self.give_up_join_if_due(now);
+        self.fence_if_due(now);
         match self.link {
             Link::Down { retry_at } if retry_at <= now => {
                 self.link = Link::Connecting;
+                self.attempt_at = now;
                 self.commands.push(NodeCommand::Connect);
             }
-            Link::Up { welcomed, heard_at, beat_at } => {
+            Link::Up { welcomed, answered_at, beat_at } => {
                 let lease = self.hello.settings.lease();
-                if now >= heard_at + lease {
+                if now >= answered_at + lease {
                     self.commands.push(NodeCommand::Disconnect);
                     self.lose(format!("{} was silent for {lease:.1?}", self.endpoint), now);
                 } else if now >= beat_at {
                     self.commands.push(NodeCommand::Send(NodeMessage::Heartbeat));
-                    self.link = Link::Up { welcomed, heard_at, beat_at: now + self.hello.settings.keep_alive_interval };
+                    self.beats.push_back(now);
+                    let beat_at = now + self.hello.settings.keep_alive_interval;
+                    self.link = Link::Up { welcomed, answered_at, beat_at };
                 }
             }
             Link::Down { .. } | Link::Connecting => {}
@@ -250,10 +303,10 @@ impl NodeMachine {
         let link = match self.link {
             Link::Down { retry_at } => Some(retry_at),
             Link::Connecting => None,
-            Link::Up { heard_at, beat_at, .. } => Some(beat_at.min(heard_at + self.hello.settings.lease())),
+            Link::Up { answered_at, beat_at, .. } => Some(beat_at.min(answered_at + self.hello.settings.lease())),
         };
         let join = self.joining.as_ref().and_then(Joining::next_deadline);
-        [link, join, self.needed_until()].into_iter().flatten().min()
+        [link, join, self.needed_until(), self.fence_at()].into_iter().flatten().min()
     }
 
     /// What to do now, in order.
@@ -284,9 +337,11 @@ impl NodeMachine {
     }
 
     fn on_welcome(&mut self, addr: String) {
-        if let Link::Up { welcomed, heard_at, beat_at } = &mut self.link {
+        if let Link::Up { welcomed, answered_at, beat_at } = &mut self.link {
             *welcomed = true;
-            *beat_at = *heard_at + self.hello.settings.keep_alive_interval;
+            *beat_at = (*answered_at + self.hello.settings.keep_alive_interval).max(*beat_at);
+            let hello_at = *answered_at;
+            self.vouch(hello_at);
         }
         self.ever_welcomed = true;
         self.tries = 0;
@@ -300,9 +355,52 @@ impl NodeMachine {
             };
             self.commands.push(NodeCommand::Send(message));
         }
+        if let Some(report) = &self.report {
+            self.commands.push(NodeCommand::Send(report.message()));
+        }
         if let Some(verdict) = &self.view.closed {
             // Told again, in case the first telling was lost with its connection.
             self.commands.push(NodeCommand::Send(NodeMessage::Close(verdict.clone())));
+        }
+    }
+
+    /// A heartbeat was answered: answers come in the order of what they answer.
+    fn on_answer(&mut self) {
+        let Some(sent_at) = self.beats.pop_front() else { return };
+        if let Link::Up { answered_at, .. } = &mut self.link {
+            *answered_at = sent_at;
+        }
+        self.vouch(sent_at);
+    }
+
+    fn on_waits(&mut self, waits: Option<Waits>, now: Instant) {
+        if let (Some(joining), Some(Waits { progress, spare })) = (&mut self.joining, waits) {
+            joining.progress = Some(progress);
+            joining.be_spare(spare, now);
+        }
+    }
+
+    fn on_status(&mut self, waiting: u32, reason: String, restart: u32, failure: Option<Box<Failure>>) {
+        if let Some(placed) = &mut self.hello.placed {
+            placed.restart = placed.restart.max(restart);
+            self.view.restart = placed.restart;
+        }
+        if self.joining.is_some() || !self.hello.placed.is_some_and(|placed| placed.active) {
+            return;
+        }
+        if waiting > 0 && matches!(self.report, Some(Report::Failed { .. })) {
+            self.report = None;
+        }
+        (self.view.waiting, self.view.reason) = (waiting, reason);
+        self.view.failure = failure.map(|failure| *failure);
+    }
+
+    fn on_closed(&mut self, verdict: &Verdict) {
+        self.report = None;
+        self.view.closed = Some(verdict.clone());
+        self.view.all_done |= matches!(verdict, Verdict::AllDone { .. });
+        if let Verdict::Failed { failure: Some(failure), .. } = verdict {
+            self.view.failure = Some((**failure).clone());
         }
     }
 
@@ -312,8 +410,9 @@ impl NodeMachine {
         if !wanted {
             return;
         }
-        let Placement { round, rank, world_size, .. } = placement;
-        self.hello.placed = Some(Placed { round, rank, world_size, active: true });
+        let Placement { round, rank, world_size, world, restart, .. } = placement;
+        self.hello.placed = Some(Placed { round, rank, world_size, world, active: true, restart });
+        (self.view.restart, self.view.failure) = (restart, None);
         self.view.round = round;
         self.view.waiting = 0;
         self.view.reason.clear();

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::message::Join;
+use super::message::{Failure, Join, NodeMessage, Round};
 
 /// How long the answer to a `Withdraw` is waited for.
 pub(super) const WITHDRAW_GRACE: Duration = Duration::from_secs(1);
@@ -42,12 +42,41 @@ impl Joining {
     }
 }
 
+/// What a node has said of its workers, until nothing depends on it any more: it is said again on each new connection.
+#[derive(Clone, Debug)]
+pub(super) enum Report {
+    Failed { round: Round, failure: Box<Failure> },
+    Done { round: Round },
+}
+
+impl Report {
+    pub fn round(&self) -> Round {
+        match self {
+            Self::Failed { round, .. } | Self::Done { round } => *round,
+        }
+    }
+
+    pub fn message(&self) -> NodeMessage {
+        match self.clone() {
+            Self::Failed { round, failure } => NodeMessage::Failed { round, failure },
+            Self::Done { round } => NodeMessage::Done { round },
+        }
+    }
+}
+
 /// The connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Link {
-    Down { retry_at: Instant },
+    Down {
+        retry_at: Instant,
+    },
     Connecting,
-    Up { welcomed: bool, heard_at: Instant, beat_at: Instant },
+    /// `answered_at`: when the last message that was answered had been sent.
+    Up {
+        welcomed: bool,
+        answered_at: Instant,
+        beat_at: Instant,
+    },
 }
 
 /// A delay that doubles up to two seconds, spread by half so that many nodes do not come at once.

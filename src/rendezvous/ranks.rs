@@ -4,6 +4,9 @@
 //! move all others. Here survivors keep their ranks: see [`assign`].
 
 use std::cmp::Ordering;
+use std::collections::HashMap;
+
+use super::message::{JoinWorkers, WorkerRanks};
 
 /// One who takes part in the next round.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +49,28 @@ pub fn assign<K>(candidates: Vec<Candidate<K>>) -> Vec<K> {
     }
     ordered.extend(newcomers.map(|c| c.key));
     ordered
+}
+
+/// Ranks of workers: nodes in the order of their ranks, the workers of each node in a row.
+///
+/// As `_assign_worker_ranks` in `torch/distributed/elastic/agent/server/api.py` (2.15), which sends every node's role
+/// through the store. Numbers beyond 32 bits stay at the highest: no such job exists.
+pub fn assign_workers(nodes: &[JoinWorkers]) -> Vec<WorkerRanks> {
+    let (mut world_size, mut of_role) = (0_u32, HashMap::<&str, u32>::new());
+    let mut first = Vec::with_capacity(nodes.len());
+    for JoinWorkers { role, local_world_size } in nodes {
+        let role_size = of_role.entry(role).or_default();
+        first.push((world_size, *role_size));
+        world_size = world_size.saturating_add(*local_world_size);
+        *role_size = role_size.saturating_add(*local_world_size);
+    }
+    let with_sizes = |(node, (first_rank, first_role_rank)): (&JoinWorkers, (u32, u32))| WorkerRanks {
+        first_rank,
+        world_size,
+        first_role_rank,
+        role_world_size: of_role.get(node.role.as_str()).copied().unwrap_or_default(),
+    };
+    nodes.iter().zip(first).map(with_sizes).collect()
 }
 
 /// Compare as people do: runs of digits by their value, all else as text. `node9` comes before `node10`.
@@ -111,6 +136,15 @@ mod tests {
         let round =
             vec![candidate("127.0.0.100", None), candidate("127.0.0.2", Some(0)), candidate("127.0.0.3", Some(1))];
         assert_eq!(assign(round), ["127.0.0.2", "127.0.0.3", "127.0.0.100"]);
+    }
+
+    #[test]
+    fn workers_are_ranked_by_node_and_within_their_role() {
+        let node = |role: &str, local_world_size| JoinWorkers { role: role.into(), local_world_size };
+        let ranks = assign_workers(&[node("trainer", 2), node("reader", 1), node("trainer", 3)]);
+        let numbers = ranks.iter().map(|r| (r.first_rank, r.world_size, r.first_role_rank, r.role_world_size));
+        assert_eq!(numbers.collect::<Vec<_>>(), [(0, 6, 0, 5), (2, 6, 0, 1), (3, 6, 2, 5)]);
+        assert_eq!(assign_workers(&[]), []);
     }
 
     #[test]

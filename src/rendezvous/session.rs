@@ -16,7 +16,7 @@ use tokio::time::{sleep_until, timeout};
 
 use super::codec;
 use super::coordinator::read_message;
-use super::message::{CoordinatorMessage, Hello, Placement, Verdict};
+use super::message::{CoordinatorMessage, Failure, Hello, JoinWorkers, Placement, Round, Verdict};
 use super::node::{JoinError, NodeCommand, NodeMachine, View};
 use super::report::Reporter;
 use crate::proto::Request;
@@ -55,8 +55,8 @@ impl Session {
         Self { shared, turn: tokio::sync::Mutex::default(), task }
     }
 
-    /// Take part in the next round. `store_port` is where this node's empty worker store listens. Dropping the future
-    /// gives the place up.
+    /// Take part in the next round. `store_port` is where this node's empty worker store listens; with `workers`, the
+    /// place comes with their ranks. Dropping the future gives the place up.
     ///
     /// # Errors
     /// [`JoinError`]; the session stays usable after `Timeout` and `Busy`.
@@ -64,11 +64,12 @@ impl Session {
         &self,
         store_port: u16,
         node_rank: Option<u32>,
+        workers: Option<JoinWorkers>,
         timeout: Duration,
     ) -> Result<Placement, JoinError> {
         let Ok(_turn) = self.turn.try_lock() else { return Err(JoinError::Busy) };
         let mut steps = self.shared.steps.subscribe();
-        self.ask(|machine| machine.join(store_port, node_rank, timeout, Instant::now()));
+        self.ask(|machine| machine.join(store_port, node_rank, workers, timeout, Instant::now()));
         let _abandoned_when_dropped = Pending(self);
         loop {
             if let Some(outcome) = self.shared.machine.lock().take_outcome() {
@@ -81,7 +82,10 @@ impl Session {
 
     /// How things stand, from memory.
     pub fn view(&self) -> View {
-        self.shared.machine.lock().view().clone()
+        let mut machine = self.shared.machine.lock();
+        // The whole process may have stood still, and the driver not have looked yet.
+        machine.fence_if_due(Instant::now());
+        machine.view().clone()
     }
 
     /// How things stand as soon as they satisfy `wanted`.
@@ -95,6 +99,23 @@ impl Session {
             // The sender lives in `shared`: it cannot be gone.
             let _ = steps.changed().await;
         }
+    }
+
+    /// A worker of `round` has failed: have everybody told. The view as soon as that is answered: the world must re-form
+    /// (whatever came first is its `failure`), or the job has ended, or this node is cut off or can no longer take part.
+    pub async fn report_failure(&self, round: Round, failure: Failure) -> View {
+        self.ask(|machine| machine.report_failure(round, failure));
+        self.view_when(|view| view.waiting > 0 || view.round != round || view.closed.is_some() || view.failed.is_some())
+            .await
+    }
+
+    /// All workers of `round` have succeeded: wait for those of the other live members. The view as soon as that is so
+    /// (`all_done`), or as soon as the world must re-form, or the job has ended otherwise, or this node can no longer take
+    /// part. Waits for as long as that takes; dropping the future takes nothing back.
+    pub async fn report_done(&self, round: Round) -> View {
+        self.ask(|machine| machine.report_done(round));
+        self.view_when(|view| view.waiting > 0 || view.round != round || view.closed.is_some() || view.failed.is_some())
+            .await
     }
 
     /// For a node that waits: what for.
@@ -216,7 +237,7 @@ async fn drive(shared: Arc<Shared>, host: String, port: u16) {
                         connection = Some(Connection { reader, writer, incoming: BytesMut::new(), outgoing });
                         machine.on_connected(Instant::now());
                     }
-                    Err(error) => machine.on_connect_failed(error, Instant::now()),
+                    Err(error) => machine.on_connect_failed(error.text, error.refused, Instant::now()),
                 }
             }
             speaks_c10d = wait_for(&mut probing) => {
@@ -274,20 +295,30 @@ async fn speaks_c10d(host: String, port: u16) -> bool {
     timeout(CONNECT_TIMEOUT, greeted).await == Ok(Some(NONCE))
 }
 
+/// Why no connection could be opened.
+struct ConnectError {
+    text: String,
+    /// A host that is there said so: nobody listens.
+    refused: bool,
+}
+
 /// Connect to the first of the host's addresses that answers.
-async fn connect(host: String, port: u16) -> Result<TcpStream, String> {
-    let addresses =
-        lookup_host((host.as_str(), port)).await.map_err(|error| format!("cannot resolve `{host}`: {error}"))?;
-    let mut errors = Vec::new();
+async fn connect(host: String, port: u16) -> Result<TcpStream, ConnectError> {
+    let failed = |text: String| ConnectError { text, refused: false };
+    let resolved = lookup_host((host.as_str(), port)).await;
+    let addresses = resolved.map_err(|error| failed(format!("cannot resolve `{host}`: {error}")))?;
+    let (mut errors, mut refused) = (Vec::new(), false);
     for address in addresses {
         let error = match timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => {
-                return stream.set_nodelay(true).map(|()| stream).map_err(|error| error.to_string());
+                return stream.set_nodelay(true).map(|()| stream).map_err(|error| failed(error.to_string()));
             }
             Ok(Err(error)) => error,
             Err(_) => io::Error::from(io::ErrorKind::TimedOut),
         };
+        refused |= matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset);
         errors.push(format!("{address}: {error}"));
     }
-    Err(if errors.is_empty() { format!("`{host}` has no address") } else { errors.join(", ") })
+    let text = if errors.is_empty() { format!("`{host}` has no address") } else { errors.join(", ") };
+    Err(ConnectError { text, refused })
 }

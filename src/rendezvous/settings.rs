@@ -1,5 +1,6 @@
 //! What a node asks of the rendezvous. Owns defaults and checks; reading them from `--rdzv-conf` is the binding's.
 
+use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -28,6 +29,30 @@ pub struct Settings {
     pub keep_alive_max_attempt: u32,
     /// How long a node whose connection ended without a goodbye may take to come back and keep its place. Default 0.5 s.
     pub reconnect_grace: Duration,
+    /// The job's budget: how many failures of workers it survives, wherever they happen. Must agree between all nodes, as
+    /// `min_nodes`. Default `None`: nodes do not report failures, or count for themselves as PyTorch's agents do.
+    pub max_restarts: Option<u32>,
+    /// What this node does when it has heard nothing for its whole lease. Default [`OnPartition::Stop`].
+    pub on_partition: OnPartition,
+}
+
+/// What a node does that is cut off from the coordinator: see [`super::fence`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OnPartition {
+    /// It stops its workers before the others may go on without it: two worlds never run at once.
+    #[default]
+    Stop,
+    /// Its workers run on. If the others go on without it, two worlds run until it hears of that.
+    Continue,
+}
+
+impl fmt::Display for OnPartition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Stop => "stop",
+            Self::Continue => "continue",
+        })
+    }
 }
 
 impl Settings {
@@ -41,6 +66,8 @@ impl Settings {
             keep_alive_interval: Duration::from_secs(5),
             keep_alive_max_attempt: 3,
             reconnect_grace: Duration::from_millis(500),
+            max_restarts: None,
+            on_partition: OnPartition::Stop,
         }
     }
 

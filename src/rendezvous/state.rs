@@ -3,11 +3,11 @@
 //! Holds data, counters that keep each event's cost constant, and the words in which the state explains itself.
 //! Deciding is [`super::machine`]'s.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use super::message::{Hello, Join, NodeId, Placed, Round, Verdict};
+use super::message::{Failure, Hello, Join, NodeId, Placed, Round, Verdict, WorkerRanks};
 use super::ranks::natural_order;
 use super::settings::Settings;
 
@@ -57,6 +57,8 @@ pub struct Node {
     pub(super) status: Status,
     /// Last place: round and rank.
     pub(super) placed: Option<(Round, u32)>,
+    /// Its workers of the current round have all succeeded.
+    pub(super) done: bool,
 }
 
 impl Node {
@@ -73,6 +75,7 @@ impl Node {
             suspect: false,
             status: Status::Idle,
             placed: None,
+            done: false,
         }
     }
 
@@ -103,6 +106,8 @@ pub(super) const LAST_LOOK: Duration = Duration::from_millis(250);
 /// The world of the last completed round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct World {
+    /// Tells it from others of the same round, which another life of the coordinator has formed.
+    pub id: u64,
     /// Number of nodes.
     pub size: u32,
     /// Address and port of rank 0's worker store; unknown when this coordinator did not form the world.
@@ -111,6 +116,10 @@ pub struct World {
     pub reason: String,
     /// Who has which rank. Of a world that this coordinator did not form: those who have reported.
     pub members: BTreeMap<u32, NodeId>,
+    /// The job's restart number when it was formed.
+    pub restart: u32,
+    /// Ranks of workers by the node's rank, if every member said how many it has.
+    pub workers: Option<Vec<WorkerRanks>>,
 }
 
 /// One rendezvous: all nodes with one run id.
@@ -126,10 +135,18 @@ pub struct Run {
     pub(super) full_at_close: bool,
     /// Why the current world must re-form, if it must.
     pub(super) interrupted: Option<String>,
+    /// The failure because of which it must, if one is the cause.
+    pub(super) failure: Option<Box<Failure>>,
+    /// How many failures have been taken from the job's budget.
+    pub(super) restart: u32,
     /// Members have been told that the world must re-form.
     pub(super) told: bool,
-    pub(super) active_count: usize,
-    pub(super) waiting_count: usize,
+    /// Nodes that run workers of the current round.
+    pub(super) active: BTreeSet<NodeId>,
+    /// Nodes that wait for a place in the next one.
+    pub(super) waiting: BTreeSet<NodeId>,
+    /// Of the active ones, those whose workers have all succeeded.
+    pub(super) done_count: usize,
     /// Of those waiting, the members of the last world.
     pub(super) returning_count: usize,
     /// Of those waiting, the ones whose connection is broken at the moment.
@@ -142,6 +159,11 @@ pub struct Run {
     /// After this coordinator was restarted: until when members of a world it did not form are given time to report. Till then
     /// those who do run on undisturbed.
     pub(super) hold_until: Option<Instant>,
+    /// Worlds that this coordinator has formed, or has been told of first.
+    pub(super) worlds: BTreeSet<u64>,
+    /// Until when nodes may still run a world of an earlier life of this coordinator, beside the one it knows of: no round
+    /// closes before.
+    pub(super) strangers_until: Option<Instant>,
     /// When the next round closes, if nothing changes.
     pub(super) close_at: Option<Instant>,
     /// When to look for lost nodes next.
@@ -160,15 +182,20 @@ impl Run {
             closed: None,
             full_at_close: false,
             interrupted: None,
+            failure: None,
+            restart: 0,
             told: false,
-            active_count: 0,
-            waiting_count: 0,
+            active: BTreeSet::new(),
+            waiting: BTreeSet::new(),
+            done_count: 0,
             returning_count: 0,
             unreachable_count: 0,
             arrivals: 0,
             newcomer_since: None,
             ready_since: None,
             hold_until: None,
+            worlds: BTreeSet::new(),
+            strangers_until: None,
             close_at: None,
             check_at: None,
         }
@@ -180,26 +207,49 @@ impl Run {
         if let Some(node) = &before {
             self.count(node, false);
         }
-        if let Some(node) = change(before) {
+        let after = change(before);
+        self.sort(id, after.as_ref());
+        if let Some(node) = after {
             self.count(&node, true);
             self.nodes.insert(id, node);
         }
     }
 
-    /// Which of the counters a node adds to: active, waiting, returning, unreachable.
-    fn counted(&self, node: &Node) -> [bool; 4] {
+    /// Something was heard of a node: no counter changes.
+    pub(super) fn hear(&mut self, id: NodeId, now: Instant) {
+        if let Some(node) = self.nodes.get_mut(&id) {
+            (node.heard_at, node.suspect) = (now, false);
+        }
+    }
+
+    /// Put a node into the set it belongs to.
+    fn sort(&mut self, id: NodeId, node: Option<&Node>) {
+        let status = node.map(|node| &node.status);
+        for (set, belongs) in [
+            (&mut self.active, status == Some(&Status::Active)),
+            (&mut self.waiting, matches!(status, Some(Status::Waiting { .. }))),
+        ] {
+            if belongs {
+                set.insert(id);
+            } else {
+                set.remove(&id);
+            }
+        }
+    }
+
+    /// Which of the counters a node adds to: returning, unreachable, done.
+    fn counted(&self, node: &Node) -> [bool; 3] {
         let waiting = matches!(node.status, Status::Waiting { .. });
         // The round does not change while nodes wait, other than in `complete` and `recall`, which recount.
         [
-            node.status == Status::Active,
-            waiting,
             waiting && self.last_rank(node).is_some(),
             waiting && node.session.is_none(),
+            node.status == Status::Active && node.done,
         ]
     }
 
-    fn counters(&mut self) -> [&mut usize; 4] {
-        [&mut self.active_count, &mut self.waiting_count, &mut self.returning_count, &mut self.unreachable_count]
+    fn counters(&mut self) -> [&mut usize; 3] {
+        [&mut self.returning_count, &mut self.unreachable_count, &mut self.done_count]
     }
 
     fn count(&mut self, node: &Node, add: bool) {
@@ -209,8 +259,8 @@ impl Run {
         }
     }
 
-    fn fresh_count(&self) -> [usize; 4] {
-        let mut fresh = [0; 4];
+    fn fresh_count(&self) -> [usize; 3] {
+        let mut fresh = [0; 3];
         for node in self.nodes.values() {
             for (count, counted) in fresh.iter_mut().zip(self.counted(node)) {
                 *count += usize::from(counted);
@@ -225,6 +275,14 @@ impl Run {
         for (counter, fresh) in self.counters().into_iter().zip(fresh) {
             *counter = fresh;
         }
+        (self.active, self.waiting) = self.fresh_sets();
+    }
+
+    fn fresh_sets(&self) -> (BTreeSet<NodeId>, BTreeSet<NodeId>) {
+        let of = |which: fn(&Status) -> bool| {
+            self.nodes.iter().filter(|(_, node)| which(&node.status)).map(|(id, _)| *id).collect()
+        };
+        (of(|status| *status == Status::Active), of(|status| matches!(status, Status::Waiting { .. })))
     }
 
     /// Compare the counters with a recount.
@@ -233,8 +291,9 @@ impl Run {
     /// Which differ.
     #[cfg(any(test, feature = "sim"))]
     pub fn check(&self) -> Result<(), String> {
-        let kept = [self.active_count, self.waiting_count, self.returning_count, self.unreachable_count];
-        let fresh = self.fresh_count();
+        let kept = ([self.returning_count, self.unreachable_count, self.done_count], (&self.active, &self.waiting));
+        let (count, (active, waiting)) = (self.fresh_count(), self.fresh_sets());
+        let fresh = (count, (&active, &waiting));
         if kept == fresh { Ok(()) } else { Err(format!("counters are {kept:?}, a recount gives {fresh:?}")) }
     }
 
@@ -247,15 +306,18 @@ impl Run {
     fn running_count(&self) -> usize {
         match (self.hold_until, &self.world) {
             (Some(_), Some(world)) => (world.size as usize).saturating_sub(self.returning_count),
-            _ => self.active_count,
+            _ => self.active.len(),
         }
     }
 
     /// What `num_nodes_waiting()` is for members: above zero when the world must re-form.
     pub(super) fn waiting_for_members(&self) -> u32 {
-        let waiting = u32::try_from(self.waiting_count).unwrap_or(u32::MAX);
+        let waiting = u32::try_from(self.waiting.len()).unwrap_or(u32::MAX);
         if self.interrupted.is_some() {
             waiting.max(1)
+        } else if self.done_count > 0 {
+            // The job is about to end: growing it would make nodes begin anew that have finished.
+            0
         } else if self.running_count() < self.settings.max_nodes as usize {
             waiting
         } else {
@@ -274,7 +336,16 @@ impl Run {
 
     /// Whether the world runs and needs nobody.
     pub(super) fn is_full(&self) -> bool {
-        self.active_count > 0 && self.waiting_for_members() == 0
+        !self.active.is_empty() && self.waiting_for_members() == 0
+    }
+
+    /// Whether every live member of an undisturbed world has finished.
+    pub(super) fn is_all_done(&self) -> bool {
+        self.done_count > 0
+            && self.done_count == self.active.len()
+            && self.interrupted.is_none()
+            && self.hold_until.is_none()
+            && self.closed.is_none()
     }
 
     /// How the next round stands, in words: who is in, who is missing, what is waited for and until when.
@@ -283,18 +354,19 @@ impl Run {
         let mut text = format!(
             "round {}: {} of {min_nodes} to {max_nodes} nodes have joined{}",
             self.round.next(),
-            self.waiting_count,
-            self.list(|node| matches!(node.status, Status::Waiting { .. })),
+            self.waiting.len(),
+            self.list(&self.waiting),
         );
-        if self.active_count > 0 {
-            let still = self.list(|node| node.status == Status::Active);
+        if !self.active.is_empty() {
+            let running = self.active.len();
             if self.waiting_for_members() == 0 {
-                text += &format!("; round {} runs undisturbed (nodes: {})", self.round, self.active_count);
+                text += &format!("; round {} runs undisturbed (nodes: {running})", self.round);
             } else {
-                text += &format!("; {} still to come back from round {}{still}", self.active_count, self.round);
+                let still = self.list(&self.active);
+                text += &format!("; {running} still to come back from round {}{still}", self.round);
             }
         }
-        let expected = self.waiting_count + self.active_count;
+        let expected = self.waiting.len() + self.active.len();
         if expected < min_nodes as usize {
             text += &format!("; {} more needed", min_nodes as usize - expected);
         }
@@ -307,20 +379,17 @@ impl Run {
         text
     }
 
-    /// ` (a, b, c and 4 more)`, or nothing.
-    pub(super) fn list(&self, which: impl Fn(&Node) -> bool) -> String {
+    /// ` (a, b, c and 4 more)`, or nothing. Costs the same for any number: every waiting node's heartbeat asks for it.
+    pub(super) fn list(&self, which: &BTreeSet<NodeId>) -> String {
         const SHOWN: usize = 8;
-        let mut names: Vec<_> =
-            self.nodes.values().filter(|node| which(node)).map(Node::label).take(SHOWN + 1).collect();
+        let mut names: Vec<_> = which.iter().take(SHOWN).filter_map(|id| self.nodes.get(id)).map(Node::label).collect();
         if names.is_empty() {
             return String::new();
         }
-        if names.len() > SHOWN {
-            let all = self.nodes.values().filter(|node| which(node)).count();
-            names[SHOWN] = format!("and {} more", all - SHOWN);
+        names.sort_by(|a, b| natural_order(a, b));
+        if which.len() > SHOWN {
+            names.push(format!("and {} more", which.len() - SHOWN));
         }
-        let shown = names.len().min(SHOWN);
-        names[..shown].sort_by(|a, b| natural_order(a, b));
         format!(" ({})", names.join(", "))
     }
 
@@ -329,13 +398,26 @@ impl Run {
     pub(super) fn recall(&mut self, placed: Placed, hold_until: Instant) -> Vec<SessionId> {
         let mut over = Vec::new();
         for node in self.nodes.values_mut().filter(|node| node.status == Status::Active) {
-            node.status = Status::Idle;
+            (node.status, node.done) = (Status::Idle, false);
             over.extend(node.session);
         }
         self.round = placed.round;
-        self.world =
-            Some(World { size: placed.world_size, master: None, reason: String::new(), members: BTreeMap::new() });
+        self.worlds.insert(placed.world);
+        if !over.is_empty() {
+            // They are told, and stop; those who cannot be told find out for themselves within their lease.
+            self.strangers_until = self.strangers_until.max(Some(hold_until));
+        }
+        self.world = Some(World {
+            id: placed.world,
+            size: placed.world_size,
+            master: None,
+            reason: String::new(),
+            members: BTreeMap::new(),
+            restart: placed.restart,
+            workers: None,
+        });
         self.interrupted = None;
+        self.failure = None;
         self.told = false;
         self.ready_since = None;
         self.hold_until = self.closed.is_none().then_some(hold_until);
@@ -347,7 +429,8 @@ impl Run {
     ///
     /// It is not where a coordinator that was restarted has given a number anew, because nobody had told it of the first.
     pub(super) fn has_seat(&mut self, node: NodeId, placed: Placed) -> bool {
-        let Some(world) = self.world.as_mut().filter(|_| placed.round == self.round) else {
+        let Some(world) = self.world.as_mut().filter(|world| placed.round == self.round && placed.world == world.id)
+        else {
             return false;
         };
         let known = world.master.is_some();
@@ -360,6 +443,16 @@ impl Run {
     /// The current round: number of the last one that completed.
     pub fn round(&self) -> Round {
         self.round
+    }
+
+    /// The job's restart number: how many failures have been taken from its budget.
+    pub fn restart(&self) -> u32 {
+        self.restart
+    }
+
+    /// Why things stand as they do: why the world must re-form, or else why it was formed as it was.
+    pub fn reason(&self) -> Option<&str> {
+        self.interrupted.as_deref().or(self.world.as_ref().map(|world| world.reason.as_str()))
     }
 
     /// How the rendezvous was closed, if it was.

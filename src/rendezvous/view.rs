@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::message::{NodeMessage, Round, Verdict};
+use super::message::{Failure, NodeMessage, Round, Verdict};
 
 /// What the driver is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,8 +55,17 @@ pub struct View {
     pub waiting: u32,
     /// Why, in words.
     pub reason: String,
+    /// The failure because of which it must, or because of which the job has ended.
+    pub failure: Option<Failure>,
     /// The last round this node was placed in.
     pub round: Round,
+    /// The job's restart number; that of the next round, when the world must re-form.
+    pub restart: u32,
+    /// The workers of all live members have succeeded, and the job is over.
+    pub all_done: bool,
+    /// Why this node must stop its workers although nobody told it to: it was cut off for its whole lease. `waiting` is above
+    /// zero then, until it joins again.
+    pub fenced: Option<String>,
     /// How the job ended, if it was closed.
     pub closed: Option<Verdict>,
     /// Why this node can no longer take part, if so.

@@ -7,7 +7,7 @@ use super::invariants::Loss;
 use super::network::{End, HostId};
 use super::queue::Time;
 use super::simulation::{Action, Event, RUN_ID, Simulation, Violation};
-use crate::rendezvous::message::{Hello, NodeId};
+use crate::rendezvous::message::{Failure, Hello, JoinWorkers, NodeId, Placement};
 use crate::rendezvous::node::NodeMachine;
 
 impl Simulation {
@@ -40,6 +40,25 @@ impl Simulation {
             Action::FailWorkers(host) => {
                 if self.running(host).is_some() {
                     self.stop_workers(host, true);
+                }
+            }
+            Action::ReportFailure(host) => {
+                let Some(process) = &mut self.hosts[host].process else {
+                    return Ok(());
+                };
+                if let Some(placement) = process.running().filter(|_| !process.done).cloned() {
+                    process.machine.report_failure(placement.round, failure_of(host, &placement));
+                    self.after_node(host)?;
+                }
+            }
+            Action::ReportDone(host) => {
+                let Some(process) = &mut self.hosts[host].process else {
+                    return Ok(());
+                };
+                if let Some(placement) = process.running().cloned() {
+                    process.machine.report_done(placement.round);
+                    process.done = true;
+                    self.after_node(host)?;
                 }
             }
             Action::Close(host, verdict) => {
@@ -109,7 +128,10 @@ impl Simulation {
         if let Some(process) = &mut self.hosts[host].process {
             process.agent = Agent::Joining;
             process.joins += 1;
-            process.machine.join(30_000 + host as u16, None, process.join_timeout, now);
+            let node_rank = self.options.node_ranks.get(&host).copied();
+            let workers = Some(JoinWorkers { role: "default".to_owned(), local_world_size: 1 + host as u32 % 3 });
+            process.done = false;
+            process.machine.join(30_000 + host as u16, node_rank, workers, process.join_timeout, now);
             // Impatience is for the first join: later ones may fall into the calm.
             process.join_timeout = self.options.join_timeout;
         }
@@ -142,7 +164,7 @@ impl Simulation {
 
     /// Survivors must learn of this in time, if nothing else goes wrong meanwhile.
     pub(super) fn expect_notice(&mut self, process: &Process, fault: Time) {
-        let Some(round) = process.running().map(|placement| placement.round) else {
+        let Some(round) = process.running().filter(|_| !process.done).map(|placement| placement.round) else {
             return;
         };
         let loss = Loss { round, at: self.now(), fault };
@@ -189,5 +211,19 @@ impl Simulation {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// What an agent says of a failed worker.
+fn failure_of(host: HostId, placement: &Placement) -> Failure {
+    Failure {
+        node: String::new(),
+        role: "default".to_owned(),
+        local_rank: 0,
+        global_rank: placement.workers.map_or(0, |workers| workers.first_rank),
+        pid: 1000 + host as u32,
+        exit: "exit code 7".to_owned(),
+        message: String::new(),
+        counts: true,
     }
 }

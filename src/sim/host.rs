@@ -39,6 +39,8 @@ pub struct Process {
     pub machine: NodeMachine,
     /// What it is doing.
     pub agent: Agent,
+    /// Its workers have all succeeded: none is running.
+    pub done: bool,
     /// Its open connection.
     pub conn: Option<SessionId>,
     /// Joins asked for, and joins answered.
@@ -87,6 +89,7 @@ impl Process {
             id,
             machine,
             agent: Agent::Joining,
+            done: false,
             conn: None,
             joins: 0,
             answers: 0,

@@ -4,7 +4,7 @@
 //! rounds only what nodes tell it, so across its lives this holds: a number is given only above every number that a node has
 //! named to this life, and for each node numbers only rise.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::host::{Agent, Host, Process};
@@ -13,7 +13,7 @@ use super::simulation::{RUN_ID, Violation};
 use crate::rendezvous::machine::{Command, Machine};
 use crate::rendezvous::message::{CoordinatorMessage, Join, NodeId, NodeMessage, Placed, Placement, Round};
 use crate::rendezvous::node::JoinError;
-use crate::rendezvous::settings::Settings;
+use crate::rendezvous::settings::{OnPartition, Settings};
 use crate::rendezvous::state::SessionId;
 
 /// What a node last said on its session, as the coordinator has read it.
@@ -57,8 +57,19 @@ pub struct Ledger {
     places: BTreeMap<NodeId, (Round, u32)>,
     /// Highest round that this life of the coordinator knows of.
     highest: Round,
-    /// Last round each node was told of.
-    reached: BTreeMap<NodeId, Round>,
+    /// Worlds that nodes have named to this life as their last, by the life that formed them.
+    learned: BTreeSet<(u32, Round)>,
+    /// Highest restart number that nodes have named to this life.
+    learned_restart: u32,
+    /// The restart number of the last world of this life.
+    restart: u32,
+    /// Rounds of which this life has been told a failure.
+    failed: BTreeSet<Round>,
+    /// Nodes whose connection has ended at the coordinator since they were last given a place: TCP's word is taken for their
+    /// end, and not proven.
+    gone: BTreeSet<NodeId>,
+    /// Last round, and restart number, each node was told of.
+    reached: BTreeMap<NodeId, (Round, u32)>,
     closed: bool,
     /// Messages from nodes and to nodes.
     pub messages: (u64, u64),
@@ -76,6 +87,11 @@ impl Ledger {
             worlds: BTreeMap::new(),
             places: BTreeMap::new(),
             highest: Round(0),
+            learned: BTreeSet::new(),
+            learned_restart: 0,
+            restart: 0,
+            failed: BTreeSet::new(),
+            gone: BTreeSet::new(),
             reached: BTreeMap::new(),
             closed: false,
             messages: (0, 0),
@@ -99,7 +115,19 @@ impl Ledger {
         self.newest.clear();
         self.places.clear();
         self.highest = Round(0);
+        self.learned.clear();
+        self.learned_restart = 0;
+        self.restart = 0;
+        self.failed.clear();
+        self.gone.clear();
         self.closed = false;
+    }
+
+    /// The network tells the coordinator that a connection has ended.
+    pub(super) fn on_eof(&mut self, session: SessionId) {
+        let node = self.said.get(&session).map(|said| said.node);
+        self.gone.extend(node.filter(|node| self.newest.get(node) == Some(&session)));
+        self.on_disconnected(session);
     }
 
     pub(super) fn on_disconnected(&mut self, session: SessionId) {
@@ -121,6 +149,10 @@ impl Ledger {
                 self.places.remove(&hello.node);
             }
             // A number that was given anew after a restart does not make its first holder a member of the second world.
+            if let Some(placed) = hello.placed {
+                self.learned.extend(self.world_of(hello.node, placed.round, placed.rank));
+                self.learned_restart = self.learned_restart.max(placed.restart);
+            }
             let foreign = |placed: &Placed| {
                 let told = self.worlds.get(&(life, placed.round));
                 told.is_some_and(|told| told.members.get(placed.rank as usize) != Some(&hello.node))
@@ -140,7 +172,10 @@ impl Ledger {
         match message {
             NodeMessage::Join(join) => said.join = Some(join.clone()),
             NodeMessage::Withdraw | NodeMessage::Leave { .. } => said.join = None,
-            NodeMessage::Hello(_) | NodeMessage::Close(_) | NodeMessage::Heartbeat => {}
+            NodeMessage::Hello(_) | NodeMessage::Close(_) | NodeMessage::Heartbeat | NodeMessage::Done { .. } => {}
+            NodeMessage::Failed { round, .. } => {
+                self.failed.insert(*round);
+            }
         }
     }
 
@@ -166,7 +201,7 @@ impl Ledger {
                     let said = said.ok_or_else(|| Violation(format!("a place is given to {session:?}, a stranger")))?;
                     completed.entry(placement.round).or_default().push((said.node, placement));
                 }
-                CoordinatorMessage::Status { waiting, reason } => {
+                CoordinatorMessage::Status { waiting, reason, .. } => {
                     ensure(*waiting == 0 || !reason.is_empty(), || {
                         "members are interrupted without a reason".to_owned()
                     })?;
@@ -200,7 +235,8 @@ impl Ledger {
         let mut members = vec![None; size as usize];
         for (node, placement) in places {
             let same = placement.world_size == size
-                && (&placement.master_addr, placement.master_port) == (&first.master_addr, first.master_port);
+                && (&placement.master_addr, placement.master_port) == (&first.master_addr, first.master_port)
+                && placement.restart == first.restart;
             ensure(same, || format!("round {round}: {first:?} and {placement:?} differ"))?;
             ensure(!placement.reason.is_empty(), || format!("round {round} completes without a reason"))?;
             let seat = members.get_mut(placement.rank as usize);
@@ -220,8 +256,11 @@ impl Ledger {
         let port = port.and_then(|said| said.join.as_ref()).map(|join| join.store_port);
         ensure(port == Some(first.master_port), || format!("round {round}: the master's port is not rank 0's"))?;
         self.check_ranks(round, &members)?;
+        self.check_restart(round, first.restart)?;
+        check_workers(round, places)?;
         for (rank, node) in members.iter().enumerate() {
             self.places.insert(*node, (round, rank as u32));
+            self.gone.remove(node);
         }
         let told = Told { size, master: (first.master_addr.clone(), first.master_port), members };
         self.worlds.insert((life, round), told);
@@ -253,6 +292,43 @@ impl Ledger {
         Ok(())
     }
 
+    /// The restart number goes up by one for a failure in the round before, and never goes back.
+    fn check_restart(&mut self, round: Round, restart: u32) -> Result<(), Violation> {
+        let known = self.restart.max(self.learned_restart);
+        let counted = self.failed.contains(&self.highest);
+        ensure(restart == known || (counted && restart == known + 1), || {
+            format!("round {round} has restart number {restart}, the one before had {known} (failure: {counted})")
+        })?;
+        self.restart = restart;
+        Ok(())
+    }
+
+    /// No two worlds run at once: whoever still runs an earlier one has been cut off, and must have stopped its workers
+    /// before. Nodes whose connection has ended are excused: their end was told by TCP, within `reconnect_grace`.
+    pub(super) fn check_one_world(&self, life: u32, hosts: &[Host], now: Time) -> Result<(), Violation> {
+        if self.settings.on_partition == OnPartition::Continue {
+            return Ok(());
+        }
+        for (number, host) in hosts.iter().enumerate().filter(|(_, host)| host.stalled_until < now) {
+            let Some(process) = host.process.as_ref().filter(|process| !process.done) else { continue };
+            let Some(placement) = process.running().filter(|placement| placement.round < self.highest) else {
+                continue;
+            };
+            let world = self.world_of(process.id, placement.round, placement.rank);
+            let known = world.is_some_and(|world| world.0 == life || self.learned.contains(&world));
+            ensure(!known || self.gone.contains(&process.id), || {
+                format!("round {} completes while host{number} still runs round {}", self.highest, placement.round)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The world in which a node has this place, by the life of the coordinator that formed it.
+    fn world_of(&self, node: NodeId, round: Round, rank: u32) -> Option<(u32, Round)> {
+        let is = |told: &Told| told.members.get(rank as usize) == Some(&node);
+        self.worlds.iter().rev().find(|((_, of), told)| *of == round && is(told)).map(|(world, _)| *world)
+    }
+
     /// Judge how a node's join ended.
     pub(super) fn check_outcome(
         &mut self,
@@ -268,7 +344,11 @@ impl Ledger {
                 return ensure(!error.to_string().is_empty(), || "an error without words".to_owned());
             }
         };
-        let reached = self.reached.insert(process.id, placement.round).unwrap_or_default();
+        let (reached, restart) =
+            self.reached.insert(process.id, (placement.round, placement.restart)).unwrap_or_default();
+        ensure(placement.restart >= restart, || {
+            format!("process {} goes from restart {restart} to {}", process.pid, placement.restart)
+        })?;
         ensure(placement.round > reached, || {
             format!("process {} goes from round {reached} to {}", process.pid, placement.round)
         })?;
@@ -314,6 +394,19 @@ impl Ledger {
         }
         Ok(())
     }
+}
+
+/// Ranks of workers are unique and dense, and in the order of their nodes.
+fn check_workers(round: Round, places: &[(NodeId, &Placement)]) -> Result<(), Violation> {
+    let mut firsts: Vec<_> = places.iter().filter_map(|(_, p)| Some((p.rank, p.workers?))).collect();
+    firsts.sort_by_key(|(rank, _)| *rank);
+    let Some((_, last)) = firsts.last() else { return Ok(()) };
+    let rising = firsts.windows(2).all(|pair| pair[0].1.first_rank < pair[1].1.first_rank);
+    let dense = firsts[0].1.first_rank == 0 && last.first_rank < last.world_size;
+    let same = firsts.iter().all(|(_, workers)| workers.world_size == last.world_size);
+    ensure(rising && dense && same && firsts.len() == places.len(), || {
+        format!("round {round}: ranks of workers do not fit together: {firsts:?}")
+    })
 }
 
 /// A place told once more is the same place.

@@ -10,7 +10,7 @@ use super::network::{End, Partition};
 use super::queue::{Dice, Time};
 use super::simulation::{Action, Options, Simulation, Violation};
 use crate::rendezvous::message::Verdict;
-use crate::rendezvous::settings::Settings;
+use crate::rendezvous::settings::{OnPartition, Settings};
 
 /// How long after the last fault the job has settled. The sum of what may have to happen in a row: silence is noticed at both
 /// ends (lease 15 s and last look, twice, should a node come back only to be lost again); a connection is refused by nobody
@@ -87,6 +87,13 @@ impl Plan {
             settings.keep_alive_interval = dice.duration((Duration::from_secs(2), Duration::from_secs(5)));
             settings.keep_alive_max_attempt = dice.between(2, 3) as u32;
         }
+        if dice.chance(50) {
+            // More than a history has failures: what happens when it is used up is a scenario of its own.
+            settings.max_restarts = Some(1_000_000);
+        }
+        if dice.chance(15) {
+            settings.on_partition = OnPartition::Continue;
+        }
         let slowest = [1, 5, 50, 1000][dice.between(0, 3) as usize];
         let options = Options {
             seed,
@@ -98,6 +105,7 @@ impl Plan {
             stop: super::host::STOP,
             rejoin: dice.chance(50),
             local_addrs: std::collections::BTreeMap::new(),
+            node_ranks: std::collections::BTreeMap::new(),
         };
         let mut plan = Self { options, actions: Vec::new(), calm_at: Time::ZERO };
         plan.draw_starts(&mut dice);
@@ -127,7 +135,7 @@ impl Plan {
             _ => dice.between(10, 40),
         };
         // Which kinds of fault a job suffers is drawn too: rare combinations come up unmixed.
-        let kinds: Vec<u64> = (0..dice.between(1, 8)).map(|_| dice.between(0, 11)).collect();
+        let kinds: Vec<u64> = (0..dice.between(1, 8)).map(|_| dice.between(0, 12)).collect();
         for _ in 0..count {
             let at = dice.duration((Duration::ZERO, length));
             let host = dice.between(0, self.options.hosts as u64 - 1) as usize;
@@ -174,6 +182,7 @@ impl Plan {
                 }
             }
             8 => self.add(at, Action::FailWorkers(host), Duration::ZERO),
+            12 => self.add(at, Action::ReportFailure(host), Duration::ZERO),
             9 => self.add(at, Action::StallCoordinator(some), some),
             10 => {
                 self.add(at, Action::CrashCoordinator, some);
@@ -232,12 +241,21 @@ fn live_through(job: &mut Simulation, plan: &Plan) -> Result<(), Violation> {
     let Some(by) = job.hosts().iter().position(|host| host.process.is_some()) else {
         return Ok(());
     };
-    let verdict = if plan.options.seed.is_multiple_of(2) {
-        Verdict::Succeeded { by: format!("host{by}") }
-    } else {
-        Verdict::Failed { by: format!("host{by}"), cause: "exit code 1".to_owned() }
+    let verdict = match plan.options.seed % 3 {
+        0 => Some(Verdict::Succeeded { by: format!("host{by}") }),
+        1 => Some(Verdict::Failed { by: format!("host{by}"), cause: "exit code 1".to_owned(), failure: None }),
+        // All workers succeed, if any run.
+        _ => None,
     };
-    job.at(job.now(), Action::Close(by, verdict));
+    let running: Vec<_> = (0..job.hosts().len()).filter(|host| job.running(*host).is_some()).collect();
+    match verdict.or_else(|| running.is_empty().then(|| Verdict::Succeeded { by: format!("host{by}") })) {
+        Some(verdict) => job.at(job.now(), Action::Close(by, verdict)),
+        None => {
+            for (i, host) in running.into_iter().enumerate() {
+                job.at(job.now() + Duration::from_millis(10 * i as u64), Action::ReportDone(host));
+            }
+        }
+    }
     job.run_until(job.now() + GONE_WITHIN)?;
     if let Some(host) = job.hosts().iter().position(|host| host.process.is_some()) {
         return Err(Violation(format!("host{host} has not gone {GONE_WITHIN:?} after the close")));

@@ -11,6 +11,7 @@ use super::host::{Host, Process};
 use super::invariants::{Ledger, Loss};
 use super::network::{End, HostId, Network, Partition};
 use super::queue::{Dice, Digest, Queue, Time};
+use super::wiring::REFUSED;
 use crate::rendezvous::codec::CodecError;
 use crate::rendezvous::machine::Machine;
 use crate::rendezvous::message::{Placement, Verdict};
@@ -38,6 +39,8 @@ pub struct Options {
     pub rejoin: bool,
     /// Hosts that give the address which others are to use.
     pub local_addrs: BTreeMap<HostId, String>,
+    /// Ranks that hosts ask for in the first round.
+    pub node_ranks: BTreeMap<HostId, u32>,
 }
 
 impl Options {
@@ -53,6 +56,7 @@ impl Options {
             stop: (Duration::ZERO, Duration::ZERO),
             rejoin: false,
             local_addrs: BTreeMap::new(),
+            node_ranks: BTreeMap::new(),
         }
     }
 }
@@ -76,6 +80,10 @@ pub enum Action {
     Cut(HostId, End, Duration, Partition),
     /// A worker fails: the agent stops the others and joins again.
     FailWorkers(HostId),
+    /// A worker fails: the agent reports it, and waits for the answer.
+    ReportFailure(HostId),
+    /// All workers succeed: the agent reports it, and waits for the others.
+    ReportDone(HostId),
     /// The agent ends the job, and goes.
     Close(HostId, Verdict),
     /// SIGSTOP of the coordinator, and SIGCONT later.
@@ -264,7 +272,7 @@ impl Simulation {
             Event::ConnectFailed(host, pid, error) => {
                 let now = self.instant();
                 if let Some(process) = self.process(host, pid) {
-                    process.machine.on_connect_failed(error.to_owned(), now);
+                    process.machine.on_connect_failed(error.to_owned(), error == REFUSED, now);
                     self.after_node(host)?;
                 }
             }

@@ -15,6 +15,9 @@ use crate::rendezvous::state::SessionId;
 /// How long a node waits for a connection that nobody refuses.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// What the network says for a host that is there and does not listen.
+pub(super) const REFUSED: &str = "connection refused";
+
 impl Simulation {
     // Connections.
 
@@ -22,8 +25,7 @@ impl Simulation {
         let back = self.network.delay(&mut self.dice);
         let now = self.now();
         if !self.coordinator.up {
-            let refused = Event::ConnectFailed(host, pid, "connection refused");
-            return self.queue.push(now + back, refused);
+            return self.queue.push(now + back, Event::ConnectFailed(host, pid, REFUSED));
         }
         let conn = self.network.open(host, pid);
         self.coordinator.accept(conn, host);
@@ -57,7 +59,7 @@ impl Simulation {
         match to {
             End::Coordinator => {
                 self.coordinator.forget(conn);
-                self.ledger.on_disconnected(conn);
+                self.ledger.on_eof(conn);
                 self.coordinator.machine.on_disconnected(conn, now);
                 self.after_coordinator()
             }
@@ -179,7 +181,11 @@ impl Simulation {
 
     pub(super) fn after_coordinator(&mut self) -> Result<(), Violation> {
         let commands = self.coordinator.machine.take_commands();
-        self.ledger.check_decision(&self.coordinator.machine, &commands, self.coordinator.incarnation)?;
+        let (life, rounds) = (self.coordinator.incarnation, self.ledger.rounds);
+        self.ledger.check_decision(&self.coordinator.machine, &commands, life)?;
+        if self.ledger.rounds > rounds {
+            self.ledger.check_one_world(life, &self.hosts, self.now())?;
+        }
         for command in commands {
             match command {
                 Command::Send { session, message } => {

@@ -122,7 +122,7 @@ impl Session {
     #[pyo3(signature = (*, store_port, node_rank, timeout_s))]
     fn join(&self, py: Python<'_>, store_port: u16, node_rank: Option<u32>, timeout_s: f64) -> PyResult<Placement> {
         let timeout = seconds("join_timeout", timeout_s)?;
-        block_on(py, self.0.join(store_port, node_rank, timeout))?
+        block_on(py, self.0.join(store_port, node_rank, None, timeout))?
             .map(Placement)
             .map_err(|error| errors::from_join(py, &error))
     }
@@ -144,7 +144,7 @@ impl Session {
     #[pyo3(signature = (*, by, cause = None))]
     fn close(&self, by: String, cause: Option<String>) {
         self.0.close(match cause {
-            Some(cause) => Verdict::Failed { by, cause },
+            Some(cause) => Verdict::Failed { by, cause, failure: None },
             None => Verdict::Succeeded { by },
         });
     }

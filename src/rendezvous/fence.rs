@@ -1,0 +1,58 @@
+//! When a node must stop its workers although nobody tells it to: two worlds never run at once. Part of [`super::node`].
+//!
+//! The coordinator may form a world without a node that it has not heard of for the node's lease. So the node stops its workers
+//! when that time is over, and counts it from when it *sent* the last message that was answered, on its own clock: the
+//! coordinator has heard that message no earlier. Neither a clock's setting nor the time on the way matters. A node that stood
+//! still itself (SIGSTOP) finds the time over as soon as it looks.
+//!
+//! Who refuses a connection says that nobody decides there: the coordinator's process is gone, and workers train on until it is
+//! back (or `coordinator_timeout` ends). A connection that merely ended says nothing by itself; the next attempt will tell.
+
+use std::time::Instant;
+
+use super::node::NodeMachine;
+use super::pending::{Link, Report};
+use super::settings::OnPartition;
+
+impl NodeMachine {
+    /// When this node must have stopped its workers, unless it hears something. `None`: it runs none, or may go on.
+    pub(super) fn fence_at(&self) -> Option<Instant> {
+        let settings = &self.hello.settings;
+        let runs = self.joining.is_none() && self.hello.placed.is_some_and(|placed| placed.active);
+        let over = self.left || self.view.closed.is_some() || self.view.failed.is_some();
+        // Workers that have finished are not there to be stopped.
+        let done = matches!(self.report, Some(Report::Done { .. }));
+        let fenced = settings.on_partition == OnPartition::Stop && runs && !over && !done;
+        fenced.then(|| self.vouched_at + settings.lease())
+    }
+
+    /// Stop the workers if the time has come. For whoever looks at the view before the driver does: both may have stood still.
+    pub fn fence_if_due(&mut self, now: Instant) {
+        if self.fence_at().is_none_or(|at| now < at) {
+            return;
+        }
+        let lease = self.hello.settings.lease();
+        let why = match self.link {
+            Link::Up { .. } => "its last messages were not answered",
+            _ => self.last_error.as_str(),
+        };
+        let reason = format!(
+            "this node has been cut off from the coordinator at {} for {:.1?} (its lease is {lease:.1?}): {why}; it stops its \
+             workers, since the others may go on without it (on_partition=stop)",
+            self.endpoint,
+            now - self.vouched_at,
+        );
+        if let Some(placed) = &mut self.hello.placed {
+            placed.active = false;
+        }
+        self.report = None;
+        self.view.waiting = self.view.waiting.max(1);
+        self.view.reason.clone_from(&reason);
+        self.view.fenced = Some(reason);
+    }
+
+    /// A message sent at `sent_at` has arrived, or nobody was there to decide anything then.
+    pub(super) fn vouch(&mut self, sent_at: Instant) {
+        self.vouched_at = self.vouched_at.max(sent_at);
+    }
+}
