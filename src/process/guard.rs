@@ -354,12 +354,13 @@ unsafe fn fail(control: RawFd, step: i32, errno: i32) -> ! {
     }
 }
 
+/// A plain system call: glibc's refuses the two signals that it uses itself, which a parent may have ignored too.
 unsafe fn default_handler(signal: i32) {
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = libc::SIG_DFL;
-        libc::sigaction(signal, &action, ptr::null_mut());
-    }
+    // `SIG_DFL`, no flags, an empty mask: all zero in the kernel's `struct sigaction` of every architecture.
+    let action = [0_u64; 4];
+    let mask_bytes: libc::size_t = 8;
+    let signal = libc::c_long::from(signal);
+    unsafe { libc::syscall(libc::SYS_rt_sigaction, signal, action.as_ptr(), ptr::null::<u64>(), mask_bytes) };
 }
 
 /// Closes the agent's sockets and files, which would otherwise stay open for as long as the guard lives.

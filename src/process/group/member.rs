@@ -26,7 +26,7 @@ use super::{Event, Exited};
 /// How long an exit waits for what the worker printed last, when the console takes nothing. It is told without then.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the end of a worker waits for its output to be written, when the console takes nothing.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A worker, as its group holds it.
 #[derive(Debug)]
