@@ -6,6 +6,7 @@
 
 #[cfg(feature = "io")]
 pub mod host;
+pub mod process;
 pub mod proto;
 pub mod rendezvous;
 #[cfg(feature = "sim")]

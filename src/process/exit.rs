@@ -1,0 +1,131 @@
+//! How a process ended, in words.
+
+use std::fmt;
+
+/// A signal's number, printed by name (`SIGKILL`). Linux's numbers, which x86, ARM and RISC-V share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Signal(pub i32);
+
+impl Signal {
+    /// Hang-up of the terminal.
+    pub const HUP: Signal = Signal(1);
+    /// Ctrl-C.
+    pub const INT: Signal = Signal(2);
+    /// Ends a process at once; cannot be caught.
+    pub const KILL: Signal = Signal(9);
+    /// Asks a process to end.
+    pub const TERM: Signal = Signal(15);
+    /// Lets a stopped process go on.
+    pub const CONT: Signal = Signal(18);
+
+    /// The signal of this name, with or without `SIG`, as `--signals-to-handle` lists them.
+    pub fn from_name(name: &str) -> Option<Signal> {
+        let name = name.trim();
+        let name = name.strip_prefix("SIG").unwrap_or(name);
+        let index = NAMES.iter().position(|known| *known == name)?;
+        i32::try_from(index + 1).ok().map(Signal)
+    }
+
+    /// The name, such as `SIGTERM`; `None` for real-time signals and for numbers that are no signal.
+    pub fn name(self) -> Option<String> {
+        let index = usize::try_from(self.0).ok()?.checked_sub(1)?;
+        NAMES.get(index).map(|name| format!("SIG{name}"))
+    }
+}
+
+impl fmt::Display for Signal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => f.write_str(&name),
+            None => write!(f, "signal {}", self.0),
+        }
+    }
+}
+
+/// From number 1 on.
+const NAMES: [&str; 31] = [
+    "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM", "TERM",
+    "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO",
+    "PWR", "SYS",
+];
+
+/// How a worker ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Exit {
+    /// It called `exit`; 0 is success.
+    Code(i32),
+    /// A signal ended it.
+    Signal {
+        /// Which one.
+        signal: Signal,
+        /// Whether the kernel wrote a core dump.
+        core_dumped: bool,
+    },
+    /// Its guard was killed from outside, which ended the worker (SIGKILL) without anybody left to see its status.
+    Unseen,
+}
+
+impl Exit {
+    /// Whether it ended with code 0.
+    pub fn is_success(self) -> bool {
+        self == Exit::Code(0)
+    }
+
+    /// The number PyTorch reports: the exit code, or the signal's number negated, as `subprocess.Popen.returncode`.
+    pub fn returncode(self) -> i32 {
+        match self {
+            Exit::Code(code) => code,
+            Exit::Signal { signal, .. } => -signal.0,
+            Exit::Unseen => -Signal::KILL.0,
+        }
+    }
+
+    /// From the `si_code` and `si_status` of `waitid(2)`.
+    pub(super) fn from_wait(code: i32, status: i32) -> Exit {
+        match code {
+            CLD_EXITED => Exit::Code(status),
+            _ => Exit::Signal { signal: Signal(status), core_dumped: code == CLD_DUMPED },
+        }
+    }
+}
+
+const CLD_EXITED: i32 = 1;
+const CLD_DUMPED: i32 = 3;
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Exit::Code(code) => write!(f, "exit code {code}"),
+            Exit::Signal { signal, core_dumped: false } => write!(f, "{signal}"),
+            Exit::Signal { signal, core_dumped: true } => write!(f, "{signal} (core dumped)"),
+            Exit::Unseen => f.write_str("SIGKILL (its guard process was killed)"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_have_names_both_ways() {
+        for (name, signal) in [("SIGTERM", Signal::TERM), ("KILL", Signal::KILL), (" SIGUSR1", Signal(10))] {
+            assert_eq!(Signal::from_name(name), Some(signal));
+        }
+        assert_eq!(Signal(31).to_string(), "SIGSYS");
+        assert_eq!(Signal(34).to_string(), "signal 34");
+        assert_eq!(Signal(0).name(), None);
+        assert_eq!(Signal::from_name("SIGNOTHING"), None);
+    }
+
+    #[test]
+    fn an_exit_says_code_or_signal() {
+        let table = [((1, 3), "exit code 3", 3), ((2, 9), "SIGKILL", -9), ((3, 11), "SIGSEGV (core dumped)", -11)];
+        for ((code, status), text, returncode) in table {
+            let exit = Exit::from_wait(code, status);
+            assert_eq!((exit.to_string().as_str(), exit.returncode()), (text, returncode));
+        }
+        assert!(Exit::Code(0).is_success() && !Exit::Code(1).is_success() && !Exit::Unseen.is_success());
+    }
+}

@@ -1,0 +1,155 @@
+//! The folders that workers' logs and error files are in, laid out as torchrun's.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rand::RngExt;
+
+/// The logs of one agent's run: `LOG_DIR/RUN_ID_RANDOM/attempt_GENERATION/LOCAL_RANK/{stdout.log,stderr.log,error.json}`.
+///
+/// Nothing is deleted while the job lives: PyTorch numbers attempts by a restart count that does not advance on every node,
+/// and deletes the logs of the attempt before on those.
+#[derive(Debug)]
+pub struct LogFolders {
+    run: PathBuf,
+    /// The folder that was made because none was asked for.
+    temporary: Option<PathBuf>,
+}
+
+impl LogFolders {
+    /// Makes the run's folder in `log_dir`, or in a new temporary folder (`torchelastic_RANDOM`) if that is `None`.
+    ///
+    /// Errors if it cannot be made, naming it.
+    pub fn create(log_dir: Option<&Path>, run_id: &str) -> io::Result<LogFolders> {
+        let temporary = match log_dir {
+            Some(_) => None,
+            None => Some(create_unique(&std::env::temp_dir(), "torchelastic_")?),
+        };
+        let base = match (log_dir, &temporary) {
+            (Some(folder), _) => folder,
+            (None, Some(folder)) => folder,
+            (None, None) => unreachable!("made above"),
+        };
+        fs::create_dir_all(base).map_err(|error| naming(base, &error))?;
+        // A run id may hold any character; a folder's name may not.
+        let name = run_id.replace(['/', '\0'], "_");
+        Ok(LogFolders { run: create_unique(base, &format!("{name}_"))?, temporary })
+    }
+
+    /// The run's folder.
+    pub fn run(&self) -> &Path {
+        &self.run
+    }
+
+    /// Makes the folder of one generation, with one folder for each worker.
+    pub fn attempt(&self, generation: u64, local_world_size: u32) -> io::Result<AttemptFolder> {
+        let folder = self.run.join(format!("attempt_{generation}"));
+        for local_rank in 0..local_world_size {
+            let worker = folder.join(local_rank.to_string());
+            fs::create_dir_all(&worker).map_err(|error| naming(&worker, &error))?;
+        }
+        Ok(AttemptFolder { folder })
+    }
+
+    /// The job has succeeded: removes everything if no folder was asked for, since nobody knows where it is.
+    ///
+    /// After a failure, drop this instead: the logs stay.
+    pub fn remove_if_temporary(self) -> io::Result<()> {
+        match &self.temporary {
+            Some(folder) => fs::remove_dir_all(folder).map_err(|error| naming(folder, &error)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The folder of one generation.
+#[derive(Debug, Clone)]
+pub struct AttemptFolder {
+    folder: PathBuf,
+}
+
+impl AttemptFolder {
+    /// The folder itself; lines that filters choose go to `filtered_stdout.log` and `filtered_stderr.log` in it.
+    pub fn path(&self) -> &Path {
+        &self.folder
+    }
+
+    /// A worker's `stdout.log`.
+    pub fn stdout(&self, local_rank: u32) -> PathBuf {
+        self.of(local_rank, "stdout.log")
+    }
+
+    /// A worker's `stderr.log`.
+    pub fn stderr(&self, local_rank: u32) -> PathBuf {
+        self.of(local_rank, "stderr.log")
+    }
+
+    /// Where `@record` writes a worker's exception: its `TORCHELASTIC_ERROR_FILE`.
+    pub fn error_file(&self, local_rank: u32) -> PathBuf {
+        self.of(local_rank, "error.json")
+    }
+
+    fn of(&self, local_rank: u32, name: &str) -> PathBuf {
+        self.folder.join(local_rank.to_string()).join(name)
+    }
+}
+
+/// As `mkdtemp(3)`: nobody else's folder, and readable for its owner alone.
+fn create_unique(base: &Path, prefix: &str) -> io::Result<PathBuf> {
+    use std::os::unix::fs::DirBuilderExt;
+    loop {
+        let random: u64 = rand::rng().random();
+        let folder = base.join(format!("{prefix}{:08x}", random >> 32));
+        match fs::DirBuilder::new().mode(0o700).create(&folder) {
+            Ok(()) => return Ok(folder),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(naming(&folder, &error)),
+        }
+    }
+}
+
+fn naming(folder: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("cannot make or remove log folder `{}`: {error}", folder.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_was_asked_for_keeps_every_attempt() {
+        let base = create_unique(&std::env::temp_dir(), "elastic_rs-test-").unwrap();
+        let asked = base.join("logs");
+        let folders = LogFolders::create(Some(&asked), "my/run").unwrap();
+        let name = folders.run().file_name().unwrap().to_str().unwrap();
+        assert!(name.starts_with("my_run_") && folders.run().parent() == Some(&*asked), "{name}");
+        for generation in [0, 1] {
+            let attempt = folders.attempt(generation, 2).unwrap();
+            assert_eq!(attempt.stdout(1), folders.run().join(format!("attempt_{generation}/1/stdout.log")));
+            fs::write(attempt.stderr(1), "text").unwrap();
+        }
+        // The same again, as after a restart on another node only.
+        let again = folders.attempt(0, 2).unwrap();
+        assert_eq!(fs::read_to_string(again.stderr(1)).unwrap(), "text");
+        folders.remove_if_temporary().unwrap();
+        assert!(again.error_file(0).parent().unwrap().is_dir());
+        fs::remove_dir_all(base).unwrap();
+    }
+
+    #[test]
+    fn a_temporary_folder_is_removed_after_success() {
+        let folders = LogFolders::create(None, "none").unwrap();
+        let temporary = folders.run().parent().unwrap().to_owned();
+        folders.attempt(0, 1).unwrap();
+        assert!(temporary.is_dir());
+        folders.remove_if_temporary().unwrap();
+        assert!(!temporary.exists());
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_named() {
+        let error = LogFolders::create(Some(Path::new("/dev/null/logs")), "none").unwrap_err().to_string();
+        assert!(error.starts_with("cannot make or remove log folder `/dev/null/logs`: "), "{error}");
+    }
+}

@@ -1,0 +1,339 @@
+//! The workers of one generation on this node, from start until nothing of them is left.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::future::pending;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::exit::{Exit, Signal};
+use super::logs::{FilterOptions, Logs, Source, Which};
+use super::message::Order;
+use super::spawn::{Guarded, Stage, StartError, open, spawn};
+use super::spec::{Output, WorkerSpec};
+use super::stop::{Command, StopPolicy, Stopping};
+
+mod member;
+
+use member::{Member, Start};
+
+/// Where what workers print is shown.
+#[derive(Debug)]
+pub struct Consoles {
+    /// For standard output.
+    pub stdout: OwnedFd,
+    /// For standard error.
+    pub stderr: OwnedFd,
+}
+
+impl Consoles {
+    /// This process's own streams.
+    pub fn own() -> io::Result<Consoles> {
+        let stdout = io::stdout().as_fd().try_clone_to_owned()?;
+        Ok(Consoles { stdout, stderr: io::stderr().as_fd().try_clone_to_owned()? })
+    }
+}
+
+/// What a group of workers tells.
+#[derive(Debug)]
+pub enum Event {
+    /// A worker has ended. Its process group has been killed; what else it left behind is being killed.
+    Exited(Exited),
+    /// Nothing of a worker is left: no descendant, and nothing unread of what it printed.
+    Gone {
+        /// Which worker.
+        local_rank: u32,
+    },
+    /// A worker could not be ended, and is waited for no longer.
+    Stuck(Left),
+}
+
+/// How a worker ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exited {
+    /// Which worker.
+    pub local_rank: u32,
+    /// Its process id; it may be another process's by now.
+    pub pid: u32,
+    /// How it ended.
+    pub exit: Exit,
+    /// The last of its standard error, at most 8 KiB: from its file, or from what was copied. Empty if it was neither.
+    pub stderr_tail: Vec<u8>,
+    /// When the agent learned of it.
+    pub at: Instant,
+}
+
+/// A worker that SIGKILL has not ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Left {
+    /// Which worker.
+    pub local_rank: u32,
+    /// Its process id.
+    pub pid: u32,
+    /// The kernel's letter for its state: `D` is uninterruptible sleep. `None` if the worker itself has ended, and one of its
+    /// descendants has not.
+    pub state: Option<char>,
+    /// How long the stop had taken when it was given up.
+    pub waited: Duration,
+}
+
+/// How a stop went.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Workers whose ends had not been told of before.
+    pub exited: Vec<Exited>,
+    /// Workers that are stuck.
+    pub left: Vec<Left>,
+}
+
+/// Running workers. Dropping it kills them and everything they started.
+#[derive(Debug)]
+pub struct Group {
+    members: BTreeMap<u32, Member>,
+    events: mpsc::UnboundedReceiver<Event>,
+    /// Told before the next of `events`.
+    ready: VecDeque<Event>,
+    stopping: Option<Stopping>,
+}
+
+impl Group {
+    /// Starts all of these workers, and returns when each has been executed. Needs a tokio runtime with I/O and time.
+    ///
+    /// Errors if one cannot be started: then none runs. Dropping the future ends those already started.
+    pub async fn start(
+        specs: Vec<WorkerSpec>,
+        filters: FilterOptions,
+        consoles: Consoles,
+    ) -> Result<Group, StartError> {
+        // A task of its own: whoever drops our future, it gets to the point where somebody reaps what was started.
+        let starting = tokio::spawn(start(specs, filters, consoles));
+        match starting.await {
+            Ok(result) => result,
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Err(_) => pending().await, // the runtime is shutting down, and this future with it
+        }
+    }
+
+    /// The workers' process ids by local rank; of those that are not gone.
+    pub fn pids(&self) -> BTreeMap<u32, u32> {
+        self.members.iter().map(|(rank, member)| (*rank, member.pid)).collect()
+    }
+
+    /// Waits for the next event; `None` once nothing is left of any worker, or only what is stuck.
+    ///
+    /// While a stop is under way it also sends the signals that become due, so keep calling it. May be cancelled.
+    pub async fn next_event(&mut self) -> Option<Event> {
+        loop {
+            self.act_on_stop();
+            if let Some(event) = self.ready.pop_front() {
+                return Some(event);
+            }
+            if self.members.is_empty() {
+                return None;
+            }
+            let deadline = self.stopping.as_ref().and_then(Stopping::next_deadline);
+            tokio::select! {
+                event = self.events.recv() => self.take(event?),
+                () = until(deadline) => {}
+            }
+        }
+    }
+
+    /// Sends a signal to the process groups of all workers, and does nothing else: SIGUSR1 to save a checkpoint, say.
+    pub fn signal(&self, signal: Signal) {
+        self.members.values().for_each(|member| member.order(Order::Signal(signal.0)));
+    }
+
+    /// Begins to stop all workers. [`next_event`](Self::next_event) carries it out. A stop under way is not begun again.
+    pub fn begin_stop(&mut self, policy: StopPolicy) {
+        if self.stopping.is_none() {
+            let (stopping, commands) = Stopping::begin(policy, self.members.keys().copied(), Instant::now());
+            self.stopping = Some(stopping);
+            self.perform(commands);
+        }
+    }
+
+    /// Kills all workers and everything they started now, also while a stop is under way: a second interrupt.
+    pub fn kill(&mut self) {
+        let now = Instant::now();
+        match &mut self.stopping {
+            Some(stopping) => {
+                let commands = stopping.on_kill(now);
+                self.perform(commands);
+            }
+            None => self.begin_stop(StopPolicy { grace: Duration::ZERO, ..StopPolicy::default() }),
+        }
+    }
+
+    /// Stops all workers and waits until nothing is left of them, or only what is stuck.
+    pub async fn stop(&mut self, policy: StopPolicy) -> Outcome {
+        self.begin_stop(policy);
+        let mut outcome = Outcome::default();
+        while let Some(event) = self.next_event().await {
+            match event {
+                Event::Exited(exited) => outcome.exited.push(exited),
+                Event::Stuck(left) => outcome.left.push(left),
+                Event::Gone { .. } => {}
+            }
+        }
+        outcome
+    }
+
+    async fn await_start(&mut self, spec: &WorkerSpec, started: oneshot::Receiver<Start>) -> Result<(), StartError> {
+        match started.await {
+            Ok(Start::Executed { pid }) => {
+                if let Some(member) = self.members.get_mut(&spec.local_rank) {
+                    member.pid = pid;
+                }
+                Ok(())
+            }
+            Ok(Start::Failed { step, errno }) => Err(StartError::reported(spec, step, errno)),
+            Err(_) => {
+                Err(StartError::new(spec.local_rank, Stage::Fork, io::Error::other("its guard process was killed")))
+            }
+        }
+    }
+
+    fn take(&mut self, event: Event) {
+        if let Event::Gone { local_rank } = event {
+            self.members.remove(&local_rank);
+            if let Some(stopping) = &mut self.stopping {
+                stopping.on_gone(local_rank);
+            }
+        }
+        if let Event::Exited(exited) = &event
+            && !self.members.contains_key(&exited.local_rank)
+        {
+            return; // it was reported as stuck
+        }
+        self.ready.push_back(event);
+    }
+
+    fn act_on_stop(&mut self) {
+        if let Some(stopping) = &mut self.stopping {
+            let commands = stopping.poll(Instant::now());
+            self.perform(commands);
+        }
+    }
+
+    fn perform(&mut self, commands: Vec<Command>) {
+        for command in commands {
+            match command {
+                Command::Signal { local_rank, signal } => self.order(local_rank, Order::Signal(signal.0)),
+                Command::Kill { local_rank } => self.order(local_rank, Order::Kill),
+                Command::Abandon { local_rank } => self.abandon(local_rank),
+            }
+        }
+    }
+
+    fn order(&self, local_rank: u32, order: Order) {
+        if let Some(member) = self.members.get(&local_rank) {
+            member.order(order);
+        }
+    }
+
+    /// The worker's guard stays, and ends what is left as soon as the kernel lets it.
+    fn abandon(&mut self, local_rank: u32) {
+        let Some(member) = self.members.remove(&local_rank) else { return };
+        let waited = self.stopping.as_ref().map_or(Duration::ZERO, |stopping| stopping.elapsed(Instant::now()));
+        let left = Left { local_rank, pid: member.pid, state: member.state(), waited };
+        tracing::error!(
+            local_rank,
+            pid = left.pid,
+            state = %left.state.map_or_else(|| "ended, but a descendant is left".to_owned(), String::from),
+            waited_ms = waited.as_millis() as u64,
+            "worker did not end after SIGKILL and is waited for no longer; a hung device or file system holds it, and the \
+             host may have to be restarted"
+        );
+        self.ready.push_back(Event::Stuck(left));
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.members.values().for_each(|member| member.order(Order::Kill));
+    }
+}
+
+async fn start(specs: Vec<WorkerSpec>, filters: FilterOptions, consoles: Consoles) -> Result<Group, StartError> {
+    // Forking takes long where much memory is mapped, and opening files may.
+    let launching = tokio::task::spawn_blocking(move || launch(specs, &filters, consoles));
+    let Launched { workers, logs, mut error } = match launching.await {
+        Ok(launched) => launched?,
+        Err(failed) if failed.is_panic() => std::panic::resume_unwind(failed.into_panic()),
+        Err(_) => pending().await, // as above
+    };
+    let (sender, events) = mpsc::unbounded_channel();
+    let mut group = Group { members: BTreeMap::new(), events, ready: VecDeque::new(), stopping: None };
+    let mut starts = Vec::new();
+    for (spec, guarded) in workers {
+        let source = spec.clone();
+        match Member::attend(&spec, guarded, logs.clone(), sender.clone()) {
+            Ok((member, started)) => {
+                group.members.insert(spec.local_rank, member);
+                starts.push((source, started));
+            }
+            Err(source) => error = error.or(Some(StartError::new(spec.local_rank, Stage::Fork, source))),
+        }
+    }
+    for (spec, started) in starts {
+        match group.await_start(&spec, started).await {
+            Ok(()) => {}
+            Err(failed) => error = error.or(Some(failed)),
+        }
+    }
+    match error {
+        None => Ok(group),
+        Some(error) => {
+            group.kill();
+            group.stop(StopPolicy::default()).await;
+            Err(error)
+        }
+    }
+}
+
+/// Workers whose guards are forked; not all of them if there was an error.
+struct Launched {
+    workers: Vec<(WorkerSpec, Guarded)>,
+    /// `None` if no stream is copied.
+    logs: Option<Logs>,
+    error: Option<StartError>,
+}
+
+fn launch(specs: Vec<WorkerSpec>, filters: &FilterOptions, consoles: Consoles) -> Result<Launched, StartError> {
+    let mut ranks = BTreeSet::new();
+    if let Some(twice) = specs.iter().find(|spec| !ranks.insert(spec.local_rank)) {
+        let error = io::Error::new(io::ErrorKind::InvalidInput, "another worker has the same local rank");
+        return Err(StartError::new(twice.local_rank, Stage::Fork, error));
+    }
+    let mut opened = specs.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    let mut sources = Vec::new();
+    for (spec, opened) in specs.iter().zip(&mut opened) {
+        for (which, output) in [(Which::Stdout, &spec.stdout), (Which::Stderr, &spec.stderr)] {
+            if let (Output::Copied(copies), Some(pipe)) = (output, opened.pipes[which as usize].take()) {
+                sources.push(Source { local_rank: spec.local_rank, which, pipe, copies: copies.clone() });
+            }
+        }
+    }
+    let logs = if sources.is_empty() { None } else { Some(Logs::start(sources, filters, consoles)?) };
+    let mut launched = Launched { workers: Vec::new(), logs, error: None };
+    for (spec, opened) in specs.into_iter().zip(opened) {
+        match spawn(&spec, &opened) {
+            Ok(guarded) => launched.workers.push((spec, guarded)),
+            Err(error) => {
+                launched.error = Some(error);
+                break;
+            }
+        }
+    }
+    Ok(launched)
+}
+
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => pending().await,
+    }
+}

@@ -1,0 +1,196 @@
+//! One worker of a group: orders to its guard, and the task that hears its reports.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::process::{WaitId, WaitIdOptions, waitid};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+
+use super::super::exit::Exit;
+use super::super::lines::TAIL_BYTES;
+use super::super::logs::Logs;
+use super::super::message::{MESSAGE_BYTES, Order, Report};
+use super::super::spawn::Guarded;
+use super::super::spec::{Output, WorkerSpec};
+use super::{Event, Exited};
+
+/// How long an exit waits for what the worker printed last, when the console takes nothing. It is told without then.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long the end of a worker waits for its output to be written, when the console takes nothing.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A worker, as its group holds it.
+#[derive(Debug)]
+pub(super) struct Member {
+    /// 0 until it has been executed.
+    pub pid: u32,
+    control: Arc<AsyncFd<OwnedFd>>,
+}
+
+/// What became of a start.
+#[derive(Debug)]
+pub(super) enum Start {
+    Executed { pid: u32 },
+    Failed { step: i32, errno: i32 },
+}
+
+impl Member {
+    /// Begins to listen to a guard. The receiver learns whether its worker was started.
+    pub fn attend(
+        spec: &WorkerSpec,
+        guarded: Guarded,
+        logs: Option<Logs>,
+        events: mpsc::UnboundedSender<Event>,
+    ) -> io::Result<(Member, oneshot::Receiver<Start>)> {
+        rustix::io::ioctl_fionbio(&guarded.control, true)?;
+        let control = Arc::new(watched(guarded.control)?);
+        let guard = watched(guarded.guard)?;
+        let (start, started) = oneshot::channel();
+        let stderr_file = match &spec.stderr {
+            Output::File(path) => Some(path.clone()),
+            _ => None,
+        };
+        let task = Task {
+            local_rank: spec.local_rank,
+            pid: 0,
+            exited: false,
+            control: control.clone(),
+            logs,
+            stderr_file,
+            start: Some(start),
+            events,
+        };
+        tokio::spawn(task.run(guard));
+        Ok((Member { pid: 0, control }, started))
+    }
+
+    pub fn order(&self, order: Order) {
+        // A guard that has ended needs no order, and one that is behind by a whole socket's worth cannot be helped.
+        let _ = send(self.control.get_ref(), &order.encode(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    }
+
+    /// The letter of the worker's state in `/proc`; `None` once it has ended.
+    pub fn state(&self) -> Option<char> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).ok()?;
+        // The name before it may hold anything, parentheses too.
+        stat.rsplit_once(") ")?.1.chars().next().filter(|state| !matches!(state, 'Z' | 'X'))
+    }
+}
+
+fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an owned descriptor stays the same open one for as long as it is owned, which is what is asked for.
+    Ok(unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?)
+}
+
+struct Task {
+    local_rank: u32,
+    pid: u32,
+    exited: bool,
+    control: Arc<AsyncFd<OwnedFd>>,
+    logs: Option<Logs>,
+    /// The file that the worker writes its standard error to itself.
+    stderr_file: Option<PathBuf>,
+    start: Option<oneshot::Sender<Start>>,
+    events: mpsc::UnboundedSender<Event>,
+}
+
+impl Task {
+    /// Until the guard has ended, and is reaped.
+    async fn run(mut self, guard: AsyncFd<OwnedFd>) {
+        while let Some(report) = self.next_report().await {
+            match report {
+                Report::Started { pid } => {
+                    self.pid = pid.unsigned_abs();
+                    self.started(Start::Executed { pid: self.pid });
+                }
+                Report::Failed { step, errno } => self.started(Start::Failed { step, errno }),
+                Report::Exited { code, status } => self.on_exited(Exit::from_wait(code, status)).await,
+                Report::Gone => {}
+            }
+        }
+        if guard.readable().await.is_ok() {
+            // ECHILD: somebody else in this process reaps all children.
+            let _ = waitid(WaitId::PidFd(guard.get_ref().as_fd()), WaitIdOptions::EXITED);
+        }
+        if !self.exited && self.pid != 0 {
+            self.on_exited(Exit::Unseen).await;
+        }
+        if let Some(logs) = &self.logs
+            && timeout(DRAIN_TIMEOUT, logs.finish(self.local_rank)).await.is_err()
+        {
+            tracing::warn!(
+                local_rank = self.local_rank,
+                "the console takes nothing; a worker's last output may be lost"
+            );
+        }
+        self.tell(Event::Gone { local_rank: self.local_rank });
+    }
+
+    /// `None` once the guard has closed the socket.
+    async fn next_report(&self) -> Option<Report> {
+        loop {
+            let mut ready = self.control.readable().await.ok()?;
+            let mut bytes = [0; MESSAGE_BYTES];
+            match recv(self.control.get_ref(), &mut bytes, RecvFlags::DONTWAIT) {
+                Ok((read, _)) => return Report::decode(&bytes[..read]),
+                Err(Errno::AGAIN) => ready.clear_ready(),
+                Err(Errno::INTR) => {}
+                Err(_) => return None,
+            }
+        }
+    }
+
+    async fn on_exited(&mut self, exit: Exit) {
+        self.exited = true;
+        if self.pid == 0 {
+            return; // it was never executed, which has been told
+        }
+        let at = Instant::now();
+        let stderr_tail = self.stderr_tail().await;
+        self.tell(Event::Exited(Exited { local_rank: self.local_rank, pid: self.pid, exit, stderr_tail, at }));
+    }
+
+    async fn stderr_tail(&self) -> Vec<u8> {
+        if let Some(file) = self.stderr_file.clone() {
+            return tokio::task::spawn_blocking(move || end_of(&file).unwrap_or_default()).await.unwrap_or_default();
+        }
+        match &self.logs {
+            Some(logs) => timeout(SETTLE_TIMEOUT, logs.settle(self.local_rank)).await.unwrap_or_default(),
+            None => Vec::new(),
+        }
+    }
+
+    fn started(&mut self, start: Start) {
+        if let Some(sender) = self.start.take() {
+            // Whoever started the group may have given up.
+            let _ = sender.send(start);
+        }
+    }
+
+    fn tell(&self, event: Event) {
+        // The group may have been dropped; what is left of it is still waited for.
+        let _ = self.events.send(event);
+    }
+}
+
+/// The last [`TAIL_BYTES`] of a file.
+fn end_of(path: &Path) -> io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Ok(Vec::new());
+    }
+    file.seek(SeekFrom::Start(metadata.len().saturating_sub(TAIL_BYTES as u64)))?;
+    let mut end = Vec::new();
+    file.take(TAIL_BYTES as u64).read_to_end(&mut end)?;
+    Ok(end)
+}

@@ -1,0 +1,409 @@
+//! A worker's guard: the process between the agent and one worker, which outlives neither for long.
+//!
+//! It is forked and never executes anything itself, so from the fork on it may do only what a signal handler may: system
+//! calls on memory that was prepared before. It allocates nothing, takes no lock, and cannot panic.
+//!
+//! Being a process of its own is what makes its promises hold:
+//! - it is its worker's parent for as long as the worker lives, so the worker's parent-death signal means what it should
+//!   (to the kernel "parent" is a thread, and threads of an agent come and go);
+//! - it is a child subreaper: whatever the worker starts, however it detaches itself, is re-parented to the guard and to
+//!   nobody else, so that it is known whose it was;
+//! - it sees the agent end through a pidfd, which tells of SIGKILL too, and which no forked child of the agent can hold up.
+
+use std::ffi::{CStr, c_char};
+use std::os::fd::RawFd;
+use std::ptr;
+
+use super::message::{MESSAGE_BYTES, Order, Report};
+
+/// What the guard needs, prepared before the fork. No descriptor is below 3.
+#[derive(Debug)]
+pub(super) struct Plan<'a> {
+    /// The guard's end of the socket that it shares with the agent.
+    pub control: RawFd,
+    /// A pidfd of the agent.
+    pub agent: RawFd,
+    /// What becomes the worker's standard input, output and error.
+    pub stdio: [RawFd; 3],
+    /// `/dev/null`, for the guard's own.
+    pub null: RawFd,
+    /// Paths to try to execute, in order.
+    pub candidates: &'a [*const c_char],
+    /// Ends with a null pointer, as does `envp`.
+    pub argv: &'a [*const c_char],
+    pub envp: &'a [*const c_char],
+    /// Null: the agent's folder.
+    pub cwd: *const c_char,
+}
+
+/// The steps at which starting a worker can fail, as `Report::Failed` names them.
+pub(super) mod step {
+    pub(in super::super) const GUARD: i32 = 1;
+    pub(in super::super) const STREAMS: i32 = 2;
+    pub(in super::super) const FOLDER: i32 = 3;
+    pub(in super::super) const EXECUTE: i32 = 4;
+}
+
+/// Forks a guard. Returns its process id and a pidfd of it, or `errno`.
+///
+/// A plain system call, because glibc's `fork` runs what libraries registered with `pthread_atfork`, which would not
+/// hold itself to the rules above. Signals are blocked across it: one to the agent's process group would otherwise run the
+/// agent's handler (Python's writes into a pipe that it shares with the agent) in the guard.
+pub(super) fn fork(plan: &Plan<'_>) -> Result<(i32, RawFd), i32> {
+    // SAFETY: plain system calls on valid, initialised memory; what runs in the child is bound by the rules above.
+    unsafe {
+        let mut all = std::mem::zeroed();
+        let mut before = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        let forked = clone_with_pidfd();
+        if matches!(forked, Ok((0, _))) {
+            run(plan);
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut());
+        forked
+    }
+}
+
+/// SAFETY: as `fork(2)`.
+unsafe fn clone_with_pidfd() -> Result<(i32, RawFd), i32> {
+    let mut pidfd: RawFd = -1;
+    let flags = libc::CLONE_PIDFD | libc::SIGCHLD;
+    let (none, pointer) = (ptr::null_mut::<libc::c_void>(), &raw mut pidfd);
+    // The order of the last two arguments differs between architectures; both are null.
+    match unsafe { libc::syscall(libc::SYS_clone, libc::c_long::from(flags), none, pointer, none, none) } {
+        -1 => Err(errno()),
+        pid => Ok((pid as i32, pidfd)),
+    }
+}
+
+struct Guard {
+    control: RawFd,
+    agent: RawFd,
+    signals: RawFd,
+    /// Readable once the worker was executed (then empty) or could not be.
+    executed: RawFd,
+    leader: i32,
+    leader_ended: bool,
+    /// Everything below is to end.
+    ending: bool,
+}
+
+/// The guard's life. SAFETY: only in a freshly forked child with all signals blocked.
+unsafe fn run(plan: &Plan<'_>) -> ! {
+    unsafe {
+        // A session of its own: what is sent to the agent's process group should reach the agent alone.
+        libc::setsid();
+        libc::prctl(libc::PR_SET_NAME, c"worker-guard".as_ptr());
+        if libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) == -1 {
+            fail(plan.control, step::GUARD, errno());
+        }
+        close_all_but([plan.control, plan.agent, plan.stdio[0], plan.stdio[1], plan.stdio[2], plan.null]);
+        // Ignored, it would be reaped by the kernel, and nobody would see how a worker ended.
+        default_handler(libc::SIGCHLD);
+        let mut child_signal = std::mem::zeroed();
+        libc::sigemptyset(&mut child_signal);
+        libc::sigaddset(&mut child_signal, libc::SIGCHLD);
+        let signals = libc::signalfd(-1, &child_signal, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+        let mut pipe = [-1; 2];
+        if signals == -1 || libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) == -1 {
+            fail(plan.control, step::GUARD, errno());
+        }
+        let guard = libc::getpid();
+        let none = ptr::null_mut::<libc::c_void>();
+        let leader = libc::syscall(libc::SYS_clone, libc::c_long::from(libc::SIGCHLD), none, none, none, none) as i32;
+        match leader {
+            -1 => fail(plan.control, step::GUARD, errno()),
+            0 => become_worker(plan, guard, pipe[1]),
+            _ => {}
+        }
+        libc::close(pipe[1]);
+        // The worker's streams must end with the worker, and its folder be free to be removed.
+        for fd in 0..3 {
+            libc::dup2(plan.null, fd);
+        }
+        for fd in plan.stdio {
+            libc::close(fd);
+        }
+        libc::chdir(c"/".as_ptr());
+        Guard {
+            control: plan.control,
+            agent: plan.agent,
+            signals,
+            executed: pipe[0],
+            leader,
+            leader_ended: false,
+            ending: false,
+        }
+        .watch()
+    }
+}
+
+/// SAFETY: only in the child that is to become the worker.
+unsafe fn become_worker(plan: &Plan<'_>, guard: i32, failures: RawFd) -> ! {
+    unsafe {
+        let give_up = |step: i32| -> ! {
+            let report = [step, errno()];
+            libc::write(failures, report.as_ptr().cast(), size_of_val(&report));
+            libc::_exit(127)
+        };
+        libc::setsid();
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        if libc::getppid() != guard {
+            libc::_exit(127); // the guard was gone before the line above
+        }
+        for signal in 1..=64 {
+            default_handler(signal);
+        }
+        for (target, fd) in (0..).zip(plan.stdio) {
+            if libc::dup2(fd, target) == -1 {
+                give_up(step::STREAMS);
+            }
+        }
+        if !plan.cwd.is_null() && libc::chdir(plan.cwd) == -1 {
+            give_up(step::FOLDER);
+        }
+        let mut nothing = std::mem::zeroed();
+        libc::sigemptyset(&mut nothing);
+        libc::sigprocmask(libc::SIG_SETMASK, &nothing, ptr::null_mut());
+        execute(plan);
+        give_up(step::EXECUTE)
+    }
+}
+
+/// Tries each candidate. Returns with the `errno` of the one that exists but cannot be executed, if there is one.
+unsafe fn execute(plan: &Plan<'_>) {
+    let mut told = 0;
+    for candidate in plan.candidates {
+        unsafe { libc::execve(*candidate, plan.argv.as_ptr(), plan.envp.as_ptr()) };
+        if told == 0 && !matches!(errno(), libc::ENOENT | libc::ENOTDIR) {
+            told = errno();
+        }
+    }
+    unsafe { *libc::__errno_location() = if told == 0 { libc::ENOENT } else { told } };
+}
+
+impl Guard {
+    /// Waits for the worker, the agent and its orders, until nothing is left below. SAFETY: as [`run`].
+    unsafe fn watch(mut self) -> ! {
+        loop {
+            let poll = |fd: RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+            let mut fds = [poll(self.signals), poll(self.executed), poll(self.control), poll(self.agent)];
+            // Every death below wakes us, so this limit is a safety net, and an idle guard has none.
+            let limit_ms = if self.ending { 100 } else { -1 };
+            let ready = unsafe { libc::poll(fds.as_mut_ptr(), 4, limit_ms) };
+            if ready == -1 {
+                continue;
+            }
+            let [signals, executed, control, agent] = fds.map(|fd| fd.revents != 0);
+            unsafe {
+                if executed {
+                    self.on_executed();
+                }
+                if control {
+                    self.on_order();
+                }
+                if agent {
+                    self.agent = -1; // poll(2) ignores negative descriptors
+                    self.ending = true;
+                }
+                if signals {
+                    self.reap();
+                }
+                if self.ending {
+                    self.kill_children();
+                    self.reap();
+                }
+            }
+        }
+    }
+
+    unsafe fn on_executed(&mut self) {
+        let mut failure = [0_i32; 2];
+        let read = unsafe { libc::read(self.executed, failure.as_mut_ptr().cast(), size_of_val(&failure)) };
+        unsafe { libc::close(self.executed) };
+        self.executed = -1;
+        self.tell(match read {
+            8 => Report::Failed { step: failure[0], errno: failure[1] },
+            _ => Report::Started { pid: self.leader },
+        });
+    }
+
+    unsafe fn on_order(&mut self) {
+        let mut bytes = [0_u8; MESSAGE_BYTES];
+        let read = unsafe { libc::recv(self.control, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
+        if read == -1 && matches!(errno(), libc::EAGAIN | libc::EINTR) {
+            return;
+        }
+        match Order::decode(&bytes[..usize::try_from(read).unwrap_or(0)]) {
+            // Until it is reaped, the leader's number cannot become a stranger's.
+            Some(Order::Signal(signal)) if !self.leader_ended => unsafe {
+                libc::kill(-self.leader, signal);
+            },
+            Some(Order::Signal(_)) => {}
+            Some(Order::Kill) => self.ending = true,
+            // The agent has let go.
+            None => {
+                self.control = -1;
+                self.ending = true;
+            }
+        }
+    }
+
+    /// Takes note of every child that has ended. Ends the guard when there is none left.
+    unsafe fn reap(&mut self) {
+        unsafe {
+            let mut drained: libc::signalfd_siginfo = std::mem::zeroed();
+            libc::read(self.signals, (&raw mut drained).cast(), size_of_val(&drained));
+            loop {
+                let mut info: libc::siginfo_t = std::mem::zeroed();
+                let options = libc::WEXITED | libc::WNOHANG | libc::__WALL;
+                if libc::waitid(libc::P_ALL, 0, &mut info, options | libc::WNOWAIT) == -1 {
+                    if errno() == libc::ECHILD {
+                        self.tell(Report::Gone);
+                        libc::_exit(0);
+                    }
+                    return;
+                }
+                let pid = info.si_pid();
+                if pid == 0 {
+                    return;
+                }
+                if pid == self.leader && !self.leader_ended {
+                    self.on_leader_ended(&info);
+                }
+                libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, options);
+            }
+        }
+    }
+
+    /// The leader has ended and is not reaped yet, so its group is still its own: now is the time to kill that.
+    unsafe fn on_leader_ended(&mut self, info: &libc::siginfo_t) {
+        unsafe {
+            libc::kill(-self.leader, libc::SIGKILL);
+            if self.executed != -1 {
+                self.on_executed();
+            }
+            self.tell(Report::Exited { code: info.si_code, status: info.si_status() });
+        }
+        self.leader_ended = true;
+        self.ending = true;
+    }
+
+    /// Kills every child and its group. Grandchildren become children when their parents die, which brings us here again.
+    unsafe fn kill_children(&self) {
+        unsafe {
+            let list = libc::open(c"/proc/thread-self/children".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+            if list == -1 {
+                // A kernel without that list: what left the worker's session cannot be found.
+                if !self.leader_ended {
+                    libc::kill(-self.leader, libc::SIGKILL);
+                }
+                return;
+            }
+            let mut buffer = [0_u8; 4096];
+            let mut pid = 0_i32;
+            loop {
+                let read = libc::read(list, buffer.as_mut_ptr().cast(), buffer.len());
+                if read <= 0 {
+                    break;
+                }
+                for byte in buffer.iter().take(read as usize) {
+                    match byte {
+                        b'0'..=b'9' => pid = pid.wrapping_mul(10).wrapping_add(i32::from(byte - b'0')),
+                        _ => kill_with_group(std::mem::take(&mut pid)),
+                    }
+                }
+            }
+            libc::close(list);
+        }
+    }
+
+    fn tell(&self, report: Report) {
+        // SAFETY: a system call on a local buffer.
+        unsafe { tell(self.control, report) }
+    }
+}
+
+/// Kills a child and the group it is in. It is unreaped, so neither number can be a stranger's.
+unsafe fn kill_with_group(pid: i32) {
+    if pid <= 1 {
+        return;
+    }
+    unsafe {
+        let group = libc::getpgid(pid);
+        // Between fork and `setsid` a worker is in its guard's own group.
+        if group > 1 && group != libc::getpgid(0) {
+            libc::kill(-group, libc::SIGKILL);
+        }
+        libc::kill(pid, libc::SIGKILL);
+    }
+}
+
+unsafe fn tell(control: RawFd, report: Report) {
+    let bytes = report.encode();
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // Three messages always fit into the socket; if nobody is there to hear them, there is nobody to tell.
+    unsafe { libc::send(control, bytes.as_ptr().cast(), bytes.len(), flags) };
+}
+
+unsafe fn fail(control: RawFd, step: i32, errno: i32) -> ! {
+    unsafe {
+        tell(control, Report::Failed { step, errno });
+        libc::_exit(1)
+    }
+}
+
+/// A plain system call: glibc's refuses the two signals that it uses itself, which a parent may have ignored too.
+unsafe fn default_handler(signal: i32) {
+    // `SIG_DFL`, no flags, an empty mask: all zero in the kernel's `struct sigaction` of every architecture.
+    let action = [0_u64; 4];
+    let mask_bytes: libc::size_t = 8;
+    let signal = libc::c_long::from(signal);
+    unsafe { libc::syscall(libc::SYS_rt_sigaction, signal, action.as_ptr(), ptr::null::<u64>(), mask_bytes) };
+}
+
+/// Closes the agent's sockets and files, which would otherwise stay open for as long as the guard lives.
+unsafe fn close_all_but<const N: usize>(mut keep: [RawFd; N]) {
+    // Insertion sort: the standard library's promises nothing about what it calls.
+    for end in 1..N {
+        let mut at = end;
+        while at > 0 && keep[at - 1] > keep[at] {
+            keep.swap(at - 1, at);
+            at -= 1;
+        }
+    }
+    let mut from = 3;
+    for fd in keep {
+        if fd > from {
+            unsafe { close_range(from, fd - 1) };
+        }
+        from = from.max(fd + 1);
+    }
+    unsafe { close_range(from, RawFd::MAX) };
+}
+
+unsafe fn close_range(first: RawFd, last: RawFd) {
+    unsafe {
+        if libc::syscall(libc::SYS_close_range, first as libc::c_uint, last as libc::c_uint, 0) == 0 {
+            return;
+        }
+        // Kernels before 5.9.
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+        let open_max = RawFd::try_from(limit.rlim_cur).unwrap_or(RawFd::MAX).min(1 << 20);
+        for fd in first..=last.min(open_max) {
+            libc::close(fd);
+        }
+    }
+}
+
+fn errno() -> i32 {
+    // SAFETY: glibc and musl return a valid pointer to this thread's `errno`.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Pointers to these strings, and a null pointer behind them.
+pub(super) fn pointers<S: AsRef<CStr>>(strings: &[S]) -> Vec<*const c_char> {
+    strings.iter().map(|string| string.as_ref().as_ptr()).chain([ptr::null()]).collect()
+}

@@ -1,0 +1,39 @@
+//! Worker processes: starting them, noticing their ends, stopping them, carrying what they print.
+//!
+//! Owns one group of workers at a time ([`Group`]) and everything they leave behind. Leaves to the agent which workers run,
+//! with what environment, and what an exit means. Facts: `torch/distributed/elastic/multiprocessing` (what users see),
+//! `prctl(2)`, `wait(2)`, `pidfd_open(2)` (what the kernel promises).
+//!
+//! Each worker has a *guard*: a minimal process between the agent and it, forked and never executed, that is the worker's
+//! parent and the reaper of all its descendants. A guard ends its worker's whole tree when the worker ends, when it is told
+//! to, and when the agent is gone for whatever reason.
+
+mod exit;
+#[cfg(feature = "io")]
+mod folders;
+#[cfg(feature = "io")]
+mod group;
+#[cfg(feature = "io")]
+mod guard;
+#[cfg(feature = "io")]
+mod lines;
+#[cfg(feature = "io")]
+mod logs;
+#[cfg(feature = "io")]
+mod message;
+#[cfg(feature = "io")]
+mod spawn;
+mod spec;
+mod stop;
+
+pub use exit::{Exit, Signal};
+#[cfg(feature = "io")]
+pub use folders::{AttemptFolder, LogFolders};
+#[cfg(feature = "io")]
+pub use group::{Consoles, Event, Exited, Group, Left, Outcome};
+#[cfg(feature = "io")]
+pub use logs::FilterOptions;
+#[cfg(feature = "io")]
+pub use spawn::{Stage, StartError};
+pub use spec::{Copies, Filter, Input, Output, Streams, StreamsError, StreamsOf, WorkerSpec};
+pub use stop::{Command, StopPolicy, Stopping};

@@ -1,0 +1,210 @@
+//! What to run, and where its streams go, as data.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+
+/// One worker: what is run, and with which streams.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerSpec {
+    /// Its number on this node, from 0; names the worker in events.
+    pub local_rank: u32,
+    /// The program; without a slash it is looked for in the `PATH` of [`env`](Self::env).
+    pub program: OsString,
+    /// Its arguments, without the program's own name.
+    pub args: Vec<OsString>,
+    /// A command that is put before program and arguments, such as `numactl --cpunodebind=0`. Default empty.
+    pub wrapper: Vec<OsString>,
+    /// The whole environment: nothing is inherited.
+    pub env: BTreeMap<OsString, OsString>,
+    /// The working folder. Default: this process's.
+    pub cwd: Option<PathBuf>,
+    /// Default: this process's, as PyTorch's workers have it.
+    pub stdin: Input,
+    /// Default: this process's.
+    pub stdout: Output,
+    /// Default: this process's.
+    pub stderr: Output,
+}
+
+impl WorkerSpec {
+    /// A worker with empty environment, and this process's folder and streams.
+    pub fn new(local_rank: u32, program: impl Into<OsString>) -> WorkerSpec {
+        WorkerSpec {
+            local_rank,
+            program: program.into(),
+            args: Vec::new(),
+            wrapper: Vec::new(),
+            env: BTreeMap::new(),
+            cwd: None,
+            stdin: Input::Inherit,
+            stdout: Output::Inherit,
+            stderr: Output::Inherit,
+        }
+    }
+
+    /// Wrapper, program and arguments, in the order in which they are executed; never empty.
+    pub(super) fn command(&self) -> Vec<&OsString> {
+        self.wrapper.iter().chain([&self.program]).chain(&self.args).collect()
+    }
+}
+
+/// Where a worker's standard input comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Input {
+    /// The agent's own. Workers have no controlling terminal, so reading from one fails with EIO, as under PyTorch.
+    #[default]
+    Inherit,
+    /// Empty.
+    Null,
+}
+
+/// Where one of a worker's output streams goes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Output {
+    /// The agent's own stream, untouched.
+    #[default]
+    Inherit,
+    /// Nowhere.
+    Null,
+    /// A file, written by the worker itself: nothing is copied. It is emptied first.
+    File(PathBuf),
+    /// A pipe that the agent reads and copies to each of these.
+    Copied(Copies),
+}
+
+/// The destinations of a stream that the agent reads.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Copies {
+    /// Gets the bytes as they are. It is emptied first.
+    pub file: Option<PathBuf>,
+    /// Whether the agent's console gets them: stdout on its stdout, stderr on its stderr.
+    pub console: bool,
+    /// Put before each line on the console and in the filter file, such as `[default0]:`. A line ends with `\n` or `\r`
+    /// (a progress bar's); only whole lines are written. `None`: the console gets bytes as they come.
+    pub prefix: Option<String>,
+}
+
+/// A file that gets the lines that contain any of some texts, from the streams of all workers that go to the console.
+///
+/// PyTorch's `--duplicate-stdout-filters` and `--duplicate-stderr-filters`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Filter {
+    /// Gets the matching lines with their prefixes. It is emptied first.
+    pub file: PathBuf,
+    /// A line that contains one of these matches.
+    pub texts: Vec<String>,
+}
+
+/// Which of a worker's output streams an option means: PyTorch's `Std`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Streams {
+    /// Standard output.
+    pub stdout: bool,
+    /// Standard error.
+    pub stderr: bool,
+}
+
+impl Streams {
+    /// Both.
+    pub const ALL: Streams = Streams { stdout: true, stderr: true };
+
+    /// From PyTorch's digit: 0 none, 1 stdout, 2 stderr, 3 both.
+    fn from_digit(text: &str) -> Option<Streams> {
+        let value: u8 = text.parse().ok().filter(|value| *value <= 3 && text.len() == 1)?;
+        Some(Streams { stdout: value & 1 != 0, stderr: value & 2 != 0 })
+    }
+}
+
+/// The value of `--redirects` or `--tee`: streams of all workers, or of some.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StreamsOf {
+    /// The same for every local rank.
+    Every(Streams),
+    /// By local rank; none for ranks that are missing.
+    Each(BTreeMap<u32, Streams>),
+}
+
+impl Default for StreamsOf {
+    fn default() -> StreamsOf {
+        StreamsOf::Every(Streams::default())
+    }
+}
+
+impl StreamsOf {
+    /// The streams of one worker.
+    pub fn of(&self, local_rank: u32) -> Streams {
+        match self {
+            StreamsOf::Every(streams) => *streams,
+            StreamsOf::Each(by_rank) => by_rank.get(&local_rank).copied().unwrap_or_default(),
+        }
+    }
+}
+
+/// `3` means both streams of every worker; `0:3,15:1` both of local rank 0 and stdout of 15. As PyTorch's
+/// `Std.from_str`, which takes only one digit for the rank.
+impl std::str::FromStr for StreamsOf {
+    type Err = StreamsError;
+
+    fn from_str(text: &str) -> Result<StreamsOf, StreamsError> {
+        if let Some(streams) = Streams::from_digit(text) {
+            return Ok(StreamsOf::Every(streams));
+        }
+        let entry = |entry: &str| {
+            let (rank, digit) = entry.split_once(':')?;
+            let digits = !rank.is_empty() && rank.bytes().all(|byte| byte.is_ascii_digit());
+            let rank = digits.then(|| rank.parse().ok())??;
+            Some((rank, Streams::from_digit(digit)?))
+        };
+        let by_rank: Option<BTreeMap<u32, Streams>> = text.split(',').map(entry).collect();
+        by_rank.map(StreamsOf::Each).ok_or_else(|| StreamsError { text: text.to_owned() })
+    }
+}
+
+/// A text that names no streams.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamsError {
+    /// What was given.
+    pub text: String,
+}
+
+impl fmt::Display for StreamsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = &self.text;
+        write!(
+            f,
+            "`{text}` does not say which streams: expected 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or such a digit \
+             for each local rank, as in `0:3,1:1`"
+        )
+    }
+}
+
+impl std::error::Error for StreamsError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUT: Streams = Streams { stdout: true, stderr: false };
+    const NONE: Streams = Streams { stdout: false, stderr: false };
+
+    #[test]
+    fn streams_are_parsed_as_pytorch_does_with_any_rank() {
+        assert_eq!("3".parse(), Ok(StreamsOf::Every(Streams::ALL)));
+        let some: StreamsOf = "0:3,15:1".parse().unwrap();
+        assert_eq!([0, 1, 15].map(|rank| some.of(rank)), [Streams::ALL, NONE, OUT]);
+        for wrong in ["", "4", "03", "0:4", "0:1,", "a:1", "+1:1", "0:", "1,2"] {
+            let error = wrong.parse::<StreamsOf>().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("`{wrong}` does not say")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_wrapper_comes_before_the_program() {
+        let mut spec = WorkerSpec::new(0, "python");
+        spec.args = vec!["train.py".into()];
+        spec.wrapper = vec!["numactl".into(), "--localalloc".into()];
+        assert_eq!(spec.command(), ["numactl", "--localalloc", "python", "train.py"]);
+    }
+}

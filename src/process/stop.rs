@@ -1,0 +1,194 @@
+//! Stopping workers: when each signal is due, and when to stop waiting. Pure.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use super::exit::Signal;
+
+/// How workers are stopped; the same on every path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StopPolicy {
+    /// The first signal, to each worker's process group. Default SIGTERM.
+    pub signal: Signal,
+    /// How long a worker may take to end after that signal before it is killed. Default 30 s, PyTorch's
+    /// `--shutdown-timeout`. Zero kills at once.
+    pub grace: Duration,
+    /// How long to wait for a worker that was killed. Default 5 s: what is still there then sits in uninterruptible sleep
+    /// (a hung GPU or file system), which no signal ends. It is reported and not waited for.
+    pub kill_timeout: Duration,
+}
+
+impl Default for StopPolicy {
+    fn default() -> StopPolicy {
+        StopPolicy { signal: Signal::TERM, grace: Duration::from_secs(30), kill_timeout: Duration::from_secs(5) }
+    }
+}
+
+/// What the driver does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Command {
+    /// Send this signal to the worker's process group.
+    Signal {
+        /// Which worker.
+        local_rank: u32,
+        /// Which signal.
+        signal: Signal,
+    },
+    /// Kill the worker and everything it started.
+    Kill {
+        /// Which worker.
+        local_rank: u32,
+    },
+    /// Report the worker as stuck, and wait for it no longer.
+    Abandon {
+        /// Which worker.
+        local_rank: u32,
+    },
+}
+
+/// A stop under way.
+#[derive(Debug)]
+pub struct Stopping {
+    policy: StopPolicy,
+    /// Workers that are not gone, or whose descendants are not.
+    left: BTreeSet<u32>,
+    step: Step,
+    began_at: Instant,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// Until then they may end by themselves.
+    Grace(Instant),
+    /// Until then they are expected to be gone.
+    Killed(Instant),
+    /// Nobody is waited for any more.
+    Over,
+}
+
+impl Stopping {
+    /// Begins to stop these workers.
+    pub fn begin(policy: StopPolicy, workers: impl IntoIterator<Item = u32>, now: Instant) -> (Stopping, Vec<Command>) {
+        let left: BTreeSet<u32> = workers.into_iter().collect();
+        let mut stopping = Stopping { policy, left, step: Step::Grace(now + policy.grace), began_at: now };
+        if policy.grace.is_zero() || policy.signal == Signal::KILL {
+            let commands = stopping.on_kill(now);
+            return (stopping, commands);
+        }
+        // A stopped process takes no signal but SIGKILL and SIGCONT; continued, it has its chance to end well.
+        let commands = stopping
+            .left
+            .iter()
+            .flat_map(|&local_rank| [policy.signal, Signal::CONT].map(|signal| Command::Signal { local_rank, signal }));
+        let commands = commands.collect();
+        (stopping, commands)
+    }
+
+    /// A worker and all its descendants are gone.
+    pub fn on_gone(&mut self, local_rank: u32) {
+        self.left.remove(&local_rank);
+    }
+
+    /// Someone does not want to wait for the grace period: a second interrupt.
+    pub fn on_kill(&mut self, now: Instant) -> Vec<Command> {
+        match self.step {
+            Step::Grace(_) => {
+                self.step = Step::Killed(now + self.policy.kill_timeout);
+                self.left.iter().map(|&local_rank| Command::Kill { local_rank }).collect()
+            }
+            Step::Killed(_) | Step::Over => Vec::new(),
+        }
+    }
+
+    /// What is due at `now`. Calling early is harmless.
+    pub fn poll(&mut self, now: Instant) -> Vec<Command> {
+        match self.step {
+            Step::Grace(until) if now >= until => self.on_kill(now),
+            Step::Killed(until) if now >= until => {
+                self.step = Step::Over;
+                self.left.iter().map(|&local_rank| Command::Abandon { local_rank }).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// When to call [`poll`](Self::poll) next; `None` once nobody is waited for.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        match self.step {
+            Step::Grace(until) | Step::Killed(until) if !self.left.is_empty() => Some(until),
+            _ => None,
+        }
+    }
+
+    /// Whether nobody is waited for any more: all are gone, or what is left is stuck.
+    pub fn is_over(&self) -> bool {
+        self.left.is_empty() || self.step == Step::Over
+    }
+
+    /// How long it has taken so far.
+    pub fn elapsed(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.began_at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn policy(grace: Duration) -> StopPolicy {
+        StopPolicy { grace, ..StopPolicy::default() }
+    }
+
+    fn kill(local_rank: u32) -> Command {
+        Command::Kill { local_rank }
+    }
+
+    #[test]
+    fn term_then_kill_after_the_grace_period_for_those_still_there() {
+        let now = Instant::now();
+        let (mut stopping, commands) = Stopping::begin(policy(3 * SECOND), [0, 1], now);
+        let to = |local_rank, signal| Command::Signal { local_rank, signal };
+        let expected = [(0, Signal::TERM), (0, Signal::CONT), (1, Signal::TERM), (1, Signal::CONT)];
+        assert_eq!(commands, expected.map(|(rank, signal)| to(rank, signal)));
+        assert_eq!(stopping.next_deadline(), Some(now + 3 * SECOND));
+        assert_eq!(stopping.poll(now + 2 * SECOND), []);
+        stopping.on_gone(0);
+        assert_eq!(stopping.poll(now + 3 * SECOND), [kill(1)]);
+        stopping.on_gone(1);
+        assert!(stopping.is_over());
+        assert_eq!(stopping.next_deadline(), None);
+    }
+
+    #[test]
+    fn a_second_interrupt_kills_at_once_and_only_once() {
+        let now = Instant::now();
+        let (mut stopping, _) = Stopping::begin(policy(120 * SECOND), [4], now);
+        assert_eq!(stopping.on_kill(now + SECOND), [kill(4)]);
+        assert_eq!(stopping.on_kill(now + SECOND), []);
+        assert_eq!(stopping.next_deadline(), Some(now + SECOND + StopPolicy::default().kill_timeout));
+    }
+
+    #[test]
+    fn what_a_kill_does_not_end_is_reported_and_not_waited_for() {
+        let now = Instant::now();
+        let (mut stopping, _) = Stopping::begin(policy(SECOND), [0, 1], now);
+        assert_eq!(stopping.poll(now + SECOND), [kill(0), kill(1)]);
+        stopping.on_gone(0);
+        assert!(!stopping.is_over());
+        assert_eq!(stopping.poll(now + 6 * SECOND), [Command::Abandon { local_rank: 1 }]);
+        assert!(stopping.is_over());
+        assert_eq!(stopping.poll(now + 60 * SECOND), []);
+        assert_eq!(stopping.elapsed(now + 6 * SECOND), 6 * SECOND);
+    }
+
+    #[test]
+    fn without_grace_they_are_killed_at_once() {
+        let now = Instant::now();
+        assert_eq!(Stopping::begin(policy(Duration::ZERO), [0], now).1, [kill(0)]);
+        let by_signal = StopPolicy { signal: Signal::KILL, ..StopPolicy::default() };
+        assert_eq!(Stopping::begin(by_signal, [0], now).1, [kill(0)]);
+        assert!(Stopping::begin(policy(SECOND), [], now).0.is_over());
+    }
+}

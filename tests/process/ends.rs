@@ -1,0 +1,97 @@
+//! How workers end, and how they are stopped.
+
+use std::time::{Duration, Instant};
+
+use elastic_rs::process::{Event, Exit, Signal, StopPolicy};
+
+use super::support::{LIMIT, Traces, exit, grace, signalled, start, wait_for_all, within};
+
+#[tokio::test]
+async fn exits_are_told_by_code_or_signal_name() {
+    let traces = Traces::new();
+    let scripts = ["exit 0", "exit 3", "raise 11", "raise 9"];
+    let workers = (0..).zip(scripts).map(|(rank, script)| traces.worker(rank, script)).collect();
+    let (mut group, _shown) = start(workers).await.unwrap();
+    let mut exits = wait_for_all(&mut group).await;
+    exits.sort_by_key(|exited| exited.local_rank);
+    let found: Vec<String> = exits.iter().map(|exited| signalled(exited.exit)).collect();
+    assert_eq!(found, ["exit code 0", "exit code 3", "SIGSEGV", "SIGKILL"]);
+    assert!(exits[0].exit.is_success());
+    assert_eq!(exits[2].exit.returncode(), -11);
+}
+
+#[tokio::test]
+async fn an_exit_is_told_while_others_run() {
+    let traces = Traces::new();
+    let (mut group, _shown) = start(vec![traces.worker(0, "pause"), traces.worker(1, "exit 7")]).await.unwrap();
+    let pids = group.pids();
+    let exited = exit(&mut group).await;
+    assert_eq!((exited.local_rank, exited.pid, exited.exit), (1, pids[&1], Exit::Code(7)));
+    assert!(matches!(within(group.next_event()).await, Some(Event::Gone { local_rank: 1 })));
+    let outcome = within(group.stop(grace(LIMIT))).await;
+    assert_eq!(outcome.exited.iter().map(|exited| exited.exit.to_string()).collect::<Vec<_>>(), ["SIGTERM"]);
+}
+
+#[tokio::test]
+async fn a_worker_that_ignores_sigterm_is_killed_after_the_grace_period() {
+    let traces = Traces::new();
+    let (mut group, shown) = start(vec![traces.worker(0, "ignore 15 say ready pause")]).await.unwrap();
+    assert_eq!(shown.line(), "ready");
+    let began = Instant::now();
+    let outcome = within(group.stop(grace(Duration::from_millis(300)))).await;
+    // It is not killed before; how soon after is the machine's matter, but far from PyTorch's 30 s.
+    assert!(began.elapsed() >= Duration::from_millis(300));
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    assert_eq!(outcome.exited[0].exit.to_string(), "SIGKILL");
+}
+
+#[tokio::test]
+async fn a_second_interrupt_kills_at_once() {
+    let traces = Traces::new();
+    let (mut group, shown) = start(vec![traces.worker(0, "ignore 15 ignore 2 say ready pause")]).await.unwrap();
+    assert_eq!(shown.line(), "ready");
+    let policy = StopPolicy { signal: Signal::INT, ..grace(10 * LIMIT) };
+    group.begin_stop(policy);
+    group.kill();
+    assert_eq!(signalled(exit(&mut group).await.exit), "SIGKILL");
+    wait_for_all(&mut group).await;
+}
+
+#[tokio::test]
+async fn a_stopped_worker_takes_its_sigterm() {
+    let traces = Traces::new();
+    let (mut group, shown) = start(vec![traces.worker(0, "say ready raise 19 pause")]).await.unwrap();
+    assert_eq!(shown.line(), "ready");
+    let outcome = within(group.stop(grace(10 * LIMIT))).await;
+    assert_eq!(outcome.exited[0].exit.to_string(), "SIGTERM");
+}
+
+#[tokio::test]
+async fn a_signal_can_be_forwarded_without_a_stop() {
+    let traces = Traces::new();
+    let workers = vec![traces.worker(0, "ignore 10 say ready pause"), traces.worker(1, "say ready pause")];
+    let (mut group, shown) = start(workers).await.unwrap();
+    assert_eq!([shown.line(), shown.line()], ["ready", "ready"]);
+    group.signal(Signal(10));
+    let exited = exit(&mut group).await;
+    assert_eq!((exited.local_rank, exited.exit.to_string()), (1, "SIGUSR1".into()));
+    assert!(matches!(within(group.next_event()).await, Some(Event::Gone { local_rank: 1 })));
+    assert_eq!(group.pids().into_keys().collect::<Vec<_>>(), [0]);
+    group.kill();
+    wait_for_all(&mut group).await;
+}
+
+#[tokio::test]
+async fn a_guard_that_is_killed_takes_its_worker_along() {
+    let traces = Traces::new();
+    let (mut group, shown) = start(vec![traces.worker(0, "say ready pause")]).await.unwrap();
+    assert_eq!(shown.line(), "ready");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", group.pids()[&0])).unwrap();
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap().trim().parse().unwrap();
+    let guard = rustix::process::Pid::from_raw(parent).unwrap();
+    rustix::process::kill_process(guard, rustix::process::Signal::KILL).unwrap();
+    let exited = exit(&mut group).await;
+    assert_eq!(exited.exit, Exit::Unseen);
+    wait_for_all(&mut group).await;
+    traces.wait_until_none_is_left();
+}

@@ -1,0 +1,127 @@
+//! What the tests of worker processes start: does what its arguments say, one after the other.
+
+use std::env;
+use std::io::{self, Write};
+use std::process::exit;
+
+mod agent;
+
+fn main() {
+    let mut words = env::args().skip(1);
+    while let Some(word) = words.next() {
+        let mut next = || words.next().unwrap_or_else(|| panic!("`{word}` lacks its argument"));
+        match word.as_str() {
+            "agent" => return agent::run(&next()),
+            "say" => say(&next()),
+            "complain" => eprintln!("{}", next()),
+            // Without a line end.
+            "whisper" => whisper(next().as_bytes()),
+            "exit" => exit(number(&next())),
+            "pause" => pause(),
+            "ignore" => ignore(number(&next())),
+            "child" => fork(&next(), false),
+            "daemon" => fork(&next(), true),
+            "raise" => raise(number(&next())),
+            "flood" => flood(number(&next())),
+            "forever" => loop {
+                flood(1000);
+            },
+            "long" => whisper(&vec![b'x'; number(&next()) as usize]),
+            "dispositions" => dispositions(),
+            "wait-file" => wait_file(&next()),
+            _ => panic!("what is `{word}`?"),
+        }
+    }
+}
+
+fn number(text: &str) -> i32 {
+    text.parse().expect("a number")
+}
+
+fn say(text: &str) {
+    println!("{text}");
+}
+
+fn whisper(bytes: &[u8]) {
+    let mut out = io::stdout();
+    out.write_all(bytes).and_then(|()| out.flush()).expect("somebody reads this");
+}
+
+fn pause() -> ! {
+    loop {
+        // SAFETY: waits for a signal.
+        unsafe { libc::pause() };
+    }
+}
+
+fn ignore(signal: i32) {
+    // SAFETY: no handler is installed.
+    unsafe { libc::signal(signal, libc::SIG_IGN) };
+}
+
+fn raise(signal: i32) {
+    // SAFETY: signals itself. Rust's own handler of SIGSEGV would return.
+    unsafe {
+        libc::signal(signal, libc::SIG_DFL);
+        libc::raise(signal);
+    }
+}
+
+/// Starts a process that does `what` (`pause`, or `stubborn`: also ignores SIGTERM). A daemon forks twice and begins a
+/// session. Returns when it runs, so that killing this process cannot come before.
+fn fork(what: &str, daemon: bool) {
+    let mut pipe = [0; 2];
+    // SAFETY: this process has one thread, so a forked child may do anything.
+    unsafe {
+        assert_eq!(libc::pipe(pipe.as_mut_ptr()), 0);
+        let child = libc::fork();
+        if child != 0 {
+            libc::close(pipe[1]);
+            let mut byte = 0_u8;
+            assert_eq!(libc::read(pipe[0], (&raw mut byte).cast(), 1), 1);
+            libc::close(pipe[0]);
+            return;
+        }
+        if daemon {
+            libc::setsid();
+            if libc::fork() != 0 {
+                libc::_exit(0);
+            }
+            libc::setsid();
+        }
+        if what == "stubborn" {
+            ignore(libc::SIGTERM);
+        }
+        assert_eq!(libc::write(pipe[1], c"x".as_ptr().cast(), 1), 1);
+    }
+    pause()
+}
+
+/// Numbered lines, as fast as it can.
+fn flood(lines: i32) {
+    let mut out = io::BufWriter::with_capacity(1 << 16, io::stdout().lock());
+    for line in 0..lines {
+        writeln!(out, "{line:08} the quick brown fox jumps over the lazy dog and runs back to its den in the wood")
+            .expect("read");
+    }
+}
+
+/// Which signals are blocked or ignored, and how many descriptors are open.
+fn dispositions() {
+    let status = std::fs::read_to_string("/proc/self/status").expect("a /proc");
+    for line in status.lines().filter(|line| line.starts_with("SigBlk") || line.starts_with("SigIgn")) {
+        println!("{}", line.split_whitespace().collect::<Vec<_>>().join(" "));
+    }
+    // One of them is the folder being read.
+    println!("descriptors {}", std::fs::read_dir("/proc/self/fd").expect("a /proc").count() - 1);
+    // SAFETY: asks for numbers.
+    let (pid, session, group) = unsafe { (libc::getpid(), libc::getsid(0), libc::getpgid(0)) };
+    println!("leads {}", pid == session && pid == group);
+}
+
+/// Returns once the file exists.
+fn wait_file(path: &str) {
+    while !std::path::Path::new(path).exists() {
+        std::thread::yield_now();
+    }
+}

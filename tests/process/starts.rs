@@ -1,0 +1,112 @@
+//! How workers are started, and what they find.
+
+use std::io;
+
+use elastic_rs::process::{Input, Output, Stage, StopPolicy};
+
+use super::support::{Folder, Traces, start, wait_for_all, within};
+
+#[tokio::test]
+async fn a_worker_leads_its_session_with_default_signals_and_three_descriptors() {
+    let traces = Traces::new();
+    let (mut group, shown) = start(vec![traces.worker(0, "dispositions")]).await.unwrap();
+    wait_for_all(&mut group).await;
+    drop(group);
+    let expected = ["SigBlk: 0000000000000000", "SigIgn: 0000000000000000", "descriptors 3", "leads true"];
+    let mut found = shown.rest();
+    // Rust's own start-up ignores SIGPIPE.
+    found[1] = found[1].replace("0000001000", "0000000000");
+    assert_eq!(found, expected);
+}
+
+#[tokio::test]
+async fn a_program_that_does_not_exist_is_named_and_nothing_runs() {
+    let traces = Traces::new();
+    let mut wrong = traces.worker(1, "");
+    wrong.program = "/no/such/program".into();
+    let error = start(vec![traces.worker(0, "pause"), wrong]).await.map(|_| ()).unwrap_err();
+    assert_eq!(error.source.kind(), io::ErrorKind::NotFound);
+    let expected = "worker of local rank 1 could not be started: cannot execute `/no/such/program`: No such file";
+    assert!(error.to_string().starts_with(expected), "{error}");
+}
+
+#[tokio::test]
+async fn a_program_that_may_not_be_executed_says_so() {
+    let traces = Traces::new();
+    let folder = Folder::new(&traces);
+    std::fs::write(folder.0.join("program"), "").unwrap();
+    let mut wrong = traces.worker(0, "");
+    wrong.program = "program".into();
+    wrong.env.insert("PATH".into(), format!("/no/such/folder:{}:/tmp", folder.0.display()).into());
+    let error = start(vec![wrong]).await.map(|_| ()).unwrap_err();
+    assert_eq!(error.stage, Stage::Execute("program".into()));
+    assert_eq!(error.source.kind(), io::ErrorKind::PermissionDenied);
+}
+
+#[tokio::test]
+async fn a_folder_that_does_not_exist_is_named() {
+    let traces = Traces::new();
+    let mut wrong = traces.worker(0, "pause");
+    wrong.cwd = Some("/no/such/folder".into());
+    let error = start(vec![wrong]).await.map(|_| ()).unwrap_err();
+    assert_eq!(error.stage, Stage::Folder("/no/such/folder".into()));
+}
+
+#[tokio::test]
+async fn a_log_that_cannot_be_opened_is_named() {
+    let traces = Traces::new();
+    let mut wrong = traces.worker(0, "pause");
+    wrong.stdout = Output::File("/dev/null/log".into());
+    let error = start(vec![wrong]).await.map(|_| ()).unwrap_err();
+    assert_eq!(error.stage, Stage::Stream("/dev/null/log".into()));
+}
+
+#[tokio::test]
+async fn wrapper_folder_environment_and_input_are_as_asked() {
+    let traces = Traces::new();
+    let mut spec = traces.worker(0, "");
+    spec.program = "sh".into();
+    spec.args = vec!["-c".into(), "pwd; echo $GREETING; cat; echo end".into()];
+    spec.wrapper = vec!["env".into(), "GREETING=hello".into()];
+    spec.env.insert("PATH".into(), "/usr/bin:/bin".into());
+    spec.cwd = Some("/".into());
+    spec.stdin = Input::Null;
+    let (mut group, shown) = start(vec![spec]).await.unwrap();
+    wait_for_all(&mut group).await;
+    drop(group);
+    assert_eq!(shown.rest(), ["/", "hello", "end"]);
+}
+
+#[tokio::test]
+async fn the_same_local_rank_twice_is_refused() {
+    let traces = Traces::new();
+    let error = start(vec![traces.worker(3, "pause"), traces.worker(3, "pause")]).await.map(|_| ()).unwrap_err();
+    assert!(error.to_string().contains("local rank 3") && error.to_string().contains("same local rank"), "{error}");
+}
+
+#[tokio::test]
+async fn a_start_that_is_cancelled_leaves_nothing() {
+    let traces = Traces::new();
+    let workers = (0..4).map(|rank| traces.worker(rank, "say ready pause")).collect();
+    let (stdout, shown) = super::support::shown();
+    let stderr = stdout.try_clone().unwrap();
+    let consoles = elastic_rs::process::Consoles { stdout, stderr };
+    let starting = elastic_rs::process::Group::start(workers, Default::default(), consoles);
+    // Polled once: the start is under way.
+    tokio::select! {
+        biased;
+        _ = starting => panic!("it takes longer than that"),
+        () = std::future::ready(()) => {}
+    }
+    // The console closes when the last of them is gone.
+    let rest = within(tokio::task::spawn_blocking(move || shown.rest())).await.unwrap();
+    assert!(rest.len() <= 4, "{rest:?}");
+    traces.wait_until_none_is_left();
+}
+
+#[tokio::test]
+async fn a_group_without_workers_has_ended() {
+    let (mut group, _shown) = start(Vec::new()).await.unwrap();
+    assert!(within(group.next_event()).await.is_none());
+    assert!(within(group.stop(StopPolicy::default())).await.left.is_empty());
+}
