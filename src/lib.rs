@@ -4,6 +4,7 @@
 //! Drivers act: they own the sockets, clocks and threads, and sit behind the feature `io`.
 //! `cargo check --no-default-features --lib` compiles the pure half alone. `ARCHITECTURE.md` has the map.
 
+pub mod agent;
 #[cfg(feature = "io")]
 pub mod host;
 pub mod process;

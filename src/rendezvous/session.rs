@@ -101,21 +101,15 @@ impl Session {
         }
     }
 
-    /// A worker of `round` has failed: have everybody told. The view as soon as that is answered: the world must re-form
-    /// (whatever came first is its `failure`), or the job has ended, or this node is cut off or can no longer take part.
-    pub async fn report_failure(&self, round: Round, failure: Failure) -> View {
+    /// A worker of `round` has failed: have everybody told. The answer is in the view: the world must re-form (whatever came
+    /// first is its `failure`), or the job has ended.
+    pub fn report_failure(&self, round: Round, failure: Failure) {
         self.ask(|machine| machine.report_failure(round, failure));
-        self.view_when(|view| view.waiting > 0 || view.round != round || view.closed.is_some() || view.failed.is_some())
-            .await
     }
 
-    /// All workers of `round` have succeeded: wait for those of the other live members. The view as soon as that is so
-    /// (`all_done`), or as soon as the world must re-form, or the job has ended otherwise, or this node can no longer take
-    /// part. Waits for as long as that takes; dropping the future takes nothing back.
-    pub async fn report_done(&self, round: Round) -> View {
+    /// All workers of `round` have succeeded. The view's `all_done` tells when those of the other live members have.
+    pub fn report_done(&self, round: Round) {
         self.ask(|machine| machine.report_done(round));
-        self.view_when(|view| view.waiting > 0 || view.round != round || view.closed.is_some() || view.failed.is_some())
-            .await
     }
 
     /// For a node that waits: what for.

@@ -2,6 +2,7 @@
 
 use pyo3::prelude::*;
 
+mod agent;
 mod aio;
 mod awaitable;
 mod errors;
@@ -17,6 +18,8 @@ mod store_client;
 mod _elastic_rs {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::agent::{Agent, Failure, Step, WorkerCommand};
     #[pymodule_export]
     use crate::aio::AsyncStoreClient;
     #[pymodule_export]

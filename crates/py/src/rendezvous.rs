@@ -1,5 +1,6 @@
 //! `Session` and `Placement`: a node's place at the rendezvous.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use elastic_rs::rendezvous::message::{self, Hello, NodeId, Verdict};
@@ -13,10 +14,59 @@ use crate::runtime::{block_on, handle};
 
 /// A node's place in a completed round.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
-pub struct Placement(message::Placement);
+pub struct Placement(pub(crate) message::Placement);
 
 #[pymethods]
 impl Placement {
+    /// A place that somebody else has assigned: a rendezvous other than ours.
+    #[new]
+    #[pyo3(signature = (*, round, rank, world_size, master_addr, master_port, first_rank, first_role_rank,
+        worker_count, role_worker_count))]
+    #[expect(clippy::too_many_arguments, reason = "one named argument per property")]
+    fn new(
+        round: u64,
+        rank: u32,
+        world_size: u32,
+        master_addr: String,
+        master_port: u16,
+        first_rank: u32,
+        first_role_rank: u32,
+        worker_count: u32,
+        role_worker_count: u32,
+    ) -> Self {
+        let workers = message::WorkerRanks {
+            first_rank,
+            world_size: worker_count,
+            first_role_rank,
+            role_world_size: role_worker_count,
+        };
+        Self(message::Placement {
+            round: message::Round(round),
+            rank,
+            world_size,
+            world: round,
+            master_addr,
+            master_port,
+            reason: String::new(),
+            restart: 0,
+            workers: Some(workers),
+        })
+    }
+
+    /// Global and role rank of this node's first worker, how many workers there are, and how many of its role; None if a
+    /// node has not said how many it has.
+    #[getter]
+    fn workers(&self) -> Option<(u32, u32, u32, u32)> {
+        let ranks = self.0.workers?;
+        Some((ranks.first_rank, ranks.first_role_rank, ranks.world_size, ranks.role_world_size))
+    }
+
+    /// The job's restart number.
+    #[getter]
+    fn restart(&self) -> u32 {
+        self.0.restart
+    }
+
     /// Number of the round, 1 for the first.
     #[getter]
     fn round(&self) -> u64 {
@@ -76,7 +126,7 @@ pub struct View {
 
 /// A node's session with the coordinator; connects in the background.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
-pub struct Session(session::Session);
+pub struct Session(pub(crate) Arc<session::Session>);
 
 #[pymethods]
 impl Session {
@@ -112,17 +162,25 @@ impl Session {
         let hello = Hello { run_id, node, name, local_addr, settings, placed: None, joining: false };
         hello.validate().map_err(PyValueError::new_err)?;
         let timeout = seconds("coordinator_timeout", coordinator_timeout_s)?;
-        Ok(Self(session::Session::open(&handle()?, hello, host, port, timeout)))
+        Ok(Self(Arc::new(session::Session::open(&handle()?, hello, host, port, timeout))))
     }
 
     /// Take part in the next round; blocks until it has completed.
     ///
     /// Raises ``RendezvousTimeoutError``, ``RendezvousClosedError``, ``RendezvousGracefulExitError`` (a spare that was not
     /// needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``.
-    #[pyo3(signature = (*, store_port, node_rank, timeout_s))]
-    fn join(&self, py: Python<'_>, store_port: u16, node_rank: Option<u32>, timeout_s: f64) -> PyResult<Placement> {
+    #[pyo3(signature = (*, store_port, node_rank, timeout_s, workers = None))]
+    fn join(
+        &self,
+        py: Python<'_>,
+        store_port: u16,
+        node_rank: Option<u32>,
+        timeout_s: f64,
+        workers: Option<(String, u32)>,
+    ) -> PyResult<Placement> {
         let timeout = seconds("join_timeout", timeout_s)?;
-        block_on(py, self.0.join(store_port, node_rank, None, timeout))?
+        let workers = workers.map(|(role, local_world_size)| message::JoinWorkers { role, local_world_size });
+        block_on(py, self.0.join(store_port, node_rank, workers, timeout))?
             .map(Placement)
             .map_err(|error| errors::from_join(py, &error))
     }

@@ -1,0 +1,353 @@
+//! `Agent`: one node's agent at work, of which Python is the front end. Its steps, and how it ends.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use elastic_rs::agent::crew::{Adopted, Crew};
+use elastic_rs::agent::environment::{self, Workers};
+use elastic_rs::agent::runner::{self, Runner, Started};
+use elastic_rs::agent::{self, Budget, Policy};
+use elastic_rs::process::{Consoles, Copies, Exit, Filter, FilterOptions, Group, Output, Signal, WorkerSpec};
+use elastic_rs::rendezvous::message;
+use elastic_rs::rendezvous::node::JoinError;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use tokio::sync::Mutex;
+
+use crate::errors;
+use crate::rendezvous::{Placement, Session, seconds};
+use crate::runtime::{block_on, handle};
+
+/// A worker's failure: what every node names as the cause when the job restarts or ends.
+#[pyclass(frozen, module = "elastic_rs._elastic_rs", get_all)]
+pub struct Failure {
+    /// The node it happened on, as others know it.
+    node: String,
+    /// The worker's role.
+    role: String,
+    /// The worker's rank on its node.
+    local_rank: u32,
+    /// The worker's rank in the job.
+    global_rank: u32,
+    /// Its process id there.
+    pid: u32,
+    /// What ended it, such as ``exit code 3`` or ``SIGKILL``.
+    exit: String,
+    /// The first lines of what it said, if it said anything.
+    message: String,
+}
+
+impl From<message::Failure> for Failure {
+    fn from(failure: message::Failure) -> Self {
+        let message::Failure { node, role, local_rank, global_rank, pid, exit, message, .. } = failure;
+        Self { node, role, local_rank, global_rank, pid, exit, message }
+    }
+}
+
+/// What the front end is to do next.
+#[pyclass(frozen, module = "elastic_rs._elastic_rs")]
+pub struct Step(runner::Step);
+
+#[pymethods]
+impl Step {
+    /// ``join``, ``start``, ``reap``, ``barrier`` or ``end``.
+    #[getter]
+    fn kind(&self) -> &'static str {
+        match &self.0 {
+            runner::Step::Join => "join",
+            runner::Step::Start(_) => "start",
+            runner::Step::Reap { .. } => "reap",
+            runner::Step::Barrier => "barrier",
+            runner::Step::End(_) => "end",
+        }
+    }
+
+    /// Of ``start``: the place for which workers are to be started.
+    #[getter]
+    fn placement(&self) -> Option<Placement> {
+        match &self.0 {
+            runner::Step::Start(placement) => Some(Placement((**placement).clone())),
+            _ => None,
+        }
+    }
+
+    /// Of ``reap``: which worker has ended.
+    #[getter]
+    fn local_rank(&self) -> Option<u32> {
+        match &self.0 {
+            runner::Step::Reap { local_rank } => Some(*local_rank),
+            _ => None,
+        }
+    }
+
+    /// Of ``end``: ``succeeded``, ``not_needed`` (a spare), ``failed``, ``no_place`` or ``signal``.
+    #[getter]
+    fn outcome(&self) -> Option<&'static str> {
+        match &self.0 {
+            runner::Step::End(outcome) => Some(match **outcome {
+                agent::Outcome::Succeeded => "succeeded",
+                agent::Outcome::NotNeeded => "not_needed",
+                agent::Outcome::Failed { .. } => "failed",
+                agent::Outcome::NoPlace(_) => "no_place",
+                agent::Outcome::Signal(_) => "signal",
+            }),
+            _ => None,
+        }
+    }
+
+    /// Of the outcome ``failed``: why, in words.
+    #[getter]
+    fn reason(&self) -> Option<String> {
+        match &self.0 {
+            runner::Step::End(outcome) => match &**outcome {
+                agent::Outcome::Failed { reason, .. } => Some(reason.clone()),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Of the outcome ``failed``: the first failure, on whatever node; None if the job was closed without naming one.
+    #[getter]
+    fn failure(&self) -> Option<Failure> {
+        match &self.0 {
+            runner::Step::End(outcome) => match &**outcome {
+                agent::Outcome::Failed { cause, .. } => cause.as_deref().cloned().map(Failure::from),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Of the outcome ``no_place``: the exception that says why.
+    #[getter]
+    fn error(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        match &self.0 {
+            runner::Step::End(outcome) => match &**outcome {
+                agent::Outcome::NoPlace(error) => Some(errors::from_join(py, error).into_value(py).into_any()),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
+/// A program to start as a worker.
+#[pyclass(frozen, module = "elastic_rs._elastic_rs")]
+pub struct WorkerCommand(WorkerSpec);
+
+#[pymethods]
+impl WorkerCommand {
+    /// ``command`` is the program and its arguments, ``env`` the whole environment.
+    ///
+    /// ``stdout`` and ``stderr`` are paths of files, or empty for this process's own stream. With ``tee_stdout`` or
+    /// ``tee_stderr`` what goes to the file is shown here too, each line behind ``prefix``.
+    #[new]
+    #[pyo3(signature = (local_rank, command, env, *, stdout = PathBuf::new(), stderr = PathBuf::new(), tee_stdout = false,
+        tee_stderr = false, prefix = None))]
+    #[expect(clippy::too_many_arguments, reason = "one named argument per property")]
+    fn new(
+        local_rank: u32,
+        command: Vec<String>,
+        env: BTreeMap<String, String>,
+        stdout: PathBuf,
+        stderr: PathBuf,
+        tee_stdout: bool,
+        tee_stderr: bool,
+        prefix: Option<String>,
+    ) -> PyResult<Self> {
+        let (program, args) =
+            command.split_first().ok_or_else(|| PyValueError::new_err("command is empty, must name a program"))?;
+        Ok(Self(WorkerSpec {
+            args: args.iter().map(Into::into).collect(),
+            env: env.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
+            stdout: output(stdout, tee_stdout, prefix.clone()),
+            stderr: output(stderr, tee_stderr, prefix),
+            ..WorkerSpec::new(local_rank, program)
+        }))
+    }
+}
+
+fn output(path: PathBuf, tee: bool, prefix: Option<String>) -> Output {
+    match path.to_str() {
+        Some("") => Output::Inherit,
+        Some("/dev/null") => Output::Null,
+        _ if tee => Output::Copied(Copies { file: Some(path), console: true, prefix }),
+        _ => Output::File(path),
+    }
+}
+
+/// One node's agent: runs the workers of each round. It decides; the caller carries out its steps and answers.
+#[pyclass(frozen, module = "elastic_rs._elastic_rs")]
+pub struct Agent {
+    runner: Arc<Mutex<Runner>>,
+    workers: Workers,
+}
+
+#[pymethods]
+impl Agent {
+    /// ``session`` tells of other nodes; without one the caller does. With ``restarts_left`` this agent counts its own
+    /// restarts, as PyTorch's does; without, the coordinator counts the job's. Times in seconds;
+    /// ``uninterruptible_sleep_s`` of zero means that nobody looks for it.
+    #[new]
+    #[pyo3(signature = (*, session, name, run_id, role, local_world_size, max_restarts, restarts_left, grace_s,
+        exit_barrier_timeout_s, use_agent_store, virtual_local_rank, uninterruptible_sleep_s))]
+    #[expect(clippy::too_many_arguments, reason = "one named argument per setting, checked here once")]
+    fn new(
+        session: Option<&Session>,
+        name: String,
+        run_id: String,
+        role: String,
+        local_world_size: u32,
+        max_restarts: u32,
+        restarts_left: Option<u32>,
+        grace_s: f64,
+        exit_barrier_timeout_s: f64,
+        use_agent_store: bool,
+        virtual_local_rank: bool,
+        uninterruptible_sleep_s: f64,
+    ) -> PyResult<Self> {
+        let policy = Policy {
+            budget: restarts_left.map_or(Budget::Job, Budget::Node),
+            workers: local_world_size,
+            grace: seconds("shutdown_timeout", grace_s)?,
+            exit_barrier_timeout: seconds("exit_barrier_timeout", exit_barrier_timeout_s)?,
+        };
+        let session = session.map(|session| Arc::clone(&session.0));
+        let mut runner = Runner::new(policy, name, role.clone(), session);
+        runner.limit_uninterruptible_sleep(seconds("uninterruptible_state_timeout", uninterruptible_sleep_s)?);
+        let workers = Workers { run_id, role, local_world_size, max_restarts, use_agent_store, virtual_local_rank };
+        Ok(Self { runner: Arc::new(Mutex::new(runner)), workers })
+    }
+
+    /// Wait for the next step, at most ``timeout_s`` seconds if given: None if there was none by then.
+    ///
+    /// Python's signal handlers run meanwhile; what they raise ends the call, which may then be repeated.
+    #[pyo3(signature = (*, timeout_s = None))]
+    fn next(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<Option<Step>> {
+        let limit = timeout_s.map(|limit| seconds("timeout_s", limit)).transpose()?;
+        let step = block_on(py, async {
+            let mut runner = self.runner.lock().await;
+            match limit {
+                Some(limit) => tokio::time::timeout(limit, runner.next()).await.ok(),
+                None => Some(runner.next().await),
+            }
+        })?;
+        Ok(step.map(Step))
+    }
+
+    /// Answers ``join``.
+    fn placed(&self, placement: &Placement) {
+        self.runner.blocking_lock().placed(placement.0.clone());
+    }
+
+    /// Answers ``join``: there is no place. The workers of an agent without one do not run.
+    fn no_place(&self, reason: String) {
+        self.runner.blocking_lock().no_place(JoinError::Connection(reason));
+    }
+
+    /// The variables of one worker, to be set over those it inherits.
+    ///
+    /// Raises ``ValueError``: with ``virtual_local_rank`` there are fewer GPUs than workers.
+    fn environment(&self, placement: &Placement, local_rank: u32) -> PyResult<BTreeMap<&'static str, String>> {
+        let ranks =
+            placement.0.workers.ok_or_else(|| PyValueError::new_err("the placement has no ranks of workers"))?;
+        let restarts = self.runner.blocking_lock().restarts();
+        let inherited = |name: &str| std::env::var(name).ok();
+        environment::variables(&self.workers, &placement.0, &ranks, restarts, local_rank, inherited)
+            .map(BTreeMap::from_iter)
+            .map_err(PyValueError::new_err)
+    }
+
+    /// Answers ``start``: start these programs. Returns their process ids by local rank; empty if one could not be started,
+    /// which is a failure of that worker like any other.
+    ///
+    /// ``error_files`` are where workers may record their exceptions. A filter is a path, which gets the lines of teed streams
+    /// that contain one of the texts.
+    #[pyo3(signature = (commands, *, first_rank, error_files, stdout_filter = None, stderr_filter = None))]
+    fn start(
+        &self,
+        py: Python<'_>,
+        commands: Vec<PyRef<'_, WorkerCommand>>,
+        first_rank: u32,
+        error_files: BTreeMap<u32, PathBuf>,
+        stdout_filter: Option<(PathBuf, Vec<String>)>,
+        stderr_filter: Option<(PathBuf, Vec<String>)>,
+    ) -> PyResult<BTreeMap<u32, u32>> {
+        let filter = |filter: Option<(PathBuf, Vec<String>)>| filter.map(|(file, texts)| Filter { file, texts });
+        let filters = FilterOptions { stdout: filter(stdout_filter), stderr: filter(stderr_filter) };
+        let specs: Vec<WorkerSpec> = commands.iter().map(|command| command.0.clone()).collect();
+        let consoles = Consoles::own()?;
+        let started = block_on(py, Group::start(specs, filters, consoles))?;
+        let mut runner = self.runner.blocking_lock();
+        Ok(match started {
+            Ok(group) => {
+                let pids = group.pids();
+                runner.started(Crew::Spawned(Box::new(group)), Started { error_files, first_rank });
+                pids
+            }
+            Err(error) => {
+                runner.not_started(error.local_rank, first_rank, &error.to_string());
+                BTreeMap::new()
+            }
+        })
+    }
+
+    /// Answers ``start``: watch these children of the calling process, which has started them.
+    #[pyo3(signature = (pids, *, first_rank, error_files))]
+    fn adopt(&self, pids: BTreeMap<u32, u32>, first_rank: u32, error_files: BTreeMap<u32, PathBuf>) -> PyResult<()> {
+        let runtime = handle()?;
+        let _inside = runtime.enter();
+        let adopted = Adopted::new(&pids)?;
+        self.runner.blocking_lock().started(Crew::Adopted(adopted), Started { error_files, first_rank });
+        Ok(())
+    }
+
+    /// Answers ``start``: the worker cannot be started, and none runs.
+    #[pyo3(signature = (local_rank, reason, *, first_rank))]
+    fn not_started(&self, local_rank: u32, reason: &str, first_rank: u32) {
+        self.runner.blocking_lock().not_started(local_rank, first_rank, reason);
+    }
+
+    /// Answers ``reap``: how the worker ended, as ``subprocess.Popen.returncode`` says it.
+    fn reaped(&self, local_rank: u32, returncode: i32) {
+        let exit = match returncode {
+            0.. => Exit::Code(returncode),
+            signal => Exit::Signal { signal: Signal(-signal), core_dumped: false },
+        };
+        self.runner.blocking_lock().reaped(local_rank, exit);
+    }
+
+    /// Answers ``barrier``: the other nodes have finished, or are not waited for any longer.
+    fn all_done(&self) {
+        self.runner.blocking_lock().all_done();
+    }
+
+    /// This process got a signal and is to end. A second one kills what is left of the workers.
+    fn signal(&self, signal: i32) {
+        self.runner.blocking_lock().signal(signal);
+    }
+
+    /// Send a signal to the workers and do nothing else.
+    fn forward(&self, signal: i32) {
+        self.runner.blocking_lock().forward(signal);
+    }
+
+    /// Without a session: the world must re-form.
+    fn interrupted(&self, reason: &str) {
+        self.runner.blocking_lock().interrupted(reason);
+    }
+
+    /// Of the last round's workers that have ended, in that order: local rank, process id, and return code.
+    fn exits(&self) -> Vec<(u32, u32, i32)> {
+        let exited = |exited: &elastic_rs::process::Exited| (exited.local_rank, exited.pid, exited.exit.returncode());
+        self.runner.blocking_lock().exits().iter().map(exited).collect()
+    }
+
+    /// How many restarts failures have cost: the job's, or this node's if it counts for itself.
+    #[getter]
+    fn restarts(&self) -> u32 {
+        self.runner.blocking_lock().restarts()
+    }
+}

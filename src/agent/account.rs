@@ -1,0 +1,113 @@
+//! What a failed worker is said to have died of: its error file, else the end of its standard error, and a hint about memory.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+/// Lines of standard error that are told.
+const TAIL_LINES: usize = 12;
+
+/// Why a worker failed, in its own words: first what sums it up, then where. Empty if it said nothing.
+///
+/// `error_file` is the text of the file that PyTorch's `@record` writes: `{"message": {"message": "ValueError: x", "extraInfo":
+/// {"py_callstack": "Traceback …"}}}`, or a plain text as `message` (`torch/distributed/elastic/multiprocessing/errors`).
+pub fn words(error_file: Option<&str>, stderr_tail: &[u8]) -> String {
+    error_file.and_then(recorded).unwrap_or_else(|| last_lines(&String::from_utf8_lossy(stderr_tail)))
+}
+
+fn recorded(text: &str) -> Option<String> {
+    let parsed: Value = serde_json::from_str(text).ok()?;
+    let message = parsed.get("message")?;
+    if let Some(text) = message.as_str() {
+        return Some(text.to_owned()).filter(|text| !text.is_empty());
+    }
+    let summary = message.get("message").and_then(Value::as_str).unwrap_or_default();
+    let stack = message.pointer("/extraInfo/py_callstack").and_then(Value::as_str).unwrap_or_default();
+    let words = [summary.trim(), last_lines(stack).as_str()].join("\n");
+    Some(words.trim().to_owned()).filter(|words| !words.is_empty())
+}
+
+/// The last lines that say something. What Python prints ends with the exception, so that line is put first.
+fn last_lines(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
+    let Some(last) = lines.last() else { return String::new() };
+    let from = lines.len().saturating_sub(TAIL_LINES);
+    if lines.len() == 1 { (*last).to_owned() } else { format!("{last}\n{}", lines[from..].join("\n")) }
+}
+
+/// How often the kernel has killed for want of memory, in this process's control group and on this host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OomKills {
+    group: Option<u64>,
+    host: Option<u64>,
+}
+
+impl OomKills {
+    /// As of now. What cannot be read is left out.
+    pub fn now() -> Self {
+        let group = own_group().and_then(|group| counter(&format!("{group}/memory.events"), "oom_kill"));
+        Self { group, host: counter("/proc/vmstat", "oom_kill") }
+    }
+
+    /// What is to be said of a worker that SIGKILL ended, and that we did not kill.
+    pub fn hint(self, since: Self) -> &'static str {
+        let more =
+            |now: Option<u64>, before: Option<u64>| matches!((now, before), (Some(now), Some(before)) if now > before);
+        if more(self.group, since.group) {
+            "killed for want of memory: its control group's limit was reached (OOM)"
+        } else if more(self.host, since.host) {
+            "probably killed for want of memory: the kernel's OOM killer ended a process on this host"
+        } else {
+            "killed by another process, or for want of memory (OOM?): see the kernel's log"
+        }
+    }
+}
+
+/// The folder of this process's control group (version 2).
+fn own_group() -> Option<String> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let folder = format!("/sys/fs/cgroup{}", path.trim_end_matches('/'));
+    Path::new(&folder).is_dir().then_some(folder)
+}
+
+fn counter(file: &str, name: &str) -> Option<u64> {
+    let text = fs::read_to_string(file).ok()?;
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recorded_exception_comes_first_and_its_stack_after() {
+        let file = r#"{"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "Traceback\n  File \"a.py\"\nValueError: x\n"}}}"#;
+        let words = words(Some(file), b"noise");
+        assert!(words.starts_with("ValueError: x\n"), "{words}");
+        assert!(words.contains("File \"a.py\""), "{words}");
+        assert!(!words.contains("noise"));
+    }
+
+    #[test]
+    fn a_file_that_says_nothing_leaves_the_end_of_stderr() {
+        for file in [None, Some("not json"), Some("{}"), Some(r#"{"message": ""}"#), Some(r#"{"message": {}}"#)] {
+            assert_eq!(
+                words(file, b"Traceback\n  line\nValueError: x\n\n"),
+                "ValueError: x\nTraceback\n  line\nValueError: x"
+            );
+        }
+        assert_eq!(words(None, b""), "");
+        assert_eq!(words(Some(r#"{"message": "SIGSEGV"}"#), b"x"), "SIGSEGV");
+    }
+
+    #[test]
+    fn a_kill_is_put_down_to_memory_if_the_counters_say_so() {
+        let before = OomKills { group: Some(1), host: Some(4) };
+        assert!(OomKills { group: Some(2), host: Some(5) }.hint(before).contains("control group"));
+        assert!(OomKills { group: Some(1), host: Some(5) }.hint(before).contains("this host"));
+        assert!(before.hint(before).contains("OOM?"));
+        assert!(OomKills::default().hint(before).contains("OOM?"));
+    }
+}

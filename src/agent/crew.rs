@@ -1,0 +1,230 @@
+//! The workers of a round, whoever started them.
+//!
+//! Programs are started by [`crate::process::Group`]. Python functions are started by `torch.multiprocessing`, whose processes
+//! only their parent can reap: they are handed over by their process ids, and the front end tells how each has ended.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use rustix::process::{Pid, PidfdFlags, kill_process, kill_process_group, pidfd_open};
+use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc;
+
+use crate::process::{Command, Event, Exit, Exited, Group, Signal, StopPolicy, Stopping};
+
+/// Workers that run.
+#[derive(Debug)]
+pub enum Crew {
+    /// Started by us.
+    Spawned(Box<Group>),
+    /// Handed over by their process ids.
+    Adopted(Adopted),
+}
+
+/// What happens among the workers.
+#[derive(Debug)]
+pub enum CrewEvent {
+    /// A worker has ended.
+    Exited(Exited),
+    /// An adopted worker has ended, and waits to be reaped.
+    Ended {
+        /// Which one.
+        local_rank: u32,
+    },
+}
+
+impl Crew {
+    /// The next event; `None` once nothing is left of any worker. Sends the signals of a stop as they become due.
+    pub async fn next_event(&mut self) -> Option<CrewEvent> {
+        match self {
+            Self::Spawned(group) => loop {
+                match group.next_event().await? {
+                    Event::Exited(exited) => return Some(CrewEvent::Exited(exited)),
+                    // The group has said so in the log; its workers are not waited for.
+                    Event::Gone { .. } | Event::Stuck(_) => {}
+                }
+            },
+            Self::Adopted(adopted) => adopted.next_event().await,
+        }
+    }
+
+    /// Begin to stop all workers.
+    pub fn begin_stop(&mut self, policy: StopPolicy) {
+        match self {
+            Self::Spawned(group) => group.begin_stop(policy),
+            Self::Adopted(adopted) => adopted.begin_stop(policy),
+        }
+    }
+
+    /// Kill all workers now.
+    pub fn kill(&mut self) {
+        match self {
+            Self::Spawned(group) => group.kill(),
+            Self::Adopted(adopted) => adopted.kill(),
+        }
+    }
+
+    /// Signal all workers, and do nothing else.
+    pub fn signal(&self, signal: Signal) {
+        match self {
+            Self::Spawned(group) => group.signal(signal),
+            Self::Adopted(adopted) => adopted.members.values().for_each(|member| member.signal(signal)),
+        }
+    }
+
+    /// Process ids by local rank, of workers that have not ended.
+    pub fn pids(&self) -> BTreeMap<u32, u32> {
+        match self {
+            Self::Spawned(group) => group.pids(),
+            Self::Adopted(adopted) => adopted.members.iter().map(|(rank, member)| (*rank, member.number)).collect(),
+        }
+    }
+
+    pub(super) fn reaped(&mut self, local_rank: u32, exit: Exit) -> Option<Exited> {
+        match self {
+            Self::Spawned(_) => None,
+            Self::Adopted(adopted) => adopted.reaped(local_rank, exit),
+        }
+    }
+}
+
+/// Processes that somebody else is the parent of. Dropping it kills those that have not ended.
+#[derive(Debug)]
+pub struct Adopted {
+    members: BTreeMap<u32, Member>,
+    ends: mpsc::UnboundedReceiver<u32>,
+    stopping: Option<Stopping>,
+}
+
+#[derive(Debug)]
+struct Member {
+    pid: Pid,
+    number: u32,
+    watch: tokio::task::JoinHandle<()>,
+}
+
+impl Member {
+    /// Its group if it leads one, else itself.
+    fn signal(&self, signal: Signal) {
+        let Some(signal) = rustix::process::Signal::from_named_raw(signal.0) else { return };
+        // ESRCH: it has ended, or leads no group.
+        if kill_process_group(self.pid, signal).is_err() {
+            let _ = kill_process(self.pid, signal);
+        }
+    }
+}
+
+impl Adopted {
+    /// Take over these processes: their ids by local rank. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// One of them does not exist, or cannot be watched.
+    pub fn new(pids: &BTreeMap<u32, u32>) -> io::Result<Self> {
+        let (sender, ends) = mpsc::unbounded_channel();
+        let mut members = BTreeMap::new();
+        for (&local_rank, &number) in pids {
+            let pid = i32::try_from(number).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
+            let handle = pidfd_open(pid, PidfdFlags::NONBLOCK)?;
+            // SAFETY: an `OwnedFd` always refers to the same open descriptor until it is dropped.
+            let handle = unsafe { AsyncFd::register(handle) }?;
+            let watch = tokio::spawn(watch(handle, local_rank, sender.clone()));
+            members.insert(local_rank, Member { pid, number, watch });
+        }
+        Ok(Self { members, ends, stopping: None })
+    }
+
+    async fn next_event(&mut self) -> Option<CrewEvent> {
+        loop {
+            let commands = self.stopping.as_mut().map(|stopping| stopping.poll(Instant::now()));
+            self.perform(commands.unwrap_or_default());
+            if self.members.is_empty() {
+                return None;
+            }
+            let deadline = self.stopping.as_ref().and_then(Stopping::next_deadline);
+            let tick = async {
+                match deadline {
+                    Some(at) => tokio::time::sleep_until(at.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                local_rank = self.ends.recv() => {
+                    let local_rank = local_rank?;
+                    if let Some(member) = self.members.get(&local_rank) {
+                        // Its group, before it is reaped: then its number may be another's.
+                        member.signal(Signal::KILL);
+                        return Some(CrewEvent::Ended { local_rank });
+                    }
+                }
+                () = tick => {}
+            }
+        }
+    }
+
+    fn reaped(&mut self, local_rank: u32, exit: Exit) -> Option<Exited> {
+        let member = self.members.remove(&local_rank)?;
+        if let Some(stopping) = &mut self.stopping {
+            stopping.on_gone(local_rank);
+        }
+        Some(Exited { local_rank, pid: member.number, exit, stderr_tail: Vec::new(), at: Instant::now() })
+    }
+
+    fn begin_stop(&mut self, policy: StopPolicy) {
+        if self.stopping.is_none() {
+            let (stopping, commands) = Stopping::begin(policy, self.members.keys().copied(), Instant::now());
+            self.stopping = Some(stopping);
+            self.perform(commands);
+        }
+    }
+
+    fn kill(&mut self) {
+        match &mut self.stopping {
+            Some(stopping) => {
+                let commands = stopping.on_kill(Instant::now());
+                self.perform(commands);
+            }
+            None => self.begin_stop(StopPolicy { grace: std::time::Duration::ZERO, ..StopPolicy::default() }),
+        }
+    }
+
+    fn perform(&mut self, commands: Vec<Command>) {
+        for command in commands {
+            match command {
+                Command::Signal { local_rank, signal } => self.signal(local_rank, signal),
+                Command::Kill { local_rank } => self.signal(local_rank, Signal::KILL),
+                Command::Abandon { local_rank } => {
+                    let Some(member) = self.members.remove(&local_rank) else { continue };
+                    tracing::error!(
+                        local_rank,
+                        pid = member.number,
+                        "worker did not end after SIGKILL and is waited for no longer; a hung device or file system holds it"
+                    );
+                }
+            }
+        }
+    }
+
+    fn signal(&self, local_rank: u32, signal: Signal) {
+        if let Some(member) = self.members.get(&local_rank) {
+            member.signal(signal);
+        }
+    }
+}
+
+impl Drop for Adopted {
+    fn drop(&mut self) {
+        for member in self.members.values() {
+            member.watch.abort();
+            member.signal(Signal::KILL);
+        }
+    }
+}
+
+async fn watch(handle: AsyncFd<OwnedFd>, local_rank: u32, ends: mpsc::UnboundedSender<u32>) {
+    // An error means that the runtime ends, and nobody listens.
+    if handle.readable().await.is_ok() {
+        let _ = ends.send(local_rank);
+    }
+}

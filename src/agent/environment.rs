@@ -1,0 +1,91 @@
+//! The environment variables of a worker: those of torch 2.15's agent, and `TORCHELASTIC_GENERATION`.
+
+use crate::rendezvous::message::{Placement, WorkerRanks};
+
+/// What is the same for all workers of a node, in every round.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workers {
+    /// The job.
+    pub run_id: String,
+    /// The workers' role.
+    pub role: String,
+    /// Workers on this node.
+    pub local_world_size: u32,
+    /// Restarts the job, or with PyTorch's way of counting each node, may have.
+    pub max_restarts: u32,
+    /// Whether the store at `MASTER_ADDR` is there already, so that worker 0 must not open one.
+    pub use_agent_store: bool,
+    /// Each worker sees its own GPU only, as device 0 with `LOCAL_RANK` 0.
+    pub virtual_local_rank: bool,
+}
+
+/// Variables of the worker `local_rank`, to be set over those it inherits. `restarts` is the restart count it is told; `inherited`
+/// looks up the agent's own environment.
+///
+/// # Errors
+/// With `virtual_local_rank`: the inherited list of GPUs is shorter than the number of workers.
+pub fn variables(
+    workers: &Workers,
+    placement: &Placement,
+    ranks: &WorkerRanks,
+    restarts: u32,
+    local_rank: u32,
+    inherited: impl Fn(&str) -> Option<String>,
+) -> Result<Vec<(&'static str, String)>, String> {
+    let mut set = vec![
+        ("RANK", (ranks.first_rank + local_rank).to_string()),
+        ("GROUP_RANK", placement.rank.to_string()),
+        ("ROLE_RANK", (ranks.first_role_rank + local_rank).to_string()),
+        ("ROLE_NAME", workers.role.clone()),
+        ("LOCAL_WORLD_SIZE", workers.local_world_size.to_string()),
+        ("WORLD_SIZE", ranks.world_size.to_string()),
+        ("GROUP_WORLD_SIZE", placement.world_size.to_string()),
+        ("ROLE_WORLD_SIZE", ranks.role_world_size.to_string()),
+        ("MASTER_ADDR", placement.master_addr.clone()),
+        ("MASTER_PORT", placement.master_port.to_string()),
+        ("TORCHELASTIC_RESTART_COUNT", restarts.to_string()),
+        ("TORCHELASTIC_MAX_RESTARTS", workers.max_restarts.to_string()),
+        ("TORCHELASTIC_RUN_ID", workers.run_id.clone()),
+        ("TORCHELASTIC_USE_AGENT_STORE", python_bool(workers.use_agent_store)),
+        ("TORCHELASTIC_GENERATION", placement.round.to_string()),
+    ];
+    for (name, default) in [("TORCH_NCCL_ASYNC_ERROR_HANDLING", Some("1")), ("OMP_NUM_THREADS", None)] {
+        if let Some(value) = inherited(name).or(default.map(str::to_owned)) {
+            set.push((name, value));
+        }
+    }
+    set.extend(devices(workers, local_rank, inherited)?);
+    Ok(set)
+}
+
+/// `LOCAL_RANK`, and which GPUs the worker sees. ROCm's variable has precedence over CUDA's, as in PyTorch.
+fn devices(
+    workers: &Workers,
+    local_rank: u32,
+    inherited: impl Fn(&str) -> Option<String>,
+) -> Result<Vec<(&'static str, String)>, String> {
+    const CUDA: &str = "CUDA_VISIBLE_DEVICES";
+    const HIP: &str = "HIP_VISIBLE_DEVICES";
+    if !workers.virtual_local_rank {
+        let mut set = vec![("LOCAL_RANK", local_rank.to_string())];
+        set.extend(inherited(CUDA).map(|devices| (CUDA, devices)));
+        return Ok(set);
+    }
+    let hip = inherited(HIP).filter(|devices| !devices.is_empty());
+    let name = if hip.is_some() { HIP } else { CUDA };
+    let device = match hip.clone().or_else(|| inherited(CUDA)) {
+        None => local_rank.to_string(),
+        Some(devices) => match devices.split(',').nth(local_rank as usize) {
+            Some(device) => device.trim().to_owned(),
+            None => return Err(format!("local_rank {local_rank} exceeds available GPUs in {name}={devices}")),
+        },
+    };
+    let mut set = vec![("LOCAL_RANK", "0".to_owned()), (CUDA, device.clone())];
+    set.extend(hip.map(|_| (HIP, device)));
+    Ok(set)
+}
+
+/// As Python writes it: workers compare with that.
+fn python_bool(value: bool) -> String {
+    if value { "True" } else { "False" }.to_owned()
+}

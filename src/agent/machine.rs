@@ -1,0 +1,358 @@
+//! What an agent does about what happens to it: pure decisions, one loop for every front end.
+//!
+//! Events come in through `on_…`, [`AgentMachine::take_commands`] hands out what to do, and [`AgentMachine::next_deadline`] says when to
+//! look at the clock. All workers of a node start and stop together. A round goes through these phases:
+//!
+//! ```text
+//!             placed            all succeeded            all nodes done
+//!   Joining ─────────▶ Running ───────────────▶ Finishing ─────────────▶ Ended
+//!      ▲                  │ failure, interruption, signal │ interruption      ▲
+//!      │                  ▼                               │                   │
+//!      └────────────── Stopping ◀─── (nothing to stop) ───┘                   │
+//!      ▲                  │ stopped; whether to restart is the coordinator's  │
+//!      └── Deciding ◀─────┴───────────────────────────────────────────────────┘
+//! ```
+
+use std::collections::BTreeSet;
+use std::mem;
+use std::time::{Duration, Instant};
+
+use super::policy::{Budget, Outcome, Policy};
+use crate::rendezvous::message::{Failure, Placement, Round, Verdict};
+use crate::rendezvous::node::JoinError;
+
+/// What the driver is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Ask for a place in the next round; answer with `on_placed` or `on_no_place`.
+    Join,
+    /// Start all workers; answer with `on_start_failed` if one cannot be started.
+    Start(Box<Placement>),
+    /// Send `signal` to every worker's group, SIGKILL after `grace`; answer with `on_stopped` when nothing is left of them.
+    Stop {
+        /// By its number.
+        signal: i32,
+        /// How long until SIGKILL.
+        grace: Duration,
+    },
+    /// End the stop under way with SIGKILL, now.
+    Kill,
+    /// Tell the coordinator that a worker failed.
+    Report(Box<Failure>),
+    /// Tell the coordinator that all workers of this node have succeeded.
+    Done(Round),
+    /// Say goodbye to the coordinator.
+    Leave(String),
+    /// End the job for everybody.
+    Close(Verdict),
+    /// For the operator.
+    Tell(String),
+    /// There is nothing more to do.
+    End(Box<Outcome>),
+}
+
+/// SIGTERM's number, the same on every platform PyTorch's agent runs on.
+const SIGTERM: i32 = 15;
+
+#[derive(Debug)]
+enum Phase {
+    Joining,
+    Running {
+        left: BTreeSet<u32>,
+    },
+    Stopping(Next),
+    /// Nothing runs. The coordinator has been told of a failure and has not answered.
+    Deciding,
+    Finishing {
+        until: Instant,
+    },
+    Ended,
+}
+
+/// What follows when nothing is left of the workers.
+#[derive(Clone, Debug)]
+enum Next {
+    Join,
+    Decide,
+    End(Box<Outcome>),
+}
+
+/// One agent. See the module's documentation.
+#[derive(Debug)]
+pub struct AgentMachine {
+    policy: Policy,
+    name: String,
+    phase: Phase,
+    round: Round,
+    restarts: u32,
+    first_failure: Option<Box<Failure>>,
+    /// The job was declared a success while workers of this node still run: there is nobody left to wait for.
+    closed_well: bool,
+    commands: Vec<Command>,
+}
+
+impl AgentMachine {
+    /// An agent that asks for its first place. `name` is how others' messages call it.
+    pub fn new(policy: Policy, name: String) -> Self {
+        Self {
+            policy,
+            name,
+            phase: Phase::Joining,
+            round: Round::default(),
+            restarts: 0,
+            first_failure: None,
+            closed_well: false,
+            commands: vec![Command::Join],
+        }
+    }
+
+    /// A round completed and this node is in it.
+    pub fn on_placed(&mut self, placement: Placement) {
+        if !matches!(self.phase, Phase::Joining) {
+            return;
+        }
+        self.round = placement.round;
+        if self.policy.budget == Budget::Job {
+            self.restarts = placement.restart;
+        }
+        self.first_failure = None;
+        self.phase = Phase::Running { left: (0..self.policy.workers).collect() };
+        self.commands.push(Command::Start(Box::new(placement)));
+    }
+
+    /// The join ended without a place.
+    pub fn on_no_place(&mut self, error: JoinError) {
+        if !matches!(self.phase, Phase::Joining) {
+            return;
+        }
+        let outcome = match error {
+            JoinError::Closed { verdict: Verdict::Succeeded { .. } | Verdict::AllDone { .. }, spare: true } => {
+                Outcome::NotNeeded
+            }
+            JoinError::Closed { verdict: Verdict::Failed { cause, failure, .. }, .. } => {
+                Outcome::Failed { cause: failure, reason: cause }
+            }
+            error => Outcome::NoPlace(error),
+        };
+        self.end(outcome);
+    }
+
+    /// A worker ended with exit code 0.
+    pub fn on_worker_succeeded(&mut self, local_rank: u32, now: Instant) {
+        let Phase::Running { left } = &mut self.phase else { return };
+        left.remove(&local_rank);
+        if !left.is_empty() {
+            return;
+        }
+        if self.closed_well {
+            self.end(Outcome::Succeeded);
+            return;
+        }
+        let limit = self.policy.exit_barrier_timeout;
+        self.commands.push(Command::Done(self.round));
+        self.tell(format!("all workers of this node succeeded; waiting up to {limit:.0?} for the other nodes"));
+        self.phase = Phase::Finishing { until: now + limit };
+    }
+
+    /// A worker failed: it ended otherwise, or could not be started. Later ones of the same round are consequences.
+    ///
+    /// `hopeless`: starting it again on this node cannot help (it holds a device in uninterruptible sleep), so the job ends.
+    pub fn on_worker_failed(&mut self, failure: Failure, hopeless: bool) {
+        if !matches!(self.phase, Phase::Running { .. }) {
+            return;
+        }
+        if hopeless {
+            self.give_up(failure);
+            return;
+        }
+        self.first_failure = Some(Box::new(failure.clone()));
+        match &mut self.policy.budget {
+            Budget::Job => {
+                self.commands.push(Command::Report(Box::new(failure)));
+                self.stop(SIGTERM, Next::Decide);
+            }
+            Budget::Node(0) => self.give_up(failure),
+            Budget::Node(left) => {
+                *left -= 1;
+                self.restarts += 1;
+                let left = *left;
+                self.tell(format!("{failure}; restarting all workers, {left} restarts left on this node"));
+                self.stop(SIGTERM, Next::Join);
+            }
+        }
+    }
+
+    /// Nothing is left of the workers that were to be stopped.
+    pub fn on_stopped(&mut self) {
+        let Phase::Stopping(next) = &self.phase else { return };
+        match next.clone() {
+            Next::Join => self.join(),
+            Next::Decide => self.phase = Phase::Deciding,
+            Next::End(outcome) => self.end(*outcome),
+        }
+    }
+
+    /// The world must re-form: nodes wait, a member was lost, a worker failed somewhere, or this node was out of reach too long.
+    pub fn on_interrupted(&mut self, round: Round, reason: &str) {
+        if round != self.round {
+            return;
+        }
+        match &mut self.phase {
+            Phase::Running { .. } => {
+                self.tell(format!("restarting all workers: {reason}"));
+                self.stop(SIGTERM, Next::Join);
+            }
+            Phase::Stopping(next) if matches!(next, Next::Decide) => *next = Next::Join,
+            Phase::Deciding => self.join(),
+            Phase::Finishing { .. } => {
+                self.tell(format!("starting all workers again, though they had succeeded: {reason}"));
+                self.join();
+            }
+            Phase::Joining | Phase::Stopping(_) | Phase::Ended => {}
+        }
+    }
+
+    /// The rendezvous was closed.
+    pub fn on_closed(&mut self, verdict: Verdict) {
+        match verdict {
+            // `AllDone` counts this node's workers too, so they have finished; otherwise somebody has said so.
+            Verdict::Succeeded { .. } | Verdict::AllDone { .. } => match &self.phase {
+                Phase::Running { .. } => self.closed_well = true,
+                Phase::Finishing { .. } => self.end(Outcome::Succeeded),
+                Phase::Stopping(Next::Decide) | Phase::Deciding => {
+                    let cause = self.first_failure.take();
+                    let reason = "a worker failed after the job had been declared a success".to_owned();
+                    self.end_after_stop(Outcome::Failed { cause, reason });
+                }
+                // The join that follows says so.
+                Phase::Joining | Phase::Stopping(_) | Phase::Ended => {}
+            },
+            Verdict::Failed { cause: reason, failure, .. } => {
+                if matches!(self.phase, Phase::Joining | Phase::Ended | Phase::Stopping(Next::End(_))) {
+                    return;
+                }
+                self.tell(format!("the job has failed: {reason}"));
+                self.end_after_stop(Outcome::Failed { cause: failure, reason });
+            }
+        }
+    }
+
+    /// This node can no longer take part: the coordinator stayed away too long, or ended the session.
+    pub fn on_cut_off(&mut self, error: JoinError) {
+        match &self.phase {
+            Phase::Joining => self.on_no_place(error),
+            // The others' workers are not ours to judge: ours have succeeded.
+            Phase::Finishing { .. } => self.end(Outcome::Succeeded),
+            Phase::Ended | Phase::Stopping(Next::End(_)) => {}
+            _ => self.end_after_stop(Outcome::NoPlace(error)),
+        }
+    }
+
+    /// Without a coordinator: the other nodes have finished too, or are not waited for any longer.
+    pub fn on_barrier_passed(&mut self) {
+        if matches!(self.phase, Phase::Finishing { .. }) {
+            self.end(Outcome::Succeeded);
+        }
+    }
+
+    /// This process was told to end. The second time, what is left of the workers is killed at once.
+    pub fn on_signal(&mut self, signal: i32) {
+        if let Phase::Stopping(next) = &mut self.phase {
+            if matches!(next, Next::End(outcome) if matches!(**outcome, Outcome::Signal(_))) {
+                self.commands.push(Command::Kill);
+                return;
+            }
+            *next = Next::End(Box::new(Outcome::Signal(signal)));
+            self.commands.push(Command::Leave(format!("signal {signal}")));
+            return;
+        }
+        if matches!(self.phase, Phase::Ended) {
+            return;
+        }
+        // At once: the others need not wait for our workers' goodbyes.
+        self.commands.push(Command::Leave(format!("signal {signal}")));
+        if matches!(self.phase, Phase::Running { .. }) {
+            self.stop(signal, Next::End(Box::new(Outcome::Signal(signal))));
+        } else {
+            self.end(Outcome::Signal(signal));
+        }
+    }
+
+    /// Time has passed.
+    pub fn on_tick(&mut self, now: Instant) {
+        if matches!(self.phase, Phase::Finishing { until } if until <= now) {
+            let limit = self.policy.exit_barrier_timeout;
+            self.tell(format!(
+                "the other nodes' workers have not finished within {limit:.0?}; this node's have, and it leaves"
+            ));
+            self.end(Outcome::Succeeded);
+        }
+    }
+
+    /// When to call [`AgentMachine::on_tick`] at the latest.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::Finishing { until } => Some(until),
+            _ => None,
+        }
+    }
+
+    /// What to do now, in order.
+    pub fn take_commands(&mut self) -> Vec<Command> {
+        mem::take(&mut self.commands)
+    }
+
+    /// How many restarts failures have cost: the job's with [`Budget::Job`], else this node's.
+    pub fn restarts(&self) -> u32 {
+        self.restarts
+    }
+
+    /// The round the workers belong to.
+    pub fn round(&self) -> Round {
+        self.round
+    }
+
+    /// Whether workers run or may run.
+    pub fn is_running(&self) -> bool {
+        matches!(self.phase, Phase::Running { .. })
+    }
+
+    fn give_up(&mut self, failure: Failure) {
+        let cause = failure.to_string();
+        let failure = Some(Box::new(failure));
+        self.commands.push(Command::Close(Verdict::Failed {
+            by: self.name.clone(),
+            cause: cause.clone(),
+            failure: failure.clone(),
+        }));
+        self.stop(SIGTERM, Next::End(Box::new(Outcome::Failed { cause: failure, reason: cause })));
+    }
+
+    fn join(&mut self) {
+        self.phase = Phase::Joining;
+        self.commands.push(Command::Join);
+    }
+
+    fn stop(&mut self, signal: i32, next: Next) {
+        self.commands.push(Command::Stop { signal, grace: self.policy.grace });
+        self.phase = Phase::Stopping(next);
+    }
+
+    /// End, but not before the workers have.
+    fn end_after_stop(&mut self, outcome: Outcome) {
+        match &mut self.phase {
+            Phase::Running { .. } => self.stop(SIGTERM, Next::End(Box::new(outcome))),
+            Phase::Stopping(next) => *next = Next::End(Box::new(outcome)),
+            _ => self.end(outcome),
+        }
+    }
+
+    fn end(&mut self, outcome: Outcome) {
+        self.phase = Phase::Ended;
+        self.commands.push(Command::End(Box::new(outcome)));
+    }
+
+    fn tell(&mut self, text: String) {
+        self.commands.push(Command::Tell(text));
+    }
+}

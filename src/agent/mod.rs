@@ -1,0 +1,16 @@
+//! One node's agent: it takes part in the rendezvous, runs the workers of each round, and answers for them.
+//!
+//! [`machine`] decides, [`runner`] carries out what it says together with a front end: `crates/py` for PyTorch's launcher.
+
+#[cfg(feature = "io")]
+mod account;
+#[cfg(feature = "io")]
+pub mod crew;
+pub mod environment;
+pub mod machine;
+pub mod policy;
+#[cfg(feature = "io")]
+pub mod runner;
+
+pub use machine::{AgentMachine, Command};
+pub use policy::{Budget, Outcome, Policy};

@@ -1,0 +1,48 @@
+//! What an agent is told beforehand, and how its work may end.
+
+use std::time::Duration;
+
+use crate::rendezvous::message::Failure;
+use crate::rendezvous::node::JoinError;
+
+/// Who counts restarts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Budget {
+    /// The coordinator, for the whole job: one failure costs one restart, wherever it was. Default.
+    Job,
+    /// This agent, for its own workers, as PyTorch does: so many restarts are left. Also where there is no coordinator.
+    Node(u32),
+}
+
+/// How an agent goes about its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Who counts restarts.
+    pub budget: Budget,
+    /// Workers on this node. Above zero.
+    pub workers: u32,
+    /// How long workers may take to end once they were asked to, on every path. Default 30 s, as PyTorch's.
+    pub grace: Duration,
+    /// How long to wait for the other nodes' workers once all of ours have succeeded. Default 300 s, as PyTorch's.
+    pub exit_barrier_timeout: Duration,
+}
+
+/// How an agent's work ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All workers of this node succeeded.
+    Succeeded,
+    /// The job ended well without this node: it was a spare.
+    NotNeeded,
+    /// The job failed and no restart is left.
+    Failed {
+        /// What began it, on whatever node. `None` when the job was closed without an account of a worker's failure.
+        cause: Option<Box<Failure>>,
+        /// In words.
+        reason: String,
+    },
+    /// The rendezvous could not be joined.
+    NoPlace(JoinError),
+    /// A signal ended the agent.
+    Signal(i32),
+}

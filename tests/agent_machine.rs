@@ -1,0 +1,307 @@
+//! What an agent does, event by event. With the rendezvous and workers around it, it is simulated in `agent_sim`.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::time::{Duration, Instant};
+
+use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
+use elastic_rs::rendezvous::message::{Failure, Placement, Round, Verdict};
+use elastic_rs::rendezvous::node::JoinError;
+
+const GRACE: Duration = Duration::from_secs(7);
+const SIGTERM: i32 = 15;
+const SIGINT: i32 = 2;
+
+fn policy(budget: Budget) -> Policy {
+    Policy { budget, workers: 2, grace: GRACE, exit_barrier_timeout: Duration::from_secs(300) }
+}
+
+fn placement(round: u64, restart: u32) -> Placement {
+    Placement {
+        round: Round(round),
+        rank: 0,
+        world_size: 2,
+        world: 1,
+        master_addr: "node0".into(),
+        master_port: 1,
+        reason: "all are in".into(),
+        restart,
+        workers: None,
+    }
+}
+
+fn failure(local_rank: u32) -> Failure {
+    Failure {
+        node: "node0".into(),
+        role: "default".into(),
+        local_rank,
+        global_rank: local_rank,
+        pid: 7,
+        exit: "exit code 3".into(),
+        message: String::new(),
+        counts: true,
+    }
+}
+
+fn failed(cause: Option<Failure>) -> Verdict {
+    Verdict::Failed { by: "node1".into(), cause: "no restart is left".into(), failure: cause.map(Box::new) }
+}
+
+fn succeeded() -> Verdict {
+    Verdict::AllDone { round: Round(1), nodes: 2 }
+}
+
+/// An agent whose workers of round 1 run.
+fn running(budget: Budget) -> AgentMachine {
+    let mut agent = AgentMachine::new(policy(budget), "node0".into());
+    assert_eq!(does(&mut agent), [Command::Join]);
+    agent.on_placed(placement(1, 0));
+    assert_eq!(does(&mut agent), [Command::Start(Box::new(placement(1, 0)))]);
+    agent
+}
+
+/// What it does, but for what it says.
+fn does(agent: &mut AgentMachine) -> Vec<Command> {
+    agent.take_commands().into_iter().filter(|command| !matches!(command, Command::Tell(_))).collect()
+}
+
+fn stop(signal: i32) -> Command {
+    Command::Stop { signal, grace: GRACE }
+}
+
+fn end(outcome: Outcome) -> Command {
+    Command::End(Box::new(outcome))
+}
+
+#[test]
+fn it_ends_when_the_workers_of_all_nodes_have_succeeded() {
+    let now = Instant::now();
+    let mut agent = running(Budget::Job);
+    agent.on_worker_succeeded(1, now);
+    assert_eq!(does(&mut agent), []);
+    agent.on_worker_succeeded(0, now);
+    assert_eq!(does(&mut agent), [Command::Done(Round(1))]);
+    agent.on_closed(succeeded());
+    assert_eq!(does(&mut agent), [end(Outcome::Succeeded)]);
+}
+
+#[test]
+fn the_exit_barrier_ends_in_time_too() {
+    let now = Instant::now();
+    let mut agent = running(Budget::Job);
+    agent.on_worker_succeeded(0, now);
+    agent.on_worker_succeeded(1, now);
+    does(&mut agent);
+    let until = agent.next_deadline().unwrap();
+    assert_eq!(until, now + Duration::from_secs(300));
+    agent.on_tick(until - Duration::from_millis(1));
+    assert_eq!(does(&mut agent), []);
+    agent.on_tick(until);
+    assert_eq!(does(&mut agent), [end(Outcome::Succeeded)]);
+}
+
+#[test]
+fn a_failure_is_reported_before_the_other_workers_have_stopped_and_counted_by_the_coordinator() {
+    let mut agent = running(Budget::Job);
+    agent.on_worker_failed(failure(1), false);
+    assert_eq!(does(&mut agent), [Command::Report(Box::new(failure(1))), stop(SIGTERM)]);
+    // The other worker ends because of ours: a consequence.
+    agent.on_worker_failed(failure(0), false);
+    assert_eq!(does(&mut agent), []);
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [], "whether to go on is the coordinator's");
+    agent.on_interrupted(Round(1), "rank 1 failed");
+    assert_eq!(does(&mut agent), [Command::Join]);
+    agent.on_placed(placement(2, 1));
+    assert_eq!((does(&mut agent), agent.restarts()), (vec![Command::Start(Box::new(placement(2, 1)))], 1));
+}
+
+#[test]
+fn the_coordinators_word_may_come_while_workers_are_being_stopped() {
+    let mut agent = running(Budget::Job);
+    agent.on_worker_failed(failure(1), false);
+    does(&mut agent);
+    agent.on_interrupted(Round(1), "rank 1 failed");
+    assert_eq!(does(&mut agent), [], "the old workers are still there");
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [Command::Join]);
+}
+
+#[test]
+fn with_no_restart_left_every_agent_stops_its_workers_and_names_the_first_cause() {
+    for own in [true, false] {
+        let mut agent = running(Budget::Job);
+        if own {
+            agent.on_worker_failed(failure(1), false);
+            does(&mut agent);
+        }
+        agent.on_closed(failed(Some(failure(1))));
+        assert_eq!(does(&mut agent), if own { vec![] } else { vec![stop(SIGTERM)] });
+        agent.on_stopped();
+        let outcome = Outcome::Failed { cause: Some(Box::new(failure(1))), reason: "no restart is left".into() };
+        assert_eq!(does(&mut agent), [end(outcome)]);
+    }
+}
+
+#[test]
+fn a_job_that_fails_while_this_node_waits_for_the_others_has_failed_here_too() {
+    let now = Instant::now();
+    let mut agent = running(Budget::Job);
+    agent.on_worker_succeeded(0, now);
+    agent.on_worker_succeeded(1, now);
+    does(&mut agent);
+    agent.on_closed(failed(None));
+    assert_eq!(does(&mut agent), [end(Outcome::Failed { cause: None, reason: "no restart is left".into() })]);
+}
+
+#[test]
+fn counting_for_itself_it_restarts_as_often_as_it_may_and_then_closes_the_job() {
+    let mut agent = running(Budget::Node(1));
+    agent.on_worker_failed(failure(1), false);
+    assert_eq!(does(&mut agent), [stop(SIGTERM)]);
+    agent.on_stopped();
+    assert_eq!((does(&mut agent), agent.restarts()), (vec![Command::Join], 1));
+    agent.on_placed(placement(2, 0));
+    does(&mut agent);
+    agent.on_worker_failed(failure(0), false);
+    let cause = Some(Box::new(failure(0)));
+    let reason = failure(0).to_string();
+    let verdict = Verdict::Failed { by: "node0".into(), cause: reason.clone(), failure: cause.clone() };
+    assert_eq!(does(&mut agent), [Command::Close(verdict), stop(SIGTERM)]);
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [end(Outcome::Failed { cause, reason })]);
+}
+
+#[test]
+fn a_hopeless_failure_is_not_restarted() {
+    let mut agent = running(Budget::Job);
+    agent.on_worker_failed(failure(1), true);
+    assert!(matches!(&does(&mut agent)[..], [Command::Close(Verdict::Failed { .. }), Command::Stop { .. }]));
+}
+
+#[test]
+fn a_world_that_must_re_form_stops_the_workers_first() {
+    let mut agent = running(Budget::Job);
+    agent.on_interrupted(Round(1), "a node waits");
+    assert_eq!(does(&mut agent), [stop(SIGTERM)]);
+    agent.on_interrupted(Round(1), "another one waits");
+    assert_eq!(does(&mut agent), []);
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [Command::Join]);
+}
+
+#[test]
+fn news_of_an_old_round_are_no_news() {
+    let mut agent = running(Budget::Job);
+    agent.on_interrupted(Round(0), "long ago");
+    agent.on_placed(placement(1, 0));
+    agent.on_no_place(JoinError::Busy);
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), []);
+}
+
+#[test]
+fn workers_that_had_succeeded_run_again_when_the_world_re_forms() {
+    let now = Instant::now();
+    let mut agent = running(Budget::Job);
+    agent.on_worker_succeeded(0, now);
+    agent.on_worker_succeeded(1, now);
+    does(&mut agent);
+    agent.on_interrupted(Round(1), "rank 3 failed");
+    assert_eq!(does(&mut agent), [Command::Join]);
+}
+
+#[test]
+fn a_signal_leaves_at_once_and_ends_when_the_workers_have() {
+    let mut agent = running(Budget::Job);
+    agent.on_signal(SIGINT);
+    assert_eq!(does(&mut agent), [Command::Leave("signal 2".into()), stop(SIGINT)]);
+    agent.on_closed(failed(None));
+    agent.on_interrupted(Round(1), "a node left");
+    assert_eq!(does(&mut agent), [], "it is on its way out");
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [end(Outcome::Signal(SIGINT))]);
+}
+
+#[test]
+fn a_second_signal_kills() {
+    let mut agent = running(Budget::Job);
+    agent.on_signal(SIGINT);
+    does(&mut agent);
+    agent.on_signal(SIGINT);
+    assert_eq!(does(&mut agent), [Command::Kill]);
+}
+
+#[test]
+fn a_signal_during_another_stop_does_not_begin_a_second_grace() {
+    let mut agent = running(Budget::Job);
+    agent.on_interrupted(Round(1), "a node waits");
+    does(&mut agent);
+    agent.on_signal(SIGTERM);
+    assert_eq!(does(&mut agent), [Command::Leave("signal 15".into())]);
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [end(Outcome::Signal(SIGTERM))]);
+}
+
+#[test]
+fn a_signal_where_nothing_runs_ends_it_at_once() {
+    let mut joining = AgentMachine::new(policy(Budget::Job), "node0".into());
+    does(&mut joining);
+    let mut deciding = running(Budget::Job);
+    deciding.on_worker_failed(failure(0), false);
+    deciding.on_stopped();
+    does(&mut deciding);
+    for mut agent in [joining, deciding] {
+        agent.on_signal(SIGTERM);
+        assert_eq!(does(&mut agent), [Command::Leave("signal 15".into()), end(Outcome::Signal(SIGTERM))]);
+        agent.on_signal(SIGTERM);
+        assert_eq!(does(&mut agent), []);
+    }
+}
+
+#[test]
+fn how_a_join_that_fails_ends_the_agent() {
+    let closed = |verdict, spare| JoinError::Closed { verdict, spare };
+    let timeout = JoinError::Timeout { after: GRACE, progress: "1 of 2".into() };
+    let cause = Some(Box::new(failure(3)));
+    let cases = [
+        (closed(succeeded(), true), Outcome::NotNeeded),
+        (closed(succeeded(), false), Outcome::NoPlace(closed(succeeded(), false))),
+        (closed(failed(Some(failure(3))), true), Outcome::Failed { cause, reason: "no restart is left".into() }),
+        (timeout.clone(), Outcome::NoPlace(timeout)),
+    ];
+    for (error, outcome) in cases {
+        let mut agent = AgentMachine::new(policy(Budget::Job), "node0".into());
+        does(&mut agent);
+        agent.on_no_place(error);
+        assert_eq!(does(&mut agent), [end(outcome)]);
+    }
+}
+
+#[test]
+fn a_node_that_is_cut_off_stops_its_workers_before_it_ends() {
+    let error = JoinError::Connection("the coordinator stayed away".into());
+    let mut agent = running(Budget::Job);
+    agent.on_cut_off(error.clone());
+    assert_eq!(does(&mut agent), [stop(SIGTERM)]);
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [end(Outcome::NoPlace(error.clone()))]);
+
+    let now = Instant::now();
+    let mut agent = running(Budget::Job);
+    agent.on_worker_succeeded(0, now);
+    agent.on_worker_succeeded(1, now);
+    does(&mut agent);
+    agent.on_cut_off(error);
+    assert_eq!(does(&mut agent), [end(Outcome::Succeeded)], "its own workers have succeeded");
+}
+
+#[test]
+fn a_job_declared_a_success_lets_the_last_workers_finish() {
+    let now = Instant::now();
+    let mut agent = running(Budget::Job);
+    agent.on_closed(Verdict::Succeeded { by: "node1".into() });
+    assert_eq!(does(&mut agent), []);
+    agent.on_worker_succeeded(0, now);
+    agent.on_worker_succeeded(1, now);
+    assert_eq!(does(&mut agent), [end(Outcome::Succeeded)]);
+}
