@@ -1,0 +1,64 @@
+"""How the core's account of a failure becomes PyTorch's."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from elastic_rs._elastic_rs import Failure
+
+NOT_AVAILABLE = "<N/A>"
+
+
+def failures_of(
+    cause: Failure | None,
+    exits: Sequence[tuple[int, int, int]],
+    first_rank: int,
+    error_files: Mapping[int, str],
+    reason: str | None,
+) -> dict[int, ProcessFailure]:
+    """Return failures by global rank: first what began it, on whatever node, then this node's others, which followed.
+
+    PyTorch takes the one with the smallest timestamp for the root cause, and the first of several with the same.
+
+    Args:
+        cause: the first failure of the job, if a node has reported one.
+        exits: this node's workers that have ended: local rank, process id, return code.
+        first_rank: global rank of this node's local rank 0.
+        error_files: where each of them may have recorded an exception.
+        reason: why the job has failed, in words; for the case that no worker did.
+    """
+    failures = {}
+    own = {first_rank + local_rank: (pid, code) for local_rank, pid, code in exits}
+    if cause is not None:
+        here = own.get(cause.global_rank, (0, 0))[0] == cause.pid
+        file = error_files.get(cause.local_rank, NOT_AVAILABLE) if here else NOT_AVAILABLE
+        failure = ProcessFailure(cause.local_rank, cause.pid, returncode(cause.exit), file)
+        if failure.error_file == NOT_AVAILABLE:
+            said = f"\n  {cause.message.replace(chr(10), chr(10) + '  ')}" if cause.message else ""
+            failure.message = f"{cause.exit} on {cause.node or 'this node'}{said}"
+        failures[cause.global_rank] = failure
+    for local_rank, pid, code in exits:
+        rank = first_rank + local_rank
+        if code != 0 and rank not in failures:
+            failures[rank] = ProcessFailure(local_rank, pid, code, error_files.get(local_rank, NOT_AVAILABLE))
+    if not failures:
+        failures[first_rank] = ProcessFailure(0, 0, 1, NOT_AVAILABLE)
+        failures[first_rank].message = reason or "the job has failed"
+    began = next(iter(failures.values())).timestamp
+    for failure in failures.values():
+        failure.timestamp = max(failure.timestamp, began)
+    return failures
+
+
+def returncode(exit_text: str) -> int:
+    """Return the number that stands for ``exit code 3`` or ``SIGKILL (core dumped)``; 1 for what has none."""
+    word = exit_text.split(" ", 1)[0]
+    if exit_text.startswith("exit code "):
+        return int(exit_text.removeprefix("exit code "))
+    return -signal.Signals[word].value if word in signal.Signals.__members__ else 1

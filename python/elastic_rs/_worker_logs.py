@@ -1,0 +1,55 @@
+"""Where workers' logs go: PyTorch's layout, but a folder for each generation and none left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from typing import TYPE_CHECKING
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.api import LogsDest
+
+COUNT = "TORCHELASTIC_RESTART_COUNT"
+
+
+class ByGeneration(LogsSpecs):
+    """Names folders by generation.
+
+    PyTorch names them by the restart count and empties what is there: where another node failed, or the membership
+    changed, the count stays the same and the logs of healthy workers are lost (pains row 13).
+    """
+
+    def __init__(self, logs_specs: LogsSpecs, generation: int) -> None:
+        super().__init__()
+        self._inner = logs_specs
+        self._generation = generation
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Return the destinations for one generation. The specs see its number, from 0, as the restart count."""
+        counts = {local_rank: env.get(COUNT) for local_rank, env in envs.items()}
+        for env in envs.values():
+            env[COUNT] = str(self._generation - 1)
+        try:
+            return self._inner.reify(envs)
+        finally:
+            for local_rank, count in counts.items():
+                if count is not None:
+                    envs[local_rank][COUNT] = count
+
+    @property
+    def root_log_dir(self) -> str:
+        """The folder that the user chose."""
+        return self._inner.root_log_dir
+
+
+def remove_temporary(logs_specs: LogsSpecs) -> None:
+    """Remove the folder that was made because nobody asked for one. After a failure it stays: somebody will look."""
+    if type(logs_specs) is not DefaultLogsSpecs:
+        return
+    folder = logs_specs.root_log_dir
+    made_up = os.path.basename(folder).startswith("torchelastic_")
+    if made_up and os.path.dirname(folder) == tempfile.gettempdir():
+        shutil.rmtree(folder, ignore_errors=True)
