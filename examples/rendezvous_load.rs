@@ -84,6 +84,8 @@ fn open(port: u16, run_id: &str, number: u32, world: u32) -> Session {
         node: NodeId(u128::from(number)),
         name: format!("node{number}:1"),
         local_addr: Some(format!("node{number}")),
+        process: u64::from(number),
+        node_rank: None,
         settings,
         placed: None,
         joining: false,
@@ -94,7 +96,7 @@ fn open(port: u16, run_id: &str, number: u32, world: u32) -> Session {
 async fn join(sessions: &[&'static Session]) -> (u64, u64) {
     let mut joins = JoinSet::new();
     for session in sessions {
-        joins.spawn(session.join(29_500, None, PATIENCE));
+        joins.spawn(session.join(29_500, None, None, PATIENCE));
     }
     let began = now();
     let mut ranks: Vec<u32> = joins.join_all().await.into_iter().map(|placed| placed.unwrap().rank).collect();

@@ -94,6 +94,8 @@ fn rendezvous() {
             node: NodeId(node),
             name: format!("host{node}:1"),
             local_addr: (node == 2).then(|| "b".into()),
+            process: 0,
+            node_rank: None,
             settings,
             placed,
             joining: placed.is_none(),

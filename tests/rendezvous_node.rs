@@ -17,6 +17,8 @@ fn node(now: Instant) -> NodeMachine {
         node: NodeId(7),
         name: "host:1".into(),
         local_addr: None,
+        process: 0,
+        node_rank: None,
         settings: Settings::new(1, 4),
         placed: None,
         joining: false,

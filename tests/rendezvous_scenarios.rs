@@ -770,6 +770,8 @@ mod raw {
             node: NodeId(node.into()),
             name: format!("node{node}"),
             local_addr: None,
+            process: 0,
+            node_rank: None,
             settings,
             placed: None,
             joining: true,

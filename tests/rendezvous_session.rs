@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use elastic_rs::rendezvous::codec;
 use elastic_rs::rendezvous::coordinator::{self, Incoming};
-use elastic_rs::rendezvous::message::{CoordinatorMessage, Hello, MAGIC, NodeId, Placement, Round, Verdict};
+use elastic_rs::rendezvous::message::{CoordinatorMessage, Failure, Hello, MAGIC, NodeId, Placement, Round, Verdict};
 use elastic_rs::rendezvous::node::{JoinError, View};
 use elastic_rs::rendezvous::session::Session;
 use elastic_rs::rendezvous::settings::Settings;
@@ -36,6 +36,8 @@ fn hello_of(number: u128, settings: Settings) -> Hello {
         node: NodeId(number),
         name: format!("node{number}"),
         local_addr: Some(format!("node{number}")),
+        process: 0,
+        node_rank: None,
         settings,
         placed: None,
         joining: false,
@@ -207,6 +209,62 @@ async fn a_failed_verdict_reaches_running_nodes_with_its_cause() {
     assert_eq!(view.closed, Some(verdict.clone()));
     let error = sessions[0].join(1, None, None, PATIENCE).await.unwrap_err();
     assert_eq!(error, JoinError::Closed { verdict, spare: false });
+}
+
+fn failure() -> Failure {
+    Failure {
+        node: String::new(),
+        role: "trainer".into(),
+        local_rank: 0,
+        global_rank: 1,
+        pid: 77,
+        exit: "exit code 3".into(),
+        message: "boom".into(),
+        counts: true,
+    }
+}
+
+#[tokio::test]
+async fn a_reported_failure_reaches_everybody_and_the_second_ends_the_job() {
+    let settings = Settings { max_restarts: Some(1), ..Settings::new(2, 2) };
+    let coordinator = Coordinator::start().await;
+    let sessions: Vec<_> = (0..2).map(|n| coordinator.session(n, settings.clone())).collect();
+    join_all(&sessions).await;
+    let own = tokio::time::timeout(PATIENCE, sessions[1].report_failure(Round(1), failure())).await.unwrap();
+    let others = until_view(&sessions[0], |view| view.waiting > 0).await;
+    let expected = Failure { node: "node1 (node1)".into(), ..failure() };
+    for view in [own, others] {
+        assert_eq!((view.failure, view.restart), (Some(expected.clone()), 1));
+    }
+    assert!(join_all(&sessions).await.iter().all(|place| (place.round, place.restart) == (Round(2), 1)));
+    assert_eq!(sessions[0].view().failure, None);
+    // What is said of a round that is over is over, too.
+    sessions[1].report_failure(Round(1), failure()).await;
+    assert_eq!(sessions[1].view().waiting, 0);
+    sessions[1].report_failure(Round(2), failure()).await;
+    for session in &sessions {
+        let view = until_view(session, |view| view.closed.is_some()).await;
+        assert_eq!(view.failure, Some(expected.clone()));
+    }
+}
+
+#[tokio::test]
+async fn who_is_done_waits_for_the_last_live_member() {
+    let coordinator = Coordinator::start().await;
+    let mut sessions: Vec<_> = (0..3).map(|n| coordinator.session(n, Settings::new(1, 3))).collect();
+    join_all(&sessions).await;
+    let lost = sessions.pop().unwrap();
+    // Done, then gone: nobody is disturbed. What was said before a goodbye is sent before it.
+    tokio::select! {
+        biased;
+        _ = lost.report_done(Round(1)) => panic!("two members are not done"),
+        () = lost.leave("finished".into(), PATIENCE) => {}
+    }
+    assert_eq!(sessions[0].view().waiting, 0);
+    let (one, other) = tokio::join!(sessions[0].report_done(Round(1)), sessions[1].report_done(Round(1)));
+    assert!(one.all_done && other.all_done, "{one:?} {other:?}");
+    let verdict = Some(Verdict::AllDone { round: Round(1), nodes: 2 });
+    assert_eq!((one.closed, other.closed), (verdict.clone(), verdict));
 }
 
 #[tokio::test]

@@ -18,6 +18,8 @@ fn hello(number: u64, nodes: u32) -> Hello {
         node: NodeId(u128::from(number)),
         name: "n".repeat(NAME_LIMIT_BYTES),
         local_addr: Some("a".repeat(NAME_LIMIT_BYTES)),
+        process: 0,
+        node_rank: None,
         settings: Settings::new(nodes, nodes),
         placed: None,
         joining: false,

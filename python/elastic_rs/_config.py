@@ -46,6 +46,12 @@ class RendezvousConfig:
     """How long the process that hosts the coordinator stays at the end for the others to say goodbye."""
     node_rank: int | None = None
     """Rank this node asks for in the first round."""
+    on_partition: str = "stop"
+    """What this node does when it has heard nothing for its whole lease: ``stop`` its workers, or ``continue``."""
+    rejoin_limit: int = 20
+    """How often nodes of one address may interrupt the job by going within ``rejoin_window``; 0: as often as they like."""
+    rejoin_window: float = 3600.0
+    """See ``rejoin_limit``."""
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> RendezvousConfig:
@@ -127,6 +133,13 @@ def _tcp_only(key: str, value: Any) -> str:
     return "tcp"
 
 
+def _on_partition(key: str, value: Any) -> str:
+    text = str(value).strip().lower()
+    if text not in {"stop", "continue"}:
+        raise ValueError(f"--rdzv-conf {key} is `{value}`, must be `stop` or `continue`")
+    return text
+
+
 _KEYS: dict[str, Callable[[str, Any], Any]] = {
     "join_timeout": _positive,
     "last_call_timeout": _positive,
@@ -140,6 +153,9 @@ _KEYS: dict[str, Callable[[str, Any], Any]] = {
     "coordinator_timeout": _positive,
     "drain_timeout": _zero_or_more,
     "node_rank": _integer(0, 2**31 - 1),
+    "on_partition": _on_partition,
+    "rejoin_limit": _integer(0, 1000),
+    "rejoin_window": _positive,
 }
 
 # PyTorch's keys that have nothing to act on here: checked, then dropped.

@@ -107,6 +107,10 @@ class RustC10dRendezvousHandler(RendezvousHandler):
             keep_alive_max_attempt=self._config.keep_alive_max_attempt,
             reconnect_grace_s=self._config.reconnect_grace,
             coordinator_timeout_s=self._config.coordinator_timeout,
+            node_rank=self._config.node_rank,
+            on_partition=self._config.on_partition,
+            rejoin_limit=self._config.rejoin_limit,
+            rejoin_window_s=self._config.rejoin_window,
         )
         self._worker_store: StoreServer | None = None
         self._waiting = 0
@@ -181,6 +185,9 @@ class RustC10dRendezvousHandler(RendezvousHandler):
 
     def num_nodes_waiting(self) -> int:
         """Return above zero when the world must re-form: nodes wait to join, or a member was lost. Asks nobody.
+
+        Also when this node has been cut off from the coordinator for its whole lease (unless ``on_partition=continue``):
+        the others may go on without it, and its workers must have stopped by then.
 
         Raises:
             RendezvousClosedError: the job failed on another node; the message names it and the cause.

@@ -13,10 +13,11 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use super::admission::{refusal, replace_older};
 use super::decide::decide;
 use super::members::{
-    check_no_later_than, close, disagreement, expire, introduce, note, on_done, on_failed, on_join, readmit,
-    stand_down, welcome,
+    check_no_later_than, close, depart, expire, introduce, note, on_done, on_failed, on_join, readmit, stand_down,
+    welcome,
 };
 use super::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Waits};
 use super::state::{Ends, Node, Run, SessionId, Status};
@@ -68,7 +69,10 @@ impl Machine {
         self.advance(now);
         let refusal = match hello.validate() {
             Err(reason) => Some(reason),
-            Ok(()) => self.runs.get(&hello.run_id).and_then(|run| disagreement(run, &hello)),
+            Ok(()) => {
+                let addr = Node::new(&hello, session, ends, now).addr();
+                self.runs.get(&hello.run_id).and_then(|run| refusal(run, &hello, &addr, now))
+            }
         };
         if let Some(reason) = refusal {
             self.send(session, CoordinatorMessage::Rejected { reason });
@@ -91,6 +95,10 @@ impl Machine {
         if run.nodes.contains_key(&hello.node) {
             readmit(run, &hello, session, ends, now, &mut self.commands);
         } else {
+            let newer = Node::new(&hello, session, ends, now);
+            if let Some(older) = replace_older(run, hello.node, &newer, &mut self.commands) {
+                self.sessions.remove(&older);
+            }
             introduce(run, &hello, session, ends, now, &mut self.commands);
         }
         welcome(run, &hello, session, &mut self.commands);
@@ -136,8 +144,8 @@ impl Machine {
                 let reason = tidy(&reason);
                 let label = run.nodes.get(&id).map(Node::label).unwrap_or_default();
                 note(run, format!("{label} left: {reason}"), out);
-                stand_down(run, id, &format!("left: {reason}"), out);
-                run.update(id, |_| None);
+                depart(run, id, &format!("left: {reason}"), now, out);
+                run.remove(id);
                 self.sessions.remove(&session);
                 out.push(Command::End { session });
             }

@@ -9,32 +9,6 @@ use super::message::{CoordinatorMessage, Failure, Hello, Join, NodeId, Placed, R
 use super::state::{Ends, LAST_LOOK, Node, Run, SessionId, Status};
 use super::text::tidy_failure;
 
-/// Why a node may not take part in a run that others opened.
-pub(super) fn disagreement(run: &Run, hello: &Hello) -> Option<String> {
-    let (ours, theirs) = (&run.settings, &hello.settings);
-    if run.nodes.is_empty() {
-        return None;
-    }
-    let (name, id) = (&hello.name, &run.id);
-    if (ours.min_nodes, ours.max_nodes) != (theirs.min_nodes, theirs.max_nodes) {
-        return Some(format!(
-            "{name} asks for {} to {} nodes, but run `{id}` was opened for {} to {}: give every node the same `--nnodes`",
-            theirs.min_nodes, theirs.max_nodes, ours.min_nodes, ours.max_nodes
-        ));
-    }
-    (ours.max_restarts != theirs.max_restarts).then(|| {
-        let budget = |restarts: Option<u32>| match restarts {
-            Some(restarts) => format!("{restarts} restarts of the job"),
-            None => "restarts counted by each node".to_owned(),
-        };
-        format!(
-            "{name} asks for {}, but run `{id}` was opened for {}: give every node the same `--max-restarts`,              `restart_budget` and agent",
-            budget(theirs.max_restarts),
-            budget(ours.max_restarts)
-        )
-    })
-}
-
 /// Take in a node never heard of, or one that was given up.
 pub(super) fn introduce(
     run: &mut Run,
@@ -66,7 +40,7 @@ pub(super) fn introduce(
             }
         }
     }
-    run.update(hello.node, |_| Some(node));
+    run.settle_in(hello.node, node);
 }
 
 /// A node knows of a round that this coordinator does not: it was restarted, and takes up what its nodes report.
@@ -282,6 +256,15 @@ pub(super) fn stand_down(run: &mut Run, id: NodeId, what: &str, out: &mut Vec<Co
     }
 }
 
+/// A node is gone. If it ran workers, that is remembered of its host.
+pub(super) fn depart(run: &mut Run, id: NodeId, what: &str, now: Instant, out: &mut Vec<Command>) {
+    let running = run.nodes.get(&id).filter(|node| node.status == Status::Active && !node.done && run.closed.is_none());
+    if let Some(addr) = running.map(Node::addr) {
+        run.departures.add(addr, &run.settings, now);
+    }
+    stand_down(run, id, what, out);
+}
+
 /// The current world must re-form. The first reason is kept.
 pub(super) fn interrupt(run: &mut Run, reason: String, out: &mut Vec<Command>) {
     if run.interrupted.is_none() && run.closed.is_none() {
@@ -338,8 +321,8 @@ pub(super) fn expire(
             Some(_) => format!("is lost: silent for {:.1} s", (node.lease + LAST_LOOK).as_secs_f64()),
         };
         note(run, format!("{label} {what}"), out);
-        stand_down(run, id, &what, out);
-        run.update(id, |_| None);
+        depart(run, id, &what, now, out);
+        run.remove(id);
         if let Some(session) = session {
             sessions.remove(&session);
             out.push(Command::End { session });

@@ -80,6 +80,10 @@ pub struct Hello {
     pub name: String,
     /// The address others should use, if the user gave one (`--local-addr`). Else the one the coordinator sees.
     pub local_addr: Option<String>,
+    /// Drawn at random once in each process: agents of one process share it.
+    pub process: u64,
+    /// The rank the user gave this node, if any.
+    pub node_rank: Option<u32>,
     /// What the node asks for.
     pub settings: Settings,
     /// The last round this node was placed in, if any.

@@ -9,7 +9,7 @@
 //! | [`settings`] | what a node asks for: min and max nodes, time limits |
 //! | [`message`], [`text`], [`codec`] | what nodes and the coordinator say to each other; bounds on texts; frames |
 //! | [`state`], [`ranks`] | what the coordinator knows of one run; who gets which rank |
-//! | [`machine`], `members`, `decide` | events in, commands out; what becomes of a node; when a round closes, and as what |
+//! | [`machine`], `admission`, `members`, `decide` | events in, commands out; who may come in; what becomes of a node; when a round closes, and as what |
 //! | [`node`], `pending`, `view` | a node's side of its session; what it has under way; what it hands out |
 //! | [`fence`] | when a node that is cut off stops its workers |
 //! | [`report`] | what an operator is told of a node unasked |
@@ -17,6 +17,7 @@
 //!
 //! Semantics follow `torch/distributed/elastic/rendezvous/dynamic_rendezvous.py` (2.15) except where a comment says why not.
 
+mod admission;
 pub mod codec;
 #[cfg(feature = "io")]
 pub mod coordinator;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Settings of one rendezvous, as each node brings them.
 ///
 /// `min_nodes` and `max_nodes` must agree between all nodes of a run. Of the time limits, those of the node that opened
-/// the run hold for the run (`last_call_timeout`, `settle_timeout`); those that concern one node hold for that node
+/// the run hold for the run (`last_call_timeout`, `settle_timeout`, `rejoin_limit`, `rejoin_window`); those that concern one node hold for that node
 /// (`keep_alive_interval`, `keep_alive_max_attempt`, `reconnect_grace`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
@@ -32,6 +32,11 @@ pub struct Settings {
     /// The job's budget: how many failures of workers it survives, wherever they happen. Must agree between all nodes, as
     /// `min_nodes`. Default `None`: nodes do not report failures, or count for themselves as PyTorch's agents do.
     pub max_restarts: Option<u32>,
+    /// How often nodes of one address may interrupt the job by going, within `rejoin_window`, before they are not let in again.
+    /// Default 20; 0: as often as they like.
+    pub rejoin_limit: u32,
+    /// See `rejoin_limit`. Default one hour.
+    pub rejoin_window: Duration,
     /// What this node does when it has heard nothing for its whole lease. Default [`OnPartition::Stop`].
     pub on_partition: OnPartition,
 }
@@ -67,6 +72,8 @@ impl Settings {
             keep_alive_max_attempt: 3,
             reconnect_grace: Duration::from_millis(500),
             max_restarts: None,
+            rejoin_limit: 20,
+            rejoin_window: Duration::from_secs(3600),
             on_partition: OnPartition::Stop,
         }
     }
@@ -102,6 +109,7 @@ impl Settings {
             ("last_call_timeout", self.last_call_timeout),
             ("settle_timeout", self.settle_timeout),
             ("reconnect_grace", self.reconnect_grace),
+            ("rejoin_window", self.rejoin_window),
         ] {
             if value > Self::LONGEST {
                 return Err(format!("{name} is `{value:?}`, must be at most {:?}", Self::LONGEST));

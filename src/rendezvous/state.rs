@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use super::admission::{Departures, Place, place_of};
 use super::message::{Failure, Hello, Join, NodeId, Placed, Round, Verdict, WorkerRanks};
 use super::ranks::natural_order;
 use super::settings::Settings;
@@ -46,6 +47,10 @@ pub struct Node {
     pub(super) name: String,
     pub(super) local_addr: Option<String>,
     pub(super) ends: Ends,
+    /// Drawn by its process.
+    pub(super) process: u64,
+    /// Rank the user gave it.
+    pub(super) node_rank: Option<u32>,
     pub(super) lease: Duration,
     pub(super) reconnect_grace: Duration,
     /// `None` while the connection is broken.
@@ -68,6 +73,8 @@ impl Node {
             name: hello.name.clone(),
             local_addr: hello.local_addr.clone(),
             ends: Ends { peer: ends.peer.to_canonical(), local: ends.local.to_canonical() },
+            process: hello.process,
+            node_rank: hello.node_rank,
             lease: hello.settings.lease(),
             reconnect_grace: hello.settings.reconnect_grace,
             session: Some(session),
@@ -159,6 +166,11 @@ pub struct Run {
     /// After this coordinator was restarted: until when members of a world it did not form are given time to report. Till then
     /// those who do run on undisturbed.
     pub(super) hold_until: Option<Instant>,
+    /// Who holds which place, to find an agent that was started anew.
+    pub(super) places: BTreeMap<Place, NodeId>,
+    /// Agents whose place is another's: they may not take it back. One for each agent that was started anew.
+    pub(super) replaced: BTreeSet<NodeId>,
+    pub(super) departures: Departures,
     /// Worlds that this coordinator has formed, or has been told of first.
     pub(super) worlds: BTreeSet<u64>,
     /// Until when nodes may still run a world of an earlier life of this coordinator, beside the one it knows of: no round
@@ -194,6 +206,9 @@ impl Run {
             newcomer_since: None,
             ready_since: None,
             hold_until: None,
+            places: BTreeMap::new(),
+            replaced: BTreeSet::new(),
+            departures: Departures::default(),
             worlds: BTreeSet::new(),
             strangers_until: None,
             close_at: None,
@@ -213,6 +228,20 @@ impl Run {
             self.count(&node, true);
             self.nodes.insert(id, node);
         }
+    }
+
+    /// Take in a node.
+    pub(super) fn settle_in(&mut self, id: NodeId, node: Node) {
+        self.places.insert(place_of(&node), id);
+        self.update(id, |_| Some(node));
+    }
+
+    /// Forget a node.
+    pub(super) fn remove(&mut self, id: NodeId) {
+        if let Some(place) = self.nodes.get(&id).map(place_of).filter(|place| self.places.get(place) == Some(&id)) {
+            self.places.remove(&place);
+        }
+        self.update(id, |_| None);
     }
 
     /// Something was heard of a node: no counter changes.

@@ -111,6 +111,8 @@ impl Simulation {
             node: id,
             name: host::name(host, pid),
             local_addr: self.options.local_addrs.get(&host).cloned(),
+            process: pid,
+            node_rank: self.options.node_ranks.get(&host).copied(),
             settings: self.options.settings.clone(),
             placed: None,
             joining: false,

@@ -440,8 +440,8 @@ pub fn check_settled(hosts: &[Host], settings: &Settings) -> Result<(), Violatio
             running.iter().map(|p| (p.round, p.rank)).collect::<Vec<_>>()
         )
     })?;
-    let rounds: std::collections::BTreeSet<_> = running.iter().map(|placement| placement.round).collect();
-    let ranks: std::collections::BTreeSet<_> = running.iter().map(|placement| placement.rank).collect();
+    let rounds: BTreeSet<_> = running.iter().map(|placement| placement.round).collect();
+    let ranks: BTreeSet<_> = running.iter().map(|placement| placement.rank).collect();
     ensure(
         rounds.len() <= 1 && ranks.len() == expected && running.iter().all(|p| p.world_size as usize == expected),
         || format!("the {expected} running nodes do not hold one world: {running:?}"),

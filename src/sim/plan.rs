@@ -94,6 +94,8 @@ impl Plan {
         if dice.chance(15) {
             settings.on_partition = OnPartition::Continue;
         }
+        // Chaos is what a plan is made of: its hosts come and go as they like.
+        settings.rejoin_limit = 0;
         let slowest = [1, 5, 50, 1000][dice.between(0, 3) as usize];
         let options = Options {
             seed,

@@ -1,11 +1,12 @@
 //! `Session` and `Placement`: a node's place at the rendezvous.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use elastic_rs::rendezvous::message::{self, Hello, NodeId, Verdict};
+use elastic_rs::rendezvous::node as view;
 use elastic_rs::rendezvous::session;
-use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::rendezvous::settings::{OnPartition, Settings};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -122,6 +123,8 @@ pub struct View {
     failure: Option<String>,
     /// The address under which others look for this node, once known.
     addr: Option<String>,
+    /// Why this node stops its workers by itself, if it does: it was cut off from the coordinator for its whole lease.
+    fenced: Option<String>,
 }
 
 /// A node's session with the coordinator; connects in the background.
@@ -133,7 +136,8 @@ impl Session {
     /// Start a session for one node with the coordinator at ``host:port``. All times in seconds.
     #[new]
     #[pyo3(signature = (*, host, port, run_id, name, local_addr, min_nodes, max_nodes, last_call_timeout_s, settle_timeout_s,
-        keep_alive_interval_s, keep_alive_max_attempt, reconnect_grace_s, coordinator_timeout_s))]
+        keep_alive_interval_s, keep_alive_max_attempt, reconnect_grace_s, coordinator_timeout_s, node_rank = None, on_partition = "stop", rejoin_limit = 20,
+        rejoin_window_s = 3600.0))]
     #[expect(clippy::too_many_arguments, reason = "one named argument per setting, checked here once")]
     fn new(
         host: &str,
@@ -149,6 +153,10 @@ impl Session {
         keep_alive_max_attempt: u32,
         reconnect_grace_s: f64,
         coordinator_timeout_s: f64,
+        node_rank: Option<u32>,
+        on_partition: &str,
+        rejoin_limit: u32,
+        rejoin_window_s: f64,
     ) -> PyResult<Self> {
         let settings = Settings {
             last_call_timeout: seconds("last_call_timeout", last_call_timeout_s)?,
@@ -156,10 +164,15 @@ impl Session {
             keep_alive_interval: seconds("keep_alive_interval", keep_alive_interval_s)?,
             keep_alive_max_attempt,
             reconnect_grace: seconds("reconnect_grace", reconnect_grace_s)?,
+            on_partition: on_partition_of(on_partition)?,
+            rejoin_limit,
+            rejoin_window: seconds("rejoin_window", rejoin_window_s)?,
             ..Settings::new(min_nodes, max_nodes)
         };
         let node = NodeId(rand::random());
-        let hello = Hello { run_id, node, name, local_addr, settings, placed: None, joining: false };
+        let process = *PROCESS.get_or_init(rand::random);
+        let hello =
+            Hello { run_id, node, name, local_addr, process, node_rank, settings, placed: None, joining: false };
         hello.validate().map_err(PyValueError::new_err)?;
         let timeout = seconds("coordinator_timeout", coordinator_timeout_s)?;
         Ok(Self(Arc::new(session::Session::open(&handle()?, hello, host, port, timeout))))
@@ -195,7 +208,8 @@ impl Session {
             Some(verdict @ Verdict::Failed { .. }) => Some(verdict.to_string()),
             _ => None,
         };
-        Ok(View { waiting: view.waiting, reason: view.reason, closed: view.closed.is_some(), failure, addr: view.addr })
+        let view::View { waiting, reason, addr, fenced, closed, .. } = view;
+        Ok(View { waiting, reason, closed: closed.is_some(), failure, addr, fenced })
     }
 
     /// End the job for everybody. With a ``cause``, it failed, and all others stop.
@@ -213,6 +227,16 @@ impl Session {
         let timeout = seconds("timeout_s", timeout_s)?;
         block_on(py, self.0.leave(reason, timeout))
     }
+}
+
+/// What tells this process from others that have the same name and address.
+static PROCESS: OnceLock<u64> = OnceLock::new();
+
+fn on_partition_of(text: &str) -> PyResult<OnPartition> {
+    [OnPartition::Stop, OnPartition::Continue]
+        .into_iter()
+        .find(|choice| choice.to_string() == text)
+        .ok_or_else(|| PyValueError::new_err(format!("on_partition is `{text}`, must be `stop` or `continue`")))
 }
 
 /// Seconds from Python, with the name of the setting in the error.

@@ -1,0 +1,60 @@
+//! What a round costs the coordinator's decisions alone: `rendezvous_decisions NODES [elastic]` has so many nodes introduce themselves
+//! and join, beat once while they wait, then lose one and join again, without sockets.
+//!
+//! `perf stat -e instructions:u` of several sizes shows whether the cost of a node depends on their number.
+
+use std::time::{Duration, Instant};
+
+use elastic_rs::rendezvous::machine::Machine;
+use elastic_rs::rendezvous::message::{Hello, Join, JoinWorkers, NodeId, NodeMessage, Round};
+use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::rendezvous::state::{Ends, SessionId};
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let nodes: u64 = arguments.next().and_then(|text| text.parse().ok()).unwrap_or(4000);
+    let min = if arguments.next().as_deref() == Some("elastic") { 1 } else { nodes as u32 };
+    let (start, mut now) = (Instant::now(), Instant::now());
+    let mut machine = Machine::new();
+    let mut said = 0;
+    for node in 0..nodes {
+        let [.., high, low] = node.to_be_bytes();
+        let ends = Ends { peer: [10, 0, high, low].into(), local: [10, 1, 0, 0].into() };
+        let hello = Hello {
+            run_id: "job".to_owned(),
+            node: NodeId(u128::from(node).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835)),
+            name: format!("host{node}:1"),
+            local_addr: None,
+            process: node,
+            node_rank: None,
+            settings: Settings::new(min, nodes as u32),
+            placed: None,
+            joining: true,
+        };
+        machine.on_hello(SessionId(node), hello, ends, now);
+        machine.on_message(SessionId(node), join(0), now);
+        machine.on_message(SessionId(node), NodeMessage::Heartbeat, now);
+        said += machine.take_commands().len();
+    }
+    let first = start.elapsed();
+    now += Duration::from_secs(1);
+    machine.on_disconnected(SessionId(0), now);
+    now += Duration::from_secs(1);
+    machine.on_tick(now);
+    for node in 1..nodes {
+        machine.on_message(SessionId(node), join(1), now);
+        machine.on_message(SessionId(node), NodeMessage::Heartbeat, now);
+    }
+    machine.on_tick(now + Duration::from_secs(2));
+    said += machine.take_commands().len();
+    let round = machine.run("job").map_or(Round(0), |run| run.round());
+    println!(
+        "{nodes} nodes: round {round}, {said} commands, {first:?} to the first round, {:?} in all",
+        start.elapsed()
+    );
+}
+
+fn join(round: u64) -> NodeMessage {
+    let workers = Some(JoinWorkers { role: "default".to_owned(), local_world_size: 8 });
+    NodeMessage::Join(Join { round: Round(round), store_port: 29_500, node_rank: None, workers })
+}

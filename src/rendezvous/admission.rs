@@ -1,0 +1,125 @@
+//! Who may come in: settings that fit the run's, one agent to a place, and no host that comes and goes without end.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Instant;
+
+use super::machine::Command;
+use super::members::{note, stand_down};
+use super::message::{CoordinatorMessage, Hello, NodeId};
+use super::state::{Node, Run, SessionId};
+
+/// Why a node may not take part in the run, if it may not.
+pub(super) fn refusal(run: &Run, hello: &Hello, addr: &str, now: Instant) -> Option<String> {
+    let replaced = run.replaced.contains(&hello.node);
+    let replaced = replaced.then(|| format!("{} was replaced by a newer agent at the same place ({addr})", hello.name));
+    replaced.or_else(|| disagreement(run, hello)).or_else(|| flapping(run, hello, addr, now))
+}
+
+/// Why a node may not take part in a run that others opened.
+fn disagreement(run: &Run, hello: &Hello) -> Option<String> {
+    let (ours, theirs) = (&run.settings, &hello.settings);
+    if run.nodes.is_empty() {
+        return None;
+    }
+    let (name, id) = (&hello.name, &run.id);
+    if (ours.min_nodes, ours.max_nodes) != (theirs.min_nodes, theirs.max_nodes) {
+        return Some(format!(
+            "{name} asks for {} to {} nodes, but run `{id}` was opened for {} to {}: give every node the same `--nnodes`",
+            theirs.min_nodes, theirs.max_nodes, ours.min_nodes, ours.max_nodes
+        ));
+    }
+    (ours.max_restarts != theirs.max_restarts).then(|| {
+        let budget = |restarts: Option<u32>| match restarts {
+            Some(restarts) => format!("{restarts} restarts of the job"),
+            None => "restarts counted by each node".to_owned(),
+        };
+        format!(
+            "{name} asks for {}, but run `{id}` was opened for {}: give every node the same `--max-restarts`,              `restart_budget` and agent",
+            budget(theirs.max_restarts),
+            budget(ours.max_restarts)
+        )
+    })
+}
+
+/// What makes two agents the same one, started anew: the same address, and there the same rank that the user gave, or else the
+/// same name (`host:pid`).
+///
+/// An address alone is no identity: several agents may run on one host. Nor is a name: pids repeat in containers that share
+/// their host's network and name, which is why `node_rank` goes first, and why agents of one process are never taken for another.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    addr: String,
+    who: Who,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Who {
+    Rank(u32),
+    Name(String),
+}
+
+/// The place of a node.
+pub(super) fn place_of(node: &Node) -> Place {
+    let who = node.node_rank.map_or_else(|| Who::Name(node.name.clone()), Who::Rank);
+    Place { addr: node.addr(), who }
+}
+
+/// End the session of an agent whose place is another's now: its process was restarted, and the old connection has not ended
+/// yet (a pod that was killed with its network). Gives that session, if there was one.
+pub(super) fn replace_older(run: &mut Run, id: NodeId, newer: &Node, out: &mut Vec<Command>) -> Option<SessionId> {
+    let older = *run.places.get(&place_of(newer)).filter(|older| **older != id)?;
+    let node = run.nodes.get(&older).filter(|node| node.process != newer.process)?;
+    let (label, session) = (node.label(), node.session);
+    let text = format!("{label} is replaced: {} has come from the same place", newer.label());
+    note(run, text, out);
+    stand_down(run, older, &format!("was replaced by {}, started anew at the same place", newer.name), out);
+    run.remove(older);
+    run.replaced.insert(older);
+    let session = session?;
+    let reason = format!(
+        "another agent ({}) has come from the place of this one ({label}), which is taken to have been restarted: agents that \
+         share an address need a `node_rank` each",
+        newer.name
+    );
+    out.push(Command::Send { session, message: CoordinatorMessage::Ended { reason } });
+    out.push(Command::End { session });
+    Some(session)
+}
+
+/// When nodes of each address have interrupted a world by going, as far as that still matters.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Departures(BTreeMap<String, VecDeque<Instant>>);
+
+impl Departures {
+    /// A running node of this address is gone.
+    pub fn add(&mut self, addr: String, settings: &super::settings::Settings, now: Instant) {
+        if settings.rejoin_limit == 0 {
+            return;
+        }
+        self.0.retain(|_, times| times.back().is_some_and(|at| now.duration_since(*at) < settings.rejoin_window));
+        let times = self.0.entry(addr).or_default();
+        times.push_back(now);
+        while times.len() > settings.rejoin_limit as usize {
+            times.pop_front();
+        }
+    }
+
+    fn within(&self, addr: &str, settings: &super::settings::Settings, now: Instant) -> usize {
+        let recent = |at: &&Instant| now.duration_since(**at) < settings.rejoin_window;
+        self.0.get(addr).map_or(0, |times| times.iter().filter(recent).count())
+    }
+}
+
+/// Why a node may not come back: its host has come and gone too often. A member that runs is never turned away.
+fn flapping(run: &Run, hello: &Hello, addr: &str, now: Instant) -> Option<String> {
+    let limit = run.settings.rejoin_limit;
+    let known = run.nodes.contains_key(&hello.node) || hello.placed.is_some_and(|placed| placed.active);
+    if limit == 0 || known || run.closed.is_some() || run.departures.within(addr, &run.settings, now) < limit as usize {
+        return None;
+    }
+    Some(format!(
+        "nodes at {addr} have interrupted the job {limit} times within {:.0?} by going (rejoin_limit, rejoin_window): see why \
+         they end, or raise the limit",
+        run.settings.rejoin_window
+    ))
+}
