@@ -12,10 +12,12 @@
 //! | [`machine`], `members`, `decide` | events in, commands out; what becomes of a node; when a round closes, and as what |
 //! | [`node`], `pending`, `view` | a node's side of its session; what it has under way; what it hands out |
 //! | [`report`] | what an operator is told of a node unasked |
+//! | [`cas`] | the same decisions without a coordinator: over a cell with compare-and-set, or etcd |
 //! | `coordinator`, `session` | the drivers: sockets and timers (feature `io`) |
 //!
 //! Semantics follow `torch/distributed/elastic/rendezvous/dynamic_rendezvous.py` (2.15) except where a comment says why not.
 
+pub mod cas;
 pub mod codec;
 #[cfg(feature = "io")]
 pub mod coordinator;

@@ -17,6 +17,7 @@
 //! Wall clocks do not appear: no public function of the rendezvous takes one, so clocks that differ between hosts cannot matter.
 
 mod actions;
+pub mod cell;
 mod coordinator;
 pub mod host;
 pub mod invariants;
