@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 
 mod aio;
 mod awaitable;
+mod cas;
 mod errors;
 mod host;
 mod logging;
@@ -19,6 +20,8 @@ mod _elastic_rs {
 
     #[pymodule_export]
     use crate::aio::AsyncStoreClient;
+    #[pymodule_export]
+    use crate::cas::CasSession;
     #[pymodule_export]
     use crate::host::Host;
     #[pymodule_export]

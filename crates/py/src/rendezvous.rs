@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use elastic_rs::rendezvous::message::{self, Hello, NodeId, Verdict};
-use elastic_rs::rendezvous::session;
 use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::rendezvous::{node, session};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -13,7 +13,7 @@ use crate::runtime::{block_on, handle};
 
 /// A node's place in a completed round.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
-pub struct Placement(message::Placement);
+pub struct Placement(pub message::Placement);
 
 #[pymethods]
 impl Placement {
@@ -74,6 +74,20 @@ pub struct View {
     addr: Option<String>,
 }
 
+impl View {
+    /// How things stand, or why this node can no longer take part.
+    pub fn from_core(py: Python<'_>, view: node::View) -> PyResult<Self> {
+        if let Some(error) = &view.failed {
+            return Err(errors::from_join(py, error));
+        }
+        let failure = match &view.closed {
+            Some(verdict @ Verdict::Failed { .. }) => Some(verdict.to_string()),
+            _ => None,
+        };
+        Ok(Self { waiting: view.waiting, reason: view.reason, closed: view.closed.is_some(), failure, addr: view.addr })
+    }
+}
+
 /// A node's session with the coordinator; connects in the background.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct Session(session::Session);
@@ -129,15 +143,7 @@ impl Session {
 
     /// How things stand. Raises as :meth:`join` does when this node can no longer take part.
     fn view(&self, py: Python<'_>) -> PyResult<View> {
-        let view = self.0.view();
-        if let Some(error) = &view.failed {
-            return Err(errors::from_join(py, error));
-        }
-        let failure = match &view.closed {
-            Some(verdict @ Verdict::Failed { .. }) => Some(verdict.to_string()),
-            _ => None,
-        };
-        Ok(View { waiting: view.waiting, reason: view.reason, closed: view.closed.is_some(), failure, addr: view.addr })
+        View::from_core(py, self.0.view())
     }
 
     /// End the job for everybody. With a ``cause``, it failed, and all others stop.
