@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import FileStore, Store
 from torch.distributed.elastic.events import construct_and_record_rdzv_event
 from torch.distributed.elastic.events.api import NodeState
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
-from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
 
 from elastic_rs.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from elastic_rs.store import TCPStore
@@ -110,7 +110,8 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     """Create a backend, and its store, from what torchrun was given.
 
     Reads ``store_type`` (``tcp`` or ``file``), ``read_timeout`` (whole seconds, default 60) and ``is_host`` of the
-    configuration. Unless ``is_host`` says otherwise, this process hosts the store if it can.
+    configuration. Unless ``is_host`` says otherwise, this process hosts the store if the endpoint names this machine, as
+    PyTorch finds out, and its port is free.
 
     Raises:
         ValueError: a value is not allowed.
@@ -133,14 +134,16 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
 
 
 def _tcp_store(params: RendezvousParameters) -> TCPStore:
+    # Who changes PyTorch's default for all means ours too.
     port = getattr(sys.modules.get(_THEIRS), "DEFAULT_PORT", _DEFAULT_PORT)
     host, port = parse_rendezvous_endpoint(params.endpoint, default_port=port)
     is_host = params.get_as_bool("is_host")
     read_timeout = params.get_as_int("read_timeout", 60)
     if read_timeout is None or read_timeout <= 0:
         raise ValueError("The read timeout must be a positive integer.")
-    # PyTorch compares host names to find out whether this machine is the host. Here whoever can listen is.
-    for is_master in [True, False] if is_host is None else [is_host]:
+    # Several processes of the host may try; the port lets one of them in, and the others become clients.
+    attempts = [is_host] if is_host is not None else [True, False] if _matches_machine_hostname(host) else [False]
+    for is_master in attempts:
         try:
             timeout = timedelta(seconds=read_timeout)
             store = TCPStore(host, port, is_master=is_master, multi_tenant=True, timeout=timeout)
@@ -167,6 +170,7 @@ def _file_store(params: RendezvousParameters) -> FileStore:
                 "The file creation for C10d store has failed. See inner exception for details."
             ) from error
     try:
-        return FileStore(path)
+        make: type[FileStore] = getattr(sys.modules.get(_THEIRS), "FileStore", FileStore)
+        return make(path)
     except (ValueError, RuntimeError) as error:
         raise RendezvousConnectionError(_FAILED) from error

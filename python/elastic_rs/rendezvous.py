@@ -284,7 +284,7 @@ class RustC10dRendezvousHandler(NodeHandler):
             port = self._host.port
             self._record(f"Process {os.getpid()} hosts the coordinator at {host}:{port}.", NodeState.INIT)
         self._endpoint = (host, port)
-        session = _elastic_rs.Session(
+        session = self._coordinated = _elastic_rs.Session(
             host=host,
             port=port,
             run_id=params.run_id,
@@ -307,7 +307,7 @@ class RustC10dRendezvousHandler(NodeHandler):
         return BACKEND
 
     def _close(self, cause: str | None = None) -> None:
-        self._session.close(by=self._label(), cause=cause)
+        self._coordinated.close(by=self._label(), cause=cause)
 
     def _leave(self, reason: str, timeout: float) -> None:
         if not self._ended:
