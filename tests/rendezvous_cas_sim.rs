@@ -34,3 +34,15 @@ fn a_seed_is_a_whole_history() {
         assert_eq!(live(seed).ok(), live(seed).ok(), "seed {seed}");
     }
 }
+
+/// The same nodes over a model of etcd: leases that end, watches in order, compaction.
+#[test]
+fn over_etcd_one_world_forms_at_a_time() {
+    let first = number("ELASTIC_RS_SIM_SEED", 0);
+    let failed: Vec<_> = (first..first + number("ELASTIC_RS_SIM_SEEDS", 300))
+        .filter_map(|seed| Some((seed, elastic_rs::sim::etcd::live(seed).err()?)))
+        .map(|(seed, (at, violation))| format!("  seed {seed} at {at:.3?}: {}", violation.0))
+        .collect();
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    assert!((first..first + 20).any(|seed| elastic_rs::sim::etcd::live(seed).is_ok_and(|rounds| rounds > 1)));
+}

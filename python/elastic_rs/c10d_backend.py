@@ -110,8 +110,8 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     """Create a backend, and its store, from what torchrun was given.
 
     Reads ``store_type`` (``tcp`` or ``file``), ``read_timeout`` (whole seconds, default 60) and ``is_host`` of the
-    configuration. Unless ``is_host`` says otherwise, this process hosts the store if the endpoint names this machine, as
-    PyTorch finds out, and its port is free.
+    configuration. Unless ``is_host`` says otherwise, this process hosts the store if the endpoint names this
+    machine, as PyTorch finds out, and its port is free.
 
     Raises:
         ValueError: a value is not allowed.

@@ -163,7 +163,7 @@ impl CasNode {
         self.look(now);
     }
 
-    /// Look at the cell now.
+    /// Look at the cell as soon as no read or write is under way.
     pub fn look(&mut self, now: Instant) {
         self.read_at = Some(now);
     }
@@ -182,7 +182,7 @@ impl CasNode {
             return;
         };
         self.notes.extend(notes);
-        if blob.nodes.contains_key(&self.hello.node) {
+        if self.liveness == Liveness::Counters && blob.nodes.contains_key(&self.hello.node) {
             self.shown_at = Some(self.written_at);
             self.beat_at = self.written_at + self.hello.settings.keep_alive_interval;
         }
@@ -268,6 +268,11 @@ impl CasNode {
     /// How the last join ended, once it has; handed out once.
     pub fn take_outcome(&mut self) -> Option<Result<Placement, JoinError>> {
         self.outcome.take()
+    }
+
+    /// Who this node is.
+    pub fn id(&self) -> NodeId {
+        self.hello.node
     }
 
     /// How things stand.
