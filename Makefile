@@ -69,7 +69,7 @@ test-long: build ## the tests that draw at random, with many more draws: about h
 	$(say) 'test-long: codec and table, $(LONG_CASES) cases of each property (proptest)'
 	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store_properties
 	$(say) 'test-long: the rendezvous, $(LONG_SEEDS) simulated jobs'
-	@ELASTIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test rendezvous_sim
+	@ELASTIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test rendezvous_sim --test rendezvous_cas_sim
 
 # libFuzzer needs code that counts its branches; these flags are what cargo-fuzz sets, and rustc's stable release knows
 # them. They are for the target alone (hence --target), not for build scripts.

@@ -12,16 +12,42 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from elastic_rs._install import install, uninstall
+
 if TYPE_CHECKING:
+    from elastic_rs.c10d_backend import C10dRendezvousBackend as C10dRendezvousBackend
+    from elastic_rs.c10d_backend import create_backend as create_backend
+    from elastic_rs.dynamic import DynamicRendezvousHandler as DynamicRendezvousHandler
+    from elastic_rs.dynamic import RendezvousSettings as RendezvousSettings
+    from elastic_rs.dynamic import RendezvousTimeout as RendezvousTimeout
+    from elastic_rs.dynamic import create_handler as create_handler
     from elastic_rs.rendezvous import RustC10dRendezvousHandler as RustC10dRendezvousHandler
     from elastic_rs.rendezvous import create_rust_c10d_handler as create_rust_c10d_handler
     from elastic_rs.store import TCPStore as TCPStore
 
-__all__ = ["RustC10dRendezvousHandler", "TCPStore", "create_rust_c10d_handler"]
+__all__ = [
+    "C10dRendezvousBackend",
+    "DynamicRendezvousHandler",
+    "RendezvousSettings",
+    "RendezvousTimeout",
+    "RustC10dRendezvousHandler",
+    "TCPStore",
+    "create_backend",
+    "create_handler",
+    "create_rust_c10d_handler",
+    "install",
+    "uninstall",
+]
 
 _HOMES = {
+    "C10dRendezvousBackend": "elastic_rs.c10d_backend",
+    "DynamicRendezvousHandler": "elastic_rs.dynamic",
+    "RendezvousSettings": "elastic_rs.dynamic",
+    "RendezvousTimeout": "elastic_rs.dynamic",
     "RustC10dRendezvousHandler": "elastic_rs.rendezvous",
     "TCPStore": "elastic_rs.store",
+    "create_backend": "elastic_rs.c10d_backend",
+    "create_handler": "elastic_rs.dynamic",
     "create_rust_c10d_handler": "elastic_rs.rendezvous",
 }
 

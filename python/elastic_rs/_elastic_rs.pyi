@@ -106,6 +106,67 @@ class AsyncStoreClient:
         """
 
 @final
+class CasSession:
+    """
+    A node's place at a rendezvous whose state a backend holds. One thread of Python's performs what :meth:`next_step` says.
+    """
+    def __new__(cls, /, *, run_id: str, name: str, local_addr: str, min_nodes: SupportsIndex, max_nodes: SupportsIndex, last_call_timeout_s: SupportsFloat | SupportsIndex, settle_timeout_s: SupportsFloat | SupportsIndex, keep_alive_interval_s: SupportsFloat | SupportsIndex, keep_alive_max_attempt: SupportsIndex) -> CasSession:
+        """
+        Make a session for one node, which others find at ``local_addr``. All times in seconds.
+        """
+    def close(self, /, *, by: str, cause: str | None = None, timeout_s: SupportsFloat | SupportsIndex) -> None:
+        """
+        End the job for everybody; blocks until that is written. With a ``cause``, it failed, and all others stop.
+        """
+    def fresh_view(self, /, *, age_s: SupportsFloat | SupportsIndex) -> View:
+        """
+        How things stand, as read from the backend no longer than ``age_s`` ago. Raises as :meth:`join` does.
+        """
+    def join(self, /, *, store_port: SupportsIndex, node_rank: SupportsIndex | None, timeout_s: SupportsFloat | SupportsIndex) -> Placement:
+        """
+        Take part in the next round; blocks until it has completed.
+
+        Raises as :meth:`Session.join` does, and ``RendezvousStateError`` for a state that is not ours.
+        """
+    def leave(self, /, reason: str, *, timeout_s: SupportsFloat | SupportsIndex = 1.0) -> bool:
+        """
+        Say goodbye, waiting at most ``timeout_s`` for it to be written. Whether it was.
+        """
+    def next_step(self, /) -> bytes | None:
+        """
+        Wait for what the backend has to do: empty bytes, read; bytes, write them if the state is still what was reported last;
+        None, stop. How it ended is reported by one of the ``on_`` methods.
+        """
+    def on_broken(self, /, error: str, state: bool) -> None:
+        """
+        The backend does not work, and trying again would not help. ``state``: what it holds is at fault.
+        """
+    def on_conflict(self, /, state: bytes | None) -> None:
+        """
+        The state was not written: the backend holds another, this, or none.
+        """
+    def on_failed(self, /, error: str) -> None:
+        """
+        The backend could not be reached.
+        """
+    def on_state(self, /, state: bytes | None) -> None:
+        """
+        The backend holds this state, or none.
+        """
+    def on_written(self, /) -> None:
+        """
+        The state was written.
+        """
+    def progress(self, /) -> str | None:
+        """
+        For a node that waits: what for.
+        """
+    def view(self, /) -> View:
+        """
+        How things stand, from memory.
+        """
+
+@final
 class Host:
     """
     The store and the rendezvous coordinator, on one port and on one thread that never waits for the interpreter.

@@ -11,6 +11,7 @@ __all__ = [
     "RendezvousConnectionError",
     "RendezvousError",
     "RendezvousGracefulExitError",
+    "RendezvousStateError",
     "RendezvousTimeoutError",
     "StoreError",
     "StoreNetworkError",
@@ -61,3 +62,7 @@ class RendezvousConnectionError(RendezvousError, api.RendezvousConnectionError):
 
 class RendezvousGracefulExitError(RendezvousError, api.RendezvousGracefulExitError):
     """This node was a spare, and the job ended without needing it."""
+
+
+class RendezvousStateError(RendezvousError, api.RendezvousStateError):
+    """What the backend holds is not a state of this package; the message says what was found."""

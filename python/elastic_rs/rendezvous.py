@@ -38,7 +38,7 @@ from elastic_rs.store import TCPStore
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from elastic_rs._elastic_rs import Host, Placement, Session, StoreServer
+    from elastic_rs._elastic_rs import CasSession, Host, Placement, Session, StoreServer, View
 
 __all__ = ["DEFAULT_PORT", "RustC10dRendezvousHandler", "create_rust_c10d_handler"]
 
@@ -69,59 +69,24 @@ def create_rust_c10d_handler(params: RendezvousParameters) -> RustC10dRendezvous
         raise
 
 
-class RustC10dRendezvousHandler(RendezvousHandler):
-    """One node's handler.
+class NodeHandler(RendezvousHandler):
+    """What the handlers of this package have in common: one node's session, whatever it is with.
 
-    Args:
-        params: run id, endpoint, node counts and configuration, as torchrun passes them. The configuration's keys are
-            those of :class:`elastic_rs._config.RendezvousConfig`.
+    A subclass makes the session and says which store the agents share.
     """
 
-    def __init__(self, params: RendezvousParameters) -> None:
-        if not params.run_id:
-            raise ValueError("The run id must be a non-empty string.")
-        if params.max_nodes > MAX_NODES:
-            raise ValueError(f"The maximum number of nodes ({params.max_nodes}) must be at most {MAX_NODES}.")
-        self._run_id = params.run_id
-        self._config = RendezvousConfig.from_mapping(params.config)
-        host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
-        self._name = f"{socket.gethostname()}:{os.getpid()}"
-        self._local_addr: str | None = params.local_addr
-        self._host: Host | None
-        self._host, self._why_not_host = self._claim(host, port)
-        if self._host is not None:
-            port = self._host.port
-            self._record(f"Process {os.getpid()} hosts the coordinator at {host}:{port}.", NodeState.INIT)
-        self._endpoint = (host, port)
-        self._session: Session = _elastic_rs.Session(
-            host=host,
-            port=port,
-            run_id=params.run_id,
-            name=self._name,
-            local_addr=params.local_addr,
-            min_nodes=params.min_nodes,
-            max_nodes=params.max_nodes,
-            last_call_timeout_s=self._config.last_call_timeout,
-            settle_timeout_s=self._config.settle_timeout,
-            keep_alive_interval_s=self._config.keep_alive_interval,
-            keep_alive_max_attempt=self._config.keep_alive_max_attempt,
-            reconnect_grace_s=self._config.reconnect_grace,
-            coordinator_timeout_s=self._config.coordinator_timeout,
-            node_rank=self._config.node_rank,
-            on_partition=self._config.on_partition,
-            rejoin_limit=self._config.rejoin_limit,
-            rejoin_window_s=self._config.rejoin_window,
-        )
+    def __init__(self, *, run_id: str, session: Session | CasSession, config: RendezvousConfig, name: str) -> None:
+        self._run_id = run_id
+        self._session = session
+        self._config = config
+        self._name = name
+        self._local_addr: str | None = None
         self._worker_store: StoreServer | None = None
         self._waiting = 0
         self._must_rejoin = False
         self._ended = False
         # An agent that is ended by a signal does not call shutdown(); a goodbye spares the others the wait for a lease.
         _say_goodbye_at_exit(self)
-
-    def get_backend(self) -> str:
-        """Return ``rust-c10d``."""
-        return BACKEND
 
     @property
     def use_agent_store(self) -> bool:
@@ -177,11 +142,11 @@ class RustC10dRendezvousHandler(RendezvousHandler):
 
     def is_closed(self) -> bool:
         """Whether the rendezvous was closed, as far as this node has been told. Asks nobody."""
-        return self._session.view().closed
+        return self._view().closed
 
     def set_closed(self) -> None:
         """End the rendezvous for everybody: nobody is admitted any more. Running workers are not disturbed."""
-        self._session.close(by=self._label())
+        self._close()
 
     def num_nodes_waiting(self) -> int:
         """Return above zero when the world must re-form: nodes wait to join, or a member was lost. Asks nobody.
@@ -193,7 +158,7 @@ class RustC10dRendezvousHandler(RendezvousHandler):
             RendezvousClosedError: the job failed on another node; the message names it and the cause.
             RendezvousConnectionError: the coordinator has been away for longer than ``coordinator_timeout``.
         """
-        view = self._session.view()
+        view = self._view()
         if view.failure is not None:
             # PyTorch's agent does not look at `closed` while its workers run (pytorch #76287): raising stops it.
             raise RendezvousClosedError(f"the rendezvous is {view.failure}")
@@ -219,10 +184,10 @@ class RustC10dRendezvousHandler(RendezvousHandler):
         error = sys.exc_info()[1]
         limit = self._config.close_timeout
         if isinstance(error, ChildFailedError):
-            self._session.close(by=self._label(), cause=_first_cause(error))
+            self._close(_first_cause(error))
             self._leave("its workers failed", limit)
         elif error is None:
-            self._session.close(by=self._label())
+            self._close()
             self._leave("the job is over", limit)
         else:
             self._leave(f"{type(error).__name__}: {error}", limit)
@@ -238,35 +203,32 @@ class RustC10dRendezvousHandler(RendezvousHandler):
         # Clients that are still reading when their server vanishes print stack traces; a moment's patience avoids it.
         if self._worker_store is not None:
             self._worker_store.drain(timeout_s=self._config.drain_timeout)
-        if self._host is not None:
-            self._host.drain(timeout_s=self._config.drain_timeout)
 
-    def _claim(self, host: str, port: int) -> tuple[Host | None, str]:
-        """Become the coordinator's host, if that is this process's part. The second value says why it is not."""
-        try:
-            claim = _elastic_rs.Host.claim(host, port, is_host=self._config.is_host)
-        except OSError as error:
-            reason = error.strerror or error
-            raise RendezvousConnectionError(f"cannot host the coordinator at {host}:{port}: {reason}") from error
-        if isinstance(claim, str):
-            logger.info("the coordinator at %s:%d is hosted elsewhere: %s", host, port, claim)
-            return None, claim
-        logger.info("this process hosts the coordinator at %s:%d", host, claim.port)
-        return claim, ""
+    def _close(self, cause: str | None = None) -> None:
+        """End the rendezvous for everybody. With a cause, the job failed."""
+        raise NotImplementedError
+
+    def _view(self) -> View:
+        """How things stand."""
+        return self._session.view()
 
     def _agents_store(self, placement: Placement) -> Store:
-        """Connect to the store that the agents share. Each round has a prefix of its own, as in PyTorch's backend."""
-        host, port = self._endpoint
-        timeout = timedelta(seconds=self._config.read_timeout)
-        store = TCPStore(host, port, timeout=timeout)
+        """Return the store that the agents share in this round."""
+        raise NotImplementedError
+
+    def _round_store(self, store: Store, number: int, world_size: int, timeout: timedelta) -> Store:
+        """Give each round a prefix of its own, as PyTorch's handler does."""
         return RoundStore(
-            f"torch.rendezvous.{self._run_id}.{placement.round}",
+            f"torch.rendezvous.{self._run_id}.{number}",
             store,
-            world_size=placement.world_size,
+            world_size=world_size,
             timeout=timeout,
             must_reform=lambda: self.num_nodes_waiting() > 0,
             on_stand_in=self._rejoin,
         )
+
+    def _explain(self, error: BaseException) -> None:
+        """Add to an error of a join what this handler knows."""
 
     def _rejoin(self) -> None:
         self._must_rejoin = True
@@ -280,10 +242,6 @@ class RustC10dRendezvousHandler(RendezvousHandler):
                 # A name, or an address that is another's view of this machine (NAT): others know how to get here.
                 logger.debug("the worker store listens on all addresses: %s", error)
         return _elastic_rs.StoreServer.listen(None, 0)
-
-    def _explain(self, error: BaseException) -> None:
-        if self._why_not_host and isinstance(error, RendezvousConnectionError):
-            error.add_note(f"This process did not host the coordinator itself: {self._why_not_host}.")
 
     def _addr(self) -> str:
         addr: str | None = None
@@ -306,6 +264,88 @@ class RustC10dRendezvousHandler(RendezvousHandler):
         )
 
 
+class RustC10dRendezvousHandler(NodeHandler):
+    """One node's handler.
+
+    Args:
+        params: run id, endpoint, node counts and configuration, as torchrun passes them. The configuration's keys are
+            those of :class:`elastic_rs._config.RendezvousConfig`.
+    """
+
+    def __init__(self, params: RendezvousParameters) -> None:
+        if not params.run_id:
+            raise ValueError("The run id must be a non-empty string.")
+        if params.max_nodes > MAX_NODES:
+            raise ValueError(f"The maximum number of nodes ({params.max_nodes}) must be at most {MAX_NODES}.")
+        self._run_id, self._local_addr = params.run_id, params.local_addr
+        self._config = config = RendezvousConfig.from_mapping(params.config)
+        host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
+        self._name = f"{socket.gethostname()}:{os.getpid()}"
+        self._host: Host | None
+        self._host, self._why_not_host = self._claim(host, port)
+        if self._host is not None:
+            port = self._host.port
+            self._record(f"Process {os.getpid()} hosts the coordinator at {host}:{port}.", NodeState.INIT)
+        self._endpoint = (host, port)
+        session = self._coordinated = _elastic_rs.Session(
+            host=host,
+            port=port,
+            run_id=params.run_id,
+            name=self._name,
+            local_addr=params.local_addr,
+            min_nodes=params.min_nodes,
+            max_nodes=params.max_nodes,
+            last_call_timeout_s=config.last_call_timeout,
+            settle_timeout_s=config.settle_timeout,
+            keep_alive_interval_s=config.keep_alive_interval,
+            keep_alive_max_attempt=config.keep_alive_max_attempt,
+            reconnect_grace_s=config.reconnect_grace,
+            coordinator_timeout_s=config.coordinator_timeout,
+            node_rank=config.node_rank,
+            on_partition=config.on_partition,
+            rejoin_limit=config.rejoin_limit,
+            rejoin_window_s=config.rejoin_window,
+        )
+        super().__init__(run_id=params.run_id, session=session, config=config, name=self._name)
+        self._local_addr = params.local_addr
+
+    def get_backend(self) -> str:
+        """Return ``rust-c10d``."""
+        return BACKEND
+
+    def _close(self, cause: str | None = None) -> None:
+        self._coordinated.close(by=self._label(), cause=cause)
+
+    def _leave(self, reason: str, timeout: float) -> None:
+        if not self._ended:
+            super()._leave(reason, timeout)
+            if self._host is not None:
+                self._host.drain(timeout_s=self._config.drain_timeout)
+
+    def _claim(self, host: str, port: int) -> tuple[Host | None, str]:
+        """Become the coordinator's host, if that is this process's part. The second value says why it is not."""
+        try:
+            claim = _elastic_rs.Host.claim(host, port, is_host=self._config.is_host)
+        except OSError as error:
+            reason = error.strerror or error
+            raise RendezvousConnectionError(f"cannot host the coordinator at {host}:{port}: {reason}") from error
+        if isinstance(claim, str):
+            logger.info("the coordinator at %s:%d is hosted elsewhere: %s", host, port, claim)
+            return None, claim
+        logger.info("this process hosts the coordinator at %s:%d", host, claim.port)
+        return claim, ""
+
+    def _agents_store(self, placement: Placement) -> Store:
+        host, port = self._endpoint
+        timeout = timedelta(seconds=self._config.read_timeout)
+        store = TCPStore(host, port, timeout=timeout)
+        return self._round_store(store, placement.round, placement.world_size, timeout)
+
+    def _explain(self, error: BaseException) -> None:
+        if self._why_not_host and isinstance(error, RendezvousConnectionError):
+            error.add_note(f"This process did not host the coordinator itself: {self._why_not_host}.")
+
+
 def _first_cause(error: ChildFailedError) -> str:
     """Name the failure that came first: host, rank, and what ended the process."""
     rank, failure = error.get_first_failure()
@@ -318,7 +358,7 @@ def _first_cause(error: ChildFailedError) -> str:
     return text
 
 
-def _say_goodbye_at_exit(handler: RustC10dRendezvousHandler) -> None:
+def _say_goodbye_at_exit(handler: NodeHandler) -> None:
     reference = weakref.ref(handler)
     pid = os.getpid()
 

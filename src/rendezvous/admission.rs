@@ -16,7 +16,7 @@ pub(super) fn refusal(run: &Run, hello: &Hello, addr: &str, now: Instant) -> Opt
 }
 
 /// Why a node may not take part in a run that others opened.
-fn disagreement(run: &Run, hello: &Hello) -> Option<String> {
+pub(super) fn disagreement(run: &Run, hello: &Hello) -> Option<String> {
     let (ours, theirs) = (&run.settings, &hello.settings);
     if run.nodes.is_empty() {
         return None;

@@ -13,11 +13,13 @@
 //! | [`node`], `pending`, `view` | a node's side of its session; what it has under way; what it hands out |
 //! | [`fence`] | when a node that is cut off stops its workers |
 //! | [`report`] | what an operator is told of a node unasked |
+//! | [`cas`] | the same decisions without a coordinator: over a cell with compare-and-set, or etcd |
 //! | `coordinator`, `session` | the drivers: sockets and timers (feature `io`) |
 //!
 //! Semantics follow `torch/distributed/elastic/rendezvous/dynamic_rendezvous.py` (2.15) except where a comment says why not.
 
 mod admission;
+pub mod cas;
 pub mod codec;
 #[cfg(feature = "io")]
 pub mod coordinator;

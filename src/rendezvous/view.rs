@@ -46,6 +46,9 @@ pub enum JoinError {
     /// The coordinator does not want this node.
     #[error("the coordinator refused this node: {0}")]
     Rejected(String),
+    /// What a backend holds is not a state that this node understands.
+    #[error("{0}")]
+    State(String),
 }
 
 /// How things stand for a node that is in a world, or was.

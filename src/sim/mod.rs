@@ -12,12 +12,15 @@
 //! | [`host`], `coordinator` | a host and the agent on it; the coordinator's process |
 //! | [`plan`] | what goes wrong when: drawn from a seed |
 //! | [`simulation`], `actions`, `wiring` | the loop; what may be done to a job; the drivers' part |
+//! | [`cell`], [`etcd`] | jobs without a coordinator: over one shared cell, and over a model of etcd |
 //! | [`invariants`] | what must always be true |
 //!
 //! Wall clocks do not appear: no public function of the rendezvous takes one, so clocks that differ between hosts cannot matter.
 
 mod actions;
+pub mod cell;
 mod coordinator;
+pub mod etcd;
 pub mod host;
 pub mod invariants;
 pub mod network;

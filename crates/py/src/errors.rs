@@ -23,6 +23,7 @@ pub fn from_join(py: Python<'_>, error: &JoinError) -> PyErr {
         JoinError::Closed { spare: true, .. } => "RendezvousGracefulExitError",
         JoinError::Closed { .. } => "RendezvousClosedError",
         JoinError::Connection(_) => "RendezvousConnectionError",
+        JoinError::State(_) => "RendezvousStateError",
         _ => "RendezvousError",
     };
     raise(py, class, error.to_string())

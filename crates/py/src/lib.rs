@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 mod agent;
 mod aio;
 mod awaitable;
+mod cas;
 mod errors;
 mod host;
 mod logging;
@@ -22,6 +23,8 @@ mod _elastic_rs {
     use crate::agent::{Agent, Failure, Step, WorkerCommand};
     #[pymodule_export]
     use crate::aio::AsyncStoreClient;
+    #[pymodule_export]
+    use crate::cas::CasSession;
     #[pymodule_export]
     use crate::host::Host;
     #[pymodule_export]

@@ -4,9 +4,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use elastic_rs::rendezvous::message::{self, Hello, NodeId, Verdict};
-use elastic_rs::rendezvous::node as view;
-use elastic_rs::rendezvous::session;
 use elastic_rs::rendezvous::settings::{OnPartition, Settings};
+use elastic_rs::rendezvous::{node, session};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -127,6 +126,21 @@ pub struct View {
     fenced: Option<String>,
 }
 
+impl View {
+    /// How things stand, or why this node can no longer take part.
+    pub fn from_core(py: Python<'_>, view: node::View) -> PyResult<Self> {
+        if let Some(error) = &view.failed {
+            return Err(errors::from_join(py, error));
+        }
+        let failure = match &view.closed {
+            Some(verdict @ Verdict::Failed { .. }) => Some(verdict.to_string()),
+            _ => None,
+        };
+        let node::View { waiting, reason, addr, fenced, closed, .. } = view;
+        Ok(Self { waiting, reason, closed: closed.is_some(), failure, addr, fenced })
+    }
+}
+
 /// A node's session with the coordinator; connects in the background.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct Session(pub(crate) Arc<session::Session>);
@@ -200,16 +214,7 @@ impl Session {
 
     /// How things stand. Raises as :meth:`join` does when this node can no longer take part.
     fn view(&self, py: Python<'_>) -> PyResult<View> {
-        let view = self.0.view();
-        if let Some(error) = &view.failed {
-            return Err(errors::from_join(py, error));
-        }
-        let failure = match &view.closed {
-            Some(verdict @ Verdict::Failed { .. }) => Some(verdict.to_string()),
-            _ => None,
-        };
-        let view::View { waiting, reason, addr, fenced, closed, .. } = view;
-        Ok(View { waiting, reason, closed: closed.is_some(), failure, addr, fenced })
+        View::from_core(py, self.0.view())
     }
 
     /// End the job for everybody. With a ``cause``, it failed, and all others stop.

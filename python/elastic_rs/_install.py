@@ -1,0 +1,110 @@
+"""``install()`` and ``uninstall()``: this package's classes wherever torch's modules hold PyTorch's."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+__all__ = ["install", "uninstall"]
+
+_lock = threading.Lock()
+_parts: list[str] = []
+"""What is installed, in order."""
+_replaced: list[tuple[str, dict[str, Any], str, Any]] = []
+"""Part, a module's names, one of them, and what it was."""
+_factory: Any = None
+"""PyTorch's factory of ``c10d`` handlers."""
+
+
+def install(*, store: bool = True, rendezvous: bool = True) -> None:
+    """Put this package's classes in the place of PyTorch's, for the whole process. Calling it again changes nothing.
+
+    Args:
+        store: ``torch.distributed.TCPStore``.
+        rendezvous: the factory of ``c10d`` handlers, ``C10dRendezvousBackend``, ``DynamicRendezvousHandler``,
+            ``RendezvousSettings``, ``RendezvousTimeout``, ``create_handler`` and ``create_backend``.
+
+    Every module of torch that is loaded is searched. Names that a program has imported before stay what they were.
+    """
+    with _lock:
+        if store and "store" not in _parts:
+            _install_store()
+            _parts.append("store")
+        if rendezvous and "rendezvous" not in _parts:
+            _install_rendezvous()
+            _parts.append("rendezvous")
+
+
+def uninstall() -> None:
+    """Undo :func:`install`, however often it was called. What was made meanwhile stays as it is."""
+    global _factory  # noqa: PLW0603 - the state of the process is what this module is about
+    with _lock:
+        while _replaced:
+            _, names, name, before = _replaced.pop()
+            names[name] = before
+        if _factory is not None:
+            _registry()["c10d"] = _factory
+            _factory = None
+        _parts.clear()
+
+
+def _install_store() -> None:
+    from torch._C._distributed_c10d import TCPStore as TheirStore
+
+    from elastic_rs.store import TCPStore
+
+    _replace("store", {TheirStore: TCPStore})
+
+
+def _install_rendezvous() -> None:
+    global _factory  # noqa: PLW0603
+    import torch.distributed.elastic.rendezvous.registry  # noqa: F401 - fills the registry of handlers
+    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend as their_backend
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous as theirs
+
+    from elastic_rs import c10d_backend, dynamic
+
+    _replace(
+        "rendezvous",
+        {
+            their_backend.C10dRendezvousBackend: c10d_backend.C10dRendezvousBackend,
+            their_backend.create_backend: c10d_backend.create_backend,
+            theirs.DynamicRendezvousHandler: dynamic.DynamicRendezvousHandler,
+            theirs.RendezvousSettings: dynamic.RendezvousSettings,
+            theirs.RendezvousTimeout: dynamic.RendezvousTimeout,
+            theirs.create_handler: dynamic.create_handler,
+        },
+    )
+    registry = _registry()
+    _factory = registry.get("c10d")
+    registry["c10d"] = _create_c10d_handler
+
+
+def _create_c10d_handler(params: Any) -> Any:
+    from elastic_rs.c10d_backend import create_backend
+    from elastic_rs.dynamic import create_handler
+
+    backend, store = create_backend(params)
+    return create_handler(store, backend, params)
+
+
+def _registry() -> dict[str, Any]:
+    from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry
+
+    registry: dict[str, Any] = rendezvous_handler_registry._registry  # noqa: SLF001 - it refuses a second registration
+    return registry
+
+
+def _replace(part: str, ours: dict[Any, Any]) -> None:
+    """Replace the keys of ``ours`` by their values in all modules of torch that hold them under any name."""
+    for module_name, module in list(sys.modules.items()):
+        # What is native stays to be had there.
+        if not module_name.startswith("torch.") or module_name.startswith("torch._C"):
+            continue
+        names = vars(module)
+        for name, value in list(names.items()):
+            for before, after in ours.items():
+                if value is before:
+                    _replaced.append((part, names, name, before))
+                    names[name] = after

@@ -1,0 +1,421 @@
+"""``DynamicRendezvousHandler`` and its settings: PyTorch's classes of those names, over the core's decisions.
+
+The state is in a backend with ``get_state`` and ``set_state``: :class:`elastic_rs.C10dRendezvousBackend`, or a class of
+yours. Every node decides by the core's rules and writes what it has decided on condition that nobody was faster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import math
+import os
+import socket
+import threading
+import weakref
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch.distributed.elastic.events import construct_and_record_rdzv_event
+from torch.distributed.elastic.events.api import NodeState
+from torch.distributed.elastic.rendezvous import api
+
+from elastic_rs import _elastic_rs
+from elastic_rs._config import RendezvousConfig
+from elastic_rs.rendezvous import NodeHandler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch._C._distributed_c10d import Store
+    from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
+
+    from elastic_rs._elastic_rs import CasSession, Placement, View
+
+__all__ = ["DynamicRendezvousHandler", "RendezvousSettings", "RendezvousTimeout", "create_handler"]
+
+logger = logging.getLogger(__name__)
+
+_AGE_S = 1.0
+"""How old an answer about the rendezvous may be, as in PyTorch's handler."""
+
+T = TypeVar("T")
+
+_local_ids = itertools.count()
+
+
+class RendezvousTimeout:
+    """Time limits of a rendezvous.
+
+    Args:
+        join: within which a round is expected to complete; 600 s.
+        last_call: how long a round waits for further nodes once it has enough; 30 s.
+        close: within which a rendezvous is expected to be closed; 30 s.
+        heartbeat: within which PyTorch expects a keep-alive to complete; 5 s. Checked, without effect here.
+
+    Raises:
+        ValueError: one of them is not positive.
+    """
+
+    def __init__(
+        self,
+        join: timedelta | None = None,
+        last_call: timedelta | None = None,
+        close: timedelta | None = None,
+        heartbeat: timedelta | None = None,
+    ) -> None:
+        self._join = _positive("join", join, 600)
+        self._last_call = _positive("last_call", last_call, 30)
+        self._close = _positive("close", close, 30)
+        self._heartbeat = _positive("heartbeat", heartbeat, 5)
+
+    @property
+    def join(self) -> timedelta:
+        """Time limit of joining."""
+        return self._join
+
+    @property
+    def last_call(self) -> timedelta:
+        """How long a round with enough nodes waits for more."""
+        return self._last_call
+
+    @property
+    def close(self) -> timedelta:
+        """Time limit of closing."""
+        return self._close
+
+    @property
+    def heartbeat(self) -> timedelta:
+        """Time limit of a keep-alive."""
+        return self._heartbeat
+
+
+def _positive(name: str, value: timedelta | None, default_s: int) -> timedelta:
+    value = timedelta(seconds=default_s) if value is None else value
+    if value <= timedelta(0):
+        raise ValueError(f"The {name} timeout ({value}) must be positive.")
+    return value
+
+
+@dataclass(repr=False, eq=False, frozen=True)
+class RendezvousSettings:
+    """Settings of a rendezvous, as PyTorch's class holds them."""
+
+    run_id: str
+    min_nodes: int
+    max_nodes: int
+    timeout: RendezvousTimeout
+    keep_alive_interval: timedelta
+    keep_alive_max_attempt: int
+    cas_backoff_max_seconds: float = 0.0
+
+
+class DynamicRendezvousHandler(NodeHandler):
+    """One node's handler over a backend that holds the state. Made by :meth:`from_backend`."""
+
+    @classmethod
+    def from_backend(  # noqa: PLR0917 - PyTorch's signature
+        cls,
+        run_id: str,
+        store: Store,
+        backend: RendezvousBackend,
+        min_nodes: int,
+        max_nodes: int,
+        local_addr: str | None = None,
+        timeout: RendezvousTimeout | None = None,
+        keep_alive_interval: int | timedelta = 5,
+        keep_alive_max_attempt: int = 3,
+        cas_backoff_max_seconds: float = 0.0,
+    ) -> DynamicRendezvousHandler:
+        """Create a handler.
+
+        Args:
+            run_id: the run id.
+            store: what the agents share; each round gets a prefix of its own in it.
+            backend: what holds the state. Nothing is asked of it before the first call that needs it.
+            min_nodes: fewest nodes of a round.
+            max_nodes: most nodes of a round.
+            local_addr: the address others find this node at; its fully qualified name if not given.
+            timeout: time limits.
+            keep_alive_interval: how often the node shows that it lives, in seconds.
+            keep_alive_max_attempt: after how many missed keep-alives it is lost.
+            cas_backoff_max_seconds: checked, without effect: the core spreads writes that were refused by itself.
+
+        Raises:
+            ValueError: an argument is not allowed.
+        """
+        interval = keep_alive_interval
+        settings = RendezvousSettings(
+            run_id,
+            min_nodes,
+            max_nodes,
+            timeout or RendezvousTimeout(),
+            keep_alive_interval=interval if isinstance(interval, timedelta) else timedelta(seconds=interval),
+            keep_alive_max_attempt=keep_alive_max_attempt,
+            cas_backoff_max_seconds=cas_backoff_max_seconds,
+        )
+        return cls(settings, store, backend, local_addr)
+
+    def __init__(
+        self, settings: RendezvousSettings, store: Store, backend: RendezvousBackend, local_addr: str | None = None
+    ) -> None:
+        _check(settings)
+        addr = local_addr or socket.getfqdn()
+        self._node = f"{addr}_{os.getpid()}_{next(_local_ids)}"
+        config = RendezvousConfig(
+            join_timeout=settings.timeout.join.total_seconds(),
+            last_call_timeout=settings.timeout.last_call.total_seconds(),
+            close_timeout=settings.timeout.close.total_seconds(),
+            keep_alive_interval=settings.keep_alive_interval.total_seconds(),
+            keep_alive_max_attempt=settings.keep_alive_max_attempt,
+        )
+        self._cas: CasSession = _elastic_rs.CasSession(
+            run_id=settings.run_id,
+            name=self._node,
+            local_addr=addr,
+            min_nodes=settings.min_nodes,
+            max_nodes=settings.max_nodes,
+            last_call_timeout_s=config.last_call_timeout,
+            settle_timeout_s=config.settle_timeout,
+            keep_alive_interval_s=config.keep_alive_interval,
+            keep_alive_max_attempt=config.keep_alive_max_attempt,
+        )
+        super().__init__(run_id=settings.run_id, session=self._cas, config=config, name=self._node)
+        self._local_addr = addr
+        self._settings = settings
+        self._store = store
+        self._backend_name = backend.name
+        self._driver = _Driver(self._cas, backend)
+        # A handler that is dropped says goodbye as one that ends does, without waiting.
+        weakref.finalize(self, self._driver.stop).atexit = False
+
+    @property
+    def settings(self) -> RendezvousSettings:
+        """The settings of the rendezvous."""
+        return self._settings
+
+    def get_backend(self) -> str:
+        """Return the backend's name."""
+        return self._backend_name
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Take part in the next round and block until it has completed.
+
+        Raises:
+            RendezvousTimeoutError: no round completed within the join timeout.
+            RendezvousClosedError: the job is over.
+            RendezvousGracefulExitError: the job ended and this node, a spare, was not needed.
+            RendezvousConnectionError: the backend has not worked for a lease.
+            RendezvousStateError: what the backend holds is not a state of this package.
+        """
+        self._driver.start()
+        with self._driver.explaining():
+            return super().next_rendezvous()
+
+    def is_closed(self) -> bool:
+        """Whether the rendezvous was closed, as read from the backend no more than a second ago."""
+        return self._recording(super().is_closed)
+
+    def set_closed(self) -> None:
+        """End the rendezvous for everybody.
+
+        Raises:
+            RendezvousTimeoutError: it could not be written within the close timeout.
+        """
+        self._recording(super().set_closed)
+
+    def num_nodes_waiting(self) -> int:
+        """Return above zero when the world must re-form: nodes wait to join, or a member was lost."""
+        return self._recording(super().num_nodes_waiting)
+
+    def shutdown(self) -> bool:
+        """End this node's part, and the job's where that is due: see :meth:`NodeHandler.shutdown`.
+
+        Returns:
+            False if the rendezvous could not be closed.
+        """
+        try:
+            return super().shutdown()
+        except api.RendezvousError as error:
+            message = (
+                f"The node '{self._node}' has failed to shutdown the rendezvous '{self._run_id}' due to an error of "
+                f"type {type(error).__name__}."
+            )
+            self._record(message, NodeState.FAILED)
+            logger.warning("%s (%s)", message, error)
+            self._stop_heartbeats()
+            return False
+
+    def _recording(self, call: Callable[[], T]) -> T:
+        """Call, and record what is raised, as PyTorch does."""
+        try:
+            with self._driver.explaining():
+                return call()
+        except Exception as error:
+            self._record(f"{type(error).__name__}: {error}", NodeState.FAILED)
+            raise
+
+    def _close(self, cause: str | None = None) -> None:
+        self._driver.start()
+        self._cas.close(by=self._label(), cause=cause, timeout_s=self._config.close_timeout)
+        self._record(f"The node '{self._node}' has closed the rendezvous '{self._run_id}'.", NodeState.SUCCEEDED)
+
+    def _view(self) -> View:
+        self._driver.start()
+        return self._cas.fresh_view(age_s=_AGE_S)
+
+    def _agents_store(self, placement: Placement) -> Store:
+        timeout: timedelta = getattr(self._store, "timeout", timedelta(seconds=300))
+        # PyTorch's first round has the number 0.
+        return self._round_store(self._store, placement.round - 1, placement.world_size, timeout)
+
+    def _stop_heartbeats(self) -> None:
+        """Say goodbye without waiting."""
+        self._driver.stop()
+
+
+def _check(settings: RendezvousSettings) -> None:
+    """Refuse settings that make no sense, in PyTorch's words."""
+    if not settings.run_id:
+        raise ValueError("The run id must be a non-empty string.")
+    if settings.min_nodes < 1:
+        raise ValueError(f"The minimum number of nodes ({settings.min_nodes}) must be greater than zero.")
+    if settings.max_nodes < settings.min_nodes:
+        raise ValueError(
+            f"The maximum number of nodes ({settings.max_nodes}) must be greater than or equal to the minimum "
+            f"number of nodes ({settings.min_nodes})."
+        )
+    delay = settings.cas_backoff_max_seconds
+    if not math.isfinite(delay) or delay < 0:
+        raise ValueError(f"cas_backoff_max_seconds ({delay}) must be finite and non-negative.")
+
+
+class _Driver:
+    """The thread that calls the backend.
+
+    It is Python's, not the core's: a thread that is in a backend's call when the interpreter goes is ended there by
+    CPython, which must not meet Rust on its stack. It is a daemon, so it never keeps a process from ending.
+    """
+
+    def __init__(self, session: CasSession, backend: RendezvousBackend) -> None:
+        self._session = session
+        self._backend = backend
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def start(self) -> None:
+        """Start, unless it runs already."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="elastic_rs-rendezvous", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """Say goodbye and end, without waiting."""
+        self._session.leave("its handler is gone", timeout_s=0)
+
+    @contextlib.contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Raise what the backend raised, if that is why a call failed."""
+        try:
+            yield
+        except (api.RendezvousConnectionError, api.RendezvousStateError) as error:
+            if self._error is None:
+                raise
+            raise self._error from error
+
+    def _run(self) -> None:
+        session, token = self._session, None
+        while (state := session.next_step()) is not None:
+            try:
+                if state:
+                    token = self._write(state, token)
+                else:
+                    there = self._backend.get_state()
+                    content, token = (None, None) if there is None else there
+                    session.on_state(content)
+                self._error = None
+            except api.RendezvousStateError as error:
+                self._error = error
+                session.on_broken(f"{type(error).__name__}: {error}", state=True)
+            except api.RendezvousConnectionError as error:
+                # It may come back: the node carries on for a lease.
+                self._error = error
+                session.on_failed(f"{error} ({error.__cause__})" if error.__cause__ else str(error))
+            except Exception as error:  # noqa: BLE001 - a backend is a user's code; the caller is told
+                self._error = error
+                session.on_broken(f"the backend raised {type(error).__name__}: {error}", state=False)
+
+    def _write(self, state: bytes, token: Any) -> Any:
+        answer = self._backend.set_state(state, token)
+        if answer is None:
+            self._session.on_conflict(None)
+            return None
+        content, token, written = answer
+        if written:
+            self._session.on_written()
+        else:
+            self._session.on_conflict(content)
+        return token
+
+
+def create_handler(store: Store, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:
+    """Create a handler from what torchrun was given.
+
+    Reads ``join_timeout``, ``last_call_timeout``, ``close_timeout``, ``heartbeat_timeout``, ``keep_alive_interval``,
+    ``keep_alive_max_attempt`` (whole numbers, seconds) and ``cas_backoff_max_seconds`` of the configuration.
+
+    Args:
+        store: what the agents share.
+        backend: what holds the state.
+        params: run id, node counts, address and configuration.
+
+    Raises:
+        TypeError: a keep-alive key is None.
+        ValueError: a value is not allowed.
+    """
+    try:
+        timeout = RendezvousTimeout(
+            *(
+                _seconds(params, key)
+                for key in ("join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout")
+            )
+        )
+        interval, attempts = _required(params, "keep_alive_interval", 5), _required(params, "keep_alive_max_attempt", 3)
+        given = params.get("cas_backoff_max_seconds", 0.0)
+        try:
+            back_off = float(given)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"cas_backoff_max_seconds({given!r}) is not a valid float value.") from error
+        return DynamicRendezvousHandler.from_backend(
+            params.run_id,
+            store,
+            backend,
+            params.min_nodes,
+            params.max_nodes,
+            params.local_addr,
+            timeout,
+            keep_alive_interval=interval,
+            keep_alive_max_attempt=attempts,
+            cas_backoff_max_seconds=back_off,
+        )
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+        construct_and_record_rdzv_event(message=message, run_id=params.run_id, node_state=NodeState.FAILED)
+        raise
+
+
+def _seconds(params: RendezvousParameters, key: str) -> timedelta | None:
+    value = params.get_as_int(key)
+    return None if value is None else timedelta(seconds=value)
+
+
+def _required(params: RendezvousParameters, key: str, default: int) -> int:
+    value = params.get_as_int(key, default)
+    if value is None:
+        raise TypeError(f"You passed '{key}=None' as a rendezvous configuration option")
+    return value

@@ -1,0 +1,517 @@
+//! A node over a shared cell. Pure: what the cell said and what time it is go in; reads, writes and answers come out.
+//!
+//! The caller performs one [`CasCommand`] at a time and reports how it ended: [`CasNode::on_state`] after a read,
+//! [`CasNode::on_written`] or [`CasNode::on_conflict`] after a write, [`CasNode::on_failed`] after either. A write holds only if
+//! the cell is still what it was when the node was last told of it. A failed write may yet have been done: the next read tells.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use super::super::decide::{placement, why};
+use super::super::message::{CoordinatorMessage, Hello, Join, NodeId, Placed, Placement, Round, Verdict};
+use super::super::pending::{Joining, WITHDRAW_GRACE, back_off};
+use super::super::text::{tidy, tidy_verdict};
+use super::super::view::{JoinError, View};
+use super::blob::Blob;
+use super::propose::Proposal;
+use super::seen::Seen;
+
+/// What the caller is to do with the cell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CasCommand {
+    /// Read the cell.
+    Read,
+    /// Write this, if the cell is still what the node was last told (or empty, if it was that).
+    Write(Vec<u8>),
+}
+
+/// How a node knows that the others live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Liveness {
+    /// Their counters in the cell are seen to change; the cell is polled.
+    Counters,
+    /// Each holds a lease at the cell's keeper: these do. Changes are told to the node ([`CasNode::on_state`]) as they come.
+    Leases(BTreeSet<NodeId>),
+}
+
+/// How often a node looks while a round forms: first, and at the longest.
+const LOOK_FIRST: Duration = Duration::from_millis(150);
+/// How often a node looks while it runs, or is a spare. PyTorch's nodes look as often.
+const LOOK_LAST: Duration = Duration::from_secs(1);
+
+/// One node's part in a run.
+#[derive(Clone, Debug)]
+pub struct CasNode {
+    pub(super) hello: Hello,
+    pub(super) liveness: Liveness,
+    pub(super) seen: Seen,
+    /// What the cell holds, as last told.
+    pub(super) confirmed: Option<Blob>,
+    pub(super) joining: Option<Joining>,
+    pub(super) leaving: Option<String>,
+    pub(super) closing: Option<Verdict>,
+    pub(super) view: View,
+    /// The node is due to show that it lives.
+    pub(super) beat_at: Instant,
+    pending: Option<Proposal>,
+    busy: bool,
+    read_at: Option<Instant>,
+    /// When the cell was last told, and when this node last showed that it lives.
+    looked_at: Option<Instant>,
+    shown_at: Option<Instant>,
+    /// When the write that is under way was handed out.
+    written_at: Instant,
+    quiet_looks: u32,
+    conflicts: u32,
+    tries: u32,
+    failing_since: Option<Instant>,
+    last_error: String,
+    left: bool,
+    dice: u64,
+    outcome: Option<Result<Placement, JoinError>>,
+    command: Option<CasCommand>,
+    notes: Vec<String>,
+}
+
+impl CasNode {
+    /// A node that introduces itself with `hello`, which has its address. Does nothing until it is asked for something.
+    pub fn new(hello: Hello, liveness: Liveness, now: Instant) -> Self {
+        let dice = hello.node.0 as u64 | 1;
+        Self {
+            hello,
+            liveness,
+            seen: Seen::default(),
+            confirmed: None,
+            joining: None,
+            leaving: None,
+            closing: None,
+            view: View::default(),
+            beat_at: now,
+            pending: None,
+            busy: false,
+            read_at: None,
+            looked_at: None,
+            shown_at: None,
+            written_at: now,
+            quiet_looks: 0,
+            conflicts: 0,
+            tries: 0,
+            failing_since: None,
+            last_error: String::new(),
+            left: false,
+            dice,
+            outcome: None,
+            command: None,
+            notes: Vec::new(),
+        }
+    }
+
+    /// Ask for a place in the next round, giving up at `now + timeout`. The answer comes through [`CasNode::take_outcome`].
+    pub fn join(&mut self, store_port: u16, node_rank: Option<u32>, timeout: Duration, now: Instant) {
+        self.outcome = None;
+        let refusal = match (&self.view.failed, &self.view.closed) {
+            _ if self.leaving.is_some() => Some(JoinError::Connection("this node has left the rendezvous".to_owned())),
+            (Some(error), _) => Some(error.clone()),
+            (None, Some(verdict)) => Some(JoinError::Closed { verdict: verdict.clone(), spare: false }),
+            (None, None) => None,
+        };
+        if let Some(error) = refusal {
+            self.outcome = Some(Err(error));
+            return;
+        }
+        if let Some(placed) = &mut self.hello.placed {
+            placed.active = false;
+        }
+        self.view.waiting = 0;
+        let join = Join { round: self.view.round, store_port, node_rank, workers: None };
+        let deadline = now + timeout;
+        self.joining = Some(Joining { join, since: now, deadline, spare: false, withdrawn_at: None, progress: None });
+        self.quiet_looks = 0;
+        // Each join gives the backend the same time to work again.
+        self.failing_since = None;
+        self.look(now);
+    }
+
+    /// Nobody waits for the pending join any more (Ctrl-C).
+    pub fn abandon(&mut self, now: Instant) {
+        let outcome = self.outcome.take();
+        if let Some(joining) = &mut self.joining {
+            joining.withdrawn_at.get_or_insert(now);
+        } else if !matches!(outcome, Some(Ok(_))) {
+            return;
+        }
+        if let Some(placed) = &mut self.hello.placed {
+            placed.active = false;
+        }
+        self.look(now);
+    }
+
+    /// End the job for everybody. [`View::closed`] is set once that is written.
+    pub fn close(&mut self, verdict: &Verdict, now: Instant) {
+        if self.view.closed.is_none() {
+            self.closing.get_or_insert_with(|| tidy_verdict(verdict));
+            self.look(now);
+        }
+    }
+
+    /// Go, for good. Done once [`CasNode::has_left`].
+    pub fn leave(&mut self, reason: &str, now: Instant) {
+        self.leaving.get_or_insert_with(|| tidy(reason));
+        self.resolve(Err(JoinError::Connection("this node has left the rendezvous".to_owned())));
+        let never_came = self.looked_at.is_none() && !self.busy && self.closing.is_none();
+        self.left = self.left || never_came || self.view.failed.is_some();
+        self.look(now);
+    }
+
+    /// Look at the cell as soon as no read or write is under way.
+    pub fn look(&mut self, now: Instant) {
+        self.read_at = Some(now);
+    }
+
+    /// The cell holds this, or nothing: the answer to a read, or told by a watch.
+    pub fn on_state(&mut self, bytes: Option<&[u8]>, now: Instant) {
+        self.conflicts = 0;
+        self.be_told(bytes, now);
+        self.go_on(now);
+    }
+
+    /// The write was done.
+    pub fn on_written(&mut self, now: Instant) {
+        self.conflicts = 0;
+        let Some(Proposal { blob, notes }) = self.pending.take() else {
+            return;
+        };
+        self.notes.extend(notes);
+        if self.liveness == Liveness::Counters && blob.nodes.contains_key(&self.hello.node) {
+            self.shown_at = Some(self.written_at);
+            self.beat_at = self.written_at + self.hello.settings.keep_alive_interval;
+        }
+        self.accept(Some(blob), now);
+        self.schedule(now);
+    }
+
+    /// The write was not done, since the cell holds something else: this.
+    pub fn on_conflict(&mut self, bytes: Option<&[u8]>, now: Instant) {
+        self.pending = None;
+        self.be_told(bytes, now);
+        self.conflicts += 1;
+        if self.conflicts == 1 {
+            self.go_on(now);
+        } else {
+            let most = Duration::from_millis(10) * 2_u32.pow(self.conflicts.min(6));
+            self.read_at = Some(now + most.mul_f64(self.draw()));
+        }
+    }
+
+    /// The cell could not be read or written. A write may have been done all the same.
+    pub fn on_failed(&mut self, error: String, now: Instant) {
+        (self.busy, self.pending) = (false, None);
+        self.last_error = error;
+        self.failing_since.get_or_insert(now);
+        self.view.out_of_reach_since = self.failing_since;
+        self.read_at = Some(now + back_off(self.tries, self.hello.node.0 as u64));
+        self.tries += 1;
+    }
+
+    /// The backend will never work: further calls are pointless.
+    pub fn on_broken(&mut self, error: JoinError) {
+        (self.busy, self.pending) = (false, None);
+        self.fail(error);
+    }
+
+    /// With [`Liveness::Leases`]: whose leases hold. A change is acted on with the next state.
+    pub fn on_leases(&mut self, alive: BTreeSet<NodeId>) {
+        self.liveness = Liveness::Leases(alive);
+    }
+
+    /// With [`Liveness::Leases`]: the keeper has renewed this node's lease, asked to at `asked_at`.
+    pub fn on_renewed(&mut self, asked_at: Instant) {
+        self.shown_at = Some(asked_at);
+    }
+
+    /// Time has passed.
+    pub fn on_tick(&mut self, now: Instant) {
+        self.give_up_join_if_due(now);
+        self.fence(now);
+        if self.busy || self.left || self.view.failed.is_some() {
+            return;
+        }
+        if self.read_at.is_some_and(|at| at <= now) {
+            self.read_at = None;
+            self.busy = true;
+            self.command = Some(CasCommand::Read);
+        }
+    }
+
+    /// When to call [`CasNode::on_tick`] at the latest.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        if self.left {
+            return None;
+        }
+        let read = self.read_at.filter(|_| !self.busy && self.view.failed.is_none());
+        let join = self.joining.as_ref().and_then(Joining::next_deadline);
+        let failing = self.failing_since.filter(|_| self.joining.is_some()).map(|at| at + self.hello.settings.lease());
+        let fence = self.fenced_at().filter(|_| self.view.waiting == 0);
+        [read, join, failing, fence].into_iter().flatten().min()
+    }
+
+    /// What to do with the cell now.
+    pub fn take_command(&mut self) -> Option<CasCommand> {
+        self.command.take()
+    }
+
+    /// What this node has decided for all, in words.
+    pub fn take_notes(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notes)
+    }
+
+    /// How the last join ended, once it has; handed out once.
+    pub fn take_outcome(&mut self) -> Option<Result<Placement, JoinError>> {
+        self.outcome.take()
+    }
+
+    /// Who this node is.
+    pub fn id(&self) -> NodeId {
+        self.hello.node
+    }
+
+    /// How things stand.
+    pub fn view(&self) -> &View {
+        &self.view
+    }
+
+    /// When the cell was last told.
+    pub fn looked_at(&self) -> Option<Instant> {
+        self.looked_at
+    }
+
+    /// Why the backend does not work at the moment.
+    pub fn failing(&self) -> Option<&str> {
+        self.failing_since.map(|_| self.last_error.as_str())
+    }
+
+    /// Whether the goodbye is written, or none was needed.
+    pub fn has_left(&self) -> bool {
+        self.left
+    }
+
+    /// For a node that waits: what for.
+    pub fn progress(&self) -> Option<String> {
+        self.joining.as_ref()?.progress.clone()
+    }
+
+    fn be_told(&mut self, bytes: Option<&[u8]>, now: Instant) {
+        self.busy = false;
+        (self.failing_since, self.view.out_of_reach_since, self.tries) = (None, None, 0);
+        let blob = match bytes.map(Blob::decode).transpose() {
+            Ok(blob) => blob,
+            Err(error) => return self.fail(JoinError::State(error.to_string())),
+        };
+        if let Some(other) = blob.as_ref().map(Blob::run_id).filter(|run_id| *run_id != self.hello.run_id) {
+            let text = format!("the rendezvous state is that of run `{other}`, not of `{}`", self.hello.run_id);
+            return self.fail(JoinError::State(text));
+        }
+        self.accept(blob, now);
+    }
+
+    /// The cell holds this for certain.
+    fn accept(&mut self, blob: Option<Blob>, now: Instant) {
+        let news = match (&self.confirmed, &blob) {
+            (Some(before), Some(after)) => before.revision != after.revision,
+            (before, after) => before.is_some() != after.is_some(),
+        };
+        self.quiet_looks = if news { 0 } else { self.quiet_looks.saturating_add(1) };
+        (self.busy, self.failing_since, self.view.out_of_reach_since, self.tries) = (false, None, None, 0);
+        self.looked_at = Some(now);
+        if let Some(blob) = &blob {
+            self.seen.look(blob, now);
+        }
+        self.confirmed = blob;
+        self.settle(now);
+    }
+
+    /// What follows for this node from what the cell holds.
+    fn settle(&mut self, now: Instant) {
+        let me = self.hello.node;
+        let Some(blob) = &self.confirmed else {
+            if self.runs() {
+                self.interrupt("the rendezvous state is gone from the backend");
+            }
+            return;
+        };
+        let run = blob.run(me, &self.seen, now);
+        if let Some(verdict) = &run.closed {
+            self.view.closed = Some(verdict.clone());
+            self.closing = None;
+            let spare = run.nodes.get(&me).is_some_and(|node| run.is_spare(node));
+            self.resolve(Err(JoinError::Closed { verdict: verdict.clone(), spare }));
+            return;
+        }
+        let place = run.nodes.get(&me).filter(|node| node.status == super::super::state::Status::Active);
+        let place = place.and_then(|node| node.placed).filter(|(round, _)| *round == run.round);
+        if let Some(joining) = &mut self.joining {
+            if let Some((_, rank)) = place.filter(|(round, _)| *round > joining.join.round)
+                && let Some(CoordinatorMessage::Complete(placement)) = placement(&run, rank)
+            {
+                if rank == 0 && placement.master_port != joining.join.store_port {
+                    // An answer to an earlier join that was abandoned: the store it names is gone.
+                    joining.join.round = placement.round;
+                    self.view.round = placement.round;
+                } else {
+                    self.take_place(placement);
+                }
+            } else if joining.withdrawn_at.is_some() && place.is_none() && !run.knows(me) {
+                let after = joining.deadline - joining.since;
+                let progress = joining.progress.clone().unwrap_or_default();
+                self.resolve(Err(JoinError::Timeout { after, progress }));
+            }
+        } else if self.runs() {
+            let mine = self.hello.placed.map(|placed| (placed.round, placed.rank));
+            if place.is_some() && place == mine {
+                self.view.waiting = run.waiting_for_members();
+                self.view.reason = if self.view.waiting > 0 { why(&run) } else { String::new() };
+            } else {
+                let text = if run.round > self.view.round {
+                    format!("round {} formed without this node", run.round)
+                } else {
+                    "the others have given this node up".to_owned()
+                };
+                self.interrupt(&text);
+            }
+        }
+    }
+
+    /// Decide on what the cell holds, and write if that changes anything.
+    fn go_on(&mut self, now: Instant) {
+        if self.busy || self.left || self.view.failed.is_some() {
+            return;
+        }
+        match self.propose(now) {
+            Err(error) => self.fail(error),
+            Ok(Some(proposal)) => {
+                (self.busy, self.written_at) = (true, now);
+                self.command = Some(CasCommand::Write(proposal.blob.encode()));
+                self.pending = Some(proposal);
+            }
+            Ok(None) => self.schedule(now),
+        }
+    }
+
+    /// When to look next.
+    fn schedule(&mut self, now: Instant) {
+        let inside = self.confirmed.as_ref().is_some_and(|blob| blob.nodes.contains_key(&self.hello.node));
+        if !inside && self.leaving.is_some() {
+            self.left = self.closing.is_none();
+            return;
+        }
+        let due = self.joining.is_some() || self.closing.is_some() || (inside && self.view.closed.is_none());
+        if !due && self.leaving.is_none() {
+            self.read_at = None;
+            return;
+        }
+        let forming = self.joining.as_ref().is_some_and(|joining| !joining.spare);
+        let most = match forming {
+            true => (LOOK_FIRST * 2_u32.pow(self.quiet_looks.min(10))).min(LOOK_LAST),
+            false => LOOK_LAST,
+        };
+        let next = now + most.mul_f64(0.7 + 0.3 * self.draw());
+        let mut next = next.min(self.beat_at.max(now));
+        if let Some(at) = self.close_at(now) {
+            // All nodes see the round's end come; a little spread lets the first one's write be read by the rest.
+            next = next.min(at.max(now) + Duration::from_millis(30).mul_f64(self.draw()));
+        }
+        if matches!(self.liveness, Liveness::Leases(_)) {
+            // Changes are told: only the time at which a round closes has to be waited for.
+            self.read_at = self.close_at(now).map(|at| at.max(now)).or(self.closing.as_ref().map(|_| next));
+        } else {
+            self.read_at = Some(self.read_at.filter(|at| *at <= next).unwrap_or(next));
+        }
+    }
+
+    fn take_place(&mut self, placement: Placement) {
+        let Placement { round, rank, world_size, world, restart, .. } = placement;
+        let wanted = self.joining.as_ref().is_some_and(|joining| joining.withdrawn_at.is_none());
+        self.hello.placed = Some(Placed { round, rank, world_size, world, active: wanted, restart });
+        self.view.round = round;
+        self.view.waiting = 0;
+        self.view.reason.clear();
+        if wanted {
+            self.resolve(Ok(placement));
+        }
+    }
+
+    /// Whether workers of the last round run here.
+    pub(super) fn runs(&self) -> bool {
+        self.joining.is_none() && self.hello.placed.is_some_and(|placed| placed.active)
+    }
+
+    fn interrupt(&mut self, reason: &str) {
+        self.view.waiting = self.view.waiting.max(1);
+        self.view.reason = reason.to_owned();
+    }
+
+    /// When the others may form a world without this node, which they have not heard of: its workers have to stop before.
+    fn fenced_at(&self) -> Option<Instant> {
+        let shown_at = self.shown_at.filter(|_| self.runs() && self.view.closed.is_none())?;
+        Some(shown_at + self.hello.settings.lease())
+    }
+
+    fn fence(&mut self, now: Instant) {
+        if self.fenced_at().is_some_and(|at| at <= now) && self.view.waiting == 0 {
+            let lease = self.hello.settings.lease();
+            let text = format!("this node could not show for {lease:.1?} that it lives: {}", self.last_error);
+            self.interrupt(&text);
+        }
+    }
+
+    fn give_up_join_if_due(&mut self, now: Instant) {
+        let lease = self.hello.settings.lease();
+        let Some(joining) = &mut self.joining else { return };
+        let after = joining.deadline - joining.since;
+        if let Some(since) = self.failing_since.filter(|since| now >= *since + lease) {
+            let text = format!("the backend has not worked for {:.1?}: {}", now - since, self.last_error);
+            self.resolve(Err(JoinError::Connection(text)));
+            return;
+        }
+        match joining.withdrawn_at {
+            None if joining.is_due(now) => {
+                joining.withdrawn_at = Some(now);
+                self.read_at = Some(now);
+            }
+            Some(at) if now >= at + WITHDRAW_GRACE => {
+                let progress = joining.progress.clone().unwrap_or_else(|| match self.last_error.as_str() {
+                    "" => "the backend does not answer".to_owned(),
+                    error => format!("the backend does not work: {error}"),
+                });
+                self.resolve(Err(JoinError::Timeout { after, progress }));
+            }
+            _ => {}
+        }
+    }
+
+    /// End the pending join, if there is one.
+    pub(super) fn resolve(&mut self, outcome: Result<Placement, JoinError>) {
+        if self.joining.take().is_some() {
+            self.outcome = Some(outcome);
+        }
+    }
+
+    fn fail(&mut self, error: JoinError) {
+        self.view.failed.get_or_insert_with(|| error.clone());
+        self.left = self.left || self.leaving.is_some();
+        self.resolve(Err(error));
+    }
+
+    /// From 0 to 1. Spreads what nodes do at the same time; nothing depends on how random it is.
+    fn draw(&mut self) -> f64 {
+        self.dice ^= self.dice << 13;
+        self.dice ^= self.dice >> 7;
+        self.dice ^= self.dice << 17;
+        (self.dice >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// The last round this node knows of.
+    pub(super) fn round(&self) -> Round {
+        self.view.round
+    }
+}

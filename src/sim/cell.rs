@@ -1,0 +1,473 @@
+//! Jobs over one shared cell: several nodes of [`crate::rendezvous::cas`], each with a clock of its own, a cell that delays and
+//! loses, and stock agents. The invariants are those of jobs with a coordinator, judged from what the cell held.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::queue::{Dice, Queue, Time};
+use super::simulation::Violation;
+use crate::rendezvous::cas::blob::Blob;
+use crate::rendezvous::cas::node::{CasCommand, CasNode, Liveness};
+use crate::rendezvous::message::{Hello, NodeId, Placement, Round, Verdict};
+use crate::rendezvous::node::JoinError;
+use crate::rendezvous::settings::Settings;
+
+/// How long a caller waits for an answer of the cell before it takes it for lost.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// After the last fault, within what time the job has settled. In a row may come: a lease that is noticed late (twice 15 s, and a
+/// node that was deaf charges others no more than 2.5 s a look), workers that stop (5 s), and two last calls (30 s each).
+const SETTLE_WITHIN: Duration = Duration::from_secs(150);
+const GONE_WITHIN: Duration = Duration::from_secs(30);
+
+/// What a history came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CellReport {
+    /// Nodes.
+    pub hosts: usize,
+    /// Rounds that completed.
+    pub rounds: u64,
+    /// Writes that were done, and those refused because another was first.
+    pub writes: (u64, u64),
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Start(usize),
+    Tick(usize, u64),
+    /// What a node asks of the cell has arrived there; if told so, its answer gets lost.
+    Arrive(usize, u32, CasCommand, u64, bool),
+    Answer(usize, u32, Answer),
+    Stopped(usize, u32),
+    Kill(usize),
+    Stall(usize, Time),
+    Cut(usize, Time),
+}
+
+#[derive(Clone, Debug)]
+enum Answer {
+    State(Option<Vec<u8>>, u64),
+    Written(u64),
+    Conflict(Option<Vec<u8>>, u64),
+    Failed,
+}
+
+#[derive(Clone, Debug)]
+enum Agent {
+    Joining,
+    Running(Placement),
+    Stopping,
+    Done,
+}
+
+#[derive(Debug)]
+struct Host {
+    /// Nobody reads another's clock.
+    clock: Instant,
+    life: u32,
+    node: Option<CasNode>,
+    agent: Agent,
+    /// Version of the cell that this node was told of last.
+    token: u64,
+    tick: u64,
+    stalled_until: Time,
+    cut_until: Time,
+    held: Vec<Event>,
+}
+
+/// One job over one cell.
+#[derive(Debug)]
+struct Job {
+    dice: Dice,
+    queue: Queue<Event>,
+    settings: Settings,
+    hosts: Vec<Host>,
+    slowest: Duration,
+    losses: u64,
+    cell: Option<Vec<u8>>,
+    version: u64,
+    worlds: BTreeMap<Round, (Vec<NodeId>, (String, u16))>,
+    report: CellReport,
+    calm: bool,
+}
+
+/// Live through the history of a seed.
+///
+/// # Errors
+/// The first invariant that breaks, with the virtual time.
+pub fn live(seed: u64) -> Result<CellReport, (Time, Violation)> {
+    let mut dice = Dice::new(seed);
+    let hosts = dice.between(1, 8) as usize;
+    let max_nodes = dice.between(1, hosts as u64 + 1) as u32;
+    let mut settings = Settings::new(dice.between(1, u64::from(max_nodes)) as u32, max_nodes);
+    settings.last_call_timeout = dice.duration((Duration::ZERO, Duration::from_secs(30)));
+    settings.settle_timeout = dice.duration((Duration::ZERO, Duration::from_secs(3)));
+    settings.keep_alive_interval = dice.duration((Duration::from_secs(3), Duration::from_secs(5)));
+    let slowest = Duration::from_millis([2, 20, 200][dice.between(0, 2) as usize]);
+    let losses = [0, 0, 2, 10][dice.between(0, 3) as usize];
+    let base = Instant::now();
+    let mut job = Job {
+        queue: Queue::new(),
+        hosts: (0..hosts)
+            .map(|_| Host {
+                clock: base + dice.duration((Duration::ZERO, Duration::from_secs(10_000_000))),
+                life: 0,
+                node: None,
+                agent: Agent::Done,
+                token: 0,
+                tick: 0,
+                stalled_until: Time::ZERO,
+                cut_until: Time::ZERO,
+                held: Vec::new(),
+            })
+            .collect(),
+        settings,
+        slowest,
+        losses,
+        cell: None,
+        version: 0,
+        worlds: BTreeMap::new(),
+        report: CellReport { hosts, ..CellReport::default() },
+        calm: false,
+        dice,
+    };
+    job.live().map_err(|violation| (job.queue.now(), violation))?;
+    Ok(job.report)
+}
+
+impl Job {
+    fn live(&mut self) -> Result<(), Violation> {
+        let calm_at = self.plan();
+        self.pass(calm_at)?;
+        (self.calm, self.losses) = (true, 0);
+        self.pass(calm_at + SETTLE_WITHIN)?;
+        self.check_settled()?;
+        self.close();
+        self.pass(calm_at + SETTLE_WITHIN + GONE_WITHIN)?;
+        match self.hosts.iter().position(|host| host.node.is_some() && !matches!(host.agent, Agent::Done)) {
+            Some(host) => Err(Violation(format!("host {host} does not hear that the job was closed"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Draw who starts when and what goes wrong. Gives the time from which on nothing does.
+    fn plan(&mut self) -> Time {
+        let spread = [0, 2_000, 60_000][self.dice.between(0, 2) as usize];
+        let mut calm_at = Time::ZERO;
+        for host in 0..self.hosts.len() {
+            let at = Duration::from_millis(self.dice.between(0, spread));
+            self.queue.push(at, Event::Start(host));
+            calm_at = calm_at.max(at);
+        }
+        for _ in 0..self.dice.between(0, 12) {
+            let host = self.dice.between(0, self.hosts.len() as u64 - 1) as usize;
+            let at = self.dice.duration((Duration::ZERO, Duration::from_secs(200)));
+            let lasts = self.dice.duration((Duration::from_millis(10), Duration::from_secs(60)));
+            match self.dice.between(0, 3) {
+                0 => {
+                    self.queue.push(at, Event::Kill(host));
+                    if self.dice.chance(60) {
+                        self.queue.push(at + lasts, Event::Start(host));
+                    }
+                }
+                1 => self.queue.push(at, Event::Stall(host, at + lasts)),
+                2 => self.queue.push(at, Event::Cut(host, at + lasts)),
+                // The whole backend is out of reach.
+                _ => (0..self.hosts.len()).for_each(|host| self.queue.push(at, Event::Cut(host, at + lasts))),
+            }
+            calm_at = calm_at.max(at + lasts);
+        }
+        calm_at
+    }
+
+    fn pass(&mut self, until: Time) -> Result<(), Violation> {
+        while let Some(event) = self.queue.pop(until) {
+            self.happen(event)?;
+        }
+        Ok(())
+    }
+
+    fn happen(&mut self, event: Event) -> Result<(), Violation> {
+        match event {
+            Event::Start(host) if self.hosts[host].node.is_none() => self.start(host),
+            Event::Kill(host) => {
+                self.hosts[host].node = None;
+                self.hosts[host].life += 1;
+                self.hosts[host].held.clear();
+                return Ok(());
+            }
+            Event::Stall(host, until) => {
+                self.hosts[host].stalled_until = until;
+                self.queue.push(until, Event::Tick(host, 0));
+                return Ok(());
+            }
+            Event::Cut(host, until) => {
+                self.hosts[host].cut_until = until;
+                return Ok(());
+            }
+            Event::Arrive(host, life, command, token, lost) => return self.at_cell(host, life, command, token, lost),
+            Event::Start(_) => return Ok(()),
+            // Another tick was asked for since. Number 0 is always heard.
+            Event::Tick(host, number) if number != 0 && number != self.hosts[host].tick => return Ok(()),
+            event @ (Event::Tick(host, _) | Event::Answer(host, ..) | Event::Stopped(host, _)) => {
+                let now = self.queue.now();
+                if self.hosts[host].stalled_until > now {
+                    self.hosts[host].held.push(event);
+                    return Ok(());
+                }
+                let held = std::mem::take(&mut self.hosts[host].held);
+                for event in held.into_iter().chain([event]) {
+                    self.hear(host, event);
+                }
+                return self.pump(host);
+            }
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, number: usize) {
+        let mut id = [0; 2].map(|_| self.dice.number());
+        id[1] |= 1;
+        let hello = Hello {
+            run_id: "job".into(),
+            node: NodeId(u128::from(id[0]) << 64 | u128::from(id[1])),
+            name: format!("host{number}:{}", self.hosts[number].life),
+            local_addr: Some(format!("host{number}")),
+            settings: self.settings.clone(),
+            process: 0,
+            node_rank: None,
+            placed: None,
+            joining: false,
+        };
+        let host = &mut self.hosts[number];
+        host.life += 1;
+        host.agent = Agent::Joining;
+        let now = host.clock + self.queue.now();
+        let mut node = CasNode::new(hello, Liveness::Counters, now);
+        node.join(40_000 + number as u16, None, Duration::from_secs(3600), now);
+        host.node = Some(node);
+        self.queue.push(self.queue.now(), Event::Tick(number, 0));
+    }
+
+    fn hear(&mut self, number: usize, event: Event) {
+        let host = &mut self.hosts[number];
+        let now = host.clock + self.queue.now();
+        let Some(node) = &mut host.node else { return };
+        match event {
+            Event::Answer(_, life, answer) if life == host.life => match answer {
+                Answer::State(value, version) => {
+                    host.token = version;
+                    node.on_state(value.as_deref(), now);
+                }
+                Answer::Written(version) => {
+                    host.token = version;
+                    node.on_written(now);
+                }
+                Answer::Conflict(value, version) => {
+                    host.token = version;
+                    node.on_conflict(value.as_deref(), now);
+                }
+                Answer::Failed => node.on_failed("the cell does not answer".into(), now),
+            },
+            Event::Stopped(_, life) if life == host.life && matches!(host.agent, Agent::Stopping) => {
+                host.agent = Agent::Joining;
+                node.join(40_000 + number as u16, None, Duration::from_secs(3600), now);
+            }
+            _ => {}
+        }
+    }
+
+    /// The driver's part, and the agent's.
+    fn pump(&mut self, number: usize) -> Result<(), Violation> {
+        loop {
+            let host = &mut self.hosts[number];
+            let now = host.clock + self.queue.now();
+            let Some(node) = &mut host.node else { return Ok(()) };
+            node.on_tick(now);
+            if let Some(command) = node.take_command() {
+                let (life, token) = (host.life, host.token);
+                self.send(number, life, command, token);
+                continue;
+            }
+            if let Some(outcome) = node.take_outcome() {
+                match outcome {
+                    Ok(placement) => {
+                        host.agent = Agent::Running(placement);
+                        self.check_place(number)?;
+                        continue;
+                    }
+                    Err(JoinError::Closed { .. }) => host.agent = Agent::Done,
+                    Err(JoinError::Connection(_) | JoinError::Timeout { .. }) => {
+                        node.join(40_000 + number as u16, None, Duration::from_secs(3600), now);
+                        continue;
+                    }
+                    Err(error) => return Err(Violation(format!("host {number}: {error}"))),
+                }
+            }
+            if let Agent::Running(_) = host.agent {
+                if node.view().closed.is_some() {
+                    host.agent = Agent::Done;
+                } else if node.view().waiting > 0 {
+                    if node.view().reason.is_empty() {
+                        return Err(Violation(format!("host {number} is interrupted without a reason")));
+                    }
+                    host.agent = Agent::Stopping;
+                    let life = host.life;
+                    let takes = self.dice.duration((Duration::from_millis(10), Duration::from_secs(5)));
+                    self.queue.push(self.queue.now() + takes, Event::Stopped(number, life));
+                }
+            }
+            let host = &mut self.hosts[number];
+            if let Some(at) = host.node.as_ref().and_then(CasNode::next_deadline) {
+                host.tick += 1;
+                let at = at.saturating_duration_since(host.clock);
+                let tick = Event::Tick(number, host.tick);
+                self.queue.push(at.max(self.queue.now() + Duration::from_micros(1)), tick);
+            }
+            return Ok(());
+        }
+    }
+
+    fn send(&mut self, host: usize, life: u32, command: CasCommand, token: u64) {
+        let now = self.queue.now();
+        let cut = self.hosts[host].cut_until > now;
+        let (lost, deaf) = (cut || self.dice.chance(self.losses), self.dice.chance(self.losses));
+        if lost {
+            self.queue.push(now + PATIENCE, Event::Answer(host, life, Answer::Failed));
+            return;
+        }
+        let takes = self.dice.duration((Duration::from_micros(100), self.slowest));
+        self.queue.push(now + takes, Event::Arrive(host, life, command, token, deaf));
+    }
+
+    fn at_cell(
+        &mut self,
+        host: usize,
+        life: u32,
+        command: CasCommand,
+        token: u64,
+        lost: bool,
+    ) -> Result<(), Violation> {
+        let answer = match command {
+            CasCommand::Read => Answer::State(self.cell.clone(), self.version),
+            CasCommand::Write(_) if token != self.version => {
+                self.report.writes.1 += 1;
+                Answer::Conflict(self.cell.clone(), self.version)
+            }
+            CasCommand::Write(bytes) => {
+                self.check_write(&bytes)?;
+                self.report.writes.0 += 1;
+                self.version += 1;
+                self.cell = Some(bytes);
+                Answer::Written(self.version)
+            }
+        };
+        let now = self.queue.now();
+        if lost {
+            self.queue.push(now + PATIENCE, Event::Answer(host, life, Answer::Failed));
+        } else {
+            let takes = self.dice.duration((Duration::from_micros(100), self.slowest));
+            self.queue.push(now + takes, Event::Answer(host, life, answer));
+        }
+        Ok(())
+    }
+
+    /// Judge a state that is about to be written.
+    fn check_write(&mut self, bytes: &[u8]) -> Result<(), Violation> {
+        let decode = |bytes: &[u8]| Blob::decode(bytes).map_err(|error| Violation(error.to_string()));
+        let after = decode(bytes)?;
+        let before = self.cell.as_deref().map(decode).transpose()?;
+        let (last, verdict, world) = match &before {
+            Some(before) => (before.round(), before.closed(), before.world()),
+            None => (Round(0), None, None),
+        };
+        let revision = before.as_ref().map_or(0, Blob::revision);
+        ensure(after.revision() == revision + 1, || "a revision is skipped".into())?;
+        ensure(verdict.is_none() || verdict == after.closed(), || "a verdict is changed".into())?;
+        let round = after.round();
+        if round == last {
+            return ensure(after.world() == world, || format!("the world of round {round} is changed"));
+        }
+        ensure(round == last.next(), || format!("round {last} is followed by {round}"))?;
+        ensure(verdict.is_none(), || format!("round {round} completes in a closed rendezvous"))?;
+        let (_, active) = after.nodes();
+        let (members, master) = after.world().ok_or_else(|| Violation("a round without a world".into()))?;
+        let (min, max) = (self.settings.min_nodes as usize, self.settings.max_nodes as usize);
+        ensure((min..=max).contains(&members.len()), || format!("round {round} has {} nodes", members.len()))?;
+        let mut sorted = members.clone();
+        sorted.sort_unstable();
+        sorted.dedup();
+        ensure(sorted == active && sorted.len() == members.len(), || {
+            format!("round {round} names others than it has")
+        })?;
+        self.check_alone(round)?;
+        self.worlds.insert(round, (members, master));
+        self.report.rounds += 1;
+        Ok(())
+    }
+
+    /// No host that is awake runs an earlier round undisturbed.
+    fn check_alone(&mut self, round: Round) -> Result<(), Violation> {
+        let now = self.queue.now();
+        for (number, host) in self.hosts.iter_mut().enumerate().filter(|(_, host)| host.stalled_until <= now) {
+            let (Some(node), Agent::Running(placement)) = (&mut host.node, &host.agent) else {
+                continue;
+            };
+            node.on_tick(host.clock + now);
+            let behind = placement.round < round && node.view().waiting == 0;
+            ensure(!behind, || {
+                format!("round {round} forms while host {number} runs round {} undisturbed", placement.round)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Judge a place that a node was given.
+    fn check_place(&self, host: usize) -> Result<(), Violation> {
+        let Agent::Running(placement) = &self.hosts[host].agent else {
+            return Ok(());
+        };
+        let world = self.worlds.get(&placement.round);
+        let holds = world.is_some_and(|(members, master)| {
+            members.len() == placement.world_size as usize
+                && *master == (placement.master_addr.clone(), placement.master_port)
+                && (placement.rank as usize) < members.len()
+        });
+        ensure(holds, || format!("host {host} holds a place nobody gave it: {placement:?}"))
+    }
+
+    fn check_settled(&self) -> Result<(), Violation> {
+        let alive = self.hosts.iter().filter(|host| host.node.is_some()).count();
+        if alive < self.settings.min_nodes as usize {
+            return Ok(());
+        }
+        let expected = alive.min(self.settings.max_nodes as usize);
+        let mut running = BTreeMap::new();
+        for host in self.hosts.iter().filter(|host| host.node.is_some()) {
+            if let Agent::Running(placement) = &host.agent {
+                *running.entry((placement.round, placement.world_size)).or_insert(0) += 1;
+            }
+        }
+        let good = running.len() == 1
+            && running.iter().all(|((_, size), count)| *count == expected && *size as usize == expected);
+        ensure(good, || {
+            let nodes: Vec<_> =
+                self.hosts.iter().filter_map(|host| Some((&host.agent, host.node.as_ref()?.progress()))).collect();
+            format!("{expected} nodes should run in one world: {running:?}; {nodes:?}")
+        })
+    }
+
+    /// One of the nodes ends the job.
+    fn close(&mut self) {
+        let now = self.queue.now();
+        if let Some((number, host)) = self.hosts.iter_mut().enumerate().find(|(_, host)| host.node.is_some()) {
+            if let Some(node) = &mut host.node {
+                node.close(&Verdict::Succeeded { by: format!("host{number}") }, host.clock + now);
+            }
+            self.queue.push(now, Event::Tick(number, 0));
+        }
+    }
+}
+
+fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), Violation> {
+    if holds { Ok(()) } else { Err(Violation(otherwise())) }
+}

@@ -1,0 +1,65 @@
+"""``elastic_rs.install()`` and ``uninstall()``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import elastic_rs
+import pytest
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore as TheirStore
+from torch.distributed.elastic.rendezvous import RendezvousParameters, c10d_rendezvous_backend, dynamic_rendezvous
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NAMES = ["DynamicRendezvousHandler", "RendezvousSettings", "RendezvousTimeout", "create_handler"]
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    yield
+    elastic_rs.uninstall()
+
+
+def test_everything_is_swapped_and_given_back() -> None:
+    theirs = [getattr(dynamic_rendezvous, name) for name in NAMES]
+    elastic_rs.install()
+    elastic_rs.install()
+    assert dist.TCPStore is elastic_rs.TCPStore
+    assert c10d_rendezvous_backend.TCPStore is elastic_rs.TCPStore  # type: ignore[attr-defined]
+    assert c10d_rendezvous_backend.C10dRendezvousBackend is elastic_rs.C10dRendezvousBackend
+    for name in NAMES:
+        assert getattr(dynamic_rendezvous, name) is getattr(elastic_rs, name)
+    elastic_rs.uninstall()
+    assert dist.TCPStore is TheirStore
+    assert [getattr(dynamic_rendezvous, name) for name in NAMES] == theirs
+    elastic_rs.uninstall()
+
+
+def test_parts_are_installed_by_themselves() -> None:
+    elastic_rs.install(store=False)
+    assert dist.TCPStore is TheirStore
+    assert dynamic_rendezvous.create_handler is elastic_rs.create_handler  # type: ignore[comparison-overlap]
+    elastic_rs.install(rendezvous=False)
+    assert dist.TCPStore is elastic_rs.TCPStore
+
+
+def test_the_c10d_handler_of_torchrun_is_ours() -> None:
+    elastic_rs.install()
+    handler = get_rendezvous_handler(RendezvousParameters("c10d", "127.0.0.1:0", "job", 1, 1, "127.0.0.1", is_host="1"))
+    assert isinstance(handler, elastic_rs.DynamicRendezvousHandler)
+    assert handler.get_backend() == "c10d"
+    assert handler.next_rendezvous().world_size == 1
+    assert handler.shutdown()
+    elastic_rs.uninstall()
+    handler = get_rendezvous_handler(RendezvousParameters("c10d", "127.0.0.1:0", "job", 1, 1, "127.0.0.1", is_host="1"))
+    assert type(handler).__module__.startswith("torch.")
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    script = "import sys, elastic_rs; elastic_rs.install; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0

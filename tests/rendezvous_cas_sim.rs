@@ -1,0 +1,48 @@
+//! Whole histories of jobs over one shared cell; what is checked is in `src/sim/cell.rs`.
+//!
+//! `ELASTIC_RS_SIM_SEEDS` sets how many seeds are lived through, `ELASTIC_RS_SIM_SEED` the first one.
+
+use elastic_rs::sim::cell::live;
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name)
+        .map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is `{text}`, must be a number")))
+}
+
+#[test]
+fn invariants_hold_for_all_seeds() {
+    let first = number("ELASTIC_RS_SIM_SEED", 0);
+    let mut rounds = 0;
+    let mut failed = Vec::new();
+    for seed in first..first + number("ELASTIC_RS_SIM_SEEDS", 300) {
+        match live(seed) {
+            Ok(report) => rounds += report.rounds,
+            Err((at, violation)) => failed.push(format!("  seed {seed} at {at:.3?}: {}", violation.0)),
+        }
+    }
+    assert!(
+        failed.is_empty(),
+        "replay: ELASTIC_RS_SIM_SEED=… ELASTIC_RS_SIM_SEEDS=1 cargo test --features sim --test rendezvous_cas_sim\n{}",
+        failed.join("\n")
+    );
+    assert!(rounds > 0, "histories without a round prove nothing");
+}
+
+#[test]
+fn a_seed_is_a_whole_history() {
+    for seed in 0..20 {
+        assert_eq!(live(seed).ok(), live(seed).ok(), "seed {seed}");
+    }
+}
+
+/// The same nodes over a model of etcd: leases that end, watches in order, compaction.
+#[test]
+fn over_etcd_one_world_forms_at_a_time() {
+    let first = number("ELASTIC_RS_SIM_SEED", 0);
+    let failed: Vec<_> = (first..first + number("ELASTIC_RS_SIM_SEEDS", 300))
+        .filter_map(|seed| Some((seed, elastic_rs::sim::etcd::live(seed).err()?)))
+        .map(|(seed, (at, violation))| format!("  seed {seed} at {at:.3?}: {}", violation.0))
+        .collect();
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    assert!((first..first + 20).any(|seed| elastic_rs::sim::etcd::live(seed).is_ok_and(|rounds| rounds > 1)));
+}
