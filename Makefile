@@ -106,6 +106,7 @@ check-fmt: require-cargo
 check-clippy: require-cargo setup
 	$(say) 'lint: cargo clippy'
 	@cargo clippy --quiet $(CARGO_FLAGS) --workspace --all-targets --all-features -- -D warnings
+	@cd fuzz && cargo clippy --quiet $(CARGO_FLAGS) --all-targets -- -D warnings
 
 check-purity: require-cargo
 	$(say) 'lint: the core compiles without I/O (cargo check --no-default-features)'
@@ -160,7 +161,7 @@ check-stubs: build ## the committed stub is what the code says, and what the bui
 
 bench: build ## run the benchmarks, about a quarter of an hour; results go to benches/results/, a plot to docs/
 	$(say) 'bench: codec, table and server alone (cargo bench)'
-	@cargo bench --quiet $(CARGO_FLAGS) --benches --all-features
+	@cargo bench --quiet $(CARGO_FLAGS) --all-features --bench '*'
 	$(say) 'bench: the store, PyTorch and ours (benches/store.py)'
 	@$(PY) benches/store.py $(STORE_BENCH_ARGS)
 	$(say) 'bench: the rendezvous, PyTorch and ours (benches/rendezvous.py)'
