@@ -134,6 +134,9 @@ def _serve(args: argparse.Namespace) -> int:
 
     def end_at_once(number: int, _: FrameType | None) -> None:
         if time.monotonic() - since > _SAME_SIGNAL_S:
+            # The interpreter takes its handlers away on its way out: a third signal would change the exit code.
+            for later in SIGNALS:
+                signal.signal(later, signal.SIG_IGN)
             raise SystemExit(128 + number)
 
     for number in SIGNALS:

@@ -78,6 +78,18 @@ def test_a_second_signal_ends_it_at_once(serve: Serve, second: signal.Signals) -
     del client
 
 
+def test_no_thread_takes_a_signal_that_is_waited_for(serve: Serve) -> None:
+    process = serve()
+    port_of(process)
+    tasks = [task for task in Path(f"/proc/{process.pid}/task").iterdir() if task.name != str(process.pid)]
+    blocked = [re.search(r"SigBlk:\s*(\w+)", (task / "status").read_text()) for task in tasks]
+    both = 1 << signal.SIGTERM - 1 | 1 << signal.SIGINT - 1
+    assert len(blocked) >= 2  # the log's and the host's
+    assert all(found and int(found[1], 16) & both == both for found in blocked), blocked
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+
+
 def test_a_signal_that_is_delivered_twice_is_one(serve: Serve) -> None:
     process = serve("--drain-timeout=1000")
     client = _elastic_rs.StoreClient("127.0.0.1", port_of(process))
