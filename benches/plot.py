@@ -10,6 +10,8 @@ from pathlib import Path
 
 ROW, LABEL, PLOT, VALUE, TOP = 20, 330, 420, 130, 64
 WIDTH = LABEL + PLOT + VALUE
+# Bars end here: one that takes no time at all would leave the others no room.
+CLIPPED = 1000.0
 BETTER, WORSE, TARGET, GRID, TEXT = "#2a7a4b", "#b4552d", "#222222", "#d5d5d5", "#222222"
 
 
@@ -34,10 +36,10 @@ def write(path: Path, title: str, note: str, bars: Sequence[Bar]) -> None:
 def _svg(title: str, note: str, bars: Sequence[Bar]) -> str:
     ends = [value for bar in bars for value in (bar.ratio, bar.target or 1.0) if value > 0]
     low = min(0.5, *ends)
-    high = max(2.0, *ends)
+    high = min(CLIPPED, max(2.0, *ends))
 
     def x(ratio: float) -> float:
-        share = math.log(max(ratio, low) / low) / math.log(high / low)
+        share = math.log(min(max(ratio, low), high) / low) / math.log(high / low)
         return LABEL + PLOT * share
 
     height = TOP + ROW * len(bars) + 34
