@@ -17,7 +17,7 @@ use tokio::time::{sleep, timeout};
 use crate::rendezvous::coordinator::{self, Incoming};
 use crate::rendezvous::message::MAGIC;
 use crate::store::listen::{BindError, bind, bind_wildcard};
-use crate::store::server::{Control, Controller, ServerOptions, Upgrade, control, serve};
+use crate::store::server::{Control, Controller, ServerOptions, Upgrade, Upgraded, control, serve};
 
 /// A store with a coordinator behind the same port. Dropping it stops both.
 #[derive(Debug)]
@@ -235,8 +235,8 @@ fn run(
     let (sender, incoming) = mpsc::unbounded_channel();
     let handing_over = async move {
         while let Some(connection) = upgraded.recv().await {
-            let crate::store::server::Upgraded { stream, first_bytes, peer, local } = connection;
-            if sender.send(Incoming { stream, first_bytes, peer, local }).is_err() {
+            let Upgraded { stream, first_bytes, peer, local, place } = connection;
+            if sender.send(Incoming { stream, first_bytes, peer, local, kept: Box::new(place) }).is_err() {
                 return;
             }
         }
@@ -251,7 +251,8 @@ fn run(
             }
         };
         tokio::task::spawn_local(handing_over);
-        let coordinator = tokio::task::spawn_local(coordinator::run(incoming, count, options.hello_timeout));
+        let coordinator =
+            tokio::task::spawn_local(coordinator::run(incoming, count, options.hello_timeout, options.log_period));
         tokio::select! {
             _ = serve(listeners, options, control) => {}
             // Nodes must find nobody here, rather than a port that accepts them and says nothing.

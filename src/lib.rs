@@ -6,6 +6,8 @@
 
 pub mod agent;
 #[cfg(feature = "io")]
+mod bounded_log;
+#[cfg(feature = "io")]
 pub mod host;
 pub mod process;
 pub mod proto;

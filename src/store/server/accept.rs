@@ -25,7 +25,8 @@ pub async fn serve(listeners: Vec<TcpListener>, options: ServerOptions, mut cont
     let hub = Hub::new(options, control.counters.clone());
     let _closing = CloseAll(hub.clone());
     let mut accepting = JoinSet::new();
-    accepting.spawn_local(hub.clone().summarise());
+    let logging = hub.clone();
+    accepting.spawn_local(async move { logging.log.summarise().await });
     for listener in listeners {
         accepting.spawn_local(accept_all(hub.clone(), listener));
     }
@@ -83,7 +84,7 @@ struct CloseAll(Rc<Hub>);
 impl Drop for CloseAll {
     fn drop(&mut self) {
         self.0.tasks.borrow_mut().abort_all();
-        self.0.end_log();
+        self.0.log.end();
     }
 }
 
@@ -105,7 +106,7 @@ async fn accept_all(hub: Rc<Hub>, listener: TcpListener) {
             // Most likely no descriptor is free, and the next attempt would fail as fast.
             Err(error) => {
                 hub.counters.accept_errors.fetch_add(1, Relaxed);
-                if last_kind.replace(error.kind()) != Some(error.kind()) && hub.may_log(ACCEPT_ERROR) {
+                if last_kind.replace(error.kind()) != Some(error.kind()) && hub.log.admits(ACCEPT_ERROR) {
                     tracing::warn!(target: LOG_TARGET, %error, "cannot accept connections, trying again");
                 }
                 sleep(delay).await;
@@ -123,7 +124,8 @@ fn accept(hub: &Rc<Hub>, stream: TcpStream, peer: SocketAddr) {
             tracing::error!(target: LOG_TARGET, %error, "a connection's task failed: this is a bug");
         }
     }
-    if tasks.len() >= hub.options.max_connections {
+    drop(tasks);
+    if hub.taken_places() >= hub.options.max_connections {
         let detail = format!("limit max_connections = {}", hub.options.max_connections);
         return hub.reject(peer, &Rejection::new(Cause::TooManyConnections, detail));
     }
@@ -133,7 +135,7 @@ fn accept(hub: &Rc<Hub>, stream: TcpStream, peer: SocketAddr) {
     let _ = stream.set_nodelay(true);
     let _ = SockRef::from(&stream).set_tcp_keepalive(&keepalive);
     tracing::debug!(target: LOG_TARGET, %peer, "connection accepted");
-    tasks.spawn_local(connection::run(hub.clone(), stream, peer));
+    hub.tasks.borrow_mut().spawn_local(connection::run(hub.clone(), stream, peer));
 }
 
 /// The kind of record, beside those of [`Cause`].

@@ -78,7 +78,8 @@ fn upgrade(hub: &Hub, at: usize, stream: TcpStream, first_bytes: BytesMut, peer:
         Err(error) => return tracing::debug!(target: LOG_TARGET, %peer, %error, "connection lost before its upgrade"),
     };
     let upgrade = &hub.options.upgrades[at];
-    match upgrade.to.send(Upgraded { stream, first_bytes, peer, local }) {
+    let place = hub.handed_over.clone();
+    match upgrade.to.send(Upgraded { stream, first_bytes, peer, local, place }) {
         Ok(()) => {
             hub.counters.connections_upgraded.fetch_add(1, Relaxed);
             tracing::debug!(target: LOG_TARGET, %peer, "connection upgraded");

@@ -13,13 +13,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until};
 
 use super::connection::Connection;
 use super::hello::printable;
-use super::log_budget::LogBudget;
 use super::stats::Counters;
-use super::{Cause, ServerOptions};
+use super::{Cause, Place, ServerOptions};
+use crate::bounded_log::BoundedLog;
 use crate::proto::{Reply, Request, WaitReply};
 use crate::store::table::{ConnId, Table, Violation};
 
@@ -32,9 +31,10 @@ pub(super) struct Hub {
     pub closed: Notify,
     table: RefCell<Table>,
     connections: RefCell<Connections>,
-    log_budget: RefCell<LogBudget>,
-    /// A record was left out of the log.
-    left_out: Notify,
+    /// What this server logs about strangers and offenders.
+    pub log: BoundedLog,
+    /// What connections that were handed over share.
+    pub handed_over: Place,
 }
 
 /// Why the server closes a connection, for counters and log.
@@ -72,13 +72,13 @@ impl Hub {
     pub(super) fn new(options: ServerOptions, counters: Arc<Counters>) -> Rc<Hub> {
         Rc::new(Hub {
             table: RefCell::new(Table::new(options.table.clone())),
-            log_budget: RefCell::new(LogBudget::new(options.log_period)),
+            log: BoundedLog::new(options.log_period, say_left_out),
+            handed_over: Place::default(),
             options,
             counters,
             tasks: RefCell::default(),
             closed: Notify::new(),
             connections: RefCell::default(),
-            left_out: Notify::new(),
         })
     }
 
@@ -90,6 +90,11 @@ impl Hub {
         connections.open.insert(connection.id, connection.clone());
         self.counters.connections_open.store(connections.open.len() as u64, Relaxed);
         Open { hub: self.clone(), connection }
+    }
+
+    /// Connections that count towards the limit: those in the server's care, and those handed over.
+    pub(super) fn taken_places(&self) -> usize {
+        self.tasks.borrow().len() + self.handed_over.shared()
     }
 
     pub(super) fn open_count(&self) -> usize {
@@ -139,39 +144,9 @@ impl Hub {
         let Rejection { cause, detail, preview, key } = rejection;
         self.counters.reject(*cause);
         let cause = cause.name();
-        if self.may_log(cause) {
+        if self.log.admits(cause) {
             tracing::warn!(target: LOG_TARGET, %peer, cause, detail, preview, key, "connection rejected");
         }
-    }
-
-    /// Whether one more record of this kind fits the log.
-    pub(super) fn may_log(&self, kind: &'static str) -> bool {
-        let now = Instant::now();
-        say_left_out(self.log_budget.borrow_mut().summaries(now));
-        let may = self.log_budget.borrow_mut().admit(kind, now);
-        if !may {
-            self.left_out.notify_one();
-        }
-        may
-    }
-
-    /// Says from time to time what the log has left out. Never ends.
-    pub(super) async fn summarise(self: Rc<Hub>) {
-        loop {
-            let deadline = self.log_budget.borrow().next_deadline();
-            match deadline {
-                None => self.left_out.notified().await,
-                Some(deadline) => {
-                    sleep_until(deadline).await;
-                    say_left_out(self.log_budget.borrow_mut().summaries(Instant::now()));
-                }
-            }
-        }
-    }
-
-    /// Says what the log has left out, at the end.
-    pub(super) fn end_log(&self) {
-        say_left_out(self.log_budget.borrow_mut().end());
     }
 
     fn update_gauges(&self) {
@@ -182,10 +157,8 @@ impl Hub {
     }
 }
 
-fn say_left_out(summaries: Vec<(&'static str, u64)>) {
-    for (cause, count) in summaries {
-        tracing::warn!(target: LOG_TARGET, cause, count, "more of the same was not logged");
-    }
+fn say_left_out(cause: &'static str, count: u64) {
+    tracing::warn!(target: LOG_TARGET, cause, count, "more of the same was not logged");
 }
 
 /// An open connection's entry in the hub. Dropping it, for whatever reason, removes the entry and the wait.
