@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from elastic_rs._install import install, uninstall
 
 if TYPE_CHECKING:
+    from elastic_rs.agent import LocalElasticAgent as LocalElasticAgent
     from elastic_rs.c10d_backend import C10dRendezvousBackend as C10dRendezvousBackend
     from elastic_rs.c10d_backend import create_backend as create_backend
     from elastic_rs.dynamic import DynamicRendezvousHandler as DynamicRendezvousHandler
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "C10dRendezvousBackend",
     "DynamicRendezvousHandler",
+    "LocalElasticAgent",
     "RendezvousSettings",
     "RendezvousTimeout",
     "RustC10dRendezvousHandler",
@@ -42,6 +44,7 @@ __all__ = [
 _HOMES = {
     "C10dRendezvousBackend": "elastic_rs.c10d_backend",
     "DynamicRendezvousHandler": "elastic_rs.dynamic",
+    "LocalElasticAgent": "elastic_rs.agent",
     "RendezvousSettings": "elastic_rs.dynamic",
     "RendezvousTimeout": "elastic_rs.dynamic",
     "RustC10dRendezvousHandler": "elastic_rs.rendezvous",

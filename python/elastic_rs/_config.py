@@ -50,6 +50,10 @@ class RendezvousConfig:
     """What this node does when it has heard nothing for its whole lease: ``stop`` its workers, or ``continue``."""
     rejoin_limit: int = 20
     """How often nodes of one address may interrupt the job by going within ``rejoin_window``; 0: as often as they like."""
+    agent: str = "rust"
+    """Which agent runs the workers under ``torchrun``: ``rust``, or PyTorch's own (``torch``)."""
+    restart_budget: str = "job"
+    """What ``--max-restarts`` counts with our agent: the ``job``'s restarts, or each ``node``'s own, as PyTorch's does."""
     rejoin_window: float = 3600.0
     """See ``rejoin_limit``."""
 
@@ -133,11 +137,14 @@ def _tcp_only(key: str, value: Any) -> str:
     return "tcp"
 
 
-def _on_partition(key: str, value: Any) -> str:
-    text = str(value).strip().lower()
-    if text not in {"stop", "continue"}:
-        raise ValueError(f"--rdzv-conf {key} is `{value}`, must be `stop` or `continue`")
-    return text
+def _one_of(first: str, second: str) -> Callable[[str, Any], str]:
+    def check(key: str, value: Any) -> str:
+        text = str(value).strip().lower()
+        if text not in {first, second}:
+            raise ValueError(f"--rdzv-conf {key} is `{value}`, must be `{first}` or `{second}`")
+        return text
+
+    return check
 
 
 _KEYS: dict[str, Callable[[str, Any], Any]] = {
@@ -153,7 +160,9 @@ _KEYS: dict[str, Callable[[str, Any], Any]] = {
     "coordinator_timeout": _positive,
     "drain_timeout": _zero_or_more,
     "node_rank": _integer(0, 2**31 - 1),
-    "on_partition": _on_partition,
+    "on_partition": _one_of("stop", "continue"),
+    "agent": _one_of("rust", "torch"),
+    "restart_budget": _one_of("job", "node"),
     "rejoin_limit": _integer(0, 1000),
     "rejoin_window": _positive,
 }

@@ -17,13 +17,14 @@ _factory: Any = None
 """PyTorch's factory of ``c10d`` handlers."""
 
 
-def install(*, store: bool = True, rendezvous: bool = True) -> None:
+def install(*, store: bool = True, rendezvous: bool = True, agent: bool = True) -> None:
     """Put this package's classes in the place of PyTorch's, for the whole process. Calling it again changes nothing.
 
     Args:
         store: ``torch.distributed.TCPStore``.
         rendezvous: the factory of ``c10d`` handlers, ``C10dRendezvousBackend``, ``DynamicRendezvousHandler``,
             ``RendezvousSettings``, ``RendezvousTimeout``, ``create_handler`` and ``create_backend``.
+        agent: ``LocalElasticAgent``, whatever the rendezvous.
 
     Every module of torch that is loaded is searched. Names that a program has imported before stay what they were.
     """
@@ -34,6 +35,9 @@ def install(*, store: bool = True, rendezvous: bool = True) -> None:
         if rendezvous and "rendezvous" not in _parts:
             _install_rendezvous()
             _parts.append("rendezvous")
+        if agent and "agent" not in _parts:
+            _install_agent()
+            _parts.append("agent")
 
 
 def uninstall() -> None:
@@ -79,6 +83,17 @@ def _install_rendezvous() -> None:
     registry = _registry()
     _factory = registry.get("c10d")
     registry["c10d"] = _create_c10d_handler
+
+
+def _install_agent() -> None:
+    import torch.distributed.launcher.api as launcher
+    from torch.distributed.elastic.agent.server import local_elastic_agent as theirs
+
+    from elastic_rs._launcher import _new_agent
+    from elastic_rs.agent import LocalElasticAgent
+
+    _replace("agent", {theirs.LocalElasticAgent: LocalElasticAgent, _new_agent: LocalElasticAgent})
+    assert launcher.LocalElasticAgent is LocalElasticAgent
 
 
 def _create_c10d_handler(params: Any) -> Any:

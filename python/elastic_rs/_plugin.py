@@ -25,9 +25,13 @@ def rust_c10d() -> Callable[[RendezvousParameters], RendezvousHandler]:
 def create_rust_c10d(params: RendezvousParameters) -> RendezvousHandler:
     """Create a handler for the rendezvous backend ``rust-c10d``, as torchrun does."""
     show_logs_if_asked()
+    from elastic_rs._launcher import take_over
     from elastic_rs.rendezvous import create_rust_c10d_handler
 
-    return create_rust_c10d_handler(params)
+    handler = create_rust_c10d_handler(params)
+    if handler.wants_agent:
+        take_over()
+    return handler
 
 
 def show_logs_if_asked() -> None:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import shutil
 import signal
 import socket
-import tempfile
 import threading
 from string import Template
 from typing import TYPE_CHECKING, Any
@@ -22,14 +20,15 @@ from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult, 
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent as TorchLocalElasticAgent
 from torch.distributed.elastic.events import EventSource
 from torch.distributed.elastic.metrics import put_metric
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.api import LogsDest, _terminate_process_handler
+from torch.distributed.elastic.multiprocessing import LogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 from torch.distributed.elastic.utils import macros
 
 from elastic_rs import _elastic_rs
 from elastic_rs._failures import failures_of
 from elastic_rs._functions import Functions
+from elastic_rs._worker_logs import ByGeneration, remove_temporary
 from elastic_rs.rendezvous import RustC10dRendezvousHandler
 
 if TYPE_CHECKING:
@@ -85,6 +84,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         self._agent: Agent | None = None
         self._functions: Functions | None = None
         self._signal: SignalException | None = None
+        self._error_files: dict[int, str] = {}
         if self._handler is not None:
             self._handler.serve_agent(spec.role, spec.local_world_size, spec.max_restarts)
 
@@ -163,7 +163,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         placement = self._handler.join()
         if isinstance(placement, _elastic_rs.Failure):
             # The job failed for good while this node waited for its place.
-            return RunResult(state=WorkerState.FAILED, failures=failures_of(placement, [], 0, {}))
+            return RunResult(WorkerState.FAILED, failures=failures_of(placement, [], 0, {}, None))
         first_rank, first_role_rank, world_size, role_world_size = placement.workers or (0, 0, 0, 0)
         wg.workers = [
             Worker(i, first_rank + i, first_role_rank + i, world_size, role_world_size)
@@ -199,7 +199,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         prefixes = self._prefixes()
         self._setup_local_watchdog(envs=envs)
         self._setup_healthcheck()
-        logs_specs = _ByGeneration(self._logs_specs, placement.round)
+        logs_specs = ByGeneration(self._logs_specs, placement.round)
         first_rank = wg.workers[0].global_rank
         if isinstance(spec.entrypoint, str):
             pids = self._start_programs(agent, logs_specs, envs, args, prefixes, first_rank)
@@ -212,7 +212,8 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             except Exception as error:
                 agent.not_started(0, f"{type(error).__name__}: {error}", first_rank=first_rank)
                 return
-            agent.adopt(pids, first_rank=first_rank, error_files=self._functions.error_files)
+            self._error_files = self._functions.error_files
+            agent.adopt(pids, first_rank=first_rank, error_files=self._error_files)
         for local_rank, pid in pids.items():
             wg.workers[local_rank].id = pid
             event = self._construct_event("START", EventSource.WORKER, wg.workers[local_rank])
@@ -242,11 +243,12 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             )
             for i, env in envs.items()
         ]
+        self._error_files = {i: file for i, file in logs.error_files.items() if file != os.devnull}
         out, err = getattr(spec, "duplicate_stdout_filters", None), getattr(spec, "duplicate_stderr_filters", None)
         return agent.start(
             commands,
             first_rank=first_rank,
-            error_files={i: file for i, file in logs.error_files.items() if file != os.devnull},
+            error_files=self._error_files,
             stdout_filter=(logs.filtered_stdout, out) if out else None,
             stderr_filter=(logs.filtered_stderr, err) if err else None,
         )
@@ -271,13 +273,13 @@ class LocalElasticAgent(TorchLocalElasticAgent):
                 self._enter(WorkerState.SUCCEEDED)
                 values = self._functions.return_values if self._functions else dict.fromkeys(range(len(wg.workers)))
                 result = RunResult(WorkerState.SUCCEEDED, {wg.workers[i].global_rank: v for i, v in values.items()})
-                _remove_temporary_logs(self._logs_specs)
+                remove_temporary(self._logs_specs)
             case "not_needed":
                 result = RunResult(state=WorkerState.SUCCEEDED)
             case "failed":
                 self._enter(WorkerState.FAILED)
-                error_files = self._error_files
-                failures = failures_of(step.failure, agent.exits(), wg.workers[0].global_rank, error_files, step.reason)
+                exits, first_rank = agent.exits(), wg.workers[0].global_rank
+                failures = failures_of(step.failure, exits, first_rank, self._error_files, step.reason)
                 result = RunResult(WorkerState.FAILED, failures=failures)
             case "signal":
                 assert self._signal is not None
@@ -321,6 +323,19 @@ class _Ended(SignalException, SystemExit):
     def __init__(self, error: SignalException) -> None:
         super().__init__(str(error), error.sigval)
         self.code = 128 + error.sigval
+
+
+def _bound(command: list[str], local_rank: int, spec: WorkerSpec) -> list[str]:
+    """Put what binds a process to a NUMA node before its command, if that is asked for."""
+    options = getattr(spec, "numa_options", None)
+    if options is None:
+        return command
+    from torch.numa import binding
+
+    bound = binding._maybe_wrap_command_args_with_numa_binding(  # noqa: SLF001 - torch's own subprocess handler calls it
+        tuple(command), device_index=local_rank, numa_options=options
+    )
+    return [str(word) for word in bound]
 
 
 def _handle_signals() -> None:

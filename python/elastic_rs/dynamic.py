@@ -183,7 +183,7 @@ class DynamicRendezvousHandler(NodeHandler):
             keep_alive_interval_s=config.keep_alive_interval,
             keep_alive_max_attempt=config.keep_alive_max_attempt,
         )
-        super().__init__(run_id=settings.run_id, session=self._cas, config=config, name=self._node)
+        super().__init__(run_id=settings.run_id, config=config, name=self._node)
         self._local_addr = addr
         self._settings = settings
         self._store = store
@@ -196,6 +196,10 @@ class DynamicRendezvousHandler(NodeHandler):
     def settings(self) -> RendezvousSettings:
         """The settings of the rendezvous."""
         return self._settings
+
+    @property
+    def _session(self) -> CasSession:
+        return self._cas
 
     def get_backend(self) -> str:
         """Return the backend's name."""

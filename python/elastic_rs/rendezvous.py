@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
 import os
 import socket
@@ -16,7 +17,7 @@ import sys
 import time
 import weakref
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.distributed.elastic.events import construct_and_record_rdzv_event
 from torch.distributed.elastic.events.api import NodeState
@@ -36,9 +37,11 @@ from elastic_rs.errors import RendezvousClosedError, RendezvousConnectionError, 
 from elastic_rs.store import TCPStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch._C._distributed_c10d import Store
 
-    from elastic_rs._elastic_rs import CasSession, Host, Placement, Session, StoreServer, View
+    from elastic_rs._elastic_rs import CasSession, Failure, Host, Placement, Session, StoreServer, View
 
 __all__ = ["DEFAULT_PORT", "RustC10dRendezvousHandler", "create_rust_c10d_handler"]
 
@@ -46,6 +49,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 29400
 """Port of an endpoint that names none, as in PyTorch's ``c10d`` backend."""
+
+T = TypeVar("T")
 
 BACKEND = "rust-c10d"
 
@@ -75,9 +80,8 @@ class NodeHandler(RendezvousHandler):
     A subclass makes the session and says which store the agents share.
     """
 
-    def __init__(self, *, run_id: str, session: Session | CasSession, config: RendezvousConfig, name: str) -> None:
+    def __init__(self, *, run_id: str, config: RendezvousConfig, name: str) -> None:
         self._run_id = run_id
-        self._session = session
         self._config = config
         self._name = name
         self._local_addr: str | None = None
@@ -105,13 +109,22 @@ class NodeHandler(RendezvousHandler):
             RendezvousGracefulExitError: the job ended and this node, a spare, was not needed.
             RendezvousConnectionError: the coordinator cannot be reached.
         """
+        placement, store = self._join(self._agents_store)
+        bootstrap = RendezvousStoreInfo(placement.master_addr, placement.master_port)
+        return RendezvousInfo(store, placement.rank, placement.world_size, bootstrap)
+
+    def _join(self, then: Callable[[Placement], T], **how: Any) -> tuple[Placement, T]:
+        """Join the next round, and give what ``then`` makes of the place."""
         started = time.monotonic()
         self._record(f"The node '{self._name}' attempts to join the next round of the rendezvous '{self._run_id}'.")
         # Every round has an empty store of its own: no key of an earlier attempt can be read (pytorch #135712).
         store = self._listen_for_workers()
         try:
             placement = self._session.join(
-                store_port=store.port, node_rank=self._config.node_rank, timeout_s=self._config.join_timeout
+                store_port=store.port,
+                node_rank=self._config.node_rank,
+                timeout_s=self._config.join_timeout,
+                **how,
             )
             if self._worker_store is not None:
                 self._worker_store.stop()
@@ -120,7 +133,7 @@ class NodeHandler(RendezvousHandler):
                 self._worker_store = store
             else:
                 store.stop()
-            agents_store = self._agents_store(placement)
+            result = then(placement)
         except BaseException as error:
             store.stop()
             self._explain(error)
@@ -137,8 +150,7 @@ class NodeHandler(RendezvousHandler):
             f"{placement.rank} in a world of size {placement.world_size}.",
             rank=placement.rank,
         )
-        bootstrap = RendezvousStoreInfo(placement.master_addr, placement.master_port)
-        return RendezvousInfo(agents_store, placement.rank, placement.world_size, bootstrap)
+        return placement, result
 
     def is_closed(self) -> bool:
         """Whether the rendezvous was closed, as far as this node has been told. Asks nobody."""
@@ -203,6 +215,11 @@ class NodeHandler(RendezvousHandler):
         # Clients that are still reading when their server vanishes print stack traces; a moment's patience avoids it.
         if self._worker_store is not None:
             self._worker_store.drain(timeout_s=self._config.drain_timeout)
+
+    @property
+    def _session(self) -> Session | CasSession:
+        """This node's session."""
+        raise NotImplementedError
 
     def _close(self, cause: str | None = None) -> None:
         """End the rendezvous for everybody. With a cause, the job failed."""
@@ -287,14 +304,43 @@ class RustC10dRendezvousHandler(NodeHandler):
             port = self._host.port
             self._record(f"Process {os.getpid()} hosts the coordinator at {host}:{port}.", NodeState.INIT)
         self._endpoint = (host, port)
-        session = self._coordinated = _elastic_rs.Session(
+        self._nodes = (params.min_nodes, params.max_nodes)
+        self._max_restarts: int | None = None
+        self._workers: tuple[str, int] | None = None
+        super().__init__(run_id=params.run_id, config=config, name=self._name)
+        self._local_addr = params.local_addr
+
+    def serve_agent(self, role: str, local_world_size: int, max_restarts: int) -> None:
+        """Serve an agent of ours: its workers get their ranks with the place, and the coordinator counts the job's restarts.
+
+        Call it before the session is first used.
+        """
+        self._workers = (role, local_world_size)
+        if self._config.restart_budget == "job":
+            self._max_restarts = max_restarts
+
+    @property
+    def wants_agent(self) -> bool:
+        """Whether our agent is to run the workers (``--rdzv-conf agent=rust``, the default)."""
+        return self._config.agent == "rust"
+
+    @property
+    def counts_restarts(self) -> bool:
+        """Whether the coordinator counts restarts, for an agent of ours."""
+        return self._max_restarts is not None
+
+    @functools.cached_property
+    def _session(self) -> Session:
+        """This node's session; connects in the background from its first use on."""
+        (host, port), (min_nodes, max_nodes), config = self._endpoint, self._nodes, self._config
+        return _elastic_rs.Session(
             host=host,
             port=port,
-            run_id=params.run_id,
+            run_id=self._run_id,
             name=self._name,
-            local_addr=params.local_addr,
-            min_nodes=params.min_nodes,
-            max_nodes=params.max_nodes,
+            local_addr=self._local_addr,
+            min_nodes=min_nodes,
+            max_nodes=max_nodes,
             last_call_timeout_s=config.last_call_timeout,
             settle_timeout_s=config.settle_timeout,
             keep_alive_interval_s=config.keep_alive_interval,
@@ -305,20 +351,43 @@ class RustC10dRendezvousHandler(NodeHandler):
             on_partition=config.on_partition,
             rejoin_limit=config.rejoin_limit,
             rejoin_window_s=config.rejoin_window,
+            max_restarts=self._max_restarts,
         )
-        super().__init__(run_id=params.run_id, session=session, config=config, name=self._name)
-        self._local_addr = params.local_addr
+
+    def join(self) -> Placement | Failure:
+        """Join the next round for an agent of ours, which needs no store of the agents.
+
+        Returns:
+            The place, with the ranks of this node's workers; or the failure because of which the job has ended meanwhile.
+
+        Raises:
+            The exceptions of :meth:`next_rendezvous`.
+        """
+        try:
+            return self._join(lambda _: None, workers=self._workers)[0]
+        except RendezvousClosedError:
+            cause = self._session.view().cause
+            if cause is None:
+                raise
+            return cause
+
+    @property
+    def session(self) -> Session:
+        """The session, for an agent of ours that listens to it."""
+        return self._session
 
     def get_backend(self) -> str:
         """Return ``rust-c10d``."""
         return BACKEND
 
     def _close(self, cause: str | None = None) -> None:
-        self._coordinated.close(by=self._label(), cause=cause)
+        self._session.close(by=self._label(), cause=cause)
 
     def _leave(self, reason: str, timeout: float) -> None:
         if not self._ended:
-            super()._leave(reason, timeout)
+            if "_session" in self.__dict__:  # else nobody has heard of this node
+                super()._leave(reason, timeout)
+            self._ended = True
             if self._host is not None:
                 self._host.drain(timeout_s=self._config.drain_timeout)
 

@@ -21,6 +21,7 @@ use crate::runtime::{block_on, handle};
 
 /// A worker's failure: what every node names as the cause when the job restarts or ends.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs", get_all)]
+#[derive(Clone)]
 pub struct Failure {
     /// The node it happened on, as others know it.
     node: String,
@@ -350,4 +351,11 @@ impl Agent {
     fn restarts(&self) -> u32 {
         self.runner.blocking_lock().restarts()
     }
+}
+
+/// Have the calling process killed when the thread that started it ends: for workers that are Python functions.
+#[pyfunction]
+pub fn follow_parent() -> PyResult<()> {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
+        .map_err(|error| std::io::Error::from(error).into())
 }

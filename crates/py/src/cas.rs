@@ -44,7 +44,7 @@ impl CasSession {
         };
         let node = NodeId(rand::random());
         let local_addr = Some(local_addr);
-        let hello = Hello { run_id, node, name, local_addr, settings, placed: None, joining: false };
+        let hello = Hello { run_id, node, name, local_addr, process: 0, node_rank: None, settings, placed: None, joining: false };
         hello.validate().map_err(PyValueError::new_err)?;
         Ok(Self(driver::CasSession::new(hello)))
     }
@@ -119,7 +119,7 @@ impl CasSession {
     fn close(&self, py: Python<'_>, by: String, cause: Option<String>, timeout_s: f64) -> PyResult<()> {
         let limit = seconds("close_timeout", timeout_s)?;
         let verdict = match cause {
-            Some(cause) => Verdict::Failed { by, cause },
+            Some(cause) => Verdict::Failed { by, cause, failure: None },
             None => Verdict::Succeeded { by },
         };
         block_on(py, self.0.close(&verdict, limit))?.map_err(|error| errors::from_join(py, &error))

@@ -20,7 +20,7 @@ mod _elastic_rs {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use crate::agent::{Agent, Failure, Step, WorkerCommand};
+    use crate::agent::{Agent, Failure, Step, WorkerCommand, follow_parent};
     #[pymodule_export]
     use crate::aio::AsyncStoreClient;
     #[pymodule_export]

@@ -9,6 +9,7 @@ use elastic_rs::rendezvous::{node, session};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use crate::agent::Failure;
 use crate::errors;
 use crate::runtime::{block_on, handle};
 
@@ -120,6 +121,8 @@ pub struct View {
     closed: bool,
     /// If it was closed after a failure: what failed, in words.
     failure: Option<String>,
+    /// The worker's failure because of which the world must re-form or the job has ended, if one was.
+    cause: Option<Failure>,
     /// The address under which others look for this node, once known.
     addr: Option<String>,
     /// Why this node stops its workers by itself, if it does: it was cut off from the coordinator for its whole lease.
@@ -136,8 +139,9 @@ impl View {
             Some(verdict @ Verdict::Failed { .. }) => Some(verdict.to_string()),
             _ => None,
         };
-        let node::View { waiting, reason, addr, fenced, closed, .. } = view;
-        Ok(Self { waiting, reason, closed: closed.is_some(), failure, addr, fenced })
+        let node::View { waiting, reason, addr, fenced, closed, failure: cause, .. } = view;
+        let cause = cause.map(Failure::from);
+        Ok(Self { waiting, reason, closed: closed.is_some(), failure, cause, addr, fenced })
     }
 }
 
@@ -151,7 +155,7 @@ impl Session {
     #[new]
     #[pyo3(signature = (*, host, port, run_id, name, local_addr, min_nodes, max_nodes, last_call_timeout_s, settle_timeout_s,
         keep_alive_interval_s, keep_alive_max_attempt, reconnect_grace_s, coordinator_timeout_s, node_rank = None, on_partition = "stop", rejoin_limit = 20,
-        rejoin_window_s = 3600.0))]
+        rejoin_window_s = 3600.0, max_restarts = None))]
     #[expect(clippy::too_many_arguments, reason = "one named argument per setting, checked here once")]
     fn new(
         host: &str,
@@ -171,6 +175,7 @@ impl Session {
         on_partition: &str,
         rejoin_limit: u32,
         rejoin_window_s: f64,
+        max_restarts: Option<u32>,
     ) -> PyResult<Self> {
         let settings = Settings {
             last_call_timeout: seconds("last_call_timeout", last_call_timeout_s)?,
@@ -181,6 +186,7 @@ impl Session {
             on_partition: on_partition_of(on_partition)?,
             rejoin_limit,
             rejoin_window: seconds("rejoin_window", rejoin_window_s)?,
+            max_restarts,
             ..Settings::new(min_nodes, max_nodes)
         };
         let node = NodeId(rand::random());

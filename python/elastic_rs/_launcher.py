@@ -1,0 +1,26 @@
+"""How ``torchrun`` comes to run our agent: its launcher makes a ``LocalElasticAgent`` after it has made the handler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def take_over() -> None:
+    """Let PyTorch's launcher make our agent for handlers that want it, and its own for all others."""
+    import torch.distributed.launcher.api as launcher
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+    # Not if somebody has put an agent there already: `install(agent=True)`, or a user.
+    if launcher.LocalElasticAgent is LocalElasticAgent:
+        launcher.LocalElasticAgent = _new_agent  # type: ignore[assignment,misc]
+
+
+def _new_agent(spec: Any, *args: Any, **kwargs: Any) -> Any:
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent as Theirs
+
+    from elastic_rs.agent import LocalElasticAgent as Ours
+    from elastic_rs.rendezvous import RustC10dRendezvousHandler
+
+    handler = spec.rdzv_handler
+    wanted = isinstance(handler, RustC10dRendezvousHandler) and handler.wants_agent
+    return (Ours if wanted else Theirs)(spec, *args, **kwargs)
