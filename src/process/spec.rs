@@ -45,7 +45,7 @@ impl WorkerSpec {
     }
 
     /// Wrapper, program and arguments, in the order in which they are executed; never empty.
-    pub(super) fn command(&self) -> Vec<&OsString> {
+    pub fn command(&self) -> Vec<&OsString> {
         self.wrapper.iter().chain([&self.program]).chain(&self.args).collect()
     }
 }
