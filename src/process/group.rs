@@ -90,7 +90,8 @@ pub struct Outcome {
     pub left: Vec<Left>,
 }
 
-/// Running workers. Dropping it kills them and everything they started.
+/// Running workers. Dropping it kills them and everything they started, which is complete a moment later; to know when, use
+/// [`kill`](Self::kill) and [`next_event`](Self::next_event) instead. The end of this process, however it comes, does the same.
 #[derive(Debug)]
 pub struct Group {
     members: BTreeMap<u32, Member>,
