@@ -82,7 +82,7 @@ impl Exit {
     }
 
     /// From the `si_code` and `si_status` of `waitid(2)`.
-    pub(super) fn from_wait(code: i32, status: i32) -> Exit {
+    pub fn from_wait(code: i32, status: i32) -> Exit {
         match code {
             CLD_EXITED => Exit::Code(status),
             _ => Exit::Signal { signal: Signal(status), core_dumped: code == CLD_DUMPED },

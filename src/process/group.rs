@@ -4,8 +4,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::pending;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::fs::inotify;
 use tokio::sync::{mpsc, oneshot};
 
 use super::exit::{Exit, Signal};
@@ -88,7 +90,8 @@ pub struct Outcome {
     pub left: Vec<Left>,
 }
 
-/// Running workers. Dropping it kills them and everything they started.
+/// Running workers. Dropping it kills them and everything they started, which is complete a moment later; to know when, use
+/// [`kill`](Self::kill) and [`next_event`](Self::next_event) instead. The end of this process, however it comes, does the same.
 #[derive(Debug)]
 pub struct Group {
     members: BTreeMap<u32, Member>,
@@ -308,16 +311,21 @@ fn launch(specs: Vec<WorkerSpec>, filters: &FilterOptions, consoles: Consoles) -
         let error = io::Error::new(io::ErrorKind::InvalidInput, "another worker has the same local rank");
         return Err(StartError::new(twice.local_rank, Stage::Fork, error));
     }
-    let mut opened = specs.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    // Without one (a user may have only so many) streams come through pipes.
+    let watch = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK).ok();
+    let mut opened = Vec::new();
+    for spec in &specs {
+        opened.push(open(spec, watch.as_ref().filter(|_| !shares_files(spec, &specs)))?);
+    }
     let mut sources = Vec::new();
     for (spec, opened) in specs.iter().zip(&mut opened) {
         for (which, output) in [(Which::Stdout, &spec.stdout), (Which::Stderr, &spec.stderr)] {
-            if let (Output::Copied(copies), Some(pipe)) = (output, opened.pipes[which as usize].take()) {
-                sources.push(Source { local_rank: spec.local_rank, which, pipe, copies: copies.clone() });
+            if let (Output::Copied(copies), Some(reading)) = (output, opened.readings[which as usize].take()) {
+                sources.push(Source { local_rank: spec.local_rank, which, reading, copies: copies.clone() });
             }
         }
     }
-    let logs = if sources.is_empty() { None } else { Some(Logs::start(sources, filters, consoles)?) };
+    let logs = if sources.is_empty() { None } else { Some(Logs::start(sources, watch, filters, consoles)?) };
     let mut launched = Launched { workers: Vec::new(), logs, error: None };
     for (spec, opened) in specs.into_iter().zip(opened) {
         match spawn(&spec, &opened) {
@@ -329,6 +337,20 @@ fn launch(specs: Vec<WorkerSpec>, filters: &FilterOptions, consoles: Consoles) -
         }
     }
     Ok(launched)
+}
+
+/// Whether one of its streams goes to a file that another stream goes to: who reads such a file cannot tell whose line it is.
+fn shares_files(spec: &WorkerSpec, specs: &[WorkerSpec]) -> bool {
+    let all: Vec<&Path> = specs.iter().flat_map(files_of).collect();
+    files_of(spec).any(|file| all.iter().filter(|other| **other == file).count() > 1)
+}
+
+fn files_of(spec: &WorkerSpec) -> impl Iterator<Item = &Path> {
+    [&spec.stdout, &spec.stderr].into_iter().filter_map(|output| match output {
+        Output::File(path) => Some(path.as_path()),
+        Output::Copied(copies) => copies.file.as_deref(),
+        Output::Inherit | Output::Null => None,
+    })
 }
 
 async fn until(deadline: Option<Instant>) {

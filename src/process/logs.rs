@@ -1,20 +1,28 @@
-//! Copying what workers print: one thread per group that reads their pipes and writes files and console.
+//! Copying what workers print: one thread per group that reads it and writes consoles and filter files.
 //!
-//! A thread, because writing to a console can block for as long as nobody reads it, which then holds up the workers that
-//! print and nobody else. At rest it sleeps in `epoll_wait`.
+//! A stream that goes to a file as well is written there by the worker itself and read behind it, woken by inotify: that
+//! costs the agent half as much as a pipe would (the other half is filling the file's pages), and a console that nobody
+//! reads does not hold up the worker. A stream that goes to no file comes through a pipe.
+//!
+//! A thread, because writing to a console can block. At rest it sleeps in `epoll_wait`.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
-use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::fs::inotify;
 use rustix::io::Errno;
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use super::group::Consoles;
-use super::spawn::{Stage, StartError};
+use super::spawn::{Reading, Stage, StartError};
 use super::spec::{Copies, Filter};
 
 mod sink;
@@ -43,15 +51,19 @@ pub(super) enum Which {
 pub(super) struct Source {
     pub local_rank: u32,
     pub which: Which,
-    pub pipe: OwnedFd,
+    pub reading: Reading,
     pub copies: Copies,
 }
+
+/// Where the thread stands, for those who wait for it.
+type Progress = Arc<AtomicU64>;
 
 /// The thread's other end. Dropping it ends the thread once it has read what is there.
 #[derive(Debug, Clone)]
 pub(super) struct Logs {
     sender: mpsc::Sender<Request>,
     wake: Arc<OwnedFd>,
+    progress: Progress,
 }
 
 enum Request {
@@ -62,8 +74,14 @@ enum Request {
 }
 
 impl Logs {
-    /// Opens the files and starts the thread. `consoles` are where stdout and stderr go.
-    pub fn start(sources: Vec<Source>, filters: &FilterOptions, consoles: Consoles) -> Result<Logs, StartError> {
+    /// Opens the files and starts the thread. `consoles` are where stdout and stderr go, `watch` has the watches of all
+    /// files among the sources.
+    pub fn start(
+        sources: Vec<Source>,
+        watch: Option<OwnedFd>,
+        filters: &FilterOptions,
+        consoles: Consoles,
+    ) -> Result<Logs, StartError> {
         let first = sources.first().map_or(0, |source| source.local_rank);
         let failed = |source: io::Error| StartError::new(first, Stage::Fork, source);
         let open_filter = |filter: &Option<Filter>| {
@@ -78,21 +96,39 @@ impl Logs {
             Sink::new(consoles.stderr, open_filter(&filters.stderr)?),
         ];
         let streams = sources.into_iter().map(Stream::open).collect::<Result<Vec<_>, _>>()?;
-        Logs::start_thread(streams, sinks).map_err(failed)
+        Logs::start_thread(streams, watch, sinks).map_err(failed)
     }
 
-    fn start_thread(streams: Vec<Stream>, sinks: [Sink; 2]) -> io::Result<Logs> {
+    fn start_thread(streams: Vec<Stream>, watch: Option<OwnedFd>, sinks: [Sink; 2]) -> io::Result<Logs> {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&poll, &*wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
-        for (index, pipe) in streams.iter().filter_map(Stream::pipe).enumerate() {
-            rustix::io::ioctl_fionbio(pipe, true)?;
-            epoll::add(&poll, pipe, epoll::EventData::new_u64(index as u64), epoll::EventFlags::IN)?;
+        let watch_for =
+            |fd: &OwnedFd, what: u64| epoll::add(&poll, fd, epoll::EventData::new_u64(what), epoll::EventFlags::IN);
+        watch_for(&wake, WAKE)?;
+        if let Some(watch) = &watch {
+            watch_for(watch, FILES)?;
+        }
+        for (index, stream) in streams.iter().enumerate() {
+            if let Some(pipe) = stream.pipe() {
+                watch_for(pipe, index as u64)?;
+            }
         }
         let (sender, requests) = mpsc::channel();
-        let copier = Copier { poll, wake: wake.clone(), requests, streams, sinks, buffer: vec![0; READ_BYTES] };
+        let progress = Progress::default();
+        let copier = Copier {
+            poll,
+            wake: wake.clone(),
+            watch,
+            requests,
+            // What a worker writes into its file from now on, we are told of.
+            behind: vec![false; streams.len()],
+            streams,
+            sinks,
+            progress: progress.clone(),
+            buffer: vec![0; READ_BYTES],
+        };
         thread::Builder::new().name("worker-logs".to_owned()).spawn(move || copier.run())?;
-        Ok(Logs { sender, wake })
+        Ok(Logs { sender, wake, progress })
     }
 
     /// Waits until what the worker has written so far is copied; gives the last 8 KiB of its standard error.
@@ -103,11 +139,21 @@ impl Logs {
     }
 
     /// As [`settle`](Self::settle), and closes the worker's streams, whoever else may have them open.
-    pub async fn finish(&self, local_rank: u32) {
-        let (reply, answer) = oneshot::channel();
+    ///
+    /// False if nothing at all was copied for `patience`: the console takes nothing. It is still done when it does.
+    pub async fn finish(&self, local_rank: u32, patience: Duration) -> bool {
+        let (reply, mut answer) = oneshot::channel();
         self.ask(Request::Finish(local_rank, reply));
-        // No answer: the thread has ended, so there is nothing left to copy.
-        let _ = answer.await;
+        loop {
+            let before = self.progress.load(Ordering::Relaxed);
+            // An error: the thread has ended, so there is nothing left to copy.
+            if timeout(patience, &mut answer).await.is_ok() {
+                return true;
+            }
+            if self.progress.load(Ordering::Relaxed) == before {
+                return false;
+            }
+        }
     }
 
     fn ask(&self, request: Request) {
@@ -132,15 +178,21 @@ fn wake(eventfd: &OwnedFd) {
 }
 
 const WAKE: u64 = u64::MAX;
+const FILES: u64 = u64::MAX - 1;
 /// How much is read at once: the size of a pipe, so that a full one takes one read.
 const READ_BYTES: usize = super::spawn::PIPE_BYTES;
 
 struct Copier {
     poll: OwnedFd,
     wake: Arc<OwnedFd>,
+    /// The inotify instance.
+    watch: Option<OwnedFd>,
     requests: mpsc::Receiver<Request>,
     streams: Vec<Stream>,
+    /// Which streams' files have more to read.
+    behind: Vec<bool>,
     sinks: [Sink; 2],
+    progress: Progress,
     buffer: Vec<u8>,
 }
 
@@ -149,7 +201,8 @@ impl Copier {
         let mut events = Vec::with_capacity(64);
         loop {
             events.clear();
-            match epoll::wait(&self.poll, rustix::buffer::spare_capacity(&mut events), None) {
+            let at_once = self.behind.contains(&true).then_some(Timespec { tv_sec: 0, tv_nsec: 0 });
+            match epoll::wait(&self.poll, rustix::buffer::spare_capacity(&mut events), at_once.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return tracing::error!(%error, "what workers print is no longer copied"),
             }
@@ -157,7 +210,13 @@ impl Copier {
             for event in &events {
                 match event.data.u64() {
                     WAKE => asked = true,
+                    FILES => self.note_changes(),
                     index => self.copy(index as usize),
+                }
+            }
+            for index in 0..self.behind.len() {
+                if self.behind[index] {
+                    self.copy(index);
                 }
             }
             if asked && !self.answer() {
@@ -169,8 +228,26 @@ impl Copier {
     /// Reads once, so that each worker has its turn.
     fn copy(&mut self, index: usize) {
         let stream = &mut self.streams[index];
-        if stream.copy(&mut self.buffer, &mut self.sinks[stream.which() as usize]) == Copied::Ended {
+        let copied = stream.copy(&mut self.buffer, &mut self.sinks[stream.which() as usize]);
+        self.progress.fetch_add(1, Ordering::Relaxed);
+        // Less than a buffer: what is written after this read we are told of once more.
+        self.behind[index] = self.behind[index] && copied == Copied::Some(READ_BYTES);
+        if copied == Copied::Ended {
             self.end(index);
+        }
+    }
+
+    /// Reads which files have changed.
+    fn note_changes(&mut self) {
+        let Some(watch) = &self.watch else { return };
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut changes = inotify::Reader::new(watch, &mut buffer);
+        // The queue is read to its end, which is EAGAIN.
+        while let Ok(change) = changes.next() {
+            let all = change.events().contains(inotify::ReadFlags::QUEUE_OVERFLOW);
+            for (behind, stream) in self.behind.iter_mut().zip(&self.streams) {
+                *behind |= stream.watch().is_some_and(|watch| all || watch == change.wd());
+            }
         }
     }
 
@@ -198,13 +275,27 @@ impl Copier {
     fn settle(&mut self, local_rank: u32) -> Vec<u8> {
         let mut tail = Vec::new();
         for index in self.of(local_rank) {
-            let stream = &mut self.streams[index];
-            stream.copy_what_is_there(&mut self.buffer, &mut self.sinks[stream.which() as usize]);
+            self.copy_what_is_there(index);
+            let stream = &self.streams[index];
             if stream.which() == Which::Stderr {
                 tail = stream.tail().to_vec();
             }
         }
         tail
+    }
+
+    /// Reads what was written before this call, and little of what others write meanwhile.
+    fn copy_what_is_there(&mut self, index: usize) {
+        let enough = self.streams[index].enough();
+        let mut copied = 0;
+        while copied < enough {
+            let stream = &mut self.streams[index];
+            match stream.copy(&mut self.buffer, &mut self.sinks[stream.which() as usize]) {
+                Copied::Some(read) => copied += read as u64,
+                Copied::Nothing | Copied::Ended => return,
+            }
+            self.progress.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     fn of(&self, local_rank: u32) -> impl Iterator<Item = usize> + use<> {
@@ -215,16 +306,20 @@ impl Copier {
     /// Passes on the stream's last line. Its end was seen, or nobody is left to write.
     fn end(&mut self, index: usize) {
         let stream = &mut self.streams[index];
-        if let Some(pipe) = stream.finish(&mut self.sinks[stream.which() as usize]) {
+        let watch = stream.watch();
+        let Some(ended) = stream.finish(&mut self.sinks[stream.which() as usize]) else { return };
+        self.behind[index] = false;
+        // Failures mean that it is gone already.
+        match (watch, &self.watch) {
+            (Some(number), Some(watch)) => drop(inotify::remove_watch(watch, number)),
             // Closing would do, unless a process forked from this one has the descriptor too.
-            let _ = epoll::delete(&self.poll, &pipe);
+            _ => drop(epoll::delete(&self.poll, &ended)),
         }
     }
 
     fn finish_all(&mut self) {
         for index in 0..self.streams.len() {
-            let stream = &mut self.streams[index];
-            stream.copy_what_is_there(&mut self.buffer, &mut self.sinks[stream.which() as usize]);
+            self.copy_what_is_there(index);
             self.end(index);
         }
     }

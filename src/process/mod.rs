@@ -25,6 +25,8 @@ mod message;
 mod spawn;
 mod spec;
 mod stop;
+#[cfg(feature = "io")]
+mod strangers;
 
 pub use exit::{Exit, Signal};
 #[cfg(feature = "io")]
@@ -37,3 +39,5 @@ pub use logs::FilterOptions;
 pub use spawn::{Stage, StartError};
 pub use spec::{Copies, Filter, Input, Output, Streams, StreamsError, StreamsOf, WorkerSpec};
 pub use stop::{Command, StopPolicy, Stopping};
+#[cfg(feature = "io")]
+pub use strangers::reap_strangers;

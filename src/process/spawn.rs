@@ -10,6 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::inotify;
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
@@ -33,12 +34,21 @@ pub(super) struct Opened {
     /// What becomes its standard input, output and error.
     stdio: [OwnedFd; 3],
     null: OwnedFd,
-    /// The agent's ends of the streams that it copies: stdout, stderr.
-    pub pipes: [Option<OwnedFd>; 2],
+    /// What the agent copies from: stdout, stderr.
+    pub readings: [Option<Reading>; 2],
 }
 
-/// Opens what the worker reads and writes.
-pub(super) fn open(spec: &WorkerSpec) -> Result<Opened, StartError> {
+/// What the agent reads a worker's stream from.
+#[derive(Debug)]
+pub(super) enum Reading {
+    /// A pipe; what was asked to be in a file the agent writes.
+    Pipe(OwnedFd),
+    /// The file that the worker writes, and the number of the watch that tells of that.
+    File(OwnedFd, i32),
+}
+
+/// Opens what the worker reads and writes. `watch` is an inotify instance, for files that the worker may write itself.
+pub(super) fn open(spec: &WorkerSpec, watch: Option<&OwnedFd>) -> Result<Opened, StartError> {
     let failed = |source: Errno| StartError::new(spec.local_rank, Stage::Fork, source);
     let null = open_null().map_err(failed)?;
     let input = match spec.stdin {
@@ -46,9 +56,9 @@ pub(super) fn open(spec: &WorkerSpec) -> Result<Opened, StartError> {
         Input::Null => above_stdio(null.as_fd()),
     };
     let input = input.map_err(failed)?;
-    let (output, output_read) = open_output(spec, &spec.stdout, rustix::stdio::stdout(), &null)?;
-    let (error, error_read) = open_output(spec, &spec.stderr, rustix::stdio::stderr(), &null)?;
-    Ok(Opened { stdio: [input, output, error], null, pipes: [output_read, error_read] })
+    let (output, output_read) = open_output(spec, &spec.stdout, rustix::stdio::stdout(), &null, watch)?;
+    let (error, error_read) = open_output(spec, &spec.stderr, rustix::stdio::stderr(), &null, watch)?;
+    Ok(Opened { stdio: [input, output, error], null, readings: [output_read, error_read] })
 }
 
 /// Where a worker's start failed.
@@ -182,7 +192,8 @@ fn open_output(
     output: &Output,
     inherit: BorrowedFd<'_>,
     null: &OwnedFd,
-) -> Result<(OwnedFd, Option<OwnedFd>), StartError> {
+    watch: Option<&OwnedFd>,
+) -> Result<(OwnedFd, Option<Reading>), StartError> {
     let failed = |source: Errno| StartError::new(spec.local_rank, Stage::Fork, source);
     Ok(match output {
         Output::Inherit => (inherited(inherit, null).map_err(failed)?, None),
@@ -192,11 +203,37 @@ fn open_output(
                 create(path).map_err(|error| StartError::new(spec.local_rank, Stage::Stream(path.clone()), error))?;
             (lifted(file.into()).map_err(failed)?, None)
         }
-        Output::Copied(_) => {
-            let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
+        Output::Copied(copies) => {
+            if let (Some(path), Some(watch)) = (&copies.file, watch) {
+                let opened = watched(path, watch);
+                let error = |error| StartError::new(spec.local_rank, Stage::Stream(path.clone()), error);
+                if let Some((write, reading)) = opened.map_err(error)? {
+                    return Ok((write, Some(reading)));
+                }
+            }
+            let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(failed)?;
+            // The flag is the open file's: only our end keeps it.
+            rustix::io::ioctl_fionbio(&write, false).map_err(failed)?;
             // Larger reads, fewer switches. Unprivileged processes may have less, which is no failure.
             let _ = fcntl_setpipe_size(&read, PIPE_BYTES);
-            (lifted(write).map_err(failed)?, Some(read))
+            (lifted(write).map_err(failed)?, Some(Reading::Pipe(read)))
+        }
+    })
+}
+
+/// A file for the worker to write and for the agent to follow. `None` if it cannot be followed: it is a device, or the
+/// user has no watches left.
+fn watched(path: &Path, watch: &OwnedFd) -> io::Result<Option<(OwnedFd, Reading)>> {
+    let write = create(path)?;
+    if !write.metadata()?.is_file() {
+        return Ok(None);
+    }
+    let read = File::open(path)?;
+    Ok(match inotify::add_watch(watch, path, inotify::WatchFlags::MODIFY) {
+        Ok(number) => Some((lifted(write.into())?, Reading::File(read.into(), number))),
+        Err(error) => {
+            tracing::debug!(path = %path.display(), %error, "log file cannot be watched; its worker writes into a pipe");
+            None
         }
     })
 }

@@ -45,7 +45,7 @@ impl WorkerSpec {
     }
 
     /// Wrapper, program and arguments, in the order in which they are executed; never empty.
-    pub(super) fn command(&self) -> Vec<&OsString> {
+    pub fn command(&self) -> Vec<&OsString> {
         self.wrapper.iter().chain([&self.program]).chain(&self.args).collect()
     }
 }
@@ -70,14 +70,16 @@ pub enum Output {
     Null,
     /// A file, written by the worker itself: nothing is copied. It is emptied first.
     File(PathBuf),
-    /// A pipe that the agent reads and copies to each of these.
+    /// The agent reads it and copies it to each of these.
     Copied(Copies),
 }
 
 /// The destinations of a stream that the agent reads.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Copies {
-    /// Gets the bytes as they are. It is emptied first.
+    /// Gets the bytes as they are. It is emptied first. The worker writes it itself where the agent can follow it (a regular
+    /// file that no other stream goes to), and is then not held up by a console that nobody reads; else it writes into a
+    /// pipe, and the agent writes the file.
     pub file: Option<PathBuf>,
     /// Whether the agent's console gets them: stdout on its stdout, stderr on its stderr.
     pub console: bool,

@@ -95,3 +95,55 @@ async fn a_guard_that_is_killed_takes_its_worker_along() {
     wait_for_all(&mut group).await;
     traces.wait_until_none_is_left();
 }
+
+/// A version 1 freezer: what is in it takes no signal at all, as a process in uninterruptible sleep. `None` where this
+/// machine has none that we may use.
+struct Freezer(std::path::PathBuf);
+
+impl Freezer {
+    fn new() -> Option<Freezer> {
+        let folder = format!("/sys/fs/cgroup/freezer/elastic_rs-{}", std::process::id());
+        let folder = std::path::PathBuf::from(folder);
+        std::fs::create_dir(&folder).ok()?;
+        Some(Freezer(folder))
+    }
+
+    fn write(&self, file: &str, text: &str) {
+        std::fs::write(self.0.join(file), text).unwrap();
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        self.write("freezer.state", "THAWED");
+        // It can be removed once its last process is reaped.
+        let began = Instant::now();
+        while std::fs::remove_dir(&self.0).is_err() && began.elapsed() < LIMIT {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_worker_that_no_signal_ends_is_reported_and_not_waited_for() {
+    let Some(freezer) = Freezer::new() else {
+        return eprintln!("not tested: no freezer cgroup of version 1 to write to");
+    };
+    let traces = Traces::new();
+    let (mut group, shown) = start(vec![traces.worker(0, "say ready pause"), traces.worker(1, "pause")]).await.unwrap();
+    assert_eq!(shown.line(), "ready");
+    let pid = group.pids()[&0];
+    freezer.write("cgroup.procs", &pid.to_string());
+    freezer.write("freezer.state", "FROZEN");
+    let kill_timeout = Duration::from_millis(200);
+    let policy = StopPolicy { kill_timeout, ..grace(Duration::from_millis(100)) };
+    let outcome = within(group.stop(policy)).await;
+    assert_eq!(outcome.exited.iter().map(|exited| exited.local_rank).collect::<Vec<_>>(), [1]);
+    let [left] = &outcome.left[..] else { panic!("{outcome:?}") };
+    assert_eq!((left.local_rank, left.pid, left.state), (0, pid, Some('D')));
+    assert!(left.waited >= Duration::from_millis(300), "{left:?}");
+    assert!(within(group.next_event()).await.is_none());
+    // Its guard has stayed, and ends it as soon as it can.
+    drop(freezer);
+    traces.wait_until_none_is_left();
+}

@@ -120,3 +120,10 @@ fn a_signal_to_the_agents_group_reaches_the_agent_alone() {
     agent.child.wait().unwrap();
     traces.wait_until_none_is_left();
 }
+
+#[test]
+fn a_strangers_orphan_is_reaped_and_own_children_are_not() {
+    let traces = Traces::new();
+    let done = Command::new(helper()).arg("adopt").envs([traces.variable()]).output().unwrap();
+    assert_eq!(String::from_utf8(done.stdout).unwrap(), "reaped; own child: 7\n");
+}

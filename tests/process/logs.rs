@@ -192,3 +192,37 @@ async fn a_console_that_is_closed_leaves_the_file_complete() {
     assert!(wait_for_all(&mut group).await[0].exit.is_success());
     assert!(folder.read("log").ends_with("den in the wood\ndone\n"));
 }
+
+#[tokio::test]
+async fn a_console_that_nobody_reads_does_not_hold_up_a_worker_that_has_a_file() {
+    let traces = Traces::new();
+    let folder = Folder::new(&traces);
+    let (read, stdout) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+    let consoles = Consoles { stderr: stdout.try_clone().unwrap(), stdout };
+    // Far more than all pipes on the way hold.
+    let mut spec = traces.worker(0, "flood 100000 complain cause exit 6");
+    spec.stdout = tee(&folder, "stdout.log", "P");
+    spec.stderr = tee(&folder, "stderr.log", "P");
+    let mut group = Group::start(vec![spec], FilterOptions::default(), consoles).await.unwrap();
+    let exited = exit(&mut group).await;
+    assert_eq!((exited.exit.returncode(), exited.stderr_tail), (6, b"cause\n".to_vec()));
+    assert_eq!(folder.read("stdout.log").lines().count(), 100_000);
+    wait_for_all(&mut group).await;
+    drop(read);
+}
+
+#[tokio::test]
+async fn teed_streams_may_share_a_file() {
+    let traces = Traces::new();
+    let folder = Folder::new(&traces);
+    let mut spec = traces.worker(0, "say a complain b say c complain d");
+    spec.stdout = tee(&folder, "log", "O");
+    spec.stderr = tee(&folder, "log", "E");
+    let (_, mut seen) = run(vec![spec], FilterOptions::default()).await;
+    seen.sort();
+    assert_eq!(seen, ["Eb", "Ed", "Oa", "Oc"]);
+    let text = folder.read("log");
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["a", "b", "c", "d"]);
+}

@@ -44,7 +44,17 @@ impl CasSession {
         };
         let node = NodeId(rand::random());
         let local_addr = Some(local_addr);
-        let hello = Hello { run_id, node, name, local_addr, process: 0, node_rank: None, settings, placed: None, joining: false };
+        let hello = Hello {
+            run_id,
+            node,
+            name,
+            local_addr,
+            process: 0,
+            node_rank: None,
+            settings,
+            placed: None,
+            joining: false,
+        };
         hello.validate().map_err(PyValueError::new_err)?;
         Ok(Self(driver::CasSession::new(hello)))
     }

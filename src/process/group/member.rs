@@ -25,7 +25,7 @@ use super::{Event, Exited};
 
 /// How long an exit waits for what the worker printed last, when the console takes nothing. It is told without then.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long the end of a worker waits for its output to be written, when the console takes nothing.
+/// How long the end of a worker waits for its output to be shown while the console takes nothing.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A worker, as its group holds it.
@@ -57,7 +57,8 @@ impl Member {
         let (start, started) = oneshot::channel();
         let stderr_file = match &spec.stderr {
             Output::File(path) => Some(path.clone()),
-            _ => None,
+            Output::Copied(copies) => copies.file.clone(),
+            Output::Inherit | Output::Null => None,
         };
         let task = Task {
             local_rank: spec.local_rank,
@@ -97,7 +98,7 @@ struct Task {
     exited: bool,
     control: Arc<AsyncFd<OwnedFd>>,
     logs: Option<Logs>,
-    /// The file that the worker writes its standard error to itself.
+    /// The file that has the worker's standard error.
     stderr_file: Option<PathBuf>,
     start: Option<oneshot::Sender<Start>>,
     events: mpsc::UnboundedSender<Event>,
@@ -125,11 +126,12 @@ impl Task {
             self.on_exited(Exit::Unseen).await;
         }
         if let Some(logs) = &self.logs
-            && timeout(DRAIN_TIMEOUT, logs.finish(self.local_rank)).await.is_err()
+            && !logs.finish(self.local_rank, DRAIN_TIMEOUT).await
         {
             tracing::warn!(
                 local_rank = self.local_rank,
-                "the console takes nothing; a worker's last output may be lost"
+                waited_ms = DRAIN_TIMEOUT.as_millis() as u64,
+                "the console takes nothing; it will lack a worker's last output if this process ends before it does"
             );
         }
         self.tell(Event::Gone { local_rank: self.local_rank });
@@ -160,11 +162,16 @@ impl Task {
     }
 
     async fn stderr_tail(&self) -> Vec<u8> {
-        if let Some(file) = self.stderr_file.clone() {
-            return tokio::task::spawn_blocking(move || end_of(&file).unwrap_or_default()).await.unwrap_or_default();
+        if let Some(logs) = &self.logs
+            && let Ok(tail) = timeout(SETTLE_TIMEOUT, logs.settle(self.local_rank)).await
+            && !tail.is_empty()
+        {
+            return tail;
         }
-        match &self.logs {
-            Some(logs) => timeout(SETTLE_TIMEOUT, logs.settle(self.local_rank)).await.unwrap_or_default(),
+        match self.stderr_file.clone() {
+            Some(file) => {
+                tokio::task::spawn_blocking(move || end_of(&file).unwrap_or_default()).await.unwrap_or_default()
+            }
             None => Vec::new(),
         }
     }

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 
 use super::super::lines::{Lines, Part, Tail};
-use super::super::spawn::{PIPE_BYTES, Stage, StartError, create};
+use super::super::spawn::{PIPE_BYTES, Reading, Stage, StartError, create};
 use super::sink::{Sink, write_file};
 use super::{Source, Which};
 
@@ -14,7 +14,12 @@ pub(super) struct Stream {
     local_rank: u32,
     which: Which,
     /// `None` once ended.
-    pipe: Option<OwnedFd>,
+    reading: Option<OwnedFd>,
+    /// The number of the watch on the file that is read; `None` for a pipe.
+    watch: Option<i32>,
+    /// How far a file has been read.
+    read_bytes: u64,
+    /// What comes out of a pipe is written here.
     file: Option<File>,
     console: bool,
     prefix: Option<Vec<u8>>,
@@ -31,15 +36,21 @@ pub(super) enum Copied {
 }
 
 impl Stream {
-    /// Opens the file that the stream goes to.
+    /// Opens the file that the stream goes to, if it comes from a pipe.
     pub fn open(source: Source) -> Result<Stream, StartError> {
-        let Source { local_rank, which, pipe, copies } = source;
-        let error = |error| StartError::new(local_rank, Stage::Stream(copies.file.clone().unwrap_or_default()), error);
-        let file = copies.file.as_deref().map(create).transpose().map_err(error)?;
+        let Source { local_rank, which, reading, copies } = source;
+        let (reading, watch, path) = match reading {
+            Reading::Pipe(pipe) => (pipe, None, copies.file),
+            Reading::File(file, number) => (file, Some(number), None),
+        };
+        let error = |error| StartError::new(local_rank, Stage::Stream(path.clone().unwrap_or_default()), error);
+        let file = path.as_deref().map(create).transpose().map_err(error)?;
         Ok(Stream {
             local_rank,
             which,
-            pipe: Some(pipe),
+            reading: Some(reading),
+            watch,
+            read_bytes: 0,
             file,
             console: copies.console,
             prefix: copies.prefix.map(String::into_bytes),
@@ -48,8 +59,26 @@ impl Stream {
         })
     }
 
+    /// The pipe that is read, if it is one that has not ended.
     pub fn pipe(&self) -> Option<&OwnedFd> {
-        self.pipe.as_ref()
+        self.reading.as_ref().filter(|_| self.watch.is_none())
+    }
+
+    /// The number of the watch on the file that is read.
+    pub fn watch(&self) -> Option<i32> {
+        self.watch
+    }
+
+    /// How much there can be that was written before now.
+    pub fn enough(&self) -> u64 {
+        match (&self.reading, self.watch) {
+            (Some(file), Some(_)) => {
+                let length = rustix::fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
+                length.saturating_sub(self.read_bytes)
+            }
+            // Nobody can make it larger than this unnoticed; twice, for what is written while it is read.
+            _ => 2 * PIPE_BYTES as u64,
+        }
     }
 
     pub fn local_rank(&self) -> u32 {
@@ -67,10 +96,18 @@ impl Stream {
 
     /// Reads once and copies it.
     pub fn copy(&mut self, buffer: &mut [u8], sink: &mut Sink) -> Copied {
-        let Some(pipe) = &self.pipe else { return Copied::Ended };
-        match rustix::io::read(pipe, &mut *buffer) {
-            Ok(0) => Copied::Ended,
+        let Some(reading) = &self.reading else { return Copied::Ended };
+        match rustix::io::read(reading, &mut *buffer) {
+            // The end of a file is only where its writer is.
+            Ok(0) => {
+                if self.watch.is_some() {
+                    Copied::Nothing
+                } else {
+                    Copied::Ended
+                }
+            }
             Ok(read) => {
+                self.read_bytes += read as u64;
                 self.pass_on(&buffer[..read], sink);
                 Copied::Some(read)
             }
@@ -82,26 +119,15 @@ impl Stream {
         }
     }
 
-    /// Reads what was written before this call; of what others write meanwhile no more than a pipe holds.
-    pub fn copy_what_is_there(&mut self, buffer: &mut [u8], sink: &mut Sink) {
-        let mut copied = 0;
-        while let Copied::Some(read) = self.copy(buffer, sink) {
-            copied += read;
-            if copied >= 2 * PIPE_BYTES {
-                return;
-            }
-        }
-    }
-
-    /// Passes on an unended last line. Gives the pipe, to be closed; `None` if that has happened before.
+    /// Passes on an unended last line. Gives what was read, to be closed; `None` if that has happened before.
     pub fn finish(&mut self, sink: &mut Sink) -> Option<OwnedFd> {
-        let pipe = self.pipe.take()?;
+        let ended = self.reading.take()?;
         let prefix = self.prefix.as_deref().unwrap_or_default();
         let prints = self.console && self.prefix.is_some();
         self.lines.finish(|part| give(sink, prints, prefix, &part));
         sink.flush();
         self.file = None;
-        Some(pipe)
+        Some(ended)
     }
 
     fn pass_on(&mut self, bytes: &[u8], sink: &mut Sink) {

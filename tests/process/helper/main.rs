@@ -12,6 +12,7 @@ fn main() {
         let mut next = || words.next().unwrap_or_else(|| panic!("`{word}` lacks its argument"));
         match word.as_str() {
             "agent" => return agent::run(&next()),
+            "adopt" => adopt(),
             "say" => say(&next()),
             "complain" => eprintln!("{}", next()),
             // Without a line end.
@@ -32,6 +33,24 @@ fn main() {
             _ => panic!("what is `{word}`?"),
         }
     }
+}
+
+/// Becomes the parent of a stranger's orphan, as process 1 does, beside a child of its own; reaps only the stranger.
+fn adopt() {
+    use std::process::{Command, Stdio};
+    // SAFETY: sets a flag of this process.
+    unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
+    let this = env::current_exe().expect("a path");
+    let mut own = Command::new(&this).args(["exit", "7"]).spawn().expect("a child");
+    // It ends after its daemon has begun, which closes the pipe when it ends too.
+    let mut parent = Command::new(&this).args(["daemon", "end"]).stdout(Stdio::piped()).spawn().expect("a child");
+    io::copy(parent.stdout.as_mut().expect("a pipe"), &mut io::sink()).expect("the end of both");
+    assert!(parent.wait().expect("its code").success());
+    // Its descriptors are closed a moment before it can be reaped.
+    while elastic_rs::process::reap_strangers() == 0 {
+        std::thread::yield_now();
+    }
+    println!("reaped; own child: {}", own.wait().expect("its code").code().expect("a code"));
 }
 
 fn number(text: &str) -> i32 {
@@ -67,7 +86,7 @@ fn raise(signal: i32) {
     }
 }
 
-/// Starts a process that does `what` (`pause`, or `stubborn`: also ignores SIGTERM). A daemon forks twice and begins a
+/// Starts a process that does `what` (`pause`, `stubborn`: also ignores SIGTERM, or `end`). A daemon forks twice and begins a
 /// session. Returns when it runs, so that killing this process cannot come before.
 fn fork(what: &str, daemon: bool) {
     let mut pipe = [0; 2];
@@ -93,6 +112,9 @@ fn fork(what: &str, daemon: bool) {
             ignore(libc::SIGTERM);
         }
         assert_eq!(libc::write(pipe[1], c"x".as_ptr().cast(), 1), 1);
+    }
+    if what == "end" {
+        exit(0);
     }
     pause()
 }
