@@ -3,12 +3,90 @@ The compiled half of the package ``elastic_rs``.
 """
 
 from _typeshed import Incomplete, SupportsGetItem
+from os import PathLike
 from typing import Any, Final, SupportsFloat, SupportsIndex, final
 
 VERSION: Final[str]
 """
 Version of the compiled half.
 """
+
+@final
+class Agent:
+    """
+    One node's agent: runs the workers of each round. It decides; the caller carries out its steps and answers.
+    """
+    def __new__(cls, /, *, session: Session | None, name: str, run_id: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, restarts_left: SupportsIndex | None, grace_s: SupportsFloat | SupportsIndex, exit_barrier_timeout_s: SupportsFloat | SupportsIndex, use_agent_store: bool, virtual_local_rank: bool, uninterruptible_sleep_s: SupportsFloat | SupportsIndex) -> Agent:
+        """
+        ``session`` tells of other nodes; without one the caller does. With ``restarts_left`` this agent counts its own
+        restarts, as PyTorch's does; without, the coordinator counts the job's. Times in seconds;
+        ``uninterruptible_sleep_s`` of zero means that nobody looks for it.
+        """
+    def adopt(self, /, pids: dict[SupportsIndex, SupportsIndex], *, first_rank: SupportsIndex, error_files: dict[SupportsIndex, str | PathLike[str]]) -> None:
+        """
+        Answers ``start``: watch these children of the calling process, which has started them.
+        """
+    def all_done(self, /) -> None:
+        """
+        Answers ``barrier``: the other nodes have finished, or are not waited for any longer.
+        """
+    def environment(self, /, placement: Placement, local_rank: SupportsIndex) -> dict[str, str]:
+        """
+        The variables of one worker, to be set over those it inherits.
+
+        Raises ``ValueError``: with ``virtual_local_rank`` there are fewer GPUs than workers.
+        """
+    def exits(self, /) -> list[tuple[int, int, int]]:
+        """
+        Of the last round's workers that have ended, in that order: local rank, process id, and return code.
+        """
+    def forward(self, /, signal: SupportsIndex) -> None:
+        """
+        Send a signal to the workers and do nothing else.
+        """
+    def interrupted(self, /, reason: str) -> None:
+        """
+        Without a session: the world must re-form.
+        """
+    def next(self, /, *, timeout_s: SupportsFloat | SupportsIndex | None = None) -> Step | None:
+        """
+        Wait for the next step, at most ``timeout_s`` seconds if given: None if there was none by then.
+
+        Python's signal handlers run meanwhile; what they raise ends the call, which may then be repeated.
+        """
+    def no_place(self, /, reason: str) -> None:
+        """
+        Answers ``join``: there is no place. The workers of an agent without one do not run.
+        """
+    def not_started(self, /, local_rank: SupportsIndex, reason: str, *, first_rank: SupportsIndex) -> None:
+        """
+        Answers ``start``: the worker cannot be started, and none runs.
+        """
+    def placed(self, /, placement: Placement) -> None:
+        """
+        Answers ``join``.
+        """
+    def reaped(self, /, local_rank: SupportsIndex, returncode: SupportsIndex) -> None:
+        """
+        Answers ``reap``: how the worker ended, as ``subprocess.Popen.returncode`` says it.
+        """
+    @property
+    def restarts(self, /) -> int:
+        """
+        How many restarts failures have cost: the job's, or this node's if it counts for itself.
+        """
+    def signal(self, /, signal: SupportsIndex) -> None:
+        """
+        This process got a signal and is to end. A second one kills what is left of the workers.
+        """
+    def start(self, /, commands: SupportsGetItem[int, WorkerCommand], *, first_rank: SupportsIndex, error_files: dict[SupportsIndex, str | PathLike[str]], stdout_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None, stderr_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None) -> dict[int, int]:
+        """
+        Answers ``start``: start these programs. Returns their process ids by local rank; empty if one could not be started,
+        which is a failure of that worker like any other.
+
+        ``error_files`` are where workers may record their exceptions. A filter is a path, which gets the lines of teed streams
+        that contain one of the texts.
+        """
 
 @final
 class AsyncStoreClient:
@@ -167,6 +245,47 @@ class CasSession:
         """
 
 @final
+class Failure:
+    """
+    A worker's failure: what every node names as the cause when the job restarts or ends.
+    """
+    @property
+    def exit(self, /) -> str:
+        """
+        What ended it, such as ``exit code 3`` or ``SIGKILL``.
+        """
+    @property
+    def global_rank(self, /) -> int:
+        """
+        The worker's rank in the job.
+        """
+    @property
+    def local_rank(self, /) -> int:
+        """
+        The worker's rank on its node.
+        """
+    @property
+    def message(self, /) -> str:
+        """
+        The first lines of what it said, if it said anything.
+        """
+    @property
+    def node(self, /) -> str:
+        """
+        The node it happened on, as others know it.
+        """
+    @property
+    def pid(self, /) -> int:
+        """
+        Its process id there.
+        """
+    @property
+    def role(self, /) -> str:
+        """
+        The worker's role.
+        """
+
+@final
 class Host:
     """
     The store and the rendezvous coordinator, on one port and on one thread that never waits for the interpreter.
@@ -235,6 +354,10 @@ class Placement:
     """
     A node's place in a completed round.
     """
+    def __new__(cls, /, *, round: SupportsIndex, rank: SupportsIndex, world_size: SupportsIndex, master_addr: str, master_port: SupportsIndex, first_rank: SupportsIndex, first_role_rank: SupportsIndex, worker_count: SupportsIndex, role_worker_count: SupportsIndex) -> Placement:
+        """
+        A place that somebody else has assigned: a rendezvous other than ours.
+        """
     def __repr__(self, /) -> str: ...
     @property
     def master_addr(self, /) -> str:
@@ -257,9 +380,20 @@ class Placement:
         Why the round closed when it did, and who is in it.
         """
     @property
+    def restart(self, /) -> int:
+        """
+        The job's restart number.
+        """
+    @property
     def round(self, /) -> int:
         """
         Number of the round, 1 for the first.
+        """
+    @property
+    def workers(self, /) -> tuple[int, int, int, int] | None:
+        """
+        Global and role rank of this node's first worker, how many workers there are, and how many of its role; None if a
+        node has not said how many it has.
         """
     @property
     def world_size(self, /) -> int:
@@ -272,7 +406,7 @@ class Session:
     """
     A node's session with the coordinator; connects in the background.
     """
-    def __new__(cls, /, *, host: str, port: SupportsIndex, run_id: str, name: str, local_addr: str | None, min_nodes: SupportsIndex, max_nodes: SupportsIndex, last_call_timeout_s: SupportsFloat | SupportsIndex, settle_timeout_s: SupportsFloat | SupportsIndex, keep_alive_interval_s: SupportsFloat | SupportsIndex, keep_alive_max_attempt: SupportsIndex, reconnect_grace_s: SupportsFloat | SupportsIndex, coordinator_timeout_s: SupportsFloat | SupportsIndex) -> Session:
+    def __new__(cls, /, *, host: str, port: SupportsIndex, run_id: str, name: str, local_addr: str | None, min_nodes: SupportsIndex, max_nodes: SupportsIndex, last_call_timeout_s: SupportsFloat | SupportsIndex, settle_timeout_s: SupportsFloat | SupportsIndex, keep_alive_interval_s: SupportsFloat | SupportsIndex, keep_alive_max_attempt: SupportsIndex, reconnect_grace_s: SupportsFloat | SupportsIndex, coordinator_timeout_s: SupportsFloat | SupportsIndex, node_rank: SupportsIndex | None = None, on_partition: str = "stop", rejoin_limit: SupportsIndex = 20, rejoin_window_s: SupportsFloat | SupportsIndex = 3600.0, max_restarts: SupportsIndex | None = None) -> Session:
         """
         Start a session for one node with the coordinator at ``host:port``. All times in seconds.
         """
@@ -280,7 +414,7 @@ class Session:
         """
         End the job for everybody. With a ``cause``, it failed, and all others stop.
         """
-    def join(self, /, *, store_port: SupportsIndex, node_rank: SupportsIndex | None, timeout_s: SupportsFloat | SupportsIndex) -> Placement:
+    def join(self, /, *, store_port: SupportsIndex, node_rank: SupportsIndex | None, timeout_s: SupportsFloat | SupportsIndex, workers: tuple[str, SupportsIndex] | None = None) -> Placement:
         """
         Take part in the next round; blocks until it has completed.
 
@@ -294,6 +428,47 @@ class Session:
     def view(self, /) -> View:
         """
         How things stand. Raises as :meth:`join` does when this node can no longer take part.
+        """
+
+@final
+class Step:
+    """
+    What the front end is to do next.
+    """
+    @property
+    def error(self, /) -> Any | None:
+        """
+        Of the outcome ``no_place``: the exception that says why.
+        """
+    @property
+    def failure(self, /) -> Failure | None:
+        """
+        Of the outcome ``failed``: the first failure, on whatever node; None if the job was closed without naming one.
+        """
+    @property
+    def kind(self, /) -> str:
+        """
+        ``join``, ``start``, ``reap``, ``barrier`` or ``end``.
+        """
+    @property
+    def local_rank(self, /) -> int | None:
+        """
+        Of ``reap``: which worker has ended.
+        """
+    @property
+    def outcome(self, /) -> str | None:
+        """
+        Of ``end``: ``succeeded``, ``not_needed`` (a spare), ``failed``, ``no_place`` or ``signal``.
+        """
+    @property
+    def placement(self, /) -> Placement | None:
+        """
+        Of ``start``: the place for which workers are to be started.
+        """
+    @property
+    def reason(self, /) -> str | None:
+        """
+        Of the outcome ``failed``: why, in words.
         """
 
 @final
@@ -457,6 +632,11 @@ class View:
         The address under which others look for this node, once known.
         """
     @property
+    def cause(self, /) -> Failure | None:
+        """
+        The worker's failure because of which the world must re-form or the job has ended, if one was.
+        """
+    @property
     def closed(self, /) -> bool:
         """
         Whether the rendezvous was closed.
@@ -465,6 +645,11 @@ class View:
     def failure(self, /) -> str | None:
         """
         If it was closed after a failure: what failed, in words.
+        """
+    @property
+    def fenced(self, /) -> str | None:
+        """
+        Why this node stops its workers by itself, if it does: it was cut off from the coordinator for its whole lease.
         """
     @property
     def reason(self, /) -> str:
@@ -477,9 +662,27 @@ class View:
         Above zero when the world must re-form.
         """
 
+@final
+class WorkerCommand:
+    """
+    A program to start as a worker.
+    """
+    def __new__(cls, /, local_rank: SupportsIndex, command: SupportsGetItem[int, str], env: dict[str, str], *, stdout: str | PathLike[str] = ..., stderr: str | PathLike[str] = ..., tee_stdout: bool = False, tee_stderr: bool = False, prefix: str | None = None) -> WorkerCommand:
+        """
+        ``command`` is the program and its arguments, ``env`` the whole environment.
+
+        ``stdout`` and ``stderr`` are paths of files, or empty for this process's own stream. With ``tee_stdout`` or
+        ``tee_stderr`` what goes to the file is shown here too, each line behind ``prefix``.
+        """
+
 def _shutdown() -> None:
     """
     Stop everything that runs in the background. Registered with ``atexit``.
+    """
+
+def follow_parent() -> None:
+    """
+    Have the calling process killed when the thread that started it ends: for workers that are Python functions.
     """
 
 def reset_log_levels() -> None:
