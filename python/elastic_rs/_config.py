@@ -49,7 +49,7 @@ class RendezvousConfig:
     on_partition: str = "stop"
     """What this node does when it has heard nothing for its whole lease: ``stop`` its workers, or ``continue``."""
     rejoin_limit: int = 20
-    """How often nodes of one address may interrupt the job by going within ``rejoin_window``; 0: as often as they like."""
+    """How often nodes of one address may interrupt the job by going, within ``rejoin_window``; 0: no limit."""
     rejoin_window: float = 3600.0
     """See ``rejoin_limit``."""
 

@@ -210,7 +210,7 @@ class Session:
     """
     A node's session with the coordinator; connects in the background.
     """
-    def __new__(cls, /, *, host: str, port: SupportsIndex, run_id: str, name: str, local_addr: str | None, min_nodes: SupportsIndex, max_nodes: SupportsIndex, last_call_timeout_s: SupportsFloat | SupportsIndex, settle_timeout_s: SupportsFloat | SupportsIndex, keep_alive_interval_s: SupportsFloat | SupportsIndex, keep_alive_max_attempt: SupportsIndex, reconnect_grace_s: SupportsFloat | SupportsIndex, coordinator_timeout_s: SupportsFloat | SupportsIndex) -> Session:
+    def __new__(cls, /, *, host: str, port: SupportsIndex, run_id: str, name: str, local_addr: str | None, min_nodes: SupportsIndex, max_nodes: SupportsIndex, last_call_timeout_s: SupportsFloat | SupportsIndex, settle_timeout_s: SupportsFloat | SupportsIndex, keep_alive_interval_s: SupportsFloat | SupportsIndex, keep_alive_max_attempt: SupportsIndex, reconnect_grace_s: SupportsFloat | SupportsIndex, coordinator_timeout_s: SupportsFloat | SupportsIndex, node_rank: SupportsIndex | None = None, on_partition: str = "stop", rejoin_limit: SupportsIndex = 20, rejoin_window_s: SupportsFloat | SupportsIndex = 3600.0) -> Session:
         """
         Start a session for one node with the coordinator at ``host:port``. All times in seconds.
         """
@@ -403,6 +403,11 @@ class View:
     def failure(self, /) -> str | None:
         """
         If it was closed after a failure: what failed, in words.
+        """
+    @property
+    def fenced(self, /) -> str | None:
+        """
+        Why this node stops its workers by itself, if it does: it was cut off from the coordinator for its whole lease.
         """
     @property
     def reason(self, /) -> str:
