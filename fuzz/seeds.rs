@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use elastic_rs::rendezvous::codec::{encode_frame, encode_preamble};
-use elastic_rs::rendezvous::message::{Hello, Join, NodeId, NodeMessage, Placed, Round, Verdict};
+use elastic_rs::rendezvous::message::{Failure, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Verdict};
 use elastic_rs::rendezvous::settings::Settings;
 use serde_json::Value;
 
@@ -101,7 +101,8 @@ fn rendezvous() {
             joining: placed.is_none(),
         }))
     };
-    let join = |round, node_rank| NodeMessage::Join(Join { round: Round(round), store_port: 29500, node_rank, workers: None });
+    let join =
+        |round, node_rank| NodeMessage::Join(Join { round: Round(round), store_port: 29500, node_rank, workers: None });
     let placed = |active| Some(Placed { round: Round(1), rank: 1, world_size: 2, world: 1, active, restart: 0 });
 
     long_texts(hello);
@@ -133,8 +134,33 @@ fn rendezvous() {
     open(&mut script, 1, &hello(1, placed(true)));
     open(&mut script, 2, &hello(2, placed(false)));
     say(&mut script, 2, &join(1, None));
-    say(&mut script, 1, &NodeMessage::Close(Verdict::Failed { by: "host1".into(), cause: "exit code 1".into(), failure: None }));
+    say(
+        &mut script,
+        1,
+        &NodeMessage::Close(Verdict::Failed { by: "host1".into(), cause: "exit code 1".into(), failure: None }),
+    );
     write("session", "the-coordinator-was-restarted", &script);
+
+    let mut script = Vec::new();
+    let workers = |size| Some(JoinWorkers { role: "trainer".into(), local_world_size: size });
+    for node in 0..3 {
+        open(&mut script, node, &hello(node.into(), None));
+        let join = Join { round: Round(0), store_port: 1, node_rank: None, workers: workers(1 + u32::from(node)) };
+        say(&mut script, node, &NodeMessage::Join(join));
+    }
+    say(&mut script, 1, &NodeMessage::Done { round: Round(1) });
+    let failure = Failure {
+        node: String::new(),
+        role: "trainer".into(),
+        local_rank: 1,
+        global_rank: 2,
+        pid: 77,
+        exit: "SIGKILL".into(),
+        message: "first line\nsecond".into(),
+        counts: true,
+    };
+    say(&mut script, 2, &NodeMessage::Failed { round: Round(1), failure: Box::new(failure) });
+    write("session", "one-is-done-and-one-fails", &script);
 }
 
 /// Texts that fit into the frame they come in, but not with others into the frames that quote them.
@@ -144,7 +170,11 @@ fn long_texts(hello: impl Fn(u128, Option<Placed>) -> NodeMessage) {
         let NodeMessage::Hello(mut long) = hello(node.into(), None) else { return };
         long.name = "x".repeat(30_000);
         open(&mut script, node, &NodeMessage::Hello(long));
-        say(&mut script, node, &NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None }));
+        say(
+            &mut script,
+            node,
+            &NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None }),
+        );
     }
     write("session", "long-names", &script);
 
@@ -152,14 +182,18 @@ fn long_texts(hello: impl Fn(u128, Option<Placed>) -> NodeMessage) {
     for node in 0..2 {
         open(&mut script, node, &hello(node.into(), None));
     }
-    let cause = "x".repeat(65_529);
+    let cause = "x".repeat(65_528);
     say(&mut script, 0, &NodeMessage::Close(Verdict::Failed { by: "a".into(), cause, failure: None }));
     write("session", "a-long-cause", &script);
 
     let mut script = Vec::new();
     for node in 0..3 {
         open(&mut script, node, &hello(node.into(), None));
-        say(&mut script, node, &NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None }));
+        say(
+            &mut script,
+            node,
+            &NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None }),
+        );
     }
     say(&mut script, 0, &NodeMessage::Leave { reason: "x".repeat(65_500) });
     write("session", "a-long-reason", &script);

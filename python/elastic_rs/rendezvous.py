@@ -163,7 +163,7 @@ class NodeHandler(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return above zero when the world must re-form: nodes wait to join, or a member was lost. Asks nobody.
 
-        Also when this node has been cut off from the coordinator for its whole lease (unless ``on_partition=continue``):
+        Also when this node was cut off from the coordinator for its whole lease (unless ``on_partition=continue``):
         the others may go on without it, and its workers must have stopped by then.
 
         Raises:

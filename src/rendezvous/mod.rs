@@ -8,9 +8,9 @@
 //! |---|---|
 //! | [`settings`] | what a node asks for: min and max nodes, time limits |
 //! | [`message`], [`text`], [`codec`] | what nodes and the coordinator say to each other; bounds on texts; frames |
-//! | [`state`], [`ranks`] | what the coordinator knows of one run; who gets which rank |
+//! | [`state`], `tally`, [`ranks`] | what the coordinator knows of one run; what is counted of it; who gets which rank |
 //! | [`machine`], `admission`, `members`, `decide` | events in, commands out; who may come in; what becomes of a node; when a round closes, and as what |
-//! | [`node`], `pending`, `view` | a node's side of its session; what it has under way; what it hands out |
+//! | [`node`], `replies`, `pending`, `view` | a node's side of its session; what it is told; what it has under way; what it hands out |
 //! | [`fence`] | when a node that is cut off stops its workers |
 //! | [`report`] | what an operator is told of a node unasked |
 //! | [`cas`] | the same decisions without a coordinator: over a cell with compare-and-set, or etcd |
@@ -31,10 +31,12 @@ pub mod message;
 pub mod node;
 mod pending;
 pub mod ranks;
+mod replies;
 pub mod report;
 #[cfg(feature = "io")]
 pub mod session;
 pub mod settings;
 pub mod state;
+mod tally;
 pub mod text;
 mod view;

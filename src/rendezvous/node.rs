@@ -6,9 +6,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::message::{
-    CoordinatorMessage, Failure, Hello, Join, JoinWorkers, NodeMessage, Placed, Placement, Round, Verdict, Waits,
-};
+use super::message::{CoordinatorMessage, Failure, Hello, Join, JoinWorkers, NodeMessage, Placement, Round, Verdict};
 use super::pending::{Joining, Link, Report, WITHDRAW_GRACE, back_off};
 use super::text::{tidy, tidy_failure, tidy_verdict};
 
@@ -23,15 +21,15 @@ pub struct NodeMachine {
     pub(super) coordinator_timeout: Duration,
     pub(super) link: Link,
     /// When the heartbeats were sent that are not answered yet.
-    beats: VecDeque<Instant>,
+    pub(super) beats: VecDeque<Instant>,
     /// When the connection was last asked for.
-    attempt_at: Instant,
+    pub(super) attempt_at: Instant,
     /// When the last message was sent that is known to have arrived: see [`super::fence`].
     pub(super) vouched_at: Instant,
-    ever_welcomed: bool,
-    tries: u32,
+    pub(super) ever_welcomed: bool,
+    pub(super) tries: u32,
     /// Connections that were closed before a welcome, in a row.
-    unanswered: u32,
+    pub(super) unanswered: u32,
     pub(super) last_error: String,
     pub(super) joining: Option<Joining>,
     outcome: Option<Result<Placement, JoinError>>,
@@ -40,7 +38,7 @@ pub struct NodeMachine {
     pub(super) left: bool,
     /// A join was abandoned, and the coordinator has not said yet that it knows.
     withdrawing: bool,
-    commands: Vec<NodeCommand>,
+    pub(super) commands: Vec<NodeCommand>,
 }
 
 /// After how many connections that ended without an answer to ask what listens there, and how often again.
@@ -336,89 +334,6 @@ impl NodeMachine {
         since.map(|since| since + self.coordinator_timeout)
     }
 
-    fn on_welcome(&mut self, addr: String) {
-        if let Link::Up { welcomed, answered_at, beat_at } = &mut self.link {
-            *welcomed = true;
-            *beat_at = (*answered_at + self.hello.settings.keep_alive_interval).max(*beat_at);
-            let hello_at = *answered_at;
-            self.vouch(hello_at);
-        }
-        self.ever_welcomed = true;
-        self.tries = 0;
-        self.unanswered = 0;
-        self.view.addr = Some(addr);
-        self.view.out_of_reach_since = None;
-        if let Some(joining) = &self.joining {
-            let message = match joining.withdrawn_at {
-                Some(_) => NodeMessage::Withdraw,
-                None => NodeMessage::Join(joining.join.clone()),
-            };
-            self.commands.push(NodeCommand::Send(message));
-        }
-        if let Some(report) = &self.report {
-            self.commands.push(NodeCommand::Send(report.message()));
-        }
-        if let Some(verdict) = &self.view.closed {
-            // Told again, in case the first telling was lost with its connection.
-            self.commands.push(NodeCommand::Send(NodeMessage::Close(verdict.clone())));
-        }
-    }
-
-    /// A heartbeat was answered: answers come in the order of what they answer.
-    fn on_answer(&mut self) {
-        let Some(sent_at) = self.beats.pop_front() else { return };
-        if let Link::Up { answered_at, .. } = &mut self.link {
-            *answered_at = sent_at;
-        }
-        self.vouch(sent_at);
-    }
-
-    fn on_waits(&mut self, waits: Option<Waits>, now: Instant) {
-        if let (Some(joining), Some(Waits { progress, spare })) = (&mut self.joining, waits) {
-            joining.progress = Some(progress);
-            joining.be_spare(spare, now);
-        }
-    }
-
-    fn on_status(&mut self, waiting: u32, reason: String, restart: u32, failure: Option<Box<Failure>>) {
-        if let Some(placed) = &mut self.hello.placed {
-            placed.restart = placed.restart.max(restart);
-            self.view.restart = placed.restart;
-        }
-        if self.joining.is_some() || !self.hello.placed.is_some_and(|placed| placed.active) {
-            return;
-        }
-        if waiting > 0 && matches!(self.report, Some(Report::Failed { .. })) {
-            self.report = None;
-        }
-        (self.view.waiting, self.view.reason) = (waiting, reason);
-        self.view.failure = failure.map(|failure| *failure);
-    }
-
-    fn on_closed(&mut self, verdict: &Verdict) {
-        self.report = None;
-        self.view.closed = Some(verdict.clone());
-        self.view.all_done |= matches!(verdict, Verdict::AllDone { .. });
-        if let Verdict::Failed { failure: Some(failure), .. } = verdict {
-            self.view.failure = Some((**failure).clone());
-        }
-    }
-
-    fn on_complete(&mut self, placement: Placement) {
-        // A place that comes after this node has given up is not taken: the coordinator learns so from the withdrawal.
-        let wanted = self.joining.as_ref().is_some_and(|j| j.withdrawn_at.is_none() && placement.round > j.join.round);
-        if !wanted {
-            return;
-        }
-        let Placement { round, rank, world_size, world, restart, .. } = placement;
-        self.hello.placed = Some(Placed { round, rank, world_size, world, active: true, restart });
-        (self.view.restart, self.view.failure) = (restart, None);
-        self.view.round = round;
-        self.view.waiting = 0;
-        self.view.reason.clear();
-        self.resolve(Ok(placement));
-    }
-
     fn give_up_join_if_due(&mut self, now: Instant) {
         let Some(joining) = &mut self.joining else { return };
         let after = joining.deadline - joining.since;
@@ -458,7 +373,7 @@ impl NodeMachine {
     }
 
     /// End the pending join, if there is one.
-    fn resolve(&mut self, outcome: Result<Placement, JoinError>) {
+    pub(super) fn resolve(&mut self, outcome: Result<Placement, JoinError>) {
         if self.joining.take().is_some() {
             self.hello.joining = false;
             self.outcome = Some(outcome);

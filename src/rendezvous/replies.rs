@@ -1,0 +1,92 @@
+//! What a node makes of what the coordinator says. Part of [`super::node`].
+
+use std::time::Instant;
+
+use super::message::{Failure, NodeMessage, Placed, Placement, Verdict, Waits};
+use super::node::{NodeCommand, NodeMachine};
+use super::pending::{Link, Report};
+
+impl NodeMachine {
+    pub(super) fn on_welcome(&mut self, addr: String) {
+        if let Link::Up { welcomed, answered_at, beat_at } = &mut self.link {
+            *welcomed = true;
+            *beat_at = (*answered_at + self.hello.settings.keep_alive_interval).max(*beat_at);
+            let hello_at = *answered_at;
+            self.vouch(hello_at);
+        }
+        self.ever_welcomed = true;
+        self.tries = 0;
+        self.unanswered = 0;
+        self.view.addr = Some(addr);
+        self.view.out_of_reach_since = None;
+        if let Some(joining) = &self.joining {
+            let message = match joining.withdrawn_at {
+                Some(_) => NodeMessage::Withdraw,
+                None => NodeMessage::Join(joining.join.clone()),
+            };
+            self.commands.push(NodeCommand::Send(message));
+        }
+        if let Some(report) = &self.report {
+            self.commands.push(NodeCommand::Send(report.message()));
+        }
+        if let Some(verdict) = &self.view.closed {
+            // Told again, in case the first telling was lost with its connection.
+            self.commands.push(NodeCommand::Send(NodeMessage::Close(verdict.clone())));
+        }
+    }
+
+    pub(super) fn on_complete(&mut self, placement: Placement) {
+        // A place that comes after this node has given up is not taken: the coordinator learns so from the withdrawal.
+        let wanted = self.joining.as_ref().is_some_and(|j| j.withdrawn_at.is_none() && placement.round > j.join.round);
+        if !wanted {
+            return;
+        }
+        let Placement { round, rank, world_size, world, restart, .. } = placement;
+        self.hello.placed = Some(Placed { round, rank, world_size, world, active: true, restart });
+        (self.view.restart, self.view.failure) = (restart, None);
+        self.view.round = round;
+        self.view.waiting = 0;
+        self.view.reason.clear();
+        self.resolve(Ok(placement));
+    }
+
+    pub(super) fn on_status(&mut self, waiting: u32, reason: String, restart: u32, failure: Option<Box<Failure>>) {
+        if let Some(placed) = &mut self.hello.placed {
+            placed.restart = placed.restart.max(restart);
+            self.view.restart = placed.restart;
+        }
+        if self.joining.is_some() || !self.hello.placed.is_some_and(|placed| placed.active) {
+            return;
+        }
+        if waiting > 0 && matches!(self.report, Some(Report::Failed { .. })) {
+            self.report = None;
+        }
+        (self.view.waiting, self.view.reason) = (waiting, reason);
+        self.view.failure = failure.map(|failure| *failure);
+    }
+
+    pub(super) fn on_closed(&mut self, verdict: &Verdict) {
+        self.report = None;
+        self.view.closed = Some(verdict.clone());
+        self.view.all_done |= matches!(verdict, Verdict::AllDone { .. });
+        if let Verdict::Failed { failure: Some(failure), .. } = verdict {
+            self.view.failure = Some((**failure).clone());
+        }
+    }
+
+    /// A heartbeat was answered: answers come in the order of what they answer.
+    pub(super) fn on_answer(&mut self) {
+        let Some(sent_at) = self.beats.pop_front() else { return };
+        if let Link::Up { answered_at, .. } = &mut self.link {
+            *answered_at = sent_at;
+        }
+        self.vouch(sent_at);
+    }
+
+    pub(super) fn on_waits(&mut self, waits: Option<Waits>, now: Instant) {
+        if let (Some(joining), Some(Waits { progress, spare })) = (&mut self.joining, waits) {
+            joining.progress = Some(progress);
+            joining.be_spare(spare, now);
+        }
+    }
+}
