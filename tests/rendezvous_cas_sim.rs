@@ -46,3 +46,17 @@ fn over_etcd_one_world_forms_at_a_time() {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
     assert!((first..first + 20).any(|seed| elastic_rs::sim::etcd::live(seed).is_ok_and(|rounds| rounds > 1)));
 }
+
+/// A new lease was taken for a sign of life although the node's key had ended with the old one, and a world formed without it.
+#[test]
+fn over_etcd_a_new_lease_shows_nothing_before_the_nodes_key_hangs_on_it() {
+    assert_eq!(elastic_rs::sim::etcd::live(2314).err().map(|(_, violation)| violation.0), None);
+}
+
+/// The answer to the write that put the node's key was lost, and with it the time by which the node had to stop its workers.
+#[test]
+fn over_etcd_a_node_is_fenced_by_its_key_however_it_learns_of_it() {
+    for seed in [196, 481, 939, 1389] {
+        assert_eq!(elastic_rs::sim::etcd::live(seed).err().map(|(_, violation)| violation.0), None, "seed {seed}");
+    }
+}

@@ -30,11 +30,7 @@ struct Model {
 
 impl Model {
     fn snapshot(&self) -> Snapshot {
-        Snapshot {
-            revision: Revision(self.revision),
-            state: self.state.clone(),
-            members: self.members.keys().copied().collect(),
-        }
+        Snapshot { revision: Revision(self.revision), state: self.state.clone(), members: self.members.clone() }
     }
 
     fn commit(&mut self, changes: Vec<Change>) -> Revision {
@@ -50,7 +46,7 @@ impl Model {
             let gone: Vec<_> = self.members.iter().filter(|(_, of)| **of == lease).map(|(node, _)| *node).collect();
             self.members.retain(|_, of| *of != lease);
             if !gone.is_empty() {
-                self.commit(gone.into_iter().map(|node| Change::Member(node, false)).collect());
+                self.commit(gone.into_iter().map(|node| Change::Member(node, None)).collect());
             }
         }
     }
@@ -312,7 +308,7 @@ impl Job {
                     let mut changes = vec![Change::State(state.clone())];
                     if let Some(node) = me.and_then(|_| self.id(host, life)) {
                         self.etcd.members.insert(node, lease);
-                        changes.push(Change::Member(node, true));
+                        changes.push(Change::Member(node, Some(lease)));
                     }
                     let revision = self.etcd.commit(changes);
                     self.etcd.state = Some((state, revision));

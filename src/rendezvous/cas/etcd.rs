@@ -6,7 +6,7 @@
 //! prefix, since members that are new in the state must not be judged by an older list. Changes come by watch, in order; a
 //! watch that cannot go on (compaction, a broken stream) begins anew from a snapshot.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::super::message::{Hello, NodeId};
@@ -59,8 +59,8 @@ pub struct Snapshot {
     pub revision: Revision,
     /// The state and its `mod_revision`.
     pub state: Option<(Vec<u8>, Revision)>,
-    /// Whose keys are there.
-    pub members: BTreeSet<NodeId>,
+    /// Whose keys are there, and the leases they hang on.
+    pub members: BTreeMap<NodeId, LeaseId>,
 }
 
 /// One change of a key.
@@ -68,8 +68,8 @@ pub struct Snapshot {
 pub enum Change {
     /// The state was put.
     State(Vec<u8>),
-    /// A member's key was put, or deleted with its lease.
-    Member(NodeId, bool),
+    /// A member's key was put under a lease, or deleted with its lease.
+    Member(NodeId, Option<LeaseId>),
 }
 
 /// What the driver reports.
@@ -106,6 +106,11 @@ pub struct EtcdNode {
     renew_at: Option<Instant>,
     /// When the last grant or renewal was asked for.
     asked_at: Instant,
+    /// When the last of them that was answered was asked for.
+    renewed_at: Instant,
+    /// This node's key hangs on the lease. A new lease proves nothing to the others before it does: the key may be gone, and
+    /// a world be forming without this node.
+    attached: bool,
     /// A grant, range or transaction is under way.
     busy: bool,
     /// Something changed meanwhile.
@@ -127,6 +132,8 @@ impl EtcdNode {
             lease: None,
             renew_at: None,
             asked_at: now,
+            renewed_at: now,
+            attached: false,
             busy: false,
             stale: false,
             unanswered: None,
@@ -162,10 +169,15 @@ impl EtcdNode {
             EtcdEvent::Granted(lease) => {
                 self.lease = Some(lease);
                 self.renew_at = Some(self.asked_at + self.renew_every);
-                self.node.on_renewed(self.asked_at);
+                (self.renewed_at, self.attached) = (self.asked_at, false);
                 self.requests.push(EtcdRequest::Range);
             }
-            EtcdEvent::Renewed { held: true } => self.node.on_renewed(self.asked_at),
+            EtcdEvent::Renewed { held: true } => {
+                self.renewed_at = self.asked_at;
+                if self.attached {
+                    self.node.on_renewed(self.renewed_at);
+                }
+            }
             EtcdEvent::Renewed { held: false } => {
                 (self.lease, self.renew_at) = (None, None);
                 self.node.look(now);
@@ -186,6 +198,10 @@ impl EtcdNode {
                 {
                     self.known.state = Some((state, revision));
                 }
+                if let Some(lease) = self.lease {
+                    self.known.members.insert(self.node.id(), lease);
+                }
+                self.heed_members();
                 self.node.on_written(now);
             }
             EtcdEvent::Changed(revision, changes) => self.change(revision, changes),
@@ -213,8 +229,18 @@ impl EtcdNode {
         self.busy = false;
         self.stale = false;
         self.requests.push(EtcdRequest::Watch { from: Revision(snapshot.revision.0 + 1) });
-        self.node.on_leases(snapshot.members.clone());
         self.known = snapshot;
+        self.heed_members();
+    }
+
+    /// Whose keys are there is who lives; this node shows so by its own.
+    fn heed_members(&mut self) {
+        let alive: BTreeSet<_> = self.known.members.keys().copied().collect();
+        self.node.on_leases(alive);
+        self.attached = self.lease.is_some() && self.known.members.get(&self.node.id()) == self.lease.as_ref();
+        if self.attached {
+            self.node.on_renewed(self.renewed_at);
+        }
     }
 
     fn change(&mut self, revision: Revision, changes: Vec<Change>) {
@@ -224,8 +250,8 @@ impl EtcdNode {
         self.known.revision = revision;
         for change in changes {
             match change {
-                Change::Member(node, true) => _ = self.known.members.insert(node),
-                Change::Member(node, false) => _ = self.known.members.remove(&node),
+                Change::Member(node, Some(lease)) => _ = self.known.members.insert(node, lease),
+                Change::Member(node, None) => _ = self.known.members.remove(&node),
                 // An answer to a transaction may be faster than the watch that tells of it.
                 Change::State(state) if self.known.state.as_ref().is_none_or(|(_, known)| *known < revision) => {
                     self.known.state = Some((state, revision));
@@ -242,7 +268,7 @@ impl EtcdNode {
         }
         if self.stale {
             self.stale = false;
-            self.node.on_leases(self.known.members.clone());
+            self.heed_members();
             self.node.on_state(self.known.state.as_ref().map(|(state, _)| state.as_slice()), now);
         }
         let (Some(command), lease) = (self.node.take_command(), self.lease) else {
