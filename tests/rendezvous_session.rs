@@ -231,7 +231,8 @@ async fn a_reported_failure_reaches_everybody_and_the_second_ends_the_job() {
     let coordinator = Coordinator::start().await;
     let sessions: Vec<_> = (0..2).map(|n| coordinator.session(n, settings.clone())).collect();
     join_all(&sessions).await;
-    let own = tokio::time::timeout(PATIENCE, sessions[1].report_failure(Round(1), failure())).await.unwrap();
+    sessions[1].report_failure(Round(1), failure());
+    let own = until_view(&sessions[1], |view| view.waiting > 0).await;
     let others = until_view(&sessions[0], |view| view.waiting > 0).await;
     let expected = Failure { node: "node1 (node1)".into(), ..failure() };
     for view in [own, others] {
@@ -240,9 +241,9 @@ async fn a_reported_failure_reaches_everybody_and_the_second_ends_the_job() {
     assert!(join_all(&sessions).await.iter().all(|place| (place.round, place.restart) == (Round(2), 1)));
     assert_eq!(sessions[0].view().failure, None);
     // What is said of a round that is over is over, too.
-    sessions[1].report_failure(Round(1), failure()).await;
+    sessions[1].report_failure(Round(1), failure());
     assert_eq!(sessions[1].view().waiting, 0);
-    sessions[1].report_failure(Round(2), failure()).await;
+    sessions[1].report_failure(Round(2), failure());
     for session in &sessions {
         let view = until_view(session, |view| view.closed.is_some()).await;
         assert_eq!(view.failure, Some(expected.clone()));
@@ -256,16 +257,16 @@ async fn who_is_done_waits_for_the_last_live_member() {
     join_all(&sessions).await;
     let lost = sessions.pop().unwrap();
     // Done, then gone: nobody is disturbed. What was said before a goodbye is sent before it.
-    tokio::select! {
-        biased;
-        _ = lost.report_done(Round(1)) => panic!("two members are not done"),
-        () = lost.leave("finished".into(), PATIENCE) => {}
-    }
+    lost.report_done(Round(1));
+    lost.leave("finished".into(), PATIENCE).await;
     assert_eq!(sessions[0].view().waiting, 0);
-    let (one, other) = tokio::join!(sessions[0].report_done(Round(1)), sessions[1].report_done(Round(1)));
-    assert!(one.all_done && other.all_done, "{one:?} {other:?}");
-    let verdict = Some(Verdict::AllDone { round: Round(1), nodes: 2 });
-    assert_eq!((one.closed, other.closed), (verdict.clone(), verdict));
+    sessions[0].report_done(Round(1));
+    sessions[1].report_done(Round(1));
+    for session in &sessions {
+        let view = until_view(session, |view| view.closed.is_some()).await;
+        assert!(view.all_done, "{view:?}");
+        assert_eq!(view.closed, Some(Verdict::AllDone { round: Round(1), nodes: 2 }));
+    }
 }
 
 #[tokio::test]
@@ -391,7 +392,7 @@ fn sessions_count_towards_the_connections_that_may_be_open() {
         let store = connect(PATIENCE).await.unwrap();
         let hello = hello_of(1, Settings::new(1, 1));
         let session = Session::open(&Handle::current(), hello, "127.0.0.1", host.port(), PATIENCE);
-        assert_eq!(session.join(1, None, PATIENCE).await.unwrap().world_size, 1);
+        assert_eq!(session.join(1, None, None, PATIENCE).await.unwrap().world_size, 1);
         let error = connect(Duration::ZERO).await.unwrap_err();
         assert!(error.to_string().contains("does not answer as a store"), "{error}");
         store.set(b"k", b"v").await.unwrap();

@@ -123,11 +123,11 @@ mod tests {
         assert_eq!(inodes(TCP, "127.0.0.1:8080"), [111]);
         assert_eq!(inodes(TCP, "0.0.0.0:8080"), [111]);
         assert_eq!(inodes(TCP, "[::]:8080"), [111]);
-        assert_eq!(inodes(TCP, "127.0.0.2:8080"), []);
+        assert!(inodes(TCP, "127.0.0.2:8080").is_empty());
         assert_eq!(inodes(TCP, "127.0.0.2:8081"), [333]);
         assert_eq!(inodes(TCP6, "[::1]:8080"), [444]);
-        assert_eq!(inodes("", "[::1]:8080"), []);
-        assert_eq!(inodes("head\n nonsense\n 0: 1:2 3 0A\n", "[::1]:8080"), []);
+        assert!(inodes("", "[::1]:8080").is_empty());
+        assert!(inodes("head\n nonsense\n 0: 1:2 3 0A\n", "[::1]:8080").is_empty());
     }
 
     #[test]
