@@ -49,13 +49,13 @@ class RendezvousConfig:
     on_partition: str = "stop"
     """What this node does when it has heard nothing for its whole lease: ``stop`` its workers, or ``continue``."""
     rejoin_limit: int = 20
-    """How often nodes of one address may interrupt the job by going within ``rejoin_window``; 0: as often as they like."""
+    """How often nodes of one address may interrupt the job by going, within ``rejoin_window``; 0: no limit."""
+    rejoin_window: float = 3600.0
+    """See ``rejoin_limit``."""
     agent: str = "rust"
     """Which agent runs the workers under ``torchrun``: ``rust``, or PyTorch's own (``torch``)."""
     restart_budget: str = "job"
-    """What ``--max-restarts`` counts with our agent: the ``job``'s restarts, or each ``node``'s own, as PyTorch's does."""
-    rejoin_window: float = 3600.0
-    """See ``rejoin_limit``."""
+    """What ``--max-restarts`` counts with our agent: the ``job``'s restarts, or each ``node``'s own (PyTorch's way)."""
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> RendezvousConfig:

@@ -22,7 +22,7 @@ class Agent:
         restarts, as PyTorch's does; without, the coordinator counts the job's. Times in seconds;
         ``uninterruptible_sleep_s`` of zero means that nobody looks for it.
         """
-    def adopt(self, /, pids: dict[SupportsIndex, SupportsIndex], *, first_rank: SupportsIndex, error_files: dict[SupportsIndex, str | PathLike[str]]) -> None:
+    def adopt(self, /, pids: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex]], *, first_rank: SupportsIndex, error_files: SupportsGetItem[int, tuple[SupportsIndex, str | PathLike[str]]]) -> None:
         """
         Answers ``start``: watch these children of the calling process, which has started them.
         """
@@ -79,7 +79,7 @@ class Agent:
         """
         This process got a signal and is to end. A second one kills what is left of the workers.
         """
-    def start(self, /, commands: SupportsGetItem[int, WorkerCommand], *, first_rank: SupportsIndex, error_files: dict[SupportsIndex, str | PathLike[str]], stdout_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None, stderr_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None) -> dict[int, int]:
+    def start(self, /, commands: SupportsGetItem[int, WorkerCommand], *, first_rank: SupportsIndex, error_files: SupportsGetItem[int, tuple[SupportsIndex, str | PathLike[str]]], stdout_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None, stderr_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None) -> dict[int, int]:
         """
         Answers ``start``: start these programs. Returns their process ids by local rank; empty if one could not be started,
         which is a failure of that worker like any other.

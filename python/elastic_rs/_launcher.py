@@ -7,12 +7,13 @@ from typing import Any
 
 def take_over() -> None:
     """Let PyTorch's launcher make our agent for handlers that want it, and its own for all others."""
-    import torch.distributed.launcher.api as launcher
+    import torch.distributed.launcher.api
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
     # Not if somebody has put an agent there already: `install(agent=True)`, or a user.
+    launcher: Any = torch.distributed.launcher.api
     if launcher.LocalElasticAgent is LocalElasticAgent:
-        launcher.LocalElasticAgent = _new_agent  # type: ignore[assignment,misc]
+        launcher.LocalElasticAgent = _new_agent
 
 
 def _new_agent(spec: Any, *args: Any, **kwargs: Any) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs
@@ -49,7 +49,6 @@ def remove_temporary(logs_specs: LogsSpecs) -> None:
     """Remove the folder that was made because nobody asked for one. After a failure it stays: somebody will look."""
     if type(logs_specs) is not DefaultLogsSpecs:
         return
-    folder = logs_specs.root_log_dir
-    made_up = os.path.basename(folder).startswith("torchelastic_")
-    if made_up and os.path.dirname(folder) == tempfile.gettempdir():
+    folder = Path(logs_specs.root_log_dir)
+    if folder.name.startswith("torchelastic_") and folder.parent == Path(tempfile.gettempdir()):
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,7 @@
 """``LocalElasticAgent``: PyTorch's agent with our insides.
 
-The core decides and runs the workers; this class is its front end for PyTorch's launcher: it joins through the rendezvous
-handler, says which programs or functions the workers are, and turns how it all ended into PyTorch's results and exceptions.
+The core decides and supervises; this class is its front end for PyTorch's launcher: it joins through the rendezvous
+handler, says which programs or functions the workers are, and turns how it ended into PyTorch's results and exceptions.
 """
 
 from __future__ import annotations
@@ -12,22 +12,21 @@ import os
 import signal
 import socket
 import threading
-from string import Template
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.elastic import events
 from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult, Worker, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent as TorchLocalElasticAgent
-from torch.distributed.elastic.events import EventSource
-from torch.distributed.elastic.metrics import put_metric
+from torch.distributed.elastic.events import record
+from torch.distributed.elastic.events.api import EventSource
+from torch.distributed.elastic.metrics.api import put_metric
 from torch.distributed.elastic.multiprocessing import LogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
-from torch.distributed.elastic.utils import macros
 
 from elastic_rs import _elastic_rs
 from elastic_rs._failures import failures_of
 from elastic_rs._functions import Functions
+from elastic_rs._generation import Generation, line_prefixes, start_programs
 from elastic_rs._worker_logs import ByGeneration, remove_temporary
 from elastic_rs.rendezvous import RustC10dRendezvousHandler
 
@@ -43,20 +42,20 @@ class LocalElasticAgent(TorchLocalElasticAgent):
     """Runs the workers of one node, as ``torch.distributed.elastic.agent.server.LocalElasticAgent``.
 
     Args:
-        spec: role, entry point, number of workers, restarts and rendezvous handler. ``monitor_interval`` matters only with
-            another handler than ours, which has to be asked for waiting nodes; nothing else is polled.
+        spec: role, entry point, number of workers, restarts and rendezvous handler. ``monitor_interval`` matters only
+            with another handler than ours, which has to be asked for waiting nodes; nothing else is polled.
         logs_specs: where the workers' output goes.
-        start_method: of ``torch.multiprocessing``, for entry points that are functions: ``spawn``, ``fork``, ``forkserver``.
+        start_method: of ``torch.multiprocessing``, for functions: ``spawn``, ``fork``, ``forkserver``.
         exit_barrier_timeout: seconds to wait for the other nodes' workers once ours have succeeded.
         log_line_prefix_template: of teed lines; ``${role_name}``, ``${rank}``, ``${local_rank}``, ``${hostname}``.
-        shutdown_timeout: seconds between the first signal and SIGKILL whenever workers are stopped: at a restart, at the
-            end, and when the agent itself gets a signal.
+        shutdown_timeout: seconds between the first signal and SIGKILL whenever workers are stopped: at a restart, at
+            the end, and when the agent itself gets a signal.
         health_check_server: passed through to PyTorch's hook.
         uninterruptible_state_timeout: seconds a worker may spend in uninterruptible sleep before the job is given up.
             Default: ``TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT``, else never.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - as torch's
         self,
         spec: WorkerSpec,
         logs_specs: LogsSpecs,
@@ -77,30 +76,35 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         }
         # Older versions of torch do not have the last three.
         known = inspect.signature(TorchLocalElasticAgent.__init__).parameters
-        super().__init__(spec, logs_specs, **{name: value for name, value in given.items() if name in known})
-        self._shutdown_timeout = shutdown_timeout
+        their_init: Any = super().__init__
+        their_init(spec, logs_specs, **{name: value for name, value in given.items() if name in known})
+        # Untyped in torch, and None before the first round.
+        self._group: Any = self._worker_group
+        self._grace_s = shutdown_timeout
         self._sleep_limit_s: float = getattr(self, "_uninterruptible_state_timeout", 0.0)
         self._handler = spec.rdzv_handler if isinstance(spec.rdzv_handler, RustC10dRendezvousHandler) else None
         self._agent: Agent | None = None
         self._functions: Functions | None = None
         self._signal: SignalException | None = None
         self._error_files: dict[int, str] = {}
+        self._generation = 0
         if self._handler is not None:
             self._handler.serve_agent(spec.role, spec.local_world_size, spec.max_restarts)
 
-    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        spec = self._worker_group.spec
+    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - as in torch: the spec's counts
+        spec = self._group.spec
         logger.info("[%s] starting workers for entrypoint: %s", spec.role, spec.get_entrypoint_name())
         _handle_signals()
         self._agent = agent = self._new_agent(spec)
-        poll = spec.monitor_interval if self._handler is None else None
+        # Only another handler than ours has to be asked.
+        interval = spec.monitor_interval if self._handler is None else None
         result: RunResult | None = None
         while result is None:
             try:
-                step = agent.next(timeout_s=poll)
+                step = agent.next(timeout_s=interval)
                 if step is not None:
                     result = self._do(agent, step)
-                elif self._worker_group.state == WorkerState.HEALTHY and spec.rdzv_handler.num_nodes_waiting() > 0:
+                elif self._group.state == WorkerState.HEALTHY and spec.rdzv_handler.num_nodes_waiting() > 0:
                     agent.interrupted("the rendezvous says that nodes wait")
             except SignalException as error:
                 logger.warning("received %s: stopping the workers", signal.Signals(error.sigval).name)
@@ -109,7 +113,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             except RendezvousGracefulExitError as error:
                 # A spare that was not needed. PyTorch's agent returns None here, on which its launcher fails.
                 logger.info("[%s] %s", spec.role, error)
-                return RunResult(state=WorkerState.SUCCEEDED)
+                result = RunResult(state=WorkerState.SUCCEEDED)
         return result
 
     def _new_agent(self, spec: WorkerSpec) -> Agent:
@@ -122,7 +126,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             local_world_size=spec.local_world_size,
             max_restarts=spec.max_restarts,
             restarts_left=None if job_counts else self._remaining_restarts,
-            grace_s=self._shutdown_timeout,
+            grace_s=self._grace_s,
             exit_barrier_timeout_s=self._exit_barrier_timeout,
             use_agent_store=spec.rdzv_handler.use_agent_store,
             virtual_local_rank=getattr(spec, "virtual_local_rank", False),
@@ -133,13 +137,13 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         """Carry out a step; a result at the end."""
         match step.kind:
             case "join":
-                self._enter(WorkerState.STOPPED if self._worker_group.group_rank is not None else WorkerState.INIT)
                 self._end_functions()
-                if (ended := self._join(agent)) is not None:
-                    return ended
+                if self._generation > 0:
+                    self._enter(WorkerState.STOPPED)
+                return self._join(agent)
             case "start":
                 assert step.placement is not None
-                self._remaining_restarts = self._worker_group.spec.max_restarts - agent.restarts
+                self._remaining_restarts = self._group.spec.max_restarts - agent.restarts
                 self._start(agent, step.placement)
                 self._enter(WorkerState.HEALTHY)
             case "reap":
@@ -148,137 +152,90 @@ class LocalElasticAgent(TorchLocalElasticAgent):
                 agent.reaped(step.local_rank, self._functions.returncode(step.local_rank))
             case "barrier":
                 self._enter(WorkerState.SUCCEEDED)
-                self._exit_barrier()
+                barrier: Any = self._exit_barrier
+                barrier()
                 agent.all_done()
             case _:
                 return self._end(agent, step)
         return None
 
     def _join(self, agent: Agent) -> RunResult | None:
-        wg = self._worker_group
+        group = self._group
         if self._handler is None:
-            self._rendezvous(wg)
-            agent.placed(self._foreign_placement())
+            self._rendezvous(group)
+            self._generation += 1
+            agent.placed(self._place_of_theirs())
             return None
-        placement = self._handler.join()
-        if isinstance(placement, _elastic_rs.Failure):
+        place = self._handler.join()
+        if isinstance(place, _elastic_rs.Failure):
             # The job failed for good while this node waited for its place.
-            return RunResult(WorkerState.FAILED, failures=failures_of(placement, [], 0, {}, None))
-        first_rank, first_role_rank, world_size, role_world_size = placement.workers or (0, 0, 0, 0)
-        wg.workers = [
+            return RunResult(WorkerState.FAILED, failures=failures_of(place, [], 0, {}, None))
+        first_rank, first_role_rank, world_size, role_world_size = place.workers or (0, 0, 0, 0)
+        group.workers = [
             Worker(i, first_rank + i, first_role_rank + i, world_size, role_world_size)
-            for i in range(wg.spec.local_world_size)
+            for i in range(group.spec.local_world_size)
         ]
-        wg.group_rank, wg.group_world_size = placement.rank, placement.world_size
-        wg.master_addr, wg.master_port = placement.master_addr, placement.master_port
-        agent.placed(placement)
+        group.group_rank, group.group_world_size = place.rank, place.world_size
+        group.master_addr, group.master_port = place.master_addr, place.master_port
+        self._generation = place.round
+        agent.placed(place)
         return None
 
-    def _foreign_placement(self) -> Placement:
-        """Say what PyTorch's way of assigning ranks, through the handler's store, has come to."""
-        wg = self._worker_group
-        first = wg.workers[0]
-        self._rounds = getattr(self, "_rounds", 0) + 1
+    def _place_of_theirs(self) -> Placement:
+        """Return what PyTorch's way of assigning ranks, through the handler's store, has come to."""
+        group = self._group
+        first = group.workers[0]
         return _elastic_rs.Placement(
-            round=self._rounds,
-            rank=wg.group_rank,
-            world_size=wg.group_world_size,
-            master_addr=wg.master_addr,
-            master_port=wg.master_port,
+            round=self._generation,
+            rank=group.group_rank,
+            world_size=group.group_world_size,
+            master_addr=group.master_addr,
+            master_port=int(group.master_port),
             first_rank=first.global_rank,
             first_role_rank=first.role_rank,
             worker_count=first.world_size,
             role_worker_count=first.role_world_size,
         )
 
-    def _start(self, agent: Agent, placement: Placement) -> None:
-        wg = self._worker_group
-        spec = wg.spec
-        envs = {worker.local_rank: agent.environment(placement, worker.local_rank) for worker in wg.workers}
-        args = {i: tuple(macros.substitute(list(spec.args), str(i))) for i in envs}
-        prefixes = self._prefixes()
+    def _start(self, agent: Agent, place: Placement) -> None:
+        group = self._group
+        spec, first_rank = group.spec, group.workers[0].global_rank
+        envs = {worker.local_rank: agent.environment(place, worker.local_rank) for worker in group.workers}
         self._setup_local_watchdog(envs=envs)
         self._setup_healthcheck()
-        logs_specs = ByGeneration(self._logs_specs, placement.round)
-        first_rank = wg.workers[0].global_rank
+        prefixes = line_prefixes(self._log_line_prefix_template, spec.role, group.workers)
+        logs_specs = ByGeneration(self._logs_specs, place.round)
+        generation = Generation(spec, logs_specs, first_rank, envs, prefixes)
         if isinstance(spec.entrypoint, str):
-            pids = self._start_programs(agent, logs_specs, envs, args, prefixes, first_rank)
+            pids, self._error_files = start_programs(agent, generation)
         else:
-            self._functions = Functions(spec, logs_specs, envs, args, prefixes, self._start_method)
-            try:
-                pids = self._functions.start()
-            except SignalException:
-                raise
-            except Exception as error:
-                agent.not_started(0, f"{type(error).__name__}: {error}", first_rank=first_rank)
-                return
+            self._functions = Functions(generation, self._start_method)
             self._error_files = self._functions.error_files
-            agent.adopt(pids, first_rank=first_rank, error_files=self._error_files)
+            pids = self._functions.start()
+            error_files = list(self._error_files.items())
+            agent.adopt(list(pids.items()), first_rank=first_rank, error_files=error_files)
         for local_rank, pid in pids.items():
-            wg.workers[local_rank].id = pid
-            event = self._construct_event("START", EventSource.WORKER, wg.workers[local_rank])
-            events.record(event, spec.event_log_handler)
-
-    def _start_programs(
-        self,
-        agent: Agent,
-        logs_specs: LogsSpecs,
-        envs: dict[int, dict[str, str]],
-        args: dict[int, tuple[Any, ...]],
-        prefixes: dict[int, str] | None,
-        first_rank: int,
-    ) -> dict[int, int]:
-        spec = self._worker_group.spec
-        logs = logs_specs.reify(envs)
-        commands = [
-            _elastic_rs.WorkerCommand(
-                i,
-                _bound([spec.entrypoint, *map(str, args[i])], i, spec),
-                os.environ | env,
-                stdout=logs.stdouts[i],
-                stderr=logs.stderrs[i],
-                tee_stdout=logs.tee_stdouts.get(i, os.devnull) != os.devnull,
-                tee_stderr=logs.tee_stderrs.get(i, os.devnull) != os.devnull,
-                prefix=f"[{spec.role}{i}]:" if prefixes is None else prefixes[i],
-            )
-            for i, env in envs.items()
-        ]
-        self._error_files = {i: file for i, file in logs.error_files.items() if file != os.devnull}
-        out, err = getattr(spec, "duplicate_stdout_filters", None), getattr(spec, "duplicate_stderr_filters", None)
-        return agent.start(
-            commands,
-            first_rank=first_rank,
-            error_files=self._error_files,
-            stdout_filter=(logs.filtered_stdout, out) if out else None,
-            stderr_filter=(logs.filtered_stderr, err) if err else None,
-        )
-
-    def _prefixes(self) -> dict[int, str] | None:
-        if not self._log_line_prefix_template:
-            return None
-        template = Template(self._log_line_prefix_template)
-        role, host = self._worker_group.spec.role, socket.gethostname()
-        return {
-            w.local_rank: template.safe_substitute(
-                role_name=role, rank=w.global_rank, local_rank=w.local_rank, hostname=host
-            )
-            for w in self._worker_group.workers
-        }
+            worker = group.workers[local_rank]
+            worker.id = pid
+            record(self._construct_event("START", EventSource.WORKER, worker), spec.event_log_handler)
 
     def _end(self, agent: Agent, step: Step) -> RunResult:
-        wg = self._worker_group
-        self._remaining_restarts = max(0, wg.spec.max_restarts - agent.restarts)
+        group = self._group
+        self._remaining_restarts = max(0, group.spec.max_restarts - agent.restarts)
         match step.outcome:
             case "succeeded":
                 self._enter(WorkerState.SUCCEEDED)
-                values = self._functions.return_values if self._functions else dict.fromkeys(range(len(wg.workers)))
-                result = RunResult(WorkerState.SUCCEEDED, {wg.workers[i].global_rank: v for i, v in values.items()})
+                # A program returns nothing; PyTorch says so with None for each.
+                values = dict.fromkeys(range(len(group.workers)))
+                if self._functions is not None:
+                    values = self._functions.return_values
+                result = RunResult(WorkerState.SUCCEEDED, {group.workers[i].global_rank: v for i, v in values.items()})
                 remove_temporary(self._logs_specs)
             case "not_needed":
                 result = RunResult(state=WorkerState.SUCCEEDED)
             case "failed":
                 self._enter(WorkerState.FAILED)
-                exits, first_rank = agent.exits(), wg.workers[0].global_rank
+                exits, first_rank = agent.exits(), group.workers[0].global_rank
                 failures = failures_of(step.failure, exits, first_rank, self._error_files, step.reason)
                 result = RunResult(WorkerState.FAILED, failures=failures)
             case "signal":
@@ -292,10 +249,10 @@ class LocalElasticAgent(TorchLocalElasticAgent):
 
     def _enter(self, state: WorkerState) -> None:
         """Take note of a state, and emit the metrics that PyTorch's agent emits at each of its looks."""
-        wg = self._worker_group
-        wg.state = state
-        put_metric(f"workers.{wg.spec.role}.remaining_restarts", self._remaining_restarts)
-        put_metric(f"workers.{wg.spec.role}.{state.name.lower()}", 1)
+        role = self._group.spec.role
+        self._group.state = state
+        put_metric(f"workers.{role}.remaining_restarts", self._remaining_restarts)
+        put_metric(f"workers.{role}.{state.name.lower()}", 1)
 
     def _end_functions(self) -> None:
         if self._functions is not None:
@@ -306,14 +263,13 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         self._shutdown()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        """Leave nothing behind. The core has stopped the workers by then, unless an exception ended :meth:`run` early."""
+        """Leave nothing behind. The core has stopped the workers, unless an exception ended :meth:`run` early."""
         super()._shutdown(death_sig, timeout)  # watchdog and health check
-        # Workers end with it.
-        self._agent = None
+        self._agent = None  # what still runs ends with it
         self._end_functions()
 
     def _record_worker_events(self, result: RunResult) -> None:
-        if self._worker_group.group_rank is not None:  # a spare has had no workers
+        if self._generation > 0:  # a spare has had no workers
             super()._record_worker_events(result)
 
 
@@ -325,21 +281,8 @@ class _Ended(SignalException, SystemExit):
         self.code = 128 + error.sigval
 
 
-def _bound(command: list[str], local_rank: int, spec: WorkerSpec) -> list[str]:
-    """Put what binds a process to a NUMA node before its command, if that is asked for."""
-    options = getattr(spec, "numa_options", None)
-    if options is None:
-        return command
-    from torch.numa import binding
-
-    bound = binding._maybe_wrap_command_args_with_numa_binding(  # noqa: SLF001 - torch's own subprocess handler calls it
-        tuple(command), device_index=local_rank, numa_options=options
-    )
-    return [str(word) for word in bound]
-
-
 def _handle_signals() -> None:
-    """Let the signals that torchrun lists in the environment raise ``SignalException``, as PyTorch does for its workers."""
+    """Let the signals that torchrun names in the environment raise ``SignalException``, as PyTorch does."""
     if threading.current_thread() is not threading.main_thread():
         logger.warning("signals are not handled: the agent does not run in the main thread")
         return

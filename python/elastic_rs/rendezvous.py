@@ -311,7 +311,7 @@ class RustC10dRendezvousHandler(NodeHandler):
         self._local_addr = params.local_addr
 
     def serve_agent(self, role: str, local_world_size: int, max_restarts: int) -> None:
-        """Serve an agent of ours: its workers get their ranks with the place, and the coordinator counts the job's restarts.
+        """Serve an agent of ours: workers get their ranks with the place, and the coordinator counts restarts.
 
         Call it before the session is first used.
         """
@@ -358,7 +358,7 @@ class RustC10dRendezvousHandler(NodeHandler):
         """Join the next round for an agent of ours, which needs no store of the agents.
 
         Returns:
-            The place, with the ranks of this node's workers; or the failure because of which the job has ended meanwhile.
+            The place, with the ranks of this node's workers; or the failure because of which the job has ended.
 
         Raises:
             The exceptions of :meth:`next_rendezvous`.

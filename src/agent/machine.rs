@@ -18,6 +18,7 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 use super::policy::{Budget, Outcome, Policy};
+use crate::process::Signal;
 use crate::rendezvous::message::{Failure, Placement, Round, Verdict};
 use crate::rendezvous::node::JoinError;
 
@@ -49,6 +50,11 @@ pub enum Command {
     Tell(String),
     /// There is nothing more to do.
     End(Box<Outcome>),
+}
+
+/// What the others are told of this node's going.
+fn farewell(signal: i32) -> String {
+    format!("its agent got {}", Signal(signal))
 }
 
 /// SIGTERM's number, the same on every platform PyTorch's agent runs on.
@@ -263,14 +269,14 @@ impl AgentMachine {
                 return;
             }
             *next = Next::End(Box::new(Outcome::Signal(signal)));
-            self.commands.push(Command::Leave(format!("signal {signal}")));
+            self.commands.push(Command::Leave(farewell(signal)));
             return;
         }
         if matches!(self.phase, Phase::Ended) {
             return;
         }
         // At once: the others need not wait for our workers' goodbyes.
-        self.commands.push(Command::Leave(format!("signal {signal}")));
+        self.commands.push(Command::Leave(farewell(signal)));
         if matches!(self.phase, Phase::Running { .. }) {
             self.stop(signal, Next::End(Box::new(Outcome::Signal(signal))));
         } else {

@@ -280,7 +280,7 @@ impl Agent {
         py: Python<'_>,
         commands: Vec<PyRef<'_, WorkerCommand>>,
         first_rank: u32,
-        error_files: BTreeMap<u32, PathBuf>,
+        error_files: Vec<(u32, PathBuf)>,
         stdout_filter: Option<(PathBuf, Vec<String>)>,
         stderr_filter: Option<(PathBuf, Vec<String>)>,
     ) -> PyResult<BTreeMap<u32, u32>> {
@@ -293,7 +293,10 @@ impl Agent {
         Ok(match started {
             Ok(group) => {
                 let pids = group.pids();
-                runner.started(Crew::Spawned(Box::new(group)), Started { error_files, first_rank });
+                runner.started(
+                    Crew::Spawned(Box::new(group)),
+                    Started { error_files: error_files.into_iter().collect(), first_rank },
+                );
                 pids
             }
             Err(error) => {
@@ -305,11 +308,13 @@ impl Agent {
 
     /// Answers ``start``: watch these children of the calling process, which has started them.
     #[pyo3(signature = (pids, *, first_rank, error_files))]
-    fn adopt(&self, pids: BTreeMap<u32, u32>, first_rank: u32, error_files: BTreeMap<u32, PathBuf>) -> PyResult<()> {
+    fn adopt(&self, pids: Vec<(u32, u32)>, first_rank: u32, error_files: Vec<(u32, PathBuf)>) -> PyResult<()> {
         let runtime = handle()?;
         let _inside = runtime.enter();
-        let adopted = Adopted::new(&pids)?;
-        self.runner.blocking_lock().started(Crew::Adopted(adopted), Started { error_files, first_rank });
+        let adopted = Adopted::new(&pids.into_iter().collect())?;
+        self.runner
+            .blocking_lock()
+            .started(Crew::Adopted(adopted), Started { error_files: error_files.into_iter().collect(), first_rank });
         Ok(())
     }
 

@@ -164,14 +164,21 @@ class Job:
 
     def workers(self, agent: Process | None = None) -> dict[int, int]:
         """Return the workers' process ids by global rank: those of one torchrun, or the whole job's."""
-        agents = {process.pid for process in self.processes}
+        agents = {process.pid for process in self.processes if agent in (None, process)}
+        marked = dict(self._marked())
         found = {}
-        for pid, env in self._marked():
+        for pid, env in marked.items():
             parent = _parent(pid)
-            # A worker's own children inherit RANK too.
-            if "RANK" in env and parent in agents and agent in (None, *(p for p in self.processes if p.pid == parent)):
+            # A worker's own children inherit RANK too. Between our agent and a worker there is its guard.
+            if "RANK" in env and "RANK" not in marked.get(parent, {}) and {parent, _parent(parent)} & agents:
                 found[int(env["RANK"])] = pid
         return dict(sorted(found.items()))
+
+    def until_gone(self, *pids: int) -> None:
+        """Wait until these processes have ended."""
+        _wait_for_end(list(pids), LIMIT_S)
+        left = {*pids} & {*self.pids()}
+        assert not left, f"still alive: {[_describe(pid) for pid in left]}"
 
     def kill_leftovers(self) -> list[str]:
         """Kill every process of the job, and return a description of each."""

@@ -21,8 +21,14 @@ def port() -> int:
 Start = Callable[..., Process]
 
 
+@pytest.fixture(params=["rust", "torch"])
+def agent(request: pytest.FixtureRequest) -> str:
+    """Return whose agent runs the workers: ours, or PyTorch's own on our rendezvous."""
+    return str(request.param)
+
+
 @pytest.fixture
-def start(job: Job, port: int) -> Start:
+def start(job: Job, port: int, agent: str) -> Start:
     """Return a function that starts one node: ``start(last octet of its address, worker arguments, nnodes=...)``."""
 
     def start(
@@ -40,7 +46,7 @@ def start(job: Job, port: int) -> Start:
             "--rdzv-backend=rust-c10d",
             f"--rdzv-endpoint=127.0.0.1:{port}",
             "--rdzv-id=job",
-            f"--rdzv-conf={conf}",
+            f"--rdzv-conf={conf},agent={agent}",
             f"--local-addr=127.0.0.{number}",
             WORKER,
             *worker,

@@ -1,0 +1,95 @@
+"""One generation of workers on this node, as the front end knows it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.elastic.utils.api import macros
+
+from elastic_rs._elastic_rs import WorkerCommand
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
+    from torch.distributed.elastic.multiprocessing import LogsSpecs
+
+    from elastic_rs._elastic_rs import Agent
+
+
+@dataclass
+class Generation:
+    """What its workers are given. Everything by local rank."""
+
+    spec: WorkerSpec
+    logs_specs: LogsSpecs
+    first_rank: int
+    """Global rank of local rank 0."""
+    envs: dict[int, dict[str, str]]
+    """What is set over the inherited environment."""
+    prefixes: dict[int, str] | None
+    """Of teed lines; None for PyTorch's default."""
+
+    @property
+    def args(self) -> dict[int, tuple[Any, ...]]:
+        """Their arguments, with ``${local_rank}`` replaced."""
+        return {i: tuple(macros.substitute(list(self.spec.args), str(i))) for i in self.envs}
+
+
+def line_prefixes(template: str | None, role: str, workers: list[Worker]) -> dict[int, str] | None:
+    """Fill in the template of ``--log-line-prefix-template``."""
+    if not template:
+        return None
+    known = {"role_name": role, "hostname": socket.gethostname()}
+    return {
+        worker.local_rank: Template(template).safe_substitute(
+            known, rank=worker.global_rank, local_rank=worker.local_rank
+        )
+        for worker in workers
+    }
+
+
+def start_programs(agent: Agent, generation: Generation) -> tuple[dict[int, int], dict[int, str]]:
+    """Have the core start the entry point, a program. Returns process ids, if all could be started, and error files."""
+    spec, prefixes = generation.spec, generation.prefixes
+    logs = generation.logs_specs.reify(generation.envs)
+    args = generation.args
+    commands = [
+        WorkerCommand(
+            i,
+            _bound([str(spec.entrypoint), *map(str, args[i])], i, spec),
+            os.environ | env,
+            stdout=logs.stdouts[i],
+            stderr=logs.stderrs[i],
+            tee_stdout=logs.tee_stdouts.get(i, os.devnull) != os.devnull,
+            tee_stderr=logs.tee_stderrs.get(i, os.devnull) != os.devnull,
+            prefix=f"[{spec.role}{i}]:" if prefixes is None else prefixes[i],
+        )
+        for i, env in generation.envs.items()
+    ]
+    error_files = {i: file for i, file in logs.error_files.items() if file != os.devnull}
+    # Older versions of torch do not have them.
+    out, err = getattr(spec, "duplicate_stdout_filters", None), getattr(spec, "duplicate_stderr_filters", None)
+    pids = agent.start(
+        commands,
+        first_rank=generation.first_rank,
+        error_files=list(error_files.items()),
+        stdout_filter=(logs.filtered_stdout, out) if out else None,
+        stderr_filter=(logs.filtered_stderr, err) if err else None,
+    )
+    return pids, error_files
+
+
+def _bound(command: list[str], local_rank: int, spec: WorkerSpec) -> list[str]:
+    """Put what binds a process to a NUMA node before its command, if that is asked for."""
+    options = getattr(spec, "numa_options", None)
+    if options is None:
+        return command
+    from torch.numa import binding
+
+    bound = binding._maybe_wrap_command_args_with_numa_binding(  # noqa: SLF001 - torch's subprocess handler calls it
+        tuple(command), device_index=local_rank, numa_options=options
+    )
+    return [str(word) for word in bound]
