@@ -106,6 +106,8 @@ class LocalElasticAgent(TorchLocalElasticAgent):
                     result = self._do(agent, step)
                 elif self._group.state == WorkerState.HEALTHY and spec.rdzv_handler.num_nodes_waiting() > 0:
                     agent.interrupted("the rendezvous says that nodes wait")
+            except _Ended:
+                raise
             except SignalException as error:
                 logger.warning("received %s: stopping the workers", signal.Signals(error.sigval).name)
                 self._signal = error

@@ -22,8 +22,8 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// How often workers are looked at for uninterruptible sleep, if that is asked for: nothing announces it.
 const SLEEP_CHECK: Duration = Duration::from_secs(1);
 
-/// What the front end is to do.
-#[derive(Debug)]
+/// What the front end is to do. Asked for again before it is answered, it is the same again.
+#[derive(Clone, Debug)]
 pub enum Step {
     /// Join the next round; answer with [`Runner::placed`] or [`Runner::no_place`].
     Join,
@@ -118,8 +118,8 @@ impl Runner {
     pub async fn next(&mut self) -> Step {
         loop {
             self.perform();
-            if let Some(step) = self.steps.pop_front() {
-                return step;
+            if let Some(step) = self.steps.front() {
+                return step.clone();
             }
             if self.crew.is_none() && self.ending.is_some() {
                 if let Some(farewell) = &mut self.farewell {
@@ -127,9 +127,8 @@ impl Runner {
                     let _ = farewell.await;
                     self.farewell = None;
                 }
-                if let Some(outcome) = self.ending.take() {
-                    return Step::End(outcome);
-                }
+                self.steps.extend(self.ending.take().map(Step::End));
+                continue;
             }
             let deadline = self.machine.next_deadline();
             let look_at = (self.sleeps_matter()).then(|| Instant::now() + SLEEP_CHECK);
@@ -146,6 +145,7 @@ impl Runner {
 
     /// The answer to [`Step::Join`].
     pub fn placed(&mut self, placement: Placement) {
+        self.answered(|step| matches!(step, Step::Join));
         self.seen = self.session.as_ref().map(|_| Seen {
             round: placement.round,
             must_re_form: false,
@@ -157,11 +157,13 @@ impl Runner {
 
     /// The other answer to [`Step::Join`].
     pub fn no_place(&mut self, error: JoinError) {
+        self.answered(|step| matches!(step, Step::Join));
         self.machine.on_no_place(error);
     }
 
     /// The answer to [`Step::Start`].
     pub fn started(&mut self, crew: Crew, started: Started) {
+        self.answered(|step| matches!(step, Step::Start(_)));
         self.crew = Some(crew);
         self.started = started;
         self.exits.clear();
@@ -171,6 +173,7 @@ impl Runner {
 
     /// The other answer to [`Step::Start`]: the worker `local_rank` cannot be started, and none runs.
     pub fn not_started(&mut self, local_rank: u32, first_rank: u32, reason: &str) {
+        self.answered(|step| matches!(step, Step::Start(_)));
         self.started.first_rank = first_rank;
         let failure = Failure {
             node: String::new(),
@@ -187,6 +190,7 @@ impl Runner {
 
     /// The answer to [`Step::Reap`].
     pub fn reaped(&mut self, local_rank: u32, exit: Exit) {
+        self.answered(|step| matches!(step, Step::Reap { local_rank: it } if *it == local_rank));
         let exited = self.crew.as_mut().and_then(|crew| crew.reaped(local_rank, exit));
         if let Some(exited) = exited {
             self.on_exited(exited);
@@ -195,6 +199,7 @@ impl Runner {
 
     /// The answer to [`Step::Barrier`].
     pub fn all_done(&mut self) {
+        self.answered(|step| matches!(step, Step::Barrier));
         self.machine.on_barrier_passed();
     }
 
@@ -225,6 +230,10 @@ impl Runner {
         self.machine.restarts()
     }
 
+    fn answered(&mut self, which: impl Fn(&Step) -> bool) {
+        self.steps.retain(|step| !which(step));
+    }
+
     fn perform(&mut self) {
         loop {
             let commands = self.machine.take_commands();
@@ -240,7 +249,7 @@ impl Runner {
             Command::Join => self.steps.push_back(Step::Join),
             Command::Start(placement) => self.steps.push_back(Step::Start(placement)),
             Command::Stop { signal, grace } => {
-                self.steps.retain(|step| !matches!(step, Step::Start(_)));
+                self.answered(|step| matches!(step, Step::Start(_)));
                 match &mut self.crew {
                     Some(crew) => {
                         crew.begin_stop(StopPolicy { signal: Signal(signal), grace, ..StopPolicy::default() })
@@ -250,7 +259,11 @@ impl Runner {
             }
             Command::Kill => self.crew.iter_mut().for_each(Crew::kill),
             Command::Tell(text) => tracing::info!("{text}"),
-            Command::End(outcome) => self.ending = Some(outcome),
+            Command::End(outcome) => {
+                // Only workers that have ended still concern anybody.
+                self.steps.retain(|step| matches!(step, Step::Reap { .. }));
+                self.ending = Some(outcome);
+            }
             Command::Done(round) => match &self.session {
                 Some(session) => session.report_done(round),
                 None => self.steps.push_back(Step::Barrier),
