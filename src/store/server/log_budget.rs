@@ -5,9 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::mem;
-use std::time::Duration;
-
-use tokio::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Counts records by kind within one period of time, which begins with the first of them.
 #[derive(Debug)]
