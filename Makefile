@@ -8,10 +8,12 @@ MAKEFLAGS += --no-print-directory
 # Both environments are made by tools/environment.py, whose opening lines say why there are two.
 VENV := build/venv
 PY := $(VENV)/bin/python
-# What follows `make demo DEMO_ARGS=…`, `make test-python PYTEST_ARGS=…`, `make bench BENCH_ARGS=…` is passed on.
+# What follows `make demo DEMO_ARGS=…`, `make test-python PYTEST_ARGS=…`, `make bench BENCH_ARGS=… STORE_BENCH_ARGS=…` is
+# passed on, the last to benches/rendezvous.py and benches/store.py.
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+STORE_BENCH_ARGS ?=
 # For cargo. CI sets --locked, so that a forgotten Cargo.lock is an error there and no nuisance while working.
 CARGO_FLAGS ?=
 
@@ -104,6 +106,7 @@ check-fmt: require-cargo
 check-clippy: require-cargo setup
 	$(say) 'lint: cargo clippy'
 	@cargo clippy --quiet $(CARGO_FLAGS) --workspace --all-targets --all-features -- -D warnings
+	@cd fuzz && cargo clippy --quiet $(CARGO_FLAGS) --all-targets -- -D warnings
 
 check-purity: require-cargo
 	$(say) 'lint: the core compiles without I/O (cargo check --no-default-features)'
@@ -156,11 +159,13 @@ check-stubs: build ## the committed stub is what the code says, and what the bui
 	$(say) 'test: the stub agrees with the built module (mypy.stubtest)'
 	@$(PY) -m mypy.stubtest --allowlist tests/stubtest-allowlist.txt elastic_rs._elastic_rs
 
-bench: build ## run the benchmarks; results go to benches/results/
-	@if compgen -G 'benches/*.rs' >/dev/null; then \
-		printf '\n==> %s\n' 'bench: cargo bench'; cargo bench $(CARGO_FLAGS) --all-features; fi
-	@for script in benches/*.py; do \
-		printf '\n==> %s\n' "bench: $$script"; $(PY) "$$script" $(BENCH_ARGS); done
+bench: build ## run the benchmarks, about a quarter of an hour; results go to benches/results/, a plot to docs/
+	$(say) 'bench: codec, table and server alone (cargo bench)'
+	@cargo bench --quiet $(CARGO_FLAGS) --all-features --bench '*'
+	$(say) 'bench: the store, PyTorch and ours (benches/store.py)'
+	@$(PY) benches/store.py $(STORE_BENCH_ARGS)
+	$(say) 'bench: the rendezvous, PyTorch and ours (benches/rendezvous.py)'
+	@$(PY) benches/rendezvous.py $(BENCH_ARGS)
 
 clean: ## remove what was built in the tree; the cached environment stays
 	$(say) 'clean'

@@ -1,9 +1,16 @@
 """Store servers side by side: PyTorch's (libuv) and ours under the same load, alternating in one run.
 
-The server has one CPU, the load generator (examples/store_load.rs) another; for a single connection both share one, so
-that the software path is measured and not the wake-up of an idle core. Prints a table with medians and the ratio ours
-to PyTorch's, and writes benches/results/store.json. Needs two CPUs. Where DNS does not answer, PyTorch's server takes
-seconds for every group of new connections, since it looks up their names: then the whole takes long.
+The server has one CPU, the load generator (examples/store_load) another; for a single connection both share one, so
+that the software path is measured and not the wake-up of an idle core. Needs two CPUs.
+
+PyTorch's server looks up the name of each peer that it accepts, in its only thread. So that this is measured where it
+is meant to be and nowhere else, servers run where look-ups fail at once; bursts also where a name server takes 20 ms,
+and start and burst where none answers. That takes a user namespace, and for the latter two the right to listen on port
+53 of a loopback address; what is missing is said, and its rows are left out. Without any namespace this machine's
+names are used as they are.
+
+Prints a table: medians, the ratio (the median over pairs of measurements), and whether the target is met. Writes
+benches/results/store.json, and after a whole run docs/store-bench.svg.
 """
 
 from __future__ import annotations
@@ -12,34 +19,46 @@ import argparse
 import contextlib
 import json
 import os
+import platform
 import re
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-LOAD = ROOT / "target/release/examples/store_load"
-SERVER_CPU, LOAD_CPU = 0, 1
+import plot
+from store_servers import (
+    AT_ONCE,
+    BLACK_HOLED,
+    LOAD_CPU,
+    OURS,
+    PYTORCH,
+    ROOT,
+    SERVER_CPU,
+    SERVERS,
+    SLOW,
+    Client,
+    Load,
+    Server,
+    names,
+    why_no_names,
+)
 
-SERVERS = {
-    "libuv": "import torch.distributed as d; s = d.TCPStore('127.0.0.1', 0, is_master=True)",
-    "ours": "from elastic_rs import _elastic_rs; s = _elastic_rs.StoreServer.listen(None, 0)",
-}
-# Ends when its standard input does.
-TAIL = "; import sys; print(s.port, flush=True); sys.stdin.read()"
+RESULTS = ROOT / "benches/results/store.json"
+PLOT = ROOT / "docs/store-bench.svg"
 
 
 @dataclass(frozen=True)
 class Case:
-    """One load."""
+    """One load that goes on for a while."""
 
     operation: str
     connections: int
     depth: int
     value_bytes: int
+    target: float | None
 
     @property
     def one_cpu(self) -> bool:
@@ -47,179 +66,299 @@ class Case:
 
     def __str__(self) -> str:
         size = f"{self.value_bytes // 1024} KiB" if self.value_bytes >= 1024 else f"{self.value_bytes} B"
+        size = f"{size} x 100" if self.operation == "multi_get" else size
         return f"{self.operation} {size}, {self.connections} x {self.depth}"
 
 
+ONE = 1 / 0.95
 CASES = [
-    *(Case(operation, 1, 1, 64) for operation in ("ping", "get", "add", "compare_set", "multi_get")),
-    Case("get", 1, 1, 65536),
-    Case("compare_set", 1, 1, 65536),
-    *(Case(operation, connections, 1, 64) for operation in ("get", "add") for connections in (64, 256)),
-    *(Case(operation, c, 16, 64) for operation in ("get", "add", "check", "set") for c in (64, 256)),
-    Case("multi_get", 8, 16, 64),
-    Case("get", 8, 4, 65536),
-    Case("compare_set", 8, 4, 65536),
+    *(Case(operation, 1, 1, 64, ONE) for operation in ("ping", "get", "add", "compare_set", "multi_get")),
+    *(Case(operation, 1, 1, 65536, ONE) for operation in ("get", "compare_set")),
+    *(Case(operation, connections, 1, 64, 1.3) for operation in ("get", "add") for connections in (64, 256)),
+    *(Case(operation, c, 16, 64, 3.0) for operation in ("get", "add", "check") for c in (64, 256)),
+    *(Case("set", connections, 16, 64, 1.0) for connections in (64, 256)),
+    Case("multi_get", 8, 16, 64, 1.5),
+    Case("get", 8, 4, 65536, 1.0),
+    Case("compare_set", 8, 4, 65536, 2.0),
 ]
+CLIENT_OPERATIONS = ("get", "add", "multi_get")
+BURSTS = (128, 512, 2048, 4000)
+QUICK_BURSTS = (128,)
+WAITERS = (64, 512, 2048)
 
 
-@contextlib.contextmanager
-def pinned(cpu: int) -> Iterator[None]:
-    """Let processes started meanwhile have this CPU only."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {cpu})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
+@dataclass(frozen=True)
+class Sample:
+    """One measurement. Of a rate more is better, of everything else less."""
+
+    value: float
+    over: bool = False
+    """The time limit came first: it would have been more."""
 
 
-@contextlib.contextmanager
-def server(name: str) -> Iterator[tuple[int, int]]:
-    """Run a server: its port, and the id of its process."""
-    with pinned(SERVER_CPU):
-        process = subprocess.Popen(
-            [sys.executable, "-c", SERVERS[name] + TAIL],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # libuv's server logs each connection that the load generator drops at its end
-            text=True,
-        )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        yield int(process.stdout.readline()), process.pid
-    finally:
-        process.stdin.close()
-        process.wait()
-        process.stdout.close()
+@dataclass
+class Row:
+    """What was measured of both servers."""
+
+    what: str
+    unit: str
+    target: float | None
+    samples: dict[str, list[Sample]] = field(default_factory=lambda: {name: [] for name in SERVERS})
+
+    def median(self, name: str) -> float:
+        return statistics.median(sample.value for sample in self.samples[name])
+
+    def is_over(self, name: str) -> bool:
+        return any(sample.over for sample in self.samples[name])
+
+    @property
+    def ratio(self) -> float:
+        pairs = zip(self.samples[PYTORCH], self.samples[OURS], strict=True)
+        ratios = [theirs.value / max(ours.value, 1e-3) for theirs, ours in pairs]
+        ratio = statistics.median(ratios)
+        return 1 / ratio if self.unit == "k/s" else ratio
+
+    @property
+    def verdict(self) -> str:
+        if self.target is None:
+            return ""
+        return "met" if self.ratio >= self.target and not self.is_over(OURS) else "MISSED"
+
+    @property
+    def ratio_shown(self) -> str:
+        return f"{'at least ' if self.is_over(PYTORCH) else ''}{_short(self.ratio)}"
+
+    def shown(self, name: str) -> str:
+        return f"{'> ' if self.is_over(name) else ''}{self.median(name):,.1f}"
+
+    def line(self) -> str:
+        target = "" if self.target is None else f">= {self.target:.3g}"
+        cells = f"{self.what:52} {self.shown(PYTORCH):>12} {self.shown(OURS):>12} {self.unit:4}"
+        return f"{cells} {self.ratio_shown:>14}  {target:8} {self.verdict}"
+
+    def result(self) -> dict[str, Any]:
+        return {
+            "what": self.what,
+            "unit": self.unit,
+            "pytorch": self.median(PYTORCH),
+            "pytorch_is_lower_bound": self.is_over(PYTORCH),
+            "ours": self.median(OURS),
+            "better_by": self.ratio,
+            "target": self.target,
+            "met": None if self.target is None else self.verdict == "met",
+            "samples": {name: [asdict(sample) for sample in samples] for name, samples in self.samples.items()},
+        }
 
 
-def measure(case: Case, port: int, seconds: float) -> float:
-    """Requests per second; for one connection the reciprocal of the median round trip, times a million."""
-    words = [port, case.operation, case.connections, case.depth, case.value_bytes, seconds]
-    with pinned(SERVER_CPU if case.one_cpu else LOAD_CPU):
-        done = subprocess.run([LOAD, *map(str, words)], capture_output=True, text=True, check=True)
-    result = json.loads(done.stdout)
-    return 1e6 / result["p50_us"] if case.one_cpu else result["per_s"]
+def _short(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
 
 
-def run_load(port: int, *words: object) -> float:
-    """Run a one-off of the load generator: milliseconds."""
-    with pinned(LOAD_CPU):
-        done = subprocess.run([LOAD, str(port), *map(str, words)], capture_output=True, text=True, check=True)
-    return float(json.loads(done.stdout.splitlines()[-1])["ms"])
+@dataclass(frozen=True)
+class Parties:
+    """A server of each kind, and what loads it."""
+
+    servers: dict[str, Server]
+    loads: dict[str, Load]
 
 
-# PyTorch's own client, on the server's CPU; prints the median round trip in microseconds.
-CLIENT = """
-import statistics, sys, time
-import torch.distributed as d
-port, operation = int(sys.argv[1]), sys.argv[2]
-s = d.TCPStore("127.0.0.1", port)
-s.set("k", b"v" * 64)
-keys = [f"m{i}" for i in range(100)]
-s.multi_set(keys, [b"v" * 64] * 100)
-call = {"get": lambda: s.get("k"), "add": lambda: s.add("n", 1), "multi_get": lambda: s.multi_get(keys)}[operation]
-took = []
-for _ in range(6000):
-    began = time.perf_counter()
-    call()
-    took.append(time.perf_counter() - began)
-print(statistics.median(took[1000:]) * 1e6)
-"""
+class Run:
+    """One run: what is to be measured, how often, and what came of it."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.rows: list[Row] = []
+        self.plain = why_no_names(AT_ONCE)
+        if self.plain:
+            print(f"no names of our own ({self.plain}): connecting is as slow as this machine's DNS makes it")
+
+    def wanted(self, what: str) -> bool:
+        return re.search(self.args.only, what) is not None
+
+    @contextlib.contextmanager
+    def prefix(self, dns: str) -> Iterator[list[str]]:
+        """What to start servers with, so that names are as slow as that."""
+        if dns == AT_ONCE and self.plain:
+            yield []
+        else:
+            with names(dns) as prefix:
+                yield prefix
+
+    @contextlib.contextmanager
+    def parties(self) -> Iterator[Parties]:
+        with contextlib.ExitStack() as stack:
+            prefix = stack.enter_context(self.prefix(AT_ONCE))
+            servers = {name: stack.enter_context(Server(name, prefix)) for name in SERVERS}
+            loads = {name: stack.enter_context(Load(server.port)) for name, server in servers.items()}
+            yield Parties(servers, loads)
+
+    def measure(
+        self, what: str, unit: str, target: float | None, repeat: int, how: Callable[[str], Sample | float]
+    ) -> Row:
+        """Measure both servers in turn, each first as often as the other."""
+        row = Row(what, unit, target)
+        for number in range(repeat):
+            for name in list(SERVERS) if number % 2 == 0 else reversed(SERVERS):
+                sample = how(name)
+                row.samples[name].append(sample if isinstance(sample, Sample) else Sample(sample))
+        self.rows.append(row)
+        print(row.line(), flush=True)
+        return row
 
 
-def pytorch_client(port: int, operation: str) -> float:
-    with pinned(SERVER_CPU):
-        words = [sys.executable, "-c", CLIENT, str(port), operation]
-        done = subprocess.run(words, capture_output=True, text=True, check=True)
-    return float(done.stdout)
+def loads(run: Run) -> None:
+    """Measure requests in flight on one, some and many connections."""
+    wanted = [case for case in CASES if run.wanted(str(case))]
+    if not wanted:
+        return
+    with run.parties() as parties:
+        for case in wanted:
+
+            def how(name: str, case: Case = case) -> float:
+                load = parties.loads[name]
+                os.sched_setaffinity(load.process.pid, {SERVER_CPU if case.one_cpu else LOAD_CPU})
+                words = (case.operation, case.connections, case.depth, case.value_bytes, run.args.seconds)
+                result = load.result("load", *words)
+                return result["p50_us"] if case.one_cpu else result["per_s"] / 1000
+
+            run.measure(str(case), "us" if case.one_cpu else "k/s", case.target, run.args.repeat, how)
 
 
-def resident_kib(pid: int) -> int:
-    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
-    return int(line.split()[1])
+def clients(run: Run) -> None:
+    """Measure the same with PyTorch's own client."""
+    wanted = {f"PyTorch's client, {operation}": operation for operation in CLIENT_OPERATIONS}
+    wanted = {what: operation for what, operation in wanted.items() if run.wanted(what)}
+    if not wanted:
+        return
+    with run.parties() as parties, run.prefix(AT_ONCE) as prefix, contextlib.ExitStack() as stack:
+        each = {n: stack.enter_context(Client(server.port, prefix)) for n, server in parties.servers.items()}
+        for what, operation in wanted.items():
+            run.measure(what, "us", 1.0, run.args.repeat, lambda n, op=operation: float(each[n].ask(op)))
 
 
-def bytes_per_key(port: int, pid: int, count: int = 1_000_000) -> float:
-    before = resident_kib(pid)
-    run_load(port, "fill", count)
-    return (resident_kib(pid) - before) * 1024 / count
+def waiters(run: Run) -> None:
+    """Measure how long after a set the last that waited for it knows."""
+    wanted = {f"one set, {count} waiters released": count for count in WAITERS}
+    wanted = {what: count for what, count in wanted.items() if run.wanted(what)}
+    if not wanted:
+        return
+    with run.parties() as parties:
+        for what, count in wanted.items():
+            repeat = run.args.repeat * 2
+            run.measure(what, "ms", 2.0, repeat, lambda n, c=count: parties.loads[n].result("release", c)["ms"])
 
 
-def bytes_per_connection(port: int, pid: int, count: int = 2000) -> float:
-    before = resident_kib(pid)
-    with pinned(LOAD_CPU):
-        process = subprocess.Popen(
-            [LOAD, str(port), "idle", str(count)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-    assert process.stdout is not None
-    process.stdout.readline()
-    after = resident_kib(pid)
-    process.communicate()
-    return (after - before) * 1024 / count
+def memory(run: Run) -> None:
+    """Measure what a key and an idle connection cost. Of new servers, and once, since memory does not come back."""
+
+    def grows(count: int, words: tuple[object, ...]) -> Callable[[str], float]:
+        def how(name: str) -> float:
+            server, load = parties.servers[name], parties.loads[name]
+            load.result("connect", 1)
+            before = server.resident_bytes()
+            load.result(*words)
+            return (server.resident_bytes() - before) / count
+
+        return how
+
+    keys = 100_000 if run.args.quick else 1_000_000
+    for what, count, words, target in (
+        (f"memory per key, 8 + 64 B, {keys:,} of them", keys, ("fill", keys), 1.25),
+        ("memory per idle connection, 2,000 of them", 2000, ("connect", 2001), 1.0),
+    ):
+        if run.wanted(what):
+            with run.parties() as parties:
+                run.measure(what, "B", target, 1, grows(count, words))
 
 
-def others() -> Iterator[tuple[str, str, int, Callable[[int, int], float]]]:
-    """Yield what is measured once per server: name, unit, repetitions, and how. Less is better in all of them."""
-    yield "memory per key, 8 + 64 B", "B", 1, bytes_per_key
-    yield "memory per idle connection", "B", 1, bytes_per_connection
-    for operation in ("get", "add", "multi_get"):
-        yield f"PyTorch's client, {operation}", "us", 3, lambda port, _pid, op=operation: pytorch_client(port, op)
-    for count in (64, 512, 2048):
-        yield f"one set, {count} waiters released", "ms", 5, lambda port, _pid, n=count: run_load(port, "release", n)
-    for count in (128, 512):
-        # PyTorch's server looks up each peer's name in its event loop: minutes at 4,000 where DNS does not answer.
-        yield f"{count} connections to first reply", "ms", 1, lambda port, _pid, n=count: run_load(port, "burst", n)
+def beside(run: Run) -> None:
+    """Measure how long others wait while one client sets and gets big values."""
+    total, size = (1 << 28 if run.args.quick else 1 << 30), 8 << 20
+    what = f"get of others while one moves {total >> 20:,} MiB, p99"
+    if not run.wanted(what):
+        return
+    alone = Row("the same while nothing else happens, p99", "us", None)
+
+    def how(name: str) -> float:
+        result = parties.loads[name].result("beside", size, total)
+        alone.samples[name].append(Sample(result["alone_p99_us"]))
+        return result["p99_us"]
+
+    with run.parties() as parties:
+        run.measure(what, "us", 1.0, run.args.repeat, how)
+    run.rows.append(alone)
+    print(alone.line(), flush=True)
+
+
+def bursts(run: Run) -> None:
+    """Measure how long it takes until each of many connections that come at once has its first reply."""
+    for dns in (AT_ONCE, SLOW, BLACK_HOLED):
+        wanted = {
+            f"{count:,} connections to first reply, DNS {dns}": count
+            for count in (QUICK_BURSTS if run.args.quick else BURSTS)
+        }
+        start = "server's start, DNS black-holed"
+        wanted = {what: count for what, count in wanted.items() if run.wanted(what)}
+        if not wanted and not (dns == BLACK_HOLED and run.wanted(start)):
+            continue
+        if dns != AT_ONCE and (why := why_no_names(dns)):
+            print(f"left out, DNS {dns}: {why}")
+            continue
+        with run.prefix(dns) as prefix:
+            if dns == BLACK_HOLED:
+
+                def start_ms(name: str) -> float:
+                    with Server(name, prefix) as server:
+                        return server.start_ms
+
+                run.measure(start, "ms", 2.0, 1, start_ms)
+            for what, count in wanted.items():
+
+                def how(name: str, count: int = count) -> Sample:
+                    # A new server each time: one that was given up has a long queue of names before it.
+                    with Server(name, prefix) as server, Load(server.port) as load:
+                        result = load.result("burst", count, run.args.limit)
+                    over = "over_ms" in result
+                    return Sample(result["over_ms"] if over else result["ms"], over)
+
+                run.measure(what, "ms", 2.0, 3 if dns == AT_ONCE and not run.args.quick else 1, how)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    summary = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(description=summary)
     parser.add_argument(
         "--repeat", type=int, default=5, help="measurements of each load and server (default: %(default)s)"
     )
     parser.add_argument("--seconds", type=float, default=0.6, help="length of one measurement (default: %(default)s)")
+    parser.add_argument(
+        "--limit", type=float, default=60.0, metavar="SECONDS", help="of one burst (default: %(default)g)"
+    )
     parser.add_argument("--only", default="", metavar="REGEX", help="measure only what matches (default: everything)")
+    parser.add_argument(
+        "--quick", action="store_true", help="everything once and shortly, to see that it works: about a minute"
+    )
     args = parser.parse_args()
+    if args.quick:
+        args.repeat, args.seconds, args.limit = 1, 0.1, min(args.limit, 10.0)
     if not {SERVER_CPU, LOAD_CPU} <= os.sched_getaffinity(0):
         sys.exit("this benchmark needs two CPUs: one for the server, one for the load")
-    build = ["cargo", "build", "--quiet", "--release", "--example", "store_load"]
-    subprocess.run(build, cwd=ROOT, check=True)
+    subprocess.run(["cargo", "build", "--quiet", "--release", "--example", "store_load"], cwd=ROOT, check=True)
 
-    results = []
-
-    def report(name: str, theirs: float, ours: float, unit: str, speed: float) -> None:
-        print(f"{name:36} {theirs:>12,.1f} {ours:>12,.1f} {unit:4}  {speed:6.2f}", flush=True)
-        results.append({"what": name, "unit": unit, "pytorch": theirs, "ours": ours, "better_by": speed})
-
-    print(f"{'load (connections x in flight)':36} {'PyTorch':>12} {'ours':>12}       better by")
-    with contextlib.ExitStack() as stack:
-        servers = {name: stack.enter_context(server(name)) for name in SERVERS}
-        for case in (case for case in CASES if re.search(args.only, str(case))):
-            samples: dict[str, list[float]] = {name: [] for name in SERVERS}
-            for _ in range(args.repeat):
-                for name, (port, _pid) in servers.items():
-                    samples[name].append(measure(case, port, args.seconds))
-            ratio = statistics.median(a / b for a, b in zip(samples["ours"], samples["libuv"], strict=True))
-            theirs, ours = (statistics.median(samples[name]) for name in ("libuv", "ours"))
-            if case.one_cpu:
-                report(str(case), 1e6 / theirs, 1e6 / ours, "us", ratio)
-            else:
-                report(str(case), theirs / 1000, ours / 1000, "k/s", ratio)
-    # Afresh, since memory is measured too.
-    with contextlib.ExitStack() as stack:
-        servers = {name: stack.enter_context(server(name)) for name in SERVERS}
-        for what, unit, repeat, how in (other for other in others() if re.search(args.only, other[0])):
-            samples = {name: [] for name in SERVERS}
-            for _ in range(repeat):
-                for name, (port, pid) in servers.items():
-                    samples[name].append(how(port, pid))
-            theirs, ours = (statistics.median(samples[name]) for name in ("libuv", "ours"))
-            report(what, theirs, ours, unit, theirs / ours if ours else float("inf"))
-    path = ROOT / "benches/results/store.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"cpus": os.cpu_count(), "results": results}, indent=2) + "\n")
-    print(f"medians; better by: their time or size to ours, our rate to theirs. Written to {path.relative_to(ROOT)}")
+    print(f"{'load (connections x in flight)':52} {'PyTorch':>12} {'ours':>12}      {'better by':>14}  target")
+    run = Run(args)
+    for measure in (loads, clients, waiters, memory, beside, bursts):
+        measure(run)
+    machine = f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores"
+    result = {"machine": machine, "repeat": args.repeat, "quick": args.quick, "results": [r.result() for r in run.rows]}
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    print("medians; better by: their time or size to ours, our rate to theirs, in pairs. Written to", RESULTS)
+    if not args.quick and not args.only:
+        bars = [plot.Bar(row.what, row.ratio, row.ratio_shown, row.target) for row in run.rows]
+        note = f"{machine}, loopback; libuv server; medians of {args.repeat} (bursts: 3 or 1, memory: 1)"
+        plot.write(PLOT, "The store's server: ours to PyTorch's", note, bars)
+        print("plotted in", PLOT)
 
 
 if __name__ == "__main__":

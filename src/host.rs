@@ -130,11 +130,14 @@ impl Host {
         let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
         let (to, upgraded) = mpsc::unbounded_channel();
         options.upgrades.push(Upgrade { magic: MAGIC, to });
-        let hello_timeout = options.hello_timeout;
+        let (hello_timeout, log_period) = (options.hello_timeout, options.log_period);
         let store = StoreServer::start(listeners, options)?;
         let (count, sessions) = watch::channel(0);
         let ends_store = EndsStore(store.controller());
-        let run = move || run(&runtime, upgraded, count, hello_timeout, &ends_store);
+        let run = move || {
+            let _ends_store = ends_store;
+            run(&runtime, upgraded, count, hello_timeout, log_period);
+        };
         let thread = thread::Builder::new().name(format!("host-{port}")).spawn(run)?;
         Ok(Self { store, addresses, sessions, thread: Some(thread), started_by: process::id() })
     }
@@ -241,11 +244,11 @@ fn run(
     mut upgraded: mpsc::UnboundedReceiver<Upgraded>,
     count: watch::Sender<usize>,
     hello_timeout: Duration,
-    _ends_store: &EndsStore,
+    log_period: Duration,
 ) {
     let (sender, incoming) = mpsc::unbounded_channel();
     let handing_over = async move {
-        while let Some(Upgraded { stream, first_bytes, peer, local }) = upgraded.recv().await {
+        while let Some(Upgraded { stream, first_bytes, peer, local, place }) = upgraded.recv().await {
             let stream = match TcpStream::from_std(stream) {
                 Ok(stream) => stream,
                 Err(error) => {
@@ -253,14 +256,14 @@ fn run(
                     continue;
                 }
             };
-            if sender.send(Incoming { stream, first_bytes, peer, local }).is_err() {
+            if sender.send(Incoming { stream, first_bytes, peer, local, kept: Box::new(place) }).is_err() {
                 return;
             }
         }
     };
     runtime.block_on(async {
         tokio::spawn(handing_over);
-        coordinator::run(incoming, count, hello_timeout).await;
+        coordinator::run(incoming, count, hello_timeout, log_period).await;
     });
 }
 

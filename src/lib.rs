@@ -5,6 +5,8 @@
 //! `cargo check --no-default-features --lib` compiles the pure half alone. `ARCHITECTURE.md` has the map.
 
 #[cfg(feature = "io")]
+mod bounded_log;
+#[cfg(feature = "io")]
 pub mod host;
 pub mod proto;
 pub mod rendezvous;

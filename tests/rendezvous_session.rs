@@ -60,12 +60,13 @@ impl Coordinator {
                 loop {
                     let (stream, peer) = listener.accept().await.unwrap();
                     let local = stream.local_addr().unwrap();
-                    sender.send(Incoming { stream, first_bytes: BytesMut::new(), peer, local }).unwrap();
+                    let incoming = Incoming { stream, first_bytes: BytesMut::new(), peer, local, kept: Box::new(()) };
+                    sender.send(incoming).unwrap();
                 }
             };
             tokio::select! {
                 () = accepting => {}
-                () = coordinator::run(incoming, count, PATIENCE) => {}
+                () = coordinator::run(incoming, count, PATIENCE, PATIENCE) => {}
             }
         });
         Self { address, sessions, task }
@@ -314,5 +315,31 @@ fn half_a_greeting_costs_its_own_connection_and_disturbs_neither_sessions_nor_st
         }
         assert_eq!(store.get(b"k").await.unwrap()[..], b"v"[..], "who has said hello may be silent");
         assert!(!host.sessions().ended(Duration::ZERO).await, "a session too");
+    });
+}
+
+/// A session is a connection too.
+#[test]
+fn sessions_count_towards_the_connections_that_may_be_open() {
+    let listener = elastic_rs::store::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let options = ServerOptions { max_connections: 2, ..ServerOptions::default() };
+    let host = elastic_rs::host::Host::start(vec![listener], options).unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let connect = |limit| {
+            let options = ClientOptions { connect_timeout: limit, ..ClientOptions::default() };
+            StoreClient::connect("127.0.0.1", host.port(), options)
+        };
+        let store = connect(PATIENCE).await.unwrap();
+        let hello = hello_of(1, Settings::new(1, 1));
+        let session = Session::open(&Handle::current(), hello, "127.0.0.1", host.port(), PATIENCE);
+        assert_eq!(session.join(1, None, PATIENCE).await.unwrap().world_size, 1);
+        let error = connect(Duration::ZERO).await.unwrap_err();
+        assert!(error.to_string().contains("does not answer as a store"), "{error}");
+        store.set(b"k", b"v").await.unwrap();
+        // When the node goes, its place is free.
+        drop(session);
+        connect(PATIENCE).await.unwrap();
+        assert_eq!(store.get(b"k").await.unwrap()[..], b"v"[..]);
     });
 }

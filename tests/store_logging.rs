@@ -1,4 +1,4 @@
-//! What the server logs of connections it rejects. In a file of its own: the subscriber is the whole process's.
+//! What the server logs of connections it rejects, and the coordinator of sessions. In a file of its own: the subscriber is the whole process's.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 
@@ -9,7 +9,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
+use elastic_rs::host::Host;
 use elastic_rs::proto::{Limits, Request};
+use elastic_rs::rendezvous::message::MAGIC;
 use elastic_rs::store::server::{Cause, ServerOptions, StoreServer};
 use elastic_rs::store::{TableLimits, listen};
 use tracing::field::{Field, Visit};
@@ -200,5 +202,29 @@ fn a_flood_is_counted_in_full_and_logged_in_part() {
     if summaries == 1 {
         let last = records.last().unwrap();
         assert!(last.contains("cause=\"foreign_protocol\" count=280"), "{last}");
+    }
+}
+
+/// The same bound for what comes in by the same door and is refused further inside.
+#[test]
+fn a_flood_of_refused_sessions_is_logged_in_part() {
+    const FLOOD: usize = 100;
+    let _alone = alone();
+    let listener = listen::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+    let host = Host::start(vec![listener], ServerOptions::default()).unwrap();
+    let of_another_version = [MAGIC, &u16::MAX.to_le_bytes()].concat();
+    for _ in 0..FLOOD {
+        let mut stream = TcpStream::connect(host.addresses()[0]).unwrap();
+        stream.write_all(&of_another_version).unwrap();
+        let _ = stream.read_to_end(&mut Vec::new());
+    }
+    drop(host);
+    let records = std::mem::take(&mut *RECORDS.lock().unwrap());
+    // As above: twenty a minute.
+    let of = |text: &str| records.iter().filter(|record| record.contains(text)).count();
+    let (logged, summaries) = (of("a session is refused"), of("more of the same was not logged"));
+    assert!(logged >= 20 && logged <= 20 * summaries, "{logged} of {FLOOD}, {summaries} summaries");
+    if summaries == 1 {
+        assert_eq!(of("what=\"refused\" count=80"), 1, "{:?}", records.last());
     }
 }

@@ -54,6 +54,9 @@ LIMITS = [
     ("reply_buffer_bytes", "BYTES", "replies that may wait for a client that asks for more"),
     ("hello_timeout_s", "SECONDS", "time a connection may take to say what it is"),
     ("flush_timeout_s", "SECONDS", "time a client that has said its last may take to read the rest"),
+    ("keepalive_idle_s", "SECONDS", "silence after which the kernel asks whether a client's host is there"),
+    ("keepalive_interval_s", "SECONDS", "time between such questions while none is answered"),
+    ("log_period_s", "SECONDS", "time in which at most 20 rejections of each cause are logged, 0 for all"),
 ]
 
 
@@ -103,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         limits.add_argument(
             f"--max-{name.replace('_', '-')}" if metavar != "SECONDS" else f"--{name[:-2].replace('_', '-')}",
             dest=name,
-            type=_seconds if metavar == "SECONDS" else _amount,
+            type=_keepalive if name.startswith("keepalive") else _seconds if metavar == "SECONDS" else _amount,
             metavar=metavar,
             help=f"{what} (default: {_shown(defaults[name])})",
         )
@@ -131,6 +134,9 @@ def _serve(args: argparse.Namespace) -> int:
 
     def end_at_once(number: int, _: FrameType | None) -> None:
         if time.monotonic() - since > _SAME_SIGNAL_S:
+            # The interpreter takes its handlers away on its way out: a third signal would change the exit code.
+            for later in SIGNALS:
+                signal.signal(later, signal.SIG_IGN)
             raise SystemExit(128 + number)
 
     for number in SIGNALS:
@@ -172,6 +178,13 @@ def _seconds(text: str) -> float:
         value = -1.0
     if not 0 <= value <= 315_360_000:  # ten years; false for what is not a number
         raise argparse.ArgumentTypeError(f"`{text}` is not a number of seconds, zero or more")
+    return value
+
+
+def _keepalive(text: str) -> float:
+    value = _seconds(text)
+    if not 1 <= value <= 32_767:  # the kernel's bounds
+        raise argparse.ArgumentTypeError(f"`{text}` must be from 1 to 32767 seconds, which is what the kernel takes")
     return value
 
 

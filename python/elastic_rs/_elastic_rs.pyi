@@ -134,13 +134,14 @@ class Host:
         Wait until every node has said goodbye, at most ``timeout_s``, then stop. True if all had.
         """
     @staticmethod
-    def listen(host: str | None, port: SupportsIndex, *, key_bytes: SupportsIndex | None = None, value_bytes: SupportsIndex | None = None, list_len: SupportsIndex | None = None, message_bytes: SupportsIndex | None = None, keys: SupportsIndex | None = None, stored_bytes: SupportsIndex | None = None, connections: SupportsIndex | None = None, reply_buffer_bytes: SupportsIndex | None = None, hello_timeout_s: SupportsFloat | SupportsIndex | None = None, flush_timeout_s: SupportsFloat | SupportsIndex | None = None) -> Host:
+    def listen(host: str | None, port: SupportsIndex, *, key_bytes: SupportsIndex | None = None, value_bytes: SupportsIndex | None = None, list_len: SupportsIndex | None = None, message_bytes: SupportsIndex | None = None, keys: SupportsIndex | None = None, stored_bytes: SupportsIndex | None = None, connections: SupportsIndex | None = None, reply_buffer_bytes: SupportsIndex | None = None, hello_timeout_s: SupportsFloat | SupportsIndex | None = None, flush_timeout_s: SupportsFloat | SupportsIndex | None = None, keepalive_idle_s: SupportsFloat | SupportsIndex | None = None, keepalive_interval_s: SupportsFloat | SupportsIndex | None = None, log_period_s: SupportsFloat | SupportsIndex | None = None) -> Host:
         """
         Serve on every address of ``host``, or on all of this machine if it is None. Port 0 lets the system choose.
 
         A limit that is not given has the value of :meth:`default_limits`.
 
         Raises ``OSError`` when ``host`` means nothing, or the port cannot be listened on; the text names who has it.
+        Raises ``ValueError`` for times that are none: those of keep-alive are from 1 to 32767 s.
         """
     @property
     def port(self, /) -> int:

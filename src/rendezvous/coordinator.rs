@@ -5,7 +5,10 @@
 //! Where connections come from is the caller's ([`Incoming`]): they share the store's port.
 
 use std::collections::HashMap;
+use std::fmt::Debug;
 use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -19,6 +22,7 @@ use super::codec::{self, CodecError};
 use super::machine::{Command, Machine};
 use super::message::{CoordinatorMessage, Hello, NodeMessage};
 use super::state::{Ends, SessionId};
+use crate::bounded_log::BoundedLog;
 
 /// A connection whose first bytes said that it is a session's.
 #[derive(Debug)]
@@ -31,6 +35,8 @@ pub struct Incoming {
     pub peer: SocketAddr,
     /// Our end.
     pub local: SocketAddr,
+    /// Dropped when the connection is closed, so that whoever accepted it can count those that are open.
+    pub kept: Box<dyn Debug + Send>,
 }
 
 /// How many messages may wait for a node that does not read. In normal running there are two or three per round.
@@ -48,12 +54,18 @@ enum Event {
 
 /// Serve sessions until `incoming` is closed. `sessions` always tells how many are connected.
 ///
-/// A connection that has not said Hello after `hello_timeout` is closed.
+/// A connection that has not said Hello after `hello_timeout` is closed. Sessions that are refused or ended for what they
+/// said are logged one by one up to a bound in each `log_period`, then counted.
 pub async fn run(
     mut incoming: mpsc::UnboundedReceiver<Incoming>,
     sessions: watch::Sender<usize>,
     hello_timeout: Duration,
+    log_period: Duration,
 ) {
+    let log = Arc::new(BoundedLog::new(log_period, |what, count| {
+        tracing::warn!(what, count, "more of the same was not logged");
+    }));
+    let mut summarising = pin!(log.summarise());
     let mut machine = Machine::new();
     let mut writers: HashMap<SessionId, mpsc::Sender<BytesMut>> = HashMap::new();
     let (events_in, mut events) = mpsc::channel(1024);
@@ -72,14 +84,16 @@ pub async fn run(
             connection = incoming.recv() => match connection {
                 Some(connection) => {
                     next_session += 1;
-                    tokio::spawn(attend(SessionId(next_session), connection, events_in.clone(), hello_timeout));
+                    let session = SessionId(next_session);
+                    tokio::spawn(attend(session, connection, events_in.clone(), hello_timeout, log.clone()));
                 }
                 None => return,
             },
             Some(event) = events.recv() => on_event(event, &mut machine, &mut writers),
             () = tick => machine.on_tick(Instant::now().into_std()),
+            () = &mut summarising => {}
         }
-        perform(&mut machine, &mut writers);
+        perform(&mut machine, &mut writers, &log);
         sessions.send_if_modified(|count| std::mem::replace(count, machine.session_count()) != machine.session_count());
     }
 }
@@ -99,7 +113,7 @@ fn on_event(event: Event, machine: &mut Machine, writers: &mut HashMap<SessionId
     }
 }
 
-fn perform(machine: &mut Machine, writers: &mut HashMap<SessionId, mpsc::Sender<BytesMut>>) {
+fn perform(machine: &mut Machine, writers: &mut HashMap<SessionId, mpsc::Sender<BytesMut>>, log: &BoundedLog) {
     for command in machine.take_commands() {
         match command {
             Command::Send { session, message } => {
@@ -108,7 +122,9 @@ fn perform(machine: &mut Machine, writers: &mut HashMap<SessionId, mpsc::Sender<
                 codec::encode_frame(&message, &mut frame);
                 if writer.try_send(frame).is_err() {
                     // Its connection is closed with the writer; the machine hears of it as of any lost connection.
-                    tracing::warn!(session = session.0, "a node does not read what it is sent: its session ends");
+                    if log.admits("not_reading") {
+                        tracing::warn!(session = session.0, "a node does not read what it is sent: its session ends");
+                    }
                     writers.remove(&session);
                 }
             }
@@ -121,8 +137,14 @@ fn perform(machine: &mut Machine, writers: &mut HashMap<SessionId, mpsc::Sender<
 }
 
 /// Read one connection until it ends.
-async fn attend(session: SessionId, connection: Incoming, events: mpsc::Sender<Event>, hello_timeout: Duration) {
-    let Incoming { stream, first_bytes: mut buffer, peer, local } = connection;
+async fn attend(
+    session: SessionId,
+    connection: Incoming,
+    events: mpsc::Sender<Event>,
+    hello_timeout: Duration,
+    log: Arc<BoundedLog>,
+) {
+    let Incoming { stream, first_bytes: mut buffer, peer, local, kept } = connection;
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%peer, %error, "cannot set TCP_NODELAY");
     }
@@ -130,18 +152,25 @@ async fn attend(session: SessionId, connection: Incoming, events: mpsc::Sender<E
     let hello = match timeout(hello_timeout, read_hello(&mut reader, &mut buffer)).await {
         Ok(Ok(hello)) => hello,
         Ok(Err(Some(error))) => {
-            tracing::warn!(%peer, %error, "a session is refused");
+            if log.admits("refused") {
+                tracing::warn!(%peer, %error, "a session is refused");
+            }
             refuse(&mut writer, &error).await;
             return;
         }
         Ok(Err(None)) => return,
         Err(_) => {
-            tracing::warn!(%peer, "a session is refused: no Hello within {hello_timeout:?}");
+            if log.admits("hello_timeout") {
+                tracing::warn!(%peer, "a session is refused: no Hello within {hello_timeout:?}");
+            }
             return;
         }
     };
     let (outbox, outgoing) = mpsc::channel(UNREAD_LIMIT);
-    let writing = tokio::spawn(write(writer, outgoing));
+    let writing = tokio::spawn(async move {
+        write(writer, outgoing).await;
+        drop(kept);
+    });
     let ends = Ends { peer: peer.ip(), local: local.ip() };
     if events.send(Event::Hello { session, hello, ends, writer: outbox }).await.is_err() {
         return;
@@ -157,7 +186,9 @@ async fn attend(session: SessionId, connection: Incoming, events: mpsc::Sender<E
                 }
                 Ok(None) => break,
                 Err(error) => {
-                    tracing::warn!(%peer, %error, "a session ends: its bytes make no sense");
+                    if log.admits("malformed") {
+                        tracing::warn!(%peer, %error, "a session ends: its bytes make no sense");
+                    }
                     break;
                 }
             },

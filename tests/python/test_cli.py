@@ -1,5 +1,6 @@
 """`elastic-rs store serve`: a real process, from its command line to its exit code."""
 
+import contextlib
 import os
 import re
 import signal
@@ -77,6 +78,18 @@ def test_a_second_signal_ends_it_at_once(serve: Serve, second: signal.Signals) -
     del client
 
 
+def test_no_thread_takes_a_signal_that_is_waited_for(serve: Serve) -> None:
+    process = serve()
+    port_of(process)
+    tasks = [task for task in Path(f"/proc/{process.pid}/task").iterdir() if task.name != str(process.pid)]
+    blocked = [re.search(r"SigBlk:\s*(\w+)", (task / "status").read_text()) for task in tasks]
+    both = 1 << signal.SIGTERM - 1 | 1 << signal.SIGINT - 1
+    assert len(blocked) >= 2  # the log's and the host's
+    assert all(found and int(found[1], 16) & both == both for found in blocked), blocked
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+
+
 def test_a_signal_that_is_delivered_twice_is_one(serve: Serve) -> None:
     process = serve("--drain-timeout=1000")
     client = _elastic_rs.StoreClient("127.0.0.1", port_of(process))
@@ -119,6 +132,48 @@ def test_limits_are_taken_from_the_command_line(serve: Serve) -> None:
     assert process.wait() == 0
 
 
+def test_keep_alive_is_taken_from_the_command_line(serve: Serve) -> None:
+    process = serve("--keepalive-idle=1234", "--keepalive-interval=7")
+    port = port_of(process)
+    client = _elastic_rs.StoreClient("127.0.0.1", port)
+    client.set("k", "v")
+    assert client.get("k") == b"v"  # so the connection is accepted, and has its options
+    # The kernel shows each connection's timer: its kind and the hundredths of a second that are left of it. Until the
+    # last reply is acknowledged it is that of a retransmission (01), then that of keep-alive (02).
+    server_end, established, deadline = f":{port:04X}", "01", time.monotonic() + 30
+    kind, left = "", 0
+    while kind != "02":
+        assert time.monotonic() < deadline, kind
+        rows = [line.split() for line in Path(f"/proc/{process.pid}/net/tcp").read_text().splitlines()[1:]]
+        row = next(row for row in rows if row[1].endswith(server_end) and row[3] == established)
+        kind, left = row[5][:2], int(row[5][3:], 16)
+    assert 110_000 < left <= 123_400
+    del client
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+
+
+def test_the_log_period_is_taken_from_the_command_line(serve: Serve) -> None:
+    process = serve("--log-period=0.5")
+    port = port_of(process)
+    for _ in range(25):
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+    # Said half a second after the first, though nobody else comes; with the default it would be a minute.
+    process.line("more of the same was not logged")
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+
+
+@pytest.mark.parametrize("name", ["keepalive_idle_s", "keepalive_interval_s"])
+@pytest.mark.parametrize("value", [0.0, 32_768.0])
+def test_keep_alive_that_the_kernel_would_not_take_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be from 1 to 32767 seconds, .* got {value:g}"):
+        _elastic_rs.Host.listen("127.0.0.1", 0, **{name: value})
+
+
 @pytest.mark.parametrize(
     ("argument", "text"),
     [
@@ -127,6 +182,8 @@ def test_limits_are_taken_from_the_command_line(serve: Serve) -> None:
         ("--max-keys=0", "argument --max-keys: `0` must be"),
         ("--hello-timeout=-1", "argument --hello-timeout: `-1` is not a number of seconds, zero or more"),
         ("--drain-timeout=nan", "argument --drain-timeout: `nan` is not"),
+        ("--keepalive-idle=0.5", "argument --keepalive-idle: `0.5` must be from 1 to 32767 seconds"),
+        ("--keepalive-interval=32768", "argument --keepalive-interval: `32768` must be from 1 to 32767 seconds"),
         ("--hots=x", "unrecognized arguments: --hots=x"),
     ],
 )

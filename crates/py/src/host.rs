@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use elastic_rs::host::{Claim, HostError, claim};
 use elastic_rs::store::server::ServerOptions;
 use parking_lot::Mutex;
-use pyo3::exceptions::PyOSError;
+use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -39,9 +39,11 @@ impl Host {
     /// A limit that is not given has the value of :meth:`default_limits`.
     ///
     /// Raises ``OSError`` when ``host`` means nothing, or the port cannot be listened on; the text names who has it.
+    /// Raises ``ValueError`` for times that are none: those of keep-alive are from 1 to 32767 s.
     #[staticmethod]
     #[pyo3(signature = (host, port, *, key_bytes = None, value_bytes = None, list_len = None, message_bytes = None, keys = None,
-        stored_bytes = None, connections = None, reply_buffer_bytes = None, hello_timeout_s = None, flush_timeout_s = None))]
+        stored_bytes = None, connections = None, reply_buffer_bytes = None, hello_timeout_s = None, flush_timeout_s = None,
+        keepalive_idle_s = None, keepalive_interval_s = None, log_period_s = None))]
     #[expect(clippy::too_many_arguments, reason = "one named argument per limit")]
     fn listen(
         py: Python<'_>,
@@ -57,6 +59,9 @@ impl Host {
         reply_buffer_bytes: Option<usize>,
         hello_timeout_s: Option<f64>,
         flush_timeout_s: Option<f64>,
+        keepalive_idle_s: Option<f64>,
+        keepalive_interval_s: Option<f64>,
+        log_period_s: Option<f64>,
     ) -> PyResult<Self> {
         let mut options = ServerOptions::default();
         let given = [
@@ -72,11 +77,29 @@ impl Host {
         for (value, limit) in given {
             *limit = value.unwrap_or(*limit);
         }
-        if let Some(value) = hello_timeout_s {
-            options.hello_timeout = seconds("hello_timeout_s", value)?;
+        let given = [
+            ("hello_timeout_s", hello_timeout_s, &mut options.hello_timeout),
+            ("flush_timeout_s", flush_timeout_s, &mut options.flush_timeout),
+            ("log_period_s", log_period_s, &mut options.log_period),
+            ("keepalive_idle_s", keepalive_idle_s, &mut options.keepalive_idle),
+            ("keepalive_interval_s", keepalive_interval_s, &mut options.keepalive_interval),
+        ];
+        for (name, value, limit) in given {
+            if let Some(value) = value {
+                *limit = seconds(name, value)?;
+            }
         }
-        if let Some(value) = flush_timeout_s {
-            options.flush_timeout = seconds("flush_timeout_s", value)?;
+        for (name, value) in
+            [("keepalive_idle_s", options.keepalive_idle), ("keepalive_interval_s", options.keepalive_interval)]
+        {
+            if !KEEPALIVE_SECONDS.contains(&value.as_secs_f64()) {
+                let (least, most) = (KEEPALIVE_SECONDS.start(), KEEPALIVE_SECONDS.end());
+                let value = value.as_secs_f64();
+                let text = format!(
+                    "{name} must be from {least} to {most} seconds, which is what the kernel takes; got {value}"
+                );
+                return Err(PyValueError::new_err(text));
+            }
         }
         let listened = detach(py, || elastic_rs::host::Host::listen(host, port, options));
         listened.map(|host| Self(Mutex::new(host))).map_err(|error| from_host(&error))
@@ -86,8 +109,8 @@ impl Host {
     #[staticmethod]
     #[pyo3(signature = () -> "dict[str, int | float | None]")]
     fn default_limits(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-        let ServerOptions { limits, table, max_connections, hello_timeout, reply_buffer_bytes, flush_timeout, .. } =
-            ServerOptions::default();
+        let options = ServerOptions::default();
+        let (limits, table) = (options.limits, options.table);
         let defaults = PyDict::new(py);
         let counts = [
             ("key_bytes", limits.key_bytes),
@@ -96,13 +119,20 @@ impl Host {
             ("message_bytes", limits.message_bytes),
             ("keys", table.keys),
             ("stored_bytes", table.stored_bytes),
-            ("connections", max_connections),
-            ("reply_buffer_bytes", reply_buffer_bytes),
+            ("connections", options.max_connections),
+            ("reply_buffer_bytes", options.reply_buffer_bytes),
         ];
         for (name, limit) in counts {
             defaults.set_item(name, (limit != usize::MAX).then_some(limit))?;
         }
-        for (name, limit) in [("hello_timeout_s", hello_timeout), ("flush_timeout_s", flush_timeout)] {
+        let times = [
+            ("hello_timeout_s", options.hello_timeout),
+            ("flush_timeout_s", options.flush_timeout),
+            ("keepalive_idle_s", options.keepalive_idle),
+            ("keepalive_interval_s", options.keepalive_interval),
+            ("log_period_s", options.log_period),
+        ];
+        for (name, limit) in times {
             defaults.set_item(name, limit.as_secs_f64())?;
         }
         Ok(defaults)
@@ -157,6 +187,9 @@ impl Host {
         Ok(drained)
     }
 }
+
+/// `MAX_TCP_KEEPIDLE` and `MAX_TCP_KEEPINTVL` of Linux; it counts whole seconds.
+const KEEPALIVE_SECONDS: std::ops::RangeInclusive<f64> = 1.0..=32_767.0;
 
 fn from_host(error: &HostError) -> PyErr {
     match error {

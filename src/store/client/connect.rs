@@ -149,7 +149,7 @@ const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, TcpListener};
+    use std::net::{IpAddr, Ipv4Addr, TcpListener};
 
     use socket2::{Domain, Socket, Type};
 
@@ -165,7 +165,8 @@ mod tests {
     /// An address that swallows packets: a listener that accepts nobody, with a full backlog.
     struct BlackHole {
         address: SocketAddr,
-        _kept: (Socket, Vec<Socket>),
+        listener: Socket,
+        fillers: Vec<Socket>,
     }
 
     fn black_hole(last: u8) -> BlackHole {
@@ -180,7 +181,17 @@ mod tests {
             filler
         });
         let fillers = fillers.collect();
-        BlackHole { address: address.as_socket().unwrap(), _kept: (socket, fillers) }
+        BlackHole { address: address.as_socket().unwrap(), listener: socket, fillers }
+    }
+
+    /// How many connections to this address of 127.0.0.0/8 are under way: their first packet is not answered yet.
+    fn under_way(address: SocketAddr) -> usize {
+        let IpAddr::V4(ip) = address.ip() else { panic!("{address}") };
+        // As the kernel prints it: the address in the machine's byte order. 02 is SYN_SENT.
+        let remote = format!("{:08X}:{:04X}", u32::from_ne_bytes(ip.octets()), address.port());
+        let rows = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
+        let rows = rows.lines().map(|row| row.split_whitespace().collect::<Vec<_>>());
+        rows.filter(|row| row[2] == remote && row[3] == "02").count()
     }
 
     /// An address at which nobody listens.
@@ -204,6 +215,41 @@ mod tests {
         assert_eq!(peer(&link), store.local_addr());
         // The kernel itself would give the first address two minutes; its share of the time would be thirty seconds.
         assert!(start.elapsed() >= STAGGER && start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    }
+
+    /// A store that has begun to listen and does not get to accepting, in a storm of clients.
+    #[tokio::test]
+    async fn a_full_backlog_is_waited_out() {
+        let BlackHole { address, listener, fillers } = black_hole(5);
+        let before = under_way(address);
+        let connecting = tokio::spawn(connect_to(address, Duration::from_secs(120)));
+        let patience = in_a_minute();
+        while under_way(address) <= before {
+            assert!(Instant::now() < patience && !connecting.is_finished(), "nobody waits to be accepted");
+            tokio::task::yield_now().await;
+        }
+        drop(fillers);
+        let server = StoreServer::start(vec![listener.into()], ServerOptions::default()).unwrap();
+        let link = connecting.await.unwrap().unwrap();
+        assert_eq!(peer(&link), server.local_addr());
+    }
+
+    /// As long as nobody accepts, attempts are few and the limit holds.
+    #[tokio::test]
+    async fn a_backlog_that_stays_full_is_an_error_in_time() {
+        let hole = black_hole(6);
+        let limit = Duration::from_secs(2);
+        let start = Instant::now();
+        let error = connect_to(hole.address, limit).await.unwrap_err();
+        assert!(start.elapsed() >= limit, "{:?}", start.elapsed());
+        let StoreError::ConnectTimeout { attempts, last, .. } = &error else { panic!("{error}") };
+        // The first waits until the end: the kernel asks again by itself. A further one would only be another in the queue.
+        assert!(*attempts <= 2, "{error}");
+        assert!(last.contains("no answer within"), "{error}");
+    }
+
+    async fn connect_to(address: SocketAddr, limit: Duration) -> Result<Link, StoreError> {
+        connect(&address.ip().to_string(), address.port(), limit).await
     }
 
     #[tokio::test]

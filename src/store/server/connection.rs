@@ -15,7 +15,7 @@ use rustix::net::RecvFlags;
 use super::hello::{Visitor, preview, recognise};
 use super::hub::{Hub, Rejection};
 use super::outbox::Outbox;
-use super::{Cause, Upgraded, after};
+use super::{Cause, Place, Upgraded, after};
 use crate::proto::{Decoder, ProtoError, Reply, Request, WaitReply};
 use crate::store::table::{ConnId, Violation};
 
@@ -365,10 +365,10 @@ struct Talk<'a> {
 
 impl Upgraded {
     /// `None` if the connection has been lost meanwhile.
-    pub(super) fn new(connection: Connection, first_bytes: BytesMut) -> io::Result<Upgraded> {
+    pub(super) fn new(connection: Connection, first_bytes: BytesMut, place: Place) -> io::Result<Upgraded> {
         let Connection { stream, peer, .. } = connection;
         let local = stream.local_addr()?;
-        Ok(Upgraded { stream: stream.into(), first_bytes, peer, local })
+        Ok(Upgraded { stream: stream.into(), first_bytes, peer, local, place })
     }
 }
 

@@ -174,7 +174,8 @@ impl EventLoop {
                 drop(connection);
             }
             End::Lost(error) => tracing::debug!(target: LOG_TARGET, %peer, %error, "connection lost"),
-            End::Upgrade(at, first_bytes) => match Upgraded::new(connection, first_bytes) {
+            End::Upgrade(at, first_bytes) => match Upgraded::new(connection, first_bytes, self.hub.handed_over.clone())
+            {
                 Ok(upgraded) => self.hand_over(at, upgraded),
                 Err(error) => tracing::debug!(target: LOG_TARGET, %peer, %error, "connection lost before its upgrade"),
             },
@@ -235,7 +236,7 @@ impl EventLoop {
         let hub = &mut self.hub;
         hub.counters.connections_accepted.fetch_add(1, Relaxed);
         let limit = hub.options.max_connections;
-        if self.connections.len() >= limit {
+        if self.connections.len() + hub.handed_over.shared() >= limit {
             let detail = format!("limit max_connections = {limit}");
             return hub.reject(peer, &Rejection::new(Cause::TooManyConnections, detail));
         }

@@ -10,10 +10,10 @@ use std::time::Instant;
 use bytes::BytesMut;
 
 use super::hello::printable;
-use super::log_budget::LogBudget;
 use super::outbox::Outbox;
 use super::stats::Counters;
-use super::{Cause, ServerOptions};
+use super::{Cause, Place, ServerOptions};
+use crate::bounded_log::LogBudget;
 use crate::proto::{Reply, Request, WaitReply};
 use crate::store::table::{ConnId, Table, Violation};
 
@@ -26,6 +26,8 @@ pub(super) struct Hub {
     pub input: BytesMut,
     /// For writing, likewise: only a client that does not read costs one of its own.
     pub outbox: Option<Box<Outbox>>,
+    /// What connections that were handed over share.
+    pub handed_over: Place,
     table: Table,
     /// c10d clients that are connected.
     open_count: usize,
@@ -68,6 +70,7 @@ impl Hub {
             released: Vec::new(),
             input: BytesMut::new(),
             outbox: None,
+            handed_over: Place::default(),
             open_count: 0,
         }
     }

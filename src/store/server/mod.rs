@@ -21,12 +21,12 @@ mod event_loop;
 mod hello;
 mod hub;
 mod life;
-mod log_budget;
 mod outbox;
 mod stats;
 mod thread;
 
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
@@ -46,7 +46,7 @@ pub struct ServerOptions {
     pub limits: Limits,
     /// What the table may hold at most.
     pub table: TableLimits,
-    /// Connections that may be open at once; a further one is closed at once. Default 1 048 576.
+    /// Connections that may be open at once, handed over ones included; a further one is closed at once. Default 1 048 576.
     pub max_connections: usize,
     /// How long a connection may take to say `VALIDATE` (or the magic of an upgrade). Default 30 s.
     ///
@@ -109,6 +109,19 @@ pub struct Upgraded {
     pub peer: SocketAddr,
     /// This end: the address by which the other end reached the server.
     pub local: SocketAddr,
+    /// Keeps the connection counted towards `max_connections`: to be held as long as it is open.
+    pub place: Place,
+}
+
+/// A place among a server's connections. Clones share it; it is free when the last is dropped.
+#[derive(Debug, Clone, Default)]
+pub struct Place(Arc<()>);
+
+impl Place {
+    /// How many others share it.
+    fn shared(&self) -> usize {
+        Arc::strong_count(&self.0) - 1
+    }
 }
 
 /// When this time is over.

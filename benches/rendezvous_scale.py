@@ -1,0 +1,269 @@
+"""The coordinator with many nodes: time of a round, of telling a loss, and bytes per node, with PyTorch's beside it.
+
+    python benches/rendezvous_scale.py [--quick]
+
+Nodes are real sessions on loopback, many per process (examples/rendezvous_load.rs); the host is a process of its own.
+A round is timed from the last node's join to the last node's release, all joining at once. Bytes are counted by a relay
+between nodes and host, which is absent when time is measured. PyTorch's c10d handler is measured through the same
+relay, its nodes being threads of one process, for as many nodes as it manages. Results go to benches/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LOAD = ROOT / "target/release/examples/rendezvous_load"
+RESULTS = ROOT / "benches/results/rendezvous_scale.json"
+LIMIT_S = 180.0
+GRACE_MS = 500.0  # reconnect_grace: how long a lost connection is given to come back
+
+
+class Peer:
+    """A process that obeys one order per line and answers each with a line."""
+
+    def __init__(self, *command: object) -> None:
+        self.process = subprocess.Popen(
+            [str(word) for word in command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def order(self, text: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> str:
+        assert self.process.stdout is not None
+        watchdog = threading.Timer(LIMIT_S, self.process.kill)
+        watchdog.start()
+        try:
+            line = self.process.stdout.readline()
+        finally:
+            watchdog.cancel()
+        if not line:
+            sys.exit(f"error: a process ended or did not answer within {LIMIT_S:.0f} s: {self.process.args}")
+        return line.strip()
+
+    def times(self, text: str) -> tuple[int, int]:
+        self.order(text)
+        answer = json.loads(self.answer())
+        return answer["began"], answer["ended"]
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+class Relay:
+    """Passes bytes between clients and a port, and counts them."""
+
+    def __init__(self, port: int) -> None:
+        self.bytes = 0
+        self._to = port
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            client, _ = self._listener.accept()
+            server = socket.create_connection(("127.0.0.1", self._to))
+            for source, sink in ((client, server), (server, client)):
+                source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                self.bytes += len(data)
+                sink.sendall(data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+
+@contextlib.contextmanager
+def host() -> Iterator[tuple[Peer, int]]:
+    with Peer(LOAD, "serve") as peer:
+        yield peer, int(peer.answer())
+
+
+@contextlib.contextmanager
+def nodes(port: int, first: int, count: int, world: int) -> Iterator[Peer]:
+    with Peer(LOAD, "nodes", port, "job", first, count, world) as peer:
+        peer.answer()
+        yield peer
+
+
+def rounds_ms(count: int, repetitions: int) -> list[float]:
+    with host() as (_, port), nodes(port, 0, count, count) as peer:
+        times = [peer.times("join") for _ in range(repetitions)]
+    return [(ended - began) / 1e6 for began, ended in times]
+
+
+def loss_ms(count: int, how: str) -> float:
+    """From the end of one node until the last of the others has been told."""
+    with host() as (_, port), nodes(port, 0, count - 1, count) as others, nodes(port, count - 1, 1, count) as lost:
+        others.order("join")
+        lost.order("join")
+        others.answer()
+        lost.answer()
+        others.order("await-change")
+        if how == "SIGKILL":
+            began = time.monotonic_ns()
+            lost.process.send_signal(signal.SIGKILL)
+        else:  # what an agent does on SIGTERM
+            began, _ = lost.times("leave")
+        return (json.loads(others.answer())["ended"] - began) / 1e6
+
+
+def usage(pid: int) -> tuple[float, int]:
+    """CPU seconds and resident KiB."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), int(fields[21]) * 4
+
+
+def at_rest(count: int, seconds: float) -> tuple[float, float]:
+    """Return the coordinator's share of a core, in percent, and its KiB per node."""
+    with host() as (peer, port):
+        _, empty = usage(peer.process.pid)
+        with nodes(port, 0, count, count) as ours:
+            ours.times("join")
+            cpu, _ = usage(peer.process.pid)
+            time.sleep(seconds)
+            cpu_after, resident = usage(peer.process.pid)
+    return (cpu_after - cpu) / seconds * 100, (resident - empty) / count
+
+
+# PyTorch's nodes: threads of one process, each with a handler that is asked for waiting nodes as its agent does.
+# Without the variable a second round of one handler hangs: it goes on using the first round's store.
+PYTORCH = """
+import json, os, sys, threading, time
+os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+import torch.distributed as d
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+port, count = int(sys.argv[1]), int(sys.argv[2])
+def make(i):
+    store = d.TCPStore("127.0.0.1", port)
+    backend = C10dRendezvousBackend(store, "job")
+    return DynamicRendezvousHandler.from_backend("job", store, backend, count, count, local_addr=f"node{i}")
+handlers = [make(i) for i in range(count)]
+def every(what):
+    threads = [threading.Thread(target=what, args=(h,)) for h in handlers]
+    began = time.monotonic_ns()
+    for t in threads: t.start()
+    for t in threads: t.join()
+    print(json.dumps({"began": began, "ended": time.monotonic_ns()}), flush=True)
+def rest(h):
+    until = time.monotonic() + float(seconds)
+    while time.monotonic() < until:
+        h.num_nodes_waiting()
+        time.sleep(0.1)
+print("{}", flush=True)
+for line in sys.stdin:
+    order, _, seconds = line.strip().partition(" ")
+    every((lambda h: h.next_rendezvous()) if order == "join" else rest)
+"""
+PYTORCH_STORE = (
+    "import sys, torch.distributed as d; s = d.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False);"
+    "print(s.port, flush=True); sys.stdin.read()"
+)
+
+
+def traffic(backend: str, count: int, seconds: float) -> dict[str, float]:
+    """Bytes per node, both ways: of a first join, of joining again, and per second at rest."""
+    with contextlib.ExitStack() as stack:
+        if backend == "rust-c10d":
+            _, port = stack.enter_context(host())
+            relay = Relay(port)
+            peer = stack.enter_context(Peer(LOAD, "nodes", relay.port, "job", 0, count, count))
+        else:
+            store = stack.enter_context(Peer(sys.executable, "-c", PYTORCH_STORE))
+            relay = Relay(int(store.answer()))
+            peer = stack.enter_context(Peer(sys.executable, "-c", PYTORCH, relay.port, count))
+        peer.answer()
+        marks = [0]  # connecting belongs to the first join
+        for order in ("join", "join"):
+            peer.times(order)
+            marks.append(relay.bytes)
+        if backend == "rust-c10d":
+            time.sleep(seconds)
+        else:
+            peer.times(f"rest {seconds}")
+        marks.append(relay.bytes)
+    join, again, rest = (after - before for before, after in itertools.pairwise(marks))
+    return {"join": join / count, "join again": again / count, "at rest, per second": rest / count / seconds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few nodes, few repetitions: a minute")
+    quick = parser.parse_args().quick
+    build = ["cargo", "build", "--quiet", "--release", "--example", "rendezvous_load"]
+    subprocess.run(build, cwd=ROOT, check=True)
+    results: dict[str, list[dict[str, object]]] = {"rounds": [], "losses": [], "at rest": [], "traffic": []}
+
+    print(f"{'last join to last release':28} {'median':>10} {'worst':>10} {'target':>10}")
+    for count, target in ((8, 5), (64, 10), (256, 30), (1000, 100), (4000, 500)):
+        if quick and count > 256:
+            continue
+        took = rounds_ms(count, 4 if quick else 12)
+        print(
+            f"{count:>6} nodes {'':15} {statistics.median(took):>7.1f} ms {max(took):>7.1f} ms {target:>7} ms",
+            flush=True,
+        )
+        results["rounds"].append({"nodes": count, "ms": took, "target_ms": target})
+
+    print("\nend of a node until the last of the others was told, of which reconnect_grace is 500 ms after a SIGKILL")
+    for count in (64,) if quick else (64, 1000):
+        for how, target in (("SIGKILL", GRACE_MS + 20), ("SIGTERM", 20.0)):
+            took = [loss_ms(count, how) for _ in range(2 if quick else 5)]
+            print(
+                f"{count:>6} nodes, {how:12} {statistics.median(took):>7.1f} ms {max(took):>7.1f} ms {target:>7.0f} ms",
+                flush=True,
+            )
+            results["losses"].append({"nodes": count, "how": how, "ms": took, "target_ms": target})
+
+    count, seconds = (256, 6.0) if quick else (1000, 30.0)
+    cpu, kib = at_rest(count, seconds)
+    print(
+        f"\ncoordinator with {count} nodes at rest for {seconds:.0f} s: {cpu:.2f} % of a core (target 1), "
+        f"{kib:.1f} KiB per node (target 20)"
+    )
+    results["at rest"].append({"nodes": count, "cpu_percent": cpu, "kib_per_node": kib})
+
+    print(f"\n{'bytes per node':28} {'join':>10} {'again':>10} {'at rest':>12}")
+    for backend, counts in (("rust-c10d", (2, 8, 32, 128)), ("c10d", (2, 8) if quick else (2, 8, 32))):
+        for count in counts:
+            of = traffic(backend, count, 10.0)
+            join, again, rest = of.values()
+            print(f"{count:>6} nodes, {backend:14} {join:>10.0f} {again:>10.0f} {rest:>9.1f} /s", flush=True)
+            results["traffic"].append({"nodes": count, "backend": backend, **of})
+
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps({"cpus": os.cpu_count(), **results}, indent=1) + "\n")
+    print(f"\n{RESULTS.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+//! Many nodes of one job as real sessions, to measure a coordinator. `benches/rendezvous_scale.py` drives it.
+//!
+//! ```text
+//! cargo run --release --example rendezvous_load -- serve
+//! cargo run --release --example rendezvous_load -- nodes PORT RUN_ID FIRST COUNT WORLD
+//! ```
+//!
+//! `serve` is a host; it prints its port and ends with its standard input. `nodes` opens the sessions FIRST … FIRST + COUNT − 1 of a
+//! job of WORLD nodes, prints a line once all are connected, and then obeys one order per line of its standard input, each answered by a
+//! line of JSON. Moments are nanoseconds of the monotonic clock, which all processes of a machine share.
+//!
+//! - `join`: every node joins at once; `began` is when the last one did, `ended` when the last one has its place.
+//! - `await-change`: `ended` is when the last node has been told that the world must re-form.
+//! - `leave`: every node says goodbye; `began` is just before.
+#![allow(clippy::unwrap_used, reason = "a measuring tool: it stops at the first thing that goes wrong")]
+
+use std::io::{BufRead, Read, Write};
+use std::time::Duration;
+
+use elastic_rs::host::Host;
+use elastic_rs::rendezvous::message::{Hello, NodeId};
+use elastic_rs::rendezvous::session::Session;
+use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::store::server::ServerOptions;
+use rustix::time::{ClockId, clock_gettime};
+use tokio::runtime::{Builder, Handle};
+use tokio::task::JoinSet;
+
+/// Far beyond what is measured: an answer that takes longer is a failure.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        ["serve"] => {
+            let host = Host::listen(Some("127.0.0.1"), 0, ServerOptions::default()).unwrap();
+            say(&host.port().to_string());
+            std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+        }
+        ["nodes", port, run_id, first, count, world] => {
+            let number = |text: &str| text.parse::<u32>().unwrap();
+            let (first, count, world) = (number(first), number(count), number(world));
+            let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(nodes(port.parse().unwrap(), run_id, first..first + count, world));
+        }
+        _ => {
+            eprintln!("usage: rendezvous_load serve | nodes PORT RUN_ID FIRST COUNT WORLD");
+            std::process::exit(2);
+        }
+    }
+}
+
+/// Hold the sessions and obey until standard input ends.
+async fn nodes(port: u16, run_id: &str, numbers: std::ops::Range<u32>, world: u32) {
+    let sessions: Vec<&'static Session> =
+        numbers.map(|number| &*Box::leak(Box::new(open(port, run_id, number, world)))).collect();
+    for session in &sessions {
+        tokio::time::timeout(PATIENCE, session.view_when(|view| view.addr.is_some())).await.unwrap();
+    }
+    say(r#"{"connected": true}"#);
+    let (orders, mut ordered) = tokio::sync::mpsc::unbounded_channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines() {
+            orders.send(line.unwrap()).unwrap();
+        }
+    });
+    while let Some(order) = ordered.recv().await {
+        let (began, ended) = match order.as_str() {
+            "join" => join(&sessions).await,
+            "await-change" => (now(), all(&sessions, told).await),
+            "leave" => (now(), all(&sessions, |session| session.leave("asked to".to_owned(), PATIENCE)).await),
+            other => panic!("unknown order `{other}`"),
+        };
+        say(&format!(r#"{{"began": {began}, "ended": {ended}}}"#));
+    }
+}
+
+fn open(port: u16, run_id: &str, number: u32, world: u32) -> Session {
+    let mut settings = Settings::new(world, world);
+    settings.settle_timeout = Duration::from_secs(600); // nobody is to form a smaller world while a loss is measured
+    let hello = Hello {
+        run_id: run_id.to_owned(),
+        node: NodeId(u128::from(number)),
+        name: format!("node{number}:1"),
+        local_addr: Some(format!("node{number}")),
+        settings,
+        placed: None,
+        joining: false,
+    };
+    Session::open(&Handle::current(), hello, "127.0.0.1", port, PATIENCE)
+}
+
+async fn join(sessions: &[&'static Session]) -> (u64, u64) {
+    let mut joins = JoinSet::new();
+    for session in sessions {
+        joins.spawn(session.join(29_500, None, PATIENCE));
+    }
+    let began = now();
+    let mut ranks: Vec<u32> = joins.join_all().await.into_iter().map(|placed| placed.unwrap().rank).collect();
+    let ended = now();
+    ranks.sort_unstable();
+    ranks.dedup();
+    assert_eq!(ranks.len(), sessions.len(), "two nodes have one rank");
+    (began, ended)
+}
+
+async fn told(session: &Session) {
+    tokio::time::timeout(PATIENCE, session.view_when(|view| view.waiting > 0)).await.unwrap();
+}
+
+/// Do something with every session at once: when the last is through.
+async fn all<F: Future<Output = ()> + Send + 'static>(
+    sessions: &[&'static Session],
+    what: impl Fn(&'static Session) -> F,
+) -> u64 {
+    let mut tasks = JoinSet::new();
+    for session in sessions {
+        tasks.spawn(what(session));
+    }
+    tasks.join_all().await;
+    now()
+}
+
+fn now() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}").unwrap();
+    out.flush().unwrap();
+}
