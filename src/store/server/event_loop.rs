@@ -140,7 +140,12 @@ impl EventLoop {
 
     /// Tells the connections whose waits a turn has ended.
     fn release(&mut self) {
-        while let Some(id) = self.hub.released.pop() {
+        if self.hub.released.is_empty() {
+            return;
+        }
+        // In the order of their waits: the first has been waiting longest.
+        let mut released = std::mem::take(&mut self.hub.released);
+        for id in released.drain(..) {
             let Some(connection) = self.connections.get_mut(id) else {
                 continue;
             };
@@ -148,6 +153,9 @@ impl EventLoop {
                 // Its own turn finds out that it is lost.
                 self.queue(id);
             }
+        }
+        if released.capacity() <= KEPT_RELEASES {
+            self.hub.released = released;
         }
     }
 
@@ -304,6 +312,9 @@ const FIRST_LISTENER: usize = 1;
 
 /// Told by one system call.
 const EVENTS: usize = 1024;
+
+/// Room for connections to be told, kept from one release to the next.
+const KEPT_RELEASES: usize = 1024;
 
 /// A flood of connections must not keep the open ones from being served.
 const ACCEPTED_AT_ONCE: usize = 64;

@@ -102,6 +102,10 @@ impl Hub {
 
     /// Carries out one request of a connection and queues its reply. Others that it releases are noted in `released`.
     pub(super) fn apply(&mut self, id: ConnId, request: Request, outbox: &mut Outbox) -> Result<(), Violation> {
+        if let Request::MultiGet { keys } = &request {
+            self.table.multi_get(keys, outbox);
+            return Ok(());
+        }
         let applied = self.table.apply(id, request)?;
         for released in applied.released {
             if released == id {
