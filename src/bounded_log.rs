@@ -6,13 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::mem;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{self, sleep_until};
 
-/// The bound on one part's log. Dropping it says what was left out until then.
+/// The bound on one part's log, for tasks that share it. Dropping it says what was left out until then.
 #[derive(Debug)]
 pub(crate) struct BoundedLog {
     budget: Mutex<LogBudget>,
@@ -29,7 +29,7 @@ impl BoundedLog {
 
     /// Whether one more record of this kind may be written.
     pub(crate) fn admits(&self, kind: &'static str) -> bool {
-        let now = Instant::now();
+        let now = time::Instant::now().into_std();
         let (summaries, may) = {
             let mut budget = self.budget.lock();
             (budget.summaries(now), budget.admit(kind, now))
@@ -48,8 +48,8 @@ impl BoundedLog {
             match deadline {
                 None => self.left_out.notified().await,
                 Some(deadline) => {
-                    sleep_until(deadline).await;
-                    let summaries = self.budget.lock().summaries(Instant::now());
+                    sleep_until(deadline.into()).await;
+                    let summaries = self.budget.lock().summaries(time::Instant::now().into_std());
                     self.say(summaries);
                 }
             }
@@ -76,20 +76,22 @@ impl Drop for BoundedLog {
 }
 
 /// Counts records by kind within one period of time, which begins with the first of them.
+///
+/// For a part that runs on one thread and looks at the clock itself; [`BoundedLog`] is for the others.
 #[derive(Debug)]
-struct LogBudget {
+pub(crate) struct LogBudget {
     period: Duration,
     ends_at: Option<Instant>,
     seen: BTreeMap<&'static str, u64>,
 }
 
 impl LogBudget {
-    fn new(period: Duration) -> Self {
+    pub(crate) fn new(period: Duration) -> Self {
         LogBudget { period, ends_at: None, seen: BTreeMap::new() }
     }
 
     /// Whether one more record of this kind may be written.
-    fn admit(&mut self, kind: &'static str, now: Instant) -> bool {
+    pub(crate) fn admit(&mut self, kind: &'static str, now: Instant) -> bool {
         self.ends_at.get_or_insert(now + self.period);
         let seen = self.seen.entry(kind).or_default();
         *seen += 1;
@@ -97,12 +99,12 @@ impl LogBudget {
     }
 
     /// When [`summaries`](Self::summaries) has something to say; `None` if nothing was left out so far.
-    fn next_deadline(&self) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.ends_at.filter(|_| self.seen.values().any(|seen| *seen > RECORDS_PER_PERIOD))
     }
 
     /// If the period is over, ends it: each kind of which records were left out, and how many.
-    fn summaries(&mut self, now: Instant) -> Vec<(&'static str, u64)> {
+    pub(crate) fn summaries(&mut self, now: Instant) -> Vec<(&'static str, u64)> {
         if self.ends_at.is_none_or(|ends_at| now < ends_at) {
             return Vec::new();
         }
@@ -110,7 +112,7 @@ impl LogBudget {
     }
 
     /// Ends the period early.
-    fn end(&mut self) -> Vec<(&'static str, u64)> {
+    pub(crate) fn end(&mut self) -> Vec<(&'static str, u64)> {
         self.ends_at = None;
         let seen = mem::take(&mut self.seen).into_iter();
         seen.filter(|(_, seen)| *seen > RECORDS_PER_PERIOD)

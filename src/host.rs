@@ -1,7 +1,7 @@
-//! The process others look for: the store and the rendezvous coordinator, on one port and one thread.
+//! The process others look for: the store and the rendezvous coordinator, on one port.
 //!
-//! Owns the decision whether this process is that one ([`claim`]) and the thread. Here alone store and rendezvous meet: the
-//! store's server hands over the connections that open with the session protocol's magic.
+//! Owns the decision whether this process is that one ([`claim`]) and the coordinator's thread. Here alone store and
+//! rendezvous meet: the store's server hands over the connections that open with the session protocol's magic.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
@@ -9,20 +9,20 @@ use std::process;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
-use tokio::task::LocalSet;
 use tokio::time::{sleep, timeout};
 
 use crate::rendezvous::coordinator::{self, Incoming};
 use crate::rendezvous::message::MAGIC;
 use crate::store::listen::{BindError, bind, bind_wildcard};
-use crate::store::server::{Control, Controller, ServerOptions, Upgrade, Upgraded, control, serve};
+use crate::store::server::{Controller, ServerOptions, StoreServer, Upgrade, Upgraded};
 
 /// A store with a coordinator behind the same port. Dropping it stops both.
 #[derive(Debug)]
 pub struct Host {
-    controller: Controller,
+    store: StoreServer,
     addresses: Vec<SocketAddr>,
     sessions: watch::Receiver<usize>,
     thread: Option<JoinHandle<()>>,
@@ -124,18 +124,22 @@ impl Host {
     ///
     /// # Errors
     /// The thread cannot be started, or a socket not be made asynchronous.
-    pub fn start(listeners: Vec<TcpListener>, options: ServerOptions) -> io::Result<Self> {
+    pub fn start(listeners: Vec<TcpListener>, mut options: ServerOptions) -> io::Result<Self> {
         let addresses = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<_>>>()?;
         let port = addresses.first().ok_or(io::ErrorKind::InvalidInput)?.port();
-        for listener in &listeners {
-            listener.set_nonblocking(true)?;
-        }
         let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
-        let (controller, control) = control();
+        let (to, upgraded) = mpsc::unbounded_channel();
+        options.upgrades.push(Upgrade { magic: MAGIC, to });
+        let (hello_timeout, log_period) = (options.hello_timeout, options.log_period);
+        let store = StoreServer::start(listeners, options)?;
         let (count, sessions) = watch::channel(0);
-        let run = move || run(&runtime, listeners, options, control, count);
+        let ends_store = EndsStore(store.controller());
+        let run = move || {
+            let _ends_store = ends_store;
+            run(&runtime, upgraded, count, hello_timeout, log_period);
+        };
         let thread = thread::Builder::new().name(format!("host-{port}")).spawn(run)?;
-        Ok(Self { controller, addresses, sessions, thread: Some(thread), started_by: process::id() })
+        Ok(Self { store, addresses, sessions, thread: Some(thread), started_by: process::id() })
     }
 
     /// The port it listens on.
@@ -148,9 +152,9 @@ impl Host {
         &self.addresses
     }
 
-    /// Whether its thread has ended, which nobody but [`stop`](Self::stop) should have brought about.
+    /// Whether its threads have ended, which nobody but [`stop`](Self::stop) should have brought about.
     pub fn has_ended(&self) -> bool {
-        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+        self.store.has_ended() || self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
     /// The sessions of this host, to wait for their end without holding it.
@@ -160,18 +164,19 @@ impl Host {
 
     /// Who uses this host, sessions and store clients alike, to wait for their going without holding it.
     pub fn users(&self) -> Users {
-        Users { sessions: self.sessions.clone(), controller: self.controller.clone() }
+        Users { sessions: self.sessions.clone(), controller: self.store.controller() }
     }
 
-    /// Close everything and wait until the thread has ended. In a process forked from the one that started it, do nothing:
-    /// the thread did not come along.
+    /// Close everything and wait until the threads have ended. In a process forked from the one that started it, do nothing:
+    /// the threads did not come along.
     pub fn stop(&mut self) {
         if self.started_by != process::id() {
             // Dropping the handle of a thread that does not exist here would be no harm, waiting for it is.
             self.thread = None;
             return;
         }
-        self.controller.stop();
+        // With the store's end the coordinator's queue of connections ends, and so does it.
+        self.store.stop();
         if let Some(thread) = self.thread.take() {
             // A panic there has been reported by its own thread.
             let _ = thread.join();
@@ -223,41 +228,42 @@ impl Drop for Host {
     }
 }
 
+/// Stops the store when the coordinator's thread ends, whatever the reason: nodes must find nobody here, rather than a port
+/// that accepts them and says nothing.
+struct EndsStore(Controller);
+
+impl Drop for EndsStore {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+/// The coordinator, until the store's server has ended. Drops its sessions then.
 fn run(
     runtime: &Runtime,
-    listeners: Vec<TcpListener>,
-    mut options: ServerOptions,
-    control: Control,
+    mut upgraded: mpsc::UnboundedReceiver<Upgraded>,
     count: watch::Sender<usize>,
+    hello_timeout: Duration,
+    log_period: Duration,
 ) {
-    let (to, mut upgraded) = mpsc::unbounded_channel();
-    options.upgrades.push(Upgrade { magic: MAGIC, to });
     let (sender, incoming) = mpsc::unbounded_channel();
     let handing_over = async move {
-        while let Some(connection) = upgraded.recv().await {
-            let Upgraded { stream, first_bytes, peer, local, place } = connection;
+        while let Some(Upgraded { stream, first_bytes, peer, local, place }) = upgraded.recv().await {
+            let stream = match TcpStream::from_std(stream) {
+                Ok(stream) => stream,
+                Err(error) => {
+                    tracing::warn!(%peer, %error, "a session's connection cannot be used");
+                    continue;
+                }
+            };
             if sender.send(Incoming { stream, first_bytes, peer, local, kept: Box::new(place) }).is_err() {
                 return;
             }
         }
     };
-    LocalSet::new().block_on(runtime, async move {
-        let listeners = listeners.into_iter().map(tokio::net::TcpListener::from_std).collect::<io::Result<Vec<_>>>();
-        let listeners = match listeners {
-            Ok(listeners) => listeners,
-            Err(error) => {
-                tracing::error!(%error, "the coordinator's sockets cannot be used");
-                return;
-            }
-        };
-        tokio::task::spawn_local(handing_over);
-        let coordinator =
-            tokio::task::spawn_local(coordinator::run(incoming, count, options.hello_timeout, options.log_period));
-        tokio::select! {
-            _ = serve(listeners, options, control) => {}
-            // Nodes must find nobody here, rather than a port that accepts them and says nothing.
-            ended = coordinator => tracing::error!(?ended, "the coordinator has ended: this is a bug"),
-        }
+    runtime.block_on(async {
+        tokio::spawn(handing_over);
+        coordinator::run(incoming, count, hello_timeout, log_period).await;
     });
 }
 

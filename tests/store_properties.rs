@@ -405,6 +405,12 @@ proptest! {
             let expected = model.apply(conn, &request);
             let got = table.apply(conn, request.clone());
             prop_assert_eq!(&got, &expected, "{:?} by {:?}", request, conn);
+            if let (Request::MultiGet { keys }, Ok(Applied { reply: Some(reply), .. })) = (&request, &got) {
+                let (mut written, mut encoded) = (BytesMut::new(), BytesMut::new());
+                table.multi_get(keys, &mut written);
+                reply.clone().encode(&mut encoded);
+                prop_assert_eq!(written, encoded, "{:?} by {:?}", request, conn);
+            }
             if let Ok(applied) = got {
                 for released in applied.released {
                     prop_assert!(unanswered.remove(&released), "{:?} released without waiting", released);

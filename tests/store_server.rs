@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use elastic_rs::proto::{Limits, Request};
-use elastic_rs::store::server::{Cause, Ended, ServerOptions, StoreServer, Upgrade, control, serve};
+use elastic_rs::store::server::{Cause, ServerOptions, StoreServer, Upgrade};
 use elastic_rs::store::{TableLimits, listen};
 use tokio::sync::mpsc::unbounded_channel;
 
@@ -249,7 +249,7 @@ fn a_connection_with_an_upgrades_magic_is_handed_over_whole() {
     assert_eq!(upgraded.local, server.local_addr());
     assert!(upgraded.first_bytes.starts_with(b"ERS/1\n"), "{:?}", upgraded.first_bytes);
     // It is ours now: the server neither reads from it nor closes it.
-    let mut theirs = upgraded.stream.into_std().unwrap();
+    let mut theirs = upgraded.stream;
     theirs.set_nonblocking(false).unwrap();
     let mut rest = vec![0; b"ERS/1\nhello".len() - upgraded.first_bytes.len()];
     theirs.read_exact(&mut rest).unwrap();
@@ -427,26 +427,26 @@ fn connections_above_the_limit_are_turned_away() {
     client(&server);
 }
 
-/// The rendezvous runs in the store's thread: the server is a future among others.
 #[test]
-fn serve_runs_in_a_runtime_of_the_caller() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let local = tokio::task::LocalSet::new();
-    local.block_on(&runtime, async {
-        let listeners = [listen::bind_wildcard(0).unwrap(), listen::bind_wildcard(0).unwrap()];
-        let ports = listeners.each_ref().map(|listener| listener.local_addr().unwrap().port());
-        let listeners = listeners.map(|listener| tokio::net::TcpListener::from_std(listener).unwrap());
-        let (controller, control) = control();
-        let server = tokio::task::spawn_local(serve(listeners.into(), ServerOptions::default(), control));
-        let exchange = tokio::task::spawn_blocking(move || {
-            let mut streams = ports.map(|port| TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap());
-            send(&mut streams[0], &[Request::Validate, set("k", "v")]);
-            send(&mut streams[1], &[Request::Validate, wait("k")]);
-            assert_eq!(read(&mut streams[1], 1), [0], "both ports lead to one table");
-        });
-        exchange.await.unwrap();
-        assert_eq!(controller.stats().requests, 2);
-        drop(controller);
-        assert_eq!(server.await.unwrap(), Ended::Stopped);
-    });
+fn all_listeners_lead_to_one_table() {
+    let listeners = vec![listen::bind_wildcard(0).unwrap(), listen::bind_wildcard(0).unwrap()];
+    let ports = [0, 1].map(|at: usize| listeners[at].local_addr().unwrap().port());
+    let server = StoreServer::start(listeners, ServerOptions::default()).unwrap();
+    let mut streams = ports.map(|port| TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap());
+    send(&mut streams[0], &[Request::Validate, set("k", "v")]);
+    send(&mut streams[1], &[Request::Validate, wait("k")]);
+    assert_eq!(read(&mut streams[1], 1), [0]);
+    until("counted", || server.stats().requests == 2);
+}
+
+#[test]
+fn a_server_without_anybody_left_to_steer_it_ends() {
+    let server = start(ServerOptions::default());
+    let address = server.local_addr();
+    let mut other = client(&server);
+    let controller = server.controller();
+    drop(server);
+    assert_eq!(read_to_close(&mut other), b"");
+    assert!(TcpStream::connect(address).is_err());
+    assert_eq!(controller.stats().connections_open, 0);
 }

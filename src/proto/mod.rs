@@ -13,6 +13,7 @@ mod reply;
 mod request;
 
 pub use decode::Decoder;
+pub(crate) use reply::put_length;
 pub use reply::{CheckReply, Reply, ReplyDecoder, ReplyShape, Sink, WaitReply};
 pub use request::{Query, Request};
 

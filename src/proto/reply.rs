@@ -94,8 +94,13 @@ impl Reply {
 }
 
 fn put_value(out: &mut impl Sink, value: Bytes) {
-    out.put(&(value.len() as u64).to_le_bytes());
+    put_length(out, value.len());
     out.put_shared(value);
+}
+
+/// What comes before a value's bytes.
+pub(crate) fn put_length(out: &mut impl Sink, length: usize) {
+    out.put(&(length as u64).to_le_bytes());
 }
 
 /// Which layout a reply has.

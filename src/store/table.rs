@@ -13,14 +13,16 @@
 //! - `MULTI_SET` is atomic, and `LIST_KEYS` is sorted.
 
 mod number;
+mod values;
 mod waiters;
 
 use std::collections::{HashMap, VecDeque};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 
-use crate::proto::{CheckReply, Query, Reply, Request, WaitReply};
+use crate::proto::{CheckReply, Query, Reply, Request, Sink, WaitReply, put_length};
 use number::{decimal, parse_decimal};
+use values::{Value, Values};
 use waiters::Waiters;
 
 /// Names a connection, in the order of their acceptance.
@@ -84,7 +86,7 @@ pub enum Violation {
 /// Keys, queues and waiters of one store.
 #[derive(Debug, Default)]
 pub struct Table {
-    values: HashMap<Bytes, Bytes>,
+    values: Values,
     /// Never holds an empty queue.
     queues: HashMap<Bytes, VecDeque<Bytes>>,
     waiters: Waiters,
@@ -111,7 +113,7 @@ impl Table {
                 let growth = self.growth(&key, value.len());
                 self.check_room(query, &key, growth)?;
                 let message = key.len() + value.len();
-                self.store(&key, kept(value, message));
+                self.store(&key, value, message);
                 self.waiters.event(&key, &mut released);
                 None
             }
@@ -119,13 +121,13 @@ impl Table {
                 self.check_room_for_all(query, &pairs)?;
                 let message = pairs.iter().map(|(key, value)| key.len() + value.len()).sum();
                 for (key, value) in pairs {
-                    self.store(&key, kept(value, message));
+                    self.store(&key, value, message);
                     self.waiters.event(&key, &mut released);
                 }
                 None
             }
             Request::Append { key, value } => {
-                let is_new = !self.values.contains_key(&key);
+                let is_new = !self.values.contains(&key);
                 let growth = if is_new { self.growth(&key, value.len()) } else { (0, value.len()) };
                 self.check_room(query, &key, growth)?;
                 self.append(&key, value);
@@ -136,19 +138,19 @@ impl Table {
                 None if expected.is_empty() => {
                     self.check_room(query, &key, self.growth(&key, desired.len()))?;
                     let message = key.len() + desired.len();
-                    self.store(&key, kept(desired.clone(), message));
+                    self.store(&key, desired.clone(), message);
                     self.waiters.event(&key, &mut released);
                     desired
                 }
                 // Not an error upstream either: the reply claims a value that is not there.
                 None => expected,
-                Some(current) if *current == expected => {
+                Some(current) if current[..] == expected[..] => {
                     self.check_room(query, &key, self.growth(&key, desired.len()))?;
                     let message = key.len() + expected.len() + desired.len();
-                    self.store(&key, kept(desired.clone(), message));
+                    self.store(&key, desired.clone(), message);
                     desired
                 }
-                Some(current) => current.clone(),
+                Some(current) => current.to_bytes(),
             })),
             Request::Get { key } => Some(Reply::Value(self.value(&key))),
             Request::MultiGet { keys } => Some(Reply::Values(keys.iter().map(|key| self.value(key)).collect())),
@@ -195,17 +197,13 @@ impl Table {
             }
             Request::GetNumKeys => Some(Reply::Integer(self.values.len() as i64)),
             Request::DeleteKey { key } => {
-                let removed = self.values.remove_entry(&key);
-                if let Some((key, value)) = &removed {
-                    self.stored_bytes -= ENTRY_BYTES + key.len() + value.len();
+                let removed = self.values.remove(&key);
+                if let Some(value_len) = removed {
+                    self.stored_bytes -= ENTRY_BYTES + key.len() + value_len;
                 }
                 Some(Reply::Integer(i64::from(removed.is_some())))
             }
-            Request::ListKeys => {
-                let mut keys: Vec<Bytes> = self.values.keys().cloned().collect();
-                keys.sort_unstable();
-                Some(Reply::Keys(keys))
-            }
+            Request::ListKeys => Some(Reply::Keys(self.values.sorted_keys())),
             Request::QueuePush { key, value } => {
                 let is_new = !self.queues.contains_key(&key);
                 let item = ENTRY_BYTES + value.len();
@@ -221,6 +219,20 @@ impl Table {
             }
         };
         Ok(Applied { released, reply })
+    }
+
+    /// Writes the reply to `MULTI_GET` that [`apply`](Self::apply) would return: a handle for each of a hundred small values
+    /// costs more than their bytes.
+    pub fn multi_get(&self, keys: &[Bytes], out: &mut impl Sink) {
+        for key in keys {
+            let value = self.values.get(key);
+            put_length(out, value.map_or(0, |value| value.len()));
+            match value {
+                Some(Value::Small(value)) => out.put(value),
+                Some(Value::Large(value)) => out.put_shared(value.clone()),
+                None => {}
+            }
+        }
     }
 
     /// Forgets the wait of a connection, if it has one: it gave up, or it has gone.
@@ -246,17 +258,17 @@ impl Table {
 
     /// Whether a `WAIT` on this key would be answered at once.
     fn is_ready(&self, key: &Bytes) -> bool {
-        self.values.contains_key(key) || self.queues.contains_key(key)
+        self.values.contains(key) || self.queues.contains_key(key)
     }
 
     fn value(&self, key: &Bytes) -> Bytes {
-        self.values.get(key).cloned().unwrap_or_default()
+        self.values.get(key).map(Value::to_bytes).unwrap_or_default()
     }
 
     fn number(&self, key: &Bytes, query: Query) -> Result<i64, Violation> {
         match self.values.get(key) {
             None => Ok(0),
-            Some(value) => parse_decimal(value).ok_or(Violation::NotANumber(query)),
+            Some(value) => parse_decimal(&value).ok_or(Violation::NotANumber(query)),
         }
     }
 
@@ -265,41 +277,29 @@ impl Table {
         let text = decimal(number);
         let (keys, bytes) = self.growth(key, text.len());
         self.check_room(query, key, (keys, bytes + more_bytes))?;
-        self.store(key, text);
+        let message = text.len();
+        self.store(key, text, message);
         Ok(())
     }
 
-    fn store(&mut self, key: &Bytes, value: Bytes) {
+    /// `value` is cut from a message of this length.
+    fn store(&mut self, key: &Bytes, value: Bytes, message: usize) {
         self.stored_bytes += value.len();
-        match self.values.get_mut(key) {
-            Some(old) => {
-                self.stored_bytes -= old.len();
-                *old = value;
-            }
-            None => {
-                self.stored_bytes += ENTRY_BYTES + key.len();
-                self.values.insert(Bytes::copy_from_slice(key), value);
-            }
+        // A small value is copied anyway.
+        let value = if value.len() < values::LARGE_BYTES { value } else { kept(value, message) };
+        match self.values.set(key, value) {
+            Some(before) => self.stored_bytes -= before,
+            None => self.stored_bytes += ENTRY_BYTES + key.len(),
         }
     }
 
     fn append(&mut self, key: &Bytes, more: Bytes) {
-        let Some(old) = self.values.get_mut(key) else {
+        if !self.values.contains(key) {
             let message = key.len() + more.len();
-            return self.store(key, kept(more, message));
-        };
+            return self.store(key, more, message);
+        }
         self.stored_bytes += more.len();
-        // In place unless the old value is on its way to somebody, so that many appends are not quadratic.
-        let mut value = match std::mem::take(old).try_into_mut() {
-            Ok(value) => value,
-            Err(shared) => {
-                let mut copy = BytesMut::with_capacity(shared.len() + more.len());
-                copy.extend_from_slice(&shared);
-                copy
-            }
-        };
-        value.extend_from_slice(&more);
-        *old = value.freeze();
+        self.values.append(key, &more);
     }
 
     fn push(&mut self, key: &Bytes, item: Bytes) {

@@ -264,8 +264,8 @@ fn five_thousand_idle_connections_cost_little_and_hinder_nobody() {
         server.until("open", 1 + count);
         let each = (server.resident_kib() - fresh) * 1024 / count;
         println!("{count} idle connections after {:?}, {each} bytes each", start.elapsed());
-        // A read buffer of 4 KiB, a task, an entry in two maps.
-        assert!(each < 16 * 1024, "{each} bytes for each of {count} connections");
+        // An entry in a list, which may have doubled just now, and no buffer.
+        assert!(each < 1024, "{each} bytes for each of {count} connections");
         idle.iter_mut().step_by(97).for_each(Client::assert_served);
     });
 }

@@ -1,156 +1,73 @@
 //! One connection, from its first byte to its last.
 //!
-//! Owns its receive buffer and the order of reading, applying and writing. A connection that is slow, silent or
-//! hostile holds up nobody: it reads and writes only when its socket is ready, and yields when its turn is over.
+//! Owns the order of reading, carrying out and writing. A connection that is slow, silent or hostile holds up nobody: it is
+//! given a turn only when its socket is ready, and the turn ends after so much work. Between turns it keeps what has come
+//! of a request that is not whole and what the socket has not taken; an idle one keeps no buffer.
 
-use std::cell::RefCell;
 use std::io;
 use std::net::SocketAddr;
-use std::rc::Rc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
-use bytes::{BufMut, BytesMut};
-use tokio::io::{AsyncReadExt, Interest};
-use tokio::net::TcpStream;
-use tokio::sync::Notify;
-use tokio::time::timeout;
+use bytes::BytesMut;
+use mio::net::TcpStream;
+use rustix::net::RecvFlags;
 
 use super::hello::{Visitor, preview, recognise};
-use super::hub::{Hub, LOG_TARGET, Rejection};
+use super::hub::{Hub, Rejection};
 use super::outbox::Outbox;
-use super::{Cause, Upgraded};
-use crate::proto::{Decoder, ProtoError, Reply, Request};
+use super::{Cause, Place, Upgraded, after};
+use crate::proto::{Decoder, ProtoError, Reply, Request, WaitReply};
 use crate::store::table::{ConnId, Violation};
 
-/// Serves a connection that has just been accepted.
-pub(super) async fn run(hub: Rc<Hub>, mut stream: TcpStream, peer: SocketAddr) {
-    let mut buf = BytesMut::new();
-    let visitor = match timeout(hub.options.hello_timeout, hello(&hub, &mut stream, &mut buf)).await {
-        Ok(Ok(visitor)) => visitor,
-        Ok(Err(error)) => {
-            tracing::debug!(target: LOG_TARGET, %peer, %error, "connection lost before it said anything");
-            return;
-        }
-        Err(_) => {
-            let detail = format!("no VALIDATE within {:?}", hub.options.hello_timeout);
-            return hub.reject(peer, &Rejection::new(Cause::HelloTimeout, detail).with_preview(preview(&buf)));
-        }
-    };
-    match visitor {
-        Visitor::Client => {
-            let open = hub.open(stream, peer);
-            match Talk::new(&hub, &open.connection, buf).run().await {
-                Ok(()) => tracing::debug!(target: LOG_TARGET, %peer, "connection closed"),
-                Err(End::Rejected(rejection)) => hub.reject(peer, &rejection),
-                Err(End::Lost(error)) => tracing::debug!(target: LOG_TARGET, %peer, %error, "connection lost"),
-            }
-        }
-        Visitor::Upgrade(at) => upgrade(&hub, at, stream, buf, peer),
-        Visitor::Foreign => {
-            let detail = match Decoder::new(hub.options.limits.clone()).decode(&mut buf.clone()) {
-                Err(error) => error.to_string(),
-                Ok(_) => "not c10d".to_owned(),
-            };
-            hub.reject(peer, &Rejection::new(Cause::Foreign, detail).with_preview(preview(&buf)));
-        }
-        // Closed before it had said enough: a health check, or a client that gave up.
-        Visitor::Unknown => tracing::debug!(target: LOG_TARGET, %peer, "connection closed before VALIDATE"),
-    }
-}
-
-/// Reads until it is clear who is there, or no more comes.
-async fn hello(hub: &Hub, stream: &mut TcpStream, buf: &mut BytesMut) -> io::Result<Visitor> {
-    loop {
-        match recognise(buf, &hub.options.upgrades) {
-            Visitor::Unknown => {}
-            visitor => return Ok(visitor),
-        }
-        buf.reserve(SMALL_READ_BYTES);
-        if stream.read_buf(buf).await? == 0 {
-            return Ok(Visitor::Unknown);
-        }
-    }
-}
-
-fn upgrade(hub: &Hub, at: usize, stream: TcpStream, first_bytes: BytesMut, peer: SocketAddr) {
-    let local = match stream.local_addr() {
-        Ok(local) => local,
-        Err(error) => return tracing::debug!(target: LOG_TARGET, %peer, %error, "connection lost before its upgrade"),
-    };
-    let upgrade = &hub.options.upgrades[at];
-    let place = hub.handed_over.clone();
-    match upgrade.to.send(Upgraded { stream, first_bytes, peer, local, place }) {
-        Ok(()) => {
-            hub.counters.connections_upgraded.fetch_add(1, Relaxed);
-            tracing::debug!(target: LOG_TARGET, %peer, "connection upgraded");
-        }
-        Err(_) => {
-            let detail = format!("nobody takes over `{}`", upgrade.magic.escape_ascii());
-            hub.reject(peer, &Rejection::new(Cause::UpgradeGone, detail));
-        }
-    }
-}
-
-/// What other connections see of a connection.
 pub(super) struct Connection {
     pub id: ConnId,
     pub peer: SocketAddr,
+    /// When it is closed unless it has got further by then.
+    pub deadline: Option<Instant>,
+    /// Whether it stands in line for a turn.
+    pub in_line: bool,
     stream: TcpStream,
-    outbox: RefCell<Outbox>,
-    /// Something was queued by another connection and could not be written at once.
-    nudged: Notify,
+    stage: Stage,
+    decoder: Decoder,
+    /// What has come and has not been carried out.
+    input: BytesMut,
+    /// What the socket has not taken.
+    unsent: Option<Box<Outbox>>,
+    /// The socket may hold more.
+    is_readable: bool,
+    /// Nothing will come after what the socket holds.
+    is_ending: bool,
 }
 
-impl Connection {
-    pub(super) fn new(id: ConnId, stream: TcpStream, peer: SocketAddr) -> Self {
-        Connection { id, peer, stream, outbox: RefCell::default(), nudged: Notify::new() }
-    }
-
-    pub(super) fn queue(&self, reply: Reply) {
-        reply.encode(&mut *self.outbox.borrow_mut());
-    }
-
-    /// Writes what was queued from outside, now if the socket takes it.
-    pub(super) fn nudge(&self) {
-        if !matches!(self.flush(), Ok(true)) {
-            self.nudged.notify_one();
-        }
-    }
-
-    /// Writes as much as the socket takes; true if that was all.
-    fn flush(&self) -> io::Result<bool> {
-        let mut outbox = self.outbox.borrow_mut();
-        while !outbox.is_empty() {
-            let (slices, count) = outbox.slices();
-            let written = match &slices[..count] {
-                [one] => self.stream.try_write(one),
-                several => self.stream.try_write_vectored(several),
-            };
-            match written {
-                Ok(written) => outbox.advance(written),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(true)
-    }
-
-    /// A short read has emptied the socket: what comes next raises an event of its own (epoll is edge-triggered), so the
-    /// runtime need not be asked to try once more. Saves one system call in three where requests come one by one.
-    fn expect_no_more(&self) {
-        let nothing = || -> io::Result<()> { Err(io::ErrorKind::WouldBlock.into()) };
-        let _ = self.stream.try_io(Interest::READABLE, nothing);
-    }
-
-    fn queued_bytes(&self) -> usize {
-        self.outbox.borrow().len()
-    }
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// It has not said who it is.
+    Hello,
+    /// A c10d client.
+    Open,
+    /// It sends no more and gets the rest of its replies.
+    Leaving,
 }
 
-/// Why a conversation ended other than by the client closing it.
-enum End {
+/// What a connection needs after its turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum After {
+    /// An event of its socket.
+    Event,
+    /// Another turn.
+    Turn,
+}
+
+/// Why a connection ends.
+#[derive(Debug)]
+pub(super) enum End {
+    /// Its client closed it, and has had all its replies.
+    Closed,
+    /// The server closes it.
     Rejected(Box<Rejection>),
     Lost(io::Error),
+    /// It speaks the protocol of the upgrade at this index; what it has said so far.
+    Upgrade(usize, BytesMut),
 }
 
 impl From<io::Error> for End {
@@ -178,63 +95,174 @@ impl From<Violation> for End {
     }
 }
 
-/// The conversation with one validated client.
-struct Talk<'a> {
-    hub: &'a Hub,
-    connection: &'a Connection,
-    buf: BytesMut,
-    decoder: Decoder,
-    read_bytes: usize,
-    turn: Turn,
-}
-
-impl<'a> Talk<'a> {
-    fn new(hub: &'a Hub, connection: &'a Connection, buf: BytesMut) -> Self {
-        let decoder = Decoder::new(hub.options.limits.clone());
-        Talk { hub, connection, buf, decoder, read_bytes: SMALL_READ_BYTES, turn: Turn::default() }
+impl Connection {
+    /// A connection that has just been accepted, and is closed at `deadline` unless it has said who it is.
+    pub(super) fn new(id: ConnId, stream: TcpStream, peer: SocketAddr, deadline: Instant, hub: &Hub) -> Self {
+        Connection {
+            id,
+            peer,
+            deadline: Some(deadline),
+            in_line: false,
+            stream,
+            stage: Stage::Hello,
+            decoder: Decoder::new(hub.options.limits.clone()),
+            input: BytesMut::new(),
+            unsent: None,
+            is_readable: false,
+            is_ending: false,
+        }
     }
 
-    async fn run(mut self) -> Result<(), End> {
-        loop {
-            let answered = self.answer().await;
-            // Also after an error: what was asked properly before it is answered as far as the socket takes it.
-            let flushed = self.connection.flush();
-            answered?;
-            flushed?;
-            if self.read().await? == 0 {
-                return self.finish().await;
+    pub(super) fn stream(&mut self) -> &mut TcpStream {
+        &mut self.stream
+    }
+
+    /// Whether it is a c10d client's.
+    pub(super) fn is_client(&self) -> bool {
+        self.stage != Stage::Hello
+    }
+
+    /// Notes what the poll says of the socket; whether that is worth a turn.
+    pub(super) fn on_event(&mut self, event: &mio::event::Event) -> bool {
+        // Events come once: what is not used up now is remembered.
+        self.is_ending |= event.is_read_closed() || event.is_error();
+        self.is_readable |= event.is_readable() || self.is_ending;
+        self.is_readable || (event.is_writable() && self.unsent.is_some())
+    }
+
+    /// The rejection that its deadline leads to.
+    pub(super) fn on_deadline(&self, hub: &Hub) -> Rejection {
+        match self.stage {
+            Stage::Leaving => {
+                let detail = format!("closed with unread replies for {:?}", hub.options.flush_timeout);
+                Rejection::new(Cause::NotReading, detail)
+            }
+            Stage::Hello | Stage::Open => {
+                let detail = format!("no VALIDATE within {:?}", hub.options.hello_timeout);
+                Rejection::new(Cause::HelloTimeout, detail).with_preview(preview(&self.input))
             }
         }
     }
 
-    /// Carries out all requests that have arrived whole.
-    async fn answer(&mut self) -> Result<(), End> {
-        while let Some(request) = self.decoder.decode(&mut self.buf).map_err(|error| self.refused(error))? {
-            if request == Request::Validate {
-                continue;
+    /// Its wait is over.
+    pub(super) fn release(&mut self, hub: &mut Hub) -> io::Result<()> {
+        let mut outbox = self.take_outbox(hub);
+        Reply::Wait(WaitReply::StopWaiting).encode(&mut *outbox);
+        let written = write(&self.stream, &mut outbox);
+        self.put_back_outbox(hub, outbox);
+        written
+    }
+
+    /// Reads, carries out, writes.
+    pub(super) fn take_turn(&mut self, hub: &mut Hub) -> Result<After, End> {
+        let mut outbox = self.take_outbox(hub);
+        let result = if self.stage == Stage::Leaving { Ok(After::Event) } else { self.converse(hub, &mut outbox) };
+        // Also after an error: what was asked properly before it is answered as far as the socket takes it.
+        let written = write(&self.stream, &mut outbox);
+        self.put_back_outbox(hub, outbox);
+        let next = result?;
+        written?;
+        if self.stage == Stage::Leaving {
+            if self.unsent.is_none() {
+                return Err(End::Closed);
             }
-            self.check_reading()?;
-            self.hub.apply(self.connection, request)?;
-            if self.turn.is_over_after(1) {
-                self.connection.flush()?;
-                tokio::task::yield_now().await;
+            self.deadline.get_or_insert_with(|| after(hub.options.flush_timeout));
+        }
+        Ok(next)
+    }
+
+    /// Carries out requests, those that have come first, until no more come or the turn is over.
+    fn converse(&mut self, hub: &mut Hub, outbox: &mut Outbox) -> Result<After, End> {
+        let mut talk = Talk { outbox, done: 0, requests: 0 };
+        let mut buf = self.take_input(hub);
+        let result = self.talk(hub, &mut talk, &mut buf);
+        hub.count(talk.requests);
+        self.put_back_input(hub, buf);
+        result
+    }
+
+    fn talk(&mut self, hub: &mut Hub, talk: &mut Talk, buf: &mut BytesMut) -> Result<After, End> {
+        loop {
+            if self.stage == Stage::Open {
+                self.answer(hub, talk, buf)?;
+            }
+            if talk.done >= REQUESTS_PER_TURN {
+                return Ok(After::Turn);
+            }
+            if !self.is_readable {
+                return Ok(After::Event);
+            }
+            match self.read(buf)? {
+                None => return Ok(After::Event),
+                // The client sends no more. It gets what it asked for, but no release: it counts as gone.
+                Some(0) if self.stage == Stage::Open => {
+                    hub.forget_wait(self.id);
+                    self.stage = Stage::Leaving;
+                    return Ok(After::Event);
+                }
+                // A health check, or a client that gave up.
+                Some(0) => return Err(End::Closed),
+                Some(count) => talk.done += count / BYTES_PER_REQUEST,
+            }
+            if self.stage == Stage::Hello {
+                self.greet(hub, buf)?;
+            }
+        }
+    }
+
+    /// Finds out from the first bytes who is there.
+    fn greet(&mut self, hub: &mut Hub, buf: &mut BytesMut) -> Result<(), End> {
+        match recognise(buf, &hub.options.upgrades) {
+            Visitor::Unknown => {}
+            Visitor::Client => {
+                self.stage = Stage::Open;
+                self.deadline = None;
+                hub.on_opened();
+            }
+            Visitor::Upgrade(at) => return Err(End::Upgrade(at, BytesMut::from(&buf[..]))),
+            Visitor::Foreign => {
+                let preview = preview(buf);
+                let detail = match self.decoder.decode(buf) {
+                    Err(error) => error.to_string(),
+                    Ok(_) => "not c10d".to_owned(),
+                };
+                return Err(Rejection::new(Cause::Foreign, detail).with_preview(preview).into());
             }
         }
         Ok(())
     }
 
-    fn refused(&self, error: ProtoError) -> End {
+    /// Carries out the requests that have come whole, as far as the turn lasts.
+    fn answer(&mut self, hub: &mut Hub, talk: &mut Talk, buf: &mut BytesMut) -> Result<(), End> {
+        while talk.done < REQUESTS_PER_TURN {
+            let request = match self.decoder.decode(buf) {
+                Ok(Some(request)) => request,
+                Ok(None) => return Ok(()),
+                Err(error) => return Err(self.refused(error, buf)),
+            };
+            if request == Request::Validate {
+                continue;
+            }
+            self.check_reading(hub, talk.outbox)?;
+            hub.apply(self.id, request, talk.outbox)?;
+            talk.done += 1;
+            talk.requests += 1;
+        }
+        Ok(())
+    }
+
+    fn refused(&self, error: ProtoError, buf: &[u8]) -> End {
         let cause = if let ProtoError::TooLong { .. } = error { Cause::TooLong } else { Cause::Protocol };
-        Rejection::new(cause, error.to_string()).with_key(self.decoder.refused_key(&self.buf)).into()
+        Rejection::new(cause, error.to_string()).with_key(self.decoder.refused_key(buf)).into()
     }
 
     /// A client that leaves its replies unread gets no more of them.
-    fn check_reading(&self) -> Result<(), End> {
-        let limit = self.hub.options.reply_buffer_bytes;
-        if self.connection.queued_bytes() > limit {
-            self.connection.flush()?;
+    fn check_reading(&self, hub: &Hub, outbox: &mut Outbox) -> Result<(), End> {
+        let limit = hub.options.reply_buffer_bytes;
+        if outbox.len() > limit {
+            write(&self.stream, outbox)?;
         }
-        let queued = self.connection.queued_bytes();
+        let queued = outbox.len();
         if queued > limit {
             let detail = format!("{queued} bytes of replies wait to be read, limit reply_buffer_bytes = {limit}");
             return Err(Rejection::new(Cause::NotReading, detail).into());
@@ -242,103 +270,137 @@ impl<'a> Talk<'a> {
         Ok(())
     }
 
-    /// Waits for bytes and takes some; writes meanwhile what could not be written before. 0 means that no more come.
-    async fn read(&mut self) -> io::Result<usize> {
-        let connection = self.connection;
-        let most = self.make_room();
-        loop {
-            let all_sent = connection.queued_bytes() == 0;
-            let interest = if all_sent { Interest::READABLE } else { Interest::READABLE | Interest::WRITABLE };
-            let ready = tokio::select! {
-                ready = connection.stream.ready(interest) => ready?,
-                () = connection.nudged.notified() => continue,
-            };
-            if ready.is_writable() && !all_sent {
-                connection.flush()?;
+    /// Reads once; 0 means that no more comes, `None` that nothing has come yet.
+    fn read(&mut self, buf: &mut BytesMut) -> io::Result<Option<usize>> {
+        let most = self.make_room(buf);
+        let room = &mut buf.spare_capacity_mut()[..most];
+        let count = match rustix::net::recv(&self.stream, room, RecvFlags::empty()) {
+            Ok(((read, _), _)) => read.len(),
+            Err(rustix::io::Errno::INTR) => return self.read(buf),
+            Err(rustix::io::Errno::AGAIN) => {
+                self.is_readable = false;
+                return Ok(None);
             }
-            if !ready.is_readable() {
-                continue;
-            }
-            match connection.stream.try_read_buf(&mut (&mut self.buf).limit(most)) {
-                Ok(count) => {
-                    if count < most {
-                        connection.expect_no_more();
-                    }
-                    self.read_bytes =
-                        if count >= most { (self.read_bytes * 2).min(LARGE_READ_BYTES) } else { SMALL_READ_BYTES };
-                    if self.turn.is_over_after(count / BYTES_PER_REQUEST) {
-                        tokio::task::yield_now().await;
-                    }
-                    return Ok(count);
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
-            }
+            Err(error) => return Err(error.into()),
+        };
+        // A short read has emptied the socket, and what comes next raises an event of its own. Saves one system call in
+        // three where requests come one by one. But the end, once announced, is not announced again.
+        self.is_readable = count == most || self.is_ending;
+        // SAFETY: `count` bytes from the old end on have just been written.
+        #[expect(unsafe_code, reason = "there is no safe way to read into memory that has not been zeroed")]
+        unsafe {
+            buf.set_len(buf.len() + count);
         }
+        Ok(Some(count))
     }
 
     /// Makes room in the buffer and says how much to read at most.
     ///
     /// Room grows with what has arrived, not with what was announced. A big request is read exactly to its end: its
     /// values may be kept as slices of the buffer, which should hold little else.
-    fn make_room(&mut self) -> usize {
-        if self.buf.is_empty() && self.buf.capacity() > LARGE_READ_BYTES {
-            self.buf = BytesMut::new();
-        }
-        let missing = self.decoder.needed().saturating_sub(self.buf.len());
-        let most = if missing > LARGE_READ_BYTES {
-            missing.min(self.buf.len().max(LARGE_READ_BYTES))
+    fn make_room(&self, buf: &mut BytesMut) -> usize {
+        let missing = self.decoder.needed().saturating_sub(buf.len());
+        let spare = buf.capacity() - buf.len();
+        let most = if missing > READ_BYTES {
+            missing.min(buf.len().max(GROWTH_BYTES))
+        } else if buf.len() > READ_BYTES {
+            missing.max(spare.min(READ_BYTES))
         } else {
-            missing.max(self.read_bytes)
+            READ_BYTES
         };
-        self.buf.reserve(most);
+        if missing > READ_BYTES && spare < most {
+            // Leaves the shared buffer, whose end this would be.
+            let mut own = BytesMut::with_capacity(buf.len() + most);
+            own.extend_from_slice(buf);
+            *buf = own;
+        }
+        buf.reserve(most);
         most
     }
 
-    /// The client sends no more. It gets what it asked for, but no release: it counts as gone.
-    async fn finish(self) -> Result<(), End> {
-        self.hub.forget_wait(self.connection.id);
-        let flush = async {
-            while !self.connection.flush()? {
-                self.connection.stream.writable().await?;
-            }
-            Ok(())
-        };
-        match timeout(self.hub.options.flush_timeout, flush).await {
-            Ok(result) => result,
-            Err(_) => {
-                let detail = format!("closed with unread replies for {:?}", self.hub.options.flush_timeout);
-                Err(Rejection::new(Cause::NotReading, detail).into())
-            }
+    /// The shared outbox, or the connection's own if something waits in it.
+    fn take_outbox(&mut self, hub: &mut Hub) -> Box<Outbox> {
+        self.unsent.take().or_else(|| hub.outbox.take()).unwrap_or_default()
+    }
+
+    fn put_back_outbox(&mut self, hub: &mut Hub, outbox: Box<Outbox>) {
+        let place = if outbox.is_empty() { &mut hub.outbox } else { &mut self.unsent };
+        *place = Some(outbox);
+    }
+
+    /// The shared buffer with what has come so far, or the connection's own if that is more than is worth copying.
+    fn take_input(&mut self, hub: &mut Hub) -> BytesMut {
+        if self.input.len() > READ_BYTES {
+            return std::mem::take(&mut self.input);
+        }
+        let mut buf = std::mem::take(&mut hub.input);
+        buf.extend_from_slice(&self.input);
+        self.input = BytesMut::new();
+        buf
+    }
+
+    fn put_back_input(&mut self, hub: &mut Hub, mut buf: BytesMut) {
+        if buf.len() > READ_BYTES {
+            self.input = buf;
+            return;
+        }
+        if !buf.is_empty() {
+            self.input = BytesMut::from(&buf[..]);
+            buf.clear();
+        }
+        if hub.input.capacity() == 0 {
+            hub.input = buf;
         }
     }
+}
+
+/// What happens in one turn.
+struct Talk<'a> {
+    outbox: &'a mut Outbox,
+    /// Work, in requests.
+    done: usize,
+    /// Requests carried out.
+    requests: u64,
+}
+
+impl Upgraded {
+    /// `None` if the connection has been lost meanwhile.
+    pub(super) fn new(connection: Connection, first_bytes: BytesMut, place: Place) -> io::Result<Upgraded> {
+        let Connection { stream, peer, .. } = connection;
+        let local = stream.local_addr()?;
+        Ok(Upgraded { stream: stream.into(), first_bytes, peer, local, place })
+    }
+}
+
+/// Writes as much as the socket takes.
+fn write(stream: &TcpStream, outbox: &mut Outbox) -> io::Result<()> {
+    use std::io::Write;
+    let mut stream: &TcpStream = stream;
+    while !outbox.is_empty() {
+        let (slices, count) = outbox.slices();
+        let written = match &slices[..count] {
+            [one] => stream.write(one),
+            several => stream.write_vectored(several),
+        };
+        match written {
+            Ok(written) => outbox.advance(written),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// How long a connection may go on before the others have theirs. Without it, one that always has more to say would
 /// never let go of the thread.
-#[derive(Default)]
-struct Turn {
-    done: usize,
-}
-
-impl Turn {
-    fn is_over_after(&mut self, requests: usize) -> bool {
-        self.done += requests;
-        let over = self.done >= REQUESTS_PER_TURN;
-        if over {
-            self.done = 0;
-        }
-        over
-    }
-}
-
 const REQUESTS_PER_TURN: usize = 128;
 
 /// So many bytes received count as one request.
 const BYTES_PER_REQUEST: usize = 4 * 1024;
 
-/// What an idle connection's buffer has room for.
-const SMALL_READ_BYTES: usize = 4 * 1024;
+/// Read at a time, unless a single request is larger: many small requests, and little to copy of a large one.
+const READ_BYTES: usize = 16 * 1024;
 
-/// What a busy one's has, unless a single request is larger.
-const LARGE_READ_BYTES: usize = 64 * 1024;
+/// A large request's first piece after that; then each is as large as what has come before it.
+const GROWTH_BYTES: usize = 64 * 1024;

@@ -2,26 +2,28 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
+use mio::Waker;
 use parking_lot::Mutex;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::Stats;
 use super::stats::Counters;
 
-/// Makes the two ends: one to steer a server with, from any thread, and one for [`serve`](super::serve).
-pub fn control() -> (Controller, Control) {
-    let (commands, receiver) = unbounded_channel();
+/// Makes the two ends: one to steer a server with, from any thread, and one for the server's thread, which `waker` wakes.
+pub(super) fn control(waker: Waker) -> (Controller, Control) {
+    let (commands, receiver) = channel();
     let (counters, expected) = (Arc::<Counters>::default(), Arc::<Expected>::default());
-    let controller = Controller { commands, counters: counters.clone(), expected: expected.clone() };
+    let line = Arc::new(Line { commands, waker: WakeOnDrop(waker) });
+    let controller = Controller { line, counters: counters.clone(), expected: expected.clone() };
     (controller, Control { commands: receiver, counters, expected })
 }
 
 /// Steers a server. When the last clone is dropped the server stops, unless it was told to end some other way.
 #[derive(Debug, Clone)]
 pub struct Controller {
-    commands: UnboundedSender<Command>,
+    line: Arc<Line>,
     counters: Arc<Counters>,
     expected: Arc<Expected>,
 }
@@ -69,16 +71,41 @@ impl Controller {
 
     fn send(&self, command: Command) {
         // A server that has ended needs no telling.
-        let _ = self.commands.send(command);
+        if self.line.commands.send(command).is_ok() {
+            self.line.waker.wake();
+        }
+    }
+}
+
+/// Fields are dropped in this order: the server, woken last, finds that nobody is left to tell it anything.
+#[derive(Debug)]
+struct Line {
+    commands: Sender<Command>,
+    waker: WakeOnDrop,
+}
+
+#[derive(Debug)]
+struct WakeOnDrop(Waker);
+
+impl WakeOnDrop {
+    fn wake(&self) {
+        // Fails only for a server that has ended.
+        let _ = self.0.wake();
+    }
+}
+
+impl Drop for WakeOnDrop {
+    fn drop(&mut self) {
+        self.wake();
     }
 }
 
 /// The server's end of a [`Controller`].
 #[derive(Debug)]
-pub struct Control {
-    pub(super) commands: UnboundedReceiver<Command>,
-    pub(super) counters: Arc<Counters>,
-    pub(super) expected: Arc<Expected>,
+pub(super) struct Control {
+    pub commands: Receiver<Command>,
+    pub counters: Arc<Counters>,
+    pub expected: Arc<Expected>,
 }
 
 #[derive(Debug)]

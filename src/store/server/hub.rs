@@ -1,43 +1,41 @@
-//! What the connections of one server share: the table, each other's outboxes, the counters.
+//! What the connections of one server share: the table, the counters, the log, and buffers for whoever's turn it is.
 //!
-//! Owns carrying out a request and delivering what it leads to. Everything here runs on one thread and never awaits, so
-//! a request is atomic.
+//! Owns carrying out a request. Everything here runs on one thread, so a request is atomic.
 
-use std::cell::RefCell;
-use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
-use tokio::net::TcpStream;
-use tokio::sync::Notify;
-use tokio::task::JoinSet;
+use bytes::BytesMut;
 
-use super::connection::Connection;
 use super::hello::printable;
+use super::outbox::Outbox;
 use super::stats::Counters;
 use super::{Cause, Place, ServerOptions};
-use crate::bounded_log::BoundedLog;
+use crate::bounded_log::LogBudget;
 use crate::proto::{Reply, Request, WaitReply};
 use crate::store::table::{ConnId, Table, Violation};
 
 pub(super) struct Hub {
     pub options: ServerOptions,
     pub counters: Arc<Counters>,
-    /// The connections' tasks, hello included.
-    pub tasks: RefCell<JoinSet<()>>,
-    /// A connection has closed.
-    pub closed: Notify,
-    table: RefCell<Table>,
-    connections: RefCell<Connections>,
-    /// What this server logs about strangers and offenders.
-    pub log: BoundedLog,
+    /// Waits that requests have ended, and whose connections are still to be told.
+    pub released: Vec<ConnId>,
+    /// For reading, empty between turns: only a connection that is in the middle of a request has a buffer of its own.
+    pub input: BytesMut,
+    /// For writing, likewise: only a client that does not read costs one of its own.
+    pub outbox: Option<Box<Outbox>>,
     /// What connections that were handed over share.
     pub handed_over: Place,
+    table: Table,
+    /// c10d clients that are connected.
+    open_count: usize,
+    log_budget: LogBudget,
 }
 
 /// Why the server closes a connection, for counters and log.
+#[derive(Debug)]
 pub(super) struct Rejection {
     pub cause: Cause,
     /// In words.
@@ -62,119 +60,113 @@ impl Rejection {
     }
 }
 
-#[derive(Default)]
-struct Connections {
-    open: HashMap<ConnId, Rc<Connection>>,
-    last: u64,
-}
-
 impl Hub {
-    pub(super) fn new(options: ServerOptions, counters: Arc<Counters>) -> Rc<Hub> {
-        Rc::new(Hub {
-            table: RefCell::new(Table::new(options.table.clone())),
-            log: BoundedLog::new(options.log_period, say_left_out),
-            handed_over: Place::default(),
+    pub(super) fn new(options: ServerOptions, counters: Arc<Counters>) -> Hub {
+        Hub {
+            table: Table::new(options.table.clone()),
+            log_budget: LogBudget::new(options.log_period),
             options,
             counters,
-            tasks: RefCell::default(),
-            closed: Notify::new(),
-            connections: RefCell::default(),
-        })
+            released: Vec::new(),
+            input: BytesMut::new(),
+            outbox: None,
+            handed_over: Place::default(),
+            open_count: 0,
+        }
     }
 
-    /// Registers a validated connection; it is open until the guard is dropped.
-    pub(super) fn open(self: &Rc<Hub>, stream: TcpStream, peer: SocketAddr) -> Open {
-        let mut connections = self.connections.borrow_mut();
-        connections.last += 1;
-        let connection = Rc::new(Connection::new(ConnId(connections.last), stream, peer));
-        connections.open.insert(connection.id, connection.clone());
-        self.counters.connections_open.store(connections.open.len() as u64, Relaxed);
-        Open { hub: self.clone(), connection }
-    }
-
-    /// Connections that count towards the limit: those in the server's care, and those handed over.
-    pub(super) fn taken_places(&self) -> usize {
-        self.tasks.borrow().len() + self.handed_over.shared()
-    }
-
+    /// c10d clients that are connected.
     pub(super) fn open_count(&self) -> usize {
-        self.connections.borrow().open.len()
+        self.open_count
     }
 
-    pub(super) fn is_open(&self, id: ConnId) -> bool {
-        self.connections.borrow().open.contains_key(&id)
+    /// A connection has turned out to be a c10d client's.
+    pub(super) fn on_opened(&mut self) {
+        self.open_count += 1;
+        self.counters.connections_open.store(self.open_count as u64, Relaxed);
     }
 
-    /// The connection whose other end is `peer`.
-    pub(super) fn find(&self, peer: SocketAddr) -> Option<ConnId> {
-        let same =
-            |other: SocketAddr| other.port() == peer.port() && other.ip().to_canonical() == peer.ip().to_canonical();
-        self.connections.borrow().open.values().find(|connection| same(connection.peer)).map(|connection| connection.id)
+    /// A c10d client's connection has ended.
+    pub(super) fn on_closed(&mut self, id: ConnId) {
+        self.open_count -= 1;
+        self.counters.connections_open.store(self.open_count as u64, Relaxed);
+        self.forget_wait(id);
     }
 
-    /// Carries out one request of `connection` and queues its reply. Others that it releases are written to at once.
-    pub(super) fn apply(&self, connection: &Connection, request: Request) -> Result<(), Violation> {
-        let applied = self.table.borrow_mut().apply(connection.id, request)?;
-        self.counters.requests.fetch_add(1, Relaxed);
-        self.update_gauges();
-        let connections = self.connections.borrow();
-        for id in applied.released {
-            let Some(released) = connections.open.get(&id) else {
-                continue;
-            };
-            released.queue(Reply::Wait(WaitReply::StopWaiting));
-            if id != connection.id {
-                released.nudge();
+    /// The server has ended: nobody is connected any more, and the log will say no more.
+    pub(super) fn on_end(&mut self) {
+        self.counters.connections_open.store(0, Relaxed);
+        self.counters.waiting.store(0, Relaxed);
+        say_left_out(self.log_budget.end());
+    }
+
+    /// Carries out one request of a connection and queues its reply. Others that it releases are noted in `released`.
+    pub(super) fn apply(&mut self, id: ConnId, request: Request, outbox: &mut Outbox) -> Result<(), Violation> {
+        if let Request::MultiGet { keys } = &request {
+            self.table.multi_get(keys, outbox);
+            return Ok(());
+        }
+        let applied = self.table.apply(id, request)?;
+        for released in applied.released {
+            if released == id {
+                Reply::Wait(WaitReply::StopWaiting).encode(outbox);
+            } else {
+                self.released.push(released);
             }
         }
         if let Some(reply) = applied.reply {
-            connection.queue(reply);
+            reply.encode(outbox);
         }
         Ok(())
     }
 
     /// The client will read no release any more.
-    pub(super) fn forget_wait(&self, id: ConnId) {
-        self.table.borrow_mut().disconnect(id);
-        self.update_gauges();
+    pub(super) fn forget_wait(&mut self, id: ConnId) {
+        self.table.disconnect(id);
+        self.count(0);
+    }
+
+    /// Brings the counters up to date after this many requests.
+    pub(super) fn count(&self, requests: u64) {
+        let counters = &self.counters;
+        // Only this thread writes them, so nothing is lost between reading and writing.
+        counters.requests.store(counters.requests.load(Relaxed) + requests, Relaxed);
+        counters.keys.store(self.table.num_keys() as u64, Relaxed);
+        counters.stored_bytes.store(self.table.stored_bytes() as u64, Relaxed);
+        counters.waiting.store(self.table.num_waiting() as u64, Relaxed);
     }
 
     /// Counts and logs a connection that the server closes.
-    pub(super) fn reject(&self, peer: SocketAddr, rejection: &Rejection) {
+    pub(super) fn reject(&mut self, peer: SocketAddr, rejection: &Rejection) {
         let Rejection { cause, detail, preview, key } = rejection;
         self.counters.reject(*cause);
         let cause = cause.name();
-        if self.log.admits(cause) {
+        if self.may_log(cause) {
             tracing::warn!(target: LOG_TARGET, %peer, cause, detail, preview, key, "connection rejected");
         }
     }
 
-    fn update_gauges(&self) {
-        let table = self.table.borrow();
-        self.counters.keys.store(table.num_keys() as u64, Relaxed);
-        self.counters.stored_bytes.store(table.stored_bytes() as u64, Relaxed);
-        self.counters.waiting.store(table.num_waiting() as u64, Relaxed);
+    /// Whether one more record of this kind fits the log.
+    pub(super) fn may_log(&mut self, kind: &'static str) -> bool {
+        let now = Instant::now();
+        self.summarise(now);
+        self.log_budget.admit(kind, now)
+    }
+
+    /// When [`summarise`](Self::summarise) has something to say.
+    pub(super) fn next_summary(&self) -> Option<Instant> {
+        self.log_budget.next_deadline()
+    }
+
+    /// Says what the log has left out, if it is time.
+    pub(super) fn summarise(&mut self, now: Instant) {
+        say_left_out(self.log_budget.summaries(now));
     }
 }
 
-fn say_left_out(cause: &'static str, count: u64) {
-    tracing::warn!(target: LOG_TARGET, cause, count, "more of the same was not logged");
-}
-
-/// An open connection's entry in the hub. Dropping it, for whatever reason, removes the entry and the wait.
-pub(super) struct Open {
-    hub: Rc<Hub>,
-    pub connection: Rc<Connection>,
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        let id = self.connection.id;
-        self.hub.forget_wait(id);
-        let mut connections = self.hub.connections.borrow_mut();
-        connections.open.remove(&id);
-        self.hub.counters.connections_open.store(connections.open.len() as u64, Relaxed);
-        self.hub.closed.notify_one();
+fn say_left_out(summaries: Vec<(&'static str, u64)>) {
+    for (cause, count) in summaries {
+        tracing::warn!(target: LOG_TARGET, cause, count, "more of the same was not logged");
     }
 }
 

@@ -4,36 +4,38 @@
 //! lifetime. Leaves decisions to the table, bytes to [`crate::proto`], and listening sockets to [`super::listen`].
 //! Facts: sections 2, 8 and 9 of the protocol description; it names the accidents of PyTorch's servers that are not copied.
 //!
-//! One thread serves all connections ([`StoreServer`] has its own; [`serve`] runs in the caller's), so the table needs no
-//! lock and every request is atomic. That thread never waits for Python. It does log through `tracing`: a subscriber
-//! that takes the GIL must do so on a thread of its own, or a Python thread that holds the GIL while it waits for
-//! this server waits for ever.
+//! One thread of its own serves all connections ([`StoreServer`]), so the table needs no lock and every request is
+//! atomic. It waits for sockets itself, without an async runtime, and never for Python. It does log through `tracing`: a
+//! subscriber that takes the GIL must do so on a thread of its own, or a Python thread that holds the GIL while it waits
+//! for this server waits for ever.
 //!
-//! To read: `hello` decides who is at the door, `connection` talks to them, `hub` applies what they ask,
-//! `outbox` holds what they have not read yet.
+//! To read: `event_loop` waits for sockets and gives them turns, `accept` lets them in, `connection` talks to them (`hello`
+//! decides who is at the door), `hub` applies what they ask, `outbox` holds what they have not read yet, `life` knows
+//! when it all ends.
 
 mod accept;
 mod connection;
+mod connections;
 mod control;
+mod event_loop;
 mod hello;
 mod hub;
+mod life;
 mod outbox;
 mod stats;
 mod thread;
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use tokio::net::TcpStream;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::table::TableLimits;
 use crate::proto::Limits;
 
-pub use accept::serve;
-pub use control::{Control, Controller, Ended, control};
+pub use control::{Controller, Ended};
 pub use stats::{Cause, Stats};
 pub use thread::StoreServer;
 
@@ -99,7 +101,7 @@ pub struct Upgrade {
 /// A connection that turned out to speak another protocol.
 #[derive(Debug)]
 pub struct Upgraded {
-    /// The connection, with `TCP_NODELAY` set.
+    /// The connection, non-blocking and with `TCP_NODELAY` set.
     pub stream: TcpStream,
     /// What has been read from it, the magic included.
     pub first_bytes: BytesMut,
@@ -121,3 +123,11 @@ impl Place {
         Arc::strong_count(&self.0) - 1
     }
 }
+
+/// When this time is over.
+fn after(timeout: Duration) -> Instant {
+    Instant::now() + timeout.min(FOREVER)
+}
+
+/// Longer than any job, and short enough to add to any instant.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);

@@ -89,8 +89,8 @@ const SLICES: usize = 64;
 /// little memory.
 const WORTH_SHARING_BYTES: usize = 512;
 
-/// What an empty outbox may keep.
-const IDLE_BYTES: usize = 16 * 1024;
+/// What an empty outbox may keep. There is one for all connections that have read theirs.
+const IDLE_BYTES: usize = 256 * 1024;
 
 #[cfg(test)]
 mod tests {

@@ -7,12 +7,12 @@ use std::process;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use mio::{Poll, Token, Waker};
 use parking_lot::Mutex;
-use tokio::runtime::{Builder, Runtime};
-use tokio::task::LocalSet;
 
-use super::control::{Control, Controller, Ended, control};
-use super::{ServerOptions, Stats, serve};
+use super::control::{Controller, Ended, control};
+use super::event_loop::{EventLoop, WAKE};
+use super::{ServerOptions, Stats};
 
 /// A running server. Dropping it stops the server and waits for its thread, unless
 /// [`stop_when_closed`](Self::stop_when_closed) was called: then the server outlives it.
@@ -43,15 +43,10 @@ impl StoreServer {
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, "a server needs a listening socket"));
             }
         };
-        let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
-        let listeners = {
-            let _inside = runtime.enter();
-            listeners.into_iter().map(into_async).collect::<io::Result<Vec<_>>>()?
-        };
-        let (controller, control) = control();
-        let thread = thread::Builder::new()
-            .name(format!("store-{}", local_addr.port()))
-            .spawn(move || run(runtime, listeners, options, control))?;
+        let poll = Poll::new()?;
+        let (controller, control) = control(Waker::new(poll.registry(), Token(WAKE))?);
+        let server = EventLoop::new(poll, listeners, options, control)?;
+        let thread = thread::Builder::new().name(format!("store-{}", local_addr.port())).spawn(move || server.run())?;
         let thread = Mutex::new(Thread::Running(thread));
         Ok(StoreServer { controller, local_addr, thread, started_by: process::id() })
     }
@@ -165,13 +160,4 @@ impl Drop for StoreServer {
             Thread::Released(_) | Thread::Ended(_) => {}
         }
     }
-}
-
-fn into_async(listener: TcpListener) -> io::Result<tokio::net::TcpListener> {
-    listener.set_nonblocking(true)?;
-    tokio::net::TcpListener::from_std(listener)
-}
-
-fn run(runtime: Runtime, listeners: Vec<tokio::net::TcpListener>, options: ServerOptions, control: Control) -> Ended {
-    LocalSet::new().block_on(&runtime, serve(listeners, options, control))
 }

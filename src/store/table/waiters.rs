@@ -90,6 +90,10 @@ impl Waiters {
     ///
     /// Counts events and does not look again: a key that is deleted before the others arrive still counts, as upstream.
     pub(super) fn event(&mut self, key: &Bytes, released: &mut Vec<ConnId>) {
+        if self.registered.is_empty() {
+            // The common case, and hashing the key once more would be the dearest part of a small `SET`.
+            return;
+        }
         let Some(registrations) = self.registered.remove(key) else {
             return;
         };

@@ -1,0 +1,323 @@
+//! The server's loop: wait for sockets, give each that is ready its turn, look at the clock.
+//!
+//! One system call tells which sockets are ready; beside it a request that comes alone costs one to read and one to write.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::io;
+use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use mio::net::TcpStream;
+use mio::{Events, Interest, Poll, Token};
+
+use super::accept::{Accepted, Listener};
+use super::connection::{After, Connection, End};
+use super::connections::{Connections, place_of};
+use super::control::{Control, Ended};
+use super::hub::{Hub, LOG_TARGET, Rejection};
+use super::life::Life;
+use super::{Cause, ServerOptions, Upgraded, after};
+use crate::store::table::ConnId;
+
+/// A server that has been set up and does not run yet.
+pub(super) struct EventLoop {
+    poll: Poll,
+    listeners: Vec<Listener>,
+    connections: Connections,
+    /// Connections to have a turn before the next wait.
+    line: VecDeque<ConnId>,
+    deadlines: BTreeSet<(Instant, ConnId)>,
+    hub: Hub,
+    life: Life,
+    /// Something has happened that may be the end.
+    may_be_over: bool,
+}
+
+impl EventLoop {
+    /// Serves one table on all of these listeners. `poll` is the one that `control`'s other end wakes with [`WAKE`].
+    pub(super) fn new(
+        poll: Poll,
+        listeners: Vec<std::net::TcpListener>,
+        options: ServerOptions,
+        control: Control,
+    ) -> io::Result<EventLoop> {
+        let mut prepared = Vec::new();
+        for (at, listener) in listeners.into_iter().enumerate() {
+            let mut listener = Listener::new(listener, &options)?;
+            poll.registry().register(listener.socket(), Token(FIRST_LISTENER + at), Interest::READABLE)?;
+            prepared.push(listener);
+        }
+        Ok(EventLoop {
+            poll,
+            listeners: prepared,
+            connections: Connections::default(),
+            line: VecDeque::new(),
+            deadlines: BTreeSet::new(),
+            hub: Hub::new(options, control.counters.clone()),
+            life: Life::new(control),
+            may_be_over: true,
+        })
+    }
+
+    /// Serves until the end. Then everything is closed.
+    pub(super) fn run(mut self) -> Ended {
+        let mut events = Events::with_capacity(EVENTS);
+        let ended = loop {
+            if let Some(ended) = self.is_over() {
+                break ended;
+            }
+            match self.poll.poll(&mut events, self.time_left()) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    tracing::error!(target: LOG_TARGET, %error, "the server cannot wait for its sockets and ends: this is a bug");
+                    break Ended::Stopped;
+                }
+            }
+            // Once for each that is in line now: who needs a further turn is served again when the others have had theirs.
+            for _ in 0..self.line.len() {
+                if let Some(id) = self.line.pop_front() {
+                    self.give_turn(id);
+                }
+            }
+            for event in &events {
+                self.on_event(event);
+            }
+            self.accept();
+            self.look_at_the_clock();
+        };
+        self.hub.on_end();
+        tracing::debug!(target: LOG_TARGET, ?ended, "server ended");
+        ended
+    }
+
+    fn on_event(&mut self, event: &mio::event::Event) {
+        match event.token().0 {
+            WAKE => self.may_be_over = true,
+            token if token - FIRST_LISTENER < self.listeners.len() => self.listeners[token - FIRST_LISTENER].on_event(),
+            token => {
+                let at = token - FIRST_LISTENER - self.listeners.len();
+                let Some(connection) = self.connections.at_mut(at) else {
+                    return;
+                };
+                // Who stands in line already waits for the others first.
+                if connection.on_event(event) && !connection.in_line {
+                    let id = connection.id;
+                    self.give_turn(id);
+                }
+            }
+        }
+    }
+
+    fn give_turn(&mut self, id: ConnId) {
+        let Some(connection) = self.connections.get_mut(id) else {
+            return;
+        };
+        connection.in_line = false;
+        let deadline = connection.deadline;
+        let hub = &mut self.hub;
+        // What is wrong with one connection must not end the others.
+        let result = catch_unwind(AssertUnwindSafe(|| connection.take_turn(hub)));
+        if connection.deadline != deadline {
+            self.deadlines.extend(connection.deadline.map(|deadline| (deadline, id)));
+            if let Some(deadline) = deadline {
+                self.deadlines.remove(&(deadline, id));
+            }
+        }
+        match result {
+            Ok(Ok(After::Event)) => {}
+            Ok(Ok(After::Turn)) => self.queue(id),
+            Ok(Err(end)) => self.end(id, end),
+            Err(_) => {
+                tracing::error!(target: LOG_TARGET, "a connection's turn failed: this is a bug");
+                self.close(id);
+            }
+        }
+        self.release();
+    }
+
+    /// Tells the connections whose waits a turn has ended.
+    fn release(&mut self) {
+        if self.hub.released.is_empty() {
+            return;
+        }
+        // In the order of their waits: the first has been waiting longest.
+        let mut released = std::mem::take(&mut self.hub.released);
+        for id in released.drain(..) {
+            let Some(connection) = self.connections.get_mut(id) else {
+                continue;
+            };
+            if connection.release(&mut self.hub).is_err() {
+                // Its own turn finds out that it is lost.
+                self.queue(id);
+            }
+        }
+        if released.capacity() <= KEPT_RELEASES {
+            self.hub.released = released;
+        }
+    }
+
+    fn queue(&mut self, id: ConnId) {
+        if let Some(connection) = self.connections.get_mut(id)
+            && !connection.in_line
+        {
+            connection.in_line = true;
+            self.line.push_back(id);
+        }
+    }
+
+    fn end(&mut self, id: ConnId, end: End) {
+        let Some(connection) = self.close(id) else {
+            return;
+        };
+        let peer = connection.peer;
+        match end {
+            End::Closed if connection.is_client() => tracing::debug!(target: LOG_TARGET, %peer, "connection closed"),
+            End::Closed => tracing::debug!(target: LOG_TARGET, %peer, "connection closed before VALIDATE"),
+            End::Rejected(rejection) => {
+                // A client that sees the end of its connection finds the counter in its place.
+                self.hub.reject(peer, &rejection);
+                drop(connection);
+            }
+            End::Lost(error) => tracing::debug!(target: LOG_TARGET, %peer, %error, "connection lost"),
+            End::Upgrade(at, first_bytes) => match Upgraded::new(connection, first_bytes, self.hub.handed_over.clone())
+            {
+                Ok(upgraded) => self.hand_over(at, upgraded),
+                Err(error) => tracing::debug!(target: LOG_TARGET, %peer, %error, "connection lost before its upgrade"),
+            },
+        }
+    }
+
+    fn hand_over(&mut self, at: usize, upgraded: Upgraded) {
+        let (upgrade, peer) = (&self.hub.options.upgrades[at], upgraded.peer);
+        match upgrade.to.send(upgraded) {
+            Ok(()) => {
+                self.hub.counters.connections_upgraded.fetch_add(1, Relaxed);
+                tracing::debug!(target: LOG_TARGET, %peer, "connection upgraded");
+            }
+            Err(_) => {
+                let detail = format!("nobody takes over `{}`", upgrade.magic.escape_ascii());
+                self.hub.reject(peer, &Rejection::new(Cause::UpgradeGone, detail));
+            }
+        }
+    }
+
+    /// Takes a connection out; it is closed when what is returned is dropped.
+    fn close(&mut self, id: ConnId) -> Option<Connection> {
+        let mut connection = self.connections.remove(id)?;
+        if let Some(deadline) = connection.deadline {
+            self.deadlines.remove(&(deadline, id));
+        }
+        // Not left to closing: a process forked from this one may hold the socket open.
+        let _ = self.poll.registry().deregister(connection.stream());
+        if connection.is_client() {
+            self.hub.on_closed(id);
+            self.life.on_closed(id);
+            self.may_be_over = true;
+        }
+        Some(connection)
+    }
+
+    /// Accepts those who wait, though not so many at once that the open connections would wait for long.
+    fn accept(&mut self) {
+        for at in 0..self.listeners.len() {
+            let mut left = ACCEPTED_AT_ONCE;
+            while left > 0 && self.listeners[at].is_due(Instant::now) {
+                left -= 1;
+                match self.listeners[at].accept() {
+                    Accepted::Connection(stream, peer) => self.welcome(stream, peer),
+                    Accepted::Nobody => {}
+                    Accepted::Failed { error, is_new } => {
+                        self.hub.counters.accept_errors.fetch_add(1, Relaxed);
+                        if is_new && self.hub.may_log(ACCEPT_ERROR) {
+                            tracing::warn!(target: LOG_TARGET, %error, "cannot accept connections, trying again");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn welcome(&mut self, stream: TcpStream, peer: SocketAddr) {
+        let hub = &mut self.hub;
+        hub.counters.connections_accepted.fetch_add(1, Relaxed);
+        let limit = hub.options.max_connections;
+        if self.connections.len() + hub.handed_over.shared() >= limit {
+            let detail = format!("limit max_connections = {limit}");
+            return hub.reject(peer, &Rejection::new(Cause::TooManyConnections, detail));
+        }
+        tracing::debug!(target: LOG_TARGET, %peer, "connection accepted");
+        let deadline = after(hub.options.hello_timeout);
+        let id = self.connections.add(|id| Connection::new(id, stream, peer, deadline, hub));
+        self.deadlines.insert((deadline, id));
+        let token = Token(FIRST_LISTENER + self.listeners.len() + place_of(id));
+        let registry = self.poll.registry();
+        let registered = self.connections.get_mut(id).map_or(Ok(()), |connection| {
+            registry.register(connection.stream(), token, Interest::READABLE | Interest::WRITABLE)
+        });
+        if let Err(error) = registered {
+            self.end(id, End::Lost(error));
+        }
+    }
+
+    fn look_at_the_clock(&mut self) {
+        if self.deadlines.is_empty() && self.hub.next_summary().is_none() && self.life.deadline().is_none() {
+            return;
+        }
+        let now = Instant::now();
+        self.hub.summarise(now);
+        self.may_be_over |= self.life.deadline().is_some_and(|deadline| now >= deadline);
+        while let Some(&(deadline, id)) = self.deadlines.first()
+            && deadline <= now
+        {
+            self.deadlines.remove(&(deadline, id));
+            if let Some(connection) = self.connections.get_mut(id) {
+                let rejection = connection.on_deadline(&self.hub);
+                self.end(id, End::Rejected(Box::new(rejection)));
+            }
+        }
+    }
+
+    /// How long to wait for an event; `None` is for ever.
+    fn time_left(&self) -> Option<Duration> {
+        let someone_waits = |listener: &Listener| listener.paused_until.is_none() && listener.is_due(Instant::now);
+        if !self.line.is_empty() || self.listeners.iter().any(someone_waits) {
+            return Some(Duration::ZERO);
+        }
+        let deadlines = [self.deadlines.first().map(|first| first.0), self.hub.next_summary(), self.life.deadline()];
+        let retries = self.listeners.iter().map(|listener| listener.paused_until);
+        let next = deadlines.into_iter().chain(retries).flatten().min()?;
+        Some(next.saturating_duration_since(Instant::now()))
+    }
+
+    fn is_over(&mut self) -> Option<Ended> {
+        if !std::mem::take(&mut self.may_be_over) {
+            return None;
+        }
+        let connections = &self.connections;
+        let find = |peer| connections.iter().find(|one| one.is_client() && is_same(one.peer, peer)).map(|one| one.id);
+        self.life.listen(find).or_else(|| self.life.is_over(self.hub.open_count()))
+    }
+}
+
+fn is_same(one: SocketAddr, other: SocketAddr) -> bool {
+    one.port() == other.port() && one.ip().to_canonical() == other.ip().to_canonical()
+}
+
+/// The event of a [`Waker`](mio::Waker).
+pub(super) const WAKE: usize = 0;
+const FIRST_LISTENER: usize = 1;
+
+/// Told by one system call.
+const EVENTS: usize = 1024;
+
+/// Room for connections to be told, kept from one release to the next.
+const KEPT_RELEASES: usize = 1024;
+
+/// A flood of connections must not keep the open ones from being served.
+const ACCEPTED_AT_ONCE: usize = 64;
+
+/// The kind of record, beside those of [`Cause`].
+const ACCEPT_ERROR: &str = "accept_error";

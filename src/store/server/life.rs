@@ -1,0 +1,84 @@
+//! When a server ends.
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::Instant;
+
+use super::after;
+use super::control::{Command, Control, Ended, Expected};
+use crate::store::table::ConnId;
+
+/// What the server has been told about its end.
+pub(super) struct Life {
+    commands: Receiver<Command>,
+    expected: Arc<Expected>,
+    /// Owners decide about the end.
+    is_owned: bool,
+    /// Those that are left.
+    owners: HashSet<ConnId>,
+    drain_until: Option<Instant>,
+}
+
+impl Life {
+    pub(super) fn new(control: Control) -> Life {
+        let Control { commands, expected, .. } = control;
+        Life { commands, expected, is_owned: false, owners: HashSet::new(), drain_until: None }
+    }
+
+    /// When draining has taken long enough.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.drain_until
+    }
+
+    /// Hears what it is told; `find` knows a client by its address. The end, if this is it.
+    pub(super) fn listen(&mut self, find: impl Fn(SocketAddr) -> Option<ConnId>) -> Option<Ended> {
+        loop {
+            match self.commands.try_recv() {
+                Ok(Command::Stop) => return Some(Ended::Stopped),
+                Ok(Command::StopWhenClosed(peer)) => {
+                    self.is_owned = true;
+                    self.owners.extend(find(peer));
+                    self.expected.told();
+                }
+                Ok(Command::GiveUpOwner) => {
+                    self.is_owned = true;
+                    self.expected.told();
+                }
+                Ok(Command::Drain(timeout)) => self.drain_until = Some(after(timeout)),
+                Err(TryRecvError::Empty) => return None,
+                Err(TryRecvError::Disconnected) if !self.is_owned && self.drain_until.is_none() => {
+                    return Some(Ended::Stopped);
+                }
+                Err(TryRecvError::Disconnected) => {
+                    // Nobody is left to keep a promise.
+                    self.expected.end();
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// A client's connection has closed.
+    pub(super) fn on_closed(&mut self, id: ConnId) {
+        self.owners.remove(&id);
+    }
+
+    /// Whether this is the end, with so many clients connected.
+    pub(super) fn is_over(&self, open_count: usize) -> Option<Ended> {
+        match self.drain_until {
+            // Draining was asked for in so many words, so the owners' going does not cut it short.
+            Some(_) if open_count == 0 => Some(Ended::Drained),
+            Some(until) if Instant::now() >= until => Some(Ended::DrainTimedOut),
+            None if self.is_owned && self.owners.is_empty() && self.expected.end_if_none() => Some(Ended::OwnerGone),
+            _ => None,
+        }
+    }
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        self.expected.end();
+    }
+}

@@ -1,0 +1,227 @@
+//! Keys and their values, in little memory.
+//!
+//! Owns how they lie in it. A small value lies behind its key in one block of exactly that size; a place in the map is 24
+//! bytes. A larger one is shared with the replies that name it. A million keys of 8 bytes with values of 64 take 130 bytes
+//! each, of which 80 are the block: two maps' places of `Bytes`, with a block for each, took 249.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+use bytes::{Bytes, BytesMut};
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry as Place;
+
+/// A map from keys to values.
+#[derive(Debug, Default)]
+pub(super) struct Values {
+    entries: HashTable<Entry>,
+    /// Keyed at random: keys come from the network.
+    hasher: RandomState,
+}
+
+#[derive(Debug)]
+enum Entry {
+    /// Key and value one behind the other.
+    Small {
+        block: Box<[u8]>,
+        key_len: u32,
+    },
+    Large(Box<Large>),
+}
+
+#[derive(Debug)]
+struct Large {
+    key: Box<[u8]>,
+    value: Bytes,
+}
+
+/// A value as it is stored.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Value<'a> {
+    Small(&'a [u8]),
+    Large(&'a Bytes),
+}
+
+impl Value<'_> {
+    /// A copy of a small value, a handle of a large one.
+    pub(super) fn to_bytes(self) -> Bytes {
+        match self {
+            Value::Small(value) => Bytes::copy_from_slice(value),
+            Value::Large(value) => value.clone(),
+        }
+    }
+}
+
+impl std::ops::Deref for Value<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Value::Small(value) => value,
+            Value::Large(value) => value,
+        }
+    }
+}
+
+impl Entry {
+    fn new(key: &[u8], value: Bytes) -> Entry {
+        match u32::try_from(key.len()) {
+            Ok(key_len) if value.len() < LARGE_BYTES => Entry::Small { block: [key, &value].concat().into(), key_len },
+            _ => Entry::Large(Box::new(Large { key: key.into(), value })),
+        }
+    }
+
+    fn key(&self) -> &[u8] {
+        match self {
+            Entry::Small { block, key_len } => &block[..*key_len as usize],
+            Entry::Large(large) => &large.key,
+        }
+    }
+
+    fn value(&self) -> Value<'_> {
+        match self {
+            Entry::Small { block, key_len } => Value::Small(&block[*key_len as usize..]),
+            Entry::Large(large) => Value::Large(&large.value),
+        }
+    }
+
+    fn set(&mut self, value: Bytes) {
+        match self {
+            Entry::Small { block, key_len } if block.len() - *key_len as usize == value.len() => {
+                block[*key_len as usize..].copy_from_slice(&value);
+            }
+            Entry::Large(large) if value.len() >= LARGE_BYTES => large.value = value,
+            _ => *self = Entry::new(self.key(), value),
+        }
+    }
+
+    fn append(&mut self, more: &[u8]) {
+        let Entry::Large(large) = self else {
+            *self = Entry::new(self.key(), [&self.value(), more].concat().into());
+            return;
+        };
+        // In place unless the old value is on its way to somebody, so that many appends are not quadratic.
+        let mut value = match std::mem::take(&mut large.value).try_into_mut() {
+            Ok(value) => value,
+            Err(shared) => {
+                let mut copy = BytesMut::with_capacity(shared.len() + more.len());
+                copy.extend_from_slice(&shared);
+                copy
+            }
+        };
+        value.extend_from_slice(more);
+        large.value = value.freeze();
+    }
+}
+
+impl Values {
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(super) fn get(&self, key: &[u8]) -> Option<Value<'_>> {
+        self.entries.find(hash(&self.hasher, key), |entry| entry.key() == key).map(Entry::value)
+    }
+
+    pub(super) fn contains(&self, key: &[u8]) -> bool {
+        self.get(key).is_some()
+    }
+
+    /// Stores a value, of which a small one is copied and a larger one kept; the length of the one before it.
+    pub(super) fn set(&mut self, key: &[u8], value: Bytes) -> Option<usize> {
+        match self.place(key) {
+            Place::Occupied(mut place) => {
+                let before = place.get().value().len();
+                place.get_mut().set(value);
+                Some(before)
+            }
+            Place::Vacant(place) => {
+                place.insert(Entry::new(key, value));
+                None
+            }
+        }
+    }
+
+    /// Lengthens a value that is there.
+    pub(super) fn append(&mut self, key: &[u8], more: &[u8]) {
+        if let Place::Occupied(mut place) = self.place(key) {
+            place.get_mut().append(more);
+        }
+    }
+
+    /// Removes a key; the length of its value.
+    pub(super) fn remove(&mut self, key: &[u8]) -> Option<usize> {
+        match self.place(key) {
+            Place::Occupied(place) => Some(place.remove().0.value().len()),
+            Place::Vacant(_) => None,
+        }
+    }
+
+    /// All keys in order, in one allocation.
+    pub(super) fn sorted_keys(&self) -> Vec<Bytes> {
+        let mut keys: Vec<&[u8]> = self.entries.iter().map(Entry::key).collect();
+        keys.sort_unstable();
+        let mut copies = Bytes::from(keys.concat());
+        keys.iter().map(|key| copies.split_to(key.len())).collect()
+    }
+
+    fn place(&mut self, key: &[u8]) -> Place<'_, Entry> {
+        let Values { entries, hasher } = self;
+        let is_key = |entry: &Entry| entry.key() == key;
+        entries.entry(hash(hasher, key), is_key, |entry| hash(hasher, entry.key()))
+    }
+}
+
+/// Of the key's bytes alone: what `hash_one` adds, so that lists of slices differ, costs a third more.
+fn hash(hasher: &RandomState, key: &[u8]) -> u64 {
+    let mut state = hasher.build_hasher();
+    state.write(key);
+    state.finish()
+}
+
+/// Values from this size on are shared with the replies that name them: below, copying costs less than sharing. Low, so that
+/// a reply that names one value many times costs little memory.
+pub(super) const LARGE_BYTES: usize = 512;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn a_place_is_three_words() {
+        assert_eq!(size_of::<Entry>(), 24);
+    }
+
+    /// Every change from one size to every other, against a plain map.
+    #[test]
+    fn values_change_between_small_and_large() {
+        let sizes = [0, 1, LARGE_BYTES - 1, LARGE_BYTES, 3 * LARGE_BYTES];
+        let (mut values, mut model) = (Values::default(), BTreeMap::new());
+        let mut fill = 0u8;
+        for key in [&b""[..], b"a", b"key"] {
+            for (before, after) in sizes.iter().flat_map(|before| sizes.map(|after| (*before, after))) {
+                for size in [before, after] {
+                    fill += 1;
+                    let value = vec![fill; size];
+                    let old = values.set(key, Bytes::from(value.clone()));
+                    assert_eq!(old, model.insert(key, value).map(|old: Vec<u8>| old.len()));
+                }
+                let handle = values.get(key).map(Value::to_bytes);
+                values.append(key, &[fill; 3]);
+                assert_eq!(
+                    handle.as_deref(),
+                    model.get(key).map(|value| &value[..]),
+                    "a reply under way stays as it is"
+                );
+                model.entry(key).and_modify(|value| value.extend([fill; 3]));
+                assert_eq!(values.get(key).as_deref(), model.get(key).map(|value| &value[..]));
+            }
+        }
+        assert_eq!(values.len(), model.len());
+        assert_eq!(values.sorted_keys(), model.keys().copied().map(Bytes::from_static).collect::<Vec<_>>());
+        assert_eq!(values.remove(b"key"), model.remove(&b"key"[..]).map(|value| value.len()));
+        assert_eq!(values.remove(b"key"), None);
+        assert!(!values.contains(b"key"));
+    }
+}
