@@ -19,7 +19,7 @@ fn check(seeds: impl IntoIterator<Item = u64>) {
     let last = again.history.len().saturating_sub(lines);
     let all: Vec<_> = failing
         .iter()
-        .map(|failure| format!("  seed {} at {:.3?}: {}", failure.seed, failure.at, failure.violation.0))
+        .map(|failure| format!("  seed {} at {:.3?}: {}", failure.seed, failure.at, failure.violation))
         .collect();
     panic!(
         "seed {seed}\nreplay: ELASTIC_RS_SIM_SEED={seed} ELASTIC_RS_SIM_SEEDS=1 cargo test --features sim --test \

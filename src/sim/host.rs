@@ -9,6 +9,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::network::HostId;
 use super::queue::Time;
+use super::worlds::Held;
 use crate::rendezvous::codec::{CodecError, decode_frame, encode_frame, encode_preamble};
 use crate::rendezvous::message::{CoordinatorMessage, NodeId, NodeMessage, Placement};
 use crate::rendezvous::node::{JoinError, NodeMachine};
@@ -120,6 +121,12 @@ impl Process {
             Agent::Running(placement) => Some(placement),
             _ => None,
         }
+    }
+
+    /// The same, as any rendezvous is judged by it.
+    pub fn held(&self, host: HostId) -> Option<Held> {
+        let Placement { round, world, rank, world_size, .. } = *self.running()?;
+        Some(Held { host, round: round.0, world, rank, size: world_size })
     }
 }
 

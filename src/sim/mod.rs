@@ -12,9 +12,11 @@
 //! | [`host`], `coordinator` | a host and the agent on it; the coordinator's process |
 //! | [`plan`] | what goes wrong when: drawn from a seed |
 //! | [`simulation`], `actions`, `wiring` | the loop; what may be done to a job; the drivers' part |
-//! | [`invariants`] | what must always be true |
+//! | [`worlds`], [`invariants`] | what must be true of any rendezvous; what is promised beyond by ours |
+//! | [`pytorch`] | PyTorch's own algorithm under the same faults, held to the same invariants: what the simulator sees |
 //!
-//! Wall clocks do not appear: no public function of the rendezvous takes one, so clocks that differ between hosts cannot matter.
+//! Every host has a wall clock of its own, wrong by as much as a plan says ([`simulation::Options::clocks`]). PyTorch's algorithm reads
+//! it. No public function of our rendezvous takes a wall clock's time, so clocks that differ between hosts cannot matter.
 
 mod actions;
 mod coordinator;
@@ -22,6 +24,8 @@ pub mod host;
 pub mod invariants;
 pub mod network;
 pub mod plan;
+pub mod pytorch;
 pub mod queue;
 pub mod simulation;
 mod wiring;
+pub mod worlds;
