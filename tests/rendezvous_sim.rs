@@ -53,6 +53,13 @@ fn a_number_given_anew_does_not_mix_two_worlds() {
     check([187, 500, 591]);
 }
 
+/// A restarted coordinator heard of an earlier life's world from a member that had stopped, and closed a round while another member
+/// still ran.
+#[test]
+fn a_world_named_by_a_member_that_has_stopped_may_still_run() {
+    check([1_005_704]);
+}
+
 #[test]
 fn a_seed_is_a_whole_history() {
     for seed in 0..10 {

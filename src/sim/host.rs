@@ -3,6 +3,7 @@
 //! Join; when placed, run workers; when the world must re-form or a worker fails, stop them (which takes a while) and join
 //! again; when the rendezvous is closed or a join fails, stop them and go.
 
+use std::fmt;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -30,7 +31,7 @@ pub enum Agent {
 }
 
 /// One process of an agent.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Process {
     /// Never used twice.
     pub pid: u64,
@@ -68,7 +69,7 @@ pub enum Exit {
 }
 
 /// A host.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Host {
     /// Its agent, while one runs.
     pub process: Option<Process>,
@@ -113,6 +114,17 @@ impl Process {
     pub(super) fn read(&mut self, bytes: &[u8]) -> Result<Option<CoordinatorMessage>, CodecError> {
         self.inbox.extend_from_slice(bytes);
         decode_frame(&mut self.inbox)
+    }
+
+    pub(super) fn is_armed_for(&self, at: Time) -> bool {
+        self.tick_at == Some(at)
+    }
+
+    /// What decides the future, for [`super::fingerprint`].
+    pub(super) fn describe(&self, out: &mut impl fmt::Write) -> fmt::Result {
+        let Self { pid, machine, agent, done, conn, inbox, .. } = self;
+        let pending = self.joins - self.answers;
+        write!(out, "{pid} {machine:?} {agent:?} {done} {conn:?} {pending} {inbox:?}")
     }
 
     /// The placement in force, while workers run.

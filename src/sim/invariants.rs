@@ -47,7 +47,7 @@ pub struct Loss {
 }
 
 /// Everything seen so far that later events are judged by.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Ledger {
     settings: Settings,
     said: BTreeMap<SessionId, Said>,
@@ -99,6 +99,11 @@ impl Ledger {
             messages: (0, 0),
             rounds: 0,
         }
+    }
+
+    /// Ask for one world at a time also where settings allow more: to see that the question is asked.
+    pub(super) fn hold_to_one_world(&mut self) {
+        self.settings.on_partition = OnPartition::Stop;
     }
 
     /// Within what time survivors hear of a loss when nothing else goes wrong: the lease, the last look after it (250 ms), and

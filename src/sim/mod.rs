@@ -13,6 +13,7 @@
 //! | [`plan`] | what goes wrong when: drawn from a seed |
 //! | [`simulation`], `actions`, `wiring` | the loop; what may be done to a job; the drivers' part |
 //! | [`worlds`], [`invariants`] | what must be true of any rendezvous; what is promised beyond by ours |
+//! | [`explore`], `fingerprint` | small jobs exhaustively: every order of events, up to a bound |
 //! | [`pytorch`] | PyTorch's own algorithm under the same faults, held to the same invariants: what the simulator sees |
 //!
 //! Every host has a wall clock of its own, wrong by as much as a plan says ([`simulation::Options::clocks`]). PyTorch's algorithm reads
@@ -20,6 +21,8 @@
 
 mod actions;
 mod coordinator;
+pub mod explore;
+mod fingerprint;
 pub mod host;
 pub mod invariants;
 pub mod network;

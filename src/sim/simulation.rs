@@ -99,7 +99,7 @@ pub enum Action {
 }
 
 /// What happens at some time.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Event {
     /// Something is done to the job.
     Act(Action),
@@ -144,7 +144,7 @@ impl From<CodecError> for Violation {
 }
 
 /// A job under virtual time.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Simulation {
     pub(super) options: Options,
     /// Virtual time zero as the machines see it. Only differences to it are ever used.
@@ -197,6 +197,11 @@ impl Simulation {
     /// What happened, line by line, if it was to be kept.
     pub fn history(&self) -> &[String] {
         self.history.as_deref().unwrap_or_default()
+    }
+
+    /// Ask for one world at a time although `on_partition=continue` allows more: a test of the tests.
+    pub fn hold_to_one_world(&mut self) {
+        self.ledger.hold_to_one_world();
     }
 
     /// Put in something to be done at `at`.
