@@ -55,7 +55,7 @@ impl Job {
         if let Err(violation) = self.0.run_until(at) {
             let history = self.0.history();
             let last = history.len().saturating_sub(40);
-            panic!("{}\n{}", violation.0, history[last..].join("\n"));
+            panic!("{}\n{}", violation, history[last..].join("\n"));
         }
         let hosts = 0..self.0.hosts().len();
         let ranks = hosts.clone().map(|host| self.0.running(host).map(|place| place.rank)).collect();

@@ -48,7 +48,7 @@ pub enum Command {
 }
 
 /// All runs of one coordinator.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Machine {
     runs: BTreeMap<String, Run>,
     sessions: BTreeMap<SessionId, (String, NodeId)>,

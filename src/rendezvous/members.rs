@@ -25,8 +25,10 @@ pub(super) fn introduce(
         if placed.round > run.round {
             recall(run, placed, &node, now, out);
         }
-        if placed.active && !run.worlds.contains(&placed.world) {
-            // Others of that world may run too, and are not known: they are given the time to report.
+        let stranger = !run.worlds.contains(&placed.world);
+        if stranger && (run.strangers.insert(placed.world) || placed.active) {
+            // Others of that world may run too, and are not known: they are given the time to report. That one of them has
+            // stopped says nothing of them.
             run.strangers_until = run.strangers_until.max(Some(now + node.lease));
         }
         if run.has_seat(hello.node, placed) {

@@ -173,6 +173,8 @@ pub struct Run {
     pub(super) departures: Departures,
     /// Worlds that this coordinator has formed, or has been told of first.
     pub(super) worlds: BTreeSet<u64>,
+    /// Other worlds that nodes have named.
+    pub(super) strangers: BTreeSet<u64>,
     /// Until when nodes may still run a world of an earlier life of this coordinator, beside the one it knows of: no round
     /// closes before.
     pub(super) strangers_until: Option<Instant>,
@@ -210,6 +212,7 @@ impl Run {
             replaced: BTreeSet::new(),
             departures: Departures::default(),
             worlds: BTreeSet::new(),
+            strangers: BTreeSet::new(),
             strangers_until: None,
             close_at: None,
             check_at: None,

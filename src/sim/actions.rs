@@ -6,7 +6,8 @@ use super::host::{self, Agent, Exit, Process};
 use super::invariants::Loss;
 use super::network::{End, HostId};
 use super::queue::Time;
-use super::simulation::{Action, Event, RUN_ID, Simulation, Violation};
+use super::simulation::{Action, Event, RUN_ID, Simulation};
+use super::worlds::Violation;
 use crate::rendezvous::message::{Failure, Hello, JoinWorkers, NodeId, Placement};
 use crate::rendezvous::node::NodeMachine;
 

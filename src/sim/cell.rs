@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::queue::{Dice, Queue, Time};
-use super::simulation::Violation;
+use super::worlds::Violation;
 use crate::rendezvous::cas::blob::Blob;
 use crate::rendezvous::cas::node::{CasCommand, CasNode, Liveness};
 use crate::rendezvous::message::{Hello, NodeId, Placement, Round, Verdict};
@@ -144,7 +144,7 @@ impl Job {
         self.close();
         self.pass(calm_at + SETTLE_WITHIN + GONE_WITHIN)?;
         match self.hosts.iter().position(|host| host.node.is_some() && !matches!(host.agent, Agent::Done)) {
-            Some(host) => Err(Violation(format!("host {host} does not hear that the job was closed"))),
+            Some(host) => Err(Violation::contract(format!("host {host} does not hear that the job was closed"))),
             None => Ok(()),
         }
     }
@@ -300,7 +300,7 @@ impl Job {
                         node.join(40_000 + number as u16, None, Duration::from_secs(3600), now);
                         continue;
                     }
-                    Err(error) => return Err(Violation(format!("host {number}: {error}"))),
+                    Err(error) => return Err(Violation::contract(format!("host {number}: {error}"))),
                 }
             }
             if let Agent::Running(_) = host.agent {
@@ -308,7 +308,7 @@ impl Job {
                     host.agent = Agent::Done;
                 } else if node.view().waiting > 0 {
                     if node.view().reason.is_empty() {
-                        return Err(Violation(format!("host {number} is interrupted without a reason")));
+                        return Err(Violation::contract(format!("host {number} is interrupted without a reason")));
                     }
                     host.agent = Agent::Stopping;
                     let life = host.life;
@@ -373,7 +373,7 @@ impl Job {
 
     /// Judge a state that is about to be written.
     fn check_write(&mut self, bytes: &[u8]) -> Result<(), Violation> {
-        let decode = |bytes: &[u8]| Blob::decode(bytes).map_err(|error| Violation(error.to_string()));
+        let decode = |bytes: &[u8]| Blob::decode(bytes).map_err(|error| Violation::contract(error.to_string()));
         let after = decode(bytes)?;
         let before = self.cell.as_deref().map(decode).transpose()?;
         let (last, verdict, world) = match &before {
@@ -390,7 +390,7 @@ impl Job {
         ensure(round == last.next(), || format!("round {last} is followed by {round}"))?;
         ensure(verdict.is_none(), || format!("round {round} completes in a closed rendezvous"))?;
         let (_, active) = after.nodes();
-        let (members, master) = after.world().ok_or_else(|| Violation("a round without a world".into()))?;
+        let (members, master) = after.world().ok_or_else(|| Violation::contract("a round without a world".into()))?;
         let (min, max) = (self.settings.min_nodes as usize, self.settings.max_nodes as usize);
         ensure((min..=max).contains(&members.len()), || format!("round {round} has {} nodes", members.len()))?;
         let mut sorted = members.clone();
@@ -469,5 +469,5 @@ impl Job {
 }
 
 fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), Violation> {
-    if holds { Ok(()) } else { Err(Violation(otherwise())) }
+    if holds { Ok(()) } else { Err(Violation::contract(otherwise())) }
 }

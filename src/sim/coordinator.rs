@@ -1,6 +1,7 @@
 //! The coordinator's process: a [`Machine`] with the driver around it. May stand still, die, and come back with empty memory.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Instant;
 
@@ -14,7 +15,7 @@ use crate::rendezvous::message::NodeMessage;
 use crate::rendezvous::state::{Ends, SessionId};
 
 /// One accepted connection.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Peer {
     host: HostId,
     buffer: BytesMut,
@@ -23,7 +24,7 @@ struct Peer {
 }
 
 /// The process.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Coordinator {
     pub up: bool,
     /// How often it has been started.
@@ -86,6 +87,11 @@ impl Coordinator {
             return Ok(None);
         }
         decode_frame(&mut peer.buffer)
+    }
+
+    /// What decides the future, for [`super::fingerprint`].
+    pub fn describe(&self, out: &mut impl fmt::Write) -> fmt::Result {
+        write!(out, "{} {} {:?} {:?}", self.up, self.incarnation, self.machine, self.peers)
     }
 
     /// Hand a message to the machine as the driver does: the first is a `Hello`.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::queue::{Dice, Queue, Time};
-use super::simulation::Violation;
+use super::worlds::Violation;
 use crate::rendezvous::cas::blob::Blob;
 use crate::rendezvous::cas::etcd::{Change, EtcdEvent, EtcdNode, EtcdRequest, LeaseId, Revision, Snapshot};
 use crate::rendezvous::message::{Hello, NodeId, Placement, Round, Verdict};
@@ -149,7 +149,9 @@ impl Job {
         (0..self.hosts.len()).for_each(|host| self.queue.push(self.queue.now(), Event::Tick(host, 0)));
         self.pass(calm_at + SETTLE_WITHIN + Duration::from_secs(20))?;
         let unheard = self.hosts.iter().position(|host| host.node.is_some() && !host.done);
-        unheard.map_or(Ok(()), |host| Err(Violation(format!("host {host} does not hear that the job was closed"))))
+        unheard.map_or(Ok(()), |host| {
+            Err(Violation::contract(format!("host {host} does not hear that the job was closed")))
+        })
     }
 
     fn pass(&mut self, until: Time) -> Result<(), Violation> {
@@ -237,7 +239,7 @@ impl Job {
             Some(Ok(placement)) => host.running = Some(placement),
             Some(Err(JoinError::Closed { .. })) => host.done = true,
             Some(Err(JoinError::Connection(_) | JoinError::Timeout { .. })) => again = true,
-            Some(Err(error)) => return Err(Violation(format!("host {number}: {error}"))),
+            Some(Err(error)) => return Err(Violation::contract(format!("host {number}: {error}"))),
             None => {}
         }
         let view = node.node().view();
@@ -350,25 +352,28 @@ impl Job {
     }
 
     fn check_write(&mut self, state: &[u8]) -> Result<(), Violation> {
-        let decode = |state: &[u8]| Blob::decode(state).map_err(|error| Violation(error.to_string()));
+        let decode = |state: &[u8]| Blob::decode(state).map_err(|error| Violation::contract(error.to_string()));
         let (after, before) = (decode(state)?, self.etcd.state.as_ref().map(|(state, _)| decode(state)).transpose()?);
         let last = before.as_ref().map_or(Round(0), Blob::round);
         if after.round() == last {
             return Ok(());
         }
-        let (members, _) = after.world().ok_or_else(|| Violation("a round without a world".into()))?;
+        let (members, _) = after.world().ok_or_else(|| Violation::contract("a round without a world".into()))?;
         let closed = before.as_ref().is_some_and(|before| before.closed().is_some());
         let size = (self.settings.min_nodes as usize..=self.settings.max_nodes as usize).contains(&members.len());
         let (next, once) = (after.round() == last.next(), !self.worlds.contains_key(&after.round()));
         if closed || !size || !next || !once {
-            return Err(Violation(format!("round {} after {last} with {members:?}, closed: {closed}", after.round())));
+            return Err(Violation::contract(format!(
+                "round {} after {last} with {members:?}, closed: {closed}",
+                after.round()
+            )));
         }
         let now = self.queue.now();
         for (number, host) in self.hosts.iter_mut().enumerate() {
             let (Some(node), Some(placement)) = (&mut host.node, &host.running) else { continue };
             node.node_mut().on_tick(host.clock + now);
             if placement.round < after.round() && node.node().view().waiting == 0 {
-                return Err(Violation(format!("host {number} runs round {} undisturbed", placement.round)));
+                return Err(Violation::contract(format!("host {number} runs round {} undisturbed", placement.round)));
             }
         }
         self.worlds.insert(after.round(), members);
@@ -387,6 +392,6 @@ impl Job {
             return Ok(());
         }
         let waits: Vec<_> = self.hosts.iter().filter_map(|host| host.node.as_ref()?.node().progress()).collect();
-        Err(Violation(format!("{expected} nodes should run in one world: {running:?}; {waits:?}")))
+        Err(Violation::contract(format!("{expected} nodes should run in one world: {running:?}; {waits:?}")))
     }
 }

@@ -3,12 +3,14 @@
 //! Join; when placed, run workers; when the world must re-form or a worker fails, stop them (which takes a while) and join
 //! again; when the rendezvous is closed or a join fails, stop them and go.
 
+use std::fmt;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 
 use super::network::HostId;
 use super::queue::Time;
+use super::worlds::Held;
 use crate::rendezvous::codec::{CodecError, decode_frame, encode_frame, encode_preamble};
 use crate::rendezvous::message::{CoordinatorMessage, NodeId, NodeMessage, Placement};
 use crate::rendezvous::node::{JoinError, NodeMachine};
@@ -29,7 +31,7 @@ pub enum Agent {
 }
 
 /// One process of an agent.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Process {
     /// Never used twice.
     pub pid: u64,
@@ -67,7 +69,7 @@ pub enum Exit {
 }
 
 /// A host.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Host {
     /// Its agent, while one runs.
     pub process: Option<Process>,
@@ -114,12 +116,29 @@ impl Process {
         decode_frame(&mut self.inbox)
     }
 
+    pub(super) fn is_armed_for(&self, at: Time) -> bool {
+        self.tick_at == Some(at)
+    }
+
+    /// What decides the future, for [`super::fingerprint`].
+    pub(super) fn describe(&self, out: &mut impl fmt::Write) -> fmt::Result {
+        let Self { pid, machine, agent, done, conn, inbox, .. } = self;
+        let pending = self.joins - self.answers;
+        write!(out, "{pid} {machine:?} {agent:?} {done} {conn:?} {pending} {inbox:?}")
+    }
+
     /// The placement in force, while workers run.
     pub fn running(&self) -> Option<&Placement> {
         match &self.agent {
             Agent::Running(placement) => Some(placement),
             _ => None,
         }
+    }
+
+    /// The same, as any rendezvous is judged by it.
+    pub fn held(&self, host: HostId) -> Option<Held> {
+        let Placement { round, world, rank, world_size, .. } = *self.running()?;
+        Some(Held { host, round: round.0, world, rank, size: world_size })
     }
 }
 

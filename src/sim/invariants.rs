@@ -1,4 +1,5 @@
-//! What must be true after every event, judged from what was said and heard, not from the machines' own records.
+//! What must be true after every event, judged from what was said and heard, not from the machines' own records. What any
+//! rendezvous must keep to is asked by [`super::worlds`]; the rest is what ours promises beyond.
 //!
 //! Within one life of the coordinator a round number belongs to one world. A coordinator that was restarted knows of earlier
 //! rounds only what nodes tell it, so across its lives this holds: a number is given only above every number that a node has
@@ -9,7 +10,8 @@ use std::time::Duration;
 
 use super::host::{Agent, Host, Process};
 use super::queue::Time;
-use super::simulation::{RUN_ID, Violation};
+use super::simulation::RUN_ID;
+use super::worlds::{self, Held, Violation};
 use crate::rendezvous::machine::{Command, Machine};
 use crate::rendezvous::message::{CoordinatorMessage, Join, NodeId, NodeMessage, Placed, Placement, Round};
 use crate::rendezvous::node::JoinError;
@@ -45,7 +47,7 @@ pub struct Loss {
 }
 
 /// Everything seen so far that later events are judged by.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Ledger {
     settings: Settings,
     said: BTreeMap<SessionId, Said>,
@@ -97,6 +99,11 @@ impl Ledger {
             messages: (0, 0),
             rounds: 0,
         }
+    }
+
+    /// Ask for one world at a time also where settings allow more: to see that the question is asked.
+    pub(super) fn hold_to_one_world(&mut self) {
+        self.settings.on_partition = OnPartition::Stop;
     }
 
     /// Within what time survivors hear of a loss when nothing else goes wrong: the lease, the last look after it (250 ms), and
@@ -187,7 +194,7 @@ impl Ledger {
         life: u32,
     ) -> Result<(), Violation> {
         if let Some(run) = machine.run(RUN_ID) {
-            run.check().map_err(Violation)?;
+            run.check().map_err(Violation::contract)?;
         }
         let mut completed: BTreeMap<Round, Vec<(NodeId, &Placement)>> = BTreeMap::new();
         for command in commands {
@@ -198,7 +205,8 @@ impl Ledger {
             match message {
                 CoordinatorMessage::Complete(placement) => {
                     let said = self.said.get(session);
-                    let said = said.ok_or_else(|| Violation(format!("a place is given to {session:?}, a stranger")))?;
+                    let said = said
+                        .ok_or_else(|| Violation::contract(format!("a place is given to {session:?}, a stranger")))?;
                     completed.entry(placement.round).or_default().push((said.node, placement));
                 }
                 CoordinatorMessage::Status { waiting, reason, .. } => {
@@ -223,27 +231,27 @@ impl Ledger {
     fn check_completion(&mut self, life: u32, round: Round, places: &[(NodeId, &Placement)]) -> Result<(), Violation> {
         let (_, first) = places[0];
         let size = first.world_size;
-        let Settings { min_nodes, max_nodes, .. } = self.settings;
+        let held = |placement: &Placement| Held {
+            host: 0,
+            round: round.0,
+            world: placement.world,
+            rank: placement.rank,
+            size: placement.world_size,
+        };
+        let all: Vec<_> = places.iter().map(|(_, placement)| held(placement)).collect();
+        worlds::check_world(round.0, &all, &self.settings)?;
         ensure(!self.closed, || format!("round {round} completes in a closed rendezvous"))?;
         ensure(round > self.highest, || format!("round {round} completes although round {} was known", self.highest))?;
-        ensure((min_nodes..=max_nodes).contains(&size), || {
-            format!("round {round} has {size} nodes, not {min_nodes} to {max_nodes}")
-        })?;
         ensure(places.len() == size as usize, || {
             format!("round {round} has {size} nodes, of which {} were told", places.len())
         })?;
         let mut members = vec![None; size as usize];
         for (node, placement) in places {
-            let same = placement.world_size == size
-                && (&placement.master_addr, placement.master_port) == (&first.master_addr, first.master_port)
+            let same = (&placement.master_addr, placement.master_port) == (&first.master_addr, first.master_port)
                 && placement.restart == first.restart;
             ensure(same, || format!("round {round}: {first:?} and {placement:?} differ"))?;
             ensure(!placement.reason.is_empty(), || format!("round {round} completes without a reason"))?;
-            let seat = members.get_mut(placement.rank as usize);
-            ensure(seat.as_ref().is_some_and(|seat| seat.is_none()), || {
-                format!("round {round}: rank {} is given twice, or too high", placement.rank)
-            })?;
-            if let Some(seat) = seat {
+            if let Some(seat) = members.get_mut(placement.rank as usize) {
                 *seat = Some(*node);
             }
             let said = self.newest.get(node).and_then(|session| self.said.get(session));
@@ -309,18 +317,14 @@ impl Ledger {
         if self.settings.on_partition == OnPartition::Continue {
             return Ok(());
         }
-        for (number, host) in hosts.iter().enumerate().filter(|(_, host)| host.stalled_until < now) {
-            let Some(process) = host.process.as_ref().filter(|process| !process.done) else { continue };
-            let Some(placement) = process.running().filter(|placement| placement.round < self.highest) else {
-                continue;
-            };
+        let bound = |(number, host): (usize, &Host)| {
+            let process = host.process.as_ref().filter(|process| !process.done && host.stalled_until < now)?;
+            let placement = process.running()?;
             let world = self.world_of(process.id, placement.round, placement.rank);
             let known = world.is_some_and(|world| world.0 == life || self.learned.contains(&world));
-            ensure(!known || self.gone.contains(&process.id), || {
-                format!("round {} completes while host{number} still runs round {}", self.highest, placement.round)
-            })?;
-        }
-        Ok(())
+            (known && !self.gone.contains(&process.id)).then(|| process.held(number)).flatten()
+        };
+        worlds::check_one_world(self.highest.0, hosts.iter().enumerate().filter_map(bound))
     }
 
     /// The world in which a node has this place, by the life of the coordinator that formed it.
@@ -380,19 +384,12 @@ impl Ledger {
         if !clear(coordinator_fault) || !clear(loss.fault) {
             return Ok(());
         }
-        for (number, host) in hosts.iter().enumerate().filter(|(_, host)| clear(host.last_fault)) {
-            let Some(process) = &host.process else { continue };
-            let undisturbed = process
-                .running()
-                .is_some_and(|placement| placement.round == loss.round && process.machine.view().waiting == 0);
-            ensure(!undisturbed, || {
-                format!(
-                    "host{number} still runs round {} undisturbed at {now:?}, a member of which died at {:?}",
-                    loss.round, loss.at
-                )
-            })?;
-        }
-        Ok(())
+        let undisturbed = |process: &Process| {
+            process.running().is_some_and(|place| place.round == loss.round && process.machine.view().waiting == 0)
+        };
+        let survivors = hosts.iter().enumerate().filter(|(_, host)| clear(host.last_fault));
+        let undisturbed = survivors.filter(|(_, host)| host.process.as_ref().is_some_and(undisturbed));
+        worlds::check_noticed(loss.round.0, loss.at, now, undisturbed.map(|(number, _)| number))
     }
 }
 
@@ -420,34 +417,18 @@ fn check_told_again(told: &Told, round: Round, places: &[(NodeId, &Placement)]) 
     Ok(())
 }
 
-/// Once nothing goes wrong any more: as many as may run do so, in one world; the others wait. With too few, nobody runs.
+/// How things stand once nothing goes wrong any more: see [`worlds::check_settled`].
 ///
 /// # Errors
 /// Who does something else.
 pub fn check_settled(hosts: &[Host], settings: &Settings) -> Result<(), Violation> {
-    let live: Vec<_> = hosts.iter().filter_map(|host| host.process.as_ref()).collect();
-    let running: Vec<_> = live.iter().filter_map(|process| process.running()).collect();
-    let stopping = live.iter().filter(|p| matches!(p.agent, Agent::Stopping { .. })).count();
-    let expected =
-        if live.len() < settings.min_nodes as usize { 0 } else { live.len().min(settings.max_nodes as usize) };
-    ensure(running.len() == expected && stopping == 0, || {
-        format!(
-            "{} nodes live (of {} to {}), {} run, {stopping} stop: {:?}",
-            live.len(),
-            settings.min_nodes,
-            settings.max_nodes,
-            running.len(),
-            running.iter().map(|p| (p.round, p.rank)).collect::<Vec<_>>()
-        )
-    })?;
-    let rounds: BTreeSet<_> = running.iter().map(|placement| placement.round).collect();
-    let ranks: BTreeSet<_> = running.iter().map(|placement| placement.rank).collect();
-    ensure(
-        rounds.len() <= 1 && ranks.len() == expected && running.iter().all(|p| p.world_size as usize == expected),
-        || format!("the {expected} running nodes do not hold one world: {running:?}"),
-    )
+    let live = || hosts.iter().filter_map(|host| host.process.as_ref());
+    let running: Vec<_> =
+        hosts.iter().enumerate().filter_map(|(number, host)| host.process.as_ref()?.held(number)).collect();
+    let stopping = live().filter(|process| matches!(process.agent, Agent::Stopping { .. })).count();
+    worlds::check_settled(live().count(), stopping, &running, settings)
 }
 
 fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), Violation> {
-    if holds { Ok(()) } else { Err(Violation(otherwise())) }
+    if holds { Ok(()) } else { Err(Violation::contract(otherwise())) }
 }

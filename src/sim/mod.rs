@@ -13,18 +13,25 @@
 //! | [`plan`] | what goes wrong when: drawn from a seed |
 //! | [`simulation`], `actions`, `wiring` | the loop; what may be done to a job; the drivers' part |
 //! | [`cell`], [`etcd`] | jobs without a coordinator: over one shared cell, and over a model of etcd |
-//! | [`invariants`] | what must always be true |
+//! | [`worlds`], [`invariants`] | what must be true of any rendezvous; what is promised beyond by ours |
+//! | [`explore`], `fingerprint` | small jobs exhaustively: every order of events, up to a bound |
+//! | [`pytorch`] | PyTorch's own algorithm under the same faults, held to the same invariants: what the simulator sees |
 //!
-//! Wall clocks do not appear: no public function of the rendezvous takes one, so clocks that differ between hosts cannot matter.
+//! Every host has a wall clock of its own, wrong by as much as a plan says ([`simulation::Options::clocks`]). PyTorch's algorithm reads
+//! it. No public function of our rendezvous takes a wall clock's time, so clocks that differ between hosts cannot matter.
 
 mod actions;
 pub mod cell;
 mod coordinator;
 pub mod etcd;
+pub mod explore;
+mod fingerprint;
 pub mod host;
 pub mod invariants;
 pub mod network;
 pub mod plan;
+pub mod pytorch;
 pub mod queue;
 pub mod simulation;
 mod wiring;
+pub mod worlds;

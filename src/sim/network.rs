@@ -3,6 +3,7 @@
 //! Owns what is on the wire. What the two ends make of it is [`super::host`]'s and the coordinator's.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,7 +16,7 @@ use crate::rendezvous::state::SessionId;
 pub type HostId = usize;
 
 /// One end of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum End {
     /// The host's.
     Node = 0,
@@ -53,7 +54,7 @@ enum Fate {
     Dead,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Connection {
     host: HostId,
     pid: u64,
@@ -64,13 +65,19 @@ struct Connection {
     last_arrival: [Time; 2],
 }
 
+/// See [`Network::numbered_by_host`].
+const BY_HOST: u64 = 1_000_000;
+
 /// All connections, and the state of the paths they take.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Network {
     /// Shortest and longest time on the way.
     delay: (Duration, Duration),
     connections: BTreeMap<SessionId, Connection>,
     opened: u64,
+    opened_by: BTreeMap<HostId, u64>,
+    /// Connections are numbered by host, so that the order in which hosts connect leaves no trace.
+    pub(super) numbered_by_host: bool,
     /// Until when the path to each end is cut, by host.
     cut: BTreeMap<(HostId, usize), (Time, Partition)>,
 }
@@ -78,7 +85,14 @@ pub struct Network {
 impl Network {
     /// A network without connections.
     pub fn new(delay: (Duration, Duration)) -> Self {
-        Self { delay, connections: BTreeMap::new(), opened: 0, cut: BTreeMap::new() }
+        Self {
+            delay,
+            connections: BTreeMap::new(),
+            opened: 0,
+            opened_by: BTreeMap::new(),
+            numbered_by_host: false,
+            cut: BTreeMap::new(),
+        }
     }
 
     /// How long the next message takes.
@@ -100,8 +114,12 @@ impl Network {
     pub fn open(&mut self, host: HostId, pid: u64) -> SessionId {
         self.opened += 1;
         let connection = Connection { host, pid, fate: Fate::Sound, open: [true, true], last_arrival: [Time::ZERO; 2] };
-        self.connections.insert(SessionId(self.opened), connection);
-        SessionId(self.opened)
+        let of_host = self.opened_by.entry(host).or_insert(0);
+        *of_host += 1;
+        let by_host = (host as u64 + 1) * BY_HOST + *of_host;
+        let id = SessionId(if self.numbered_by_host { by_host } else { self.opened });
+        self.connections.insert(id, connection);
+        id
     }
 
     /// The host and process at the node's end, while `end` still holds its socket.
@@ -186,6 +204,15 @@ impl Network {
             connection.fate = Fate::Dead;
         }
         self.release(id, End::Node);
+    }
+
+    /// What decides the future, for [`super::fingerprint`].
+    pub(super) fn describe(&self, now: Time, out: &mut impl fmt::Write) -> fmt::Result {
+        for (id, connection) in &self.connections {
+            write!(out, "\n{id:?} {:?} {:?}", connection.fate, connection.open)?;
+        }
+        let cuts = self.cut.iter().filter(|(_, (until, _))| *until > now);
+        cuts.into_iter().try_for_each(|(path, (until, kind))| write!(out, "\n{path:?} {:?} {kind:?}", *until - now))
     }
 
     /// All connections whose coordinator's end is open.

@@ -3,12 +3,14 @@
 //! A history has three parts. *Trouble*: agents start, and faults happen. *Calm*: nothing goes wrong any more, and after
 //! [`SETTLE_WITHIN`] as many nodes as may run must run in one world. *End*: the job is closed, and everybody must go.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::invariants::check_settled;
-use super::network::{End, Partition};
+use super::network::{End, HostId, Partition};
 use super::queue::{Dice, Time};
-use super::simulation::{Action, Options, Simulation, Violation};
+use super::simulation::{Action, Options, Simulation};
+use super::worlds::Violation;
 use crate::rendezvous::message::Verdict;
 use crate::rendezvous::settings::{OnPartition, Settings};
 
@@ -106,8 +108,9 @@ impl Plan {
             delay: (Duration::from_micros(100), Duration::from_millis(slowest)),
             stop: super::host::STOP,
             rejoin: dice.chance(50),
-            local_addrs: std::collections::BTreeMap::new(),
-            node_ranks: std::collections::BTreeMap::new(),
+            local_addrs: BTreeMap::new(),
+            node_ranks: BTreeMap::new(),
+            clocks: draw_clocks(seed, hosts),
         };
         let mut plan = Self { options, actions: Vec::new(), calm_at: Time::ZERO };
         plan.draw_starts(&mut dice);
@@ -206,6 +209,14 @@ impl Plan {
     }
 }
 
+/// In half of all jobs clocks are right; else each is wrong by up to a minute or, in a few jobs, an hour.
+fn draw_clocks(seed: u64, hosts: usize) -> BTreeMap<HostId, i64> {
+    // A generator of its own: what is drawn after it stays as it was.
+    let mut dice = Dice::new(seed ^ 0xC10C);
+    let most = [0, 0, 60, 3600][dice.between(0, 3) as usize] * 1_000_000;
+    (0..hosts).map(|host| (host, dice.between(0, 2 * most) as i64 - most as i64)).collect()
+}
+
 /// Live through the history of a seed.
 ///
 /// # Errors
@@ -260,13 +271,13 @@ fn live_through(job: &mut Simulation, plan: &Plan) -> Result<(), Violation> {
     }
     job.run_until(job.now() + GONE_WITHIN)?;
     if let Some(host) = job.hosts().iter().position(|host| host.process.is_some()) {
-        return Err(Violation(format!("host{host} has not gone {GONE_WITHIN:?} after the close")));
+        return Err(Violation::contract(format!("host{host} has not gone {GONE_WITHIN:?} after the close")));
     }
     // A closed rendezvous admits nobody, and says so.
     job.at(job.now(), Action::Start(by, plan.options.join_timeout));
     job.run_until(job.now() + GONE_WITHIN)?;
     if job.hosts()[by].process.is_some() {
-        return Err(Violation("a node that came after the close was not turned away".to_owned()));
+        return Err(Violation::contract("a node that came after the close was not turned away".to_owned()));
     }
     Ok(())
 }

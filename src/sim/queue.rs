@@ -10,12 +10,15 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 /// Virtual time since the simulation began.
 pub type Time = Duration;
 
+/// When an event is due, and its number.
+pub(super) type Key = (Time, u64);
+
 /// Events in order of time; those of one time in the order in which they were put in.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Queue<E> {
     now: Time,
     sequence: u64,
-    events: BTreeMap<(Time, u64), E>,
+    events: BTreeMap<Key, E>,
 }
 
 impl<E> Queue<E> {
@@ -35,6 +38,21 @@ impl<E> Queue<E> {
         self.events.insert((at.max(self.now), self.sequence), event);
     }
 
+    /// All events that have not been taken, in order.
+    pub(super) fn pending(&self) -> impl Iterator<Item = (Key, &E)> {
+        self.events.iter().map(|(key, event)| (*key, event))
+    }
+
+    /// Take an event out of order, at the present time.
+    pub(super) fn take(&mut self, key: Key) -> Option<E> {
+        self.events.remove(&key)
+    }
+
+    /// Move the clock.
+    pub(super) fn advance(&mut self, to: Time) {
+        self.now = self.now.max(to);
+    }
+
     /// Take the next event if it happens no later than `until`; else move the clock there.
     pub fn pop(&mut self, until: Time) -> Option<E> {
         let next = self.events.first_key_value().map(|((at, _), _)| *at);
@@ -43,7 +61,7 @@ impl<E> Queue<E> {
             return None;
         }
         let ((at, _), event) = self.events.pop_first()?;
-        self.now = at;
+        self.now = self.now.max(at);
         Some(event)
     }
 }
@@ -55,28 +73,54 @@ impl<E> Default for Queue<E> {
 }
 
 /// The seeded generator. Its stream is the same on every platform.
-#[derive(Debug)]
-pub struct Dice(ChaCha8Rng);
+#[derive(Clone, Debug)]
+pub struct Dice(Source);
+
+#[derive(Clone, Debug)]
+enum Source {
+    Seeded(ChaCha8Rng),
+    /// Counts.
+    Fixed(u64),
+}
 
 impl Dice {
     /// The generator of a seed.
     pub fn new(seed: u64) -> Self {
-        Self(ChaCha8Rng::seed_from_u64(seed))
+        Self(Source::Seeded(ChaCha8Rng::seed_from_u64(seed)))
+    }
+
+    /// One that counts where any number will do, always gives the lowest of a range, and never takes a chance:
+    /// [`super::explore`] leaves nothing to luck.
+    pub fn fixed() -> Self {
+        Self(Source::Fixed(0))
     }
 
     /// Any number.
     pub fn number(&mut self) -> u64 {
-        self.0.next_u64()
+        match &mut self.0 {
+            Source::Seeded(generator) => generator.next_u64(),
+            Source::Fixed(count) => {
+                *count += 1;
+                *count
+            }
+        }
     }
 
     /// From `low` to `high`, both included. Slightly uneven, which does not matter here.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
+        if self.is_fixed() {
+            return low;
+        }
         low + self.number() % (high.saturating_sub(low) + 1)
     }
 
     /// True `percent` times in a hundred.
     pub fn chance(&mut self, percent: u64) -> bool {
-        self.between(0, 99) < percent
+        !self.is_fixed() && self.between(0, 99) < percent
+    }
+
+    fn is_fixed(&self) -> bool {
+        matches!(self.0, Source::Fixed(_))
     }
 
     /// From `low` to `high`, in microseconds.

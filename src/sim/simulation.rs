@@ -12,6 +12,7 @@ use super::invariants::{Ledger, Loss};
 use super::network::{End, HostId, Network, Partition};
 use super::queue::{Dice, Digest, Queue, Time};
 use super::wiring::REFUSED;
+use super::worlds::Violation;
 use crate::rendezvous::codec::CodecError;
 use crate::rendezvous::machine::Machine;
 use crate::rendezvous::message::{Placement, Verdict};
@@ -41,6 +42,8 @@ pub struct Options {
     pub local_addrs: BTreeMap<HostId, String>,
     /// Ranks that hosts ask for in the first round.
     pub node_ranks: BTreeMap<HostId, u32>,
+    /// Hosts whose wall clock is wrong: by how many microseconds it is ahead.
+    pub clocks: BTreeMap<HostId, i64>,
 }
 
 impl Options {
@@ -57,6 +60,7 @@ impl Options {
             rejoin: false,
             local_addrs: BTreeMap::new(),
             node_ranks: BTreeMap::new(),
+            clocks: BTreeMap::new(),
         }
     }
 }
@@ -95,7 +99,7 @@ pub enum Action {
 }
 
 /// What happens at some time.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Event {
     /// Something is done to the job.
     Act(Action),
@@ -133,18 +137,14 @@ pub enum Event {
     Noticed(Loss),
 }
 
-/// An invariant does not hold.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Violation(pub String);
-
 impl From<CodecError> for Violation {
     fn from(error: CodecError) -> Self {
-        Self(format!("bytes that we have sent are not a session's: {error}"))
+        Self::contract(format!("bytes that we have sent are not a session's: {error}"))
     }
 }
 
 /// A job under virtual time.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Simulation {
     pub(super) options: Options,
     /// Virtual time zero as the machines see it. Only differences to it are ever used.
@@ -197,6 +197,11 @@ impl Simulation {
     /// What happened, line by line, if it was to be kept.
     pub fn history(&self) -> &[String] {
         self.history.as_deref().unwrap_or_default()
+    }
+
+    /// Ask for one world at a time although `on_partition=continue` allows more: a test of the tests.
+    pub fn hold_to_one_world(&mut self) {
+        self.ledger.hold_to_one_world();
     }
 
     /// Put in something to be done at `at`.

@@ -6,7 +6,8 @@ use bytes::Bytes;
 
 use super::host::{self, Agent, Exit};
 use super::network::{End, HostId};
-use super::simulation::{Event, Simulation, Violation};
+use super::simulation::{Event, Simulation};
+use super::worlds::Violation;
 use crate::rendezvous::machine::Command;
 use crate::rendezvous::message::NodeMessage;
 use crate::rendezvous::node::{JoinError, NodeCommand};
@@ -115,7 +116,7 @@ impl Simulation {
             self.coordinator.machine.on_tick(now);
             self.count_tick()?;
             if self.coordinator.machine.next_deadline().is_some_and(|at| at <= now) {
-                return Err(Violation("the coordinator's tick changed nothing: it would spin".to_owned()));
+                return Err(Violation::contract("the coordinator's tick changed nothing: it would spin".to_owned()));
             }
         }
         self.after_coordinator()
@@ -127,7 +128,7 @@ impl Simulation {
         let second = self.now().as_secs();
         self.ticks = if self.ticks.0 == second { (second, self.ticks.1 + 1) } else { (second, 1) };
         if self.ticks.1 > 2 * self.hosts.len() as u64 + 20 {
-            return Err(Violation(format!("{} ticks of the coordinator in one second", self.ticks.1)));
+            return Err(Violation::contract(format!("{} ticks of the coordinator in one second", self.ticks.1)));
         }
         Ok(())
     }
@@ -144,7 +145,7 @@ impl Simulation {
         if process.machine.next_deadline().is_some_and(|at| at <= now) {
             process.machine.on_tick(now);
             if process.machine.next_deadline().is_some_and(|at| at <= now) {
-                return Err(Violation(format!("host{host}'s tick changed nothing: it would spin")));
+                return Err(Violation::contract(format!("host{host}'s tick changed nothing: it would spin")));
             }
         }
         self.after_node(host)
@@ -237,7 +238,7 @@ impl Simulation {
                     self.network.close(conn, End::Node, &mut self.dice, &mut self.queue);
                 }
                 (NodeCommand::Send(NodeMessage::Hello(_)), None) => {
-                    return Err(Violation(format!("host{host} says Hello without a connection")));
+                    return Err(Violation::contract(format!("host{host} says Hello without a connection")));
                 }
                 (NodeCommand::Send(_) | NodeCommand::Disconnect, None) => {}
                 // Nothing but coordinators lives in this world, and they are not always up.
@@ -287,7 +288,7 @@ impl Simulation {
                 self.stop_workers(host, false);
             } else if view.waiting > 0 {
                 if view.reason.is_empty() {
-                    return Err(Violation(format!("host{host} is told to re-form without a reason")));
+                    return Err(Violation::contract(format!("host{host} is told to re-form without a reason")));
                 }
                 self.stop_workers(host, true);
             }

@@ -1,0 +1,267 @@
+//! Small jobs exhaustively: every order in which messages, ends of connections, deadlines and faults may come, up to a bound.
+//!
+//! A state is a whole [`Simulation`]; a step lets one pending event happen, passes time up to the next deadline, or does something
+//! to the job. Messages of one connection keep their order; all else may overtake anything. Time may pass with messages on the
+//! way, but not over a deadline of a process that does not stand still. The bound is on faults and on passings of time, so what is
+//! explored is *all* histories with no more of those, however long. Every invariant of [`super::invariants`] is asked after every
+//! step, and of some or all states whether the job settles from there once faults stop.
+//!
+//! States that differ only in the time of day are one: a state is known by a digest of what decides its future, with instants
+//! relative to now. `stateright` does this for models written for it; it would need all of the product's types to be hashable,
+//! and has no notion of equality up to a shift in time.
+
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
+
+use super::fingerprint::{Fingerprint, stream};
+use super::invariants::check_settled;
+use super::plan::SETTLE_WITHIN;
+use super::queue::{Dice, Key, Time};
+use super::simulation::{Action, Event, Options, Simulation};
+use super::worlds::Violation;
+
+/// What to explore.
+#[derive(Clone, Debug)]
+pub struct Bounds {
+    /// How many faults may happen.
+    pub faults: u8,
+    /// How often time may pass.
+    pub waits: u8,
+    /// What may go wrong. Agents that are gone, and a coordinator that is down, are started again at any time.
+    pub kinds: Vec<Action>,
+    /// Of how many states one is asked whether the job settles from there. 1: all.
+    pub settle_one_in: u64,
+}
+
+/// What was found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Distinct states.
+    pub states: usize,
+    /// Steps taken between them.
+    pub steps: usize,
+    /// The longest history without a state twice.
+    pub longest: usize,
+    /// States from which the job was made to settle.
+    pub settled: usize,
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// A pending event happens now.
+    Happens(Key),
+    /// Time passes up to the next deadline.
+    Wait,
+    Fault(Action),
+    /// What was down is started.
+    Start(Action),
+}
+
+#[derive(Clone, Copy, Debug, Hash)]
+struct Budget {
+    faults: u8,
+    waits: u8,
+}
+
+struct Explorer<'a> {
+    bounds: &'a Bounds,
+    seen: HashSet<u64>,
+    found: Found,
+    trace: Vec<Step>,
+    /// Longest history that is looked at, to find the shortest that fails.
+    limit: usize,
+    fingerprint: Fingerprint,
+}
+
+/// A job from which [`explore`] may start: without delays, and nothing left to luck.
+pub fn job(options: Options) -> Simulation {
+    let mut job = Simulation::new(options);
+    job.dice = Dice::fixed();
+    job.network.numbered_by_host = true;
+    job
+}
+
+/// Go through all states that can be reached from `start`.
+///
+/// # Errors
+/// The shortest history that breaks an invariant, event by event.
+pub fn explore(start: &Simulation, bounds: &Bounds) -> Result<Found, String> {
+    let mut explorer = Explorer::new(bounds, usize::MAX);
+    let Err(failure) = explorer.run(start) else { return Ok(explorer.found) };
+    let (mut violation, mut trace) = (failure, explorer.trace);
+    // Ever longer histories, until one fails: that is the shortest.
+    for limit in 1..trace.len() {
+        let mut shorter = Explorer::new(bounds, limit);
+        if let Err(failure) = shorter.run(start) {
+            (violation, trace) = (failure, shorter.trace);
+            break;
+        }
+    }
+    Err(tell(start, &trace, &violation))
+}
+
+impl<'a> Explorer<'a> {
+    fn new(bounds: &'a Bounds, limit: usize) -> Self {
+        let (seen, found, trace) = (HashSet::new(), Found::default(), Vec::new());
+        Self { bounds, seen, found, trace, limit, fingerprint: Fingerprint::default() }
+    }
+
+    fn run(&mut self, start: &Simulation) -> Result<(), Violation> {
+        self.visit(start, Budget { faults: self.bounds.faults, waits: self.bounds.waits })
+    }
+
+    fn visit(&mut self, job: &Simulation, budget: Budget) -> Result<(), Violation> {
+        self.found.longest = self.found.longest.max(self.trace.len());
+        if self.trace.len() >= self.limit {
+            return Ok(());
+        }
+        for step in steps(job, budget, self.bounds) {
+            let mut next = job.clone();
+            let left = match step {
+                Step::Happens(_) | Step::Start(_) => budget,
+                Step::Wait => Budget { waits: budget.waits - 1, ..budget },
+                Step::Fault(_) => Budget { faults: budget.faults - 1, ..budget },
+            };
+            self.trace.push(step.clone());
+            self.found.steps += 1;
+            take(&mut next, step)?;
+            if let Some(key) = self.new_state(&next, left) {
+                if key % self.bounds.settle_one_in == 0 {
+                    self.found.settled += 1;
+                    settle(next.clone())?;
+                }
+                self.visit(&next, left)?;
+            }
+            self.trace.pop();
+        }
+        Ok(())
+    }
+
+    /// The digest of a state that was not seen before.
+    fn new_state(&mut self, job: &Simulation, left: Budget) -> Option<u64> {
+        let mut hasher = DefaultHasher::new();
+        self.fingerprint.text(job).hash(&mut hasher);
+        left.hash(&mut hasher);
+        if self.limit != usize::MAX {
+            // What is reached sooner may be gone on from for longer.
+            self.trace.len().hash(&mut hasher);
+        }
+        let key = hasher.finish();
+        let new = self.seen.insert(key);
+        self.found.states = self.seen.len();
+        new.then_some(key)
+    }
+}
+
+/// All that may happen next.
+fn steps(job: &Simulation, budget: Budget, bounds: &Bounds) -> Vec<Step> {
+    let (mut steps, mut streams) = (Vec::new(), HashSet::new());
+    let mut deadline_is_due = false;
+    for (key, event) in job.queue.pending() {
+        let first = stream(event).is_none_or(|stream| streams.insert(stream));
+        if key.0 > job.now() || !first {
+            continue;
+        }
+        deadline_is_due |= is_deadline(event);
+        steps.push(Step::Happens(key));
+    }
+    if budget.waits > 0 && !deadline_is_due && next_time(job).is_some() {
+        steps.push(Step::Wait);
+    }
+    if budget.faults > 0 {
+        steps.extend(bounds.kinds.iter().filter(|action| applies(job, action)).cloned().map(Step::Fault));
+    }
+    // Every fault makes room for one start.
+    if job.pids < (job.hosts.len() + usize::from(bounds.faults)) as u64 {
+        let gone = (0..job.hosts.len()).filter(|host| job.hosts[*host].process.is_none());
+        steps.extend(gone.map(|host| Step::Start(Action::Start(host, job.options.join_timeout))));
+    }
+    if !job.coordinator.up {
+        steps.push(Step::Start(Action::StartCoordinator));
+    }
+    steps
+}
+
+/// Processes that do not stand still look at their timers in time.
+fn is_deadline(event: &Event) -> bool {
+    !matches!(event, Event::Deliver { .. } | Event::Eof { .. } | Event::Syn(..) | Event::Connected(..))
+}
+
+fn next_time(job: &Simulation) -> Option<Time> {
+    job.queue.pending().map(|((at, _), _)| at).find(|at| *at > job.now())
+}
+
+fn applies(job: &Simulation, action: &Action) -> bool {
+    let process = |host: &usize| job.hosts[*host].process.as_ref();
+    match action {
+        Action::Sever(host) => process(host).is_some_and(|process| process.conn.is_some()),
+        Action::FailWorkers(host) | Action::ReportFailure(host) | Action::ReportDone(host) => {
+            process(host).is_some_and(|process| process.running().is_some())
+        }
+        Action::Kill(host) | Action::PowerOff(host) | Action::Terminate(host) | Action::Close(host, _) => {
+            process(host).is_some()
+        }
+        Action::CrashCoordinator | Action::StallCoordinator(_) => job.coordinator.up,
+        Action::Start(..) | Action::StartCoordinator | Action::Stall(..) | Action::Cut(..) => true,
+    }
+}
+
+fn take(job: &mut Simulation, step: Step) -> Result<(), Violation> {
+    match step {
+        Step::Happens(key) => {
+            if let Some(event) = job.queue.take(key) {
+                job.handle(event)?;
+            }
+        }
+        Step::Wait => job.queue.advance(next_time(job).unwrap_or(job.now())),
+        Step::Fault(action) | Step::Start(action) => job.act(action)?,
+    }
+    forget(job);
+    Ok(())
+}
+
+/// Drop what decides nothing: deadlines that were replaced by earlier ones, counts, and the time limits for noticing a loss, which
+/// hold where messages are quick.
+pub(super) fn forget(job: &mut Simulation) {
+    let stale = |(key, event): (Key, &Event)| match event {
+        Event::NodeTick(host, pid) => {
+            let process = job.hosts[*host].process.as_ref().filter(|process| process.pid == *pid);
+            process.is_none_or(|process| !process.is_armed_for(key.0)).then_some(key)
+        }
+        Event::CoordinatorTick => (job.coordinator.tick_at != Some(key.0)).then_some(key),
+        Event::Noticed(_) => Some(key),
+        _ => None,
+    };
+    let stale: Vec<_> = job.queue.pending().filter_map(stale).collect();
+    for key in stale {
+        job.queue.take(key);
+    }
+    job.ledger.messages = (0, 0);
+}
+
+/// From here on nothing goes wrong: the job settles.
+fn settle(mut job: Simulation) -> Result<(), Violation> {
+    let now = job.now();
+    job.act(Action::StartCoordinator)?;
+    job.run_until(now + FAULTS_END_WITHIN + SETTLE_WITHIN)?;
+    check_settled(&job.hosts, &job.options.settings)
+}
+
+/// A history in words: what was done, and what came of it.
+fn tell(start: &Simulation, trace: &[Step], violation: &Violation) -> String {
+    let mut job = start.clone();
+    job.keep_history();
+    for step in trace {
+        if let Step::Fault(action) | Step::Start(action) = step {
+            job.remark(|| format!("{action:?}"));
+        }
+        if take(&mut job, step.clone()).is_err() {
+            break;
+        }
+    }
+    format!("{violation}\nafter {} steps:\n{}", trace.len(), job.history().join("\n"))
+}
+
+/// Stalls and cuts given to [`explore`] are over by then.
+const FAULTS_END_WITHIN: Duration = Duration::from_secs(60);

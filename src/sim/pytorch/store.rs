@@ -1,0 +1,44 @@
+//! The store that holds the blob: `C10dRendezvousBackend` over a `TCPStore`. The blob is its own token there; here its version is.
+
+use super::super::queue::Time;
+use super::state::State;
+
+#[derive(Clone, Debug)]
+pub(super) enum Request {
+    /// `get_state`.
+    Get,
+    /// `set_state`, if the state is still that of the token.
+    Set(State, Option<u64>),
+}
+
+/// The state as it is after the request, whoever wrote it.
+#[derive(Clone, Debug)]
+pub(super) struct Reply(pub Option<(State, u64)>);
+
+#[derive(Debug)]
+pub(super) struct Store {
+    pub up: bool,
+    pub stalled_until: Time,
+    held: Option<(State, u64)>,
+}
+
+impl Default for Store {
+    fn default() -> Self {
+        Self { up: true, stalled_until: Time::ZERO, held: None }
+    }
+}
+
+impl Store {
+    /// `None`: the store's process is gone, and the connection with it.
+    pub fn answer(&mut self, request: Request) -> Option<Reply> {
+        if !self.up {
+            return None;
+        }
+        if let Request::Set(state, token) = request
+            && token == self.held.as_ref().map(|(_, version)| *version)
+        {
+            self.held = Some((state, token.unwrap_or(0) + 1));
+        }
+        Some(Reply(self.held.clone()))
+    }
+}

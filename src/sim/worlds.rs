@@ -1,0 +1,147 @@
+//! What must hold of any rendezvous, whoever decides: judged by the places that agents hold.
+//!
+//! [`super::invariants`] asks these questions of our rendezvous, [`super::pytorch`] of PyTorch's: it is the same code.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use super::network::HostId;
+use super::queue::Time;
+use crate::rendezvous::settings::Settings;
+
+/// What may not hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Invariant {
+    /// No two worlds run at once.
+    OneWorld,
+    /// All members of a completed round hold the same world.
+    SameWorld,
+    /// Ranks are unique and dense.
+    Ranks,
+    /// No world is smaller than `min_nodes` or larger than `max_nodes`.
+    WorldSize,
+    /// Survivors hear of a lost member in time.
+    LossNoticed,
+    /// Once faults stop, as many nodes as may run do so, in one world.
+    Settles,
+    /// What this rendezvous promises beyond: fencing by round, ranks that stay, answers, reasons.
+    Contract,
+}
+
+/// An invariant does not hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Which.
+    pub invariant: Invariant,
+    /// What was seen.
+    pub text: String,
+}
+
+impl Violation {
+    /// Something was promised that is not so.
+    pub fn contract(text: String) -> Self {
+        Self { invariant: Invariant::Contract, text }
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.invariant, self.text)
+    }
+}
+
+/// A place as its holder knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Whose agent.
+    pub host: HostId,
+    /// The round.
+    pub round: u64,
+    /// Tells worlds of one round apart.
+    pub world: u64,
+    /// Its rank there.
+    pub rank: u32,
+    /// How many nodes it is told there are.
+    pub size: u32,
+}
+
+/// Places of one round, all of them or those that have been taken so far, fit together and are as many as allowed.
+///
+/// # Errors
+/// What does not fit.
+pub fn check_world(round: u64, places: &[Held], settings: &Settings) -> Result<(), Violation> {
+    let Settings { min_nodes, max_nodes, .. } = settings;
+    let Some(first) = places.first() else { return Ok(()) };
+    let mut ranks = BTreeSet::new();
+    for place in places {
+        ensure(Invariant::WorldSize, (*min_nodes..=*max_nodes).contains(&place.size), || {
+            format!("round {round} has {} nodes, not {min_nodes} to {max_nodes}: {place:?}", place.size)
+        })?;
+        ensure(Invariant::SameWorld, (place.size, place.world) == (first.size, first.world), || {
+            format!("round {round}: {first:?} and {place:?} hold different worlds")
+        })?;
+        ensure(Invariant::Ranks, place.rank < place.size && ranks.insert(place.rank), || {
+            format!("round {round}: rank {} is given twice, or too high: {place:?}", place.rank)
+        })?;
+    }
+    Ok(())
+}
+
+/// Nobody still runs an earlier round when this one is there. Who cannot be held to it is not in `running`.
+///
+/// # Errors
+/// Who does.
+pub fn check_one_world(round: u64, running: impl IntoIterator<Item = Held>) -> Result<(), Violation> {
+    let other = running.into_iter().find(|held| held.round < round);
+    match other {
+        None => Ok(()),
+        Some(Held { host, round: earlier, .. }) => Err(Violation {
+            invariant: Invariant::OneWorld,
+            text: format!("round {round} completes while host{host} still runs round {earlier}"),
+        }),
+    }
+}
+
+/// A member of `round` died at `at`. Those who run it `undisturbed` now, well after, have not been told.
+///
+/// # Errors
+/// The first of them.
+pub fn check_noticed(
+    round: u64,
+    at: Time,
+    now: Time,
+    undisturbed: impl IntoIterator<Item = HostId>,
+) -> Result<(), Violation> {
+    match undisturbed.into_iter().next() {
+        None => Ok(()),
+        Some(host) => Err(Violation {
+            invariant: Invariant::LossNoticed,
+            text: format!(
+                "host{host} still runs round {round} undisturbed at {now:?}, a member of which died at {at:?}"
+            ),
+        }),
+    }
+}
+
+/// Once nothing goes wrong any more: as many as may run do so, in one world; the others wait. With too few, nobody runs.
+///
+/// # Errors
+/// Who does something else.
+pub fn check_settled(live: usize, stopping: usize, running: &[Held], settings: &Settings) -> Result<(), Violation> {
+    let Settings { min_nodes, max_nodes, .. } = settings;
+    let expected = if live < *min_nodes as usize { 0 } else { live.min(*max_nodes as usize) };
+    let rounds: BTreeSet<_> = running.iter().map(|held| held.round).collect();
+    let ranks: BTreeSet<_> = running.iter().map(|held| held.rank).collect();
+    let whole = running.len() == expected && stopping == 0 && rounds.len() <= 1 && ranks.len() == expected;
+    ensure(Invariant::Settles, whole && running.iter().all(|held| held.size as usize == expected), || {
+        format!(
+            "{live} nodes live (of {min_nodes} to {max_nodes}), {stopping} stop, {} run, which should be {expected} in one \
+             world: {running:?}",
+            running.len(),
+        )
+    })
+}
+
+pub(super) fn ensure(invariant: Invariant, holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), Violation> {
+    if holds { Ok(()) } else { Err(Violation { invariant, text: otherwise() }) }
+}

@@ -1,0 +1,105 @@
+//! Small jobs exhaustively (`src/sim/explore.rs`): all orders of events, with every invariant asked in every state.
+//!
+//! `ELASTIC_RS_EXPLORE_WAITS` raises how often time may pass, and has every state asked whether it settles.
+
+use std::time::{Duration, Instant};
+
+use elastic_rs::rendezvous::settings::{OnPartition, Settings};
+use elastic_rs::sim::explore::{Bounds, explore, job};
+use elastic_rs::sim::network::{End, Partition};
+use elastic_rs::sim::simulation::{Action, Options, Simulation};
+
+fn options(hosts: usize, min: u32, max: u32) -> Options {
+    let mut settings = Settings::new(min, max);
+    // The fewest heartbeats that leave a node time to answer one.
+    settings.keep_alive_max_attempt = 2;
+    settings.last_call_timeout = Duration::from_secs(3);
+    Options::exact(hosts, settings)
+}
+
+fn check(what: &str, start: &Simulation, bounds: &Bounds) {
+    let began = Instant::now();
+    match explore(start, bounds) {
+        Ok(found) => println!("{what}: {found:?} in {:.1?}", began.elapsed()),
+        Err(failure) => panic!("{what}: {failure}"),
+    }
+}
+
+fn bounds(faults: u8, waits: u8, kinds: Vec<Action>) -> Bounds {
+    let more = std::env::var("ELASTIC_RS_EXPLORE_WAITS").ok().and_then(|text| text.parse().ok());
+    Bounds { faults, waits: waits + more.unwrap_or(0), kinds, settle_one_in: if more.is_some() { 1 } else { 16 } }
+}
+
+fn started(options: Options) -> Simulation {
+    let mut job = job(options);
+    job.start_all(Duration::ZERO);
+    job
+}
+
+/// Longer than the lease: who is cut off or stands still for so long must have stopped before the others go on.
+const LONG: Duration = Duration::from_secs(12);
+
+fn running(hosts: usize, min: u32) -> Simulation {
+    let mut job = started(options(hosts, min, hosts as u32));
+    // Between two heartbeats.
+    job.run_until(Duration::from_secs(4)).expect("invariants hold");
+    assert!((0..hosts).all(|host| job.running(host).is_some()));
+    job
+}
+
+#[test]
+fn two_nodes_start_in_any_order() {
+    check("two start", &started(options(2, 2, 2)), &bounds(0, 1, vec![]));
+    check("two start, a last call", &started(options(2, 1, 2)), &bounds(0, 1, vec![]));
+}
+
+#[test]
+fn two_nodes_start_and_a_connection_breaks() {
+    check("two start, a connection breaks", &started(options(2, 2, 2)), &bounds(1, 0, vec![Action::Sever(0)]));
+}
+
+#[test]
+fn a_member_of_two_goes() {
+    for kind in [Action::Kill(0), Action::Terminate(0), Action::PowerOff(0)] {
+        check(&format!("{kind:?}"), &running(2, 1), &bounds(1, 1, vec![kind]));
+    }
+}
+
+#[test]
+fn a_worker_of_two_fails() {
+    for kind in [Action::FailWorkers(0), Action::ReportFailure(0)] {
+        check(&format!("{kind:?}"), &running(2, 1), &bounds(1, 1, vec![kind]));
+    }
+}
+
+#[test]
+fn a_member_of_two_is_cut_off_or_stands_still() {
+    let cut = |to| Action::Cut(0, to, LONG, Partition::Lost);
+    for kind in [Action::Stall(0, LONG), cut(End::Coordinator), cut(End::Node)] {
+        check(&format!("{kind:?}"), &running(2, 1), &bounds(1, 2, vec![kind]));
+    }
+}
+
+#[test]
+fn the_coordinator_of_two_is_restarted_or_stands_still() {
+    check("restart", &running(2, 1), &bounds(1, 2, vec![Action::CrashCoordinator]));
+    check("stall", &running(2, 1), &bounds(1, 2, vec![Action::StallCoordinator(LONG)]));
+}
+
+#[test]
+fn a_member_of_three_goes_or_the_coordinator_is_restarted() {
+    check("three", &running(3, 2), &bounds(1, 1, vec![Action::Kill(0), Action::CrashCoordinator]));
+}
+
+/// The explorer finds what it should: from a world in which one member may run on when it is cut off, two worlds at once.
+#[test]
+fn a_job_without_fencing_is_caught() {
+    let mut options = options(2, 1, 2);
+    options.settings.on_partition = OnPartition::Continue;
+    let mut start = started(options);
+    start.run_until(Duration::from_secs(4)).expect("invariants hold");
+    start.hold_to_one_world();
+    let bounds = bounds(1, 4, vec![Action::Cut(0, End::Coordinator, LONG, Partition::Lost)]);
+    let failure = explore(&start, &bounds).expect_err("two worlds run at once");
+    assert!(failure.starts_with("OneWorld: round 2 completes while host0 still runs round 1"), "{failure}");
+}

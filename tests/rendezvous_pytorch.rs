@@ -1,0 +1,210 @@
+//! PyTorch's own rendezvous in the simulator (`src/sim/pytorch`): the invariants that ours is held to catch what its users suffer
+//! from. Each fault plan is also lived through by ours, which passes. Rows are those of the list of pains, measured with real
+//! `torchrun` processes on torch 2.15.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::sim::invariants::check_settled;
+use elastic_rs::sim::plan::{Plan, SETTLE_WITHIN, live};
+use elastic_rs::sim::pytorch::PyTorch;
+use elastic_rs::sim::simulation::{Action, Options, Simulation};
+use elastic_rs::sim::worlds::Invariant::{self, LossNoticed, OneWorld, Ranks, SameWorld, Settles, WorldSize};
+
+fn seconds(number: u64) -> Duration {
+    Duration::from_secs(number)
+}
+
+/// A job on one machine: messages take less than a millisecond, agents stop their workers within one second.
+fn job(hosts: usize, min: u32, max: u32) -> Plan {
+    let mut options = Options::exact(hosts, Settings::new(min, max));
+    options.delay = (Duration::from_micros(100), Duration::from_micros(900));
+    options.stop = (Duration::from_millis(50), seconds(1));
+    options.seed = 7;
+    let starts = (0..hosts).map(|host| (Duration::ZERO, Action::Start(host, seconds(600)))).collect();
+    Plan { options, actions: starts, calm_at: Duration::ZERO }
+}
+
+/// `job` in which host 1's wall clock is ahead by `ahead` seconds.
+fn skewed(min: u32, ahead: i64) -> Plan {
+    let mut plan = job(2, min, 2);
+    plan.options.clocks.insert(1, ahead * 1_000_000);
+    plan
+}
+
+fn add(mut plan: Plan, at: u64, action: Action) -> Plan {
+    plan.actions.push((seconds(at), action));
+    plan.calm_at = plan.calm_at.max(seconds(at));
+    plan
+}
+
+/// What breaks when PyTorch's algorithm lives through the plan. Ours does too, and nothing breaks.
+fn broken(plan: &Plan) -> Vec<Invariant> {
+    let mut ours = Simulation::new(plan.options.clone());
+    for (at, action) in &plan.actions {
+        ours.at(*at, action.clone());
+    }
+    ours.run_until(plan.calm_at + SETTLE_WITHIN).expect("our rendezvous keeps to all invariants");
+    check_settled(ours.hosts(), &plan.options.settings).expect("our rendezvous settles");
+    kinds(&PyTorch::live(plan, SETTLE_WITHIN))
+}
+
+fn kinds(job: &PyTorch) -> Vec<Invariant> {
+    let kinds: BTreeSet<_> = job.violations().iter().map(|violation| violation.invariant).collect();
+    kinds.into_iter().collect()
+}
+
+// The model is faithful where PyTorch works.
+
+/// Measured: 1.1–1.3 s for two nodes that join at once, 1.3–2.2 s for eight. Who is not the last finds out by polling.
+#[test]
+fn without_faults_one_world_forms_in_the_time_that_was_measured() {
+    for (hosts, between) in [(2, 1_000..1_400), (8, 1_000..2_300)] {
+        let plan = job(hosts, hosts as u32, hosts as u32);
+        let mut job = PyTorch::new(plan.options.clone());
+        for (at, action) in plan.actions {
+            job.at(at, action);
+        }
+        let all_run = |job: &PyTorch| (0..hosts).all(|host| job.running(host).is_some());
+        let tried = (0..).map(|step| step * 10);
+        let took = tried.take(1_000).find(|at| {
+            job.run_until(Duration::from_millis(*at));
+            all_run(&job)
+        });
+        let took = took.expect("a world forms");
+        assert!(between.contains(&took), "{hosts} nodes took {took} ms");
+        let ranks: BTreeSet<_> = (0..hosts).filter_map(|host| Some(job.running(host)?.rank)).collect();
+        assert_eq!(ranks, (0..hosts as u32).collect());
+        job.run_until(seconds(600));
+        job.check_settled();
+        assert_eq!(kinds(&job), []);
+    }
+}
+
+/// A job that is not full waits for the last call, a node that joins then makes all begin anew, a surplus node disturbs nobody.
+#[test]
+fn without_faults_jobs_grow_and_spares_wait() {
+    let mut plan = job(4, 2, 3);
+    plan.actions.retain(|(_, action)| matches!(action, Action::Start(0 | 1, _)));
+    let plan = add(add(plan, 60, Action::Start(2, seconds(600))), 120, Action::Start(3, seconds(600)));
+    let mut job = PyTorch::new(plan.options.clone());
+    for (at, action) in &plan.actions {
+        job.at(*at, action.clone());
+    }
+    let sizes = |job: &PyTorch| (0..4).map(|host| job.running(host).map(|held| held.size)).collect::<Vec<_>>();
+    job.run_until(seconds(29));
+    assert_eq!(sizes(&job), [None; 4]);
+    job.run_until(seconds(59));
+    assert_eq!(sizes(&job), [Some(2), Some(2), None, None]);
+    job.run_until(seconds(70));
+    assert_eq!(sizes(&job), [Some(3), Some(3), Some(3), None]);
+    assert_eq!(broken(&plan), []);
+}
+
+// Row 2: a member is lost, and nobody notices.
+
+/// Measured: agent B SIGKILLed, A unaware after 75 s. Agents ask only how many nodes wait.
+#[test]
+fn row_2_a_lost_member_stays_unnoticed() {
+    let plan = add(job(3, 2, 3), 60, Action::Kill(1));
+    assert_eq!(broken(&plan), [LossNoticed, Settles]);
+}
+
+/// SIGTERM is no better: the agent does not say goodbye.
+#[test]
+fn row_2_a_node_that_leaves_stays_unnoticed() {
+    let plan = add(job(3, 2, 3), 60, Action::Terminate(2));
+    assert_eq!(broken(&plan), [LossNoticed, Settles]);
+}
+
+// Row 5: clocks differ.
+
+/// Measured: nnodes 2:2, B's clock 20 s behind: A trains alone as WORLD_SIZE=1.
+#[test]
+fn row_5_a_clock_that_is_behind_makes_a_world_smaller_than_min_nodes() {
+    assert_eq!(broken(&skewed(2, -20)), [WorldSize, Settles]);
+    let job = PyTorch::live(&skewed(2, -20), SETTLE_WITHIN);
+    assert_eq!(job.running(0).map(|held| (held.rank, held.size)), Some((0, 1)));
+}
+
+/// Measured: B's clock 20 s ahead: both train, and wait for each other at the end.
+#[test]
+fn row_5_a_clock_that_is_ahead_makes_a_world_smaller_than_min_nodes() {
+    assert_eq!(broken(&skewed(2, 20)), [WorldSize, Settles]);
+}
+
+/// The same where one node is enough: two worlds at once, of one round.
+#[test]
+fn row_5_clocks_that_differ_make_two_worlds_of_one_round() {
+    assert_eq!(broken(&skewed(1, -20)), [SameWorld, Settles]);
+    assert_eq!(broken(&skewed(1, 20)), [SameWorld, Ranks, Settles]);
+}
+
+/// Measured: ±10 s are within the 15 s of the keep-alives, and do no harm.
+#[test]
+fn row_5_clocks_that_differ_by_less_than_the_keep_alives_do_no_harm() {
+    for ahead in [-10, 10] {
+        assert_eq!(broken(&skewed(2, ahead)), [], "{ahead}");
+    }
+}
+
+/// An hour is no more to ours than 20 s: the same history, to the last message.
+#[test]
+fn row_5_an_hour_changes_nothing_for_ours() {
+    let digest = |ahead| {
+        let plan = skewed(2, ahead);
+        let mut ours = Simulation::new(plan.options.clone());
+        for (at, action) in plan.actions {
+            ours.at(at, action);
+        }
+        ours.run_until(seconds(300)).expect("invariants hold");
+        ours.digest()
+    };
+    assert_eq!(digest(3600), digest(0));
+    assert_eq!(digest(-3600), digest(0));
+}
+
+// Row 6: the store stands still.
+
+/// Measured: SIGSTOP of the host for 20 s, and all keep-alives end for good. Node D joins: a world of 3 and one of 1, both with
+/// RANK 0.
+#[test]
+fn row_6_a_store_that_stood_still_makes_two_worlds_at_once() {
+    let mut plan = job(4, 1, 4);
+    plan.actions.retain(|(_, action)| !matches!(action, Action::Start(3, _)));
+    let plan = add(plan, 60, Action::StallCoordinator(seconds(20)));
+    let plan = add(plan, 100, Action::Start(3, seconds(600)));
+    assert_eq!(broken(&plan), [OneWorld, Settles]);
+    let job = PyTorch::live(&plan, SETTLE_WITHIN);
+    let worlds: Vec<_> = (0..4).filter_map(|host| Some((job.running(host)?.rank, job.running(host)?.size))).collect();
+    assert_eq!(worlds, [(0, 3), (1, 3), (2, 3), (0, 1)]);
+}
+
+/// Shorter than the keep-alives' limit it does no harm.
+#[test]
+fn row_6_a_store_that_stood_still_for_a_moment_does_no_harm() {
+    let mut plan = job(4, 1, 4);
+    plan.actions.retain(|(_, action)| !matches!(action, Action::Start(3, _)));
+    let plan = add(plan, 60, Action::StallCoordinator(seconds(5)));
+    let plan = add(plan, 100, Action::Start(3, seconds(600)));
+    assert_eq!(broken(&plan), []);
+}
+
+// Any faults.
+
+/// The faults that our rendezvous lives through, drawn from seeds: PyTorch's breaks in every way that the invariants know.
+#[test]
+fn drawn_faults_break_every_invariant() {
+    let mut seen = BTreeSet::new();
+    let (mut plans, mut sound) = (0, 0);
+    for seed in (0..).filter(|seed| Plan::draw(*seed).options.hosts <= 30).take(60) {
+        let kinds = kinds(&PyTorch::live(&Plan::draw(seed), SETTLE_WITHIN));
+        live(seed, false).unwrap_or_else(|failure| panic!("ours, seed {seed}: {}", failure.violation));
+        plans += 1;
+        sound += usize::from(kinds.is_empty());
+        seen.extend(kinds);
+    }
+    println!("{sound} of {plans} plans do PyTorch's rendezvous no harm");
+    assert_eq!(seen.into_iter().collect::<Vec<_>>(), [OneWorld, SameWorld, Ranks, WorldSize, LossNoticed, Settles]);
+}
