@@ -17,7 +17,7 @@ fn invariants_hold_for_all_seeds() {
     for seed in first..first + number("ELASTIC_RS_SIM_SEEDS", 300) {
         match live(seed) {
             Ok(report) => rounds += report.rounds,
-            Err((at, violation)) => failed.push(format!("  seed {seed} at {at:.3?}: {}", violation.0)),
+            Err((at, violation)) => failed.push(format!("  seed {seed} at {at:.3?}: {}", violation.text)),
         }
     }
     assert!(
@@ -41,7 +41,7 @@ fn over_etcd_one_world_forms_at_a_time() {
     let first = number("ELASTIC_RS_SIM_SEED", 0);
     let failed: Vec<_> = (first..first + number("ELASTIC_RS_SIM_SEEDS", 300))
         .filter_map(|seed| Some((seed, elastic_rs::sim::etcd::live(seed).err()?)))
-        .map(|(seed, (at, violation))| format!("  seed {seed} at {at:.3?}: {}", violation.0))
+        .map(|(seed, (at, violation))| format!("  seed {seed} at {at:.3?}: {}", violation.text))
         .collect();
     assert!(failed.is_empty(), "{}", failed.join("\n"));
     assert!((first..first + 20).any(|seed| elastic_rs::sim::etcd::live(seed).is_ok_and(|rounds| rounds > 1)));
@@ -50,13 +50,13 @@ fn over_etcd_one_world_forms_at_a_time() {
 /// A new lease was taken for a sign of life although the node's key had ended with the old one, and a world formed without it.
 #[test]
 fn over_etcd_a_new_lease_shows_nothing_before_the_nodes_key_hangs_on_it() {
-    assert_eq!(elastic_rs::sim::etcd::live(2314).err().map(|(_, violation)| violation.0), None);
+    assert_eq!(elastic_rs::sim::etcd::live(2314).err().map(|(_, violation)| violation.text), None);
 }
 
 /// The answer to the write that put the node's key was lost, and with it the time by which the node had to stop its workers.
 #[test]
 fn over_etcd_a_node_is_fenced_by_its_key_however_it_learns_of_it() {
     for seed in [196, 481, 939, 1389] {
-        assert_eq!(elastic_rs::sim::etcd::live(seed).err().map(|(_, violation)| violation.0), None, "seed {seed}");
+        assert_eq!(elastic_rs::sim::etcd::live(seed).err().map(|(_, violation)| violation.text), None, "seed {seed}");
     }
 }
