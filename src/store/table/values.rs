@@ -171,7 +171,7 @@ impl Values {
     }
 }
 
-/// Of the key's bytes alone: what `hash_one` adds, so that lists of slices differ, costs a third more.
+/// Of the key's bytes alone: `hash_one` adds their number, which tells lists of slices apart, and costs a further write.
 fn hash(hasher: &RandomState, key: &[u8]) -> u64 {
     let mut state = hasher.build_hasher();
     state.write(key);
