@@ -70,8 +70,8 @@ test-long: build ## the tests that draw at random, with many more draws: about h
 	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store_properties
 	$(say) 'test-long: the rendezvous, $(LONG_SEEDS) simulated jobs'
 	@ELASTIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test rendezvous_sim -- --nocapture
-	$(say) 'test-long: small jobs exhaustively, with more time, and every state asked whether it settles'
-	@ELASTIC_RS_EXPLORE_WAITS=1 cargo test --quiet --release $(CARGO_FLAGS) --all-features --test rendezvous_explore -- --nocapture
+	$(say) 'test-long: small jobs exhaustively, with more time and more faults'
+	@ELASTIC_RS_EXPLORE_LONG=1 cargo test --quiet --release $(CARGO_FLAGS) --all-features --test rendezvous_explore -- --nocapture
 
 # libFuzzer needs code that counts its branches; these flags are what cargo-fuzz sets, and rustc's stable release knows
 # them. They are for the target alone (hence --target), not for build scripts.
