@@ -58,7 +58,7 @@ demo: build ## train digits on two nodes, add a third, kill a worker, finish: ab
 test: lint test-rust test-python ## everything that CI checks
 	$(say) 'test: all passed'
 
-# What the long run takes more of. A sequence of the differential test takes 0.05 s, a seed of the simulation 0.02 s.
+# What the long run takes more of. A sequence of the differential test takes 0.05 s, a seed of the simulation 0.01 s.
 LONG_SEQUENCES ?= 10000
 LONG_SEEDS ?= 10000
 LONG_CASES ?= 100000
@@ -71,7 +71,9 @@ test-long: build ## the tests that draw at random, with many more draws: about h
 	$(say) 'test-long: codec and table, $(LONG_CASES) cases of each property (proptest)'
 	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store_properties
 	$(say) 'test-long: the rendezvous, $(LONG_SEEDS) simulated jobs'
-	@ELASTIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test rendezvous_sim --test rendezvous_cas_sim
+	@ELASTIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test rendezvous_sim --test rendezvous_cas_sim -- --nocapture
+	$(say) 'test-long: small jobs exhaustively, with more time and more faults'
+	@ELASTIC_RS_EXPLORE_LONG=1 cargo test --quiet --release $(CARGO_FLAGS) --all-features --test rendezvous_explore -- --nocapture
 
 # libFuzzer needs code that counts its branches; these flags are what cargo-fuzz sets, and rustc's stable release knows
 # them. They are for the target alone (hence --target), not for build scripts.

@@ -39,3 +39,19 @@ fn every_test_that_the_table_of_the_store_names_exists() {
         assert!(exists, "no `{test}` in `{file}`");
     }
 }
+
+#[test]
+fn every_test_that_the_table_of_scenarios_names_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = HashMap::new();
+    sources(&root.join("src"), &mut found);
+    sources(&root.join("tests"), &mut found);
+    let document = fs::read_to_string(root.join("docs/rendezvous.md")).unwrap();
+    let table = document.split("\n## ").find_map(|section| section.strip_prefix("Scenarios\n")).unwrap();
+    let rows = table.lines().filter(|line| line.starts_with("| "));
+    let named: Vec<_> = rows.flat_map(|row| row.split('`').skip(1).step_by(2)).collect();
+    assert!(named.len() > 25, "{named:?}");
+    for test in named {
+        assert!(found.values().any(|text| text.contains(&format!("fn {test}("))), "no `{test}`");
+    }
+}

@@ -1,6 +1,6 @@
 //! Small jobs exhaustively (`src/sim/explore.rs`): all orders of events, with every invariant asked in every state.
 //!
-//! `ELASTIC_RS_EXPLORE_WAITS` raises how often time may pass, and has every state asked whether it settles.
+//! `ELASTIC_RS_EXPLORE_SETTLE` has one state in so many (16) asked whether the job settles from there; 1 asks all.
 
 use std::time::{Duration, Instant};
 
@@ -26,8 +26,8 @@ fn check(what: &str, start: &Simulation, bounds: &Bounds) {
 }
 
 fn bounds(faults: u8, waits: u8, kinds: Vec<Action>) -> Bounds {
-    let more = std::env::var("ELASTIC_RS_EXPLORE_WAITS").ok().and_then(|text| text.parse().ok());
-    Bounds { faults, waits: waits + more.unwrap_or(0), kinds, settle_one_in: if more.is_some() { 1 } else { 16 } }
+    let settle_one_in = std::env::var("ELASTIC_RS_EXPLORE_SETTLE").ok().and_then(|text| text.parse().ok());
+    Bounds { faults, waits, kinds, settle_one_in: settle_one_in.unwrap_or(16) }
 }
 
 fn started(options: Options) -> Simulation {
@@ -84,6 +84,18 @@ fn a_member_of_two_is_cut_off_or_stands_still() {
 fn the_coordinator_of_two_is_restarted_or_stands_still() {
     check("restart", &running(2, 1), &bounds(1, 2, vec![Action::CrashCoordinator]));
     check("stall", &running(2, 1), &bounds(1, 2, vec![Action::StallCoordinator(LONG)]));
+}
+
+/// With more time: for `make test-long`, where an environment variable asks for it.
+#[test]
+fn two_nodes_with_more_time() {
+    let more = std::env::var("ELASTIC_RS_EXPLORE_LONG").is_ok();
+    let waits = u8::from(more);
+    for kind in [Action::Kill(0), Action::PowerOff(0), Action::FailWorkers(0), Action::ReportFailure(0)] {
+        check(&format!("longer: {kind:?}"), &running(2, 1), &bounds(1, 1 + waits, vec![kind]));
+    }
+    let kinds = vec![Action::CrashCoordinator, Action::Sever(0)];
+    check("longer: restart, sever", &running(2, 1), &bounds(1 + waits, 1, kinds));
 }
 
 #[test]

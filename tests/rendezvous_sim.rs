@@ -2,6 +2,8 @@
 //!
 //! `ELASTIC_RS_SIM_SEEDS` sets how many seeds are lived through, `ELASTIC_RS_SIM_SEED` the first one.
 
+use std::time::{Duration, Instant};
+
 use elastic_rs::sim::plan::live;
 
 fn number(name: &str, default: u64) -> u64 {
@@ -11,7 +13,20 @@ fn number(name: &str, default: u64) -> u64 {
 
 /// Live through some seeds. The first in which an invariant breaks is told with its last events.
 fn check(seeds: impl IntoIterator<Item = u64>) {
-    let failing: Vec<_> = seeds.into_iter().filter_map(|seed| live(seed, false).err()).collect();
+    let (mut failing, mut count, mut lived, began) = (Vec::new(), 0, Duration::ZERO, Instant::now());
+    for seed in seeds {
+        count += 1;
+        match live(seed, false) {
+            Ok(report) => lived += report.lived,
+            Err(failure) => failing.push(failure),
+        }
+    }
+    let took = began.elapsed().as_secs_f64();
+    println!(
+        "{count} seeds in {took:.1} s: {:.0} per minute, {:.0} simulated seconds per second",
+        60.0 * f64::from(count) / took,
+        lived.as_secs_f64() / took
+    );
     let Some(first) = failing.first() else { return };
     let seed = first.seed;
     let again = live(seed, true).expect_err("a seed is a whole history");

@@ -44,6 +44,8 @@ pub struct Report {
     pub rounds: u64,
     /// Messages in both directions.
     pub messages: u64,
+    /// How much virtual time it took.
+    pub lived: Time,
 }
 
 /// A history in which an invariant broke.
@@ -236,6 +238,7 @@ pub fn live(seed: u64, keep_history: bool) -> Result<Report, Box<Failure>> {
             hosts: plan.options.hosts,
             rounds: job.ledger().rounds,
             messages: job.ledger().messages.0 + job.ledger().messages.1,
+            lived: job.now(),
         }),
         Err(violation) => Err(Box::new(Failure { seed, at: job.now(), violation, history: job.history().to_vec() })),
     }

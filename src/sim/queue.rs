@@ -78,7 +78,7 @@ pub struct Dice(Source);
 
 #[derive(Clone, Debug)]
 enum Source {
-    Seeded(ChaCha8Rng),
+    Seeded(Box<ChaCha8Rng>),
     /// Counts.
     Fixed(u64),
 }
@@ -86,7 +86,7 @@ enum Source {
 impl Dice {
     /// The generator of a seed.
     pub fn new(seed: u64) -> Self {
-        Self(Source::Seeded(ChaCha8Rng::seed_from_u64(seed)))
+        Self(Source::Seeded(Box::new(ChaCha8Rng::seed_from_u64(seed))))
     }
 
     /// One that counts where any number will do, always gives the lowest of a range, and never takes a chance:

@@ -1,0 +1,37 @@
+//! A machine without a network: node `n` has session `n`.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Instant;
+
+use elastic_rs::rendezvous::machine::{Command, Machine};
+use elastic_rs::rendezvous::message::{Hello, Join, NodeId, NodeMessage, Round};
+use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::rendezvous::state::{Ends, SessionId};
+
+pub fn hello(machine: &mut Machine, node: u64, settings: Settings, now: Instant) {
+    let hello = Hello {
+        run_id: "job".to_owned(),
+        node: NodeId(node.into()),
+        name: format!("node{node}"),
+        local_addr: None,
+        process: 0,
+        node_rank: None,
+        settings,
+        placed: None,
+        joining: true,
+    };
+    let addr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, node as u8));
+    machine.on_hello(SessionId(node), hello, Ends { peer: addr, local: addr }, now);
+}
+
+pub fn join(machine: &mut Machine, node: u64, round: u64, now: Instant) {
+    let join = Join { round: Round(round), store_port: 1, node_rank: None, workers: None };
+    machine.on_message(SessionId(node), NodeMessage::Join(join), now);
+}
+
+/// All that a node is told now, as text; the rest is dropped.
+pub fn told(machine: &mut Machine, node: u64) -> String {
+    let commands = machine.take_commands().into_iter();
+    let told = commands.filter(|c| matches!(c, Command::Send { session, .. } if *session == SessionId(node)));
+    told.map(|command| format!("{command:?}")).collect()
+}
