@@ -168,6 +168,8 @@ bench: build ## run the benchmarks, about a quarter of an hour; results go to be
 	@$(PY) benches/store.py $(STORE_BENCH_ARGS)
 	$(say) 'bench: the rendezvous, PyTorch and ours (benches/rendezvous.py)'
 	@$(PY) benches/rendezvous.py $(BENCH_ARGS)
+	$(say) 'bench: the rendezvous with up to 4,000 nodes (benches/rendezvous_scale.py)'
+	@$(PY) benches/rendezvous_scale.py
 
 clean: ## remove what was built in the tree; the cached environment stays
 	$(say) 'clean'

@@ -1,4 +1,4 @@
-"""A plot of ratios as SVG: how many times better ours is, one bar for each measurement, on a logarithmic scale."""
+"""Plots as SVG, on logarithmic scales: bars of ratios, how many times better ours is, and lines over a number."""
 
 from __future__ import annotations
 
@@ -66,6 +66,49 @@ def _svg(title: str, note: str, bars: Sequence[Bar]) -> str:
         parts.append(_text(LABEL + PLOT + 10, y + 13, bar.shown))
     parts.append(_text(LABEL, bottom + 30, "times better than PyTorch's; the short bar marks the target"))
     return "\n".join([*parts, "</svg>", ""])
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line."""
+
+    label: str
+    color: str
+    points: Sequence[tuple[float, float]]
+
+
+def write_lines(path: Path, title: str, axes: tuple[str, str], series: Sequence[Series]) -> None:
+    """Write lines to a file. ``axes`` says what is to the right and what is upwards."""
+    width, height, left, right, top, bottom = 640, 360, 70, 500, 60, 310
+    xs, ys = ([point[axis] for line in series for point in line.points] for axis in (0, 1))
+    low_x, high_x = min(xs), max(xs)
+    low_y, high_y = 10 ** math.floor(math.log10(min(ys))), 10 ** math.ceil(math.log10(max(ys)))
+
+    def place(value: tuple[float, float]) -> tuple[float, float]:
+        share_x = math.log(value[0] / low_x) / math.log(high_x / low_x)
+        share_y = math.log(value[1] / low_y) / math.log(high_y / low_y)
+        return left + (right - left) * share_x, bottom - (bottom - top) * share_y
+
+    box = f'viewBox="0 0 {width} {height}"'
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {box} font-family="sans-serif" font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        _text(12, 20, title, size=15, weight="bold"),
+        _text(12, 40, f"upwards: {axes[1]}"),
+        _text(right, height - 12, axes[0], anchor="end"),
+    ]
+    for power in range(round(math.log10(low_y)), round(math.log10(high_y)) + 1):
+        y = place((low_x, 10.0**power))[1]
+        parts.append(f'<line x1="{left}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="{GRID}"/>')
+        parts.append(_text(left - 6, y + 4, f"{10.0**power:,.0f}", anchor="end"))
+    parts.extend(_text(place((x, low_y))[0], bottom + 18, f"{x:g}", anchor="middle") for x in sorted({*xs}))
+    for line in series:
+        places = [place(point) for point in line.points]
+        path_points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        parts.append(f'<polyline points="{path_points}" fill="none" stroke="{line.color}" stroke-width="2"/>')
+        parts.extend(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{line.color}"/>' for x, y in places)
+        parts.append(_text(places[-1][0] + 8, places[-1][1] + 4, line.label))
+    path.write_text("\n".join([*parts, "</svg>\n"]))
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -24,10 +24,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import plot
 
 ROOT = Path(__file__).resolve().parents[1]
 LOAD = ROOT / "target/release/examples/rendezvous_load"
 RESULTS = ROOT / "benches/results/rendezvous_scale.json"
+PLOT = ROOT / "docs/rendezvous-bench.svg"
 LIMIT_S = 180.0
 GRACE_MS = 500.0  # reconnect_grace: how long a lost connection is given to come back
 
@@ -215,13 +219,26 @@ def traffic(backend: str, count: int, seconds: float) -> dict[str, float]:
     return {"join": join / count, "join again": again / count, "at rest, per second": rest / count / seconds}
 
 
+def plot_traffic(rows: list[dict[str, Any]]) -> None:
+    """Draw bytes per node over the number of nodes: constant for ours."""
+    colors = {"c10d": plot.WORSE, "rust-c10d": plot.BETTER}
+    series = []
+    for backend, color in colors.items():
+        of = [row for row in rows if row["backend"] == backend]
+        for what in ("join again", "at rest, per second"):
+            points = [(row["nodes"], max(row[what], 0.1)) for row in of]
+            series.append(plot.Series(f"{backend}, {what.split(',')[0]}", color, points))
+    axes = ("nodes", "bytes per node: of a round joined again, and per second at rest")
+    plot.write_lines(PLOT, "What a node says and hears", axes, series)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few nodes, few repetitions: a minute")
     quick = parser.parse_args().quick
     build = ["cargo", "build", "--quiet", "--release", "--example", "rendezvous_load"]
     subprocess.run(build, cwd=ROOT, check=True)
-    results: dict[str, list[dict[str, object]]] = {"rounds": [], "losses": [], "at rest": [], "traffic": []}
+    results: dict[str, list[dict[str, Any]]] = {"rounds": [], "losses": [], "at rest": [], "traffic": []}
 
     print(f"{'last join to last release':28} {'median':>10} {'worst':>10} {'target':>10}")
     for count, target in ((8, 5), (64, 10), (256, 30), (1000, 100), (4000, 500)):
@@ -260,6 +277,7 @@ def main() -> None:
             print(f"{count:>6} nodes, {backend:14} {join:>10.0f} {again:>10.0f} {rest:>9.1f} /s", flush=True)
             results["traffic"].append({"nodes": count, "backend": backend, **of})
 
+    plot_traffic(results["traffic"])
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps({"cpus": os.cpu_count(), **results}, indent=1) + "\n")
     print(f"\n{RESULTS.relative_to(ROOT)}")

@@ -38,7 +38,6 @@ MARKER = "ELASTIC_DEMO_ID"
 
 EPOCH = re.compile(r"epoch (\d+)/(\d+)  world (\d+)  loss ([\d.]+)  test accuracy ([\d.]+)")
 ORIGIN = re.compile(r"((?:resumed after epoch|starting with).*)  world (\d+)")
-WORKER_FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 PLACED = re.compile(r"round \d+: rank \d+ of (\d+)")
 # [elastic_rs] 12:34:56.789 INFO rendezvous: message
 OURS = re.compile(r"\[elastic_rs\]\s*(?:[\d:.]+\s+)?(?:(?P<level>[A-Z]{4,})\s+)?(?:[\w.]+:\s+)?(?P<message>\S.*)")
@@ -267,10 +266,6 @@ class Demo:
                 self.resumed_after_kill = True
             origin = match[1].removesuffix(f" from {self.folder / 'digits.pt'}")
             self.account.say(line.node, f"{match[2]} workers connected: {origin}", at=line.at)
-        elif match := WORKER_FAILED.search(line.text):
-            code, local_rank, pid = (int(group) for group in match.groups())
-            cause = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            self.account.say(line.node, f"worker failed: local rank {local_rank} (pid {pid}), {cause}", "bad", line.at)
 
     def on_event(self, line: Line, level: str, message: str) -> None:
         """Show an event of the rendezvous, and only once if several nodes report it."""
@@ -306,7 +301,8 @@ class Demo:
         workers: dict[int, tuple[int, str]] = {}
         for pid, env in processes_of(self.marker):
             with contextlib.suppress(OSError):
-                if "RANK" in env and (name := agents.get(parent_of(pid))):
+                # Between the agent and a worker there is the worker's guard.
+                if "RANK" in env and (name := agents.get(parent_of(parent_of(pid)))):
                     workers[int(env["RANK"])] = (pid, name)
         candidates = [rank for rank, (_, name) in workers.items() if rank != 0 and name != "A"]
         rank = max(candidates, default=None) if self.args.kill_rank is None else self.args.kill_rank
