@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::cas::node::CasNode;
 use super::node::NodeMachine;
 
 /// How often a node that waits says what for.
@@ -11,9 +12,38 @@ const UNCHANGED_EVERY: Duration = Duration::from_secs(600);
 /// A shorter absence of the coordinator is not worth a word.
 const AWAY_AFTER: Duration = Duration::from_secs(1);
 
-impl NodeMachine {
+/// A node of which an operator is told.
+pub trait Reported {
     /// For a node that waits: since when, and what for.
-    pub fn waits(&self) -> Option<(Instant, String)> {
+    fn waits(&self) -> Option<(Instant, String)>;
+    /// For a node that does without the coordinator for the moment: since when, and why.
+    fn does_without(&self) -> Option<(Instant, String)>;
+    /// Whether the coordinator is in reach.
+    fn in_reach(&self) -> bool;
+}
+
+impl Reported for CasNode {
+    fn waits(&self) -> Option<(Instant, String)> {
+        let since = self.waits_since()?;
+        let what = match (self.failing(), self.progress()) {
+            (Some(error), _) => format!("the backend fails: {error}"),
+            (None, Some(progress)) => progress,
+            (None, None) => "the round is not complete".to_owned(),
+        };
+        Some((since, what))
+    }
+
+    fn does_without(&self) -> Option<(Instant, String)> {
+        None
+    }
+
+    fn in_reach(&self) -> bool {
+        self.failing().is_none()
+    }
+}
+
+impl Reported for NodeMachine {
+    fn waits(&self) -> Option<(Instant, String)> {
         let joining = self.joining.as_ref().filter(|joining| joining.withdrawn_at.is_none())?;
         let what = match (&joining.progress, self.view.out_of_reach_since) {
             (_, Some(_)) => self.why_out_of_reach(),
@@ -23,12 +53,17 @@ impl NodeMachine {
         Some((joining.since, what))
     }
 
-    /// For a node that does without the coordinator for the moment: since when, and why.
-    pub fn does_without(&self) -> Option<(Instant, String)> {
+    fn does_without(&self) -> Option<(Instant, String)> {
         let until = self.needed_until().filter(|_| !self.left && self.view.failed.is_none())?;
         Some((until.checked_sub(self.coordinator_timeout)?, self.why_out_of_reach()))
     }
 
+    fn in_reach(&self) -> bool {
+        self.view().out_of_reach_since.is_none()
+    }
+}
+
+impl NodeMachine {
     fn why_out_of_reach(&self) -> String {
         format!("the coordinator at {} is out of reach: {}", self.endpoint, self.last_error)
     }
@@ -53,18 +88,18 @@ struct Waiting {
 
 impl Reporter {
     /// What there is to tell now.
-    pub fn look(&mut self, node: &NodeMachine, now: Instant) -> Vec<String> {
+    pub fn look(&mut self, node: &impl Reported, now: Instant) -> Vec<String> {
         [self.look_at_link(node, now), self.look_at_join(node, now)].into_iter().flatten().collect()
     }
 
     /// When to look next, if nothing happens before.
-    pub fn next_deadline(&self, node: &NodeMachine) -> Option<Instant> {
+    pub fn next_deadline(&self, node: &impl Reported) -> Option<Instant> {
         let join = self.waiting.as_ref().map(|waiting| waiting.look_at);
         let away = node.does_without().filter(|_| self.away_since.is_none()).map(|(since, _)| since + AWAY_AFTER);
         [join, away].into_iter().flatten().min()
     }
 
-    fn look_at_link(&mut self, node: &NodeMachine, now: Instant) -> Option<String> {
+    fn look_at_link(&mut self, node: &impl Reported, now: Instant) -> Option<String> {
         match (node.does_without(), self.away_since) {
             (Some((since, text)), None) if now >= since + AWAY_AFTER => {
                 self.away_since = Some(since);
@@ -72,14 +107,13 @@ impl Reporter {
             }
             (None, Some(since)) => {
                 self.away_since = None;
-                let back = node.view().out_of_reach_since.is_none();
-                back.then(|| format!("the coordinator is back after {:.0?}", now - since))
+                node.in_reach().then(|| format!("the coordinator is back after {:.0?}", now - since))
             }
             _ => None,
         }
     }
 
-    fn look_at_join(&mut self, node: &NodeMachine, now: Instant) -> Option<String> {
+    fn look_at_join(&mut self, node: &impl Reported, now: Instant) -> Option<String> {
         let Some((since, what)) = node.waits() else {
             self.waiting = None;
             return None;

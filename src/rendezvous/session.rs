@@ -18,7 +18,7 @@ use super::codec;
 use super::coordinator::read_message;
 use super::message::{CoordinatorMessage, Failure, Hello, JoinWorkers, Placement, Round, Verdict};
 use super::node::{JoinError, NodeCommand, NodeMachine, View};
-use super::report::Reporter;
+use super::report::{Reported, Reporter};
 use crate::proto::Request;
 
 /// How long one address is tried before the next.
@@ -171,8 +171,8 @@ async fn drive(shared: Arc<Shared>, host: String, port: u16) {
             let mut machine = shared.machine.lock();
             let now = Instant::now();
             machine.on_tick(now);
-            let news = reporter.look(&machine, now);
-            let deadline = [machine.next_deadline(), reporter.next_deadline(&machine)].into_iter().flatten().min();
+            let news = reporter.look(&*machine, now);
+            let deadline = [machine.next_deadline(), reporter.next_deadline(&*machine)].into_iter().flatten().min();
             (machine.take_commands(), deadline, machine.has_left(), news)
         };
         for text in news {

@@ -8,6 +8,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{sleep_until, timeout};
 
 use super::super::message::{Hello, Placement, Verdict};
+use super::super::report::Reporter;
 use super::super::view::{JoinError, View};
 use super::node::{CasCommand, CasNode, Liveness};
 
@@ -30,6 +31,7 @@ pub struct CasSession {
     steps: watch::Sender<u64>,
     /// Held while a join is pending.
     turn: tokio::sync::Mutex<()>,
+    reporter: Mutex<Reporter>,
 }
 
 impl CasSession {
@@ -37,17 +39,25 @@ impl CasSession {
     pub fn new(hello: Hello) -> Self {
         let node = CasNode::new(hello, Liveness::Counters, Instant::now());
         let turn = tokio::sync::Mutex::default();
-        Self { node: Mutex::new(node), asked: Notify::new(), steps: watch::Sender::new(0), turn }
+        let reporter = Mutex::default();
+        Self { node: Mutex::new(node), asked: Notify::new(), steps: watch::Sender::new(0), turn, reporter }
     }
 
     /// Wait for what the backend has to do. For one caller only.
     pub async fn next_step(&self) -> Step {
         loop {
-            let (command, left, deadline, notes) = {
+            let (command, left, deadline, notes, news) = {
                 let mut node = self.node.lock();
-                node.on_tick(Instant::now());
-                (node.take_command(), node.has_left(), node.next_deadline(), node.take_notes())
+                let now = Instant::now();
+                node.on_tick(now);
+                let mut reporter = self.reporter.lock();
+                let news = reporter.look(&*node, now);
+                let deadline = [node.next_deadline(), reporter.next_deadline(&*node)].into_iter().flatten().min();
+                (node.take_command(), node.has_left(), deadline, node.take_notes(), news)
             };
+            for text in news {
+                tracing::warn!("{text}");
+            }
             for text in notes {
                 tracing::info!("{text}");
             }

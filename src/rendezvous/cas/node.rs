@@ -295,6 +295,11 @@ impl CasNode {
         self.left
     }
 
+    /// For a node that waits: since when.
+    pub fn waits_since(&self) -> Option<Instant> {
+        self.joining.as_ref().filter(|joining| joining.withdrawn_at.is_none()).map(|joining| joining.since)
+    }
+
     /// For a node that waits: what for.
     pub fn progress(&self) -> Option<String> {
         self.joining.as_ref()?.progress.clone()
