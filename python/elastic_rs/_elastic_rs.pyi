@@ -30,6 +30,10 @@ class Agent:
         """
         Answers ``barrier``: the other nodes have finished, or are not waited for any longer.
         """
+    def close(self, /) -> None:
+        """
+        Kill what is left of the workers: the caller gives up. It need not call this after ``end``.
+        """
     def environment(self, /, placement: Placement, local_rank: SupportsIndex) -> dict[str, str]:
         """
         The variables of one worker, to be set over those it inherits.

@@ -140,6 +140,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         match step.kind:
             case "join":
                 self._end_functions()
+                self._end_helpers()
                 if self._generation > 0:
                     self._enter(WorkerState.STOPPED)
                 return self._join(agent)
@@ -219,7 +220,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         for local_rank, pid in pids.items():
             worker = group.workers[local_rank]
             worker.id = pid
-            record(self._construct_event("START", EventSource.WORKER, worker), spec.event_log_handler)
+            self._record_start(worker)
 
     def _end(self, agent: Agent, step: Step) -> RunResult:
         group = self._group
@@ -261,17 +262,30 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             self._functions.close()
             self._functions = None
 
+    def _record_start(self, worker: Worker) -> None:
+        event = self._construct_event("START", EventSource.WORKER, worker)
+        # Older versions of torch have no choice of handlers.
+        record(event, getattr(self._group.spec, "event_log_handler", "null"))
+
     def _stop_workers(self, *_: Any, **__: Any) -> None:
         self._shutdown()
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+    def _shutdown(self, *_: Any, **__: Any) -> None:
         """Leave nothing behind. The core has stopped the workers, unless an exception ended :meth:`run` early."""
-        super()._shutdown(death_sig, timeout)  # watchdog and health check
-        self._agent = None  # what still runs ends with it
+        self._end_helpers()
+        if self._agent is not None:
+            self._agent.close()
+            self._agent = None
         self._end_functions()
 
+    def _end_helpers(self) -> None:
+        """Stop watchdog and health check. Like PyTorch's, each generation has its own."""
+        # It would stop workers too, with arguments that differ between versions, but knows of none.
+        super()._shutdown()
+
     def _record_worker_events(self, result: RunResult) -> None:
-        if self._generation > 0:  # a spare has had no workers
+        # A spare that was not needed has nothing to tell of workers, even if it had some in an earlier round.
+        if result.return_values or result.failures:
             super()._record_worker_events(result)
 
 

@@ -19,6 +19,8 @@ use crate::rendezvous::session::Session;
 
 /// How long a goodbye may take.
 const FAREWELL: Duration = Duration::from_secs(1);
+/// How long workers may take to be gone once they are killed.
+const KILL: Duration = Duration::from_secs(5);
 /// How often workers are looked at for uninterruptible sleep, if that is asked for: nothing announces it.
 const SLEEP_CHECK: Duration = Duration::from_secs(1);
 
@@ -174,7 +176,8 @@ impl Runner {
     /// The other answer to [`Step::Start`]: the worker `local_rank` cannot be started, and none runs.
     pub fn not_started(&mut self, local_rank: u32, first_rank: u32, reason: &str) {
         self.answered(|step| matches!(step, Step::Start(_)));
-        self.started.first_rank = first_rank;
+        self.exits.clear(); // those of the round before
+        self.started = Started { first_rank, ..Started::default() };
         let failure = Failure {
             node: String::new(),
             role: self.role.clone(),
@@ -217,6 +220,19 @@ impl Runner {
     pub fn forward(&self, signal: i32) {
         if let Some(crew) = &self.crew {
             crew.signal(Signal(signal));
+        }
+    }
+
+    /// The front end gives up: kill what is left of the workers, and wait for that as long as a kill may take. Adopted workers
+    /// are killed only; their parent reaps them.
+    pub async fn close(&mut self) {
+        let Some(mut crew) = self.crew.take() else { return };
+        crew.kill();
+        if matches!(crew, Crew::Spawned(_)) {
+            let ended = async { while crew.next_event().await.is_some() {} };
+            if tokio::time::timeout(KILL, ended).await.is_err() {
+                tracing::error!("workers have not ended {KILL:.0?} after SIGKILL and are waited for no longer");
+            }
         }
     }
 

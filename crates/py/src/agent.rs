@@ -348,6 +348,11 @@ impl Agent {
         self.runner.blocking_lock().forward(signal);
     }
 
+    /// Kill what is left of the workers: the caller gives up. It need not call this after ``end``.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        block_on(py, async { self.runner.lock().await.close().await })
+    }
+
     /// Without a session: the world must re-form.
     fn interrupted(&self, reason: &str) {
         self.runner.blocking_lock().interrupted(reason);
