@@ -93,7 +93,6 @@ class LocalElasticAgent(TorchLocalElasticAgent):
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - as in torch: the spec's counts
         spec = self._group.spec
-        logger.info("[%s] starting workers for entrypoint: %s", spec.role, spec.get_entrypoint_name())
         _handle_signals()
         self._agent = agent = self._new_agent(spec)
         # Only another handler than ours has to be asked.
@@ -217,6 +216,21 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             pids = self._functions.start()
             error_files = list(self._error_files.items())
             agent.adopt(list(pids.items()), first_rank=first_rank, error_files=error_files)
+        if pids:
+            logger.info(
+                "[%s] round %d, node rank %d: %s runs as rank %d to %d of %d, role %s, restart %d of %d; pids %s",
+                spec.rdzv_handler.get_run_id(),
+                place.round,
+                group.group_rank,
+                spec.get_entrypoint_name(),
+                first_rank,
+                first_rank + len(group.workers) - 1,
+                group.workers[0].world_size,
+                spec.role,
+                agent.restarts,
+                spec.max_restarts,
+                ", ".join(map(str, pids.values())),
+            )
         for local_rank, pid in pids.items():
             worker = group.workers[local_rank]
             worker.id = pid
@@ -280,8 +294,12 @@ class LocalElasticAgent(TorchLocalElasticAgent):
 
     def _end_helpers(self) -> None:
         """Stop watchdog and health check. Like PyTorch's, each generation has its own."""
-        # It would stop workers too, with arguments that differ between versions, but knows of none.
-        super()._shutdown()
+        # Not by PyTorch's `_shutdown`: until 2.6 that also closes the rendezvous, for everybody.
+        for name in ("_worker_watchdog", "_health_check_server"):
+            helper: Any = getattr(self, name, None)
+            if helper is not None:
+                helper.stop()
+                setattr(self, name, None)
 
     def _record_worker_events(self, result: RunResult) -> None:
         # A spare that was not needed has nothing to tell of workers, even if it had some in an earlier round.

@@ -56,7 +56,10 @@ pub struct Started {
 pub struct Runner {
     machine: AgentMachine,
     session: Option<Arc<Session>>,
+    run_id: String,
     role: String,
+    /// The node's rank and the moment its workers were started, once it has a place.
+    place: Option<(u32, Instant)>,
     crew: Option<Crew>,
     started: Started,
     kills_before: OomKills,
@@ -92,12 +95,15 @@ impl Seen {
 }
 
 impl Runner {
-    /// An agent whose first step is to join. Without a `session` it hears of other nodes only from its front end.
-    pub fn new(policy: Policy, name: String, role: String, session: Option<Arc<Session>>) -> Self {
+    /// An agent whose first step is to join. Without a `session` it hears of other nodes only from its front end. `run_id` and
+    /// `role` are what its log and its failures name.
+    pub fn new(policy: Policy, name: String, run_id: String, role: String, session: Option<Arc<Session>>) -> Self {
         Self {
             machine: AgentMachine::new(policy, name),
             session,
+            run_id,
             role,
+            place: None,
             crew: None,
             started: Started::default(),
             kills_before: OomKills::default(),
@@ -154,6 +160,7 @@ impl Runner {
             closed: false,
             cut_off: false,
         });
+        self.place = Some((placement.rank, Instant::now()));
         self.machine.on_placed(placement);
     }
 
@@ -274,7 +281,7 @@ impl Runner {
                 }
             }
             Command::Kill => self.crew.iter_mut().for_each(Crew::kill),
-            Command::Tell(text) => tracing::info!("{text}"),
+            Command::Tell(text) => self.tell(&text),
             Command::End(outcome) => {
                 // Only workers that have ended still concern anybody.
                 self.steps.retain(|step| matches!(step, Step::Reap { .. }));
@@ -285,6 +292,7 @@ impl Runner {
                 None => self.steps.push_back(Step::Barrier),
             },
             Command::Report(failure) => {
+                self.tell(&format!("stopping all workers: {failure}; the others are told"));
                 if let Some(session) = &self.session {
                     session.report_failure(self.machine.round(), *failure);
                 }
@@ -300,6 +308,15 @@ impl Runner {
                 }
             }
         }
+    }
+
+    fn tell(&self, text: &str) {
+        let Some((rank, since)) = self.place else {
+            tracing::info!("[{}] {text}", self.run_id);
+            return;
+        };
+        let (run_id, round, after) = (&self.run_id, self.machine.round(), since.elapsed().as_secs_f64());
+        tracing::info!("[{run_id}] round {round}, node rank {rank}, after {after:.1} s: {text}");
     }
 
     fn on_crew(&mut self, event: Option<CrewEvent>) {

@@ -534,7 +534,7 @@ def test_an_exception_from_outside_leaves_no_worker(agent_of: Any, tmp_path: Pat
     thread.start()
     try:
         agent.run()
-    except Enough:
+    except EnoughError as error:  # noqa: F841 - held on purpose
         # The exception holds the frames of `run`, and with them whatever these refer to.
         pid = int((tmp_path / "0").read_text())
         assert gone(pid)
