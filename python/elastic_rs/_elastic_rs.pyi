@@ -694,4 +694,9 @@ def reset_log_levels() -> None:
     Take over the level of Python's logger ``elastic_rs``. Call it after changing that.
     """
 
+def validate_run_id(run_id: str) -> None:
+    """
+    Raises ``ValueError`` if a job cannot have this name: it is too long, or has control characters.
+    """
+
 def __getattr__(name: str) -> Incomplete: ...

@@ -18,10 +18,7 @@ impl Hello {
     /// # Errors
     /// A sentence naming what is not allowed, and what is.
     pub fn validate(&self) -> Result<(), String> {
-        if self.run_id.is_empty() {
-            return Err("the run id is empty".to_owned());
-        }
-        check("run id", &self.run_id, RUN_ID_LIMIT_BYTES)?;
+        validate_run_id(&self.run_id)?;
         check("name", &self.name, NAME_LIMIT_BYTES)?;
         check("address", self.local_addr.as_deref().unwrap_or_default(), NAME_LIMIT_BYTES)?;
         self.settings.validate()
@@ -41,6 +38,17 @@ impl Join {
             size => Err(format!("local_world_size is `{size}`, must be from 1 to {LOCAL_WORLD_SIZE_LIMIT}")),
         }
     }
+}
+
+/// Check a job's name.
+///
+/// # Errors
+/// A sentence naming what is not allowed, and what is.
+pub fn validate_run_id(run_id: &str) -> Result<(), String> {
+    if run_id.is_empty() {
+        return Err("the run id is empty".to_owned());
+    }
+    check("run id", run_id, RUN_ID_LIMIT_BYTES)
 }
 
 fn check(what: &str, text: &str, limit: usize) -> Result<(), String> {

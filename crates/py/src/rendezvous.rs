@@ -255,3 +255,9 @@ pub fn seconds(name: &str, value: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(value)
         .map_err(|error| PyValueError::new_err(format!("{name} is `{value}` seconds, must be zero or more: {error}")))
 }
+
+/// Raises ``ValueError`` if a job cannot have this name: it is too long, or has control characters.
+#[pyfunction]
+pub fn validate_run_id(run_id: &str) -> PyResult<()> {
+    elastic_rs::rendezvous::text::validate_run_id(run_id).map_err(PyValueError::new_err)
+}
