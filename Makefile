@@ -22,7 +22,7 @@ export PYO3_PYTHON := $(CURDIR)/$(PY)
 
 say = @printf '\n==> %s\n'
 
-.PHONY: help setup build demo test test-long fuzz lint fmt test-rust test-python stubs check-stubs bench clean \
+.PHONY: help setup build demo test test-long fuzz lint fmt test-rust test-python test-compat stubs check-stubs bench clean \
 	check-fmt check-clippy check-purity check-ruff check-mypy require-cargo
 
 help: ## list the targets
@@ -144,6 +144,19 @@ test-rust: require-cargo ## Rust tests and doctests
 test-python: build check-stubs ## build, stub check, pytest with real torchrun processes
 	$(say) 'test: Python (pytest)'
 	@$(PY) -m pytest tests/python $(PYTEST_ARGS)
+
+# The oldest PyTorch that we work with, and one between. The tests of the agent, the handler and what torchrun does with them.
+COMPAT_TORCH ?= 2.6.0 2.9.1
+COMPAT_TESTS ?= tests/python/test_agent.py tests/python/test_handler.py tests/python/test_install.py tests/python/torchrun
+
+test-compat: build ## the Python tests that meet PyTorch's launcher, with older versions of it: several GB for each, once
+	@for version in $(COMPAT_TORCH); do \
+		printf '\n==> %s\n' "test-compat: PyTorch $$version"; \
+		$(PY) tools/environment.py $$version; \
+		python=build/venv-torch-$$version/bin/python; \
+		$$python -m pip --disable-pip-version-check install --quiet --no-index --no-deps --force-reinstall dist/elastic_rs-*.whl; \
+		$$python -m pytest $(COMPAT_TESTS) $(PYTEST_ARGS); \
+	done
 
 STUB := elastic_rs/_elastic_rs.pyi
 # The introspection data exists only with this feature, so stubs come from a build of their own and wheels stay free of it.

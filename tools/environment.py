@@ -1,4 +1,4 @@
-"""Make the Python environments of this checkout, or do nothing if they are there: ``python tools/environment.py``.
+"""Make the Python environments of this checkout, or do nothing if they are there.
 
 There are two, and the reason is that one of them is large:
 
@@ -14,6 +14,9 @@ The stamp which marks the shared environment complete is written last. Without i
 would take a package whose installation was cut short for an installed one. What was downloaded before comes from pip's
 cache. A lock lets two checkouts start at once: the second waits for the first.
 
+``python tools/environment.py VERSION`` makes both for that version of PyTorch instead: a shared one of its own, and
+``build/venv-torch-VERSION`` (``make test-compat``).
+
 Only the standard library is used, since this runs before anything is installed.
 """
 
@@ -22,42 +25,51 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import venv
 from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements" / "dev.txt"
-LOCAL = ROOT / "build" / "venv"
 STAMP = "elastic_rs-complete"
 # Programs of the shared environment that are called by name. Both are native binaries, so a link is enough.
 LINKED_TOOLS = ("maturin", "ruff")
 
 
 def main() -> int:
-    shared = shared_directory()
+    version = sys.argv[1] if len(sys.argv) > 1 else None
+    pins = requirements(version)
+    shared = shared_directory(pins)
     if not (shared / STAMP).exists():
-        make_shared(shared)
-    make_local(shared)
+        make_shared(shared, pins)
+    make_local(ROOT / "build" / (f"venv-torch-{version}" if version else "venv"), shared)
     return 0
 
 
-def shared_directory() -> Path:
+def requirements(version: str | None) -> str:
+    """Return what is to be installed, with another version of PyTorch if one is given."""
+    pins = REQUIREMENTS.read_text()
+    return re.sub(r"^torch==.*$", f"torch=={version}", pins, flags=re.MULTILINE) if version else pins
+
+
+def shared_directory(pins: str) -> Path:
     cache = os.environ.get("ELASTIC_RS_CACHE")
     if not cache:
         cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "elastic_rs")  # noqa: PTH118
     # The interpreter is part of the name: another Python needs other wheels, and an environment whose interpreter has
     # been removed must not be found again.
     base = getattr(sys, "_base_executable", sys.executable)
-    identity = [REQUIREMENTS.read_text(), sys.version, sysconfig.get_platform(), os.path.realpath(base)]
+    identity = [pins, sys.version, sysconfig.get_platform(), os.path.realpath(base)]
     digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:12]
     return Path(cache).expanduser().resolve() / f"venv-{digest}"
 
 
-def make_shared(shared: Path) -> None:
+def make_shared(shared: Path, pins: str) -> None:
     shared.parent.mkdir(parents=True, exist_ok=True)
     with Path(f"{shared}.lock").open("w") as lock:
         try:
@@ -75,26 +87,29 @@ def make_shared(shared: Path) -> None:
         if subprocess.run(bootstrap, stdout=subprocess.DEVNULL, pass_fds=[lock.fileno()], check=False).returncode:
             no_venv("ensurepip failed")
         pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--progress-bar=off"]
-        subprocess.run([*pip, "-r", REQUIREMENTS], pass_fds=[lock.fileno()], check=True)
-        (shared / STAMP).write_text(REQUIREMENTS.read_text())
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            file.write(pins)
+            file.flush()
+            subprocess.run([*pip, "-r", file.name], pass_fds=[lock.fileno()], check=True)
+        (shared / STAMP).write_text(pins)
 
 
-def make_local(shared: Path) -> None:
-    python = LOCAL / "bin" / "python"
+def make_local(local: Path, shared: Path) -> None:
+    python = local / "bin" / "python"
     packages = subprocess.run(
         [shared / "bin" / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
         check=True,
         capture_output=True,
         text=True,
     ).stdout.strip()
-    pth = LOCAL / Path(packages).relative_to(shared) / "elastic_rs_shared.pth"
+    pth = local / Path(packages).relative_to(shared) / "elastic_rs_shared.pth"
     if pth.exists() and pth.read_text() == f"{packages}\n" and runs(python):
         return
-    print(f"    making {LOCAL.relative_to(ROOT)}, which sees {shared}", flush=True)
-    create(LOCAL)  # pip, too, comes from the shared environment
+    print(f"    making {local.relative_to(ROOT)}, which sees {shared}", flush=True)
+    create(local)  # pip, too, comes from the shared environment
     for tool in LINKED_TOOLS:
-        (LOCAL / "bin" / tool).symlink_to(shared / "bin" / tool)
-    torchrun = LOCAL / "bin" / "torchrun"
+        (local / "bin" / tool).symlink_to(shared / "bin" / tool)
+    torchrun = local / "bin" / "torchrun"
     torchrun.write_text('#!/bin/sh\nexec "$(dirname "$0")/python" -m torch.distributed.run "$@"\n')
     torchrun.chmod(0o755)
     pth.write_text(f"{packages}\n")  # last: what comes before it is then complete

@@ -30,6 +30,10 @@ class Agent:
         """
         Answers ``barrier``: the other nodes have finished, or are not waited for any longer.
         """
+    def close(self, /) -> None:
+        """
+        Kill what is left of the workers: the caller gives up. It need not call this after ``end``.
+        """
     def environment(self, /, placement: Placement, local_rank: SupportsIndex) -> dict[str, str]:
         """
         The variables of one worker, to be set over those it inherits.
@@ -693,6 +697,11 @@ def follow_parent() -> None:
 def reset_log_levels() -> None:
     """
     Take over the level of Python's logger ``elastic_rs``. Call it after changing that.
+    """
+
+def validate_run_id(run_id: str) -> None:
+    """
+    Raises ``ValueError`` if a job cannot have this name: it is too long, or has control characters.
     """
 
 def __getattr__(name: str) -> Incomplete: ...

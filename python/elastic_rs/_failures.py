@@ -36,7 +36,7 @@ def failures_of(
     failures = {}
     own = {first_rank + local_rank: (pid, code) for local_rank, pid, code in exits}
     if cause is not None:
-        here = own.get(cause.global_rank, (0, 0))[0] == cause.pid
+        here = own.get(cause.global_rank, (None, 0))[0] == cause.pid
         file = error_files.get(cause.local_rank, NOT_AVAILABLE) if here else NOT_AVAILABLE
         failure = ProcessFailure(cause.local_rank, cause.pid, returncode(cause.exit), file)
         if failure.error_file == NOT_AVAILABLE:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
 import os
 import threading
 from multiprocessing import connection
@@ -12,12 +14,19 @@ from torch.distributed.elastic.multiprocessing import MultiprocessContext
 if TYPE_CHECKING:
     from elastic_rs._generation import Generation
 
+logger = logging.getLogger(__name__)
+
+# Only a value that was cut off in the middle is waited for.
+THREAD_END_S = 5.0
+# Only one that the kernel does not let go of is waited for.
+REAP_S = 2
+
 
 class Functions:
     """One generation of them.
 
     PyTorch's own context starts them and follows their logs, but is not asked how they are: the core notices their
-    ends, and a thread here waits for what they return.
+    ends, and a thread here waits for what they return. Each waits, before it ends, until all have returned.
     """
 
     def __init__(self, generation: Generation, start_method: str) -> None:
@@ -37,12 +46,21 @@ class Functions:
         )
         self.error_files: dict[int, str] = self._context.error_files
         self.return_values: dict[int, Any] = {}
-        self._closing, self._close = os.pipe()
+        # What else the thread waits for: a byte for each worker that has ended.
+        self._ended, self._end = os.pipe()
         self._thread = threading.Thread(target=self._collect, name="elastic_rs-returns", daemon=True)
 
     def start(self) -> dict[int, int]:
         """Start them all; process ids by local rank."""
-        self._context.start()
+        before = {*multiprocessing.active_children()}
+        try:
+            self._context.start()
+        except BaseException:
+            # A signal, or an argument that cannot be pickled. The context has forgotten those that run already.
+            for process in {*multiprocessing.active_children()} - before:
+                process.kill()
+                process.join()
+            raise
         self._thread.start()
         return self._context.pids()
 
@@ -51,30 +69,51 @@ class Functions:
         processes: Any = self._context._pc  # noqa: SLF001 - torch has no other way to them
         process = processes.processes[local_rank]
         process.join()
+        os.write(self._end, bytes([process.exitcode != 0]) + local_rank.to_bytes(4))
         return int(process.exitcode)
 
     def close(self) -> None:
         """Let go of what belongs to them. They have ended."""
-        os.close(self._close)
+        os.close(self._end)
+        for queue in self._queues.values():
+            queue._writer.close()  # noqa: SLF001 - a value that was cut off has an end then
         if self._thread.ident is not None:
-            self._thread.join()
-        os.close(self._closing)
-        self._context.close(timeout=0)
+            self._thread.join(THREAD_END_S)
+        if not self._thread.is_alive():
+            os.close(self._ended)
+        # They have ended, unless an exception ended the agent: then they have been killed.
+        self._context.close(timeout=REAP_S)
+
+    @property
+    def _queues(self) -> dict[int, Any]:
+        queues: dict[int, Any] = self._context._ret_vals  # noqa: SLF001 - as above
+        return queues
 
     def _collect(self) -> None:
         """Take what each returns. They wait for that before they end, since a value may be larger than a pipe."""
-        queues: dict[int, Any] = self._context._ret_vals  # noqa: SLF001 - as above
+        queues = self._queues
         readers = {queue._reader: i for i, queue in queues.items()}  # noqa: SLF001 - what makes a queue waitable
         while readers:
-            ready = connection.wait([*readers, self._closing])
-            if self._closing in ready:
-                return
-            for reader in ready:
+            ready = connection.wait([*readers, self._ended])
+            for reader in [reader for reader in readers if reader in ready]:
                 local_rank = readers.pop(reader)
                 try:
                     self.return_values[local_rank] = queues[local_rank].get()
                 except EOFError:
-                    return  # it ended without returning, which the core has noticed
+                    return  # cut off: it was killed, which the core has noticed
+                except Exception:
+                    # What was pickled there may not be understood here. Nobody is to wait for it.
+                    logger.exception("the value that worker %d returned cannot be read; it counts as None", local_rank)
+                    self.return_values[local_rank] = None
+            if self._ended in ready:
+                end = os.read(self._ended, 5)
+                if not end or end[0]:
+                    return  # closed, or one has failed: all are stopped, and none is to wait for the others
+                ended = int.from_bytes(end[1:])
+                # It has left without returning, `sys.exit(0)`. PyTorch's agent waits for ever then.
+                for reader in [reader for reader, i in readers.items() if i == ended and not reader.poll()]:
+                    del readers[reader]
+                    self.return_values[ended] = None
         self._context._worker_finished_event.set()  # noqa: SLF001 - as above
 
 

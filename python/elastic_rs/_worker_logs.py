@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -46,9 +47,15 @@ class ByGeneration(LogsSpecs):
 
 
 def remove_temporary(logs_specs: LogsSpecs) -> None:
-    """Remove the folder that was made because nobody asked for one. After a failure it stays: somebody will look."""
+    """Remove the folder that was made because nobody asked for one.
+
+    It stays after a failure, and when it holds what workers have printed: somebody will look for it there.
+    """
     if type(logs_specs) is not DefaultLogsSpecs:
         return
     folder = Path(logs_specs.root_log_dir)
-    if folder.name.startswith("torchelastic_") and folder.parent == Path(tempfile.gettempdir()):
+    # As `tempfile.mkdtemp` names it. A folder that a user has chosen is nobody else's to remove.
+    if not re.fullmatch(r"torchelastic_[a-z0-9_]{8}", folder.name) or folder.parent != Path(tempfile.gettempdir()):
+        return
+    if not any(file.stat().st_size > 0 for file in folder.rglob("*.log")):
         shutil.rmtree(folder, ignore_errors=True)

@@ -93,7 +93,6 @@ class LocalElasticAgent(TorchLocalElasticAgent):
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - as in torch: the spec's counts
         spec = self._group.spec
-        logger.info("[%s] starting workers for entrypoint: %s", spec.role, spec.get_entrypoint_name())
         _handle_signals()
         self._agent = agent = self._new_agent(spec)
         # Only another handler than ours has to be asked.
@@ -140,6 +139,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         match step.kind:
             case "join":
                 self._end_functions()
+                self._end_helpers()
                 if self._generation > 0:
                     self._enter(WorkerState.STOPPED)
                 return self._join(agent)
@@ -216,10 +216,25 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             pids = self._functions.start()
             error_files = list(self._error_files.items())
             agent.adopt(list(pids.items()), first_rank=first_rank, error_files=error_files)
+        if pids:
+            logger.info(
+                "[%s] round %d, node rank %d: %s runs as rank %d to %d of %d, role %s, restart %d of %d; pids %s",
+                spec.rdzv_handler.get_run_id(),
+                place.round,
+                group.group_rank,
+                spec.get_entrypoint_name(),
+                first_rank,
+                first_rank + len(group.workers) - 1,
+                group.workers[0].world_size,
+                spec.role,
+                agent.restarts,
+                spec.max_restarts,
+                ", ".join(map(str, pids.values())),
+            )
         for local_rank, pid in pids.items():
             worker = group.workers[local_rank]
             worker.id = pid
-            record(self._construct_event("START", EventSource.WORKER, worker), spec.event_log_handler)
+            self._record_start(worker)
 
     def _end(self, agent: Agent, step: Step) -> RunResult:
         group = self._group
@@ -261,17 +276,34 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             self._functions.close()
             self._functions = None
 
+    def _record_start(self, worker: Worker) -> None:
+        event = self._construct_event("START", EventSource.WORKER, worker)
+        # Older versions of torch have no choice of handlers.
+        record(event, getattr(self._group.spec, "event_log_handler", "null"))
+
     def _stop_workers(self, *_: Any, **__: Any) -> None:
         self._shutdown()
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+    def _shutdown(self, *_: Any, **__: Any) -> None:
         """Leave nothing behind. The core has stopped the workers, unless an exception ended :meth:`run` early."""
-        super()._shutdown(death_sig, timeout)  # watchdog and health check
-        self._agent = None  # what still runs ends with it
+        self._end_helpers()
+        if self._agent is not None:
+            self._agent.close()
+            self._agent = None
         self._end_functions()
 
+    def _end_helpers(self) -> None:
+        """Stop watchdog and health check. Like PyTorch's, each generation has its own."""
+        # Not by PyTorch's `_shutdown`: until 2.6 that also closes the rendezvous, for everybody.
+        for name in ("_worker_watchdog", "_health_check_server"):
+            helper: Any = getattr(self, name, None)
+            if helper is not None:
+                helper.stop()
+                setattr(self, name, None)
+
     def _record_worker_events(self, result: RunResult) -> None:
-        if self._generation > 0:  # a spare has had no workers
+        # A spare that was not needed has nothing to tell of workers, even if it had some in an earlier round.
+        if result.return_values or result.failures:
             super()._record_worker_events(result)
 
 

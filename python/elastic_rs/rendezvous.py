@@ -292,7 +292,8 @@ class RustC10dRendezvousHandler(NodeHandler):
     def __init__(self, params: RendezvousParameters) -> None:
         if not params.run_id:
             raise ValueError("The run id must be a non-empty string.")
-        _elastic_rs.check_run_id(params.run_id)
+        # The session would say so too, but is made when it is first used: an agent of ours has something to add before.
+        _elastic_rs.validate_run_id(params.run_id)
         if params.max_nodes > MAX_NODES:
             raise ValueError(f"The maximum number of nodes ({params.max_nodes}) must be at most {MAX_NODES}.")
         self._run_id, self._local_addr = params.run_id, params.local_addr

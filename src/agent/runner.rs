@@ -19,6 +19,8 @@ use crate::rendezvous::session::Session;
 
 /// How long a goodbye may take.
 const FAREWELL: Duration = Duration::from_secs(1);
+/// How long workers may take to be gone once they are killed.
+const KILL: Duration = Duration::from_secs(5);
 /// How often workers are looked at for uninterruptible sleep, if that is asked for: nothing announces it.
 const SLEEP_CHECK: Duration = Duration::from_secs(1);
 
@@ -54,7 +56,10 @@ pub struct Started {
 pub struct Runner {
     machine: AgentMachine,
     session: Option<Arc<Session>>,
+    run_id: String,
     role: String,
+    /// The node's rank and the moment its workers were started, once it has a place.
+    place: Option<(u32, Instant)>,
     crew: Option<Crew>,
     started: Started,
     kills_before: OomKills,
@@ -90,12 +95,15 @@ impl Seen {
 }
 
 impl Runner {
-    /// An agent whose first step is to join. Without a `session` it hears of other nodes only from its front end.
-    pub fn new(policy: Policy, name: String, role: String, session: Option<Arc<Session>>) -> Self {
+    /// An agent whose first step is to join. Without a `session` it hears of other nodes only from its front end. `run_id` and
+    /// `role` are what its log and its failures name.
+    pub fn new(policy: Policy, name: String, run_id: String, role: String, session: Option<Arc<Session>>) -> Self {
         Self {
             machine: AgentMachine::new(policy, name),
             session,
+            run_id,
             role,
+            place: None,
             crew: None,
             started: Started::default(),
             kills_before: OomKills::default(),
@@ -152,6 +160,7 @@ impl Runner {
             closed: false,
             cut_off: false,
         });
+        self.place = Some((placement.rank, Instant::now()));
         self.machine.on_placed(placement);
     }
 
@@ -174,7 +183,8 @@ impl Runner {
     /// The other answer to [`Step::Start`]: the worker `local_rank` cannot be started, and none runs.
     pub fn not_started(&mut self, local_rank: u32, first_rank: u32, reason: &str) {
         self.answered(|step| matches!(step, Step::Start(_)));
-        self.started.first_rank = first_rank;
+        self.exits.clear(); // those of the round before
+        self.started = Started { first_rank, ..Started::default() };
         let failure = Failure {
             node: String::new(),
             role: self.role.clone(),
@@ -220,6 +230,19 @@ impl Runner {
         }
     }
 
+    /// The front end gives up: kill what is left of the workers, and wait for that as long as a kill may take. Adopted workers
+    /// are killed only; their parent reaps them.
+    pub async fn close(&mut self) {
+        let Some(mut crew) = self.crew.take() else { return };
+        crew.kill();
+        if matches!(crew, Crew::Spawned(_)) {
+            let ended = async { while crew.next_event().await.is_some() {} };
+            if tokio::time::timeout(KILL, ended).await.is_err() {
+                tracing::error!("workers have not ended {KILL:.0?} after SIGKILL and are waited for no longer");
+            }
+        }
+    }
+
     /// How the workers of the last round ended, in that order.
     pub fn exits(&self) -> &[Exited] {
         &self.exits
@@ -258,7 +281,7 @@ impl Runner {
                 }
             }
             Command::Kill => self.crew.iter_mut().for_each(Crew::kill),
-            Command::Tell(text) => tracing::info!("{text}"),
+            Command::Tell(text) => self.tell(&text),
             Command::End(outcome) => {
                 // Only workers that have ended still concern anybody.
                 self.steps.retain(|step| matches!(step, Step::Reap { .. }));
@@ -269,6 +292,7 @@ impl Runner {
                 None => self.steps.push_back(Step::Barrier),
             },
             Command::Report(failure) => {
+                self.tell(&format!("stopping all workers: {failure}; the others are told"));
                 if let Some(session) = &self.session {
                     session.report_failure(self.machine.round(), *failure);
                 }
@@ -284,6 +308,15 @@ impl Runner {
                 }
             }
         }
+    }
+
+    fn tell(&self, text: &str) {
+        let Some((rank, since)) = self.place else {
+            tracing::info!("[{}] {text}", self.run_id);
+            return;
+        };
+        let (run_id, round, after) = (&self.run_id, self.machine.round(), since.elapsed().as_secs_f64());
+        tracing::info!("[{run_id}] round {round}, node rank {rank}, after {after:.1} s: {text}");
     }
 
     fn on_crew(&mut self, event: Option<CrewEvent>) {

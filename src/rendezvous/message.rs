@@ -172,6 +172,8 @@ pub struct Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { node, role, local_rank, global_rank, pid, exit, message, .. } = self;
+        // Until the coordinator has filled it in.
+        let node = if node.is_empty() { "this node" } else { node };
         write!(f, "rank {global_rank} (local rank {local_rank}, role {role}, pid {pid}) on {node} ended with {exit}")?;
         match message.lines().find(|line| !line.trim().is_empty()) {
             Some(line) => write!(f, ": {}", line.trim()),

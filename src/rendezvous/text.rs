@@ -18,7 +18,7 @@ impl Hello {
     /// # Errors
     /// A sentence naming what is not allowed, and what is.
     pub fn validate(&self) -> Result<(), String> {
-        check_run_id(&self.run_id)?;
+        validate_run_id(&self.run_id)?;
         check("name", &self.name, NAME_LIMIT_BYTES)?;
         check("address", self.local_addr.as_deref().unwrap_or_default(), NAME_LIMIT_BYTES)?;
         self.settings.validate()
@@ -40,11 +40,11 @@ impl Join {
     }
 }
 
-/// Check the name of a job by itself.
+/// Check a job's name.
 ///
 /// # Errors
 /// A sentence naming what is not allowed, and what is.
-pub fn check_run_id(run_id: &str) -> Result<(), String> {
+pub fn validate_run_id(run_id: &str) -> Result<(), String> {
     if run_id.is_empty() {
         return Err("the run id is empty".to_owned());
     }

@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING
 import elastic_rs
 import pytest
 import torch.distributed as dist
+from elastic_rs import create_rust_c10d_handler
+from elastic_rs._launcher import take_over
 from torch._C._distributed_c10d import TCPStore as TheirStore
+from torch.distributed.elastic.agent.server import local_elastic_agent
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousParameters, c10d_rendezvous_backend, dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.launcher import api as launcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,6 +64,39 @@ def test_the_c10d_handler_of_torchrun_is_ours() -> None:
     elastic_rs.uninstall()
     handler = get_rendezvous_handler(RendezvousParameters("c10d", "127.0.0.1:0", "job", 1, 1, "127.0.0.1", is_host="1"))
     assert type(handler).__module__.startswith("torch.")
+
+
+def test_the_agent_is_swapped_and_given_back() -> None:
+    theirs = local_elastic_agent.LocalElasticAgent
+    elastic_rs.install(store=False, rendezvous=False)
+    elastic_rs.install()
+    assert launcher.LocalElasticAgent is elastic_rs.LocalElasticAgent
+    assert local_elastic_agent.LocalElasticAgent is elastic_rs.LocalElasticAgent
+    assert issubclass(elastic_rs.LocalElasticAgent, theirs)
+    elastic_rs.uninstall()
+    assert local_elastic_agent.LocalElasticAgent is theirs
+    assert launcher.LocalElasticAgent is theirs
+    elastic_rs.install(agent=False)
+    assert launcher.LocalElasticAgent is theirs
+
+
+def test_torchrun_s_launcher_is_taken_over_for_our_handlers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = local_elastic_agent.LocalElasticAgent
+    monkeypatch.setattr(launcher, "LocalElasticAgent", theirs)
+    take_over()
+    taken = launcher.LocalElasticAgent
+    made = {}
+    for agent in ("rust", "torch"):
+        params = RendezvousParameters("rust-c10d", "127.0.0.1:0", "job", 1, 1, "127.0.0.1", agent=agent)
+        handler = create_rust_c10d_handler(params)
+        made[agent] = type(taken(WorkerSpec("default", 1, handler, entrypoint="true"), DefaultLogsSpecs()))
+        handler.shutdown()
+    assert made == {"rust": elastic_rs.LocalElasticAgent, "torch": theirs}
+    # What a launcher holds when everything is swapped, and what it gets back.
+    elastic_rs.install()
+    assert launcher.LocalElasticAgent is elastic_rs.LocalElasticAgent
+    elastic_rs.uninstall()
+    assert launcher.LocalElasticAgent is taken
 
 
 def test_importing_the_package_does_not_import_torch() -> None:

@@ -224,7 +224,7 @@ impl Agent {
             exit_barrier_timeout: seconds("exit_barrier_timeout", exit_barrier_timeout_s)?,
         };
         let session = session.map(|session| Arc::clone(&session.0));
-        let mut runner = Runner::new(policy, name, role.clone(), session);
+        let mut runner = Runner::new(policy, name, run_id.clone(), role.clone(), session);
         runner.limit_uninterruptible_sleep(seconds("uninterruptible_state_timeout", uninterruptible_sleep_s)?);
         let workers = Workers { run_id, role, local_world_size, max_restarts, use_agent_store, virtual_local_rank };
         Ok(Self { runner: Arc::new(Mutex::new(runner)), workers })
@@ -346,6 +346,11 @@ impl Agent {
     /// Send a signal to the workers and do nothing else.
     fn forward(&self, signal: i32) {
         self.runner.blocking_lock().forward(signal);
+    }
+
+    /// Kill what is left of the workers: the caller gives up. It need not call this after ``end``.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        block_on(py, async { self.runner.lock().await.close().await })
     }
 
     /// Without a session: the world must re-form.

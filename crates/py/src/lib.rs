@@ -28,7 +28,7 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::host::Host;
     #[pymodule_export]
-    use crate::rendezvous::{Placement, Session, View, check_run_id};
+    use crate::rendezvous::{Placement, Session, View, validate_run_id};
     #[pymodule_export]
     use crate::store::StoreServer;
     #[pymodule_export]

@@ -250,14 +250,14 @@ fn on_partition_of(text: &str) -> PyResult<OnPartition> {
         .ok_or_else(|| PyValueError::new_err(format!("on_partition is `{text}`, must be `stop` or `continue`")))
 }
 
-/// Check the name of a job. Raises ``ValueError`` saying what is not allowed.
-#[pyfunction]
-pub fn check_run_id(run_id: &str) -> PyResult<()> {
-    elastic_rs::rendezvous::text::check_run_id(run_id).map_err(PyValueError::new_err)
-}
-
 /// Seconds from Python, with the name of the setting in the error.
 pub fn seconds(name: &str, value: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(value)
         .map_err(|error| PyValueError::new_err(format!("{name} is `{value}` seconds, must be zero or more: {error}")))
+}
+
+/// Raises ``ValueError`` if a job cannot have this name: it is too long, or has control characters.
+#[pyfunction]
+pub fn validate_run_id(run_id: &str) -> PyResult<()> {
+    elastic_rs::rendezvous::text::validate_run_id(run_id).map_err(PyValueError::new_err)
 }
