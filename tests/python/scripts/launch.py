@@ -23,12 +23,12 @@ if args.clock:
 
     class Shifted(real_datetime):
         @classmethod
-        def now(cls, tz: dt.tzinfo | None = None) -> dt.datetime:  # type: ignore[override]
-            return real_datetime.now(tz) + dt.timedelta(seconds=args.clock)
+        def now(cls, tz: dt.tzinfo | None = None) -> "Shifted":  # type: ignore[override]
+            return cls.fromtimestamp(real_time() + args.clock, tz)
 
         @classmethod
-        def utcnow(cls) -> dt.datetime:  # type: ignore[override]
-            return real_datetime.now(dt.UTC).replace(tzinfo=None) + dt.timedelta(seconds=args.clock)
+        def utcnow(cls) -> "Shifted":
+            return cls.now(dt.UTC).replace(tzinfo=None)
 
     time.time = lambda: real_time() + args.clock
     # PyTorch pickles such objects into its state.

@@ -116,7 +116,7 @@ def test_host_names_need_not_resolve(start: Start) -> None:
 
 
 def test_two_jobs_of_one_node_run_side_by_side(job: Job, agent: str, tmp_path: Path) -> None:
-    # pains row 17: the second one used to find the port taken, or to join the first.
+    # pains row 17: torchrun gives its own backend a free port here; on the default one the second job would wait.
     done = tmp_path / "done"
 
     def start(name: str) -> Process:
