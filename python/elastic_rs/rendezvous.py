@@ -48,7 +48,7 @@ __all__ = ["DEFAULT_PORT", "RustC10dRendezvousHandler", "create_rust_c10d_handle
 logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 29400
-"""Port of an endpoint that names none, as in PyTorch's ``c10d`` backend."""
+"""Port of an endpoint that names none, as in PyTorch's ``c10d`` backend. A job of one node needs no endpoint at all."""
 
 T = TypeVar("T")
 
@@ -298,7 +298,7 @@ class RustC10dRendezvousHandler(NodeHandler):
             raise ValueError(f"The maximum number of nodes ({params.max_nodes}) must be at most {MAX_NODES}.")
         self._run_id, self._local_addr = params.run_id, params.local_addr
         self._config = config = RendezvousConfig.from_mapping(params.config)
-        host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
+        host, port = parse_rendezvous_endpoint(params.endpoint, _default_port(params, config))
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         self._host: Host | None
         self._host, self._why_not_host = self._claim(host, port)
@@ -415,6 +415,15 @@ class RustC10dRendezvousHandler(NodeHandler):
     def _explain(self, error: BaseException) -> None:
         if self._why_not_host and isinstance(error, RendezvousConnectionError):
             error.add_note(f"This process did not host the coordinator itself: {self._why_not_host}.")
+
+
+def _default_port(params: RendezvousParameters, config: RendezvousConfig) -> int:
+    """Return the port of an endpoint that names none: any free one where nobody else has to find it.
+
+    torchrun does so for its own ``c10d`` alone; else a second job of one node would meet the first.
+    """
+    alone = not params.endpoint and params.max_nodes == 1 and config.is_host is not False
+    return 0 if alone else DEFAULT_PORT
 
 
 def _first_cause(error: ChildFailedError) -> str:

@@ -1,13 +1,16 @@
 """What the tests with real torchrun processes share."""
 
 import socket
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from helpers.procs import Job, Process
 
-WORKER = Path(__file__).parents[1] / "scripts" / "worker.py"
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+WORKER = SCRIPTS / "worker.py"
+FAMILY = SCRIPTS / "family.py"
 
 
 @pytest.fixture
@@ -21,6 +24,12 @@ def port() -> int:
 Start = Callable[..., Process]
 
 
+def place(node: Process, world: int, *, since: int = 0) -> dict[str, str]:
+    """Wait for a worker of the node in a world of that size, and return what it printed about itself."""
+    line = node.line(rf"WORKER .*\bworld={world}\b.*", since=since).group()
+    return dict(word.split("=", 1) for word in line.split()[1:])
+
+
 @pytest.fixture(params=["rust", "torch"])
 def agent(request: pytest.FixtureRequest) -> str:
     """Return whose agent runs the workers: ours, or PyTorch's own on our rendezvous."""
@@ -29,7 +38,10 @@ def agent(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def start(job: Job, port: int, agent: str) -> Start:
-    """Return a function that starts one node: ``start(last octet of its address, worker arguments, nnodes=...)``."""
+    """Return a function that starts one node: ``start(last octet of its address, worker arguments, nnodes=...)``.
+
+    ``options`` are further ones of torchrun; ``wrong`` those of ``scripts/launch.py``, ``under`` a command before it.
+    """
 
     def start(
         number: int,
@@ -38,20 +50,32 @@ def start(job: Job, port: int, agent: str) -> Start:
         nproc: int = 1,
         restarts: int = 3,
         conf: str = "last_call_timeout=1",
+        script: Path = WORKER,
+        run_id: str = "job",
+        endpoint: str = "127.0.0.1",
+        local_addr: bool = True,
+        options: Sequence[str] = (),
+        wrong: Sequence[str] = (),
+        under: Sequence[str] = (),
+        env: dict[str, str] | None = None,
     ) -> Process:
-        return job.torchrun(
+        module = [str(SCRIPTS / "launch.py"), *wrong] if wrong else ["-m", "torch.distributed.run"]
+        command = [
+            *under,
+            sys.executable,
+            *module,
             f"--nnodes={nnodes}",
             f"--nproc-per-node={nproc}",
             f"--max-restarts={restarts}",
             "--rdzv-backend=rust-c10d",
-            f"--rdzv-endpoint=127.0.0.1:{port}",
-            "--rdzv-id=job",
+            f"--rdzv-endpoint={endpoint}:{port}",
+            f"--rdzv-id={run_id}",
             f"--rdzv-conf={conf},agent={agent}",
-            f"--local-addr=127.0.0.{number}",
-            WORKER,
-            *worker,
-            name=f"node{number}",
-            env={"ELASTIC_RS_LOG": "info"},
-        )
+            *([f"--local-addr=127.0.0.{number}"] if local_addr else []),
+            *options,
+            str(script),
+            *map(str, worker),
+        ]
+        return job.start(command, name=f"node{number}", env={"ELASTIC_RS_LOG": "info", **(env or {})})
 
     return start

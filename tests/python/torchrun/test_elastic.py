@@ -6,17 +6,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from helpers.procs import Job, Process
+from helpers.procs import Job
 
-from .conftest import Start
+from .conftest import Start, place
 
 pytestmark = pytest.mark.torchrun
-
-
-def place(node: Process, world: int, *, since: int = 0) -> dict[str, str]:
-    """Wait for a worker of the node in a world of that size, and return what it printed about itself."""
-    line = node.line(rf"WORKER .*\bworld={world}\b.*", since=since).group()
-    return dict(word.split("=", 1) for word in line.split()[1:])
 
 
 def test_two_nodes_form_one_world_and_end_with_0(start: Start) -> None:

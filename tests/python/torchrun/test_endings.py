@@ -1,0 +1,99 @@
+"""Our agent under stock torchrun: signals in every state, exit codes, and what the last message says."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from helpers.procs import Job, Process
+
+from .conftest import FAMILY, Start, place
+
+pytestmark = [
+    pytest.mark.torchrun,
+    pytest.mark.timeout(240),
+    pytest.mark.parametrize("agent", ["rust"], indirect=True),
+]
+JOINED = r"127\.0\.0\.{} .* joined"
+
+
+def test_sigterm_while_waiting_in_the_rendezvous_leaves_it(start: Start) -> None:
+    # pains row 21: PyTorch handles signals only once workers run.
+    host = start(2, nnodes="3")
+    host.line(JOINED.format(2))
+    leaver = start(3, nnodes="3")
+    host.line(JOINED.format(3))
+    began = time.monotonic()
+    leaver.signal(signal.SIGTERM)
+    assert leaver.wait() == 143
+    assert time.monotonic() - began < 10, "a second or two on a machine of one's own"
+    host.line(r"127\.0\.0\.3 .* left")
+    host.signal(signal.SIGTERM)
+    assert host.wait() == 143
+
+
+def test_sigterm_ends_the_first_process_of_a_container(start: Start) -> None:
+    # pains row 21: the kernel drops signals that process 1 does not handle.
+    under = ["unshare", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if os.system(" ".join([*under, "true", "2>/dev/null"])) != 0:
+        pytest.skip("this machine allows no process namespace")
+    node = start(2, nnodes="2", under=under)
+    node.line(JOINED.format(2))
+    (child,) = Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text().split()
+    os.kill(int(child), signal.SIGTERM)
+    assert node.wait() == 143
+
+
+def test_a_second_interrupt_kills_at_once(start: Start) -> None:
+    # pains row 22: PyTorch starts its wait anew.
+    node = start(2, "--stubborn", nnodes="1", script=FAMILY, options=["--shutdown-timeout=200"])
+    place(node, 1)
+    node.signal(signal.SIGINT)
+    node.line("received SIGINT")
+    began = time.monotonic()
+    node.signal(signal.SIGINT)
+    assert node.wait() == 130
+    assert time.monotonic() - began < 30
+
+
+def failure_of(nodes: list[Process]) -> list[str]:
+    """Wait for the nodes to fail and return what each has said from its first ``ChildFailedError`` on."""
+    assert [node.wait() for node in nodes] == [1, 1]
+    texts = ["\n".join(node.lines) for node in nodes]
+    return [text[text.index("ChildFailedError") :] for text in texts]
+
+
+def test_an_exception_is_named_on_every_node(start: Start) -> None:
+    # pains row 23: PyTorch says <N/A> unless the script uses @record, and nothing on other nodes.
+    host = start(2, "--raise=1", nnodes="2", restarts=0, script=FAMILY)
+    host.line(JOINED.format(2))
+    for text in failure_of([host, start(3, "--raise=1", nnodes="2", restarts=0, script=FAMILY)]):
+        assert "ValueError: the sky fell" in text
+        assert "127.0.0.3" in text
+        assert "rank      : 1" in text
+
+
+def test_a_kill_is_told_with_what_it_may_mean(start: Start) -> None:
+    # pains row 23: the most frequent SIGKILL is the kernel's, for want of memory.
+    nodes = [start(n, nnodes="2", restarts=0, script=FAMILY) for n in (2, 3)]
+    pids = [int(place(node, 2)["pid"]) for node in nodes]
+    os.kill(pids[1], signal.SIGKILL)
+    for text in failure_of(nodes):
+        assert "SIGKILL on 127.0.0.3" in text
+        assert "OOM" in text
+        assert str(pids[1]) in text
+
+
+def test_a_spare_that_was_not_needed_ends_well(start: Start, job: Job, tmp_path: Path) -> None:
+    # pains row 19: with PyTorch's launcher the spare ends with 1.
+    done = tmp_path / "done"
+    nodes = [start(n, "--until", done, nnodes="2:2", script=FAMILY) for n in (2, 3)]
+    for node in nodes:
+        place(node, 2)
+    spare = start(4, "--until", done, nnodes="2:2", script=FAMILY)
+    host = next(node for node in nodes if any("hosts the coordinator" in line for line in node.lines))
+    host.line(r"127\.0\.0\.4 .* joined \(3 of 2 to 2 nodes\)")
+    assert job.workers(spare) == {}
+    done.touch()
+    assert [node.wait() for node in [*nodes, spare]] == [0, 0, 0]

@@ -1,0 +1,97 @@
+"""Nodes in network namespaces of their own: one is cut off from the others without a word."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.procs import Job
+
+from .conftest import FAMILY, Start, place
+
+pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(240)]
+SHORT_LEASE = "last_call_timeout=1,keep_alive_interval=0.5,keep_alive_max_attempt=3"
+HOLD = ["sh", "-c", "echo up; exec cat"]  # lives until its input ends
+
+
+class Network:
+    """Two network namespaces, 10.99.0.1 and 10.99.0.2, and a cable between them."""
+
+    def __init__(self) -> None:
+        self._holders: list[subprocess.Popen[str]] = []
+
+    def build(self) -> None:
+        first = self._hold("unshare", "--map-root-user", "--net")
+        second = self._hold(*self.inside(0), "unshare", "--net")
+        self._run(0, f"ip link add cable0 type veth peer name cable1 netns {second.pid}")
+        for number in range(2):
+            self._run(number, f"ip addr add 10.99.0.{number + 1}/24 dev cable{number}")
+            self._run(number, "ip link set lo up")
+            self._run(number, f"ip link set cable{number} up")
+        assert first.poll() is None
+
+    def inside(self, number: int) -> list[str]:
+        """Return what runs a command in that namespace when put before it."""
+        return ["nsenter", f"--target={self._holders[number].pid}", "--user", "--net", "--preserve-credentials"]
+
+    def cut(self) -> None:
+        """Pull the cable."""
+        self._run(0, "ip link set cable0 down")
+
+    def close(self) -> None:
+        for holder in self._holders:
+            holder.communicate()
+
+    def _hold(self, *command: str) -> subprocess.Popen[str]:
+        holder = subprocess.Popen([*command, *HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._holders.append(holder)
+        assert holder.stdout is not None
+        if holder.stdout.readline() != "up\n":
+            raise OSError(f"`{' '.join(command)}` ended with exit code {holder.wait()}")
+        return holder
+
+    def _run(self, number: int, command: str) -> None:
+        subprocess.run([*self.inside(number), *command.split()], check=True, capture_output=True)
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    network = Network()
+    try:
+        network.build()
+    except (OSError, subprocess.CalledProcessError) as error:
+        network.close()
+        pytest.skip(f"this machine allows no network namespaces: {error}")
+    yield network
+    network.close()
+
+
+def test_a_node_that_is_cut_off_stops_before_the_others_go_on(
+    network: Network, start: Start, job: Job, tmp_path: Path
+) -> None:
+    # pains row 6; `on_partition=stop`.
+    done = tmp_path / "done"
+    host, other = (
+        start(
+            number + 2,
+            "--until",
+            done,
+            nnodes="1:2",
+            conf=f"{SHORT_LEASE},coordinator_timeout=10,is_host={1 - number}",
+            script=FAMILY,
+            endpoint="10.99.0.1",
+            local_addr=False,
+            under=network.inside(number),
+        )
+        for number in range(2)
+    )
+    place(host, 2)
+    pid = int(place(other, 2)["pid"])
+    mark = host.mark()
+    network.cut()
+    place(host, 1, since=mark)
+    assert pid not in job.pids(), "the worker of the node that is cut off was still running"
+    assert host.running
+    done.touch()
+    assert host.wait() == 0
+    assert other.wait() == 1, "nobody answers it within coordinator_timeout"
