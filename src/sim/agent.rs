@@ -31,7 +31,9 @@ pub struct Agents {
     pub stop: (Duration, Duration),
     /// How many workers in a hundred take up to twice the grace instead, so that some have to be killed.
     pub stubborn: u64,
-    /// Until when one start in twenty fails.
+    /// How many starts in a hundred fail.
+    pub bad_starts: u64,
+    /// Until when they do.
     pub bad_starts_until: Time,
 }
 
@@ -80,6 +82,8 @@ pub struct Ours {
     /// Workers of the last generation that ended well.
     succeeded: u32,
     tick_at: Option<Time>,
+    /// What it has been told to end by.
+    signal: Option<i32>,
 }
 
 /// What agents of a job have come to.
@@ -114,6 +118,7 @@ impl Ours {
             first_rank: 0,
             succeeded: 0,
             tick_at: None,
+            signal: None,
         }
     }
 
@@ -206,6 +211,11 @@ impl Simulation {
             Command::Done(round) => {
                 process.machine.report_done(round);
                 process.done = true;
+                if let Some(crew) = self.hosts[host].crew.as_ref().filter(|crew| !crew.left.is_empty()) {
+                    return Err(Violation::contract(format!(
+                        "host{host} says that it has finished while {crew:?} runs"
+                    )));
+                }
             }
             Command::Leave(reason) => {
                 process.machine.leave(reason);
@@ -237,9 +247,14 @@ impl Simulation {
         }
         self.generations += 1;
         let generation = self.generations;
-        let bad = self.now() < self.options.agents.bad_starts_until && self.dice.chance(5);
+        let Agents { bad_starts, bad_starts_until, .. } = self.options.agents;
+        let bad = self.now() < bad_starts_until && self.dice.chance(bad_starts);
         let at = self.now() + self.dice.duration(self.options.agents.start);
         let Some((process, ours)) = self.ours(host) else { return Ok(()) };
+        if ours.machine.restarts() != placement.restart {
+            let text = format!("host{host} tells its workers of restart {} in {placement:?}", ours.machine.restarts());
+            return Err(Violation::contract(text));
+        }
         ours.first_rank = placement.workers.map_or(0, |ranks| ranks.first_rank);
         ours.succeeded = 0;
         let left = (0..ours.workers).collect();
@@ -364,6 +379,7 @@ impl Simulation {
     pub(super) fn signal_agent(&mut self, host: HostId, signal: i32) -> Result<(), Violation> {
         let now = self.now();
         let Some((process, ours)) = self.ours(host) else { return Ok(()) };
+        ours.signal.get_or_insert(signal);
         ours.machine.on_signal(signal);
         let (pid, by) = (process.pid, now + ours.grace + MARGIN);
         self.queue.push(by, Event::MustBeGone(host, pid, now));
@@ -413,6 +429,10 @@ impl Simulation {
         let Some(outcome) = ours.ending.take() else { return Ok(()) };
         if outcome == Outcome::Succeeded && ours.succeeded < ours.workers {
             let text = format!("host{host} succeeds, of whose {} workers {} did", ours.workers, ours.succeeded);
+            return Err(Violation::contract(text));
+        }
+        if ours.signal.is_some_and(|signal| outcome != Outcome::Signal(signal)) {
+            let text = format!("host{host} got signal {:?} and ends as {outcome:?}", ours.signal);
             return Err(Violation::contract(text));
         }
         let failed_as_told = match (&outcome, &process.machine.view().closed) {

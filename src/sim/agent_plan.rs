@@ -32,7 +32,8 @@ pub fn draw(seed: u64) -> Plan {
     draw_agents(&mut plan, &mut dice);
     draw_signals(&mut plan, &mut dice);
     draw_workers(&mut plan, &mut dice);
-    plan.options.agents.bad_starts_until = if dice.chance(30) { plan.calm_at } else { Duration::ZERO };
+    plan.options.agents.bad_starts = if dice.chance(30) { 5 } else { 0 };
+    plan.options.agents.bad_starts_until = plan.calm_at;
     plan
 }
 
@@ -50,7 +51,7 @@ fn draw_agents(plan: &mut Plan, dice: &mut Dice) {
         start: (Duration::ZERO, start),
         stop: (Duration::ZERO, Duration::from_millis(200)),
         stubborn: [0, 20, 100][dice.between(0, 2) as usize],
-        bad_starts_until: Duration::ZERO,
+        ..Agents::default()
     };
     // The coordinator counts for our agents. In half of all jobs the budget is used up now and then.
     let budget = if dice.chance(50) { 1_000_000 } else { dice.between(0, 6) as u32 };
