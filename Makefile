@@ -9,11 +9,12 @@ MAKEFLAGS += --no-print-directory
 VENV := build/venv
 PY := $(VENV)/bin/python
 # What follows `make demo DEMO_ARGS=…`, `make test-python PYTEST_ARGS=…`, `make bench BENCH_ARGS=… STORE_BENCH_ARGS=…` is
-# passed on, the last to benches/rendezvous.py and benches/store.py.
+# passed on, the last to benches/rendezvous.py and benches/store.py; AGENT_BENCH_ARGS=… to benches/agent.py.
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 STORE_BENCH_ARGS ?=
+AGENT_BENCH_ARGS ?=
 # For cargo. CI sets --locked, so that a forgotten Cargo.lock is an error there and no nuisance while working.
 CARGO_FLAGS ?=
 
@@ -70,8 +71,8 @@ test-long: build ## the tests that draw at random, with many more draws: about h
 	@$(PY) -m pytest tests/python -m long $(PYTEST_ARGS)
 	$(say) 'test-long: codec and table, $(LONG_CASES) cases of each property (proptest)'
 	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store_properties
-	$(say) 'test-long: the rendezvous, $(LONG_SEEDS) simulated jobs'
-	@ELASTIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test rendezvous_sim --test rendezvous_cas_sim -- --nocapture
+	$(say) 'test-long: rendezvous and agents, $(LONG_SEEDS) simulated jobs'
+	@ELASTIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test rendezvous_sim --test rendezvous_cas_sim --test agent_sim -- --nocapture
 	$(say) 'test-long: small jobs exhaustively, with more time and more faults'
 	@ELASTIC_RS_EXPLORE_LONG=1 cargo test --quiet --release $(CARGO_FLAGS) --all-features --test rendezvous_explore -- --nocapture
 
@@ -183,6 +184,8 @@ bench: build ## run the benchmarks, about a quarter of an hour; results go to be
 	@$(PY) benches/rendezvous.py $(BENCH_ARGS)
 	$(say) 'bench: the rendezvous with up to 4,000 nodes (benches/rendezvous_scale.py)'
 	@$(PY) benches/rendezvous_scale.py
+	$(say) 'bench: the agent, PyTorch and ours (benches/agent.py)'
+	@$(PY) benches/agent.py $(AGENT_BENCH_ARGS)
 
 clean: ## remove what was built in the tree; the cached environment stays
 	$(say) 'clean'

@@ -60,7 +60,7 @@ fn farewell(signal: i32) -> String {
 /// SIGTERM's number, the same on every platform PyTorch's agent runs on.
 const SIGTERM: i32 = 15;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Phase {
     Joining,
     Running {
@@ -84,7 +84,7 @@ enum Next {
 }
 
 /// One agent. See the module's documentation.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct AgentMachine {
     policy: Policy,
     name: String,

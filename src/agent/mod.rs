@@ -8,6 +8,7 @@ mod account;
 pub mod crew;
 pub mod environment;
 pub mod machine;
+pub mod news;
 pub mod policy;
 #[cfg(feature = "io")]
 pub mod runner;

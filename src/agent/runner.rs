@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 use super::account::{self, OomKills};
 use super::crew::{Crew, CrewEvent};
 use super::machine::{AgentMachine, Command};
+use super::news::Seen;
 use super::policy::{Outcome, Policy};
 use crate::process::{Exit, Exited, Signal, StopPolicy};
-use crate::rendezvous::message::{Failure, Placement, Round};
+use crate::rendezvous::message::{Failure, Placement};
 use crate::rendezvous::node::{JoinError, View};
 use crate::rendezvous::session::Session;
 
@@ -72,26 +73,6 @@ pub struct Runner {
     /// Workers that sleep uninterruptibly for longer are given up. Zero: nobody looks.
     sleep_limit: Duration,
     asleep_since: BTreeMap<u32, Instant>,
-}
-
-/// What of a view concerns an agent.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Seen {
-    round: Round,
-    must_re_form: bool,
-    closed: bool,
-    cut_off: bool,
-}
-
-impl Seen {
-    fn of(view: &View) -> Self {
-        Self {
-            round: view.round,
-            must_re_form: view.waiting > 0,
-            closed: view.closed.is_some(),
-            cut_off: view.failed.is_some(),
-        }
-    }
 }
 
 impl Runner {
@@ -154,12 +135,7 @@ impl Runner {
     /// The answer to [`Step::Join`].
     pub fn placed(&mut self, placement: Placement) {
         self.answered(|step| matches!(step, Step::Join));
-        self.seen = self.session.as_ref().map(|_| Seen {
-            round: placement.round,
-            must_re_form: false,
-            closed: false,
-            cut_off: false,
-        });
+        self.seen = self.session.as_ref().map(|_| Seen::placed(&placement));
         self.place = Some((placement.rank, Instant::now()));
         self.machine.on_placed(placement);
     }
@@ -361,13 +337,7 @@ impl Runner {
 
     fn on_view(&mut self, view: &View) {
         self.seen = Some(Seen::of(view));
-        if let Some(verdict) = &view.closed {
-            self.machine.on_closed(verdict.clone());
-        } else if let Some(error) = &view.failed {
-            self.machine.on_cut_off(error.clone());
-        } else if view.waiting > 0 {
-            self.machine.on_interrupted(view.round, &view.reason);
-        }
+        self.machine.on_view(view);
     }
 
     fn sleeps_matter(&self) -> bool {

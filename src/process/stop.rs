@@ -47,7 +47,7 @@ pub enum Command {
 }
 
 /// A stop under way.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Stopping {
     policy: StopPolicy,
     /// Workers that are not gone, or whose descendants are not.

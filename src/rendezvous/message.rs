@@ -208,6 +208,13 @@ pub enum Verdict {
     },
 }
 
+impl Verdict {
+    /// Whether the job has failed.
+    pub fn is_failure(&self) -> bool {
+        matches!(self, Self::Failed { .. })
+    }
+}
+
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use super::agent::{Ours, worker_count};
 use super::host::{self, Agent, Exit, Process};
 use super::invariants::Loss;
 use super::network::{End, HostId};
 use super::queue::Time;
 use super::simulation::{Action, Event, RUN_ID, Simulation};
 use super::worlds::Violation;
+use crate::process::Signal;
 use crate::rendezvous::message::{Failure, Hello, JoinWorkers, NodeId, Placement};
 use crate::rendezvous::node::NodeMachine;
 
@@ -20,6 +22,9 @@ impl Simulation {
             Action::PowerOff(host) => self.kill(host, true),
             Action::Terminate(host) => {
                 self.note_fault(host, now);
+                if self.hosts[host].ours.is_some() {
+                    return self.signal_agent(host, Signal::TERM.0);
+                }
                 self.leave(host, "SIGTERM", Exit::Terminated)?;
             }
             Action::Stall(host, time) => {
@@ -38,6 +43,10 @@ impl Simulation {
                 self.note_fault(host, now + time + self.options.settings.lease());
                 self.network.partition(host, to, now + time, kind);
             }
+            Action::FailWorkers(host) | Action::ReportFailure(host) if self.hosts[host].ours.is_some() => {
+                self.end_workers(host, false);
+            }
+            Action::ReportDone(host) if self.hosts[host].ours.is_some() => self.end_workers(host, true),
             Action::FailWorkers(host) => {
                 if self.running(host).is_some() {
                     self.stop_workers(host, true);
@@ -123,22 +132,32 @@ impl Simulation {
         let machine = NodeMachine::new(hello, endpoint, timeouts, self.instant());
         let process = Process::new(pid, id, machine, timeout);
         self.hosts[host].process = Some(process);
+        let agents = &self.options.agents;
+        if agents.hosts.contains(&host) {
+            self.hosts[host].ours = Some(Ours::new(host, pid, agents));
+            return self.after_node(host);
+        }
         self.join(host)
     }
 
     pub(super) fn join(&mut self, host: HostId) -> Result<(), Violation> {
+        self.ask(host);
+        self.after_node(host)
+    }
+
+    /// Ask for a place.
+    pub(super) fn ask(&mut self, host: HostId) {
         let now = self.instant();
         if let Some(process) = &mut self.hosts[host].process {
             process.agent = Agent::Joining;
             process.joins += 1;
             let node_rank = self.options.node_ranks.get(&host).copied();
-            let workers = Some(JoinWorkers { role: "default".to_owned(), local_world_size: 1 + host as u32 % 3 });
+            let workers = Some(JoinWorkers { role: "default".to_owned(), local_world_size: worker_count(host) });
             process.done = false;
             process.machine.join(30_000 + host as u16, node_rank, workers, process.join_timeout, now);
             // Impatience is for the first join: later ones may fall into the calm.
             process.join_timeout = self.options.join_timeout;
         }
-        self.after_node(host)
     }
 
     pub(super) fn kill(&mut self, host: HostId, silently: bool) {
@@ -146,6 +165,8 @@ impl Simulation {
         let Some(process) = self.hosts[host].process.take() else {
             return;
         };
+        // Guards end an agent's workers with it.
+        (self.hosts[host].ours, self.hosts[host].crew) = (None, None);
         let fault = self.hosts[host].last_fault;
         self.expect_notice(&process, fault);
         if let Some(conn) = process.conn {
@@ -186,6 +207,7 @@ impl Simulation {
         let Some(process) = self.hosts[host].process.take() else {
             return Ok(());
         };
+        self.hosts[host].ours = None;
         self.ledger.check_answers(&process)?;
         if let Some(conn) = process.conn {
             self.network.close(conn, End::Node, &mut self.dice, &mut self.queue);

@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 
+use super::agent::{Crew, Ours};
 use super::network::HostId;
 use super::queue::Time;
 use super::worlds::Held;
+use crate::agent::Outcome;
 use crate::rendezvous::codec::{CodecError, decode_frame, encode_frame, encode_preamble};
 use crate::rendezvous::message::{CoordinatorMessage, NodeId, NodeMessage, Placement};
 use crate::rendezvous::node::{JoinError, NodeMachine};
@@ -64,6 +66,8 @@ pub enum Exit {
     Closed(String),
     /// SIGTERM.
     Terminated,
+    /// Our agent has come to an end.
+    Agent(Outcome),
     /// SIGKILL, or the host is off.
     Killed,
 }
@@ -73,6 +77,10 @@ pub enum Exit {
 pub struct Host {
     /// Its agent, while one runs.
     pub process: Option<Process>,
+    /// Its decisions, if it is our agent.
+    pub ours: Option<Ours>,
+    /// Workers of our agent.
+    pub crew: Option<Crew>,
     /// How earlier agents ended.
     pub exits: Vec<Exit>,
     /// Places that agents on this host were given, in order.

@@ -1,7 +1,7 @@
-//! The simulator: a whole job (coordinator, network, hosts with stock agents) in one thread under virtual time.
+//! The simulator: a whole job (coordinator, network, hosts with stock agents or ours) in one thread under virtual time.
 //!
-//! Owns no decision of the product: it drives [`Machine`](crate::rendezvous::machine::Machine) and
-//! [`NodeMachine`](crate::rendezvous::node::NodeMachine) as real drivers do, over a network that delays, breaks and silences, and
+//! Owns no decision of the product: it drives [`Machine`](crate::rendezvous::machine::Machine),
+//! [`NodeMachine`](crate::rendezvous::node::NodeMachine) and [`AgentMachine`](crate::agent::AgentMachine) as real drivers do, over a network that delays, breaks and silences, and
 //! checks what must always be true after every event. Nothing here reads a clock or a socket; everything random comes from one
 //! seeded generator, so a seed is a whole history and may be replayed.
 //!
@@ -10,7 +10,8 @@
 //! | [`queue`] | virtual time, the queue of events, the generator |
 //! | [`network`] | connections: ordered, delayed, lost, silent |
 //! | [`host`], `coordinator` | a host and the agent on it; the coordinator's process |
-//! | [`plan`] | what goes wrong when: drawn from a seed |
+//! | [`agent`] | our agent on a host, and its workers |
+//! | [`plan`], [`agent_plan`] | what goes wrong when: drawn from a seed; with our agents |
 //! | [`simulation`], `actions`, `wiring` | the loop; what may be done to a job; the drivers' part |
 //! | [`cell`], [`etcd`] | jobs without a coordinator: over one shared cell, and over a model of etcd |
 //! | [`worlds`], [`invariants`] | what must be true of any rendezvous; what is promised beyond by ours |
@@ -21,6 +22,8 @@
 //! it. No public function of our rendezvous takes a wall clock's time, so clocks that differ between hosts cannot matter.
 
 mod actions;
+pub mod agent;
+pub mod agent_plan;
 pub mod cell;
 mod coordinator;
 pub mod etcd;

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::agent::Agents;
 use super::invariants::check_settled;
 use super::network::{End, HostId, Partition};
 use super::queue::{Dice, Time};
@@ -113,6 +114,7 @@ impl Plan {
             local_addrs: BTreeMap::new(),
             node_ranks: BTreeMap::new(),
             clocks: draw_clocks(seed, hosts),
+            agents: Agents::default(),
         };
         let mut plan = Self { options, actions: Vec::new(), calm_at: Time::ZERO };
         plan.draw_starts(&mut dice);
@@ -205,7 +207,7 @@ impl Plan {
     }
 
     /// Put in an action whose effect lasts for `lasts`.
-    fn add(&mut self, at: Time, action: Action, lasts: Duration) {
+    pub(super) fn add(&mut self, at: Time, action: Action, lasts: Duration) {
         self.calm_at = self.calm_at.max(at + lasts);
         self.actions.push((at, action));
     }
@@ -224,7 +226,11 @@ fn draw_clocks(seed: u64, hosts: usize) -> BTreeMap<HostId, i64> {
 /// # Errors
 /// The first invariant that breaks. With `keep_history`, the last events before it.
 pub fn live(seed: u64, keep_history: bool) -> Result<Report, Box<Failure>> {
-    let plan = Plan::draw(seed);
+    live_plan(seed, &Plan::draw(seed), keep_history).map(|(report, _)| report)
+}
+
+/// The same for a plan that was drawn from the seed in another way. Gives the job as it was left, too.
+pub(super) fn live_plan(seed: u64, plan: &Plan, keep_history: bool) -> Result<(Report, Simulation), Box<Failure>> {
     let mut job = Simulation::new(plan.options.clone());
     if keep_history {
         job.keep_history();
@@ -232,14 +238,17 @@ pub fn live(seed: u64, keep_history: bool) -> Result<Report, Box<Failure>> {
     for (at, action) in &plan.actions {
         job.at(*at, action.clone());
     }
-    match live_through(&mut job, &plan) {
-        Ok(()) => Ok(Report {
-            digest: job.digest().0,
-            hosts: plan.options.hosts,
-            rounds: job.ledger().rounds,
-            messages: job.ledger().messages.0 + job.ledger().messages.1,
-            lived: job.now(),
-        }),
+    match live_through(&mut job, plan) {
+        Ok(()) => {
+            let report = Report {
+                digest: job.digest().0,
+                hosts: plan.options.hosts,
+                rounds: job.ledger().rounds,
+                messages: job.ledger().messages.0 + job.ledger().messages.1,
+                lived: job.now(),
+            };
+            Ok((report, job))
+        }
         Err(violation) => Err(Box::new(Failure { seed, at: job.now(), violation, history: job.history().to_vec() })),
     }
 }
@@ -265,7 +274,16 @@ fn live_through(job: &mut Simulation, plan: &Plan) -> Result<(), Violation> {
     };
     let running: Vec<_> = (0..job.hosts().len()).filter(|host| job.running(*host).is_some()).collect();
     match verdict.or_else(|| running.is_empty().then(|| Verdict::Succeeded { by: format!("host{by}") })) {
-        Some(verdict) => job.at(job.now(), Action::Close(by, verdict)),
+        Some(verdict) => {
+            let failed = verdict.is_failure();
+            job.at(job.now(), Action::Close(by, verdict));
+            // Our agents let their workers finish if nothing has failed.
+            for host in running {
+                if !failed && job.hosts()[host].ours.is_some() {
+                    job.at(job.now() + Duration::from_secs(1), Action::ReportDone(host));
+                }
+            }
+        }
         None => {
             for (i, host) in running.into_iter().enumerate() {
                 job.at(job.now() + Duration::from_millis(10 * i as u64), Action::ReportDone(host));

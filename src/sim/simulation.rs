@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
+use super::agent::{Agents, CrewEvent, Ends};
 use super::coordinator::Coordinator;
 use super::host::{Host, Process};
 use super::invariants::{Ledger, Loss};
@@ -44,6 +45,8 @@ pub struct Options {
     pub node_ranks: BTreeMap<HostId, u32>,
     /// Hosts whose wall clock is wrong: by how many microseconds it is ahead.
     pub clocks: BTreeMap<HostId, i64>,
+    /// Which hosts run our agent.
+    pub agents: Agents,
 }
 
 impl Options {
@@ -61,6 +64,7 @@ impl Options {
             local_addrs: BTreeMap::new(),
             node_ranks: BTreeMap::new(),
             clocks: BTreeMap::new(),
+            agents: Agents::default(),
         }
     }
 }
@@ -133,6 +137,12 @@ pub enum Event {
     NodeTick(HostId, u64),
     /// An agent's workers have stopped.
     Stopped(HostId, u64),
+    /// Something happens to the workers of a generation.
+    Crew(HostId, u64, CrewEvent),
+    /// The deadline of our agent.
+    AgentTick(HostId, u64),
+    /// Our agent has got a signal at that time, and must have gone.
+    MustBeGone(HostId, u64, Time),
     /// A loss must have been noticed by now.
     Noticed(Loss),
 }
@@ -158,6 +168,8 @@ pub struct Simulation {
     pub(super) digest: Digest,
     pub(super) history: Option<Vec<String>>,
     pub(super) pids: u64,
+    pub(super) generations: u64,
+    pub(super) ends: Ends,
     pub(super) coordinator_fault: Time,
     /// A virtual second, and how often the coordinator has ticked in it.
     pub(super) ticks: (u64, u64),
@@ -182,6 +194,8 @@ impl Simulation {
             digest: Digest::default(),
             history: None,
             pids: 0,
+            generations: 0,
+            ends: Ends::default(),
             coordinator_fault: Time::ZERO,
             ticks: (0, 0),
             deferred: BTreeMap::new(),
@@ -290,6 +304,9 @@ impl Simulation {
             Event::CoordinatorTick => self.tick_coordinator()?,
             Event::NodeTick(host, pid) => self.tick_node(host, pid)?,
             Event::Stopped(host, pid) => self.on_stopped(host, pid)?,
+            Event::Crew(host, generation, event) => self.on_crew(host, generation, event)?,
+            Event::AgentTick(host, pid) => self.tick_agent(host, pid)?,
+            Event::MustBeGone(host, pid, since) => self.check_gone(host, pid, since)?,
             Event::Noticed(loss) => {
                 let fault = if self.coordinator.up { self.coordinator_fault } else { self.now() };
                 self.ledger.check_noticed(&loss, &self.hosts, fault, self.now())?;
@@ -307,9 +324,13 @@ impl Simulation {
             Event::Connected(host, ..)
             | Event::ConnectFailed(host, ..)
             | Event::NodeTick(host, _)
+            | Event::Crew(host, ..)
+            | Event::AgentTick(host, _)
             | Event::Stopped(host, _) => Some(*host),
             Event::Deliver { .. } | Event::Eof { .. } | Event::CoordinatorTick => None,
-            Event::Act(_) | Event::Resume(_) | Event::Syn(..) | Event::Noticed(_) => return Some(event),
+            Event::Act(_) | Event::Resume(_) | Event::Syn(..) | Event::Noticed(_) | Event::MustBeGone(..) => {
+                return Some(event);
+            }
         };
         if self.stalled_until(whose) <= self.now() {
             return Some(event);

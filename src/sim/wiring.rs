@@ -209,6 +209,14 @@ impl Simulation {
     }
 
     pub(super) fn after_node(&mut self, host: HostId) -> Result<(), Violation> {
+        self.flush_node(host)?;
+        self.after_agent(host)?;
+        self.arm_node(host);
+        Ok(())
+    }
+
+    /// Perform what a node's side of its session asks for.
+    pub(super) fn flush_node(&mut self, host: HostId) -> Result<(), Violation> {
         let Some(process) = &mut self.hosts[host].process else {
             return Ok(());
         };
@@ -245,8 +253,6 @@ impl Simulation {
                 (NodeCommand::Probe, _) => process.machine.on_probed(false),
             }
         }
-        self.after_agent(host)?;
-        self.arm_node(host);
         Ok(())
     }
 
@@ -262,6 +268,9 @@ impl Simulation {
 
     /// What the agent makes of its handler's state.
     pub(super) fn after_agent(&mut self, host: HostId) -> Result<(), Violation> {
+        if self.hosts[host].ours.is_some() {
+            return self.after_ours(host);
+        }
         let Some(process) = &mut self.hosts[host].process else {
             return Ok(());
         };

@@ -1,0 +1,469 @@
+//! Our agent on a host: an [`AgentMachine`] between its node's session and a crew of workers, as [`crate::agent::runner`] has it.
+//!
+//! The runner's part is played here: what the machine says is performed, and what happens is handed to it. Workers take a while to
+//! start, fail, succeed, and end late or not at all when asked to. Invariants of a node's workers are checked where they could break.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::host::{self, Agent, Exit, Process};
+use super::network::{End, HostId};
+use super::queue::Time;
+use super::simulation::{Event, Simulation};
+use super::worlds::Violation;
+use crate::agent::news::Seen;
+use crate::agent::{AgentMachine, Budget, Command, Outcome, Policy};
+use crate::process::{self, Signal, StopPolicy, Stopping};
+use crate::rendezvous::message::{Failure, Placement};
+
+/// Hosts that run our agent, and what their workers are like. None by default: all agents are stock.
+#[derive(Clone, Debug, Default)]
+pub struct Agents {
+    /// Which hosts.
+    pub hosts: BTreeSet<HostId>,
+    /// How long workers may take to end.
+    pub grace: Duration,
+    /// How long a node waits for the others at the end.
+    pub exit_barrier_timeout: Duration,
+    /// Shortest and longest time from the decision to start workers until they run.
+    pub start: (Duration, Duration),
+    /// Shortest and longest time that a worker takes to end when asked to.
+    pub stop: (Duration, Duration),
+    /// How many workers in a hundred take up to twice the grace instead, so that some have to be killed.
+    pub stubborn: u64,
+    /// How many starts in a hundred fail.
+    pub bad_starts: u64,
+    /// Until when they do.
+    pub bad_starts_until: Time,
+}
+
+/// What happens among the workers of a generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CrewEvent {
+    /// They run.
+    Started,
+    /// One of them cannot be started, and none runs.
+    NotStarted,
+    /// A worker ends.
+    Ends {
+        /// Which one.
+        local_rank: u32,
+        /// Whether with exit code 0.
+        well: bool,
+    },
+    /// The stop's deadline.
+    Tick,
+}
+
+/// Processes that SIGKILL has reached are gone within this time.
+const KILLED_WITHIN: Duration = Duration::from_millis(50);
+/// By how much an agent's end may exceed its grace.
+const MARGIN: Duration = Duration::from_secs(1);
+
+/// The workers of one generation on a host.
+#[derive(Clone, Debug)]
+pub struct Crew {
+    generation: u64,
+    /// Whether they run yet.
+    up: bool,
+    left: BTreeSet<u32>,
+    stopping: Option<Stopping>,
+}
+
+/// Our agent in a process.
+#[derive(Clone, Debug)]
+pub struct Ours {
+    pub(super) machine: AgentMachine,
+    workers: u32,
+    grace: Duration,
+    seen: Option<Seen>,
+    ending: Option<Outcome>,
+    first_rank: u32,
+    /// Workers of the last generation that ended well.
+    succeeded: u32,
+    tick_at: Option<Time>,
+    /// What it has been told to end by.
+    signal: Option<i32>,
+}
+
+/// What agents of a job have come to.
+#[derive(Clone, Debug, Default)]
+pub struct Ends {
+    /// Of each agent that came to an end, in order.
+    pub outcomes: Vec<(HostId, Outcome)>,
+    /// What a failed job's first agent gave as its cause.
+    cause: Option<Option<Box<Failure>>>,
+}
+
+/// How many workers there are on a host.
+pub(super) fn worker_count(host: HostId) -> u32 {
+    1 + host as u32 % 3
+}
+
+impl Ours {
+    pub(super) fn new(host: HostId, pid: u64, agents: &Agents) -> Self {
+        let workers = worker_count(host);
+        let policy = Policy {
+            budget: Budget::Job,
+            workers,
+            grace: agents.grace,
+            exit_barrier_timeout: agents.exit_barrier_timeout,
+        };
+        Self {
+            machine: AgentMachine::new(policy, host::name(host, pid)),
+            workers,
+            grace: agents.grace,
+            seen: None,
+            ending: None,
+            first_rank: 0,
+            succeeded: 0,
+            tick_at: None,
+            signal: None,
+        }
+    }
+
+    fn failure(&self, host: HostId, local_rank: u32, exit: &str) -> Failure {
+        Failure {
+            node: String::new(),
+            role: "default".to_owned(),
+            local_rank,
+            global_rank: self.first_rank + local_rank,
+            pid: 1000 + host as u32,
+            exit: exit.to_owned(),
+            message: String::new(),
+            counts: true,
+        }
+    }
+}
+
+impl Simulation {
+    /// The agent on a host, if it is ours.
+    fn ours(&mut self, host: HostId) -> Option<(&mut Process, &mut Ours)> {
+        // Beside the process, so that both can be used at once.
+        let host = &mut self.hosts[host];
+        host.process.as_mut().zip(host.ours.as_mut())
+    }
+
+    /// Carry news between session, agent and workers until there are none.
+    pub(super) fn after_ours(&mut self, host: HostId) -> Result<(), Violation> {
+        loop {
+            self.hear(host)?;
+            let Some((_, ours)) = self.ours(host) else { return Ok(()) };
+            let commands = ours.machine.take_commands();
+            if commands.is_empty() {
+                break;
+            }
+            for command in commands {
+                self.perform(host, command)?;
+            }
+            self.flush_node(host)?;
+        }
+        self.arm_agent(host);
+        self.end_if_over(host)
+    }
+
+    /// Hand on what the session knows.
+    fn hear(&mut self, host: HostId) -> Result<(), Violation> {
+        let Some((process, ours)) = self.ours(host) else { return Ok(()) };
+        let view = process.machine.view().clone();
+        if let Some(outcome) = process.machine.take_outcome() {
+            process.answers += 1;
+            match outcome.clone() {
+                Ok(placement) => {
+                    ours.seen = Some(Seen::placed(&placement));
+                    ours.machine.on_placed(placement.clone());
+                    self.hosts[host].placements.push(placement);
+                }
+                Err(error) => ours.machine.on_no_place(error),
+            }
+            if let Some(process) = &self.hosts[host].process {
+                self.ledger.check_outcome(process, &outcome)?;
+            }
+        }
+        let Some((_, ours)) = self.ours(host) else { return Ok(()) };
+        let now = Seen::of(&view);
+        if ours.seen.as_ref().is_some_and(|seen| *seen != now) {
+            ours.seen = Some(now);
+            ours.machine.on_view(&view);
+            if view.waiting > 0 && view.reason.is_empty() {
+                return Err(Violation::contract(format!("host{host} is told to re-form without a reason")));
+            }
+        }
+        Ok(())
+    }
+
+    fn perform(&mut self, host: HostId, command: Command) -> Result<(), Violation> {
+        let Some((process, ours)) = self.ours(host) else { return Ok(()) };
+        match command {
+            Command::Join => self.ask(host),
+            Command::Start(placement) => return self.start_workers(host, *placement),
+            Command::Stop { signal, grace } => {
+                process.agent = Agent::Stopping { again: true };
+                self.begin_stop(host, StopPolicy { signal: Signal(signal), grace, ..StopPolicy::default() });
+            }
+            Command::Kill => {
+                let now = self.instant();
+                let stopping = self.hosts[host].crew.as_mut().and_then(|crew| crew.stopping.as_mut());
+                let commands = stopping.map(|stopping| stopping.on_kill(now)).unwrap_or_default();
+                self.signal_workers(host, commands);
+            }
+            Command::Report(failure) => process.machine.report_failure(ours.machine.round(), *failure),
+            Command::Done(round) => {
+                process.machine.report_done(round);
+                process.done = true;
+                if let Some(crew) = self.hosts[host].crew.as_ref().filter(|crew| !crew.left.is_empty()) {
+                    return Err(Violation::contract(format!(
+                        "host{host} says that it has finished while {crew:?} runs"
+                    )));
+                }
+            }
+            Command::Leave(reason) => {
+                process.machine.leave(reason);
+                self.flush_node(host)?;
+                let conn = self.hosts[host].process.as_mut().and_then(|process| process.conn.take());
+                if let Some(conn) = conn {
+                    self.network.close(conn, End::Node, &mut self.dice, &mut self.queue);
+                }
+            }
+            Command::Close(verdict) => process.machine.close(verdict),
+            Command::Tell(text) => self.remark(|| format!("host{host}: {text}")),
+            Command::End(outcome) => {
+                ours.ending = Some(*outcome);
+                process.agent = Agent::Stopping { again: false };
+            }
+        }
+        Ok(())
+    }
+
+    fn start_workers(&mut self, host: HostId, placement: Placement) -> Result<(), Violation> {
+        if let Some(crew) = &self.hosts[host].crew {
+            let text = format!("host{host} starts round {} while {crew:?} runs", placement.round);
+            return Err(Violation::contract(text));
+        }
+        let allowed = self.options.settings.max_restarts;
+        if allowed.is_some_and(|allowed| placement.restart > allowed) {
+            let text = format!("host{host} makes restart {} of at most {allowed:?}", placement.restart);
+            return Err(Violation::contract(text));
+        }
+        self.generations += 1;
+        let generation = self.generations;
+        let Agents { bad_starts, bad_starts_until, .. } = self.options.agents;
+        let bad = self.now() < bad_starts_until && self.dice.chance(bad_starts);
+        let at = self.now() + self.dice.duration(self.options.agents.start);
+        let Some((process, ours)) = self.ours(host) else { return Ok(()) };
+        if ours.machine.restarts() != placement.restart {
+            let text = format!("host{host} tells its workers of restart {} in {placement:?}", ours.machine.restarts());
+            return Err(Violation::contract(text));
+        }
+        ours.first_rank = placement.workers.map_or(0, |ranks| ranks.first_rank);
+        ours.succeeded = 0;
+        let left = (0..ours.workers).collect();
+        process.agent = Agent::Running(placement);
+        self.hosts[host].crew = Some(Crew { generation, up: false, left, stopping: None });
+        let happens = if bad { CrewEvent::NotStarted } else { CrewEvent::Started };
+        self.queue.push(at, Event::Crew(host, generation, happens));
+        Ok(())
+    }
+
+    /// Workers that do not run yet are not started any more.
+    fn begin_stop(&mut self, host: HostId, policy: StopPolicy) {
+        let now = self.instant();
+        match self.hosts[host].crew.as_mut().filter(|crew| crew.up) {
+            Some(crew) => {
+                let (stopping, commands) = Stopping::begin(policy, crew.left.iter().copied(), now);
+                crew.stopping = Some(stopping);
+                self.signal_workers(host, commands);
+            }
+            None => {
+                self.hosts[host].crew = None;
+                if let Some((_, ours)) = self.ours(host) {
+                    ours.machine.on_stopped();
+                }
+            }
+        }
+    }
+
+    /// Workers do as they are told, in their own time.
+    fn signal_workers(&mut self, host: HostId, commands: Vec<process::Command>) {
+        let Agents { grace, stop, stubborn, .. } = self.options.agents;
+        for command in commands {
+            let (local_rank, within) = match command {
+                process::Command::Signal { signal: Signal::CONT, .. } => continue,
+                process::Command::Signal { local_rank, .. } if self.dice.chance(stubborn) => {
+                    (local_rank, (Duration::ZERO, grace * 2))
+                }
+                process::Command::Signal { local_rank, .. } => (local_rank, stop),
+                // Nobody here sleeps uninterruptibly, so none is given up.
+                process::Command::Kill { local_rank } | process::Command::Abandon { local_rank } => {
+                    (local_rank, (Duration::ZERO, KILLED_WITHIN))
+                }
+            };
+            let after = self.dice.duration(within);
+            self.push_end(host, local_rank, false, after);
+        }
+        self.arm_stop(host);
+    }
+
+    fn push_end(&mut self, host: HostId, local_rank: u32, well: bool, after: Duration) {
+        let Some(crew) = &self.hosts[host].crew else { return };
+        let event = Event::Crew(host, crew.generation, CrewEvent::Ends { local_rank, well });
+        self.queue.push(self.now() + after, event);
+    }
+
+    fn arm_stop(&mut self, host: HostId) {
+        let Some(crew) = &self.hosts[host].crew else { return };
+        if let Some(deadline) = crew.stopping.as_ref().and_then(Stopping::next_deadline) {
+            let at = deadline.saturating_duration_since(self.origin);
+            self.queue.push(at, Event::Crew(host, crew.generation, CrewEvent::Tick));
+        }
+    }
+
+    pub(super) fn on_crew(&mut self, host: HostId, generation: u64, event: CrewEvent) -> Result<(), Violation> {
+        let now = self.instant();
+        let state = &mut self.hosts[host];
+        let Some(crew) = state.crew.as_mut().filter(|crew| crew.generation == generation) else { return Ok(()) };
+        let Some(ours) = &mut state.ours else {
+            return Err(Violation::contract(format!("workers on host{host} outlive their agent: {crew:?}")));
+        };
+        match event {
+            CrewEvent::Started => crew.up = true,
+            CrewEvent::NotStarted => {
+                state.crew = None;
+                let failure = ours.failure(host, 0, "a failure to start");
+                ours.machine.on_worker_failed(failure, false);
+            }
+            CrewEvent::Ends { local_rank, well } => {
+                if !crew.left.remove(&local_rank) {
+                    return Ok(());
+                }
+                crew.stopping.iter_mut().for_each(|stopping| stopping.on_gone(local_rank));
+                let over = crew.left.is_empty();
+                if well {
+                    ours.succeeded += 1;
+                    ours.machine.on_worker_succeeded(local_rank, now);
+                } else {
+                    ours.machine.on_worker_failed(ours.failure(host, local_rank, "exit code 7"), false);
+                }
+                // What the agent says to that, it says before it hears that none is left.
+                self.after_node(host)?;
+                if over {
+                    self.hosts[host].crew = None;
+                    if let Some((_, ours)) = self.ours(host) {
+                        ours.machine.on_stopped();
+                    }
+                }
+            }
+            CrewEvent::Tick => {
+                let commands = crew.stopping.as_mut().map(|stopping| stopping.poll(now)).unwrap_or_default();
+                if !commands.is_empty() {
+                    self.signal_workers(host, commands);
+                }
+            }
+        }
+        self.after_node(host)
+    }
+
+    /// Some or all workers of a host end by themselves. Those that are being stopped do that anyway.
+    pub(super) fn end_workers(&mut self, host: HostId, well: bool) {
+        let Some(crew) = self.hosts[host].crew.as_ref().filter(|crew| crew.up && crew.stopping.is_none()) else {
+            return;
+        };
+        let count = if well { crew.left.len() } else { 1 };
+        for local_rank in crew.left.clone().into_iter().take(count) {
+            let after = self.dice.duration((Duration::ZERO, Duration::from_millis(300 * u64::from(well))));
+            self.push_end(host, local_rank, well, after);
+        }
+    }
+
+    /// Our agent gets a signal: its end is due.
+    pub(super) fn signal_agent(&mut self, host: HostId, signal: i32) -> Result<(), Violation> {
+        let now = self.now();
+        let Some((process, ours)) = self.ours(host) else { return Ok(()) };
+        ours.signal.get_or_insert(signal);
+        ours.machine.on_signal(signal);
+        let (pid, by) = (process.pid, now + ours.grace + MARGIN);
+        self.queue.push(by, Event::MustBeGone(host, pid, now));
+        self.after_node(host)
+    }
+
+    /// A signal has ended the agent, unless it stood still meanwhile.
+    pub(super) fn check_gone(&mut self, host: HostId, pid: u64, since: Time) -> Result<(), Violation> {
+        let stood_still = self.hosts[host].stalled_until > since;
+        match self.process(host, pid) {
+            Some(process) if !stood_still => {
+                let text = format!("host{host} got a signal at {since:?} and is still there: {process:?}");
+                Err(Violation::contract(text))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn tick_agent(&mut self, host: HostId, pid: u64) -> Result<(), Violation> {
+        let (now, at) = (self.instant(), self.now());
+        let Some((_, ours)) = self.ours(host).filter(|(process, _)| process.pid == pid) else { return Ok(()) };
+        if ours.tick_at.is_some_and(|tick_at| tick_at <= at) {
+            ours.tick_at = None;
+            ours.machine.on_tick(now);
+        }
+        self.after_node(host)
+    }
+
+    fn arm_agent(&mut self, host: HostId) {
+        let origin = self.origin;
+        let Some((process, ours)) = self.ours(host) else { return };
+        let Some(deadline) = ours.machine.next_deadline() else { return };
+        let at = deadline.saturating_duration_since(origin);
+        if ours.tick_at.is_none_or(|tick_at| at < tick_at) {
+            ours.tick_at = Some(at);
+            let event = Event::AgentTick(host, process.pid);
+            self.queue.push(at, event);
+        }
+    }
+
+    /// The agent goes once it has decided to and nothing is left of its workers.
+    fn end_if_over(&mut self, host: HostId) -> Result<(), Violation> {
+        if self.hosts[host].crew.is_some() {
+            return Ok(());
+        }
+        let Some((process, ours)) = self.ours(host) else { return Ok(()) };
+        let Some(outcome) = ours.ending.take() else { return Ok(()) };
+        if outcome == Outcome::Succeeded && ours.succeeded < ours.workers {
+            let text = format!("host{host} succeeds, of whose {} workers {} did", ours.workers, ours.succeeded);
+            return Err(Violation::contract(text));
+        }
+        if ours.signal.is_some_and(|signal| outcome != Outcome::Signal(signal)) {
+            let text = format!("host{host} got signal {:?} and ends as {outcome:?}", ours.signal);
+            return Err(Violation::contract(text));
+        }
+        let failed_as_told = match (&outcome, &process.machine.view().closed) {
+            (Outcome::Failed { cause, .. }, Some(verdict)) if verdict.is_failure() => Some(cause.clone()),
+            _ => None,
+        };
+        if let Some(cause) = failed_as_told {
+            self.check_cause(host, cause)?;
+        }
+        self.ends.outcomes.push((host, outcome.clone()));
+        self.leave(host, "its work is over", Exit::Agent(outcome))
+    }
+
+    /// All agents of a failed job name the same first cause. A coordinator that has lost its memory may close the job once more.
+    fn check_cause(&mut self, host: HostId, cause: Option<Box<Failure>>) -> Result<(), Violation> {
+        let first = self.ends.cause.get_or_insert_with(|| cause.clone());
+        if *first != cause && self.coordinator.incarnation == 1 {
+            let text = format!("host{host} names the cause {cause:?}, and others {first:?}");
+            return Err(Violation::contract(text));
+        }
+        Ok(())
+    }
+
+    /// What our agents have come to.
+    pub fn ends(&self) -> &Ends {
+        &self.ends
+    }
+
+    /// Workers that run on a host, by generation, each with how many are left.
+    pub fn workers(&self) -> BTreeMap<HostId, (u64, usize)> {
+        let crews = self.hosts.iter().enumerate().filter_map(|(number, host)| Some((number, host.crew.as_ref()?)));
+        crews.filter(|(_, crew)| crew.up).map(|(number, crew)| (number, (crew.generation, crew.left.len()))).collect()
+    }
+}

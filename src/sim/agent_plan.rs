@@ -1,0 +1,119 @@
+//! Histories of jobs with our agents: the plans of [`super::plan`], some or all of whose hosts run our agent, and what happens to
+//! workers besides.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::agent::Agents;
+use super::plan::{Failure, Plan, Report, live_plan};
+use super::queue::Dice;
+use super::simulation::Action;
+use crate::agent::Outcome;
+
+/// Agents by how they ended, as [`kind_of`] calls it.
+pub type Counts = BTreeMap<&'static str, usize>;
+
+/// How an agent ended, in a word.
+pub fn kind_of(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Succeeded => "succeeded",
+        Outcome::NotNeeded => "not needed",
+        Outcome::Failed { .. } => "failed",
+        Outcome::NoPlace(_) => "no place",
+        Outcome::Signal(_) => "signal",
+    }
+}
+
+/// Draw a plan with agents of ours.
+pub fn draw(seed: u64) -> Plan {
+    let mut plan = Plan::draw(seed);
+    // A generator of its own: a seed's plan is otherwise what it is without our agents.
+    let mut dice = Dice::new(seed ^ 0xA6E7);
+    draw_agents(&mut plan, &mut dice);
+    draw_signals(&mut plan, &mut dice);
+    draw_workers(&mut plan, &mut dice);
+    plan.options.agents.bad_starts = if dice.chance(30) { 5 } else { 0 };
+    plan.options.agents.bad_starts_until = plan.calm_at;
+    plan
+}
+
+fn draw_agents(plan: &mut Plan, dice: &mut Dice) {
+    let hosts = 0..plan.options.hosts;
+    let share = [100, 100, 50, 10][dice.between(0, 3) as usize];
+    let ours: BTreeSet<_> = hosts.filter(|_| dice.chance(share)).collect();
+    let start = Duration::from_millis([1, 100, 3_000][dice.between(0, 2) as usize]);
+    plan.options.agents = Agents {
+        hosts: ours,
+        // Within what a plan allows for a stop.
+        grace: dice.duration((Duration::ZERO, Duration::from_secs(4))),
+        // Longer than any history: who has finished, and is not awaited, is a scenario of its own.
+        exit_barrier_timeout: Duration::from_secs(3600),
+        start: (Duration::ZERO, start),
+        stop: (Duration::ZERO, Duration::from_millis(200)),
+        stubborn: [0, 20, 100][dice.between(0, 2) as usize],
+        ..Agents::default()
+    };
+    // The coordinator counts for our agents. In half of all jobs the budget is used up now and then.
+    let budget = if dice.chance(50) { 1_000_000 } else { dice.between(0, 6) as u32 };
+    plan.options.settings.max_restarts = Some(budget);
+}
+
+/// SIGTERM, now and then twice.
+fn draw_signals(plan: &mut Plan, dice: &mut Dice) {
+    for _ in 0..[0, 1, 5][dice.between(0, 2) as usize] {
+        let at = dice.duration((Duration::ZERO, plan.calm_at));
+        let host = dice.between(0, plan.options.hosts as u64 - 1) as usize;
+        plan.add(at, Action::Terminate(host), Duration::ZERO);
+        if dice.chance(50) {
+            let again = dice.duration((Duration::ZERO, plan.options.agents.grace));
+            plan.add(at + again, Action::Terminate(host), Duration::ZERO);
+        }
+        if dice.chance(60) {
+            let back = dice.duration((Duration::ZERO, Duration::from_secs(10)));
+            plan.add(at + back, Action::Start(host, plan.options.join_timeout), Duration::ZERO);
+        }
+    }
+}
+
+/// Workers fail on all hosts at once, or succeed on some or all.
+fn draw_workers(plan: &mut Plan, dice: &mut Dice) {
+    let hosts = plan.options.hosts;
+    let calm_at = plan.calm_at;
+    if dice.chance(30) {
+        let at = dice.duration((Duration::ZERO, calm_at));
+        add_for_all(plan, at, Action::FailWorkers);
+    }
+    if dice.chance(5) {
+        let at = dice.duration((Duration::ZERO, calm_at));
+        add_for_all(plan, at, Action::ReportDone);
+    }
+    if dice.chance(30) {
+        for _ in 0..dice.between(1, 1 + hosts as u64 / 2) {
+            let at = dice.duration((Duration::ZERO, calm_at));
+            let host = dice.between(0, hosts as u64 - 1) as usize;
+            plan.add(at, Action::ReportDone(host), Duration::ZERO);
+        }
+        // Who has finished may go without anybody noticing. So the world is made to re-form before all is calm; twice, for
+        // workers that are starting do not fail.
+        for after in [0, 10] {
+            add_for_all(plan, calm_at + Duration::from_secs(after), Action::FailWorkers);
+        }
+    }
+}
+
+fn add_for_all(plan: &mut Plan, at: Duration, action: fn(usize) -> Action) {
+    (0..plan.options.hosts).for_each(|host| plan.add(at, action(host), Duration::ZERO));
+}
+
+/// Live through the history of a seed. Says besides how our agents ended.
+///
+/// # Errors
+/// The first invariant that breaks. With `keep_history`, the last events before it.
+pub fn live(seed: u64, keep_history: bool) -> Result<(Report, Counts), Box<Failure>> {
+    let (report, job) = live_plan(seed, &draw(seed), keep_history)?;
+    let mut counts = Counts::new();
+    for (_, outcome) in &job.ends().outcomes {
+        *counts.entry(kind_of(outcome)).or_default() += 1;
+    }
+    Ok((report, counts))
+}
