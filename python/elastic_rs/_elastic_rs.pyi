@@ -684,11 +684,6 @@ def _shutdown() -> None:
     Stop everything that runs in the background. Registered with ``atexit``.
     """
 
-def check_run_id(run_id: str) -> None:
-    """
-    Check the name of a job. Raises ``ValueError`` saying what is not allowed.
-    """
-
 def follow_parent() -> None:
     """
     Have the calling process killed when the thread that started it ends: for workers that are Python functions.
