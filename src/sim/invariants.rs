@@ -29,6 +29,7 @@ struct Said {
 /// A world as it was told to its members.
 #[derive(Clone, Debug)]
 struct Told {
+    world: u64,
     size: u32,
     master: (String, u16),
     /// By rank.
@@ -55,8 +56,10 @@ pub struct Ledger {
     newest: BTreeMap<NodeId, SessionId>,
     /// Worlds, by the coordinator's life and the round.
     worlds: BTreeMap<(u32, Round), Told>,
-    /// Last place of each node as this life of the coordinator has been told, or has said.
-    places: BTreeMap<NodeId, (Round, u32)>,
+    /// Last place of each node as this life of the coordinator has been told, or has said: round, rank and world.
+    places: BTreeMap<NodeId, (Round, u32, u64)>,
+    /// Worlds that nodes have named to this life, whether it has taken them for the last one or not.
+    named: BTreeSet<(Round, u64)>,
     /// Highest round that this life of the coordinator knows of.
     highest: Round,
     /// Worlds that nodes have named to this life as their last, by the life that formed them.
@@ -88,6 +91,7 @@ impl Ledger {
             newest: BTreeMap::new(),
             worlds: BTreeMap::new(),
             places: BTreeMap::new(),
+            named: BTreeSet::new(),
             highest: Round(0),
             learned: BTreeSet::new(),
             learned_restart: 0,
@@ -121,6 +125,7 @@ impl Ledger {
         self.said.clear();
         self.newest.clear();
         self.places.clear();
+        self.named.clear();
         self.highest = Round(0);
         self.learned.clear();
         self.learned_restart = 0;
@@ -157,6 +162,7 @@ impl Ledger {
             }
             // A number that was given anew after a restart does not make its first holder a member of the second world.
             if let Some(placed) = hello.placed {
+                self.named.insert((placed.round, placed.world));
                 self.learned.extend(self.world_of(hello.node, placed.round, placed.rank));
                 self.learned_restart = self.learned_restart.max(placed.restart);
             }
@@ -168,7 +174,7 @@ impl Ledger {
                 self.highest = self.highest.max(placed.round);
                 let known = self.places.get(&hello.node).map_or(Round(0), |place| place.0);
                 if placed.round > known {
-                    self.places.insert(hello.node, (placed.round, placed.rank));
+                    self.places.insert(hello.node, (placed.round, placed.rank, placed.world));
                 }
             }
             return;
@@ -263,14 +269,14 @@ impl Ledger {
         let port = self.newest.get(&members[0]).and_then(|session| self.said.get(session));
         let port = port.and_then(|said| said.join.as_ref()).map(|join| join.store_port);
         ensure(port == Some(first.master_port), || format!("round {round}: the master's port is not rank 0's"))?;
-        self.check_ranks(round, &members)?;
+        self.check_ranks(life, round, &members)?;
         self.check_restart(round, first.restart)?;
         check_workers(round, places)?;
         for (rank, node) in members.iter().enumerate() {
-            self.places.insert(*node, (round, rank as u32));
+            self.places.insert(*node, (round, rank as u32, first.world));
             self.gone.remove(node);
         }
-        let told = Told { size, master: (first.master_addr.clone(), first.master_port), members };
+        let told = Told { world: first.world, size, master: (first.master_addr.clone(), first.master_port), members };
         self.worlds.insert((life, round), told);
         self.highest = round;
         self.rounds += 1;
@@ -279,9 +285,19 @@ impl Ledger {
 
     /// The rule of `ranks.rs` in one formula: the lowest survivor has rank 0; the survivor with `i` others below it keeps its
     /// rank, unless there are too few newcomers to fill the holes below, and then has `i + newcomers`.
-    fn check_ranks(&self, round: Round, members: &[NodeId]) -> Result<(), Violation> {
+    fn check_ranks(&self, life: u32, round: Round, members: &[NodeId]) -> Result<(), Violation> {
+        let formed = self.worlds.get(&(life, self.highest)).map(|told| told.world);
+        let named: Vec<u64> =
+            self.named.iter().filter(|(at, _)| *at == self.highest).map(|(_, world)| *world).collect();
+        // Worlds of different lives may have one number. Which of several this life has taken up is not known here.
+        let world = match (formed, &named[..]) {
+            (Some(world), _) => world,
+            (None, [world]) => *world,
+            (None, []) => 0,
+            (None, _) => return Ok(()),
+        };
         let last = |node: &NodeId| {
-            let place = self.places.get(node).filter(|place| place.0 == self.highest);
+            let place = self.places.get(node).filter(|place| place.0 == self.highest && place.2 == world);
             place.map(|place| place.1)
         };
         let survivors: BTreeMap<u32, NodeId> = members.iter().filter_map(|node| Some((last(node)?, *node))).collect();
