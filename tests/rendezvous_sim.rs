@@ -75,6 +75,12 @@ fn a_world_named_by_a_member_that_has_stopped_may_still_run() {
     check([1_005_704]);
 }
 
+/// The checker took a member of another world with the same number for a survivor, and missed its rank.
+#[test]
+fn survivors_are_those_of_the_world_that_goes_on() {
+    check([16_713]);
+}
+
 #[test]
 fn a_seed_is_a_whole_history() {
     for seed in 0..10 {
