@@ -42,6 +42,7 @@ fn want_of_descriptors_is_waited_out_without_spinning() {
     friend.read_exact(&mut [0; 4]).unwrap();
 
     setrlimit(Resource::Nofile, limit).unwrap();
-    greet(&mut late.into());
+    let mut late = TcpStream::from(late);
+    greet(&mut late);
     assert_eq!(server.stats().connections_open, 2);
 }
