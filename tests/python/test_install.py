@@ -79,7 +79,7 @@ def test_the_agent_is_swapped_and_given_back() -> None:
     assert local_elastic_agent.LocalElasticAgent is theirs
     assert launcher.LocalElasticAgent is before
     elastic_rs.install(agent=False)
-    assert launcher.LocalElasticAgent is theirs
+    assert launcher.LocalElasticAgent is before
 
 
 def test_torchrun_s_launcher_is_taken_over_for_our_handlers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
