@@ -127,3 +127,25 @@ fn a_strangers_orphan_is_reaped_and_own_children_are_not() {
     let done = Command::new(helper()).arg("adopt").envs([traces.variable()]).output().unwrap();
     assert_eq!(String::from_utf8(done.stdout).unwrap(), "reaped; own child: 7\n");
 }
+
+#[test]
+fn process_1_of_a_container_whose_session_began_outside_reaps_strangers() {
+    let traces = Traces::new();
+    let inside = ["--user", "--map-root-user", "--pid", "--fork", "--mount-proc"];
+    let unshare = |program: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(inside).args(program).envs([traces.variable()]).stdin(Stdio::null());
+        command.output()
+    };
+    // Where containers may not be made, the test above is all there is.
+    if !unshare(&["true"]).is_ok_and(|done| done.status.success()) {
+        return;
+    }
+    let done = unshare(&[helper().to_str().unwrap(), "adopt"]).unwrap();
+    assert_eq!(
+        String::from_utf8(done.stdout).unwrap(),
+        "reaped; own child: 7\n",
+        "{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+}
