@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use super::admission::{Departures, Place};
 use super::message::{Failure, Hello, Join, NodeId, Placed, Round, Verdict, WorkerRanks};
 use super::ranks::natural_order;
@@ -25,8 +27,8 @@ pub struct Ends {
     pub local: IpAddr,
 }
 
-/// What a node is doing.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What a node is doing. Serialised as part of a [cell's state](super::cas::blob).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Status {
     /// Connected, has not asked to join, or has withdrawn.
     Idle,
@@ -110,8 +112,8 @@ impl Node {
 /// stopped and continues finds its timers due before it has read its sockets.
 pub(super) const LAST_LOOK: Duration = Duration::from_millis(250);
 
-/// The world of the last completed round.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The world of the last completed round. Serialised as part of a [cell's state](super::cas::blob).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct World {
     /// Tells it from others of the same round, which another life of the coordinator has formed.
     pub id: u64,

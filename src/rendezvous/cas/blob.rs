@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::super::message::{Failure, Hello, Join, NodeId, Round, Verdict, WorkerRanks};
+use super::super::message::{Failure, Hello, NodeId, Round, Verdict};
 use super::super::settings::Settings;
 use super::super::state::{Ends, Node, Run, SessionId, Status, World};
 use super::seen::Seen;
@@ -62,28 +62,8 @@ pub struct BlobNode {
     lease: Duration,
     /// Rises while the node lives: the others look for changes.
     pub(super) beat: u64,
-    pub(super) status: BlobStatus,
+    pub(super) status: Status,
     pub(super) placed: Option<(Round, u32)>,
-}
-
-/// [`Status`], durably.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum BlobStatus {
-    Idle,
-    Waiting { join: Join, arrival: u64 },
-    Active,
-}
-
-/// [`World`], durably.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct BlobWorld {
-    id: u64,
-    size: u32,
-    master: Option<(String, u16)>,
-    reason: String,
-    members: BTreeMap<u32, NodeId>,
-    restart: u32,
-    workers: Option<Vec<WorkerRanks>>,
 }
 
 /// One run, durably.
@@ -94,7 +74,7 @@ pub struct Blob {
     /// Number of this state: rises with each write, so that no two states are alike.
     pub(super) revision: u64,
     pub(super) round: Round,
-    world: Option<BlobWorld>,
+    world: Option<World>,
     pub(super) nodes: BTreeMap<NodeId, BlobNode>,
     pub(super) closed: Option<Verdict>,
     full_at_close: bool,
@@ -169,10 +149,10 @@ impl Blob {
 
     /// The nodes that wait for a place, and those that have one in the current round.
     pub fn nodes(&self) -> (Vec<NodeId>, Vec<NodeId>) {
-        let of = |which: fn(&BlobStatus) -> bool| {
+        let of = |which: fn(&Status) -> bool| {
             self.nodes.iter().filter(|(_, node)| which(&node.status)).map(|(id, _)| *id).collect()
         };
-        (of(|status| matches!(status, BlobStatus::Waiting { .. })), of(|status| *status == BlobStatus::Active))
+        (of(|status| matches!(status, Status::Waiting { .. })), of(|status| *status == Status::Active))
     }
 
     /// The world of the current round: its members by rank, and address and port of its worker store.
@@ -196,15 +176,7 @@ impl Blob {
             run.nodes.insert(*id, node);
         }
         run.round = self.round;
-        run.world = self.world.as_ref().map(|world| World {
-            id: world.id,
-            size: world.size,
-            master: world.master.clone(),
-            reason: world.reason.clone(),
-            members: world.members.clone(),
-            restart: world.restart,
-            workers: world.workers.clone(),
-        });
+        run.world = self.world.clone();
         run.closed = self.closed.clone();
         run.full_at_close = self.full_at_close;
         run.interrupted = self.interrupted.clone();
@@ -233,15 +205,7 @@ impl Blob {
             settings: run.settings.clone(),
             revision,
             round: run.round,
-            world: run.world.as_ref().map(|world| BlobWorld {
-                id: world.id,
-                size: world.size,
-                master: world.master.clone(),
-                reason: world.reason.clone(),
-                members: world.members.clone(),
-                restart: world.restart,
-                workers: world.workers.clone(),
-            }),
+            world: run.world.clone(),
             nodes: run.nodes.iter().map(|(id, node)| (*id, durable(node, before, *id))).collect(),
             closed: run.closed.clone(),
             full_at_close: run.full_at_close,
@@ -278,16 +242,7 @@ fn node(run_id: &str, id: NodeId, durable: &BlobNode, settings: &Settings, now: 
         placed: None,
         joining: false,
     };
-    Node {
-        lease: durable.lease,
-        placed: durable.placed,
-        status: match &durable.status {
-            BlobStatus::Idle => Status::Idle,
-            BlobStatus::Waiting { join, arrival } => Status::Waiting { join: join.clone(), arrival: *arrival },
-            BlobStatus::Active => Status::Active,
-        },
-        ..introduced(&hello, now)
-    }
+    Node { lease: durable.lease, placed: durable.placed, status: durable.status.clone(), ..introduced(&hello, now) }
 }
 
 fn durable(node: &Node, before: Option<&Blob>, id: NodeId) -> BlobNode {
@@ -296,11 +251,7 @@ fn durable(node: &Node, before: Option<&Blob>, id: NodeId) -> BlobNode {
         addr: node.addr(),
         lease: node.lease,
         beat: before.and_then(|blob| blob.nodes.get(&id)).map_or(0, |node| node.beat),
-        status: match &node.status {
-            Status::Idle => BlobStatus::Idle,
-            Status::Waiting { join, arrival } => BlobStatus::Waiting { join: join.clone(), arrival: *arrival },
-            Status::Active => BlobStatus::Active,
-        },
+        status: node.status.clone(),
         placed: node.placed,
     }
 }
@@ -321,6 +272,7 @@ fn describe(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::message::Join;
     use super::*;
 
     fn blob() -> Blob {
