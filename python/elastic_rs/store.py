@@ -8,12 +8,16 @@ every operation: C++ has no way to call a Python subclass of ``TCPStore``, and o
 from __future__ import annotations
 
 import errno
+import functools
 import math
 import os
 import re
 import socket
 import threading
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -75,9 +79,10 @@ class TCPStore(dist.TCPStore):  # type: ignore[misc, name-defined] # torch does 
                 use_libuv=use_libuv,
             )
             self._server = server
+            own, self._peer = _ends(super().__repr__())
             if server is not None:
                 # Held by this object's own connection: when C++ closes that, this owner has gone.
-                server.stop_when_closed(*_own_address(super().__repr__()))
+                server.stop_when_closed(*own)
         except BaseException:
             if server is not None:
                 server.give_up_owner()
@@ -90,6 +95,44 @@ class TCPStore(dist.TCPStore):  # type: ignore[misc, name-defined] # torch does 
         if self._server is not None:
             text = text.replace("server=<nullptr>", f"server=TCPServer(port={self._server.port})")
         return text
+
+
+def _named(operation: str) -> Callable[..., Any]:
+    """PyTorch's operation, with an error that says whom it lost, doing what, and when."""
+    of_pytorch = getattr(TCPStore.__base__, operation)
+
+    @functools.wraps(of_pytorch)
+    def call(self: TCPStore, *args: Any, **kwargs: Any) -> Any:
+        began = time.monotonic()
+        try:
+            return of_pytorch(self, *args, **kwargs)
+        except dist.DistNetworkError as error:
+            keys, elapsed_s = _keys([*args, *kwargs.values()]), time.monotonic() - began
+            cause = str(error).partition("\n")[0]
+            lost = f"connection to the store at {self._peer} lost: {cause}"
+            raise StoreNetworkError(f"{operation}{keys} failed after {elapsed_s:.3f} s: {lost}") from None
+
+    return call
+
+
+# PyTorch has had queues since 2.8, `list_keys` and `barrier` later.
+_OPERATIONS = (
+    "add", "append", "barrier", "check", "compare_set", "delete_key", "get", "list_keys", "multi_get", "multi_set",
+    "num_keys", "queue_len", "queue_pop", "queue_push", "set", "wait",
+)  # fmt: skip
+
+for _operation in _OPERATIONS:
+    if hasattr(TCPStore, _operation):
+        setattr(TCPStore, _operation, _named(_operation))
+
+
+def _keys(arguments: Sequence[Any]) -> str:
+    """Name what an operation was about: its first argument, a key or a list of them."""
+    if not arguments:
+        return ""
+    keys = arguments[0] if isinstance(arguments[0], list) else arguments[:1]
+    more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+    return f" of {', '.join(f'`{key}`' for key in keys[:3])}{more}"
 
 
 # The servers of this process's multi-tenant stores, by port. Those that have ended are dropped at the next look.
@@ -154,14 +197,16 @@ def _is_agents_store(port: int) -> bool:
     return int(digits[0]) == port
 
 
-def _own_address(text: str) -> tuple[str, int]:
-    """Read the address of a store's own connection, found by the descriptor that its repr names."""
+def _ends(text: str) -> tuple[tuple[str, int], str]:
+    """Read both addresses of a store's own connection, found by the descriptor that its repr names."""
     found = re.search(r"SocketImpl\(fd=(\d+)", text)
     if found is None:
         raise RuntimeError(f"cannot read the connection of a store from its repr `{text}`")
     with socket.socket(fileno=os.dup(int(found[1]))) as connection:
         host, port = connection.getsockname()[:2]
-    return host, port
+        peer_host, peer_port = connection.getpeername()[:2]
+    peer_host = peer_host.removeprefix("::ffff:")
+    return (host, port), f"[{peer_host}]:{peer_port}" if ":" in peer_host else f"{peer_host}:{peer_port}"
 
 
 def _wait_for_workers(server: _elastic_rs.StoreServer, world_size: int, timeout: timedelta) -> None:

@@ -78,6 +78,8 @@ class _Client:
         with _connecting:
             before = _sockets_to(port)
             self.store = _connected(kind, port, timeout)
+            # A try that ran out of time may be about to close its socket.
+            until("one socket is there", lambda: len(_sockets_to(port) - before) == 1)
             (fd,) = _sockets_to(port) - before
             self._socket = socket.socket(fileno=os.dup(fd))
         self.worker = _Worker()

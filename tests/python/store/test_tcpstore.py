@@ -165,6 +165,28 @@ def test_the_server_ends_with_its_store(kind: Kind) -> None:
         clone.get("k")
 
 
+def test_a_lost_server_is_named_with_the_operation_and_the_time_it_took() -> None:
+    store = elastic_rs.TCPStore(HOST, 0, is_master=True)
+    port = store.port
+    client = elastic_rs.TCPStore(HOST, port, timeout=LIMIT)
+    del store
+    with pytest.raises(dist.DistNetworkError) as caught:
+        client.get("k")
+    lost = rf"failed after \d+\.\d+ s: connection to the store at 127\.0\.0\.1:{port} lost: "
+    assert re.match(rf"get of `k` {lost}\w", str(caught.value))
+    assert isinstance(caught.value, elastic_rs.errors.StoreNetworkError)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+    assert "\n" not in str(caught.value)
+    for operation, named in [
+        (lambda: client.wait(["a", "b", "c", "d", "e"]), "wait of `a`, `b`, `c` and 2 more "),
+        (lambda: client.add("n", 1), "add of `n` "),
+        (client.num_keys, "num_keys "),
+    ]:
+        with pytest.raises(elastic_rs.errors.StoreNetworkError, match=named + lost):
+            operation()
+
+
 @BOTH
 def test_tenants_share_a_server_until_the_last_has_gone(kind: Kind) -> None:
     first = kind(HOST, 0, is_master=True, multi_tenant=True)
