@@ -184,6 +184,8 @@ bench: build ## run the benchmarks, about a quarter of an hour; results go to be
 	@$(PY) benches/rendezvous.py $(BENCH_ARGS)
 	$(say) 'bench: the rendezvous with up to 4,000 nodes (benches/rendezvous_scale.py)'
 	@$(PY) benches/rendezvous_scale.py
+	$(say) 'bench: worker processes, PyTorch and ours (benches/process.py)'
+	@$(PY) benches/process.py $(PROCESS_BENCH_ARGS)
 	$(say) 'bench: the agent, PyTorch and ours (benches/agent.py)'
 	@$(PY) benches/agent.py $(AGENT_BENCH_ARGS)
 
