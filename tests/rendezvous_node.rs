@@ -196,6 +196,20 @@ fn a_hello_without_an_answer_is_followed_by_a_heartbeat() {
 }
 
 #[test]
+fn who_takes_connections_and_says_nothing_is_described_so() {
+    // A web server waits for the end of a line.
+    let start = Instant::now();
+    let mut node = node(start);
+    node.join(1, None, None, seconds(5), start);
+    connects_at(&mut node);
+    node.on_connected(start);
+    node.on_tick(start + seconds(5));
+    let outcome = node.take_outcome().expect("the join is given up");
+    let text = "could not reach the coordinator at head:29400 in 5.0s: it takes connections, but has not answered yet";
+    assert_eq!(outcome, Err(JoinError::Connection(text.into())));
+}
+
+#[test]
 fn a_coordinator_that_was_there_is_not_taken_for_a_stranger() {
     // It restarts: what it accepts ends before it answers.
     let start = Instant::now();

@@ -180,6 +180,7 @@ impl NodeMachine {
         }
         let beat_at = now + self.hello.settings.keep_alive_interval.min(NUDGE_AFTER);
         self.link = Link::Up { welcomed: false, answered_at: now, beat_at };
+        self.last_error = "it takes connections, but has not answered yet".to_owned();
         self.beats.clear();
         self.commands.push(NodeCommand::Send(NodeMessage::Hello(Box::new(self.hello.clone()))));
     }
