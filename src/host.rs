@@ -6,7 +6,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::process;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tokio::net::TcpStream;
@@ -18,6 +18,7 @@ use crate::rendezvous::coordinator::{self, Incoming};
 use crate::rendezvous::message::MAGIC;
 use crate::store::listen::{BindError, bind, bind_wildcard};
 use crate::store::server::{Controller, ServerOptions, StoreServer, Upgrade, Upgraded};
+use crate::threads;
 
 /// A store with a coordinator behind the same port. Dropping it stops both.
 #[derive(Debug)]
@@ -138,7 +139,7 @@ impl Host {
             let _ends_store = ends_store;
             run(&runtime, upgraded, count, hello_timeout, log_period);
         };
-        let thread = thread::Builder::new().name(format!("host-{port}")).spawn(run)?;
+        let thread = threads::spawn(format!("host-{port}"), run)?;
         Ok(Self { store, addresses, sessions, thread: Some(thread), started_by: process::id() })
     }
 

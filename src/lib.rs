@@ -15,3 +15,7 @@ pub mod rendezvous;
 #[cfg(feature = "sim")]
 pub mod sim;
 pub mod store;
+#[cfg(feature = "io")]
+pub mod threads;
+#[cfg(feature = "io")]
+mod wait;

@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
+use elastic_rs::process::{Signal, StopPolicy};
 use elastic_rs::rendezvous::message::{Failure, Placement, Round, Verdict};
 use elastic_rs::rendezvous::node::JoinError;
 
@@ -65,7 +66,7 @@ fn does(agent: &mut AgentMachine) -> Vec<Command> {
 }
 
 fn stop(signal: i32) -> Command {
-    Command::Stop { signal, grace: GRACE }
+    Command::Stop(StopPolicy { signal: Signal(signal), grace: GRACE, ..StopPolicy::default() })
 }
 
 fn end(outcome: Outcome) -> Command {
@@ -162,7 +163,8 @@ fn counting_for_itself_it_restarts_as_often_as_it_may_and_then_closes_the_job() 
     assert_eq!((does(&mut agent), agent.restarts()), (vec![Command::Join], 1));
     agent.on_placed(placement(2, 0));
     does(&mut agent);
-    agent.on_worker_failed(failure(0), false);
+    // Others are told whose it was.
+    agent.on_worker_failed(Failure { node: String::new(), ..failure(0) }, false);
     let cause = Some(Box::new(failure(0)));
     let reason = failure(0).to_string();
     let verdict = Verdict::Failed { by: "node0".into(), cause: reason.clone(), failure: cause.clone() };
@@ -172,10 +174,21 @@ fn counting_for_itself_it_restarts_as_often_as_it_may_and_then_closes_the_job() 
 }
 
 #[test]
+fn the_first_cause_is_the_one_that_the_coordinator_names() {
+    let mut agent = running(Budget::Node(0));
+    agent.on_worker_failed(failure(0), false);
+    does(&mut agent);
+    agent.on_closed(failed(Some(failure(3))));
+    agent.on_stopped();
+    let outcome = Outcome::Failed { cause: Some(Box::new(failure(3))), reason: "no restart is left".into() };
+    assert_eq!(does(&mut agent), [end(outcome)]);
+}
+
+#[test]
 fn a_hopeless_failure_is_not_restarted() {
     let mut agent = running(Budget::Job);
     agent.on_worker_failed(failure(1), true);
-    assert!(matches!(&does(&mut agent)[..], [Command::Close(Verdict::Failed { .. }), Command::Stop { .. }]));
+    assert!(matches!(&does(&mut agent)[..], [Command::Close(Verdict::Failed { .. }), Command::Stop(_)]));
 }
 
 #[test]

@@ -81,6 +81,9 @@ fn job(hosts: usize, max_restarts: u32, change: impl FnOnce(&mut Agents)) -> Sim
         ..Agents::default()
     };
     change(&mut agents);
+    if agents.restarts_left.is_some() {
+        settings.max_restarts = None;
+    }
     let mut job = Simulation::new(Options { agents, ..Options::exact(hosts, settings) });
     job.start_all(Duration::ZERO);
     job
@@ -109,6 +112,22 @@ fn start_up_failures_count_against_max_restarts() {
     run(&mut job, 600.0);
     assert_eq!(job.hosts()[0].placements.len(), 4, "one start and three restarts");
     assert_eq!(causes(&job)[0].exit, "a failure to start");
+}
+
+/// PyTorch's agents count each for itself, which `restart_budget=node` asks for.
+#[test]
+fn every_node_counts_its_own_failures_if_asked() {
+    let mut job = job(2, 0, |agents| agents.restarts_left = Some(1));
+    for (seconds, host) in [(10, 0), (20, 1), (30, 0)] {
+        job.at(Duration::from_secs(seconds), Action::FailWorkers(host));
+    }
+    run(&mut job, 29.0);
+    assert!(job.ends().outcomes.is_empty());
+    assert_eq!(job.hosts()[1].placements.len(), 3, "one start, and a restart for each node");
+    run(&mut job, 31.0);
+    let causes = causes(&job);
+    assert_eq!(causes.len(), 2);
+    assert!(causes.iter().all(|cause| cause.node.contains("host0")), "{causes:?}");
 }
 
 /// #76287: one node's agent failed, the others ran on for ever.

@@ -44,10 +44,6 @@ class Agent:
         """
         Of the last round's workers that have ended, in that order: local rank, process id, and return code.
         """
-    def forward(self, /, signal: SupportsIndex) -> None:
-        """
-        Send a signal to the workers and do nothing else.
-        """
     def interrupted(self, /, reason: str) -> None:
         """
         Without a session: the world must re-form.

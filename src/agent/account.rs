@@ -46,7 +46,8 @@ pub struct OomKills {
 impl OomKills {
     /// As of now. What cannot be read is left out.
     pub fn now() -> Self {
-        let group = own_group().and_then(|group| counter(&format!("{group}/memory.events"), "oom_kill"));
+        let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let group = groups.lines().find_map(memory_events).and_then(|file| counter(&file, "oom_kill"));
         Self { group, host: counter("/proc/vmstat", "oom_kill") }
     }
 
@@ -64,12 +65,18 @@ impl OomKills {
     }
 }
 
-/// The folder of this process's control group (version 2).
-fn own_group() -> Option<String> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let path = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
-    let folder = format!("/sys/fs/cgroup{}", path.trim_end_matches('/'));
-    Path::new(&folder).is_dir().then_some(folder)
+/// Where a control group's kills are counted, from its line in `/proc/self/cgroup`; `None` if it is not the one of memory.
+fn memory_events(line: &str) -> Option<String> {
+    let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+    let path = path.trim_end_matches('/');
+    let file = if controllers.split(',').any(|name| name == "memory") {
+        format!("/sys/fs/cgroup/memory{path}/memory.oom_control") // version 1
+    } else if controllers.is_empty() {
+        format!("/sys/fs/cgroup{path}/memory.events")
+    } else {
+        return None;
+    };
+    Path::new(&file).is_file().then_some(file)
 }
 
 fn counter(file: &str, name: &str) -> Option<u64> {

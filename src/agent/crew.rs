@@ -5,14 +5,15 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-use rustix::process::{Pid, PidfdFlags, kill_process, kill_process_group, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, kill_process, kill_process_group, pidfd_open, waitid};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
 use crate::process::{Command, Event, Exit, Exited, Group, Signal, StopPolicy, Stopping};
+use crate::wait::until;
 
 /// Workers that run.
 #[derive(Debug)]
@@ -26,10 +27,15 @@ pub enum Crew {
 /// What happens among the workers.
 #[derive(Debug)]
 pub enum CrewEvent {
+    /// A worker has ended badly; how, is told by one of the next two.
+    Failing {
+        /// Which one.
+        local_rank: u32,
+    },
     /// A worker has ended.
     Exited(Exited),
     /// An adopted worker has ended, and waits to be reaped.
-    Ended {
+    Reap {
         /// Which one.
         local_rank: u32,
     },
@@ -41,9 +47,12 @@ impl Crew {
         match self {
             Self::Spawned(group) => loop {
                 match group.next_event().await? {
+                    Event::Ended { local_rank, exit } if !exit.is_success() => {
+                        return Some(CrewEvent::Failing { local_rank });
+                    }
                     Event::Exited(exited) => return Some(CrewEvent::Exited(exited)),
-                    // The group has said so in the log; its workers are not waited for.
-                    Event::Gone { .. } | Event::Stuck(_) => {}
+                    // The group has told the log of those that are stuck; they are not waited for.
+                    Event::Ended { .. } | Event::Gone { .. } | Event::Stuck(_) => {}
                 }
             },
             Self::Adopted(adopted) => adopted.next_event().await,
@@ -63,14 +72,6 @@ impl Crew {
         match self {
             Self::Spawned(group) => group.kill(),
             Self::Adopted(adopted) => adopted.kill(),
-        }
-    }
-
-    /// Signal all workers, and do nothing else.
-    pub fn signal(&self, signal: Signal) {
-        match self {
-            Self::Spawned(group) => group.signal(signal),
-            Self::Adopted(adopted) => adopted.members.values().for_each(|member| member.signal(signal)),
         }
     }
 
@@ -94,8 +95,16 @@ impl Crew {
 #[derive(Debug)]
 pub struct Adopted {
     members: BTreeMap<u32, Member>,
-    ends: mpsc::UnboundedReceiver<u32>,
+    ends: mpsc::UnboundedReceiver<End>,
+    /// Told before the next of `ends`.
+    ready: Option<CrewEvent>,
     stopping: Option<Stopping>,
+}
+
+/// Of an adopted worker.
+struct End {
+    local_rank: u32,
+    well: bool,
 }
 
 #[derive(Debug)]
@@ -132,33 +141,32 @@ impl Adopted {
             let watch = tokio::spawn(watch(handle, local_rank, sender.clone()));
             members.insert(local_rank, Member { pid, number, watch });
         }
-        Ok(Self { members, ends, stopping: None })
+        Ok(Self { members, ends, ready: None, stopping: None })
     }
 
     async fn next_event(&mut self) -> Option<CrewEvent> {
         loop {
             let commands = self.stopping.as_mut().map(|stopping| stopping.poll(Instant::now()));
             self.perform(commands.unwrap_or_default());
+            if let Some(event) = self.ready.take() {
+                return Some(event);
+            }
             if self.members.is_empty() {
                 return None;
             }
             let deadline = self.stopping.as_ref().and_then(Stopping::next_deadline);
-            let tick = async {
-                match deadline {
-                    Some(at) => tokio::time::sleep_until(at.into()).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
-                local_rank = self.ends.recv() => {
-                    let local_rank = local_rank?;
-                    if let Some(member) = self.members.get(&local_rank) {
-                        // Its group, before it is reaped: then its number may be another's.
-                        member.signal(Signal::KILL);
-                        return Some(CrewEvent::Ended { local_rank });
+                end = self.ends.recv() => {
+                    let End { local_rank, well } = end?;
+                    let Some(member) = self.members.get(&local_rank) else { continue };
+                    // Its group, before it is reaped: then its number may be another's.
+                    member.signal(Signal::KILL);
+                    self.ready = Some(CrewEvent::Reap { local_rank });
+                    if !well {
+                        return Some(CrewEvent::Failing { local_rank });
                     }
                 }
-                () = tick => {}
+                () = until(deadline) => {}
             }
         }
     }
@@ -222,9 +230,19 @@ impl Drop for Adopted {
     }
 }
 
-async fn watch(handle: AsyncFd<OwnedFd>, local_rank: u32, ends: mpsc::UnboundedSender<u32>) {
+async fn watch(handle: AsyncFd<OwnedFd>, local_rank: u32, ends: mpsc::UnboundedSender<End>) {
     // An error means that the runtime ends, and nobody listens.
     if handle.readable().await.is_ok() {
-        let _ = ends.send(local_rank);
+        let _ = ends.send(End { local_rank, well: ended_well(handle.get_ref().as_fd()) });
+    }
+}
+
+/// Whether a process has ended with code 0. It stays to be reaped by its parent, which this process has to be.
+fn ended_well(handle: BorrowedFd<'_>) -> bool {
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    match waitid(WaitId::PidFd(handle), look) {
+        Ok(Some(status)) => status.exit_status() == Some(0),
+        // Somebody has reaped it already, who will say.
+        _ => true,
     }
 }

@@ -15,10 +15,10 @@
 
 use std::collections::BTreeSet;
 use std::mem;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::policy::{Budget, Outcome, Policy};
-use crate::process::Signal;
+use crate::process::{Signal, StopPolicy};
 use crate::rendezvous::message::{Failure, Placement, Round, Verdict};
 use crate::rendezvous::node::JoinError;
 
@@ -29,13 +29,8 @@ pub enum Command {
     Join,
     /// Start all workers; answer with `on_start_failed` if one cannot be started.
     Start(Box<Placement>),
-    /// Send `signal` to every worker's group, SIGKILL after `grace`; answer with `on_stopped` when nothing is left of them.
-    Stop {
-        /// By its number.
-        signal: i32,
-        /// How long until SIGKILL.
-        grace: Duration,
-    },
+    /// Signal every worker's group, SIGKILL after the grace; answer with `on_stopped` when nothing is left of them.
+    Stop(StopPolicy),
     /// End the stop under way with SIGKILL, now.
     Kill,
     /// Tell the coordinator that a worker failed.
@@ -234,8 +229,16 @@ impl AgentMachine {
                 Phase::Joining | Phase::Stopping(_) | Phase::Ended => {}
             },
             Verdict::Failed { cause: reason, failure, .. } => {
-                if matches!(self.phase, Phase::Joining | Phase::Ended | Phase::Stopping(Next::End(_))) {
-                    return;
+                match &mut self.phase {
+                    Phase::Joining | Phase::Ended => return,
+                    Phase::Stopping(Next::End(own)) => {
+                        // Whose failure was the first is the coordinator's to say.
+                        if failure.is_some() && matches!(**own, Outcome::Failed { .. }) {
+                            **own = Outcome::Failed { cause: failure, reason };
+                        }
+                        return;
+                    }
+                    _ => {}
                 }
                 self.tell(format!("the job has failed: {reason}"));
                 self.end_after_stop(Outcome::Failed { cause: failure, reason });
@@ -318,12 +321,20 @@ impl AgentMachine {
         self.round
     }
 
+    /// What a failure of a worker does to the others, whatever is said of it; `None` if they are not to run anyway. So the driver
+    /// may begin before it knows what the worker said, and call [`AgentMachine::on_worker_failed`] then.
+    pub fn stop_for_failure(&self) -> Option<StopPolicy> {
+        self.is_running().then(|| self.stop_policy(SIGTERM))
+    }
+
     /// Whether workers run or may run.
     pub fn is_running(&self) -> bool {
         matches!(self.phase, Phase::Running { .. })
     }
 
-    fn give_up(&mut self, failure: Failure) {
+    fn give_up(&mut self, mut failure: Failure) {
+        // To others it would otherwise be "this node".
+        failure.node.clone_from(&self.name);
         let cause = failure.to_string();
         let failure = Some(Box::new(failure));
         self.commands.push(Command::Close(Verdict::Failed {
@@ -339,8 +350,12 @@ impl AgentMachine {
         self.commands.push(Command::Join);
     }
 
+    fn stop_policy(&self, signal: i32) -> StopPolicy {
+        StopPolicy { signal: Signal(signal), grace: self.policy.grace, ..StopPolicy::default() }
+    }
+
     fn stop(&mut self, signal: i32, next: Next) {
-        self.commands.push(Command::Stop { signal, grace: self.policy.grace });
+        self.commands.push(Command::Stop(self.stop_policy(signal)));
         self.phase = Phase::Stopping(next);
     }
 

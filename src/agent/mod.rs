@@ -7,11 +7,15 @@ mod account;
 #[cfg(feature = "io")]
 pub mod crew;
 pub mod environment;
+#[cfg(feature = "io")]
+mod first;
 pub mod machine;
 pub mod news;
 pub mod policy;
 #[cfg(feature = "io")]
 pub mod runner;
+#[cfg(feature = "io")]
+mod sleepers;
 
 pub use machine::{AgentMachine, Command};
 pub use policy::{Budget, Outcome, Policy};

@@ -8,22 +8,23 @@ use std::future::pending;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::account::{self, OomKills};
+use super::account::OomKills;
 use super::crew::{Crew, CrewEvent};
+use super::first::First;
 use super::machine::{AgentMachine, Command};
 use super::news::Seen;
 use super::policy::{Outcome, Policy};
-use crate::process::{Exit, Exited, Signal, StopPolicy};
+use super::sleepers::{Sleeper, Sleepers};
+use crate::process::{Exit, Exited, reap_strangers_as_process_1};
 use crate::rendezvous::message::{Failure, Placement};
 use crate::rendezvous::node::{JoinError, View};
 use crate::rendezvous::session::Session;
+use crate::wait::until;
 
 /// How long a goodbye may take.
 const FAREWELL: Duration = Duration::from_secs(1);
 /// How long workers may take to be gone once they are killed.
 const KILL: Duration = Duration::from_secs(5);
-/// How often workers are looked at for uninterruptible sleep, if that is asked for: nothing announces it.
-const SLEEP_CHECK: Duration = Duration::from_secs(1);
 
 /// What the front end is to do. Asked for again before it is answered, it is the same again.
 #[derive(Clone, Debug)]
@@ -69,16 +70,19 @@ pub struct Runner {
     steps: VecDeque<Step>,
     ending: Option<Box<Outcome>>,
     exits: Vec<Exited>,
+    /// Adopted workers of whose ends the front end has told.
+    reaped: VecDeque<Exited>,
+    first: First,
     farewell: Option<tokio::task::JoinHandle<()>>,
-    /// Workers that sleep uninterruptibly for longer are given up. Zero: nobody looks.
-    sleep_limit: Duration,
-    asleep_since: BTreeMap<u32, Instant>,
+    /// Workers that sleep uninterruptibly for too long are given up.
+    sleepers: Sleepers,
 }
 
 impl Runner {
     /// An agent whose first step is to join. Without a `session` it hears of other nodes only from its front end. `run_id` and
-    /// `role` are what its log and its failures name.
+    /// `role` are what its log and its failures name. In process 1 strangers are reaped from now on.
     pub fn new(policy: Policy, name: String, run_id: String, role: String, session: Option<Arc<Session>>) -> Self {
+        reap_strangers_as_process_1();
         Self {
             machine: AgentMachine::new(policy, name),
             session,
@@ -92,25 +96,29 @@ impl Runner {
             steps: VecDeque::new(),
             ending: None,
             exits: Vec::new(),
+            reaped: VecDeque::new(),
+            first: First::default(),
             farewell: None,
-            sleep_limit: Duration::ZERO,
-            asleep_since: BTreeMap::new(),
+            sleepers: Sleepers::default(),
         }
     }
 
     /// Give up workers that sleep uninterruptibly for so long: they hold a device that new ones could not use either.
     pub fn limit_uninterruptible_sleep(&mut self, limit: Duration) {
-        self.sleep_limit = limit;
+        self.sleepers = Sleepers::new(limit);
     }
 
     /// What the front end is to do next. Waits until there is something.
     pub async fn next(&mut self) -> Step {
         loop {
+            while let Some(exited) = self.reaped.pop_front() {
+                self.on_exited(exited);
+            }
             self.perform();
             if let Some(step) = self.steps.front() {
                 return step.clone();
             }
-            if self.crew.is_none() && self.ending.is_some() {
+            if self.crew.is_none() && self.ending.is_some() && !self.first.is_awaited() {
                 if let Some(farewell) = &mut self.farewell {
                     // It is bounded by itself.
                     let _ = farewell.await;
@@ -120,9 +128,13 @@ impl Runner {
                 continue;
             }
             let deadline = self.machine.next_deadline();
-            let look_at = (self.sleeps_matter()).then(|| Instant::now() + SLEEP_CHECK);
+            let look_at = self.sleepers.next_look(Instant::now()).filter(|_| self.machine.is_running());
             tokio::select! {
                 event = next_of(&mut self.crew) => self.on_crew(event),
+                (exited, words, later) = self.first.told() => {
+                    self.on_told(exited, words);
+                    later.into_iter().for_each(|exited| self.on_told(exited, String::new()));
+                }
                 view = change_of(self.session.as_deref(), self.seen.as_ref()) => self.on_view(&view),
                 () = until([deadline, look_at].into_iter().flatten().min()) => {
                     self.machine.on_tick(Instant::now());
@@ -137,6 +149,7 @@ impl Runner {
         self.answered(|step| matches!(step, Step::Join));
         self.seen = self.session.as_ref().map(|_| Seen::placed(&placement));
         self.place = Some((placement.rank, Instant::now()));
+        self.first = First::default(); // what is still read concerns nobody
         self.machine.on_placed(placement);
     }
 
@@ -152,7 +165,7 @@ impl Runner {
         self.crew = Some(crew);
         self.started = started;
         self.exits.clear();
-        self.asleep_since.clear();
+        self.sleepers.forget();
         self.kills_before = OomKills::now();
     }
 
@@ -161,16 +174,7 @@ impl Runner {
         self.answered(|step| matches!(step, Step::Start(_)));
         self.exits.clear(); // those of the round before
         self.started = Started { first_rank, ..Started::default() };
-        let failure = Failure {
-            node: String::new(),
-            role: self.role.clone(),
-            local_rank,
-            global_rank: first_rank + local_rank,
-            pid: 0,
-            exit: "a failure to start".to_owned(),
-            message: reason.to_owned(),
-            counts: true,
-        };
+        let failure = self.failure(local_rank, 0, "a failure to start".to_owned(), reason.to_owned());
         self.machine.on_worker_failed(failure, false);
     }
 
@@ -178,9 +182,7 @@ impl Runner {
     pub fn reaped(&mut self, local_rank: u32, exit: Exit) {
         self.answered(|step| matches!(step, Step::Reap { local_rank: it } if *it == local_rank));
         let exited = self.crew.as_mut().and_then(|crew| crew.reaped(local_rank, exit));
-        if let Some(exited) = exited {
-            self.on_exited(exited);
-        }
+        self.reaped.extend(exited);
     }
 
     /// The answer to [`Step::Barrier`].
@@ -197,13 +199,6 @@ impl Runner {
     /// Without a session: the world must re-form.
     pub fn interrupted(&mut self, reason: &str) {
         self.machine.on_interrupted(self.machine.round(), reason);
-    }
-
-    /// Signal the workers and do nothing else.
-    pub fn forward(&self, signal: i32) {
-        if let Some(crew) = &self.crew {
-            crew.signal(Signal(signal));
-        }
     }
 
     /// The front end gives up: kill what is left of the workers, and wait for that as long as a kill may take. Adopted workers
@@ -247,12 +242,10 @@ impl Runner {
         match command {
             Command::Join => self.steps.push_back(Step::Join),
             Command::Start(placement) => self.steps.push_back(Step::Start(placement)),
-            Command::Stop { signal, grace } => {
+            Command::Stop(policy) => {
                 self.answered(|step| matches!(step, Step::Start(_)));
                 match &mut self.crew {
-                    Some(crew) => {
-                        crew.begin_stop(StopPolicy { signal: Signal(signal), grace, ..StopPolicy::default() })
-                    }
+                    Some(crew) => crew.begin_stop(policy),
                     None => self.machine.on_stopped(),
                 }
             }
@@ -297,42 +290,43 @@ impl Runner {
 
     fn on_crew(&mut self, event: Option<CrewEvent>) {
         match event {
+            Some(CrewEvent::Failing { local_rank }) => self.on_failing(local_rank),
             Some(CrewEvent::Exited(exited)) => self.on_exited(exited),
-            Some(CrewEvent::Ended { local_rank }) => self.steps.push_back(Step::Reap { local_rank }),
+            Some(CrewEvent::Reap { local_rank }) => self.steps.push_back(Step::Reap { local_rank }),
             None => {
                 self.crew = None;
+                self.first.give_up().into_iter().for_each(|exited| self.on_told(exited, String::new()));
                 self.machine.on_stopped();
             }
         }
     }
 
+    /// A worker has ended badly. The others are told to end before anything is read of what it said.
+    fn on_failing(&mut self, local_rank: u32) {
+        let Some(policy) = self.machine.stop_for_failure() else { return };
+        if self.first.begin(local_rank)
+            && let Some(crew) = &mut self.crew
+        {
+            crew.begin_stop(policy);
+        }
+    }
+
     fn on_exited(&mut self, exited: Exited) {
+        let error_file = self.started.error_files.get(&exited.local_rank).cloned();
+        if let Some(exited) = self.first.on_exited(exited, error_file, self.kills_before) {
+            self.on_told(exited, String::new());
+        }
+    }
+
+    /// `words` are those of a first failure: nobody asks what later ones, which are consequences, have said.
+    fn on_told(&mut self, exited: Exited, words: String) {
         if exited.exit.is_success() {
             self.machine.on_worker_succeeded(exited.local_rank, Instant::now());
         } else {
-            self.machine.on_worker_failed(self.failure(&exited), false);
+            let failure = self.failure(exited.local_rank, exited.pid, exited.exit.to_string(), words);
+            self.machine.on_worker_failed(failure, false);
         }
         self.exits.push(exited);
-    }
-
-    fn failure(&self, exited: &Exited) -> Failure {
-        let recorded = self.started.error_files.get(&exited.local_rank);
-        let recorded = recorded.and_then(|file| std::fs::read_to_string(file).ok());
-        let mut message = account::words(recorded.as_deref(), &exited.stderr_tail);
-        if exited.exit.returncode() == -Signal::KILL.0 {
-            let hint = OomKills::now().hint(self.kills_before);
-            message = [hint, message.as_str()].join("\n").trim_end().to_owned();
-        }
-        Failure {
-            node: String::new(),
-            role: self.role.clone(),
-            local_rank: exited.local_rank,
-            global_rank: self.started.first_rank + exited.local_rank,
-            pid: exited.pid,
-            exit: exited.exit.to_string(),
-            message,
-            counts: true,
-        }
     }
 
     fn on_view(&mut self, view: &View) {
@@ -340,41 +334,27 @@ impl Runner {
         self.machine.on_view(view);
     }
 
-    fn sleeps_matter(&self) -> bool {
-        !self.sleep_limit.is_zero() && self.machine.is_running()
-    }
-
     fn look_for_sleepers(&mut self) {
-        let Some(crew) = self.crew.as_ref().filter(|_| self.sleeps_matter()) else { return };
-        let now = Instant::now();
-        let asleep: BTreeMap<u32, u32> =
-            crew.pids().into_iter().filter(|(_, pid)| state_of(*pid) == Some('D')).collect();
-        self.asleep_since.retain(|local_rank, _| asleep.contains_key(local_rank));
-        for (local_rank, pid) in asleep {
-            let since = *self.asleep_since.entry(local_rank).or_insert(now);
-            if now - since < self.sleep_limit {
-                continue;
-            }
-            let failure = Failure {
-                node: String::new(),
-                role: self.role.clone(),
-                local_rank,
-                global_rank: self.started.first_rank + local_rank,
-                pid,
-                exit: format!("uninterruptible sleep for {:.0?}", now - since),
-                message: "a hung device or file system holds it; a new worker on this host could not use it either"
-                    .to_owned(),
-                counts: true,
-            };
-            self.machine.on_worker_failed(failure, true);
+        let Some(crew) = self.crew.as_ref().filter(|_| self.machine.is_running()) else { return };
+        for Sleeper { local_rank, pid, slept } in self.sleepers.look(&crew.pids(), Instant::now()) {
+            let exit = format!("uninterruptible sleep for {slept:.0?}");
+            let message = "a hung device or file system holds it; a new worker on this host could not use it either";
+            self.machine.on_worker_failed(self.failure(local_rank, pid, exit, message.to_owned()), true);
         }
     }
-}
 
-/// The kernel's letter for a process's state.
-fn state_of(pid: u32) -> Option<char> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(") ")?.1.chars().next()
+    fn failure(&self, local_rank: u32, pid: u32, exit: String, message: String) -> Failure {
+        Failure {
+            node: String::new(), // the coordinator knows it
+            role: self.role.clone(),
+            local_rank,
+            global_rank: self.started.first_rank + local_rank,
+            pid,
+            exit,
+            message,
+            counts: true,
+        }
+    }
 }
 
 async fn next_of(crew: &mut Option<Crew>) -> Option<CrewEvent> {
@@ -389,12 +369,5 @@ async fn change_of(session: Option<&Session>, seen: Option<&Seen>) -> View {
     match (session, seen) {
         (Some(session), Some(seen)) => session.view_when(|view| Seen::of(view) != *seen).await,
         _ => pending().await,
-    }
-}
-
-async fn until(deadline: Option<Instant>) {
-    match deadline {
-        Some(at) => tokio::time::sleep_until(at.into()).await,
-        None => pending().await,
     }
 }

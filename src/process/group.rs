@@ -16,6 +16,7 @@ use super::message::Order;
 use super::spawn::{Guarded, Stage, StartError, open, spawn};
 use super::spec::{Output, WorkerSpec};
 use super::stop::{Command, StopPolicy, Stopping};
+use crate::wait::until;
 
 mod member;
 
@@ -41,6 +42,13 @@ impl Consoles {
 /// What a group of workers tells.
 #[derive(Debug)]
 pub enum Event {
+    /// A worker has ended. [`Exited`](Event::Exited) follows, which waits for what it said last.
+    Ended {
+        /// Which worker.
+        local_rank: u32,
+        /// How it ended.
+        exit: Exit,
+    },
     /// A worker has ended. Its process group has been killed; what else it left behind is being killed.
     Exited(Exited),
     /// Nothing of a worker is left: no descendant, and nothing unread of what it printed.
@@ -178,7 +186,7 @@ impl Group {
             match event {
                 Event::Exited(exited) => outcome.exited.push(exited),
                 Event::Stuck(left) => outcome.left.push(left),
-                Event::Gone { .. } => {}
+                Event::Ended { .. } | Event::Gone { .. } => {}
             }
         }
         outcome
@@ -206,8 +214,8 @@ impl Group {
                 stopping.on_gone(local_rank);
             }
         }
-        if let Event::Exited(exited) = &event
-            && !self.members.contains_key(&exited.local_rank)
+        if let Event::Exited(Exited { local_rank, .. }) | Event::Ended { local_rank, .. } = &event
+            && !self.members.contains_key(local_rank)
         {
             return; // it was reported as stuck
         }
@@ -351,11 +359,4 @@ fn files_of(spec: &WorkerSpec) -> impl Iterator<Item = &Path> {
         Output::Copied(copies) => copies.file.as_deref(),
         Output::Inherit | Output::Null => None,
     })
-}
-
-async fn until(deadline: Option<Instant>) {
-    match deadline {
-        Some(at) => tokio::time::sleep_until(at.into()).await,
-        None => pending().await,
-    }
 }

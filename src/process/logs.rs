@@ -12,7 +12,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
-use std::thread;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
@@ -24,6 +23,7 @@ use tokio::time::timeout;
 use super::group::Consoles;
 use super::spawn::{Reading, Stage, StartError};
 use super::spec::{Copies, Filter};
+use crate::threads;
 
 mod sink;
 mod stream;
@@ -127,7 +127,7 @@ impl Logs {
             progress: progress.clone(),
             buffer: vec![0; READ_BYTES],
         };
-        thread::Builder::new().name("worker-logs".to_owned()).spawn(move || copier.run())?;
+        threads::spawn("worker-logs".to_owned(), move || copier.run())?;
         Ok(Logs { sender, wake, progress })
     }
 

@@ -24,6 +24,8 @@ mod message;
 #[cfg(feature = "io")]
 mod spawn;
 mod spec;
+#[cfg(feature = "io")]
+mod state;
 mod stop;
 #[cfg(feature = "io")]
 mod strangers;
@@ -38,6 +40,8 @@ pub use logs::FilterOptions;
 #[cfg(feature = "io")]
 pub use spawn::{Stage, StartError};
 pub use spec::{Copies, Filter, Input, Output, Streams, StreamsError, StreamsOf, WorkerSpec};
+#[cfg(feature = "io")]
+pub(crate) use state::state_of;
 pub use stop::{Command, StopPolicy, Stopping};
 #[cfg(feature = "io")]
-pub use strangers::reap_strangers;
+pub use strangers::{Strangers, reap_strangers_as_process_1};

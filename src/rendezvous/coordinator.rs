@@ -16,13 +16,14 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, timeout};
 
 use super::codec::{self, CodecError};
 use super::machine::{Command, Machine};
 use super::message::{CoordinatorMessage, Hello, NodeMessage};
 use super::state::{Ends, SessionId};
 use crate::bounded_log::BoundedLog;
+use crate::wait::until;
 
 /// A connection whose first bytes said that it is a session's.
 #[derive(Debug)]
@@ -71,13 +72,6 @@ pub async fn run(
     let (events_in, mut events) = mpsc::channel(1024);
     let mut next_session = 0;
     loop {
-        let deadline = machine.next_deadline().map(Instant::from_std);
-        let tick = async {
-            match deadline {
-                Some(deadline) => sleep_until(deadline).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             // What has arrived is heard before anybody is judged for silence.
             biased;
@@ -90,7 +84,7 @@ pub async fn run(
                 None => return,
             },
             Some(event) = events.recv() => on_event(event, &mut machine, &mut writers),
-            () = tick => machine.on_tick(Instant::now().into_std()),
+            () = until(machine.next_deadline()) => machine.on_tick(Instant::now().into_std()),
             () = &mut summarising => {}
         }
         perform(&mut machine, &mut writers, &log);

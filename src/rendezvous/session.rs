@@ -12,7 +12,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
-use tokio::time::{sleep_until, timeout};
+use tokio::time::timeout;
 
 use super::codec;
 use super::coordinator::read_message;
@@ -20,6 +20,7 @@ use super::message::{CoordinatorMessage, Failure, Hello, JoinWorkers, Placement,
 use super::node::{JoinError, NodeCommand, NodeMachine, View};
 use super::report::{Reported, Reporter};
 use crate::proto::Request;
+use crate::wait::until;
 
 /// How long one address is tried before the next.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -200,12 +201,6 @@ async fn drive(shared: Arc<Shared>, host: String, port: u16) {
             return;
         }
 
-        let tick = async {
-            match deadline {
-                Some(deadline) => sleep_until(deadline.into()).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             biased;
             () = shared.asked.notified() => {}
@@ -238,7 +233,7 @@ async fn drive(shared: Arc<Shared>, host: String, port: u16) {
                 probing = None;
                 shared.machine.lock().on_probed(speaks_c10d);
             }
-            () = tick => {}
+            () = until(deadline) => {}
         }
     }
 }

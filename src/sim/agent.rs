@@ -21,6 +21,8 @@ use crate::rendezvous::message::{Failure, Placement};
 pub struct Agents {
     /// Which hosts.
     pub hosts: BTreeSet<HostId>,
+    /// How many failures each of them may restart for, if it counts for itself. `None`: the coordinator counts.
+    pub restarts_left: Option<u32>,
     /// How long workers may take to end.
     pub grace: Duration,
     /// How long a node waits for the others at the end.
@@ -100,11 +102,15 @@ pub(super) fn worker_count(host: HostId) -> u32 {
     1 + host as u32 % 3
 }
 
+fn pid_of_workers(host: HostId) -> u32 {
+    1000 + host as u32
+}
+
 impl Ours {
     pub(super) fn new(host: HostId, pid: u64, agents: &Agents) -> Self {
         let workers = worker_count(host);
         let policy = Policy {
-            budget: Budget::Job,
+            budget: agents.restarts_left.map_or(Budget::Job, Budget::Node),
             workers,
             grace: agents.grace,
             exit_barrier_timeout: agents.exit_barrier_timeout,
@@ -128,7 +134,7 @@ impl Ours {
             role: "default".to_owned(),
             local_rank,
             global_rank: self.first_rank + local_rank,
-            pid: 1000 + host as u32,
+            pid: pid_of_workers(host),
             exit: exit.to_owned(),
             message: String::new(),
             counts: true,
@@ -197,9 +203,9 @@ impl Simulation {
         match command {
             Command::Join => self.ask(host),
             Command::Start(placement) => return self.start_workers(host, *placement),
-            Command::Stop { signal, grace } => {
+            Command::Stop(policy) => {
                 process.agent = Agent::Stopping { again: true };
-                self.begin_stop(host, StopPolicy { signal: Signal(signal), grace, ..StopPolicy::default() });
+                self.begin_stop(host, policy);
             }
             Command::Kill => {
                 let now = self.instant();
@@ -247,12 +253,13 @@ impl Simulation {
         }
         self.generations += 1;
         let generation = self.generations;
-        let Agents { bad_starts, bad_starts_until, .. } = self.options.agents;
+        let Agents { bad_starts, bad_starts_until, restarts_left, .. } = self.options.agents;
         let bad = self.now() < bad_starts_until && self.dice.chance(bad_starts);
         let at = self.now() + self.dice.duration(self.options.agents.start);
         let Some((process, ours)) = self.ours(host) else { return Ok(()) };
-        if ours.machine.restarts() != placement.restart {
-            let text = format!("host{host} tells its workers of restart {} in {placement:?}", ours.machine.restarts());
+        let restarts = ours.machine.restarts();
+        if restarts_left.map_or(restarts != placement.restart, |allowed| restarts > allowed) {
+            let text = format!("host{host} tells its workers of restart {restarts} in {placement:?}");
             return Err(Violation::contract(text));
         }
         ours.first_rank = placement.workers.map_or(0, |ranks| ranks.first_rank);
@@ -446,8 +453,13 @@ impl Simulation {
         self.leave(host, "its work is over", Exit::Agent(outcome))
     }
 
-    /// All agents of a failed job name the same first cause. A coordinator that has lost its memory may close the job once more.
+    /// All agents of a failed job name the same first cause. A coordinator that has lost its memory may close the job once more,
+    /// and agents that count for themselves may give up at the same moment, each for its own.
     fn check_cause(&mut self, host: HostId, cause: Option<Box<Failure>>) -> Result<(), Violation> {
+        let own = cause.as_ref().is_some_and(|cause| cause.pid == pid_of_workers(host));
+        if own && self.options.agents.restarts_left.is_some() {
+            return Ok(());
+        }
         let first = self.ends.cause.get_or_insert_with(|| cause.clone());
         if *first != cause && self.coordinator.incarnation == 1 {
             let text = format!("host{host} names the cause {cause:?}, and others {first:?}");

@@ -34,6 +34,10 @@ pub fn draw(seed: u64) -> Plan {
     draw_workers(&mut plan, &mut dice);
     plan.options.agents.bad_starts = if dice.chance(30) { 5 } else { 0 };
     plan.options.agents.bad_starts_until = plan.calm_at;
+    if dice.chance(15) {
+        // `restart_budget=node`: the coordinator counts for nobody.
+        plan.options.agents.restarts_left = plan.options.settings.max_restarts.take();
+    }
     plan
 }
 

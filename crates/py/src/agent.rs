@@ -18,7 +18,7 @@ use tokio::sync::Mutex;
 
 use crate::errors;
 use crate::rendezvous::{Placement, Session, seconds};
-use crate::runtime::{block_on, handle};
+use crate::runtime::{block_on, block_on_task, handle};
 
 /// A worker's failure: what every node names as the cause when the job restarts or ends.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs", get_all)]
@@ -236,8 +236,10 @@ impl Agent {
     #[pyo3(signature = (*, timeout_s = None))]
     fn next(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<Option<Step>> {
         let limit = timeout_s.map(|limit| seconds("timeout_s", limit)).transpose()?;
-        let step = block_on(py, async {
-            let mut runner = self.runner.lock().await;
+        let runner = Arc::clone(&self.runner);
+        // Workers are stopped before this thread, which may have to wait for the interpreter, is awake.
+        let step = block_on_task(py, async move {
+            let mut runner = runner.lock_owned().await;
             match limit {
                 Some(limit) => tokio::time::timeout(limit, runner.next()).await.ok(),
                 None => Some(runner.next().await),
@@ -341,11 +343,6 @@ impl Agent {
     /// This process got a signal and is to end. A second one kills what is left of the workers.
     fn signal(&self, signal: i32) {
         self.runner.blocking_lock().signal(signal);
-    }
-
-    /// Send a signal to the workers and do nothing else.
-    fn forward(&self, signal: i32) {
-        self.runner.blocking_lock().forward(signal);
     }
 
     /// Kill what is left of the workers: the caller gives up. It need not call this after ``end``.

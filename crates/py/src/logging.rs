@@ -5,8 +5,9 @@
 
 use std::process;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
+use elastic_rs::threads;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
@@ -56,26 +57,9 @@ pub fn install(py: Python<'_>) -> PyResult<()> {
     }
     reset_levels(py)?;
     let logger = Logger::new(py, Caching::Nothing)?.filter(LevelFilter::Trace);
-    let thread = thread::Builder::new().name("elastic_rs-log".into());
-    let thread = without_signals(py, || thread.spawn(move || hand_over(&records, &logger)))??;
+    let thread = threads::spawn("elastic_rs-log".to_owned(), move || hand_over(&records, &logger))?;
     *THREAD.lock() = Some(Thread { queue, thread, pid: process::id() });
     Ok(())
-}
-
-/// Let threads started by `start` take no signals.
-///
-/// This module may be imported before a program blocks signals to wait for them (`sigwait`). A thread that does not block
-/// them would take those that come while nobody waits, which ends the process.
-fn without_signals<T>(py: Python<'_>, start: impl FnOnce() -> T) -> PyResult<T> {
-    let signal = py.import("signal")?;
-    // A fault of the thread itself cannot wait.
-    let faults = ["SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"].map(|name| signal.getattr(name));
-    let faults = faults.into_iter().collect::<PyResult<Vec<_>>>()?;
-    let others = signal.call_method0("valid_signals")?.call_method1("difference", (faults,))?;
-    let before = signal.call_method1("pthread_sigmask", (signal.getattr("SIG_BLOCK")?, others))?;
-    let started = start();
-    signal.call_method1("pthread_sigmask", (signal.getattr("SIG_SETMASK")?, before))?;
-    Ok(started)
 }
 
 /// Take over the level of Python's logger `elastic_rs`: what it would not show is not even queued.

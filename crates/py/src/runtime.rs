@@ -1,18 +1,25 @@
 //! The one tokio runtime of the process, and the one way to wait for it.
 
+use std::cell::Cell;
 use std::future::Future;
-use std::pin::pin;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::panic;
+use std::pin::{Pin, pin};
 use std::process;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
+use elastic_rs::threads;
 use parking_lot::{Condvar, Mutex};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tokio::runtime::{Builder, Handle, Runtime};
-
-/// How often a blocked call looks for Ctrl-C and other Python signal handlers.
-const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
+use tokio::task::JoinHandle;
 
 struct Owned {
     runtime: Option<Runtime>,
@@ -33,6 +40,7 @@ pub fn handle() -> PyResult<Handle> {
             let runtime = Builder::new_multi_thread()
                 .worker_threads(1)
                 .thread_name("elastic_rs")
+                .on_thread_start(threads::take_no_signals)
                 .enable_all()
                 .build()
                 .map_err(|error| PyRuntimeError::new_err(format!("cannot start elastic_rs's runtime: {error}")))?;
@@ -55,6 +63,8 @@ pub fn handle() -> PyResult<Handle> {
 
 /// Wait for `future` with the interpreter released, running Python's signal handlers meanwhile.
 ///
+/// The thread polls the future itself and sleeps in `poll(2)`, which a signal interrupts; a runtime's own way to wait sleeps on.
+///
 /// # Errors
 /// What a signal handler raised (Ctrl-C: `KeyboardInterrupt`; torchrun's handlers: `SignalException`); the future is dropped then.
 pub fn block_on<F>(py: Python<'_>, future: F) -> PyResult<F::Output>
@@ -64,13 +74,154 @@ where
 {
     let handle = handle()?;
     let mut future = pin!(future);
+    let waiting = Waiting::begin()?;
+    let mut looks = Looks::of_this_thread();
     loop {
-        let slice =
-            detach(py, || handle.block_on(async { tokio::time::timeout(SIGNAL_INTERVAL, future.as_mut()).await }));
-        match slice {
-            Ok(output) => return Ok(output),
-            Err(_) => py.check_signals()?,
+        match detach(py, || waiting.wait(&handle, future.as_mut(), &mut looks)) {
+            Some(output) => return Ok(output),
+            None => py.check_signals()?,
         }
+    }
+}
+
+/// [`block_on`] for a future that acts on what happens before it is done: the runtime's own thread polls it, without a detour
+/// over the calling one.
+///
+/// # Errors
+/// As [`block_on`]; the future is then dropped a moment later.
+pub fn block_on_task<F>(py: Python<'_>, future: F) -> PyResult<F::Output>
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    /// A task whose output nobody takes any more is to stop.
+    struct Task<T>(JoinHandle<T>);
+    impl<T> Drop for Task<T> {
+        fn drop(&mut self) {
+            self.0.abort();
+        }
+    }
+    let mut task = Task(handle()?.spawn(future));
+    match block_on(py, async { (&mut task.0).await })? {
+        Ok(output) => Ok(output),
+        Err(error) if error.is_panic() => panic::resume_unwind(error.into_panic()),
+        Err(_) => Err(PyRuntimeError::new_err("elastic_rs is shut down: the interpreter is exiting")),
+    }
+}
+
+/// When a waiting thread looks for signals that have not interrupted it.
+enum Looks {
+    /// Only the main thread runs Python's handlers.
+    Never,
+    /// The future has just run: a signal that came before the thread slept has interrupted nothing.
+    Soon,
+    /// Another thread than this one may have taken the signal. Threads of ours do not.
+    Late,
+}
+
+impl Looks {
+    fn of_this_thread() -> Self {
+        if rustix::thread::gettid() == rustix::process::getpid() { Self::Soon } else { Self::Never }
+    }
+
+    fn limit(&self) -> Option<Timespec> {
+        let after_ms = match self {
+            Self::Never => return None,
+            Self::Soon => 10,
+            Self::Late => 1000,
+        };
+        Timespec::try_from(Duration::from_millis(after_ms)).ok()
+    }
+
+    fn ran(&mut self) {
+        if matches!(self, Self::Late) {
+            *self = Self::Soon;
+        }
+    }
+
+    fn looked(&mut self) {
+        if matches!(self, Self::Soon) {
+            *self = Self::Late;
+        }
+    }
+}
+
+/// What wakes a thread that waits in `poll(2)`.
+struct Waiter {
+    event: OwnedFd,
+    woken: AtomicBool,
+}
+
+impl Wake for Waiter {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.woken.swap(true, Ordering::AcqRel) {
+            // Fails only if the counter is full, which wakes as well.
+            let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+        }
+    }
+}
+
+thread_local! {
+    /// Of the last wait, for the next. A handler that waits in the middle of one gets its own.
+    static SPARE: Cell<Option<Arc<Waiter>>> = const { Cell::new(None) };
+}
+
+/// A thread in [`block_on`]; it is woken when the interpreter exits.
+struct Waiting(Arc<Waiter>);
+
+impl Waiting {
+    fn begin() -> PyResult<Self> {
+        let waiter = match SPARE.take() {
+            Some(waiter) => waiter,
+            None => {
+                let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
+                Arc::new(Waiter { event, woken: AtomicBool::new(false) })
+            }
+        };
+        GATE.lock().waiters.push(waiter.clone());
+        Ok(Self(waiter))
+    }
+
+    /// The future's output; `None` when it is time to look for signals, or the interpreter exits.
+    fn wait<F: Future>(&self, runtime: &Handle, mut future: Pin<&mut F>, looks: &mut Looks) -> Option<F::Output> {
+        let _inside = runtime.enter();
+        let waker = std::task::Waker::from(self.0.clone());
+        let mut context = Context::from_waker(&waker);
+        loop {
+            if is_exiting_elsewhere() {
+                return None; // the runtime goes, which futures do not expect
+            }
+            self.0.woken.swap(false, Ordering::AcqRel);
+            if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+                return Some(output);
+            }
+            if !self.sleep(looks.limit()) {
+                looks.looked();
+                return None;
+            }
+            looks.ran();
+        }
+    }
+
+    /// Whether it was woken, and not interrupted, nor is the limit over.
+    fn sleep(&self, limit: Option<Timespec>) -> bool {
+        let mut fds = [PollFd::new(&self.0.event, PollFlags::IN)];
+        let woken = matches!(poll(&mut fds, limit.as_ref()), Ok(1..));
+        if woken {
+            // EAGAIN cannot be: nobody else reads it.
+            let _ = rustix::io::read(&self.0.event, &mut [0; 8]);
+        }
+        woken
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        GATE.lock().waiters.retain(|waiter| !Arc::ptr_eq(waiter, &self.0));
+        SPARE.set(Some(self.0.clone()));
     }
 }
 
@@ -78,7 +229,11 @@ where
 ///
 /// Daemon threads that are in the middle of a call stay there: see [`detach`].
 pub fn shutdown(py: Python<'_>) {
-    GATE.lock().exiting = Some(thread::current().id());
+    {
+        let mut gate = GATE.lock();
+        gate.exiting = Some(thread::current().id());
+        gate.waiters.iter().for_each(Wake::wake_by_ref);
+    }
     let runtime = match &mut *RUNTIME.lock() {
         // A copy, made by fork, of what is not this process's: its threads do not exist here.
         Some(owned) if owned.pid != process::id() => return,
@@ -109,8 +264,7 @@ pub fn detach<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
     let (done, _outside) = py.detach(|| {
         let outside = Outside::enter();
         let done = work();
-        let exiting = GATE.lock().exiting;
-        if exiting.is_some_and(|exiting| exiting != thread::current().id()) {
+        if is_exiting_elsewhere() {
             drop(outside);
             loop {
                 thread::park();
@@ -124,10 +278,18 @@ pub fn detach<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
 /// The threads that have let go of the interpreter and will ask for it back, and the one in which it is exiting.
 struct Gate {
     outside: usize,
+    /// Of those who wait for a future.
+    waiters: Vec<Arc<Waiter>>,
     exiting: Option<ThreadId>,
 }
 
-static GATE: Mutex<Gate> = Mutex::new(Gate { outside: 0, exiting: None });
+static GATE: Mutex<Gate> = Mutex::new(Gate { outside: 0, waiters: Vec::new(), exiting: None });
+
+/// Whether the interpreter exits, in another thread than this one.
+fn is_exiting_elsewhere() -> bool {
+    let exiting = GATE.lock().exiting;
+    exiting.is_some_and(|exiting| exiting != thread::current().id())
+}
 
 /// A thread has the interpreter back, or will not ask for it.
 static LEFT: Condvar = Condvar::new();

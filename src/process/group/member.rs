@@ -1,6 +1,6 @@
 //! One worker of a group: orders to its guard, and the task that hears its reports.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -21,6 +21,7 @@ use super::super::logs::Logs;
 use super::super::message::{MESSAGE_BYTES, Order, Report};
 use super::super::spawn::Guarded;
 use super::super::spec::{Output, WorkerSpec};
+use super::super::state::state_of;
 use super::{Event, Exited};
 
 /// How long an exit waits for what the worker printed last, when the console takes nothing. It is told without then.
@@ -81,9 +82,7 @@ impl Member {
 
     /// The letter of the worker's state in `/proc`; `None` once it has ended.
     pub fn state(&self) -> Option<char> {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).ok()?;
-        // The name before it may hold anything, parentheses too.
-        stat.rsplit_once(") ")?.1.chars().next().filter(|state| !matches!(state, 'Z' | 'X'))
+        state_of(self.pid).filter(|state| !matches!(state, 'Z' | 'X'))
     }
 }
 
@@ -157,6 +156,7 @@ impl Task {
             return; // it was never executed, which has been told
         }
         let at = Instant::now();
+        self.tell(Event::Ended { local_rank: self.local_rank, exit });
         let stderr_tail = self.stderr_tail().await;
         self.tell(Event::Exited(Exited { local_rank: self.local_rank, pid: self.pid, exit, stderr_tail, at }));
     }

@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
-use tokio::time::{sleep_until, timeout};
+use tokio::time::timeout;
 
 use super::super::message::{Hello, Placement, Verdict};
 use super::super::report::Reporter;
 use super::super::view::{JoinError, View};
 use super::node::{CasCommand, CasNode, Liveness};
+use crate::wait::until;
 
 /// What the backend's caller does next.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,13 +67,12 @@ impl CasSession {
             match (command, deadline) {
                 (Some(command), _) => return Step::Perform(command),
                 (None, _) if left => return Step::Stop,
-                (None, Some(at)) => {
+                (None, deadline) => {
                     tokio::select! {
                         () = self.asked.notified() => {}
-                        () = sleep_until(at.into()) => {}
+                        () = until(deadline) => {}
                     }
                 }
-                (None, None) => self.asked.notified().await,
             }
         }
     }

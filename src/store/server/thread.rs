@@ -4,7 +4,7 @@ use std::io;
 use std::mem;
 use std::net::{SocketAddr, TcpListener};
 use std::process;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use mio::{Poll, Token, Waker};
@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use super::control::{Controller, Ended, control};
 use super::event_loop::{EventLoop, WAKE};
 use super::{ServerOptions, Stats};
+use crate::threads;
 
 /// A running server. Dropping it stops the server and waits for its thread, unless
 /// [`stop_when_closed`](Self::stop_when_closed) was called: then the server outlives it.
@@ -46,7 +47,7 @@ impl StoreServer {
         let poll = Poll::new()?;
         let (controller, control) = control(Waker::new(poll.registry(), Token(WAKE))?);
         let server = EventLoop::new(poll, listeners, options, control)?;
-        let thread = thread::Builder::new().name(format!("store-{}", local_addr.port())).spawn(move || server.run())?;
+        let thread = threads::spawn(format!("store-{}", local_addr.port()), move || server.run())?;
         let thread = Mutex::new(Thread::Running(thread));
         Ok(StoreServer { controller, local_addr, thread, started_by: process::id() })
     }

@@ -12,6 +12,7 @@ fn main() {
         let mut next = || words.next().unwrap_or_else(|| panic!("`{word}` lacks its argument"));
         match word.as_str() {
             "agent" => return agent::run(&next()),
+            "agent-within" => return agent::run_within(&next(), &next()),
             "adopt" => adopt(),
             "say" => say(&next()),
             "complain" => eprintln!("{}", next()),
@@ -20,8 +21,10 @@ fn main() {
             "exit" => exit(number(&next())),
             "pause" => pause(),
             "ignore" => ignore(number(&next())),
-            "child" => fork(&next(), false),
-            "daemon" => fork(&next(), true),
+            "child" => fork(&next(), 0),
+            // Of a session that somebody else leads, or leading one.
+            "orphan" => fork(&next(), 1),
+            "daemon" => fork(&next(), 2),
             "raise" => raise(number(&next())),
             "flood" => flood(number(&next())),
             "forever" => loop {
@@ -30,27 +33,60 @@ fn main() {
             "long" => whisper(&vec![b'x'; number(&next()) as usize]),
             "dispositions" => dispositions(),
             "wait-file" => wait_file(&next()),
+            "eat" => eat(number(&next())),
             _ => panic!("what is `{word}`?"),
         }
     }
 }
 
-/// Becomes the parent of a stranger's orphan, as process 1 does, beside a child of its own; reaps only the stranger.
+/// Becomes the parent of strangers' orphans, as process 1 does, beside children of its own; reaps only strangers, and those
+/// that lead a session not before a minute is over.
 fn adopt() {
     use std::process::{Command, Stdio};
     // SAFETY: sets a flag of this process.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
     let this = env::current_exe().expect("a path");
-    let mut own = Command::new(&this).args(["exit", "7"]).spawn().expect("a child");
-    // It ends after its daemon has begun, which closes the pipe when it ends too.
-    let mut parent = Command::new(&this).args(["daemon", "end"]).stdout(Stdio::piped()).spawn().expect("a child");
-    io::copy(parent.stdout.as_mut().expect("a pipe"), &mut io::sink()).expect("the end of both");
-    assert!(parent.wait().expect("its code").success());
+    let child = |words: [&str; 2]| {
+        // It ends after its orphan has begun, which closes the pipe when it ends too.
+        let mut child = Command::new(&this).args(words).stdout(Stdio::piped()).spawn().expect("a child");
+        io::copy(child.stdout.as_mut().expect("a pipe"), &mut io::sink()).expect("the end of both");
+        child
+    };
+    let mut own = child(["exit", "7"]);
+    let (mut strangers, now) = (elastic_rs::process::Strangers::default(), std::time::Instant::now());
+    let minute = std::time::Duration::from_secs(60);
+    assert!(child(["daemon", "end"]).wait().expect("its code").success());
+    assert!(child(["orphan", "end"]).wait().expect("its code").success());
+    // The orphan. What has led its session, and the daemon and what was between it and its first parent, wait.
     // Its descriptors are closed a moment before it can be reaped.
-    while elastic_rs::process::reap_strangers() == 0 {
+    while strangers.reap(now) == 0 {
         std::thread::yield_now();
     }
+    while leaders() < 3 {
+        std::thread::yield_now();
+    }
+    assert_eq!(strangers.reap(now) + strangers.reap(now + minute / 2), 0);
+    assert_eq!(strangers.reap(now + minute), 3);
     println!("reaped; own child: {}", own.wait().expect("its code").code().expect("a code"));
+}
+
+/// Takes so many MiB of memory.
+fn eat(mebibytes: i32) {
+    for _ in 0..mebibytes {
+        std::mem::forget(std::hint::black_box(vec![1_u8; 1 << 20]));
+    }
+}
+
+/// How many children have ended and lead sessions.
+fn leaders() -> usize {
+    let list = std::fs::read_to_string("/proc/thread-self/children").expect("a /proc");
+    let ended = |pid: &&str| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let words: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
+        // State, parent, group, session.
+        matches!(words[..], ["Z", _, _, session, ..] if session == *pid)
+    };
+    list.split_ascii_whitespace().filter(ended).count()
 }
 
 fn number(text: &str) -> i32 {
@@ -86,9 +122,9 @@ fn raise(signal: i32) {
     }
 }
 
-/// Starts a process that does `what` (`pause`, `stubborn`: also ignores SIGTERM, or `end`). A daemon forks twice and begins a
-/// session. Returns when it runs, so that killing this process cannot come before.
-fn fork(what: &str, daemon: bool) {
+/// Starts a process that does `what` (`pause`, `stubborn`: also ignores SIGTERM, or `end`). With a session or two on the way it
+/// is a child's child, whose parent has ended. Returns when it runs, so that killing this process cannot come before.
+fn fork(what: &str, sessions: u32) {
     let mut pipe = [0; 2];
     // SAFETY: this process has one thread, so a forked child may do anything.
     unsafe {
@@ -101,11 +137,13 @@ fn fork(what: &str, daemon: bool) {
             libc::close(pipe[0]);
             return;
         }
-        if daemon {
+        if sessions > 0 {
             libc::setsid();
             if libc::fork() != 0 {
                 libc::_exit(0);
             }
+        }
+        if sessions > 1 {
             libc::setsid();
         }
         if what == "stubborn" {

@@ -165,3 +165,86 @@ def test_a_client_that_keeps_the_interpreter_while_it_waits_is_answered(
         del accepted  # a record of its end, while the next call holds the lock
         assert stock.list_keys() == ["k"]
     assert "connection accepted" in debug_logging.text
+
+
+# A client waits in the main thread; `server` is of the same process, so that it is known when the wait has begun.
+WAITING = """
+import os, signal, sys, threading
+from elastic_rs import _elastic_rs
+server = _elastic_rs.StoreServer.listen(None, 0)
+client, other = (_elastic_rs.StoreClient("127.0.0.1", server.port) for _ in range(2))
+def once_it_waits(do):
+    def run():
+        while server.waiting == 0:
+            pass
+        do()
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+"""
+
+
+@pytest.mark.parametrize("to", ["the process", "another thread"])
+def test_a_signal_ends_a_wait(to: str) -> None:
+    # What another thread takes does not interrupt the wait: Python's handlers run in the main thread alone.
+    code = """
+me = lambda: threading.get_ident()
+send = {
+    "the process": lambda: os.kill(os.getpid(), signal.SIGINT),
+    "another thread": lambda: (signal.pthread_kill(me(), signal.SIGINT), threading.Event().wait()),
+}[sys.argv[1]]
+once_it_waits(send)
+try:
+    client.wait(["never"])
+except KeyboardInterrupt:
+    print("ended", client.num_keys())
+"""
+    run = python(WAITING + code, to)
+    assert (run.stdout, run.stderr) == ("ended 0\n", "")
+
+
+def test_a_signal_handler_may_wait_too() -> None:
+    code = """
+def handler(number, frame):
+    other.set("from the handler", "v")
+    once_it_waits(lambda: other.set("k", "v"))
+    client.clone().wait(["from the handler"])
+signal.signal(signal.SIGUSR1, handler)
+once_it_waits(lambda: os.kill(os.getpid(), signal.SIGUSR1))
+client.wait(["k"])
+print("released")
+"""
+    run = python(WAITING + code)
+    assert (run.stdout, run.stderr) == ("released\n", "")
+
+
+def test_threads_of_ours_take_no_signals() -> None:
+    code = """
+from pathlib import Path
+once_it_waits(lambda: other.set("k", "v"))
+client.wait(["k"])  # the runtime's threads have begun
+for task in Path("/proc/self/task").iterdir():
+    status = dict(line.split(":\\t", 1) for line in (task / "status").read_text().splitlines() if ":\\t" in line)
+    takes = [number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1)
+             if not int(status["SigBlk"], 16) >> number - 1 & 1]
+    print("main" if task.name == str(os.getpid()) else status["Name"].rstrip("0123456789"), len(takes))
+"""
+    run = python(WAITING + code)
+    assert run.stderr == ""
+    assert {"elastic_rs 0", "elastic_rs-log 0", "store- 0", "main 4"} <= {*run.stdout.splitlines()}
+
+
+def test_an_exit_does_not_wait_for_threads_that_wait() -> None:
+    code = """
+import time
+for _ in range(3):
+    waiter = _elastic_rs.StoreClient("127.0.0.1", server.port)
+    threading.Thread(target=waiter.wait, args=(["never"],), daemon=True).start()
+while server.waiting < 3:
+    pass
+began = time.monotonic()
+_elastic_rs._shutdown()
+print(time.monotonic() - began)
+"""
+    # They are woken. What does not come back is waited for a second; the fastest of three is not the machine's matter.
+    assert min(float(python(WAITING + code).stdout) for _ in range(3)) < 0.9

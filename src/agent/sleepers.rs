@@ -1,0 +1,85 @@
+//! Workers in uninterruptible sleep: they hold a device or a file system that hangs.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::process::state_of;
+
+/// How often workers are looked at, if that is asked for: nothing announces such a sleep.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Since when which workers have slept.
+#[derive(Debug, Default)]
+pub(super) struct Sleepers {
+    limit: Duration,
+    since: BTreeMap<u32, Instant>,
+}
+
+/// A worker that has slept too long.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Sleeper {
+    pub local_rank: u32,
+    pub pid: u32,
+    pub slept: Duration,
+}
+
+impl Sleepers {
+    /// Workers may sleep so long. Zero: nobody looks.
+    pub fn new(limit: Duration) -> Self {
+        Self { limit, since: BTreeMap::new() }
+    }
+
+    /// When to look next.
+    pub fn next_look(&self, now: Instant) -> Option<Instant> {
+        (!self.limit.is_zero()).then(|| now + LOOK_INTERVAL)
+    }
+
+    /// Other workers run from now on.
+    pub fn forget(&mut self) {
+        self.since.clear();
+    }
+
+    /// Looks at these workers, process ids by local rank. Those that have slept for the limit are told of.
+    pub fn look(&mut self, pids: &BTreeMap<u32, u32>, now: Instant) -> Vec<Sleeper> {
+        let asleep = pids.iter().filter(|(_, pid)| state_of(**pid) == Some('D'));
+        self.take(&asleep.map(|(rank, pid)| (*rank, *pid)).collect(), now)
+    }
+
+    fn take(&mut self, asleep: &BTreeMap<u32, u32>, now: Instant) -> Vec<Sleeper> {
+        if self.limit.is_zero() {
+            return Vec::new();
+        }
+        self.since.retain(|local_rank, _| asleep.contains_key(local_rank));
+        let slept = |(&local_rank, &pid): (&u32, &u32)| {
+            let slept = now - *self.since.entry(local_rank).or_insert(now);
+            (slept >= self.limit).then_some(Sleeper { local_rank, pid, slept })
+        };
+        asleep.iter().filter_map(slept).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_counts_from_the_look_that_found_it_asleep_and_anew_after_it_woke() {
+        let began = Instant::now();
+        let at = |seconds| began + Duration::from_secs(seconds);
+        let mut sleepers = Sleepers::new(Duration::from_secs(3));
+        let asleep = BTreeMap::from([(1, 70)]);
+        assert_eq!(sleepers.take(&asleep, at(0)), []);
+        assert_eq!(sleepers.take(&asleep, at(2)), []);
+        assert_eq!(sleepers.take(&BTreeMap::new(), at(3)), []);
+        assert_eq!(sleepers.take(&asleep, at(4)), []);
+        let found = Sleeper { local_rank: 1, pid: 70, slept: Duration::from_secs(3) };
+        assert_eq!(sleepers.take(&asleep, at(7)), [found]);
+    }
+
+    #[test]
+    fn without_a_limit_nobody_looks() {
+        let now = Instant::now();
+        assert_eq!(Sleepers::default().next_look(now), None);
+        assert_eq!(Sleepers::default().take(&BTreeMap::from([(0, 7)]), now), []);
+    }
+}

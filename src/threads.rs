@@ -1,0 +1,76 @@
+//! Threads of this library take no signals.
+//!
+//! The kernel hands a process's signal to the main thread if that does not block it, else to any other. A program that blocks
+//! signals to wait for them (`sigwait`) would lose one to a thread of ours that does not, and be ended by it; and a wait of the
+//! main thread is not interrupted by what another one takes.
+
+use std::io;
+use std::mem;
+use std::ptr;
+use std::thread::{Builder, JoinHandle};
+
+/// Starts a thread that takes no signals.
+///
+/// # Errors
+/// The system has no further thread.
+pub fn spawn<T: Send + 'static>(name: String, run: impl FnOnce() -> T + Send + 'static) -> io::Result<JoinHandle<T>> {
+    // A thread begins with the mask of the one that starts it.
+    let before = set_mask(libc::SIG_BLOCK, &all_but_faults());
+    let started = Builder::new().name(name).spawn(run);
+    set_mask(libc::SIG_SETMASK, &before);
+    started
+}
+
+/// From now on the calling thread takes no signals: for threads that are not started by [`spawn`].
+pub fn take_no_signals() {
+    set_mask(libc::SIG_BLOCK, &all_but_faults());
+}
+
+/// A fault of the thread itself cannot wait.
+fn all_but_faults() -> libc::sigset_t {
+    // SAFETY: a mask on the stack, filled before it is read.
+    unsafe {
+        let mut mask = mem::zeroed();
+        libc::sigfillset(&mut mask);
+        for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL] {
+            libc::sigdelset(&mut mask, fault);
+        }
+        mask
+    }
+}
+
+/// Changes the calling thread's mask; gives the one before.
+fn set_mask(how: i32, mask: &libc::sigset_t) -> libc::sigset_t {
+    // SAFETY: two masks that live as long as the call. It fails for a wrong `how` alone.
+    unsafe {
+        let mut before = mem::zeroed();
+        libc::pthread_sigmask(how, ptr::from_ref(mask), &mut before);
+        before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The calling thread's, as the kernel shows it.
+    fn blocked() -> String {
+        let status = std::fs::read_to_string("/proc/thread-self/status").expect("a /proc");
+        let line = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).expect("a mask");
+        line.trim().trim_start_matches('0').to_owned()
+    }
+
+    #[test]
+    fn a_thread_of_ours_takes_faults_alone_and_its_starter_what_it_took() {
+        let before = blocked();
+        let inside = spawn("test".to_owned(), blocked).expect("a thread").join().expect("its mask");
+        let mask = u64::from_str_radix(&inside, 16).expect("a number");
+        for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGCHLD, libc::SIGUSR1] {
+            assert_ne!(mask & 1 << (signal - 1), 0, "{signal} in {inside}");
+        }
+        for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL] {
+            assert_eq!(mask & 1 << (fault - 1), 0, "{fault} in {inside}");
+        }
+        assert_eq!(blocked(), before);
+    }
+}
