@@ -90,15 +90,10 @@ fn rendezvous() {
     let hello = |node: u128, placed: Option<Placed>| {
         let settings = Settings { last_call_timeout: Duration::from_secs(3), ..Settings::new(2, 3) };
         NodeMessage::Hello(Box::new(Hello {
-            run_id: "run".into(),
-            node: NodeId(node),
-            name: format!("host{node}:1"),
             local_addr: (node == 2).then(|| "b".into()),
-            process: 0,
-            node_rank: None,
-            settings,
             placed,
             joining: placed.is_none(),
+            ..Hello::new("run", NodeId(node), format!("host{node}:1"), settings)
         }))
     };
     let join =

@@ -21,17 +21,7 @@ struct Bench {
 }
 
 fn hello(node: u64, settings: &Settings) -> Hello {
-    Hello {
-        run_id: "job".to_owned(),
-        node: NodeId(node.into()),
-        name: format!("host:{node}"),
-        local_addr: None,
-        process: node,
-        node_rank: None,
-        settings: settings.clone(),
-        placed: None,
-        joining: false,
-    }
+    Hello { process: node, ..Hello::new("job", NodeId(node.into()), format!("host:{node}"), settings.clone()) }
 }
 
 fn failure() -> Box<Failure> {

@@ -357,9 +357,10 @@ class _Driver:
     def _write(self, state: bytes, token: Any) -> Any:
         answer = self._backend.set_state(state, token)
         if answer is None:
-            self._session.on_conflict(None)
-            return None
-        content, token, written = answer
+            # Some backends do not say what became of it: what is there now does.
+            there = self._backend.get_state()
+            answer = None if there is None else (*there, there[0] == state)
+        content, token, written = answer or (None, None, False)
         if written:
             self._session.on_written()
         else:

@@ -34,7 +34,8 @@ pub(super) fn disagreement(run: &Run, hello: &Hello) -> Option<String> {
             None => "restarts counted by each node".to_owned(),
         };
         format!(
-            "{name} asks for {}, but run `{id}` was opened for {}: give every node the same `--max-restarts`,              `restart_budget` and agent",
+            "{name} asks for {}, but run `{id}` was opened for {}: give every node the same `--max-restarts`, \
+             `restart_budget` and agent",
             budget(theirs.max_restarts),
             budget(ours.max_restarts)
         )

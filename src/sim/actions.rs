@@ -117,15 +117,10 @@ impl Simulation {
         let pid = self.pids;
         let id = NodeId(u128::from(self.dice.number()) << 64 | u128::from(self.dice.number()));
         let hello = Hello {
-            run_id: RUN_ID.to_owned(),
-            node: id,
-            name: host::name(host, pid),
             local_addr: self.options.local_addrs.get(&host).cloned(),
             process: pid,
             node_rank: self.options.node_ranks.get(&host).copied(),
-            settings: self.options.settings.clone(),
-            placed: None,
-            joining: false,
+            ..Hello::new(RUN_ID, id, host::name(host, pid), self.options.settings.clone())
         };
         let endpoint = "coordinator:29400".to_owned();
         let timeouts = self.options.coordinator_timeout;

@@ -227,17 +227,10 @@ impl Job {
     fn start(&mut self, number: usize) {
         let mut id = [0; 2].map(|_| self.dice.number());
         id[1] |= 1;
-        let hello = Hello {
-            run_id: "job".into(),
-            node: NodeId(u128::from(id[0]) << 64 | u128::from(id[1])),
-            name: format!("host{number}:{}", self.hosts[number].life),
-            local_addr: Some(format!("host{number}")),
-            settings: self.settings.clone(),
-            process: 0,
-            node_rank: None,
-            placed: None,
-            joining: false,
-        };
+        let node = NodeId(u128::from(id[0]) << 64 | u128::from(id[1]));
+        let name = format!("host{number}:{}", self.hosts[number].life);
+        let hello = Hello::new("job", node, name, self.settings.clone());
+        let hello = Hello { local_addr: Some(format!("host{number}")), ..hello };
         let host = &mut self.hosts[number];
         host.life += 1;
         host.agent = Agent::Joining;

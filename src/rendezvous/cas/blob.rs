@@ -231,17 +231,8 @@ pub(super) fn introduced(hello: &Hello, now: Instant) -> Node {
 }
 
 fn node(run_id: &str, id: NodeId, durable: &BlobNode, settings: &Settings, now: Instant) -> Node {
-    let hello = Hello {
-        run_id: run_id.to_owned(),
-        node: id,
-        name: durable.name.clone(),
-        local_addr: Some(durable.addr.clone()),
-        process: 0,
-        node_rank: None,
-        settings: settings.clone(),
-        placed: None,
-        joining: false,
-    };
+    let hello = Hello::new(run_id, id, durable.name.clone(), settings.clone());
+    let hello = Hello { local_addr: Some(durable.addr.clone()), ..hello };
     Node { lease: durable.lease, placed: durable.placed, status: durable.status.clone(), ..introduced(&hello, now) }
 }
 
@@ -277,17 +268,8 @@ mod tests {
 
     fn blob() -> Blob {
         let run = Run::new("job".into(), Settings::new(1, 2));
-        let hello = Hello {
-            run_id: "job".into(),
-            node: NodeId(7),
-            name: "host:1".into(),
-            local_addr: Some("10.0.0.1".into()),
-            process: 0,
-            node_rank: None,
-            settings: Settings::new(1, 2),
-            placed: None,
-            joining: true,
-        };
+        let hello = Hello::new("job", NodeId(7), "host:1", Settings::new(1, 2));
+        let hello = Hello { local_addr: Some("10.0.0.1".into()), joining: true, ..hello };
         let now = Instant::now();
         let mut run = Run { round: Round(3), interrupted: Some("a test".into()), ..run };
         run.update(NodeId(7), |_| {

@@ -121,7 +121,10 @@ impl CasNode {
     fn note_progress(&mut self, run: &Run, now: Instant) {
         let spare = run.nodes.get(&self.hello.node).is_some_and(|node| run.is_spare(node));
         if let Some(joining) = self.joining.as_mut().filter(|joining| joining.withdrawn_at.is_none()) {
-            joining.progress = Some(run.progress(now));
+            joining.progress = Some(match self.unkept {
+                0 | 1 => run.progress(now),
+                times => format!("the backend keeps nothing: {times} times in a row it was empty right after a write"),
+            });
             joining.be_spare(spare, now);
         }
     }
