@@ -177,7 +177,8 @@ impl Simulation {
                 Err(error) => ours.machine.on_no_place(error),
             }
             if let Some(process) = &self.hosts[host].process {
-                self.ledger.check_outcome(process, &outcome)?;
+                let run = self.options.strangers.run_of(host);
+                self.ledgers[run].check_outcome(process, &outcome)?;
             }
         }
         let Some((_, ours)) = self.ours(host) else { return Ok(()) };

@@ -9,11 +9,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::host::{Agent, Host, Process};
+use super::network::HostId;
 use super::queue::Time;
-use super::simulation::RUN_ID;
+use super::simulation::run_id;
 use super::worlds::{self, Held, Violation};
 use crate::rendezvous::machine::{Command, Machine};
-use crate::rendezvous::message::{CoordinatorMessage, Join, NodeId, NodeMessage, Placed, Placement, Round};
+use crate::rendezvous::message::{CoordinatorMessage, Hello, Join, NodeId, NodeMessage, Placed, Placement, Round};
 use crate::rendezvous::node::JoinError;
 use crate::rendezvous::settings::{OnPartition, Settings};
 use crate::rendezvous::state::SessionId;
@@ -22,6 +23,8 @@ use crate::rendezvous::state::SessionId;
 #[derive(Clone, Debug)]
 struct Said {
     node: NodeId,
+    settings: Settings,
+    node_rank: Option<u32>,
     connected: bool,
     join: Option<Join>,
 }
@@ -39,6 +42,8 @@ struct Told {
 /// A member of `round` died at `at`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
+    /// Of which run.
+    pub run: usize,
     /// The round it ran workers of.
     pub round: Round,
     /// When.
@@ -50,6 +55,7 @@ pub struct Loss {
 /// Everything seen so far that later events are judged by.
 #[derive(Clone, Debug)]
 pub struct Ledger {
+    run_id: String,
     settings: Settings,
     said: BTreeMap<SessionId, Said>,
     /// The newest session of each node.
@@ -83,9 +89,10 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Nothing seen yet.
-    pub fn new(settings: Settings) -> Self {
+    /// Nothing seen yet of the run with this number.
+    pub fn new(run: usize, settings: Settings) -> Self {
         Self {
+            run_id: run_id(run),
             settings,
             said: BTreeMap::new(),
             newest: BTreeMap::new(),
@@ -148,15 +155,21 @@ impl Ledger {
         }
     }
 
-    /// The coordinator is about to be handed this.
-    pub(super) fn on_message(&mut self, session: SessionId, message: &NodeMessage, machine: &Machine, life: u32) {
+    /// Whether the coordinator knows a node: is connected with it, or waits for it.
+    pub(super) fn knows(&self, machine: &Machine, node: NodeId) -> bool {
+        machine.run(&self.run_id).is_some_and(|run| run.knows(node))
+    }
+
+    /// The coordinator was handed this, and has not refused it. `knew`: the node was known to it before.
+    pub(super) fn on_message(&mut self, session: SessionId, message: &NodeMessage, knew: bool, life: u32) {
         if let NodeMessage::Hello(hello) = message {
             let earlier = self.newest.insert(hello.node, session);
             let earlier = earlier.and_then(|session| self.said.remove(&session));
             let join = earlier.and_then(|said| said.join).filter(|_| hello.joining);
-            let said = Said { node: hello.node, connected: true, join };
+            let Hello { node, settings, node_rank, .. } = (**hello).clone();
+            let said = Said { node, settings, node_rank, connected: true, join };
             self.said.insert(session, said);
-            if !machine.run(RUN_ID).is_some_and(|run| run.knows(hello.node)) {
+            if !knew {
                 // Whom the coordinator has given up, it knows by what the node itself says.
                 self.places.remove(&hello.node);
             }
@@ -193,13 +206,13 @@ impl Ledger {
     }
 
     /// Judge what the coordinator does after an event.
-    pub(super) fn check_decision(
+    pub(super) fn check_decision<'a>(
         &mut self,
         machine: &Machine,
-        commands: &[Command],
+        commands: impl IntoIterator<Item = &'a Command>,
         life: u32,
     ) -> Result<(), Violation> {
-        if let Some(run) = machine.run(RUN_ID) {
+        if let Some(run) = machine.run(&self.run_id) {
             run.check().map_err(Violation::contract)?;
         }
         let mut completed: BTreeMap<Round, Vec<(NodeId, &Placement)>> = BTreeMap::new();
@@ -221,6 +234,10 @@ impl Ledger {
                     })?;
                 }
                 CoordinatorMessage::Closed { .. } => self.closed = true,
+                // Another has its place, since its process is taken to have ended: that is not proven either.
+                CoordinatorMessage::Ended { .. } => {
+                    self.gone.extend(self.said.get(session).map(|said| said.node));
+                }
                 _ => {}
             }
         }
@@ -245,7 +262,8 @@ impl Ledger {
             size: placement.world_size,
         };
         let all: Vec<_> = places.iter().map(|(_, placement)| held(placement)).collect();
-        worlds::check_world(round.0, &all, &self.settings)?;
+        let settings = self.common_settings(round, places.iter().map(|(node, _)| node))?;
+        worlds::check_world(round.0, &all, &settings)?;
         ensure(!self.closed, || format!("round {round} completes in a closed rendezvous"))?;
         ensure(round > self.highest, || format!("round {round} completes although round {} was known", self.highest))?;
         ensure(places.len() == size as usize, || {
@@ -283,6 +301,24 @@ impl Ledger {
         Ok(())
     }
 
+    /// What the members of a world ask for, which is the same for all.
+    fn common_settings<'a>(
+        &self,
+        round: Round,
+        members: impl Iterator<Item = &'a NodeId>,
+    ) -> Result<Settings, Violation> {
+        let mut common: Option<&Settings> = None;
+        for node in members {
+            let said = self.newest.get(node).and_then(|session| self.said.get(session));
+            let said = said.ok_or_else(|| Violation::contract(format!("round {round} has a stranger: {node:?}")))?;
+            let first = *common.get_or_insert(&said.settings);
+            ensure(agree(first, &said.settings), || {
+                format!("round {round} has members that ask for {first:?} and for {:?}", said.settings)
+            })?;
+        }
+        Ok(common.unwrap_or(&self.settings).clone())
+    }
+
     /// The rule of `ranks.rs` in one formula: the lowest survivor has rank 0; the survivor with `i` others below it keeps its
     /// rank, unless there are too few newcomers to fill the holes below, and then has `i + newcomers`.
     fn check_ranks(&self, life: u32, round: Round, members: &[NodeId]) -> Result<(), Violation> {
@@ -307,6 +343,9 @@ impl Ledger {
             return Ok(());
         }
         let newcomers = members.len() - count;
+        if count == 0 {
+            self.check_order(round, members)?;
+        }
         for (i, (old, node)) in survivors.iter().enumerate() {
             let expected = if i == 0 { 0 } else { (*old as usize).min(i + newcomers) };
             ensure(members[expected] == *node, || {
@@ -314,6 +353,13 @@ impl Ledger {
             })?;
         }
         Ok(())
+    }
+
+    /// A world of newcomers alone is in the order of the ranks they ask for; who asks for none comes last.
+    fn check_order(&self, round: Round, members: &[NodeId]) -> Result<(), Violation> {
+        let asked = |node: &NodeId| self.said.get(self.newest.get(node)?)?.node_rank;
+        let order: Vec<_> = members.iter().map(|node| asked(node).unwrap_or(u32::MAX)).collect();
+        ensure(order.is_sorted(), || format!("round {round} has its first members in this order: {order:?}"))
     }
 
     /// The restart number goes up by one for a failure in the round before, and never goes back.
@@ -329,18 +375,23 @@ impl Ledger {
 
     /// No two worlds run at once: whoever still runs an earlier one has been cut off, and must have stopped its workers
     /// before. Nodes whose connection has ended are excused: their end was told by TCP, within `reconnect_grace`.
-    pub(super) fn check_one_world(&self, life: u32, hosts: &[Host], now: Time) -> Result<(), Violation> {
+    pub(super) fn check_one_world<'a>(
+        &self,
+        life: u32,
+        hosts: impl Iterator<Item = (HostId, &'a Host)>,
+        now: Time,
+    ) -> Result<(), Violation> {
         if self.settings.on_partition == OnPartition::Continue {
             return Ok(());
         }
-        let bound = |(number, host): (usize, &Host)| {
+        let bound = |(number, host): (HostId, &Host)| {
             let process = host.process.as_ref().filter(|process| !process.done && host.stalled_until < now)?;
             let placement = process.running()?;
             let world = self.world_of(process.id, placement.round, placement.rank);
             let known = world.is_some_and(|world| world.0 == life || self.learned.contains(&world));
             (known && !self.gone.contains(&process.id)).then(|| process.held(number)).flatten()
         };
-        worlds::check_one_world(self.highest.0, hosts.iter().enumerate().filter_map(bound))
+        worlds::check_one_world(self.highest.0, hosts.filter_map(bound))
     }
 
     /// The world in which a node has this place, by the life of the coordinator that formed it.
@@ -389,10 +440,10 @@ impl Ledger {
     }
 
     /// Survivors of a loss, if nothing else went wrong, know by now that their world must re-form.
-    pub(super) fn check_noticed(
+    pub(super) fn check_noticed<'a>(
         &self,
         loss: &Loss,
-        hosts: &[Host],
+        hosts: impl Iterator<Item = (HostId, &'a Host)>,
         coordinator_fault: Time,
         now: Time,
     ) -> Result<(), Violation> {
@@ -403,7 +454,7 @@ impl Ledger {
         let undisturbed = |process: &Process| {
             process.running().is_some_and(|place| place.round == loss.round && process.machine.view().waiting == 0)
         };
-        let survivors = hosts.iter().enumerate().filter(|(_, host)| clear(host.last_fault));
+        let survivors = hosts.filter(|(_, host)| clear(host.last_fault));
         let undisturbed = survivors.filter(|(_, host)| host.process.as_ref().is_some_and(undisturbed));
         worlds::check_noticed(loss.round.0, loss.at, now, undisturbed.map(|(number, _)| number))
     }
@@ -437,12 +488,20 @@ fn check_told_again(told: &Told, round: Round, places: &[(NodeId, &Placement)]) 
 ///
 /// # Errors
 /// Who does something else.
-pub fn check_settled(hosts: &[Host], settings: &Settings) -> Result<(), Violation> {
-    let live = || hosts.iter().filter_map(|host| host.process.as_ref());
-    let running: Vec<_> =
-        hosts.iter().enumerate().filter_map(|(number, host)| host.process.as_ref()?.held(number)).collect();
-    let stopping = live().filter(|process| matches!(process.agent, Agent::Stopping { .. })).count();
-    worlds::check_settled(live().count(), stopping, &running, settings)
+pub fn check_settled<'a>(
+    hosts: impl Iterator<Item = (HostId, &'a Host)>,
+    settings: &Settings,
+) -> Result<(), Violation> {
+    let live: Vec<_> = hosts.filter_map(|(number, host)| Some((number, host.process.as_ref()?))).collect();
+    let running: Vec<_> = live.iter().filter_map(|(number, process)| process.held(*number)).collect();
+    let stopping = live.iter().filter(|(_, process)| matches!(process.agent, Agent::Stopping { .. })).count();
+    worlds::check_settled(live.len(), stopping, &running, settings)
+}
+
+/// Whether nodes that ask for these may be of one run.
+pub(super) fn agree(one: &Settings, other: &Settings) -> bool {
+    let of = |settings: &Settings| (settings.min_nodes, settings.max_nodes, settings.max_restarts);
+    of(one) == of(other)
 }
 
 fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), Violation> {

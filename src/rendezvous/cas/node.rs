@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::super::message::{Hello, Join, NodeId, Placement, Round, Verdict};
 use super::super::pending::{Joining, back_off};
+use super::super::standing::Standing;
 use super::super::text::{tidy, tidy_verdict};
 use super::super::view::{JoinError, View};
 use super::blob::Blob;
@@ -50,6 +51,8 @@ pub struct CasNode {
     pub(super) leaving: Option<String>,
     pub(super) closing: Option<Verdict>,
     pub(super) view: View,
+    /// What was decided last, by whomever.
+    pub(super) standing: Standing,
     /// The node is due to show that it lives.
     pub(super) beat_at: Instant,
     pending: Option<Proposal>,
@@ -87,6 +90,7 @@ impl CasNode {
             leaving: None,
             closing: None,
             view: View::default(),
+            standing: Standing::default(),
             beat_at: now,
             pending: None,
             busy: false,

@@ -40,10 +40,13 @@ impl CasNode {
         {
             return Err(JoinError::Rejected(reason));
         }
+        run.standing = self.standing;
         let mut out = Vec::new();
         self.wish(&mut run, now, &mut out);
         self.judge(&mut run, now, &mut out);
         decide(&mut run, now, &mut out);
+        // Whoever writes it logs it; the others know then.
+        self.standing = run.standing;
         self.note_progress(&run, now);
 
         let before = self.confirmed.as_ref();
