@@ -92,6 +92,8 @@ pub struct Blob {
 /// Nodes of a cell have no connection; whom [`Run`] counts as connected has this one.
 const SESSION: SessionId = SessionId(0);
 const NO_ENDS: Ends = Ends { peer: IpAddr::V4(Ipv4Addr::UNSPECIFIED), local: IpAddr::V4(Ipv4Addr::UNSPECIFIED) };
+/// Numbers in a cell are counted on from: this is more than can be counted, and far from their end.
+const LARGEST_NUMBER: u64 = 1 << 62;
 /// Leases from a cell are added to instants.
 const LONGEST_LEASE: Duration = Duration::from_secs(400_000_000_000);
 
@@ -128,6 +130,10 @@ impl Blob {
         blob.settings.validate().map_err(|what| corrupt(&what))?;
         if blob.nodes.values().any(|node| node.lease > LONGEST_LEASE) {
             return Err(corrupt("a node's lease is out of range"));
+        }
+        let numbers = [blob.revision, blob.round.0, blob.arrivals];
+        if numbers.into_iter().chain(blob.nodes.values().map(|node| node.beat)).any(|number| number > LARGEST_NUMBER) {
+            return Err(corrupt("a number in it is out of range"));
         }
         Ok(blob)
     }
