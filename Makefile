@@ -79,7 +79,7 @@ test-long: build ## the tests that draw at random, with many more draws: about h
 # libFuzzer needs code that counts its branches; these flags are what cargo-fuzz sets, and rustc's stable release knows
 # them. They are for the target alone (hence --target), not for build scripts.
 FUZZ_SECONDS ?= 60
-FUZZ_TARGETS ?= codec table session
+FUZZ_TARGETS ?= codec table session blob
 FUZZ_RUSTFLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 --cfg fuzzing

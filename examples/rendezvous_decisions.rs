@@ -20,17 +20,9 @@ fn main() {
     for node in 0..nodes {
         let [.., high, low] = node.to_be_bytes();
         let ends = Ends { peer: [10, 0, high, low].into(), local: [10, 1, 0, 0].into() };
-        let hello = Hello {
-            run_id: "job".to_owned(),
-            node: NodeId(u128::from(node).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835)),
-            name: format!("host{node}:1"),
-            local_addr: None,
-            process: node,
-            node_rank: None,
-            settings: Settings::new(min, nodes as u32),
-            placed: None,
-            joining: true,
-        };
+        let id = NodeId(u128::from(node).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835));
+        let hello = Hello::new("job", id, format!("host{node}:1"), Settings::new(min, nodes as u32));
+        let hello = Hello { process: node, joining: true, ..hello };
         machine.on_hello(SessionId(node), hello, ends, now);
         machine.on_message(SessionId(node), join(0), now);
         machine.on_message(SessionId(node), NodeMessage::Heartbeat, now);

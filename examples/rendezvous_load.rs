@@ -80,15 +80,9 @@ fn open(port: u16, run_id: &str, number: u32, world: u32) -> Session {
     let mut settings = Settings::new(world, world);
     settings.settle_timeout = Duration::from_secs(600); // nobody is to form a smaller world while a loss is measured
     let hello = Hello {
-        run_id: run_id.to_owned(),
-        node: NodeId(u128::from(number)),
-        name: format!("node{number}:1"),
         local_addr: Some(format!("node{number}")),
         process: u64::from(number),
-        node_rank: None,
-        settings,
-        placed: None,
-        joining: false,
+        ..Hello::new(run_id, NodeId(u128::from(number)), format!("node{number}:1"), settings)
     };
     Session::open(&Handle::current(), hello, "127.0.0.1", port, PATIENCE)
 }

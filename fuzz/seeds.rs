@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
+use elastic_rs::rendezvous::cas::node::{CasCommand, CasNode, Liveness};
 use elastic_rs::rendezvous::codec::{encode_frame, encode_preamble};
 use elastic_rs::rendezvous::message::{Failure, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Verdict};
 use elastic_rs::rendezvous::settings::Settings;
@@ -15,7 +16,7 @@ use serde_json::Value;
 const LONGEST_SEED_BYTES: usize = 3000;
 
 fn main() {
-    for target in ["codec", "table", "session"] {
+    for target in ["codec", "table", "session", "blob"] {
         fs::create_dir_all(format!("seeds/{target}")).expect("seeds/ can be made");
     }
     for entry in fs::read_dir("../tests/data/tcpstore").expect("the captures are there") {
@@ -27,6 +28,7 @@ fn main() {
         }
     }
     rendezvous();
+    states();
 }
 
 fn write(target: &str, name: &str, bytes: &[u8]) {
@@ -90,15 +92,10 @@ fn rendezvous() {
     let hello = |node: u128, placed: Option<Placed>| {
         let settings = Settings { last_call_timeout: Duration::from_secs(3), ..Settings::new(2, 3) };
         NodeMessage::Hello(Box::new(Hello {
-            run_id: "run".into(),
-            node: NodeId(node),
-            name: format!("host{node}:1"),
             local_addr: (node == 2).then(|| "b".into()),
-            process: 0,
-            node_rank: None,
-            settings,
             placed,
             joining: placed.is_none(),
+            ..Hello::new("run", NodeId(node), format!("host{node}:1"), settings)
         }))
     };
     let join =
@@ -161,6 +158,57 @@ fn rendezvous() {
     };
     say(&mut script, 2, &NodeMessage::Failed { round: Round(1), failure: Box::new(failure) });
     write("session", "one-is-done-and-one-fails", &script);
+}
+
+/// States that nodes over a shared cell write: one waits, a world of two runs, one has gone, closed; and what is none.
+fn states() {
+    let mut now = Instant::now();
+    let mut cell: Option<Vec<u8>> = None;
+    let mut nodes: Vec<_> = (1..3)
+        .map(|node| {
+            let hello = Hello::new("run", NodeId(node), format!("host{node}:1"), Settings::new(2, 3));
+            let hello = Hello { local_addr: Some(format!("10.0.0.{node}")), ..hello };
+            CasNode::new(hello, Liveness::Counters, now)
+        })
+        .collect();
+    // What a node wants, as the target reads it: to join, to look, to close, to leave after a while.
+    let keep = |name: &str, cell: &Option<Vec<u8>>| {
+        for (what, wish) in [("joins", 0x20), ("looks", 0x00), ("closes", 0x10), ("leaves", 0x2c)] {
+            write("blob", &format!("{name}-a-node-{what}"), &[&[wish], cell.as_deref().unwrap_or_default()].concat());
+        }
+    };
+    nodes[0].join(1, None, Duration::from_secs(600), now);
+    run(&mut nodes, &mut cell, &mut now, 4);
+    keep("one-waits", &cell);
+    nodes[1].join(2, Some(0), Duration::from_secs(600), now);
+    run(&mut nodes, &mut cell, &mut now, 200);
+    keep("a-world-runs", &cell);
+    nodes[1].leave("SIGTERM", now);
+    run(&mut nodes, &mut cell, &mut now, 10);
+    keep("one-has-gone", &cell);
+    nodes[0].close(&Verdict::Failed { by: "host1".into(), cause: "exit code 1".into(), failure: None }, now);
+    run(&mut nodes, &mut cell, &mut now, 10);
+    keep("closed", &cell);
+    write("blob", "a-pickle", b"\x20\x80\x04\x95\x10torch.distributed.elastic\x8c\x10_RendezvousState\x94.");
+    write("blob", "another-version", b"\x20ELRS\x09\x00");
+}
+
+fn run(nodes: &mut [CasNode], cell: &mut Option<Vec<u8>>, now: &mut Instant, steps: u32) {
+    for _ in 0..steps {
+        *now += Duration::from_millis(200);
+        for node in &mut *nodes {
+            node.on_tick(*now);
+            while let Some(command) = node.take_command() {
+                match command {
+                    CasCommand::Read => node.on_state(cell.as_deref(), *now),
+                    CasCommand::Write(state) => {
+                        *cell = Some(state);
+                        node.on_written(*now);
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// Texts that fit into the frame they come in, but not with others into the frames that quote them.

@@ -3,6 +3,8 @@
 //!
 //! `ELASTIC_RS_SIM_SEEDS` sets how many seeds are lived through, `ELASTIC_RS_SIM_SEED` the first one.
 
+mod seeds;
+
 use std::time::Duration;
 
 use elastic_rs::agent::Outcome;
@@ -11,45 +13,23 @@ use elastic_rs::rendezvous::settings::Settings;
 use elastic_rs::sim::agent::Agents;
 use elastic_rs::sim::agent_plan::{Counts, live};
 use elastic_rs::sim::simulation::{Action, Options, Simulation};
+use seeds::{asked_for, live_through};
 
-fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name)
-        .map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is `{text}`, must be a number")))
-}
-
-/// Live through some seeds. The first in which an invariant breaks is told with its last events.
 fn check(seeds: impl IntoIterator<Item = u64>) -> Counts {
     let mut ends = Counts::new();
-    let mut failing = Vec::new();
-    for seed in seeds {
-        match live(seed, false) {
-            Ok((_, counts)) => counts.into_iter().for_each(|(kind, count)| *ends.entry(kind).or_default() += count),
-            Err(failure) => failing.push(failure),
-        }
+    let lived = live_through(seeds, live, "agent_sim invariants_hold_for_all_seeds");
+    for (kind, count) in lived.into_iter().flat_map(|(_, counts)| counts) {
+        *ends.entry(kind).or_default() += count;
     }
-    let Some(first) = failing.first() else { return ends };
-    let seed = first.seed;
-    let again = live(seed, true).expect_err("a seed is a whole history");
-    let lines = number("ELASTIC_RS_SIM_LINES", 60) as usize;
-    let last = again.history.len().saturating_sub(lines);
-    let all: Vec<_> = failing
-        .iter()
-        .map(|failure| format!("  seed {} at {:.3?}: {}", failure.seed, failure.at, failure.violation))
-        .collect();
-    panic!(
-        "seed {seed}\nreplay: ELASTIC_RS_SIM_SEED={seed} ELASTIC_RS_SIM_SEEDS=1 cargo test --features sim --test \
-         agent_sim invariants\n{}\nall that failed:\n{}",
-        again.history[last..].join("\n"),
-        all.join("\n"),
-    );
+    ends
 }
 
 #[test]
 fn invariants_hold_for_all_seeds() {
-    let first = number("ELASTIC_RS_SIM_SEED", 0);
-    let seeds = number("ELASTIC_RS_SIM_SEEDS", 200);
-    let ends = check(first..first + seeds);
-    if seeds < 200 {
+    let seeds = asked_for(200);
+    let few = seeds.end - seeds.start < 200;
+    let ends = check(seeds);
+    if few {
         return;
     }
     // What never comes up is not tested.

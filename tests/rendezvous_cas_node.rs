@@ -12,17 +12,8 @@ use elastic_rs::rendezvous::settings::Settings;
 fn a_node_that_waits_says_what_for() {
     // Pains row 9: silence for ten minutes, then an error.
     let mut now = Instant::now();
-    let hello = Hello {
-        run_id: "job".into(),
-        node: NodeId(1),
-        name: "host:1".into(),
-        local_addr: Some("node1".into()),
-        process: 0,
-        node_rank: None,
-        settings: Settings::new(2, 2),
-        placed: None,
-        joining: false,
-    };
+    let hello = Hello::new("job", NodeId(1), "host:1", Settings::new(2, 2));
+    let hello = Hello { local_addr: Some("node1".into()), ..hello };
     let mut node = CasNode::new(hello, Liveness::Counters, now);
     let mut reporter = Reporter::default();
     node.join(1, None, Duration::from_secs(600), now);

@@ -2,19 +2,16 @@
 //!
 //! `ELASTIC_RS_SIM_SEEDS` sets how many seeds are lived through, `ELASTIC_RS_SIM_SEED` the first one.
 
-use elastic_rs::sim::cell::live;
+mod seeds;
 
-fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name)
-        .map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is `{text}`, must be a number")))
-}
+use elastic_rs::sim::cell::live;
+use seeds::asked_for;
 
 #[test]
 fn invariants_hold_for_all_seeds() {
-    let first = number("ELASTIC_RS_SIM_SEED", 0);
     let mut rounds = 0;
     let mut failed = Vec::new();
-    for seed in first..first + number("ELASTIC_RS_SIM_SEEDS", 300) {
+    for seed in asked_for(300) {
         match live(seed) {
             Ok(report) => rounds += report.rounds,
             Err((at, violation)) => failed.push(format!("  seed {seed} at {at:.3?}: {}", violation.text)),
@@ -38,8 +35,9 @@ fn a_seed_is_a_whole_history() {
 /// The same nodes over a model of etcd: leases that end, watches in order, compaction.
 #[test]
 fn over_etcd_one_world_forms_at_a_time() {
-    let first = number("ELASTIC_RS_SIM_SEED", 0);
-    let failed: Vec<_> = (first..first + number("ELASTIC_RS_SIM_SEEDS", 300))
+    let seeds = asked_for(300);
+    let first = seeds.start;
+    let failed: Vec<_> = seeds
         .filter_map(|seed| Some((seed, elastic_rs::sim::etcd::live(seed).err()?)))
         .map(|(seed, (at, violation))| format!("  seed {seed} at {at:.3?}: {}", violation.text))
         .collect();

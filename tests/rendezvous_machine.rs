@@ -2,119 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod bench;
+
 use std::time::{Duration, Instant};
 
-use elastic_rs::rendezvous::machine::{Command, Machine};
+use bench::{Bench, failure, hello, join};
 use elastic_rs::rendezvous::message::{
     CoordinatorMessage, Failure, Hello, Join, JoinWorkers, NodeId, NodeMessage, Round, Verdict,
 };
 use elastic_rs::rendezvous::settings::Settings;
-use elastic_rs::rendezvous::state::{Ends, SessionId, Status};
-
-/// A machine whose node `n` has session `n`, unless a test says otherwise.
-struct Bench {
-    machine: Machine,
-    now: Instant,
-    said: Vec<(SessionId, CoordinatorMessage)>,
-    ended: Vec<SessionId>,
-    notes: Vec<String>,
-}
-
-fn hello(node: u64, settings: &Settings) -> Hello {
-    Hello {
-        run_id: "job".to_owned(),
-        node: NodeId(node.into()),
-        name: format!("host:{node}"),
-        local_addr: None,
-        process: node,
-        node_rank: None,
-        settings: settings.clone(),
-        placed: None,
-        joining: false,
-    }
-}
-
-fn failure() -> Box<Failure> {
-    Box::new(Failure {
-        node: "not yet known".into(),
-        role: "trainer".into(),
-        local_rank: 1,
-        global_rank: 3,
-        pid: 77,
-        exit: "SIGKILL".into(),
-        message: "out of memory\nat line 3".into(),
-        counts: true,
-    })
-}
-
-impl Bench {
-    fn new() -> Self {
-        Self { machine: Machine::new(), now: Instant::now(), said: Vec::new(), ended: Vec::new(), notes: Vec::new() }
-    }
-
-    /// All nodes of 1 to `count` are members of round 1.
-    fn formed(count: u64, settings: &Settings) -> Self {
-        let mut bench = Self::new();
-        for node in 1..=count {
-            bench.greet(node, hello(node, settings), 1);
-            bench.say(node, join(0));
-        }
-        assert_eq!(bench.run().round(), Round(1));
-        bench
-    }
-
-    fn greet(&mut self, session: u64, hello: Hello, address: u8) {
-        let ends = Ends { peer: [10, 0, 0, address].into(), local: [10, 0, 0, 200].into() };
-        self.machine.on_hello(SessionId(session), hello, ends, self.now);
-        self.take();
-    }
-
-    fn say(&mut self, session: u64, message: NodeMessage) {
-        self.machine.on_message(SessionId(session), message, self.now);
-        self.take();
-    }
-
-    fn pass(&mut self, time: Duration) {
-        self.now += time;
-        self.machine.on_tick(self.now);
-        self.take();
-    }
-
-    fn take(&mut self) {
-        for command in self.machine.take_commands() {
-            match command {
-                Command::Send { session, message } => self.said.push((session, message)),
-                Command::End { session } => self.ended.push(session),
-                Command::Note { text, .. } => self.notes.push(text),
-            }
-        }
-    }
-
-    fn run(&self) -> &elastic_rs::rendezvous::state::Run {
-        self.machine.run("job").unwrap()
-    }
-
-    /// What a session was told last.
-    fn last(&self, session: u64) -> &CoordinatorMessage {
-        &self.said.iter().rev().find(|(to, _)| *to == SessionId(session)).unwrap().1
-    }
-
-    fn rejection(&self, session: u64) -> &str {
-        match self.last(session) {
-            CoordinatorMessage::Rejected { reason } | CoordinatorMessage::Ended { reason } => reason,
-            other => panic!("not refused: {other:?}"),
-        }
-    }
-
-    fn is_placed(&self, session: u64, round: u64) -> bool {
-        matches!(self.last(session), CoordinatorMessage::Complete(place) if place.round == Round(round))
-    }
-}
-
-fn join(round: u64) -> NodeMessage {
-    let workers = Some(JoinWorkers { role: "trainer".into(), local_world_size: 2 });
-    NodeMessage::Join(Join { round: Round(round), store_port: 1, node_rank: None, workers })
-}
+use elastic_rs::rendezvous::state::{SessionId, Status};
 
 // One agent to a place.
 

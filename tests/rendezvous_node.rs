@@ -12,17 +12,7 @@ use elastic_rs::rendezvous::settings::Settings;
 const COORDINATOR_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn node(now: Instant) -> NodeMachine {
-    let hello = Hello {
-        run_id: "job".into(),
-        node: NodeId(7),
-        name: "host:1".into(),
-        local_addr: None,
-        process: 0,
-        node_rank: None,
-        settings: Settings::new(1, 4),
-        placed: None,
-        joining: false,
-    };
+    let hello = Hello::new("job", NodeId(7), "host:1", Settings::new(1, 4));
     NodeMachine::new(hello, "head:29400".into(), COORDINATOR_TIMEOUT, now)
 }
 

@@ -31,17 +31,8 @@ struct Coordinator {
 }
 
 fn hello_of(number: u128, settings: Settings) -> Hello {
-    Hello {
-        run_id: "job".into(),
-        node: NodeId(number),
-        name: format!("node{number}"),
-        local_addr: Some(format!("node{number}")),
-        process: 0,
-        node_rank: None,
-        settings,
-        placed: None,
-        joining: false,
-    }
+    let name = format!("node{number}");
+    Hello { local_addr: Some(name.clone()), ..Hello::new("job", NodeId(number), name, settings) }
 }
 
 impl Coordinator {

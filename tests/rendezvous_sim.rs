@@ -2,52 +2,52 @@
 //!
 //! `ELASTIC_RS_SIM_SEEDS` sets how many seeds are lived through, `ELASTIC_RS_SIM_SEED` the first one.
 
+mod seeds;
+
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use elastic_rs::sim::plan::live;
+use elastic_rs::sim::strange_plan;
+use seeds::{asked_for, live_through};
 
-fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name)
-        .map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is `{text}`, must be a number")))
-}
-
-/// Live through some seeds. The first in which an invariant breaks is told with its last events.
 fn check(seeds: impl IntoIterator<Item = u64>) {
-    let (mut failing, mut count, mut lived, began) = (Vec::new(), 0, Duration::ZERO, Instant::now());
-    for seed in seeds {
-        count += 1;
-        match live(seed, false) {
-            Ok(report) => lived += report.lived,
-            Err(failure) => failing.push(failure),
-        }
-    }
-    let took = began.elapsed().as_secs_f64();
+    let began = Instant::now();
+    let lived = live_through(seeds, live, "rendezvous_sim invariants_hold_for_all_seeds");
+    let (took, count) = (began.elapsed().as_secs_f64(), lived.len());
+    let virtual_time: Duration = lived.iter().map(|report| report.lived).sum();
     println!(
         "{count} seeds in {took:.1} s: {:.0} per minute, {:.0} simulated seconds per second",
-        60.0 * f64::from(count) / took,
-        lived.as_secs_f64() / took
+        60.0 * count as f64 / took,
+        virtual_time.as_secs_f64() / took
     );
-    let Some(first) = failing.first() else { return };
-    let seed = first.seed;
-    let again = live(seed, true).expect_err("a seed is a whole history");
-    let lines = number("ELASTIC_RS_SIM_LINES", 60) as usize;
-    let last = again.history.len().saturating_sub(lines);
-    let all: Vec<_> = failing
-        .iter()
-        .map(|failure| format!("  seed {} at {:.3?}: {}", failure.seed, failure.at, failure.violation))
-        .collect();
-    panic!(
-        "seed {seed}\nreplay: ELASTIC_RS_SIM_SEED={seed} ELASTIC_RS_SIM_SEEDS=1 cargo test --features sim --test \
-         rendezvous_sim seeds\n{}\nall that failed:\n{}",
-        again.history[last..].join("\n"),
-        all.join("\n"),
-    );
+}
+
+fn check_among_strangers(seeds: impl IntoIterator<Item = u64>) -> BTreeMap<&'static str, usize> {
+    let mut all = BTreeMap::new();
+    let lived = live_through(seeds, strange_plan::live, "rendezvous_sim invariants_hold_among_strangers");
+    for (kind, count) in lived.into_iter().flat_map(|(_, refusals)| refusals) {
+        *all.entry(kind).or_default() += count;
+    }
+    all
 }
 
 #[test]
 fn invariants_hold_for_all_seeds() {
-    let first = number("ELASTIC_RS_SIM_SEED", 0);
-    check(first..first + number("ELASTIC_RS_SIM_SEEDS", 300));
+    check(asked_for(300));
+}
+
+/// Several runs on one coordinator, agents at another's place, other settings and versions, ranks asked for, limits on coming back.
+#[test]
+fn invariants_hold_among_strangers() {
+    let seeds = asked_for(300);
+    let all = seeds.end - seeds.start >= 300;
+    let refusals = check_among_strangers(seeds);
+    println!("{refusals:?}");
+    // What never comes up is not tested.
+    for kind in ["settings", "replaced", "flapping", "version", "several runs"].into_iter().filter(|_| all) {
+        assert!(refusals.contains_key(kind), "never: {kind}; {refusals:?}");
+    }
 }
 
 /// A node ran on in a world that had gone on without it: the news was lost with its connection, and not told again.

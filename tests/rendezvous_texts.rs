@@ -13,17 +13,9 @@ use elastic_rs::rendezvous::state::{Ends, SessionId};
 use elastic_rs::rendezvous::text::{NAME_LIMIT_BYTES, RUN_ID_LIMIT_BYTES};
 
 fn hello(number: u64, nodes: u32) -> Hello {
-    Hello {
-        run_id: "r".repeat(RUN_ID_LIMIT_BYTES),
-        node: NodeId(u128::from(number)),
-        name: "n".repeat(NAME_LIMIT_BYTES),
-        local_addr: Some("a".repeat(NAME_LIMIT_BYTES)),
-        process: 0,
-        node_rank: None,
-        settings: Settings::new(nodes, nodes),
-        placed: None,
-        joining: false,
-    }
+    let (run_id, name) = ("r".repeat(RUN_ID_LIMIT_BYTES), "n".repeat(NAME_LIMIT_BYTES));
+    let hello = Hello::new(run_id, NodeId(u128::from(number)), name, Settings::new(nodes, nodes));
+    Hello { local_addr: Some("a".repeat(NAME_LIMIT_BYTES)), ..hello }
 }
 
 fn greet(machine: &mut Machine, number: u64, hello: Hello, now: Instant) {

@@ -24,7 +24,7 @@ from torch.distributed.elastic.rendezvous import api
 
 from elastic_rs import _elastic_rs
 from elastic_rs._config import RendezvousConfig
-from elastic_rs.rendezvous import NodeHandler
+from elastic_rs._node_handler import NodeHandler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -357,9 +357,10 @@ class _Driver:
     def _write(self, state: bytes, token: Any) -> Any:
         answer = self._backend.set_state(state, token)
         if answer is None:
-            self._session.on_conflict(None)
-            return None
-        content, token, written = answer
+            # Some backends do not say what became of it: what is there now does.
+            there = self._backend.get_state()
+            answer = None if there is None else (*there, there[0] == state)
+        content, token, written = answer or (None, None, False)
         if written:
             self._session.on_written()
         else:

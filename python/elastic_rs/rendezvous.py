@@ -7,41 +7,28 @@ keep current.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import functools
 import logging
 import os
 import socket
-import sys
-import time
-import weakref
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.events import construct_and_record_rdzv_event
 from torch.distributed.elastic.events.api import NodeState
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousStoreInfo,
-)
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from elastic_rs import _elastic_rs
 from elastic_rs._config import RendezvousConfig
-from elastic_rs._round_store import RoundStore
-from elastic_rs.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError
+from elastic_rs._node_handler import NodeHandler
+from elastic_rs.errors import RendezvousClosedError, RendezvousConnectionError
 from elastic_rs.store import TCPStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch._C._distributed_c10d import Store
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-    from elastic_rs._elastic_rs import CasSession, Failure, Host, Placement, Session, StoreServer, View
+    from elastic_rs._elastic_rs import Failure, Host, Placement, Session
 
 __all__ = ["DEFAULT_PORT", "RustC10dRendezvousHandler", "create_rust_c10d_handler"]
 
@@ -49,8 +36,6 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 29400
 """Port of an endpoint that names none, as in PyTorch's ``c10d`` backend. A job of one node needs no endpoint at all."""
-
-T = TypeVar("T")
 
 BACKEND = "rust-c10d"
 
@@ -72,213 +57,6 @@ def create_rust_c10d_handler(params: RendezvousParameters) -> RustC10dRendezvous
         message = f"{type(error).__name__}: {error}"
         construct_and_record_rdzv_event(run_id=params.run_id, message=message, node_state=NodeState.FAILED)
         raise
-
-
-class NodeHandler(RendezvousHandler):
-    """What the handlers of this package have in common: one node's session, whatever it is with.
-
-    A subclass makes the session and says which store the agents share.
-    """
-
-    def __init__(self, *, run_id: str, config: RendezvousConfig, name: str) -> None:
-        self._run_id = run_id
-        self._config = config
-        self._name = name
-        self._local_addr: str | None = None
-        self._worker_store: StoreServer | None = None
-        self._waiting = 0
-        self._must_rejoin = False
-        self._ended = False
-        # An agent that is ended by a signal does not call shutdown(); a goodbye spares the others the wait for a lease.
-        _say_goodbye_at_exit(self)
-
-    @property
-    def use_agent_store(self) -> bool:
-        """Whether workers share the store at ``MASTER_ADDR:MASTER_PORT``, which then already listens.
-
-        True unless the environment has ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``, as in PyTorch's ``c10d`` backend.
-        """
-        return os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        """Take part in the next round and block until it has completed.
-
-        Raises:
-            RendezvousTimeoutError: no round completed within ``join_timeout``.
-            RendezvousClosedError: the job is over.
-            RendezvousGracefulExitError: the job ended and this node, a spare, was not needed.
-            RendezvousConnectionError: the coordinator cannot be reached.
-        """
-        placement, store = self._join(self._agents_store)
-        bootstrap = RendezvousStoreInfo(placement.master_addr, placement.master_port)
-        return RendezvousInfo(store, placement.rank, placement.world_size, bootstrap)
-
-    def _join(self, then: Callable[[Placement], T], **how: Any) -> tuple[Placement, T]:
-        """Join the next round, and give what ``then`` makes of the place."""
-        started = time.monotonic()
-        self._record(f"The node '{self._name}' attempts to join the next round of the rendezvous '{self._run_id}'.")
-        # Every round has an empty store of its own: no key of an earlier attempt can be read (pytorch #135712).
-        store = self._listen_for_workers()
-        try:
-            placement = self._session.join(
-                store_port=store.port,
-                node_rank=self._config.node_rank,
-                timeout_s=self._config.join_timeout,
-                **how,
-            )
-            if self._worker_store is not None:
-                self._worker_store.stop()
-                self._worker_store = None
-            if placement.rank == 0 and self.use_agent_store:
-                self._worker_store = store
-            else:
-                store.stop()
-            result = then(placement)
-        except BaseException as error:
-            store.stop()
-            self._explain(error)
-            self._record(f"{type(error).__name__}: {error}", NodeState.FAILED)
-            raise
-        self._waiting, self._must_rejoin = 0, False
-        text = (
-            f"round {placement.round}: rank {placement.rank} of {placement.world_size}, "
-            f"master {placement.master_addr}:{placement.master_port}, after {time.monotonic() - started:.1f} s"
-        )
-        logger.info("%s: %s", self._addr(), text)
-        self._record(
-            f"The node '{self._name}' has joined round {placement.round} of the rendezvous '{self._run_id}' as rank "
-            f"{placement.rank} in a world of size {placement.world_size}.",
-            rank=placement.rank,
-        )
-        return placement, result
-
-    def is_closed(self) -> bool:
-        """Whether the rendezvous was closed, as far as this node has been told. Asks nobody."""
-        return self._view().closed
-
-    def set_closed(self) -> None:
-        """End the rendezvous for everybody: nobody is admitted any more. Running workers are not disturbed."""
-        self._close()
-
-    def num_nodes_waiting(self) -> int:
-        """Return above zero when the world must re-form: nodes wait to join, or a member was lost. Asks nobody.
-
-        Also when this node was cut off from the coordinator for its whole lease (unless ``on_partition=continue``):
-        the others may go on without it, and its workers must have stopped by then.
-
-        Raises:
-            RendezvousClosedError: the job failed on another node; the message names it and the cause.
-            RendezvousConnectionError: the coordinator has been away for longer than ``coordinator_timeout``.
-        """
-        view = self._view()
-        if view.failure is not None:
-            # PyTorch's agent does not look at `closed` while its workers run (pytorch #76287): raising stops it.
-            raise RendezvousClosedError(f"the rendezvous is {view.failure}")
-        if view.waiting != self._waiting:
-            self._waiting = view.waiting
-            if view.waiting:
-                logger.info("%s: the world must re-form: %s", self._addr(), view.reason)
-        return max(view.waiting, int(self._must_rejoin))
-
-    def get_run_id(self) -> str:
-        """Return the run id (``--rdzv-id``)."""
-        return self._run_id
-
-    def shutdown(self) -> bool:
-        """End this node's part, and the job's where that is due.
-
-        PyTorch's launcher calls this in a ``finally``. The exception that is under way, if any, tells how the agent
-        ended: none, the job succeeded and is closed for all; ``ChildFailedError``, it failed for good and all others
-        stop; any other is a fault of this node alone, which leaves the rendezvous open for the rest.
-        """
-        if self._ended:
-            return True
-        error = sys.exc_info()[1]
-        limit = self._config.close_timeout
-        if isinstance(error, ChildFailedError):
-            self._close(_first_cause(error))
-            self._leave("its workers failed", limit)
-        elif error is None:
-            self._close()
-            self._leave("the job is over", limit)
-        else:
-            self._leave(f"{type(error).__name__}: {error}", limit)
-        self._record(f"The node '{self._name}' has left the rendezvous '{self._run_id}'.", NodeState.SUCCEEDED)
-        return True
-
-    def _leave(self, reason: str, timeout: float) -> None:
-        """Say goodbye, then stay for the others if this process serves them."""
-        if self._ended:
-            return
-        self._ended = True
-        self._session.leave(reason, timeout_s=timeout)
-        # Clients that are still reading when their server vanishes print stack traces; a moment's patience avoids it.
-        if self._worker_store is not None:
-            self._worker_store.drain(timeout_s=self._config.drain_timeout)
-
-    @property
-    def _session(self) -> Session | CasSession:
-        """This node's session."""
-        raise NotImplementedError
-
-    def _close(self, cause: str | None = None) -> None:
-        """End the rendezvous for everybody. With a cause, the job failed."""
-        raise NotImplementedError
-
-    def _view(self) -> View:
-        """How things stand."""
-        return self._session.view()
-
-    def _agents_store(self, placement: Placement) -> Store:
-        """Return the store that the agents share in this round."""
-        raise NotImplementedError
-
-    def _round_store(self, store: Store, number: int, world_size: int, timeout: timedelta) -> Store:
-        """Give each round a prefix of its own, as PyTorch's handler does."""
-        return RoundStore(
-            f"torch.rendezvous.{self._run_id}.{number}",
-            store,
-            world_size=world_size,
-            timeout=timeout,
-            must_reform=lambda: self.num_nodes_waiting() > 0,
-            on_stand_in=self._rejoin,
-        )
-
-    def _explain(self, error: BaseException) -> None:
-        """Add to an error of a join what this handler knows."""
-
-    def _rejoin(self) -> None:
-        self._must_rejoin = True
-
-    def _listen_for_workers(self) -> StoreServer:
-        """Start an empty store for this node's next generation of workers: on its own address, if that can be bound."""
-        if self._local_addr is not None:
-            try:
-                return _elastic_rs.StoreServer.listen(self._local_addr, 0)
-            except (OSError, ValueError) as error:
-                # A name, or an address that is another's view of this machine (NAT): others know how to get here.
-                logger.debug("the worker store listens on all addresses: %s", error)
-        return _elastic_rs.StoreServer.listen(None, 0)
-
-    def _addr(self) -> str:
-        addr: str | None = None
-        with contextlib.suppress(RendezvousError):
-            addr = self._session.view().addr
-        return addr or self._local_addr or self._name
-
-    def _label(self) -> str:
-        return f"{self._addr()} ({self._name})"
-
-    def _record(self, message: str, node_state: NodeState = NodeState.RUNNING, rank: int | None = None) -> None:
-        construct_and_record_rdzv_event(
-            name=f"{type(self).__name__}.{sys._getframe(1).f_code.co_name}",  # noqa: SLF001 - as torch names its events
-            run_id=self._run_id,
-            message=message,
-            node_state=node_state,
-            hostname=self._local_addr or "",
-            pid=os.getpid(),
-            rank=rank,
-        )
 
 
 class RustC10dRendezvousHandler(NodeHandler):
@@ -424,29 +202,3 @@ def _default_port(params: RendezvousParameters, config: RendezvousConfig) -> int
     """
     alone = not params.endpoint and params.max_nodes == 1 and config.is_host is not False
     return 0 if alone else DEFAULT_PORT
-
-
-def _first_cause(error: ChildFailedError) -> str:
-    """Name the failure that came first: host, rank, and what ended the process."""
-    rank, failure = error.get_first_failure()
-    ended = f"exit code {failure.exitcode}" if failure.exitcode >= 0 else f"signal {failure.signal_name()}"
-    who = f"rank {rank} (local rank {failure.local_rank}, pid {failure.pid}) on {socket.gethostname()}"
-    text = f"{who} ended with {ended}"
-    said: object = failure.message  # annotated as str by torch, and a dict when `@record` has written it
-    if isinstance(said, dict):
-        text += f": {said.get('message', '')}"
-    return text
-
-
-def _say_goodbye_at_exit(handler: NodeHandler) -> None:
-    reference = weakref.ref(handler)
-    pid = os.getpid()
-
-    def goodbye() -> None:
-        handler = reference()
-        if handler is not None and os.getpid() == pid:
-            error = getattr(sys, "last_value", None)
-            reason = f"{type(error).__name__}: {error}" if error else "its process ended"
-            handler._leave(reason, timeout=1.0)  # noqa: SLF001 - this function is the handler's own
-
-    atexit.register(goodbye)

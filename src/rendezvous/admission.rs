@@ -34,11 +34,40 @@ pub(super) fn disagreement(run: &Run, hello: &Hello) -> Option<String> {
             None => "restarts counted by each node".to_owned(),
         };
         format!(
-            "{name} asks for {}, but run `{id}` was opened for {}: give every node the same `--max-restarts`,              `restart_budget` and agent",
+            "{name} asks for {}, but run `{id}` was opened for {}: give every node the same `--max-restarts`, \
+             `restart_budget` and agent",
             budget(theirs.max_restarts),
             budget(ours.max_restarts)
         )
     })
+}
+
+/// A member of a running world has come back to a run that others, who ask for something else, have opened meanwhile: a
+/// restarted coordinator has heard of them first. The job that runs goes before. Gives the sessions of those who go.
+pub(super) fn give_way(run: &mut Run, hello: &Hello, out: &mut Vec<Command>) -> Vec<SessionId> {
+    let member = hello.placed.is_some_and(|placed| placed.active);
+    if !member || run.world.is_some() || run.closed.is_some() || disagreement(run, hello).is_none() {
+        return Vec::new();
+    }
+    let (min, max) = (hello.settings.min_nodes, hello.settings.max_nodes);
+    let reason = format!(
+        "{} has come back to run `{}`, which runs with {min} to {max} nodes and was opened by nodes that ask for something else: \
+         give every node the same `--nnodes`, `--max-restarts`, `restart_budget` and agent",
+        hello.name, run.id
+    );
+    note(run, format!("{} node(s) are sent away: {reason}", run.nodes.len()), out);
+    let ids: Vec<_> = run.nodes.keys().copied().collect();
+    let mut sessions = Vec::new();
+    for id in ids {
+        if let Some(session) = run.nodes.get(&id).and_then(|node| node.session) {
+            out.push(Command::Send { session, message: CoordinatorMessage::Ended { reason: reason.clone() } });
+            out.push(Command::End { session });
+            sessions.push(session);
+        }
+        run.remove(id);
+    }
+    (run.newcomer_since, run.ready_since) = (None, None);
+    sessions
 }
 
 /// What makes two agents the same one, started anew: the same address, and there the same rank that the user gave, or else the
@@ -91,6 +120,11 @@ pub(super) fn replace_older(run: &mut Run, id: NodeId, newer: &Node, out: &mut V
 pub(super) struct Departures(BTreeMap<String, VecDeque<Instant>>);
 
 impl Departures {
+    /// Whether nobody's going is remembered.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// A running node of this address is gone.
     pub fn add(&mut self, addr: String, settings: &super::settings::Settings, now: Instant) {
         if settings.rejoin_limit == 0 {

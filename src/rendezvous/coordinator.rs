@@ -111,6 +111,11 @@ fn perform(machine: &mut Machine, writers: &mut HashMap<SessionId, mpsc::Sender<
     for command in machine.take_commands() {
         match command {
             Command::Send { session, message } => {
+                if let CoordinatorMessage::Rejected { reason } | CoordinatorMessage::Ended { reason } = &message
+                    && log.admits("turned_away")
+                {
+                    tracing::warn!(session = session.0, "a node is turned away: {reason}");
+                }
                 let Some(writer) = writers.get(&session) else { continue };
                 let mut frame = BytesMut::new();
                 codec::encode_frame(&message, &mut frame);

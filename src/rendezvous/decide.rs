@@ -11,9 +11,19 @@ use super::state::{Node, Run, Status, World};
 /// Close the round if it can be closed, and tell members when the world must re-form.
 pub(super) fn decide(run: &mut Run, now: Instant, out: &mut Vec<Command>) {
     run.close_at = None;
-    if run.closed.is_some() {
-        return;
+    if run.closed.is_none() {
+        advance(run, now, out);
     }
+    // Each decision is logged with its reason, once: when it changes.
+    let standing = run.judge_standing();
+    if standing != std::mem::replace(&mut run.standing, standing)
+        && let Some(text) = run.standing_text()
+    {
+        note(run, text, out);
+    }
+}
+
+fn advance(run: &mut Run, now: Instant, out: &mut Vec<Command>) {
     end_hold(run, now, out);
     if run.is_all_done() {
         let nodes = u32::try_from(run.active.len()).unwrap_or(u32::MAX);
@@ -64,7 +74,7 @@ fn closing(run: &Run, ready_since: Instant) -> (Instant, String) {
     let last_size = run.world.as_ref().map(|world| world.size as usize);
     // Without any member of the last world this is a new beginning: others are to be expected.
     let survives = run.returning_count > 0;
-    if let Some(size) = last_size.filter(|size| survives && waiting <= *size) {
+    if let Some(size) = last_size.filter(|_| run.shrinks()) {
         if run.returning_count == size {
             return (ready_since, format!("all members of round {} are back", run.round));
         }
@@ -77,6 +87,14 @@ fn closing(run: &Run, ready_since: Instant) -> (Instant, String) {
     // In the first round the last call begins when enough nodes are in; later ones grow from the newcomer on.
     let since = if last_size.is_some() && survives { run.newcomer_since.unwrap_or(ready_since) } else { ready_since };
     ((since + last_call).max(hold_until), format!("the last call of {:.1} s ended", last_call.as_secs_f64()))
+}
+
+impl Run {
+    /// Whether the next world, with those who wait, is no larger than the last one and goes on from it.
+    pub(super) fn shrinks(&self) -> bool {
+        let last_size = self.world.as_ref().map(|world| world.size as usize);
+        self.returning_count > 0 && last_size.is_some_and(|size| self.waiting.len() <= size)
+    }
 }
 
 /// Form the next world.

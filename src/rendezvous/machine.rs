@@ -10,10 +10,10 @@
 //! Liveness is judged by this machine's clock alone. A node whose connection broke is lost after its `reconnect_grace`, a
 //! silent one after its lease. A decider that finds its own tick late was stalled, and renews every lease before it judges.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use super::admission::{refusal, replace_older};
+use super::admission::{give_way, refusal, replace_older};
 use super::decide::decide;
 use super::members::{
     check_no_later_than, close, depart, expire, introduce, note, on_done, on_failed, on_join, readmit, stand_down,
@@ -52,11 +52,19 @@ pub enum Command {
 pub struct Machine {
     runs: BTreeMap<String, Run>,
     sessions: BTreeMap<SessionId, (String, NodeId)>,
+    /// Runs that nobody is in any more, and since when.
+    vacant: BTreeSet<(Instant, String)>,
     commands: Vec<Command>,
 }
 
 /// How late a tick may be before the machine takes itself to have been stalled.
 const STALL: Duration = Duration::from_millis(500);
+/// How long a run is remembered that nobody is in any more: a node that comes late still learns how the job ended, and one
+/// that returns finds the number of its round. Longer than any node does without its coordinator by default
+/// (`coordinator_timeout`, 300 s).
+pub const VACANT_FOR: Duration = Duration::from_secs(3600);
+/// How many such runs are remembered, the last ones: strangers may leave behind as many as they like.
+pub const VACANT_RUNS: usize = 1000;
 
 impl Machine {
     /// A coordinator that has heard of nobody.
@@ -70,6 +78,11 @@ impl Machine {
         let refusal = match hello.validate() {
             Err(reason) => Some(reason),
             Ok(()) => {
+                if let Some(run) = self.runs.get_mut(&hello.run_id) {
+                    for session in give_way(run, &hello, &mut self.commands) {
+                        self.sessions.remove(&session);
+                    }
+                }
                 let addr = Node::new(&hello, session, ends, now).addr();
                 self.runs.get(&hello.run_id).and_then(|run| refusal(run, &hello, &addr, now))
             }
@@ -86,6 +99,9 @@ impl Machine {
             .or_insert_with(|| Run::new(hello.run_id.clone(), hello.settings.clone()));
         if run.nodes.is_empty() {
             run.settings = hello.settings.clone();
+        }
+        if let Some(since) = run.vacant_since.take() {
+            self.vacant.remove(&(since, run.id.clone()));
         }
         if let Some(old) = run.nodes.get(&hello.node).and_then(|node| node.session) {
             self.sessions.remove(&old);
@@ -154,6 +170,9 @@ impl Machine {
             NodeMessage::Done { round } => on_done(run, id, session, round, out),
         }
         decide(run, now, &mut self.commands);
+        if run.nodes.is_empty() {
+            self.leave_vacant(&run_id, now);
+        }
     }
 
     /// A connection ended, for whatever reason. Connections that never said Hello may be reported too.
@@ -171,15 +190,22 @@ impl Machine {
     /// Time has passed.
     pub fn on_tick(&mut self, now: Instant) {
         self.advance(now);
+        let mut vacant = Vec::new();
         for run in self.runs.values_mut() {
             expire(run, now, &mut self.sessions, &mut self.commands);
             decide(run, now, &mut self.commands);
+            if run.nodes.is_empty() && run.vacant_since.is_none() {
+                vacant.push(run.id.clone());
+            }
         }
+        vacant.iter().for_each(|run_id| self.leave_vacant(run_id, now));
+        self.forget(now);
     }
 
     /// When to call [`Machine::on_tick`] at the latest.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.runs.values().flat_map(|run| [run.check_at, run.close_at, run.hold_until]).flatten().min()
+        let due = self.runs.values().flat_map(|run| [run.check_at, run.close_at, run.hold_until]).flatten();
+        due.chain(self.vacant.first().map(|(since, _)| *since + VACANT_FOR)).min()
     }
 
     /// What to do now, in order.
@@ -192,9 +218,44 @@ impl Machine {
         self.runs.get(run_id)
     }
 
+    /// How many runs are known: those that nodes are in, and those that are remembered.
+    pub fn run_count(&self) -> usize {
+        self.runs.len()
+    }
+
     /// How many sessions have introduced themselves and are connected.
     pub fn session_count(&self) -> usize {
         self.sessions.len()
+    }
+
+    /// Nobody is in a run any more. One that has nothing to remember is gone at once.
+    fn leave_vacant(&mut self, run_id: &str, now: Instant) {
+        let Some(run) = self.runs.get_mut(run_id) else { return };
+        if run.is_blank() {
+            self.runs.remove(run_id);
+            return;
+        }
+        run.vacant_since = Some(now);
+        self.vacant.insert((now, run_id.to_owned()));
+        self.forget(now);
+    }
+
+    /// Forget the runs that nobody has been in for long, and the oldest of those that are too many.
+    fn forget(&mut self, now: Instant) {
+        while let Some((since, _)) = self.vacant.first() {
+            let (over, many) = (now >= *since + VACANT_FOR, self.vacant.len() > VACANT_RUNS);
+            if !over && !many {
+                return;
+            }
+            let Some((since, run_id)) = self.vacant.pop_first() else { return };
+            self.runs.remove(&run_id);
+            let left = format!("nobody has been here for {:.0?}", now - since);
+            let text = match over {
+                true => format!("{left}: this run is forgotten"),
+                false => format!("{left}, and {VACANT_RUNS} runs have been left since: this run is forgotten"),
+            };
+            self.commands.push(Command::Note { run_id, text });
+        }
     }
 
     /// Renew every lease if the last deadline passed long ago: it was this process that stood still, not the nodes.

@@ -184,8 +184,7 @@ pub(super) fn on_failed(
         return;
     }
     if !is_current(run, node, round) {
-        out.push(Command::Send { session, message: CoordinatorMessage::Stale { round, current: run.round } });
-        return;
+        return stale(run, node, session, round, out);
     }
     let failure = tidy_failure(failure, node.label());
     if run.interrupted.is_some() || run.told {
@@ -227,8 +226,7 @@ pub(super) fn on_done(run: &mut Run, id: NodeId, session: SessionId, round: Roun
         return;
     }
     if !is_current(run, node, round) {
-        out.push(Command::Send { session, message: CoordinatorMessage::Stale { round, current: run.round } });
-        return;
+        return stale(run, node, session, round, out);
     }
     if !node.done {
         run.update(id, |node| node.map(|node| Node { done: true, ..node }));
@@ -237,6 +235,17 @@ pub(super) fn on_done(run: &mut Run, id: NodeId, session: SessionId, round: Roun
             note(run, format!("{done} of {all} live nodes of round {round} have finished"), out);
         }
     }
+}
+
+/// What a node reports belongs to a round that is over for it.
+fn stale(run: &Run, node: &Node, session: SessionId, round: Round, out: &mut Vec<Command>) {
+    let current = run.round;
+    let text = format!(
+        "what {} reports of round {round} changes nothing: it is over, the current one is {current}",
+        node.label()
+    );
+    note(run, text, out);
+    out.push(Command::Send { session, message: CoordinatorMessage::Stale { round, current } });
 }
 
 /// Whether a node runs workers of this round.
@@ -248,6 +257,9 @@ fn is_current(run: &Run, node: &Node, round: Round) -> bool {
 pub(super) fn stand_down(run: &mut Run, id: NodeId, what: &str, out: &mut Vec<Command>) {
     let Some(node) = run.nodes.get(&id) else { return };
     let reason = (node.status == Status::Active && !node.done).then(|| format!("{} {what}", node.label()));
+    if matches!(node.status, Status::Waiting { .. }) {
+        note(run, format!("{} no longer waits: it {what}", node.label()), out);
+    }
     run.update(id, |node| node.map(|node| Node { status: Status::Idle, done: false, ..node }));
     if let Some(reason) = reason.filter(|_| !run.is_all_done()) {
         interrupt(run, reason, out);

@@ -92,6 +92,24 @@ pub struct Hello {
     pub joining: bool,
 }
 
+impl Hello {
+    /// A node that has just started and was nowhere yet. Its address is the one the coordinator sees, its process has no number
+    /// (0), and it asks for no rank.
+    pub fn new(run_id: impl Into<String>, node: NodeId, name: impl Into<String>, settings: Settings) -> Self {
+        Self {
+            run_id: run_id.into(),
+            node,
+            name: name.into(),
+            local_addr: None,
+            process: 0,
+            node_rank: None,
+            settings,
+            placed: None,
+            joining: false,
+        }
+    }
+}
+
 /// A node's account of the last round it was placed in; lets a coordinator that lost its memory take it up again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placed {

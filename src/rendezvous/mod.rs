@@ -10,6 +10,7 @@
 //! | [`message`], [`text`], [`codec`] | what nodes and the coordinator say to each other; bounds on texts; frames |
 //! | [`state`], `tally`, [`ranks`] | what the coordinator knows of one run; what is counted of it; who gets which rank |
 //! | [`machine`], `admission`, `members`, `decide` | events in, commands out; who may come in; what becomes of a node; when a round closes, and as what |
+//! | [`standing`] | what is decided at the moment, and why, in words |
 //! | [`node`], `replies`, `pending`, `view` | a node's side of its session; what it is told; what it has under way; what it hands out |
 //! | [`fence`] | when a node that is cut off stops its workers |
 //! | [`report`] | what an operator is told of a node unasked |
@@ -36,6 +37,7 @@ pub mod report;
 #[cfg(feature = "io")]
 pub mod session;
 pub mod settings;
+pub mod standing;
 pub mod state;
 mod tally;
 pub mod text;

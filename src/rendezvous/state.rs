@@ -13,6 +13,7 @@ use super::admission::{Departures, Place};
 use super::message::{Failure, Hello, Join, NodeId, Placed, Round, Verdict, WorkerRanks};
 use super::ranks::natural_order;
 use super::settings::Settings;
+use super::standing::Standing;
 
 /// One connection of a node, numbered by the driver. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -184,6 +185,10 @@ pub struct Run {
     pub(super) close_at: Option<Instant>,
     /// When to look for lost nodes next.
     pub(super) check_at: Option<Instant>,
+    /// Since when nobody has been in this run.
+    pub(super) vacant_since: Option<Instant>,
+    /// What was decided last, as it was logged.
+    pub(super) standing: Standing,
 }
 
 impl Run {
@@ -218,7 +223,19 @@ impl Run {
             strangers_until: None,
             close_at: None,
             check_at: None,
+            vacant_since: None,
+            standing: Standing::default(),
         }
+    }
+
+    /// Whether a new run of this name would be the same.
+    pub(super) fn is_blank(&self) -> bool {
+        let never_ran = self.round == Round(0) && self.restart == 0 && self.closed.is_none() && self.worlds.is_empty();
+        never_ran
+            && self.nodes.is_empty()
+            && self.replaced.is_empty()
+            && self.strangers.is_empty()
+            && self.departures.is_empty()
     }
 
     /// Rank in the last world, for a node that belonged to it.
@@ -299,6 +316,9 @@ impl Run {
         }
         if let Some(at) = self.close_at {
             text += &format!("; closes within {:.1} s", at.saturating_duration_since(now).as_secs_f64());
+        }
+        if let Some(why) = self.standing.holds_up() {
+            text += &format!(": {why}");
         }
         text
     }

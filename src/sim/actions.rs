@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::agent::{Ours, worker_count};
 use super::host::{self, Agent, Exit, Process};
-use super::invariants::Loss;
+use super::invariants::{Ledger, Loss};
 use super::network::{End, HostId};
 use super::queue::Time;
-use super::simulation::{Action, Event, RUN_ID, Simulation};
+use super::simulation::{Action, Event, Simulation, run_id};
 use super::worlds::Violation;
 use crate::process::Signal;
 use crate::rendezvous::message::{Failure, Hello, JoinWorkers, NodeId, Placement};
@@ -97,7 +97,7 @@ impl Simulation {
                 self.coordinator_fault = self.coordinator_fault.max(now);
                 if !self.coordinator.up {
                     self.coordinator.restart();
-                    self.ledger.on_restart();
+                    self.ledgers.iter_mut().for_each(Ledger::on_restart);
                 }
             }
         }
@@ -116,16 +116,14 @@ impl Simulation {
         self.pids += 1;
         let pid = self.pids;
         let id = NodeId(u128::from(self.dice.number()) << 64 | u128::from(self.dice.number()));
+        let strangers = &self.options.strangers;
+        let settings = strangers.settings_of(host).unwrap_or(&self.options.settings).clone();
+        let name = strangers.name(host).unwrap_or_else(|| host::name(host, pid));
         let hello = Hello {
-            run_id: RUN_ID.to_owned(),
-            node: id,
-            name: host::name(host, pid),
             local_addr: self.options.local_addrs.get(&host).cloned(),
             process: pid,
             node_rank: self.options.node_ranks.get(&host).copied(),
-            settings: self.options.settings.clone(),
-            placed: None,
-            joining: false,
+            ..Hello::new(run_id(strangers.run_of(host)), id, name, settings)
         };
         let endpoint = "coordinator:29400".to_owned();
         let timeouts = self.options.coordinator_timeout;
@@ -168,7 +166,7 @@ impl Simulation {
         // Guards end an agent's workers with it.
         (self.hosts[host].ours, self.hosts[host].crew) = (None, None);
         let fault = self.hosts[host].last_fault;
-        self.expect_notice(&process, fault);
+        self.expect_notice(host, &process, fault);
         if let Some(conn) = process.conn {
             if silently {
                 self.network.silence(conn);
@@ -187,12 +185,13 @@ impl Simulation {
     }
 
     /// Survivors must learn of this in time, if nothing else goes wrong meanwhile.
-    pub(super) fn expect_notice(&mut self, process: &Process, fault: Time) {
+    pub(super) fn expect_notice(&mut self, host: HostId, process: &Process, fault: Time) {
         let Some(round) = process.running().filter(|_| !process.done).map(|placement| placement.round) else {
             return;
         };
-        let loss = Loss { round, at: self.now(), fault };
-        let within = self.ledger.notice_bound(self.options.delay.1);
+        let loss = Loss { run: self.options.strangers.run_of(host), round, at: self.now(), fault };
+        let delay = self.options.delay.1;
+        let within = self.ledger_of(host).notice_bound(delay);
         self.queue.push(self.now() + within, Event::Noticed(loss));
     }
 
@@ -208,7 +207,7 @@ impl Simulation {
             return Ok(());
         };
         self.hosts[host].ours = None;
-        self.ledger.check_answers(&process)?;
+        self.ledger_of(host).check_answers(&process)?;
         if let Some(conn) = process.conn {
             self.network.close(conn, End::Node, &mut self.dice, &mut self.queue);
         }

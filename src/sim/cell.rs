@@ -1,12 +1,13 @@
 //! Jobs over one shared cell: several nodes of [`crate::rendezvous::cas`], each with a clock of its own, a cell that delays and
 //! loses, and stock agents. The invariants are those of jobs with a coordinator, judged from what the cell held.
 
+mod checks;
+
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::queue::{Dice, Queue, Time};
 use super::worlds::Violation;
-use crate::rendezvous::cas::blob::Blob;
 use crate::rendezvous::cas::node::{CasCommand, CasNode, Liveness};
 use crate::rendezvous::message::{Hello, NodeId, Placement, Round, Verdict};
 use crate::rendezvous::node::JoinError;
@@ -227,17 +228,10 @@ impl Job {
     fn start(&mut self, number: usize) {
         let mut id = [0; 2].map(|_| self.dice.number());
         id[1] |= 1;
-        let hello = Hello {
-            run_id: "job".into(),
-            node: NodeId(u128::from(id[0]) << 64 | u128::from(id[1])),
-            name: format!("host{number}:{}", self.hosts[number].life),
-            local_addr: Some(format!("host{number}")),
-            settings: self.settings.clone(),
-            process: 0,
-            node_rank: None,
-            placed: None,
-            joining: false,
-        };
+        let node = NodeId(u128::from(id[0]) << 64 | u128::from(id[1]));
+        let name = format!("host{number}:{}", self.hosts[number].life);
+        let hello = Hello::new("job", node, name, self.settings.clone());
+        let hello = Hello { local_addr: Some(format!("host{number}")), ..hello };
         let host = &mut self.hosts[number];
         host.life += 1;
         host.agent = Agent::Joining;
@@ -371,91 +365,6 @@ impl Job {
         Ok(())
     }
 
-    /// Judge a state that is about to be written.
-    fn check_write(&mut self, bytes: &[u8]) -> Result<(), Violation> {
-        let decode = |bytes: &[u8]| Blob::decode(bytes).map_err(|error| Violation::contract(error.to_string()));
-        let after = decode(bytes)?;
-        let before = self.cell.as_deref().map(decode).transpose()?;
-        let (last, verdict, world) = match &before {
-            Some(before) => (before.round(), before.closed(), before.world()),
-            None => (Round(0), None, None),
-        };
-        let revision = before.as_ref().map_or(0, Blob::revision);
-        ensure(after.revision() == revision + 1, || "a revision is skipped".into())?;
-        ensure(verdict.is_none() || verdict == after.closed(), || "a verdict is changed".into())?;
-        let round = after.round();
-        if round == last {
-            return ensure(after.world() == world, || format!("the world of round {round} is changed"));
-        }
-        ensure(round == last.next(), || format!("round {last} is followed by {round}"))?;
-        ensure(verdict.is_none(), || format!("round {round} completes in a closed rendezvous"))?;
-        let (_, active) = after.nodes();
-        let (members, master) = after.world().ok_or_else(|| Violation::contract("a round without a world".into()))?;
-        let (min, max) = (self.settings.min_nodes as usize, self.settings.max_nodes as usize);
-        ensure((min..=max).contains(&members.len()), || format!("round {round} has {} nodes", members.len()))?;
-        let mut sorted = members.clone();
-        sorted.sort_unstable();
-        sorted.dedup();
-        ensure(sorted == active && sorted.len() == members.len(), || {
-            format!("round {round} names others than it has")
-        })?;
-        self.check_alone(round)?;
-        self.worlds.insert(round, (members, master));
-        self.report.rounds += 1;
-        Ok(())
-    }
-
-    /// No host that is awake runs an earlier round undisturbed.
-    fn check_alone(&mut self, round: Round) -> Result<(), Violation> {
-        let now = self.queue.now();
-        for (number, host) in self.hosts.iter_mut().enumerate().filter(|(_, host)| host.stalled_until <= now) {
-            let (Some(node), Agent::Running(placement)) = (&mut host.node, &host.agent) else {
-                continue;
-            };
-            node.on_tick(host.clock + now);
-            let behind = placement.round < round && node.view().waiting == 0;
-            ensure(!behind, || {
-                format!("round {round} forms while host {number} runs round {} undisturbed", placement.round)
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Judge a place that a node was given.
-    fn check_place(&self, host: usize) -> Result<(), Violation> {
-        let Agent::Running(placement) = &self.hosts[host].agent else {
-            return Ok(());
-        };
-        let world = self.worlds.get(&placement.round);
-        let holds = world.is_some_and(|(members, master)| {
-            members.len() == placement.world_size as usize
-                && *master == (placement.master_addr.clone(), placement.master_port)
-                && (placement.rank as usize) < members.len()
-        });
-        ensure(holds, || format!("host {host} holds a place nobody gave it: {placement:?}"))
-    }
-
-    fn check_settled(&self) -> Result<(), Violation> {
-        let alive = self.hosts.iter().filter(|host| host.node.is_some()).count();
-        if alive < self.settings.min_nodes as usize {
-            return Ok(());
-        }
-        let expected = alive.min(self.settings.max_nodes as usize);
-        let mut running = BTreeMap::new();
-        for host in self.hosts.iter().filter(|host| host.node.is_some()) {
-            if let Agent::Running(placement) = &host.agent {
-                *running.entry((placement.round, placement.world_size)).or_insert(0) += 1;
-            }
-        }
-        let good = running.len() == 1
-            && running.iter().all(|((_, size), count)| *count == expected && *size as usize == expected);
-        ensure(good, || {
-            let nodes: Vec<_> =
-                self.hosts.iter().filter_map(|host| Some((&host.agent, host.node.as_ref()?.progress()))).collect();
-            format!("{expected} nodes should run in one world: {running:?}; {nodes:?}")
-        })
-    }
-
     /// One of the nodes ends the job.
     fn close(&mut self) {
         let now = self.queue.now();
@@ -466,8 +375,4 @@ impl Job {
             self.queue.push(now, Event::Tick(number, 0));
         }
     }
-}
-
-fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), Violation> {
-    if holds { Ok(()) } else { Err(Violation::contract(otherwise())) }
 }

@@ -18,6 +18,8 @@ use crate::rendezvous::state::{Ends, SessionId};
 #[derive(Clone, Debug)]
 struct Peer {
     host: HostId,
+    /// The host whose address it has.
+    seen_as: HostId,
     buffer: BytesMut,
     opened: bool,
     introduced: bool,
@@ -62,9 +64,14 @@ impl Coordinator {
         self.incarnation += 1;
     }
 
-    pub fn accept(&mut self, conn: SessionId, host: HostId) {
-        let peer = Peer { host, buffer: BytesMut::new(), opened: false, introduced: false };
+    pub fn accept(&mut self, conn: SessionId, host: HostId, seen_as: HostId) {
+        let peer = Peer { host, seen_as, buffer: BytesMut::new(), opened: false, introduced: false };
         self.peers.insert(conn, peer);
+    }
+
+    /// The host at the other end of a connection.
+    pub fn host_of(&self, conn: SessionId) -> Option<HostId> {
+        self.peers.get(&conn).map(|peer| peer.host)
     }
 
     pub fn forget(&mut self, conn: SessionId) {
@@ -100,7 +107,7 @@ impl Coordinator {
         match message {
             NodeMessage::Hello(hello) if !peer.introduced => {
                 peer.introduced = true;
-                let ends = Ends { peer: address(peer.host), local: address(usize::MAX) };
+                let ends = Ends { peer: address(peer.seen_as), local: address(usize::MAX) };
                 self.machine.on_hello(conn, *hello, ends, now);
             }
             message => self.machine.on_message(conn, message, now),

@@ -199,17 +199,9 @@ impl Job {
 
     fn start(&mut self, number: usize) {
         let node = NodeId(u128::from(self.dice.number()) << 64 | u128::from(self.dice.number()));
-        let hello = Hello {
-            run_id: "job".into(),
-            node,
-            name: format!("host{number}"),
-            local_addr: Some(format!("host{number}")),
-            settings: self.settings.clone(),
-            process: 0,
-            node_rank: None,
-            placed: None,
-            joining: false,
-        };
+        let name = format!("host{number}");
+        let hello = Hello::new("job", node, name.clone(), self.settings.clone());
+        let hello = Hello { local_addr: Some(name), ..hello };
         let host = &mut self.hosts[number];
         host.life += 1;
         host.node = Some(EtcdNode::new(hello, host.clock + self.queue.now()));

@@ -237,7 +237,7 @@ pub(super) fn forget(job: &mut Simulation) {
     for key in stale {
         job.queue.take(key);
     }
-    job.ledger.messages = (0, 0);
+    job.ledgers[0].messages = (0, 0);
 }
 
 /// From here on nothing goes wrong: the job settles.
@@ -245,7 +245,7 @@ fn settle(mut job: Simulation) -> Result<(), Violation> {
     let now = job.now();
     job.act(Action::StartCoordinator)?;
     job.run_until(now + FAULTS_END_WITHIN + SETTLE_WITHIN)?;
-    check_settled(&job.hosts, &job.options.settings)
+    check_settled(job.hosts_of(0), &job.options.settings)
 }
 
 /// A history in words: what was done, and what came of it.

@@ -29,7 +29,7 @@ impl Fingerprint {
         let now = job.now();
         let mut out = Relative::new(&mut self.text, job);
         job.coordinator.describe(&mut out)?;
-        write!(out, "{:?}", job.ledger)?;
+        write!(out, "{:?}", job.ledgers)?;
         for host in &job.hosts {
             write!(out, "\n{:?}", host.stalled_until.saturating_sub(now))?;
             if let Some(process) = &host.process {

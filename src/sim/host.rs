@@ -14,7 +14,7 @@ use super::queue::Time;
 use super::worlds::Held;
 use crate::agent::Outcome;
 use crate::rendezvous::codec::{CodecError, decode_frame, encode_frame, encode_preamble};
-use crate::rendezvous::message::{CoordinatorMessage, NodeId, NodeMessage, Placement};
+use crate::rendezvous::message::{CoordinatorMessage, MAGIC, NodeId, NodeMessage, PROTOCOL_VERSION, Placement};
 use crate::rendezvous::node::{JoinError, NodeMachine};
 use crate::rendezvous::state::SessionId;
 
@@ -157,6 +157,15 @@ pub(super) fn node_bytes(message: &NodeMessage) -> Bytes {
         encode_preamble(&mut bytes);
     }
     encode_frame(message, &mut bytes);
+    bytes.freeze()
+}
+
+/// The same from a node of another version of the protocol: what follows the head would be unreadable.
+pub(super) fn foreign_bytes(message: &NodeMessage) -> Bytes {
+    let mut bytes = BytesMut::new();
+    bytes.extend_from_slice(MAGIC);
+    bytes.extend_from_slice(&(PROTOCOL_VERSION + 1).to_le_bytes());
+    bytes.extend_from_slice(&node_bytes(message));
     bytes.freeze()
 }
 

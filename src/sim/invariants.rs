@@ -5,15 +5,20 @@
 //! rounds only what nodes tell it, so across its lives this holds: a number is given only above every number that a node has
 //! named to this life, and for each node numbers only rise.
 
+mod completion;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::host::{Agent, Host, Process};
+use super::network::HostId;
 use super::queue::Time;
-use super::simulation::RUN_ID;
-use super::worlds::{self, Held, Violation};
+use super::simulation::run_id;
+use completion::check_told_again;
+
+use super::worlds::{self, Violation};
 use crate::rendezvous::machine::{Command, Machine};
-use crate::rendezvous::message::{CoordinatorMessage, Join, NodeId, NodeMessage, Placed, Placement, Round};
+use crate::rendezvous::message::{CoordinatorMessage, Hello, Join, NodeId, NodeMessage, Placed, Placement, Round};
 use crate::rendezvous::node::JoinError;
 use crate::rendezvous::settings::{OnPartition, Settings};
 use crate::rendezvous::state::SessionId;
@@ -22,6 +27,8 @@ use crate::rendezvous::state::SessionId;
 #[derive(Clone, Debug)]
 struct Said {
     node: NodeId,
+    settings: Settings,
+    node_rank: Option<u32>,
     connected: bool,
     join: Option<Join>,
 }
@@ -39,6 +46,8 @@ struct Told {
 /// A member of `round` died at `at`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
+    /// Of which run.
+    pub run: usize,
     /// The round it ran workers of.
     pub round: Round,
     /// When.
@@ -50,6 +59,7 @@ pub struct Loss {
 /// Everything seen so far that later events are judged by.
 #[derive(Clone, Debug)]
 pub struct Ledger {
+    run_id: String,
     settings: Settings,
     said: BTreeMap<SessionId, Said>,
     /// The newest session of each node.
@@ -83,9 +93,10 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Nothing seen yet.
-    pub fn new(settings: Settings) -> Self {
+    /// Nothing seen yet of the run with this number.
+    pub fn new(run: usize, settings: Settings) -> Self {
         Self {
+            run_id: run_id(run),
             settings,
             said: BTreeMap::new(),
             newest: BTreeMap::new(),
@@ -148,15 +159,21 @@ impl Ledger {
         }
     }
 
-    /// The coordinator is about to be handed this.
-    pub(super) fn on_message(&mut self, session: SessionId, message: &NodeMessage, machine: &Machine, life: u32) {
+    /// Whether the coordinator knows a node: is connected with it, or waits for it.
+    pub(super) fn knows(&self, machine: &Machine, node: NodeId) -> bool {
+        machine.run(&self.run_id).is_some_and(|run| run.knows(node))
+    }
+
+    /// The coordinator was handed this, and has not refused it. `knew`: the node was known to it before.
+    pub(super) fn on_message(&mut self, session: SessionId, message: &NodeMessage, knew: bool, life: u32) {
         if let NodeMessage::Hello(hello) = message {
             let earlier = self.newest.insert(hello.node, session);
             let earlier = earlier.and_then(|session| self.said.remove(&session));
             let join = earlier.and_then(|said| said.join).filter(|_| hello.joining);
-            let said = Said { node: hello.node, connected: true, join };
+            let Hello { node, settings, node_rank, .. } = (**hello).clone();
+            let said = Said { node, settings, node_rank, connected: true, join };
             self.said.insert(session, said);
-            if !machine.run(RUN_ID).is_some_and(|run| run.knows(hello.node)) {
+            if !knew {
                 // Whom the coordinator has given up, it knows by what the node itself says.
                 self.places.remove(&hello.node);
             }
@@ -193,13 +210,13 @@ impl Ledger {
     }
 
     /// Judge what the coordinator does after an event.
-    pub(super) fn check_decision(
+    pub(super) fn check_decision<'a>(
         &mut self,
         machine: &Machine,
-        commands: &[Command],
+        commands: impl IntoIterator<Item = &'a Command>,
         life: u32,
     ) -> Result<(), Violation> {
-        if let Some(run) = machine.run(RUN_ID) {
+        if let Some(run) = machine.run(&self.run_id) {
             run.check().map_err(Violation::contract)?;
         }
         let mut completed: BTreeMap<Round, Vec<(NodeId, &Placement)>> = BTreeMap::new();
@@ -221,6 +238,10 @@ impl Ledger {
                     })?;
                 }
                 CoordinatorMessage::Closed { .. } => self.closed = true,
+                // Another has its place, since its process is taken to have ended: that is not proven either.
+                CoordinatorMessage::Ended { .. } => {
+                    self.gone.extend(self.said.get(session).map(|said| said.node));
+                }
                 _ => {}
             }
         }
@@ -233,114 +254,25 @@ impl Ledger {
         Ok(())
     }
 
-    /// A new world: see the module's head for what holds.
-    fn check_completion(&mut self, life: u32, round: Round, places: &[(NodeId, &Placement)]) -> Result<(), Violation> {
-        let (_, first) = places[0];
-        let size = first.world_size;
-        let held = |placement: &Placement| Held {
-            host: 0,
-            round: round.0,
-            world: placement.world,
-            rank: placement.rank,
-            size: placement.world_size,
-        };
-        let all: Vec<_> = places.iter().map(|(_, placement)| held(placement)).collect();
-        worlds::check_world(round.0, &all, &self.settings)?;
-        ensure(!self.closed, || format!("round {round} completes in a closed rendezvous"))?;
-        ensure(round > self.highest, || format!("round {round} completes although round {} was known", self.highest))?;
-        ensure(places.len() == size as usize, || {
-            format!("round {round} has {size} nodes, of which {} were told", places.len())
-        })?;
-        let mut members = vec![None; size as usize];
-        for (node, placement) in places {
-            let same = (&placement.master_addr, placement.master_port) == (&first.master_addr, first.master_port)
-                && placement.restart == first.restart;
-            ensure(same, || format!("round {round}: {first:?} and {placement:?} differ"))?;
-            ensure(!placement.reason.is_empty(), || format!("round {round} completes without a reason"))?;
-            if let Some(seat) = members.get_mut(placement.rank as usize) {
-                *seat = Some(*node);
-            }
-            let said = self.newest.get(node).and_then(|session| self.said.get(session));
-            ensure(said.is_some_and(|said| said.connected && said.join.is_some()), || {
-                format!("round {round} counts a node that does not wait: {said:?}")
-            })?;
-        }
-        let members: Vec<_> = members.into_iter().flatten().collect();
-        let port = self.newest.get(&members[0]).and_then(|session| self.said.get(session));
-        let port = port.and_then(|said| said.join.as_ref()).map(|join| join.store_port);
-        ensure(port == Some(first.master_port), || format!("round {round}: the master's port is not rank 0's"))?;
-        self.check_ranks(life, round, &members)?;
-        self.check_restart(round, first.restart)?;
-        check_workers(round, places)?;
-        for (rank, node) in members.iter().enumerate() {
-            self.places.insert(*node, (round, rank as u32, first.world));
-            self.gone.remove(node);
-        }
-        let told = Told { world: first.world, size, master: (first.master_addr.clone(), first.master_port), members };
-        self.worlds.insert((life, round), told);
-        self.highest = round;
-        self.rounds += 1;
-        Ok(())
-    }
-
-    /// The rule of `ranks.rs` in one formula: the lowest survivor has rank 0; the survivor with `i` others below it keeps its
-    /// rank, unless there are too few newcomers to fill the holes below, and then has `i + newcomers`.
-    fn check_ranks(&self, life: u32, round: Round, members: &[NodeId]) -> Result<(), Violation> {
-        let formed = self.worlds.get(&(life, self.highest)).map(|told| told.world);
-        let named: Vec<u64> =
-            self.named.iter().filter(|(at, _)| *at == self.highest).map(|(_, world)| *world).collect();
-        // Worlds of different lives may have one number. Which of several this life has taken up is not known here.
-        let world = match (formed, &named[..]) {
-            (Some(world), _) => world,
-            (None, [world]) => *world,
-            (None, []) => 0,
-            (None, _) => return Ok(()),
-        };
-        let last = |node: &NodeId| {
-            let place = self.places.get(node).filter(|place| place.0 == self.highest && place.2 == world);
-            place.map(|place| place.1)
-        };
-        let survivors: BTreeMap<u32, NodeId> = members.iter().filter_map(|node| Some((last(node)?, *node))).collect();
-        let count = members.iter().filter_map(last).count();
-        if survivors.len() != count {
-            // Two nodes name the same place: they come from different lives of the coordinator.
-            return Ok(());
-        }
-        let newcomers = members.len() - count;
-        for (i, (old, node)) in survivors.iter().enumerate() {
-            let expected = if i == 0 { 0 } else { (*old as usize).min(i + newcomers) };
-            ensure(members[expected] == *node, || {
-                format!("round {round}: the survivor that had rank {old} does not have rank {expected}")
-            })?;
-        }
-        Ok(())
-    }
-
-    /// The restart number goes up by one for a failure in the round before, and never goes back.
-    fn check_restart(&mut self, round: Round, restart: u32) -> Result<(), Violation> {
-        let known = self.restart.max(self.learned_restart);
-        let counted = self.failed.contains(&self.highest);
-        ensure(restart == known || (counted && restart == known + 1), || {
-            format!("round {round} has restart number {restart}, the one before had {known} (failure: {counted})")
-        })?;
-        self.restart = restart;
-        Ok(())
-    }
-
     /// No two worlds run at once: whoever still runs an earlier one has been cut off, and must have stopped its workers
     /// before. Nodes whose connection has ended are excused: their end was told by TCP, within `reconnect_grace`.
-    pub(super) fn check_one_world(&self, life: u32, hosts: &[Host], now: Time) -> Result<(), Violation> {
+    pub(super) fn check_one_world<'a>(
+        &self,
+        life: u32,
+        hosts: impl Iterator<Item = (HostId, &'a Host)>,
+        now: Time,
+    ) -> Result<(), Violation> {
         if self.settings.on_partition == OnPartition::Continue {
             return Ok(());
         }
-        let bound = |(number, host): (usize, &Host)| {
+        let bound = |(number, host): (HostId, &Host)| {
             let process = host.process.as_ref().filter(|process| !process.done && host.stalled_until < now)?;
             let placement = process.running()?;
             let world = self.world_of(process.id, placement.round, placement.rank);
             let known = world.is_some_and(|world| world.0 == life || self.learned.contains(&world));
             (known && !self.gone.contains(&process.id)).then(|| process.held(number)).flatten()
         };
-        worlds::check_one_world(self.highest.0, hosts.iter().enumerate().filter_map(bound))
+        worlds::check_one_world(self.highest.0, hosts.filter_map(bound))
     }
 
     /// The world in which a node has this place, by the life of the coordinator that formed it.
@@ -389,10 +321,10 @@ impl Ledger {
     }
 
     /// Survivors of a loss, if nothing else went wrong, know by now that their world must re-form.
-    pub(super) fn check_noticed(
+    pub(super) fn check_noticed<'a>(
         &self,
         loss: &Loss,
-        hosts: &[Host],
+        hosts: impl Iterator<Item = (HostId, &'a Host)>,
         coordinator_fault: Time,
         now: Time,
     ) -> Result<(), Violation> {
@@ -403,46 +335,30 @@ impl Ledger {
         let undisturbed = |process: &Process| {
             process.running().is_some_and(|place| place.round == loss.round && process.machine.view().waiting == 0)
         };
-        let survivors = hosts.iter().enumerate().filter(|(_, host)| clear(host.last_fault));
+        let survivors = hosts.filter(|(_, host)| clear(host.last_fault));
         let undisturbed = survivors.filter(|(_, host)| host.process.as_ref().is_some_and(undisturbed));
         worlds::check_noticed(loss.round.0, loss.at, now, undisturbed.map(|(number, _)| number))
     }
-}
-
-/// Ranks of workers are unique and dense, and in the order of their nodes.
-fn check_workers(round: Round, places: &[(NodeId, &Placement)]) -> Result<(), Violation> {
-    let mut firsts: Vec<_> = places.iter().filter_map(|(_, p)| Some((p.rank, p.workers?))).collect();
-    firsts.sort_by_key(|(rank, _)| *rank);
-    let Some((_, last)) = firsts.last() else { return Ok(()) };
-    let rising = firsts.windows(2).all(|pair| pair[0].1.first_rank < pair[1].1.first_rank);
-    let dense = firsts[0].1.first_rank == 0 && last.first_rank < last.world_size;
-    let same = firsts.iter().all(|(_, workers)| workers.world_size == last.world_size);
-    ensure(rising && dense && same && firsts.len() == places.len(), || {
-        format!("round {round}: ranks of workers do not fit together: {firsts:?}")
-    })
-}
-
-/// A place told once more is the same place.
-fn check_told_again(told: &Told, round: Round, places: &[(NodeId, &Placement)]) -> Result<(), Violation> {
-    for (node, placement) in places {
-        let same = told.size == placement.world_size
-            && told.master == (placement.master_addr.clone(), placement.master_port)
-            && told.members.get(placement.rank as usize) == Some(node);
-        ensure(same, || format!("round {round} was {told:?}, and now {node:?} is told {placement:?}"))?;
-    }
-    Ok(())
 }
 
 /// How things stand once nothing goes wrong any more: see [`worlds::check_settled`].
 ///
 /// # Errors
 /// Who does something else.
-pub fn check_settled(hosts: &[Host], settings: &Settings) -> Result<(), Violation> {
-    let live = || hosts.iter().filter_map(|host| host.process.as_ref());
-    let running: Vec<_> =
-        hosts.iter().enumerate().filter_map(|(number, host)| host.process.as_ref()?.held(number)).collect();
-    let stopping = live().filter(|process| matches!(process.agent, Agent::Stopping { .. })).count();
-    worlds::check_settled(live().count(), stopping, &running, settings)
+pub fn check_settled<'a>(
+    hosts: impl Iterator<Item = (HostId, &'a Host)>,
+    settings: &Settings,
+) -> Result<(), Violation> {
+    let live: Vec<_> = hosts.filter_map(|(number, host)| Some((number, host.process.as_ref()?))).collect();
+    let running: Vec<_> = live.iter().filter_map(|(number, process)| process.held(*number)).collect();
+    let stopping = live.iter().filter(|(_, process)| matches!(process.agent, Agent::Stopping { .. })).count();
+    worlds::check_settled(live.len(), stopping, &running, settings)
+}
+
+/// Whether nodes that ask for these may be of one run.
+pub(super) fn agree(one: &Settings, other: &Settings) -> bool {
+    let of = |settings: &Settings| (settings.min_nodes, settings.max_nodes, settings.max_restarts);
+    of(one) == of(other)
 }
 
 fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), Violation> {

@@ -11,7 +11,8 @@
 //! | [`network`] | connections: ordered, delayed, lost, silent |
 //! | [`host`], `coordinator` | a host and the agent on it; the coordinator's process |
 //! | [`agent`] | our agent on a host, and its workers |
-//! | [`plan`], [`agent_plan`] | what goes wrong when: drawn from a seed; with our agents |
+//! | [`plan`], [`agent_plan`], [`strange_plan`] | what goes wrong when: drawn from a seed; with our agents; with strangers |
+//! | [`strangers`] | hosts that are not of the job, or not as it expects them |
 //! | [`simulation`], `actions`, `wiring` | the loop; what may be done to a job; the drivers' part |
 //! | [`cell`], [`etcd`] | jobs without a coordinator: over one shared cell, and over a model of etcd |
 //! | [`worlds`], [`invariants`] | what must be true of any rendezvous; what is promised beyond by ours |
@@ -36,5 +37,7 @@ pub mod plan;
 pub mod pytorch;
 pub mod queue;
 pub mod simulation;
+pub mod strange_plan;
+pub mod strangers;
 mod wiring;
 pub mod worlds;

@@ -7,10 +7,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::agent::Agents;
-use super::invariants::check_settled;
+use super::invariants::{agree, check_settled};
 use super::network::{End, HostId, Partition};
 use super::queue::{Dice, Time};
 use super::simulation::{Action, Options, Simulation};
+use super::strangers::Strangers;
 use super::worlds::Violation;
 use crate::rendezvous::message::Verdict;
 use crate::rendezvous::settings::{OnPartition, Settings};
@@ -115,6 +116,7 @@ impl Plan {
             node_ranks: BTreeMap::new(),
             clocks: draw_clocks(seed, hosts),
             agents: Agents::default(),
+            strangers: Strangers::default(),
         };
         let mut plan = Self { options, actions: Vec::new(), calm_at: Time::ZERO };
         plan.draw_starts(&mut dice);
@@ -254,25 +256,54 @@ pub(super) fn live_plan(seed: u64, plan: &Plan, keep_history: bool) -> Result<(R
 }
 
 fn live_through(job: &mut Simulation, plan: &Plan) -> Result<(), Violation> {
-    let settings = &plan.options.settings;
     // Trouble.
     job.run_until(plan.calm_at)?;
     // Calm: the coordinator runs, and so do enough nodes in most plans. Who died without a successor stays dead.
     job.at(plan.calm_at, Action::StartCoordinator);
     job.run_until(plan.calm_at + SETTLE_WITHIN)?;
-    check_settled(job.hosts(), settings)?;
+    let runs = 0..plan.options.strangers.runs();
+    for run in runs.clone() {
+        check_settled(job.hosts_of(run), &settings_in_force(job, plan, run)?)?;
+    }
 
     // The end.
-    let Some(by) = job.hosts().iter().position(|host| host.process.is_some()) else {
-        return Ok(());
-    };
-    let verdict = match plan.options.seed % 3 {
+    let closed_by: Vec<_> = runs.filter_map(|run| end(job, plan, run)).collect();
+    job.run_until(job.now() + GONE_WITHIN)?;
+    if let Some(host) = job.hosts().iter().position(|host| host.process.is_some()) {
+        return Err(Violation::contract(format!("host{host} has not gone {GONE_WITHIN:?} after the close")));
+    }
+    // A closed rendezvous admits nobody, and says so.
+    for by in &closed_by {
+        job.at(job.now(), Action::Start(*by, plan.options.join_timeout));
+    }
+    job.run_until(job.now() + GONE_WITHIN)?;
+    if closed_by.iter().any(|by| job.hosts()[*by].process.is_some()) {
+        return Err(Violation::contract("a node that came after the close was not turned away".to_owned()));
+    }
+    Ok(())
+}
+
+/// What those who live ask for: others have been refused.
+fn settings_in_force(job: &Simulation, plan: &Plan, run: usize) -> Result<Settings, Violation> {
+    let live = job.hosts_of(run).filter(|(_, host)| host.process.is_some());
+    let mut asked = live.map(|(host, _)| plan.options.strangers.settings_of(host).unwrap_or(&plan.options.settings));
+    let first = asked.next().unwrap_or(&plan.options.settings);
+    match asked.find(|other| !agree(first, other)) {
+        None => Ok(first.clone()),
+        Some(other) => Err(Violation::contract(format!("nodes live that ask for {first:?} and for {other:?}"))),
+    }
+}
+
+/// End a run, in one of the ways in which runs end. Gives the host that does, if any lives.
+fn end(job: &mut Simulation, plan: &Plan, run: usize) -> Option<HostId> {
+    let by = job.hosts_of(run).find(|(_, host)| host.process.is_some())?.0;
+    let verdict = match (plan.options.seed + run as u64) % 3 {
         0 => Some(Verdict::Succeeded { by: format!("host{by}") }),
         1 => Some(Verdict::Failed { by: format!("host{by}"), cause: "exit code 1".to_owned(), failure: None }),
         // All workers succeed, if any run.
         _ => None,
     };
-    let running: Vec<_> = (0..job.hosts().len()).filter(|host| job.running(*host).is_some()).collect();
+    let running: Vec<_> = job.hosts_of(run).map(|(host, _)| host).filter(|host| job.running(*host).is_some()).collect();
     match verdict.or_else(|| running.is_empty().then(|| Verdict::Succeeded { by: format!("host{by}") })) {
         Some(verdict) => {
             let failed = verdict.is_failure();
@@ -290,15 +321,5 @@ fn live_through(job: &mut Simulation, plan: &Plan) -> Result<(), Violation> {
             }
         }
     }
-    job.run_until(job.now() + GONE_WITHIN)?;
-    if let Some(host) = job.hosts().iter().position(|host| host.process.is_some()) {
-        return Err(Violation::contract(format!("host{host} has not gone {GONE_WITHIN:?} after the close")));
-    }
-    // A closed rendezvous admits nobody, and says so.
-    job.at(job.now(), Action::Start(by, plan.options.join_timeout));
-    job.run_until(job.now() + GONE_WITHIN)?;
-    if job.hosts()[by].process.is_some() {
-        return Err(Violation::contract("a node that came after the close was not turned away".to_owned()));
-    }
-    Ok(())
+    Some(by)
 }

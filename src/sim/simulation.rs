@@ -12,6 +12,7 @@ use super::host::{Host, Process};
 use super::invariants::{Ledger, Loss};
 use super::network::{End, HostId, Network, Partition};
 use super::queue::{Dice, Digest, Queue, Time};
+use super::strangers::Strangers;
 use super::wiring::REFUSED;
 use super::worlds::Violation;
 use crate::rendezvous::codec::CodecError;
@@ -47,6 +48,8 @@ pub struct Options {
     pub clocks: BTreeMap<HostId, i64>,
     /// Which hosts run our agent.
     pub agents: Agents,
+    /// Hosts that are not of this job, or not as it expects them.
+    pub strangers: Strangers,
 }
 
 impl Options {
@@ -65,6 +68,7 @@ impl Options {
             node_ranks: BTreeMap::new(),
             clocks: BTreeMap::new(),
             agents: Agents::default(),
+            strangers: Strangers::default(),
         }
     }
 }
@@ -164,7 +168,8 @@ pub struct Simulation {
     pub(super) network: Network,
     pub(super) coordinator: Coordinator,
     pub(super) hosts: Vec<Host>,
-    pub(super) ledger: Ledger,
+    /// What was seen of each run.
+    pub(super) ledgers: Vec<Ledger>,
     pub(super) digest: Digest,
     pub(super) history: Option<Vec<String>>,
     pub(super) pids: u64,
@@ -177,8 +182,13 @@ pub struct Simulation {
     pub(super) deferred: BTreeMap<Option<HostId>, Vec<Event>>,
 }
 
-/// The run id of every simulated job.
+/// The run id of every simulated job; others on its coordinator have theirs by [`run_id`].
 pub const RUN_ID: &str = "job";
+
+/// The run id of the job with this number.
+pub(super) fn run_id(run: usize) -> String {
+    if run == 0 { RUN_ID.to_owned() } else { format!("{RUN_ID}-{run}") }
+}
 
 impl Simulation {
     /// A job on hosts that have not been started.
@@ -190,7 +200,7 @@ impl Simulation {
             network: Network::new(options.delay),
             coordinator: Coordinator::new(),
             hosts: (0..options.hosts).map(|_| Host::default()).collect(),
-            ledger: Ledger::new(options.settings.clone()),
+            ledgers: (0..options.strangers.runs()).map(|run| Ledger::new(run, options.settings.clone())).collect(),
             digest: Digest::default(),
             history: None,
             pids: 0,
@@ -215,7 +225,7 @@ impl Simulation {
 
     /// Ask for one world at a time although `on_partition=continue` allows more: a test of the tests.
     pub fn hold_to_one_world(&mut self) {
-        self.ledger.hold_to_one_world();
+        self.ledgers.iter_mut().for_each(Ledger::hold_to_one_world);
     }
 
     /// Put in something to be done at `at`.
@@ -261,9 +271,19 @@ impl Simulation {
         &self.coordinator.machine
     }
 
-    /// What was seen so far.
+    /// What was seen so far, of the job that all hosts are of unless [`Options::strangers`] says otherwise.
     pub fn ledger(&self) -> &Ledger {
-        &self.ledger
+        &self.ledgers[0]
+    }
+
+    /// What was seen of the run that a host is of.
+    pub(super) fn ledger_of(&mut self, host: HostId) -> &mut Ledger {
+        &mut self.ledgers[self.options.strangers.run_of(host)]
+    }
+
+    /// The hosts of a run.
+    pub fn hosts_of(&self, run: usize) -> impl Iterator<Item = (HostId, &Host)> {
+        self.hosts.iter().enumerate().filter(move |(host, _)| self.options.strangers.run_of(*host) == run)
     }
 
     /// Digest of all events so far.
@@ -309,7 +329,8 @@ impl Simulation {
             Event::MustBeGone(host, pid, since) => self.check_gone(host, pid, since)?,
             Event::Noticed(loss) => {
                 let fault = if self.coordinator.up { self.coordinator_fault } else { self.now() };
-                self.ledger.check_noticed(&loss, &self.hosts, fault, self.now())?;
+                let hosts = self.hosts_of(loss.run);
+                self.ledgers[loss.run].check_noticed(&loss, hosts, fault, self.now())?;
             }
         }
         Ok(())

@@ -6,10 +6,11 @@ use bytes::Bytes;
 
 use super::host::{self, Agent, Exit};
 use super::network::{End, HostId};
-use super::simulation::{Event, Simulation};
+use super::simulation::{Event, Simulation, run_id};
 use super::worlds::Violation;
+use crate::rendezvous::codec::CodecError;
 use crate::rendezvous::machine::Command;
-use crate::rendezvous::message::NodeMessage;
+use crate::rendezvous::message::{CoordinatorMessage, NodeMessage};
 use crate::rendezvous::node::{JoinError, NodeCommand};
 use crate::rendezvous::state::SessionId;
 
@@ -29,7 +30,7 @@ impl Simulation {
             return self.queue.push(now + back, Event::ConnectFailed(host, pid, REFUSED));
         }
         let conn = self.network.open(host, pid);
-        self.coordinator.accept(conn, host);
+        self.coordinator.accept(conn, host, self.options.strangers.seen_as(host));
         if self.network.cut(host, End::Node, now).is_some() {
             self.network.silence(conn);
             let failed = Event::ConnectFailed(host, pid, "timed out");
@@ -60,7 +61,7 @@ impl Simulation {
         match to {
             End::Coordinator => {
                 self.coordinator.forget(conn);
-                self.ledger.on_eof(conn);
+                self.ledger_of(host).on_eof(conn);
                 self.coordinator.machine.on_disconnected(conn, now);
                 self.after_coordinator()
             }
@@ -76,15 +77,41 @@ impl Simulation {
     }
 
     pub(super) fn coordinator_reads(&mut self, conn: SessionId, bytes: &[u8]) -> Result<(), Violation> {
-        let Some(message) = self.coordinator.read(conn, bytes)? else {
-            return Ok(());
+        let Some(host) = self.coordinator.host_of(conn) else { return Ok(()) };
+        let message = match self.coordinator.read(conn, bytes) {
+            Ok(Some(message)) => message,
+            Ok(None) => return Ok(()),
+            Err(error @ CodecError::Version { .. }) if self.options.strangers.versions.contains(&host) => {
+                self.turn_away(conn, &error);
+                return Ok(());
+            }
+            Err(error) => return Err(error.into()),
         };
         self.remark(|| format!("coordinator reads {message:?}"));
-        let life = self.coordinator.incarnation;
-        self.ledger.on_message(conn, &message, &self.coordinator.machine, life);
-        let now = self.instant();
-        self.coordinator.handle(conn, message, now);
-        self.after_coordinator()
+        let (life, now) = (self.coordinator.incarnation, self.instant());
+        let run = self.options.strangers.run_of(host);
+        let knew = match &message {
+            NodeMessage::Hello(hello) => self.ledgers[run].knows(&self.coordinator.machine, hello.node),
+            _ => true,
+        };
+        self.coordinator.handle(conn, message.clone(), now);
+        let commands = self.coordinator.machine.take_commands();
+        let refused = commands.iter().any(|command| match command {
+            Command::Send { session, message: CoordinatorMessage::Rejected { .. } } => *session == conn,
+            _ => false,
+        });
+        if !refused {
+            self.ledgers[run].on_message(conn, &message, knew, life);
+        }
+        self.obey_coordinator(commands)
+    }
+
+    /// What the driver does with a connection that speaks another version: says so, and closes.
+    fn turn_away(&mut self, conn: SessionId, error: &CodecError) {
+        let rejected = CoordinatorMessage::Rejected { reason: error.to_string() };
+        self.send(conn, End::Coordinator, host::coordinator_bytes(&rejected));
+        self.network.close(conn, End::Coordinator, &mut self.dice, &mut self.queue);
+        self.coordinator.forget(conn);
     }
 
     pub(super) fn node_reads(&mut self, conn: SessionId, bytes: &[u8]) -> Result<(), Violation> {
@@ -182,11 +209,32 @@ impl Simulation {
 
     pub(super) fn after_coordinator(&mut self) -> Result<(), Violation> {
         let commands = self.coordinator.machine.take_commands();
-        let (life, rounds) = (self.coordinator.incarnation, self.ledger.rounds);
-        self.ledger.check_decision(&self.coordinator.machine, &commands, life)?;
-        if self.ledger.rounds > rounds {
-            self.ledger.check_one_world(life, &self.hosts, self.now())?;
+        self.obey_coordinator(commands)
+    }
+
+    /// Judge what was decided, run by run: no run hears of another.
+    fn judge(&mut self, commands: &[Command]) -> Result<(), Violation> {
+        let life = self.coordinator.incarnation;
+        for run in 0..self.ledgers.len() {
+            let (coordinator, strangers) = (&self.coordinator, &self.options.strangers);
+            let concerns = |command: &&Command| match command {
+                Command::Send { session, .. } | Command::End { session } => {
+                    coordinator.host_of(*session).is_some_and(|host| strangers.run_of(host) == run)
+                }
+                Command::Note { run_id: of, .. } => *of == run_id(run),
+            };
+            let ledger = &mut self.ledgers[run];
+            let rounds = ledger.rounds;
+            ledger.check_decision(&coordinator.machine, commands.iter().filter(concerns), life)?;
+            if self.ledgers[run].rounds > rounds {
+                self.ledgers[run].check_one_world(life, self.hosts_of(run), self.now())?;
+            }
         }
+        Ok(())
+    }
+
+    fn obey_coordinator(&mut self, commands: Vec<Command>) -> Result<(), Violation> {
+        self.judge(&commands)?;
         for command in commands {
             match command {
                 Command::Send { session, message } => {
@@ -196,8 +244,10 @@ impl Simulation {
                 }
                 Command::End { session } => {
                     self.network.close(session, End::Coordinator, &mut self.dice, &mut self.queue);
+                    if let Some(host) = self.coordinator.host_of(session) {
+                        self.ledger_of(host).on_disconnected(session);
+                    }
                     self.coordinator.forget(session);
-                    self.ledger.on_disconnected(session);
                     let now = self.instant();
                     self.coordinator.machine.on_disconnected(session, now);
                 }
@@ -237,8 +287,11 @@ impl Simulation {
                     }
                 }
                 (NodeCommand::Send(message), Some(conn)) => {
-                    self.ledger.count_from_node();
-                    let bytes = host::node_bytes(&message);
+                    self.ledger_of(host).count_from_node();
+                    let bytes = match self.options.strangers.versions.contains(&host) {
+                        true => host::foreign_bytes(&message),
+                        false => host::node_bytes(&message),
+                    };
                     self.send(conn, End::Node, bytes);
                 }
                 (NodeCommand::Disconnect, Some(conn)) => {
@@ -276,7 +329,7 @@ impl Simulation {
         };
         if let Some(outcome) = process.machine.take_outcome() {
             process.answers += 1;
-            self.ledger.check_outcome(process, &outcome)?;
+            self.ledgers[self.options.strangers.run_of(host)].check_outcome(process, &outcome)?;
             match outcome {
                 Ok(placement) => {
                     process.agent = Agent::Running(placement.clone());

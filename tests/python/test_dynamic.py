@@ -217,6 +217,38 @@ def test_what_a_backend_raises_reaches_the_caller() -> None:
         cell_handler(cell).next_rendezvous()
 
 
+class Silent(Cell):
+    """A backend whose ``set_state`` never says what became of a write."""
+
+    def set_state(self, state: bytes, token: Any | None = None) -> None:
+        super().set_state(state, token)
+
+
+class Forgetful(Silent):
+    """A backend that keeps nothing."""
+
+    def set_state(self, state: bytes, token: Any | None = None) -> None:
+        super().set_state(state, token)
+        self.state = None
+
+
+def test_a_backend_that_does_not_say_what_became_of_a_write_is_asked() -> None:
+    cell = Silent()
+    handlers = [cell_handler(cell, 2, 2, timeout=RendezvousTimeout(join=timedelta(seconds=LIMIT_S))) for _ in range(2)]
+    assert sorted(info.rank for info in join_all(*handlers)) == [0, 1]
+    handlers[0].set_closed()
+    until(handlers[1].is_closed)
+    for handler in handlers:
+        handler._stop_heartbeats()
+
+
+def test_a_backend_that_keeps_nothing_forms_no_world_and_is_named() -> None:
+    """PyTorch's handler takes the answer None for a write that was done: each node would form a world of its own."""
+    handler = cell_handler(Forgetful(), timeout=RendezvousTimeout(join=timedelta(seconds=1)))
+    with pytest.raises(RendezvousTimeoutError, match=r"the backend keeps nothing: [0-9]+ times in a row it was empty"):
+        handler.next_rendezvous()
+
+
 def test_a_node_that_cannot_show_that_it_lives_stops_its_workers() -> None:
     cell = Cell()
     handler = cell_handler(cell, keep_alive_interval=1, keep_alive_max_attempt=1)

@@ -9,17 +9,7 @@ use elastic_rs::rendezvous::settings::Settings;
 use elastic_rs::rendezvous::state::{Ends, SessionId};
 
 pub fn hello(machine: &mut Machine, node: u64, settings: Settings, now: Instant) {
-    let hello = Hello {
-        run_id: "job".to_owned(),
-        node: NodeId(node.into()),
-        name: format!("node{node}"),
-        local_addr: None,
-        process: 0,
-        node_rank: None,
-        settings,
-        placed: None,
-        joining: true,
-    };
+    let hello = Hello { joining: true, ..Hello::new("job", NodeId(node.into()), format!("node{node}"), settings) };
     let addr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, node as u8));
     machine.on_hello(SessionId(node), hello, Ends { peer: addr, local: addr }, now);
 }

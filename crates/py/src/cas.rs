@@ -44,17 +44,7 @@ impl CasSession {
         };
         let node = NodeId(rand::random());
         let local_addr = Some(local_addr);
-        let hello = Hello {
-            run_id,
-            node,
-            name,
-            local_addr,
-            process: 0,
-            node_rank: None,
-            settings,
-            placed: None,
-            joining: false,
-        };
+        let hello = Hello { local_addr, ..Hello::new(run_id, node, name, settings) };
         hello.validate().map_err(PyValueError::new_err)?;
         Ok(Self(driver::CasSession::new(hello)))
     }

@@ -191,8 +191,7 @@ impl Session {
         };
         let node = NodeId(rand::random());
         let process = *PROCESS.get_or_init(rand::random);
-        let hello =
-            Hello { run_id, node, name, local_addr, process, node_rank, settings, placed: None, joining: false };
+        let hello = Hello { local_addr, process, node_rank, ..Hello::new(run_id, node, name, settings) };
         hello.validate().map_err(PyValueError::new_err)?;
         let timeout = seconds("coordinator_timeout", coordinator_timeout_s)?;
         Ok(Self(Arc::new(session::Session::open(&handle()?, hello, host, port, timeout))))

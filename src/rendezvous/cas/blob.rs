@@ -92,6 +92,8 @@ pub struct Blob {
 /// Nodes of a cell have no connection; whom [`Run`] counts as connected has this one.
 const SESSION: SessionId = SessionId(0);
 const NO_ENDS: Ends = Ends { peer: IpAddr::V4(Ipv4Addr::UNSPECIFIED), local: IpAddr::V4(Ipv4Addr::UNSPECIFIED) };
+/// Numbers in a cell are counted on from: this is more than can be counted, and far from their end.
+const LARGEST_NUMBER: u64 = 1 << 62;
 /// Leases from a cell are added to instants.
 const LONGEST_LEASE: Duration = Duration::from_secs(400_000_000_000);
 
@@ -128,6 +130,10 @@ impl Blob {
         blob.settings.validate().map_err(|what| corrupt(&what))?;
         if blob.nodes.values().any(|node| node.lease > LONGEST_LEASE) {
             return Err(corrupt("a node's lease is out of range"));
+        }
+        let numbers = [blob.revision, blob.round.0, blob.arrivals];
+        if numbers.into_iter().chain(blob.nodes.values().map(|node| node.beat)).any(|number| number > LARGEST_NUMBER) {
+            return Err(corrupt("a number in it is out of range"));
         }
         Ok(blob)
     }
@@ -231,17 +237,8 @@ pub(super) fn introduced(hello: &Hello, now: Instant) -> Node {
 }
 
 fn node(run_id: &str, id: NodeId, durable: &BlobNode, settings: &Settings, now: Instant) -> Node {
-    let hello = Hello {
-        run_id: run_id.to_owned(),
-        node: id,
-        name: durable.name.clone(),
-        local_addr: Some(durable.addr.clone()),
-        process: 0,
-        node_rank: None,
-        settings: settings.clone(),
-        placed: None,
-        joining: false,
-    };
+    let hello = Hello::new(run_id, id, durable.name.clone(), settings.clone());
+    let hello = Hello { local_addr: Some(durable.addr.clone()), ..hello };
     Node { lease: durable.lease, placed: durable.placed, status: durable.status.clone(), ..introduced(&hello, now) }
 }
 
@@ -277,17 +274,8 @@ mod tests {
 
     fn blob() -> Blob {
         let run = Run::new("job".into(), Settings::new(1, 2));
-        let hello = Hello {
-            run_id: "job".into(),
-            node: NodeId(7),
-            name: "host:1".into(),
-            local_addr: Some("10.0.0.1".into()),
-            process: 0,
-            node_rank: None,
-            settings: Settings::new(1, 2),
-            placed: None,
-            joining: true,
-        };
+        let hello = Hello::new("job", NodeId(7), "host:1", Settings::new(1, 2));
+        let hello = Hello { local_addr: Some("10.0.0.1".into()), joining: true, ..hello };
         let now = Instant::now();
         let mut run = Run { round: Round(3), interrupted: Some("a test".into()), ..run };
         run.update(NodeId(7), |_| {

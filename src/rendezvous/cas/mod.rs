@@ -12,7 +12,8 @@
 //! |---|---|
 //! | [`blob`] | the state ↔ bytes; what a foreign blob is |
 //! | `seen` | what this node has seen of the others, and when |
-//! | [`node`], `propose` | a node: when to read and write, what it hands out; what it would write |
+//! | [`node`], `told`, `limits` | a node: when to read and write, what it hands out; what follows from what the cell holds; when it gives up |
+//! | `propose` | what a node would write |
 //! | [`etcd`] | the same node over etcd's interface: transactions, leases, watch |
 //! | `driver` | waits and wakes for the binding (feature `io`); backend calls are the caller's |
 
@@ -20,6 +21,8 @@ pub mod blob;
 #[cfg(feature = "io")]
 pub mod driver;
 pub mod etcd;
+mod limits;
 pub mod node;
 mod propose;
 mod seen;
+mod told;

@@ -7,9 +7,9 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::super::decide::{placement, why};
-use super::super::message::{CoordinatorMessage, Hello, Join, NodeId, Placed, Placement, Round, Verdict};
-use super::super::pending::{Joining, WITHDRAW_GRACE, back_off};
+use super::super::message::{Hello, Join, NodeId, Placement, Round, Verdict};
+use super::super::pending::{Joining, back_off};
+use super::super::standing::Standing;
 use super::super::text::{tidy, tidy_verdict};
 use super::super::view::{JoinError, View};
 use super::blob::Blob;
@@ -51,22 +51,26 @@ pub struct CasNode {
     pub(super) leaving: Option<String>,
     pub(super) closing: Option<Verdict>,
     pub(super) view: View,
+    /// What was decided last, by whomever.
+    pub(super) standing: Standing,
     /// The node is due to show that it lives.
     pub(super) beat_at: Instant,
     pending: Option<Proposal>,
-    busy: bool,
-    read_at: Option<Instant>,
+    pub(super) busy: bool,
+    pub(super) read_at: Option<Instant>,
     /// When the cell was last told, and when this node last showed that it lives.
-    looked_at: Option<Instant>,
-    shown_at: Option<Instant>,
+    pub(super) looked_at: Option<Instant>,
+    pub(super) shown_at: Option<Instant>,
     /// When the write that is under way was handed out.
     written_at: Instant,
-    quiet_looks: u32,
+    pub(super) quiet_looks: u32,
     conflicts: u32,
-    tries: u32,
-    failing_since: Option<Instant>,
-    last_error: String,
-    left: bool,
+    /// How often in a row the cell was empty right after a write to it.
+    pub(super) unkept: u32,
+    pub(super) tries: u32,
+    pub(super) failing_since: Option<Instant>,
+    pub(super) last_error: String,
+    pub(super) left: bool,
     dice: u64,
     outcome: Option<Result<Placement, JoinError>>,
     command: Option<CasCommand>,
@@ -86,6 +90,7 @@ impl CasNode {
             leaving: None,
             closing: None,
             view: View::default(),
+            standing: Standing::default(),
             beat_at: now,
             pending: None,
             busy: false,
@@ -95,6 +100,7 @@ impl CasNode {
             written_at: now,
             quiet_looks: 0,
             conflicts: 0,
+            unkept: 0,
             tries: 0,
             failing_since: None,
             last_error: String::new(),
@@ -177,7 +183,7 @@ impl CasNode {
 
     /// The write was done.
     pub fn on_written(&mut self, now: Instant) {
-        self.conflicts = 0;
+        (self.conflicts, self.unkept) = (0, 0);
         let Some(Proposal { blob, notes }) = self.pending.take() else {
             return;
         };
@@ -193,12 +199,13 @@ impl CasNode {
     /// The write was not done, since the cell holds something else: this.
     pub fn on_conflict(&mut self, bytes: Option<&[u8]>, now: Instant) {
         self.pending = None;
+        self.unkept = if bytes.is_none() { self.unkept.saturating_add(1) } else { 0 };
         self.be_told(bytes, now);
         self.conflicts += 1;
-        if self.conflicts == 1 {
+        if self.conflicts == 1 && self.unkept == 0 {
             self.go_on(now);
         } else {
-            let most = Duration::from_millis(10) * 2_u32.pow(self.conflicts.min(6));
+            let most = Duration::from_millis(10) * 2_u32.pow(self.conflicts.max(self.unkept).min(6));
             self.read_at = Some(now + most.mul_f64(self.draw()));
         }
     }
@@ -305,87 +312,6 @@ impl CasNode {
         self.joining.as_ref()?.progress.clone()
     }
 
-    fn be_told(&mut self, bytes: Option<&[u8]>, now: Instant) {
-        self.busy = false;
-        (self.failing_since, self.view.out_of_reach_since, self.tries) = (None, None, 0);
-        let blob = match bytes.map(Blob::decode).transpose() {
-            Ok(blob) => blob,
-            Err(error) => return self.fail(JoinError::State(error.to_string())),
-        };
-        if let Some(other) = blob.as_ref().map(Blob::run_id).filter(|run_id| *run_id != self.hello.run_id) {
-            let text = format!("the rendezvous state is that of run `{other}`, not of `{}`", self.hello.run_id);
-            return self.fail(JoinError::State(text));
-        }
-        self.accept(blob, now);
-    }
-
-    /// The cell holds this for certain.
-    fn accept(&mut self, blob: Option<Blob>, now: Instant) {
-        let news = match (&self.confirmed, &blob) {
-            (Some(before), Some(after)) => before.revision != after.revision,
-            (before, after) => before.is_some() != after.is_some(),
-        };
-        self.quiet_looks = if news { 0 } else { self.quiet_looks.saturating_add(1) };
-        (self.busy, self.failing_since, self.view.out_of_reach_since, self.tries) = (false, None, None, 0);
-        self.looked_at = Some(now);
-        if let Some(blob) = &blob {
-            self.seen.look(blob, now);
-        }
-        self.confirmed = blob;
-        self.settle(now);
-    }
-
-    /// What follows for this node from what the cell holds.
-    fn settle(&mut self, now: Instant) {
-        let me = self.hello.node;
-        let Some(blob) = &self.confirmed else {
-            if self.runs() {
-                self.interrupt("the rendezvous state is gone from the backend");
-            }
-            return;
-        };
-        let run = blob.run(me, &self.seen, now);
-        if let Some(verdict) = &run.closed {
-            self.view.closed = Some(verdict.clone());
-            self.closing = None;
-            let spare = run.nodes.get(&me).is_some_and(|node| run.is_spare(node));
-            self.resolve(Err(JoinError::Closed { verdict: verdict.clone(), spare }));
-            return;
-        }
-        let place = run.nodes.get(&me).filter(|node| node.status == super::super::state::Status::Active);
-        let place = place.and_then(|node| node.placed).filter(|(round, _)| *round == run.round);
-        if let Some(joining) = &mut self.joining {
-            if let Some((_, rank)) = place.filter(|(round, _)| *round > joining.join.round)
-                && let Some(CoordinatorMessage::Complete(placement)) = placement(&run, rank)
-            {
-                if rank == 0 && placement.master_port != joining.join.store_port {
-                    // An answer to an earlier join that was abandoned: the store it names is gone.
-                    joining.join.round = placement.round;
-                    self.view.round = placement.round;
-                } else {
-                    self.take_place(placement);
-                }
-            } else if joining.withdrawn_at.is_some() && place.is_none() && !run.knows(me) {
-                let after = joining.deadline - joining.since;
-                let progress = joining.progress.clone().unwrap_or_default();
-                self.resolve(Err(JoinError::Timeout { after, progress }));
-            }
-        } else if self.runs() {
-            let mine = self.hello.placed.map(|placed| (placed.round, placed.rank));
-            if place.is_some() && place == mine {
-                self.view.waiting = run.waiting_for_members();
-                self.view.reason = if self.view.waiting > 0 { why(&run) } else { String::new() };
-            } else {
-                let text = if run.round > self.view.round {
-                    format!("round {} formed without this node", run.round)
-                } else {
-                    "the others have given this node up".to_owned()
-                };
-                self.interrupt(&text);
-            }
-        }
-    }
-
     /// Decide on what the cell holds, and write if that changes anything.
     fn go_on(&mut self, now: Instant) {
         if self.busy || self.left || self.view.failed.is_some() {
@@ -433,65 +359,9 @@ impl CasNode {
         }
     }
 
-    fn take_place(&mut self, placement: Placement) {
-        let Placement { round, rank, world_size, world, restart, .. } = placement;
-        let wanted = self.joining.as_ref().is_some_and(|joining| joining.withdrawn_at.is_none());
-        self.hello.placed = Some(Placed { round, rank, world_size, world, active: wanted, restart });
-        self.view.round = round;
-        self.view.waiting = 0;
-        self.view.reason.clear();
-        if wanted {
-            self.resolve(Ok(placement));
-        }
-    }
-
     /// Whether workers of the last round run here.
     pub(super) fn runs(&self) -> bool {
         self.joining.is_none() && self.hello.placed.is_some_and(|placed| placed.active)
-    }
-
-    fn interrupt(&mut self, reason: &str) {
-        self.view.waiting = self.view.waiting.max(1);
-        self.view.reason = reason.to_owned();
-    }
-
-    /// When the others may form a world without this node, which they have not heard of: its workers have to stop before.
-    fn fenced_at(&self) -> Option<Instant> {
-        let shown_at = self.shown_at.filter(|_| self.runs() && self.view.closed.is_none())?;
-        Some(shown_at + self.hello.settings.lease())
-    }
-
-    fn fence(&mut self, now: Instant) {
-        if self.fenced_at().is_some_and(|at| at <= now) && self.view.waiting == 0 {
-            let lease = self.hello.settings.lease();
-            let text = format!("this node could not show for {lease:.1?} that it lives: {}", self.last_error);
-            self.interrupt(&text);
-        }
-    }
-
-    fn give_up_join_if_due(&mut self, now: Instant) {
-        let lease = self.hello.settings.lease();
-        let Some(joining) = &mut self.joining else { return };
-        let after = joining.deadline - joining.since;
-        if let Some(since) = self.failing_since.filter(|since| now >= *since + lease) {
-            let text = format!("the backend has not worked for {:.1?}: {}", now - since, self.last_error);
-            self.resolve(Err(JoinError::Connection(text)));
-            return;
-        }
-        match joining.withdrawn_at {
-            None if joining.is_due(now) => {
-                joining.withdrawn_at = Some(now);
-                self.read_at = Some(now);
-            }
-            Some(at) if now >= at + WITHDRAW_GRACE => {
-                let progress = joining.progress.clone().unwrap_or_else(|| match self.last_error.as_str() {
-                    "" => "the backend does not answer".to_owned(),
-                    error => format!("the backend does not work: {error}"),
-                });
-                self.resolve(Err(JoinError::Timeout { after, progress }));
-            }
-            _ => {}
-        }
     }
 
     /// End the pending join, if there is one.
@@ -501,7 +371,7 @@ impl CasNode {
         }
     }
 
-    fn fail(&mut self, error: JoinError) {
+    pub(super) fn fail(&mut self, error: JoinError) {
         self.view.failed.get_or_insert_with(|| error.clone());
         self.left = self.left || self.leaving.is_some();
         self.resolve(Err(error));

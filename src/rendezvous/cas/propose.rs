@@ -40,10 +40,13 @@ impl CasNode {
         {
             return Err(JoinError::Rejected(reason));
         }
+        run.standing = self.standing;
         let mut out = Vec::new();
         self.wish(&mut run, now, &mut out);
         self.judge(&mut run, now, &mut out);
         decide(&mut run, now, &mut out);
+        // Whoever writes it logs it; the others know then.
+        self.standing = run.standing;
         self.note_progress(&run, now);
 
         let before = self.confirmed.as_ref();
@@ -121,7 +124,10 @@ impl CasNode {
     fn note_progress(&mut self, run: &Run, now: Instant) {
         let spare = run.nodes.get(&self.hello.node).is_some_and(|node| run.is_spare(node));
         if let Some(joining) = self.joining.as_mut().filter(|joining| joining.withdrawn_at.is_none()) {
-            joining.progress = Some(run.progress(now));
+            joining.progress = Some(match self.unkept {
+                0 | 1 => run.progress(now),
+                times => format!("the backend keeps nothing: {times} times in a row it was empty right after a write"),
+            });
             joining.be_spare(spare, now);
         }
     }

@@ -1,0 +1,60 @@
+//! Bytes that a backend hands out as the rendezvous state: they are a state or an error, and a node that acts on a state stays sound.
+#![no_main]
+
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use elastic_rs::rendezvous::cas::blob::Blob;
+use elastic_rs::rendezvous::cas::node::{CasCommand, CasNode, Liveness};
+use elastic_rs::rendezvous::message::{Hello, NodeId, Verdict};
+use elastic_rs::rendezvous::settings::Settings;
+use libfuzzer_sys::fuzz_target;
+
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// Of a node's life: steps of its driver. Enough for a round to form, and for others to be given up.
+const STEPS: u32 = 60;
+
+fuzz_target!(|input: &[u8]| {
+    // What the node wants, then what the backend holds.
+    let Some((&wish, bytes)) = input.split_first() else { return };
+    match Blob::decode(bytes) {
+        Ok(blob) => assert_eq!(Blob::decode(&blob.encode()).as_ref(), Ok(&blob), "what is written is read"),
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+    let mut now = *START;
+    let hello = Hello::new("run", NodeId(u128::from(wish & 3)), "host0:1", Settings::new(1, 3));
+    let hello = Hello { local_addr: Some("a".to_owned()), ..hello };
+    let mut node = CasNode::new(hello, Liveness::Counters, now);
+    match wish >> 4 & 3 {
+        0 => node.look(now),
+        1 => node.close(&Verdict::Succeeded { by: "host0".to_owned() }, now),
+        _ => node.join(1, None, Duration::from_secs(30), now),
+    }
+    let mut cell = Some(bytes.to_vec());
+    for step in 0..STEPS {
+        node.on_tick(now);
+        match node.take_command() {
+            Some(CasCommand::Read) => node.on_state(cell.as_deref(), now),
+            Some(CasCommand::Write(state)) => {
+                assert!(Blob::decode(&state).is_ok(), "a node writes what is no state");
+                // Another was first, now and then.
+                if wish & 8 > 0 && step % 5 == 0 {
+                    node.on_conflict(cell.as_deref(), now);
+                } else {
+                    cell = Some(state);
+                    node.on_written(now);
+                }
+            }
+            None => {
+                let Some(at) = node.next_deadline() else { break };
+                now = now.max(at) + Duration::from_millis(1);
+            }
+        }
+        if step == STEPS / 2 && wish & 4 > 0 {
+            node.leave("the fuzzer ends it", now);
+        }
+        let (_, _) = (node.take_outcome(), node.take_notes());
+        assert!(node.view().waiting == 0 || !node.view().reason.is_empty(), "interrupted without a reason");
+    }
+});

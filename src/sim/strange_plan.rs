@@ -1,0 +1,157 @@
+//! Histories of jobs among strangers: the plans of [`super::plan`], and besides several runs on one coordinator, agents that come
+//! from another's place, nodes with other settings or of another version, ranks that users ask for, and hosts that come and go
+//! more often than they may.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::network::HostId;
+use super::plan::{Failure, Plan, Report, live_plan};
+use super::queue::Dice;
+use super::simulation::{Action, Simulation};
+use crate::rendezvous::settings::Settings;
+
+/// How often nodes were refused, by what for.
+pub type Refusals = BTreeMap<&'static str, usize>;
+
+/// What a refusal says, and what it is called.
+const REFUSALS: [(&str, &str); 5] = [
+    ("give every node the same", "settings"),
+    ("was replaced by a newer agent", "replaced before"),
+    ("has come from the place of this one", "replaced"),
+    ("rejoin_limit", "flapping"),
+    ("rendezvous protocol version", "version"),
+];
+
+/// Draw a plan with strangers.
+pub fn draw(seed: u64) -> Plan {
+    let mut plan = Plan::draw(seed);
+    // A generator of its own: a seed's plan is otherwise what it is without strangers.
+    let mut dice = Dice::new(seed ^ 0x57A6);
+    if dice.chance(40) {
+        draw_runs(&mut plan, &mut dice);
+    }
+    if dice.chance(50) {
+        draw_ranks(&mut plan, &mut dice);
+    }
+    if dice.chance(50) {
+        draw_twins(&mut plan, &mut dice);
+    }
+    if dice.chance(40) {
+        draw_settings(&mut plan, &mut dice);
+    }
+    if dice.chance(25) {
+        plan.options.strangers.versions = some_hosts(&plan, &mut dice, 4);
+    }
+    if dice.chance(30) {
+        draw_flapping(&mut plan, &mut dice);
+    }
+    plan
+}
+
+fn some_hosts(plan: &Plan, dice: &mut Dice, at_most: u64) -> BTreeSet<HostId> {
+    let last = plan.options.hosts as u64 - 1;
+    (0..dice.between(1, at_most)).map(|_| dice.between(0, last) as usize).collect()
+}
+
+/// Two to four runs share the coordinator.
+fn draw_runs(plan: &mut Plan, dice: &mut Dice) {
+    let runs = dice.between(2, 4);
+    let of = (0..plan.options.hosts).map(|host| (host, dice.between(0, runs - 1) as usize));
+    plan.options.strangers.runs = of.filter(|(_, run)| *run > 0).collect();
+    // Else hardly any of them would have enough nodes.
+    let min = &mut plan.options.settings.min_nodes;
+    *min = (*min / runs as u32).max(1);
+}
+
+/// Some or all hosts ask for a rank; now and then two for the same.
+fn draw_ranks(plan: &mut Plan, dice: &mut Dice) {
+    let share = [100, 50, 10][dice.between(0, 2) as usize];
+    let hosts = plan.options.hosts;
+    let apart = dice.chance(70);
+    for host in 0..hosts {
+        if !dice.chance(share) {
+            continue;
+        }
+        let rank = if apart { hosts - 1 - host } else { dice.between(0, 3) as usize };
+        plan.options.node_ranks.insert(host, rank as u32);
+    }
+}
+
+/// Pods that were started anew, with the address and the name of an agent that may still live, and the other way round.
+fn draw_twins(plan: &mut Plan, dice: &mut Dice) {
+    let mut taken = BTreeSet::new();
+    for _ in 0..dice.between(1, 3) {
+        let last = plan.options.hosts as u64 - 1;
+        let pair = [(); 2].map(|()| dice.between(0, last) as usize);
+        if pair[0] == pair[1] || pair.iter().any(|host| taken.contains(host)) {
+            continue;
+        }
+        taken.extend(pair);
+        plan.options.strangers.twins.insert(pair[1], pair[0]);
+        if let Some(rank) = plan.options.node_ranks.get(&pair[0]).copied() {
+            plan.options.node_ranks.insert(pair[1], rank);
+        }
+        for _ in 0..dice.between(1, 6) {
+            let host = pair[dice.between(0, 1) as usize];
+            let at = dice.duration((Duration::ZERO, plan.calm_at));
+            plan.add(at, Action::Start(host, plan.options.join_timeout), Duration::ZERO);
+        }
+    }
+}
+
+/// Some ask for other numbers of nodes, or for another budget. Who is first says what the run is.
+fn draw_settings(plan: &mut Plan, dice: &mut Dice) {
+    let usual = &plan.options.settings;
+    let other = match dice.between(0, 2) {
+        0 => Settings { max_nodes: usual.max_nodes + 1, ..usual.clone() },
+        1 => Settings { min_nodes: usual.min_nodes + 1, max_nodes: usual.max_nodes + 1, ..usual.clone() },
+        _ => Settings { max_restarts: Some(7_000_000), ..usual.clone() },
+    };
+    let hosts = some_hosts(plan, dice, 4);
+    plan.options.strangers.settings = hosts.into_iter().map(|host| (host, other.clone())).collect();
+}
+
+/// Hosts that come and go, with a limit on that.
+fn draw_flapping(plan: &mut Plan, dice: &mut Dice) {
+    plan.options.settings.rejoin_limit = dice.between(1, 4) as u32;
+    plan.options.settings.rejoin_window = dice.duration((Duration::from_secs(10), Duration::from_secs(600)));
+    let limit = plan.options.settings.rejoin_limit;
+    for settings in plan.options.strangers.settings.values_mut() {
+        settings.rejoin_limit = limit;
+    }
+    for host in some_hosts(plan, dice, 3) {
+        let every = dice.duration((Duration::from_secs(2), Duration::from_secs(40)));
+        let first = dice.duration((Duration::ZERO, Duration::from_secs(60)));
+        let end = [Action::Kill(host), Action::Terminate(host)][dice.between(0, 1) as usize].clone();
+        for time in 0..limit + 3 {
+            plan.add(first + every * time, Action::Start(host, plan.options.join_timeout), Duration::ZERO);
+            plan.add(first + every * time + every * 2 / 3, end.clone(), Duration::ZERO);
+        }
+    }
+}
+
+/// Live through the history of a seed. Says besides how often nodes were refused, and what for.
+///
+/// # Errors
+/// The first invariant that breaks. With `keep_history`, the last events before it.
+pub fn live(seed: u64, keep_history: bool) -> Result<(Report, Refusals), Box<Failure>> {
+    let plan = draw(seed);
+    let (report, job) = live_plan(seed, &plan, keep_history)?;
+    let mut refusals = refusals(&job);
+    if plan.options.strangers.runs() > 1 {
+        *refusals.entry("several runs").or_default() += 1;
+    }
+    Ok((report, refusals))
+}
+
+fn refusals(job: &Simulation) -> Refusals {
+    let mut counts = Refusals::new();
+    for exit in job.hosts().iter().flat_map(|host| &host.exits) {
+        let text = format!("{exit:?}");
+        for (_, kind) in REFUSALS.iter().filter(|(says, _)| text.contains(says)) {
+            *counts.entry(kind).or_default() += 1;
+        }
+    }
+    counts
+}
