@@ -107,7 +107,6 @@ fn a_newcomer_a_loss_and_settling_are_each_said_once_with_their_reason() {
     bench.pass(settings.reconnect_grace);
     let lost = "10.0.0.3 (host:3) is lost: its connection ended 0.5 s ago";
     bench.noted_once(before, &format!("round 1 is interrupted: {lost}"));
-    bench.noted_once(before, &format!("members of round 1 are to stop: {lost}"));
     assert_eq!(bench.run().standing(), Standing::Reforming);
     let CoordinatorMessage::Status { waiting: 1, reason, .. } = bench.last(1) else { panic!("{:?}", bench.last(1)) };
     assert_eq!(reason, lost, "a member is told");
