@@ -69,7 +69,7 @@ fn gathering_last_call_and_completion_are_each_said_once_with_their_reason() {
     }
     bench.say(1, join(0));
     assert_eq!(bench.run().standing(), Standing::Gathering);
-    bench.noted_once(0, "round 1 waits for 1 more nodes (10.0.0.1 (host:1))");
+    bench.noted_once(0, "round 1 waits for 2 more nodes");
     nothing_new_is_said(&mut bench, &[1]);
 
     bench.say(2, join(0));
