@@ -69,7 +69,7 @@ fn gathering_last_call_and_completion_are_each_said_once_with_their_reason() {
     }
     bench.say(1, join(0));
     assert_eq!(bench.run().standing(), Standing::Gathering);
-    bench.noted_once(0, "round 1 waits for 1 more nodes (10.0.0.1 (host:1))");
+    bench.noted_once(0, "round 1 waits for 2 more nodes");
     nothing_new_is_said(&mut bench, &[1]);
 
     bench.say(2, join(0));
@@ -107,7 +107,6 @@ fn a_newcomer_a_loss_and_settling_are_each_said_once_with_their_reason() {
     bench.pass(settings.reconnect_grace);
     let lost = "10.0.0.3 (host:3) is lost: its connection ended 0.5 s ago";
     bench.noted_once(before, &format!("round 1 is interrupted: {lost}"));
-    bench.noted_once(before, &format!("members of round 1 are to stop: {lost}"));
     assert_eq!(bench.run().standing(), Standing::Reforming);
     let CoordinatorMessage::Status { waiting: 1, reason, .. } = bench.last(1) else { panic!("{:?}", bench.last(1)) };
     assert_eq!(reason, lost, "a member is told");
@@ -184,6 +183,20 @@ fn placed(node: u64) -> Placed {
     Placed { round: Round(4), rank: node as u32 - 1, world_size: 2, world: 77, active: true, restart: 3 }
 }
 
+#[test]
+fn a_coordinator_that_stood_still_and_an_agent_started_anew_are_each_said_once() {
+    let settings = Settings::new(2, 2);
+    let mut bench = Bench::formed(2, &settings);
+    bench.pass(settings.lease() + 45 * SECOND);
+    bench.noted_once(0, "this coordinator stood still: it is 45.0s late, and renews every lease");
+    assert!(bench.ended.is_empty(), "nobody is judged by it");
+    bench.greet(20, Hello { node: NodeId(20), process: 20, ..hello(2, &settings) }, 1);
+    bench.noted_once(0, "10.0.0.1 (host:2) is replaced: 10.0.0.1 (host:2) has come from the same place");
+    bench.greet(21, hello(2, &settings), 1);
+    assert!(bench.rejection(21).contains("was replaced by a newer agent at the same place"));
+    nothing_new_is_said(&mut bench, &[1, 20]);
+}
+
 /// A newcomer with another `--nnodes` that was quicker to find the restarted coordinator than the job that runs would have had all of
 /// its members refused.
 #[test]
@@ -253,6 +266,10 @@ fn a_run_that_has_ended_is_remembered_for_an_hour_and_then_forgotten() {
     bench.say(1, NodeMessage::Close(Verdict::Succeeded { by: "host:1".into() }));
     bench.say(1, NodeMessage::Leave { reason: "the job is over".into() });
     bench.pass(VACANT_FOR - SECOND);
+    // Who is turned away does not count.
+    bench.greet(3, Hello { name: "forged\nline".into(), ..of("ended", 3) }, 3);
+    assert!(bench.rejection(3).contains("control characters"));
+    assert_eq!(bench.machine.next_deadline().unwrap() - bench.now, SECOND);
     // Who comes late learns how it ended; from then on it is remembered for another hour.
     bench.greet(2, of("ended", 2), 2);
     assert!(matches!(bench.last(2), CoordinatorMessage::Closed { .. }), "{:?}", bench.last(2));

@@ -105,7 +105,8 @@ class NodeHandler(RendezvousHandler):
         self._waiting, self._must_rejoin = 0, False
         text = (
             f"round {placement.round}: rank {placement.rank} of {placement.world_size}, "
-            f"master {placement.master_addr}:{placement.master_port}, after {time.monotonic() - started:.1f} s"
+            f"master {placement.master_addr}:{placement.master_port}, after {time.monotonic() - started:.1f} s: "
+            f"{placement.reason}"
         )
         logger.info("%s: %s", self._addr(), text)
         self._record(

@@ -20,6 +20,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore as _TheirStore
 
 from elastic_rs import _elastic_rs
 from elastic_rs.errors import StoreNetworkError, StoreTimeoutError
@@ -27,7 +28,19 @@ from elastic_rs.errors import StoreNetworkError, StoreTimeoutError
 __all__ = ["TCPStore"]
 
 
-class TCPStore(dist.TCPStore):  # type: ignore[misc, name-defined] # torch does not type what it takes from C++
+class _StandIn(type(_TheirStore)):  # type: ignore[misc] # the type of pybind11's classes
+    """The type of a class that stands, once it is installed, also for what C++ hands back.
+
+    C++ keeps a store without its Python object; the next object that it makes for the store is of torch's class.
+    Programs that ask whether what is below a ``PrefixStore`` is a ``dist.TCPStore`` get the answer that PyTorch gives.
+    """
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        installed = vars(dist)["TCPStore"] is cls
+        return super().__instancecheck__(instance) or (installed and isinstance(instance, _TheirStore))
+
+
+class TCPStore(_TheirStore, metaclass=_StandIn):
     """A store served by ``elastic_rs``; otherwise ``torch.distributed.TCPStore``, as it is in PyTorch 2.15.
 
     Args:

@@ -52,7 +52,9 @@ pub enum Command {
 pub struct Machine {
     runs: BTreeMap<String, Run>,
     sessions: BTreeMap<SessionId, (String, NodeId)>,
-    /// Runs that nobody is in any more, and since when.
+    /// Runs that nobody is in any more: no event costs more because there are many.
+    remembered: BTreeMap<String, Run>,
+    /// Since when nobody has been in them.
     vacant: BTreeSet<(Instant, String)>,
     commands: Vec<Command>,
 }
@@ -75,6 +77,7 @@ impl Machine {
     /// A node introduced itself on a new connection.
     pub fn on_hello(&mut self, session: SessionId, hello: Hello, ends: Ends, now: Instant) {
         self.advance(now);
+        self.recollect(&hello.run_id);
         let refusal = match hello.validate() {
             Err(reason) => Some(reason),
             Ok(()) => {
@@ -90,6 +93,7 @@ impl Machine {
         if let Some(reason) = refusal {
             self.send(session, CoordinatorMessage::Rejected { reason });
             self.commands.push(Command::End { session });
+            self.leave_if_vacant(&hello.run_id, now);
             return;
         }
 
@@ -100,9 +104,7 @@ impl Machine {
         if run.nodes.is_empty() {
             run.settings = hello.settings.clone();
         }
-        if let Some(since) = run.vacant_since.take() {
-            self.vacant.remove(&(since, run.id.clone()));
-        }
+        run.vacant_since = None;
         if let Some(old) = run.nodes.get(&hello.node).and_then(|node| node.session) {
             self.sessions.remove(&old);
             self.commands.push(Command::End { session: old });
@@ -170,9 +172,7 @@ impl Machine {
             NodeMessage::Done { round } => on_done(run, id, session, round, out),
         }
         decide(run, now, &mut self.commands);
-        if run.nodes.is_empty() {
-            self.leave_vacant(&run_id, now);
-        }
+        self.leave_if_vacant(&run_id, now);
     }
 
     /// A connection ended, for whatever reason. Connections that never said Hello may be reported too.
@@ -194,11 +194,11 @@ impl Machine {
         for run in self.runs.values_mut() {
             expire(run, now, &mut self.sessions, &mut self.commands);
             decide(run, now, &mut self.commands);
-            if run.nodes.is_empty() && run.vacant_since.is_none() {
+            if run.nodes.is_empty() {
                 vacant.push(run.id.clone());
             }
         }
-        vacant.iter().for_each(|run_id| self.leave_vacant(run_id, now));
+        vacant.iter().for_each(|run_id| self.leave_if_vacant(run_id, now));
         self.forget(now);
     }
 
@@ -215,12 +215,12 @@ impl Machine {
 
     /// What is known of a run.
     pub fn run(&self, run_id: &str) -> Option<&Run> {
-        self.runs.get(run_id)
+        self.runs.get(run_id).or_else(|| self.remembered.get(run_id))
     }
 
     /// How many runs are known: those that nodes are in, and those that are remembered.
     pub fn run_count(&self) -> usize {
-        self.runs.len()
+        self.runs.len() + self.remembered.len()
     }
 
     /// How many sessions have introduced themselves and are connected.
@@ -228,16 +228,25 @@ impl Machine {
         self.sessions.len()
     }
 
-    /// Nobody is in a run any more. One that has nothing to remember is gone at once.
-    fn leave_vacant(&mut self, run_id: &str, now: Instant) {
-        let Some(run) = self.runs.get_mut(run_id) else { return };
-        if run.is_blank() {
-            self.runs.remove(run_id);
+    /// If nobody is in a run any more, it is only remembered. One that has nothing to remember is gone at once.
+    fn leave_if_vacant(&mut self, run_id: &str, now: Instant) {
+        let vacant = self.runs.get(run_id).is_some_and(|run| run.nodes.is_empty());
+        let Some(mut run) = vacant.then(|| self.runs.remove(run_id)).flatten().filter(|run| !run.is_blank()) else {
             return;
-        }
-        run.vacant_since = Some(now);
-        self.vacant.insert((now, run_id.to_owned()));
+        };
+        let since = *run.vacant_since.get_or_insert(now);
+        self.vacant.insert((since, run_id.to_owned()));
+        self.remembered.insert(run_id.to_owned(), run);
         self.forget(now);
+    }
+
+    /// Somebody asks for a run that may only be remembered.
+    fn recollect(&mut self, run_id: &str) {
+        let Some(run) = self.remembered.remove(run_id) else { return };
+        if let Some(since) = run.vacant_since {
+            self.vacant.remove(&(since, run_id.to_owned()));
+        }
+        self.runs.insert(run_id.to_owned(), run);
     }
 
     /// Forget the runs that nobody has been in for long, and the oldest of those that are too many.
@@ -248,7 +257,7 @@ impl Machine {
                 return;
             }
             let Some((since, run_id)) = self.vacant.pop_first() else { return };
-            self.runs.remove(&run_id);
+            self.remembered.remove(&run_id);
             let left = format!("nobody has been here for {:.0?}", now - since);
             let text = match over {
                 true => format!("{left}: this run is forgotten"),

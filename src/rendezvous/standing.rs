@@ -77,8 +77,8 @@ impl Run {
         let waiting = self.waiting.len();
         match self.standing {
             // What led there was logged: who left, how it was closed, why members are to stop, that the round is complete.
-            Standing::Vacant | Standing::Closed | Standing::Recalling => None,
-            Standing::Undisturbed => None,
+            Standing::Vacant | Standing::Closed | Standing::Recalling | Standing::Undisturbed => None,
+            Standing::Reforming if self.interrupted.is_some() => None,
             Standing::Reforming => {
                 Some(format!("members of round {} are to stop: {}", self.round, super::decide::why(self)))
             }

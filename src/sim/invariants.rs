@@ -209,6 +209,15 @@ impl Ledger {
         }
     }
 
+    /// A member of a running world is not refused for what it asks for while others have only come.
+    pub(super) fn check_refusal(&self, message: &NodeMessage, reason: &str) -> Result<(), Violation> {
+        let NodeMessage::Hello(hello) = message else { return Ok(()) };
+        let member = hello.placed.is_some_and(|placed| placed.active);
+        ensure(!member || !reason.contains(OTHER_SETTINGS) || self.highest > Round(0) || self.closed, || {
+            format!("{} runs in a world and is refused by newcomers: {reason}", hello.name)
+        })
+    }
+
     /// Judge what the coordinator does after an event.
     pub(super) fn check_decision<'a>(
         &mut self,
@@ -340,6 +349,9 @@ impl Ledger {
         worlds::check_noticed(loss.round.0, loss.at, now, undisturbed.map(|(number, _)| number))
     }
 }
+
+/// What a node is told that asks for something else than those who are in.
+pub(super) const OTHER_SETTINGS: &str = "give every node the same";
 
 /// How things stand once nothing goes wrong any more: see [`worlds::check_settled`].
 ///

@@ -5,10 +5,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use super::invariants::OTHER_SETTINGS;
 use super::network::HostId;
 use super::plan::{Failure, Plan, Report, live_plan};
 use super::queue::Dice;
 use super::simulation::{Action, Simulation};
+use super::strangers::Strangers;
+use super::worlds::Violation;
 use crate::rendezvous::settings::Settings;
 
 /// How often nodes were refused, by what for.
@@ -16,7 +19,7 @@ pub type Refusals = BTreeMap<&'static str, usize>;
 
 /// What a refusal says, and what it is called.
 const REFUSALS: [(&str, &str); 5] = [
-    ("give every node the same", "settings"),
+    (OTHER_SETTINGS, "settings"),
     ("was replaced by a newer agent", "replaced before"),
     ("has come from the place of this one", "replaced"),
     ("rejoin_limit", "flapping"),
@@ -138,20 +141,38 @@ fn draw_flapping(plan: &mut Plan, dice: &mut Dice) {
 pub fn live(seed: u64, keep_history: bool) -> Result<(Report, Refusals), Box<Failure>> {
     let plan = draw(seed);
     let (report, job) = live_plan(seed, &plan, keep_history)?;
-    let mut refusals = refusals(&job);
+    let mut refusals = refusals(&plan, &job).map_err(|violation| {
+        let history = job.history().to_vec();
+        Box::new(Failure { seed, at: job.now(), violation, history })
+    })?;
     if plan.options.strangers.runs() > 1 {
         *refusals.entry("several runs").or_default() += 1;
     }
     Ok((report, refusals))
 }
 
-fn refusals(job: &Simulation) -> Refusals {
+/// Who was refused. Nobody is without a cause that the plan has.
+fn refusals(plan: &Plan, job: &Simulation) -> Result<Refusals, Violation> {
+    let Strangers { twins, settings, versions, .. } = &plan.options.strangers;
+    let shares = |host: HostId| twins.contains_key(&host) || twins.values().any(|of| *of == host);
     let mut counts = Refusals::new();
-    for exit in job.hosts().iter().flat_map(|host| &host.exits) {
-        let text = format!("{exit:?}");
-        for (_, kind) in REFUSALS.iter().filter(|(says, _)| text.contains(says)) {
-            *counts.entry(kind).or_default() += 1;
+    for (number, host) in job.hosts().iter().enumerate() {
+        for text in host.exits.iter().map(|exit| format!("{exit:?}")) {
+            for (_, kind) in REFUSALS.iter().filter(|(says, _)| text.contains(says)) {
+                let due = match *kind {
+                    "settings" => !settings.is_empty(),
+                    "version" => versions.contains(&number),
+                    "flapping" => plan.options.settings.rejoin_limit > 0,
+                    _ => shares(number),
+                };
+                if !due {
+                    return Err(Violation::contract(format!(
+                        "host{number} is refused without a cause ({kind}): {text}"
+                    )));
+                }
+                *counts.entry(kind).or_default() += 1;
+            }
         }
     }
-    counts
+    Ok(counts)
 }

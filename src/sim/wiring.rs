@@ -96,12 +96,15 @@ impl Simulation {
         };
         self.coordinator.handle(conn, message.clone(), now);
         let commands = self.coordinator.machine.take_commands();
-        let refused = commands.iter().any(|command| match command {
-            Command::Send { session, message: CoordinatorMessage::Rejected { .. } } => *session == conn,
-            _ => false,
+        let refused = commands.iter().find_map(|command| match command {
+            Command::Send { session, message: CoordinatorMessage::Rejected { reason } } if *session == conn => {
+                Some(reason)
+            }
+            _ => None,
         });
-        if !refused {
-            self.ledgers[run].on_message(conn, &message, knew, life);
+        match refused {
+            Some(reason) => self.ledgers[run].check_refusal(&message, reason)?,
+            None => self.ledgers[run].on_message(conn, &message, knew, life),
         }
         self.obey_coordinator(commands)
     }

@@ -54,6 +54,18 @@ def test_parts_are_installed_by_themselves() -> None:
     assert dist.TCPStore is elastic_rs.TCPStore
 
 
+def test_a_store_that_cpp_hands_back_is_one_while_ours_is_installed() -> None:
+    """C++ has kept it without its Python object: PyTorch's ``InitPgWithNonUvStore`` tests ask for this."""
+    elastic_rs.install(rendezvous=False, agent=False)
+    prefix = dist.PrefixStore("p", dist.TCPStore("127.0.0.1", 0, is_master=True))
+    handed_back = prefix.underlying_store
+    assert type(handed_back) is TheirStore, "else nothing is tested here"
+    assert isinstance(handed_back, dist.TCPStore)
+    assert not isinstance(dist.HashStore(), dist.TCPStore)
+    elastic_rs.uninstall()
+    assert not isinstance(handed_back, elastic_rs.TCPStore)
+
+
 def test_the_c10d_handler_of_torchrun_is_ours() -> None:
     elastic_rs.install()
     handler = get_rendezvous_handler(RendezvousParameters("c10d", "127.0.0.1:0", "job", 1, 1, "127.0.0.1", is_host="1"))

@@ -135,6 +135,9 @@ impl Blob {
         if numbers.into_iter().chain(blob.nodes.values().map(|node| node.beat)).any(|number| number > LARGEST_NUMBER) {
             return Err(corrupt("a number in it is out of range"));
         }
+        if blob.interrupted.as_ref().is_some_and(String::is_empty) {
+            return Err(corrupt("its world is interrupted without a reason"));
+        }
         Ok(blob)
     }
 
