@@ -168,6 +168,7 @@ impl Runner {
             global_rank: first_rank + local_rank,
             pid: 0,
             exit: "a failure to start".to_owned(),
+            returncode: 1,
             message: reason.to_owned(),
             counts: true,
         };
@@ -257,7 +258,8 @@ impl Runner {
                 }
             }
             Command::Kill => self.crew.iter_mut().for_each(Crew::kill),
-            Command::Tell(text) => self.tell(&text),
+            Command::Tell(text) => tracing::info!("{}{text}", self.whose()),
+            Command::Warn(text) => tracing::warn!("{}{text}", self.whose()),
             Command::End(outcome) => {
                 // Only workers that have ended still concern anybody.
                 self.steps.retain(|step| matches!(step, Step::Reap { .. }));
@@ -268,7 +270,7 @@ impl Runner {
                 None => self.steps.push_back(Step::Barrier),
             },
             Command::Report(failure) => {
-                self.tell(&format!("stopping all workers: {failure}; the others are told"));
+                tracing::warn!("{}stopping all workers: {failure}; the others are told", self.whose());
                 if let Some(session) = &self.session {
                     session.report_failure(self.machine.round(), *failure);
                 }
@@ -286,13 +288,11 @@ impl Runner {
         }
     }
 
-    fn tell(&self, text: &str) {
-        let Some((rank, since)) = self.place else {
-            tracing::info!("[{}] {text}", self.run_id);
-            return;
-        };
+    /// What a line of the log begins with.
+    fn whose(&self) -> String {
+        let Some((rank, since)) = self.place else { return format!("[{}] ", self.run_id) };
         let (run_id, round, after) = (&self.run_id, self.machine.round(), since.elapsed().as_secs_f64());
-        tracing::info!("[{run_id}] round {round}, node rank {rank}, after {after:.1} s: {text}");
+        format!("[{run_id}] round {round}, node rank {rank}, after {after:.1} s: ")
     }
 
     fn on_crew(&mut self, event: Option<CrewEvent>) {
@@ -330,6 +330,7 @@ impl Runner {
             global_rank: self.started.first_rank + exited.local_rank,
             pid: exited.pid,
             exit: exited.exit.to_string(),
+            returncode: exited.exit.returncode(),
             message,
             counts: true,
         }
@@ -362,6 +363,7 @@ impl Runner {
                 global_rank: self.started.first_rank + local_rank,
                 pid,
                 exit: format!("uninterruptible sleep for {:.0?}", now - since),
+                returncode: 1,
                 message: "a hung device or file system holds it; a new worker on this host could not use it either"
                     .to_owned(),
                 counts: true,

@@ -122,7 +122,7 @@ impl Ours {
         }
     }
 
-    fn failure(&self, host: HostId, local_rank: u32, exit: &str) -> Failure {
+    fn failure(&self, host: HostId, local_rank: u32, exit: &str, returncode: i32) -> Failure {
         Failure {
             node: String::new(),
             role: "default".to_owned(),
@@ -130,6 +130,7 @@ impl Ours {
             global_rank: self.first_rank + local_rank,
             pid: 1000 + host as u32,
             exit: exit.to_owned(),
+            returncode,
             message: String::new(),
             counts: true,
         }
@@ -226,7 +227,7 @@ impl Simulation {
                 }
             }
             Command::Close(verdict) => process.machine.close(verdict),
-            Command::Tell(text) => self.remark(|| format!("host{host}: {text}")),
+            Command::Tell(text) | Command::Warn(text) => self.remark(|| format!("host{host}: {text}")),
             Command::End(outcome) => {
                 ours.ending = Some(*outcome);
                 process.agent = Agent::Stopping { again: false };
@@ -329,7 +330,7 @@ impl Simulation {
             CrewEvent::Started => crew.up = true,
             CrewEvent::NotStarted => {
                 state.crew = None;
-                let failure = ours.failure(host, 0, "a failure to start");
+                let failure = ours.failure(host, 0, "a failure to start", 1);
                 ours.machine.on_worker_failed(failure, false);
             }
             CrewEvent::Ends { local_rank, well } => {
@@ -342,7 +343,7 @@ impl Simulation {
                     ours.succeeded += 1;
                     ours.machine.on_worker_succeeded(local_rank, now);
                 } else {
-                    ours.machine.on_worker_failed(ours.failure(host, local_rank, "exit code 7"), false);
+                    ours.machine.on_worker_failed(ours.failure(host, local_rank, "exit code 7", 7), false);
                 }
                 // What the agent says to that, it says before it hears that none is left.
                 self.after_node(host)?;
