@@ -170,7 +170,10 @@ class LocalElasticAgent(TorchLocalElasticAgent):
                 return self._join(agent)
             case "start":
                 assert step.placement is not None
-                self._remaining_restarts = self._group.spec.max_restarts - agent.restarts
+                left = self._group.spec.max_restarts - agent.restarts
+                if left < self._remaining_restarts:
+                    self._remaining_restarts = left
+                    self._enter(WorkerState.FAILED)
                 self._start(agent, step.placement)
                 self._enter(WorkerState.HEALTHY)
             case "reap":
@@ -347,6 +350,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             super()._record_worker_events(result)
 
 
+@_measured("SimpleElasticAgent._assign_worker_ranks")
 def _workers_of(place: Placement, count: int) -> list[Worker]:
     first_rank, first_role_rank, world_size, role_world_size = place.workers or (0, 0, 0, 0)
     return [Worker(i, first_rank + i, first_role_rank + i, world_size, role_world_size) for i in range(count)]
