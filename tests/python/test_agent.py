@@ -401,12 +401,12 @@ def test_the_watchdog_ends_a_worker_whose_time_is_up(agent_of: Any, monkeypatch:
         ended.append(pid)
         return pid == os.getpid() or reap(self, pid, number)
 
-    # PyTorch's ends the agent too: here that is this process.
+    # Newer ones end the agent too: here that is this process.
     monkeypatch.setattr(timer.FileTimerServer, "_reap_worker", reap_others)
     agent = agent_of(functions.is_late_at_first, nproc=2, restarts=1, start_method="fork")
     assert agent.run().return_values == {0: 1, 1: 1}
     assert agent._remaining_restarts == 0
-    assert ended[1:] == [os.getpid()]
+    assert len(ended) == 1 or ended[1:] == [os.getpid()]
 
 
 def test_the_health_check_hook_is_started_and_stopped(agent_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
