@@ -120,3 +120,12 @@ def test_the_log_of_a_round_is_a_handful_of_lines_that_say_whose_they_are(start:
         assert re.search(r"runs as rank \d to \d of 2, role default, restart 0 of 3; pids \d+$", began)
         # What was not asked for is told without asking.
         assert re.search(r"WARNING agent: .* after \d+\.\d s: .*rank 1 .*exit code 7", ended)
+
+
+def test_a_restart_is_told_of_without_asking(start: Start, tmp_path: Path) -> None:
+    options = {"nnodes": "1", "restarts": 1, "script": FAMILY, "env": {"ELASTIC_RS_LOG": ""}}
+    (tmp_path / "done").touch()
+    node = start(2, "--exit=0:7", "--until", tmp_path / "done", **options)
+    assert node.wait() == 0
+    (told,) = [line for line in node.lines if "elastic_rs" in line]
+    assert re.match(r"\[elastic_rs\] \S+ WARNING agent: \[job\] round 1, node rank 0, after .* exit code 7", told)
