@@ -153,6 +153,7 @@ fn rendezvous() {
         global_rank: 2,
         pid: 77,
         exit: "SIGKILL".into(),
+        returncode: -9,
         message: "first line\nsecond".into(),
         counts: true,
     };

@@ -38,6 +38,7 @@ fn failure(local_rank: u32) -> Failure {
         global_rank: local_rank,
         pid: 7,
         exit: "exit code 3".into(),
+        returncode: 3,
         message: String::new(),
         counts: true,
     }
@@ -62,7 +63,11 @@ fn running(budget: Budget) -> AgentMachine {
 
 /// What it does, but for what it says.
 fn does(agent: &mut AgentMachine) -> Vec<Command> {
-    agent.take_commands().into_iter().filter(|command| !matches!(command, Command::Tell(_))).collect()
+    agent
+        .take_commands()
+        .into_iter()
+        .filter(|command| !matches!(command, Command::Tell(_) | Command::Warn(_)))
+        .collect()
 }
 
 fn stop(signal: i32) -> Command {
@@ -71,6 +76,23 @@ fn stop(signal: i32) -> Command {
 
 fn end(outcome: Outcome) -> Command {
     Command::End(Box::new(outcome))
+}
+
+#[test]
+fn workers_that_begin_anew_are_told_of_unasked() {
+    let warned = |agent: &mut AgentMachine| {
+        agent.take_commands().into_iter().find_map(|command| match command {
+            Command::Warn(text) => Some(text),
+            _ => None,
+        })
+    };
+    let mut agent = running(Budget::Job);
+    assert_eq!(warned(&mut agent), None);
+    agent.on_interrupted(Round(1), "a node waits");
+    assert_eq!(warned(&mut agent).as_deref(), Some("restarting all workers: a node waits"));
+    let mut agent = running(Budget::Node(1));
+    agent.on_worker_failed(failure(0), false);
+    assert!(warned(&mut agent).is_some_and(|text| text.contains("exit code 3; restarting all workers")));
 }
 
 #[test]

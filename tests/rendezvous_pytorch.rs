@@ -46,7 +46,7 @@ fn broken(plan: &Plan) -> Vec<Invariant> {
         ours.at(*at, action.clone());
     }
     ours.run_until(plan.calm_at + SETTLE_WITHIN).expect("our rendezvous keeps to all invariants");
-    check_settled(ours.hosts(), &plan.options.settings).expect("our rendezvous settles");
+    check_settled(ours.hosts_of(0), &plan.options.settings).expect("our rendezvous settles");
     kinds(&PyTorch::live(plan, SETTLE_WITHIN))
 }
 

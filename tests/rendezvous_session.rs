@@ -211,6 +211,7 @@ fn failure() -> Failure {
         global_rank: 1,
         pid: 77,
         exit: "exit code 3".into(),
+        returncode: 3,
         message: "boom".into(),
         counts: true,
     }

@@ -2,6 +2,8 @@
 //!
 //! `ELASTIC_RS_SIM_SEEDS` sets how many seeds are lived through, `ELASTIC_RS_SIM_SEED` the first one.
 
+#[path = "seeds/lives.rs"]
+mod lives;
 mod seeds;
 
 use std::collections::BTreeMap;
@@ -9,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use elastic_rs::sim::plan::live;
 use elastic_rs::sim::strange_plan;
-use seeds::{asked_for, live_through};
+use lives::live_through;
+use seeds::asked_for;
 
 fn check(seeds: impl IntoIterator<Item = u64>) {
     let began = Instant::now();

@@ -1,10 +1,14 @@
 """Make the Python environments of this checkout, or do nothing if they are there.
 
-There are two, and the reason is that one of them is large:
+There are two, since one of them is large, and what some tests need besides:
 
 - The *shared* one, outside the tree, holds PyTorch (5.6 GB) and the tools, and serves every checkout with the same
   pins: ``${ELASTIC_RS_CACHE:-${XDG_CACHE_HOME:-~/.cache}/elastic_rs}/venv-<hash of the pins and the interpreter>``.
   Nothing is ever installed into it after it is complete.
+- Beside it, in ``clients-<hash>``, are programs of others that tests launch (``requirements/clients.txt``). They are no
+  part of an environment: what they depend on is left out, so that none of them brings a PyTorch of its own, and only
+  their tests see them (``build/clients`` is a link).
+
 - The *local* one, ``build/venv``, sees the shared one through a ``.pth`` file and holds only our own wheel. Were the
   wheel installed into the shared one, two checkouts that are built or tested at the same time would run each other's
   code. ``build/venv/bin/python`` is the interpreter for everything: torchrun starts workers with ``sys.executable``, so
@@ -22,20 +26,24 @@ Only the standard library is used, since this runs before anything is installed.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements" / "dev.txt"
+CLIENTS = ROOT / "requirements" / "clients.txt"
 STAMP = "elastic_rs-complete"
 # Programs of the shared environment that are called by name. Both are native binaries, so a link is enough.
 LINKED_TOOLS = ("maturin", "ruff")
@@ -44,9 +52,13 @@ LINKED_TOOLS = ("maturin", "ruff")
 def main() -> int:
     version = sys.argv[1] if len(sys.argv) > 1 else None
     pins = requirements(version)
-    shared = shared_directory(pins)
+    shared = cached("venv", pins)
     if not (shared / STAMP).exists():
         make_shared(shared, pins)
+    clients = cached("clients", CLIENTS.read_text())
+    if not (clients / STAMP).exists():
+        make_clients(clients, shared / "bin" / "python")
+    link(ROOT / "build" / "clients", clients)
     make_local(ROOT / "build" / (f"venv-torch-{version}" if version else "venv"), shared)
     return 0
 
@@ -57,7 +69,7 @@ def requirements(version: str | None) -> str:
     return re.sub(r"^torch==.*$", f"torch=={version}", pins, flags=re.MULTILINE) if version else pins
 
 
-def shared_directory(pins: str) -> Path:
+def cached(kind: str, pins: str) -> Path:
     cache = os.environ.get("ELASTIC_RS_CACHE")
     if not cache:
         cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "elastic_rs")  # noqa: PTH118
@@ -66,32 +78,61 @@ def shared_directory(pins: str) -> Path:
     base = getattr(sys, "_base_executable", sys.executable)
     identity = [pins, sys.version, sysconfig.get_platform(), os.path.realpath(base)]
     digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:12]
-    return Path(cache).expanduser().resolve() / f"venv-{digest}"
+    return Path(cache).expanduser().resolve() / f"{kind}-{digest}"
 
 
 def make_shared(shared: Path, pins: str) -> None:
-    shared.parent.mkdir(parents=True, exist_ok=True)
-    with Path(f"{shared}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"    another checkout is installing into {shared}; waiting for it", flush=True)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        if (shared / STAMP).exists():
+    with incomplete(shared) as lock:
+        if lock is None:
             return
         print(f"    installing PyTorch and the tools into {shared} (once; several GB)", flush=True)
         create(shared)
         # pip inherits the lock: if only this process is killed, nobody may start while pip still writes.
         python = shared / "bin" / "python"
         bootstrap = [python, "-m", "ensurepip", "--upgrade", "--default-pip"]
-        if subprocess.run(bootstrap, stdout=subprocess.DEVNULL, pass_fds=[lock.fileno()], check=False).returncode:
+        if subprocess.run(bootstrap, stdout=subprocess.DEVNULL, pass_fds=[lock], check=False).returncode:
             no_venv("ensurepip failed")
-        pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--progress-bar=off"]
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
             file.write(pins)
             file.flush()
-            subprocess.run([*pip, "-r", file.name], pass_fds=[lock.fileno()], check=True)
+            subprocess.run([*pip_install(python), "-r", file.name], pass_fds=[lock], check=True)
         (shared / STAMP).write_text(pins)
+
+
+def make_clients(clients: Path, python: Path) -> None:
+    with incomplete(clients) as lock:
+        if lock is None:
+            return
+        print(f"    installing programs that tests launch into {clients} (once; 20 MB)", flush=True)
+        shutil.rmtree(clients, ignore_errors=True)
+        options = ["--quiet", "--no-deps", "--target", clients, "-r", CLIENTS]
+        subprocess.run([*pip_install(python), *options], pass_fds=[lock], check=True)
+        (clients / STAMP).write_text(CLIENTS.read_text())
+
+
+@contextlib.contextmanager
+def incomplete(directory: Path) -> Iterator[int | None]:
+    """Hold the directory's lock and give its descriptor; or None if somebody has completed the directory meanwhile."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with Path(f"{directory}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"    another checkout is installing into {directory}; waiting for it", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield None if (directory / STAMP).exists() else lock.fileno()
+
+
+def pip_install(python: Path) -> list[str | Path]:
+    return [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--progress-bar=off"]
+
+
+def link(path: Path, target: Path) -> None:
+    if path.is_symlink() and path.readlink() == target:
+        return
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to(target)
 
 
 def make_local(local: Path, shared: Path) -> None:

@@ -79,13 +79,13 @@ class Agent:
         """
         This process got a signal and is to end. A second one kills what is left of the workers.
         """
-    def start(self, /, commands: SupportsGetItem[int, WorkerCommand], *, first_rank: SupportsIndex, error_files: SupportsGetItem[int, tuple[SupportsIndex, str | PathLike[str]]], stdout_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None, stderr_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None) -> dict[int, int]:
+    def start(self, /, commands: SupportsGetItem[int, WorkerCommand], *, first_rank: SupportsIndex, error_files: SupportsGetItem[int, tuple[SupportsIndex, str | PathLike[str]]], stdout_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None, stderr_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None, stdout_fd: SupportsIndex = 1, stderr_fd: SupportsIndex = 2) -> dict[int, int]:
         """
         Answers ``start``: start these programs. Returns their process ids by local rank; empty if one could not be started,
         which is a failure of that worker like any other.
 
         ``error_files`` are where workers may record their exceptions. A filter is a path, which gets the lines of teed streams
-        that contain one of the texts.
+        that contain one of the texts. ``stdout_fd`` and ``stderr_fd`` are where teed lines are shown; they stay the caller's.
         """
 
 @final
@@ -278,6 +278,11 @@ class Failure:
     def pid(self, /) -> int:
         """
         Its process id there.
+        """
+    @property
+    def returncode(self, /) -> int:
+        """
+        The same as a number, as ``subprocess.Popen.returncode`` says it; 1 for what has none.
         """
     @property
     def role(self, /) -> str:

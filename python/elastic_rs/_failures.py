@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -38,7 +37,7 @@ def failures_of(
     if cause is not None:
         here = own.get(cause.global_rank, (None, 0))[0] == cause.pid
         file = error_files.get(cause.local_rank, NOT_AVAILABLE) if here else NOT_AVAILABLE
-        failure = ProcessFailure(cause.local_rank, cause.pid, returncode(cause.exit), file)
+        failure = ProcessFailure(cause.local_rank, cause.pid, cause.returncode, file)
         if failure.error_file == NOT_AVAILABLE:
             said = f"\n  {cause.message.replace(chr(10), chr(10) + '  ')}" if cause.message else ""
             failure.message = f"{cause.exit} on {cause.node or 'this node'}{said}"
@@ -54,11 +53,3 @@ def failures_of(
     for failure in failures.values():
         failure.timestamp = max(failure.timestamp, began)
     return failures
-
-
-def returncode(exit_text: str) -> int:
-    """Return the number that stands for ``exit code 3`` or ``SIGKILL (core dumped)``; 1 for what has none."""
-    word = exit_text.split(" ", 1)[0]
-    if exit_text.startswith("exit code "):
-        return int(exit_text.removeprefix("exit code "))
-    return -signal.Signals[word].value if word in signal.Signals.__members__ else 1

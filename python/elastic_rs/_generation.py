@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import socket
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
     from torch.distributed.elastic.multiprocessing import LogsSpecs
 
+    from elastic_rs._consoles import Consoles
     from elastic_rs._elastic_rs import Agent
 
 
@@ -51,7 +53,7 @@ def line_prefixes(template: str | None, role: str, workers: list[Worker]) -> dic
     }
 
 
-def start_programs(agent: Agent, generation: Generation) -> tuple[dict[int, int], dict[int, str]]:
+def start_programs(agent: Agent, generation: Generation, consoles: Consoles) -> tuple[dict[int, int], dict[int, str]]:
     """Have the core start the entry point, a program. Returns process ids, if all could be started, and error files."""
     spec, prefixes = generation.spec, generation.prefixes
     logs = generation.logs_specs.reify(generation.envs)
@@ -63,8 +65,8 @@ def start_programs(agent: Agent, generation: Generation) -> tuple[dict[int, int]
             os.environ | env,
             stdout=logs.stdouts[i],
             stderr=logs.stderrs[i],
-            tee_stdout=logs.tee_stdouts.get(i, os.devnull) != os.devnull,
-            tee_stderr=logs.tee_stderrs.get(i, os.devnull) != os.devnull,
+            tee_stdout=i in _teed(logs.tee_stdouts),
+            tee_stderr=i in _teed(logs.tee_stderrs),
             prefix=f"[{spec.role}{i}]:" if prefixes is None else prefixes[i],
         )
         for i, env in generation.envs.items()
@@ -72,14 +74,22 @@ def start_programs(agent: Agent, generation: Generation) -> tuple[dict[int, int]
     error_files = {i: file for i, file in logs.error_files.items() if file != os.devnull}
     # Older versions of torch do not have them.
     out, err = getattr(spec, "duplicate_stdout_filters", None), getattr(spec, "duplicate_stderr_filters", None)
-    pids = agent.start(
-        commands,
-        first_rank=generation.first_rank,
-        error_files=list(error_files.items()),
-        stdout_filter=(logs.filtered_stdout, out) if out else None,
-        stderr_filter=(logs.filtered_stderr, err) if err else None,
-    )
+    with consoles.of(stdout=bool(_teed(logs.tee_stdouts)), stderr=bool(_teed(logs.tee_stderrs))) as (stdout, stderr):
+        pids = agent.start(
+            commands,
+            first_rank=generation.first_rank,
+            error_files=list(error_files.items()),
+            stdout_filter=(logs.filtered_stdout, out) if out else None,
+            stderr_filter=(logs.filtered_stderr, err) if err else None,
+            stdout_fd=stdout,
+            stderr_fd=stderr,
+        )
     return pids, error_files
+
+
+def _teed(files: dict[int, str]) -> set[int]:
+    """Which workers' stream is shown, besides going to a file."""
+    return {local_rank for local_rank, file in files.items() if file != os.devnull}
 
 
 def _bound(command: list[str], local_rank: int, spec: WorkerSpec) -> list[str]:
@@ -89,7 +99,14 @@ def _bound(command: list[str], local_rank: int, spec: WorkerSpec) -> list[str]:
         return command
     from torch.numa import binding
 
-    bound = binding._maybe_wrap_command_args_with_numa_binding(  # noqa: SLF001 - torch's subprocess handler calls it
-        tuple(command), device_index=local_rank, numa_options=options
-    )
-    return [str(word) for word in bound]
+    # Another name in each version. 2.9 has none: it binds the thread that starts workers, which inherit that.
+    names = ("_maybe_wrap_command_args_with_numa_binding", "maybe_wrap_command_with_numa_bindings")
+    wrap = next((wrap for name in names if (wrap := getattr(binding, name, None))), None)
+    if wrap is None:
+        bind: Any = binding.maybe_temporarily_apply_numa_binding_to_current_thread  # type: ignore[attr-defined]
+        with bind(gpu_index=local_rank, numa_options=options):
+            cpus = sorted(os.sched_getaffinity(0))
+        return ["taskset", "--cpu-list", ",".join(map(str, cpus)), *command]
+    index = "device_index" if "device_index" in inspect.signature(wrap).parameters else "gpu_index"
+    bound = wrap(command_args=tuple(command), numa_options=options, **{index: local_rank})
+    return [str(word) for word in bound or command]

@@ -108,7 +108,7 @@ class NodeHandler(RendezvousHandler):
             f"master {placement.master_addr}:{placement.master_port}, after {time.monotonic() - started:.1f} s: "
             f"{placement.reason}"
         )
-        logger.info("%s: %s", self._addr(), text)
+        logger.info("[%s] %s: %s", self._run_id, self._addr(), text)
         self._record(
             f"The node '{self._name}' has joined round {placement.round} of the rendezvous '{self._run_id}' as rank "
             f"{placement.rank} in a world of size {placement.world_size}.",
@@ -141,7 +141,7 @@ class NodeHandler(RendezvousHandler):
         if view.waiting != self._waiting:
             self._waiting = view.waiting
             if view.waiting:
-                logger.info("%s: the world must re-form: %s", self._addr(), view.reason)
+                logger.info("[%s] %s: the world must re-form: %s", self._run_id, self._addr(), view.reason)
         return max(view.waiting, int(self._must_rejoin))
 
     def get_run_id(self) -> str:

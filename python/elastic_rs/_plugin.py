@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,12 +38,13 @@ def create_rust_c10d(params: RendezvousParameters) -> RendezvousHandler:
 def show_logs_if_asked() -> None:
     """Print this package's log records on stderr if ``ELASTIC_RS_LOG`` names a level (``debug``, ``info``, ...).
 
-    Without it they go wherever Python's ``logging`` is configured to send them; warnings reach stderr by default.
+    Without it they go wherever Python's ``logging`` is configured to send them; if nowhere, warnings go to stderr.
     """
     level = os.environ.get("ELASTIC_RS_LOG", "").upper()
-    if not level:
-        return
     logger = logging.getLogger("elastic_rs")
+    if not level:
+        _add_handler(logger).addFilter(lambda _: not logging.getLogger().handlers)
+        return
     if level not in logging.getLevelNamesMapping():
         logger.warning("ELASTIC_RS_LOG is `%s`, must be one of debug, info, warning, error: ignored", level.lower())
         return
@@ -53,15 +55,32 @@ def show_logs(level: str) -> None:
     """Print this package's log records of that level and above on stderr."""
     logger = logging.getLogger("elastic_rs")
     logger.setLevel(level)
-    if not any(getattr(handler, "is_elastic_rs", False) for handler in logger.handlers):
-        handler = logging.StreamHandler()
-        handler.is_elastic_rs = True  # type: ignore[attr-defined]
-        handler.setFormatter(_Short())
-        logger.addHandler(handler)
-        logger.propagate = False
+    _add_handler(logger)
+    logger.propagate = False
     from elastic_rs._elastic_rs import reset_log_levels
 
     reset_log_levels()
+
+
+def _add_handler(logger: logging.Logger) -> logging.Handler:
+    """Replace the handler that was made here before, if any."""
+    for before in [handler for handler in logger.handlers if isinstance(handler, _Stderr)]:
+        logger.removeHandler(before)
+    handler = _Stderr()
+    handler.setFormatter(_Short())
+    logger.addHandler(handler)
+    return handler
+
+
+class _Stderr(logging.Handler):
+    """Writes to what ``sys.stderr`` is at that moment: programs replace it, and close what they had there."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(f"{self.format(record)}\n")
+            sys.stderr.flush()
+        except Exception:  # noqa: BLE001 - a record that cannot be shown stops nobody
+            self.handleError(record)
 
 
 class _Short(logging.Formatter):

@@ -12,18 +12,19 @@ import os
 import signal
 import socket
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult, Worker, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent as TorchLocalElasticAgent
 from torch.distributed.elastic.events import record
 from torch.distributed.elastic.events.api import EventSource
-from torch.distributed.elastic.metrics.api import put_metric
+from torch.distributed.elastic.metrics.api import prof, put_metric
 from torch.distributed.elastic.multiprocessing import LogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 
 from elastic_rs import _elastic_rs
+from elastic_rs._consoles import Consoles
 from elastic_rs._failures import failures_of
 from elastic_rs._functions import Functions
 from elastic_rs._generation import Generation, line_prefixes, start_programs
@@ -31,11 +32,26 @@ from elastic_rs._worker_logs import ByGeneration, remove_temporary
 from elastic_rs.rendezvous import RustC10dRendezvousHandler
 
 if TYPE_CHECKING:
-    from elastic_rs._elastic_rs import Agent, Placement, Step
+    from collections.abc import Callable
+
+    from elastic_rs._elastic_rs import Agent, Failure, Placement, Step
 
 __all__ = ["LocalElasticAgent"]
 
 logger = logging.getLogger(__name__)
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+def _measured(name: str) -> Callable[[F], F]:
+    """Have a method emit the metrics of PyTorch's of that name, which does the same."""
+
+    def measured(method: F) -> F:
+        own, method.__qualname__ = method.__qualname__, name
+        wrapped: Any = prof(method)
+        wrapped.__qualname__ = own
+        return cast("F", wrapped)
+
+    return measured
 
 
 class LocalElasticAgent(TorchLocalElasticAgent):
@@ -81,10 +97,13 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         # Untyped in torch, and None before the first round.
         self._group: Any = self._worker_group
         self._grace_s = shutdown_timeout
-        self._sleep_limit_s: float = getattr(self, "_uninterruptible_state_timeout", 0.0)
+        self._sleep_limit_s: float = getattr(
+            self, "_uninterruptible_state_timeout", uninterruptible_state_timeout or 0.0
+        )
         self._handler = spec.rdzv_handler if isinstance(spec.rdzv_handler, RustC10dRendezvousHandler) else None
         self._agent: Agent | None = None
         self._functions: Functions | None = None
+        self._consoles = Consoles()
         self._signal: SignalException | None = None
         self._error_files: dict[int, str] = {}
         self._generation = 0
@@ -108,12 +127,18 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             except _Ended:
                 raise
             except SignalException as error:
-                logger.warning("received %s: stopping the workers", signal.Signals(error.sigval).name)
+                if self._signal is not None:
+                    text = "killing what is left of the workers"
+                elif self._generation == 0:
+                    text = "leaving the job"
+                else:
+                    text = "leaving the job, waiting for the workers to end; another signal kills them"
+                logger.warning("%s: received %s: %s", self._who(), signal.Signals(error.sigval).name, text)
                 self._signal = error
                 agent.signal(error.sigval)
             except RendezvousGracefulExitError as error:
                 # A spare that was not needed. PyTorch's agent returns None here, on which its launcher fails.
-                logger.info("[%s] %s", spec.role, error)
+                logger.info("%s: %s", self._who(), error)
                 result = RunResult(state=WorkerState.SUCCEEDED)
         return result
 
@@ -139,13 +164,16 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         match step.kind:
             case "join":
                 self._end_functions()
-                self._end_helpers()
                 if self._generation > 0:
+                    self._end_helpers()
                     self._enter(WorkerState.STOPPED)
                 return self._join(agent)
             case "start":
                 assert step.placement is not None
-                self._remaining_restarts = self._group.spec.max_restarts - agent.restarts
+                left = self._group.spec.max_restarts - agent.restarts
+                if left < self._remaining_restarts:
+                    self._remaining_restarts = left
+                    self._enter(WorkerState.FAILED)
                 self._start(agent, step.placement)
                 self._enter(WorkerState.HEALTHY)
             case "reap":
@@ -168,20 +196,26 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             self._generation += 1
             agent.placed(self._place_of_theirs())
             return None
-        place = self._handler.join()
+        place = self._join_ours(self._handler)
         if isinstance(place, _elastic_rs.Failure):
             # The job failed for good while this node waited for its place.
             return RunResult(WorkerState.FAILED, failures=failures_of(place, [], 0, {}, None))
-        first_rank, first_role_rank, world_size, role_world_size = place.workers or (0, 0, 0, 0)
-        group.workers = [
-            Worker(i, first_rank + i, first_role_rank + i, world_size, role_world_size)
-            for i in range(group.spec.local_world_size)
-        ]
-        group.group_rank, group.group_world_size = place.rank, place.world_size
-        group.master_addr, group.master_port = place.master_addr, place.master_port
         self._generation = place.round
         agent.placed(place)
         return None
+
+    @_measured("SimpleElasticAgent._rendezvous")
+    def _join_ours(self, handler: RustC10dRendezvousHandler) -> Placement | Failure:
+        group, spec = self._group, self._group.spec
+        with self.record_duration("RENDEZVOUS"):
+            place = handler.join()
+        if isinstance(place, _elastic_rs.Placement):
+            with self.record_duration("ASSIGN_WORKER_RANKS"):
+                group.workers = _workers_of(place, spec.local_world_size)
+            group.group_rank, group.group_world_size = place.rank, place.world_size
+            group.master_addr = spec.master_addr or place.master_addr
+            group.master_port = spec.master_port or place.master_port
+        return place
 
     def _place_of_theirs(self) -> Placement:
         """Return what PyTorch's way of assigning ranks, through the handler's store, has come to."""
@@ -199,17 +233,20 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             role_worker_count=first.role_world_size,
         )
 
+    @_measured("LocalElasticAgent._start_workers")
     def _start(self, agent: Agent, place: Placement) -> None:
         group = self._group
         spec, first_rank = group.spec, group.workers[0].global_rank
         envs = {worker.local_rank: agent.environment(place, worker.local_rank) for worker in group.workers}
+        for env in envs.values():  # a user may have given others than the round's
+            env["MASTER_ADDR"], env["MASTER_PORT"] = group.master_addr, str(group.master_port)
         self._setup_local_watchdog(envs=envs)
         self._setup_healthcheck()
         prefixes = line_prefixes(self._log_line_prefix_template, spec.role, group.workers)
         logs_specs = ByGeneration(self._logs_specs, place.round)
         generation = Generation(spec, logs_specs, first_rank, envs, prefixes)
         if isinstance(spec.entrypoint, str):
-            pids, self._error_files = start_programs(agent, generation)
+            pids, self._error_files = start_programs(agent, generation, self._consoles)
         else:
             self._functions = Functions(generation, self._start_method)
             self._error_files = self._functions.error_files
@@ -218,10 +255,8 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             agent.adopt(list(pids.items()), first_rank=first_rank, error_files=error_files)
         if pids:
             logger.info(
-                "[%s] round %d, node rank %d: %s runs as rank %d to %d of %d, role %s, restart %d of %d; pids %s",
-                spec.rdzv_handler.get_run_id(),
-                place.round,
-                group.group_rank,
+                "%s: %s runs as rank %d to %d of %d, role %s, restart %d of %d; pids %s",
+                self._who(),
                 spec.get_entrypoint_name(),
                 first_rank,
                 first_rank + len(group.workers) - 1,
@@ -235,6 +270,13 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             worker = group.workers[local_rank]
             worker.id = pid
             self._record_start(worker)
+
+    def _who(self) -> str:
+        """Whom a line of the log is about, as the core's lines say it."""
+        run_id = f"[{self._group.spec.rdzv_handler.get_run_id()}]"
+        if self._generation == 0:
+            return run_id
+        return f"{run_id} round {self._generation}, node rank {self._group.group_rank}"
 
     def _end(self, agent: Agent, step: Step) -> RunResult:
         group = self._group
@@ -290,6 +332,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         if self._agent is not None:
             self._agent.close()
             self._agent = None
+        self._consoles.end()
         self._end_functions()
 
     def _end_helpers(self) -> None:
@@ -305,6 +348,12 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         # A spare that was not needed has nothing to tell of workers, even if it had some in an earlier round.
         if result.return_values or result.failures:
             super()._record_worker_events(result)
+
+
+@_measured("SimpleElasticAgent._assign_worker_ranks")
+def _workers_of(place: Placement, count: int) -> list[Worker]:
+    first_rank, first_role_rank, world_size, role_world_size = place.workers or (0, 0, 0, 0)
+    return [Worker(i, first_rank + i, first_role_rank + i, world_size, role_world_size) for i in range(count)]
 
 
 class _Ended(SignalException, SystemExit):

@@ -43,6 +43,8 @@ pub enum Command {
     Close(Verdict),
     /// For the operator.
     Tell(String),
+    /// The same, of what they did not ask for: workers that have to begin anew.
+    Warn(String),
     /// There is nothing more to do.
     End(Box<Outcome>),
 }
@@ -177,7 +179,7 @@ impl AgentMachine {
                 *left -= 1;
                 self.restarts += 1;
                 let left = *left;
-                self.tell(format!("{failure}; restarting all workers, {left} restarts left on this node"));
+                self.warn(format!("{failure}; restarting all workers, {left} restarts left on this node"));
                 self.stop(SIGTERM, Next::Join);
             }
         }
@@ -200,13 +202,13 @@ impl AgentMachine {
         }
         match &mut self.phase {
             Phase::Running { .. } => {
-                self.tell(format!("restarting all workers: {reason}"));
+                self.warn(format!("restarting all workers: {reason}"));
                 self.stop(SIGTERM, Next::Join);
             }
             Phase::Stopping(next) if matches!(next, Next::Decide) => *next = Next::Join,
             Phase::Deciding => self.join(),
             Phase::Finishing { .. } => {
-                self.tell(format!("starting all workers again, though they had succeeded: {reason}"));
+                self.warn(format!("starting all workers again, though they had succeeded: {reason}"));
                 self.join();
             }
             Phase::Joining | Phase::Stopping(_) | Phase::Ended => {}
@@ -371,6 +373,10 @@ impl AgentMachine {
     fn end(&mut self, outcome: Outcome) {
         self.phase = Phase::Ended;
         self.commands.push(Command::End(Box::new(outcome)));
+    }
+
+    fn warn(&mut self, text: String) {
+        self.commands.push(Command::Warn(text));
     }
 
     fn tell(&mut self, text: String) {

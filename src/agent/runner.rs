@@ -174,7 +174,7 @@ impl Runner {
         self.answered(|step| matches!(step, Step::Start(_)));
         self.exits.clear(); // those of the round before
         self.started = Started { first_rank, ..Started::default() };
-        let failure = self.failure(local_rank, 0, "a failure to start".to_owned(), reason.to_owned());
+        let failure = self.failure(local_rank, 0, ("a failure to start".to_owned(), 1), reason.to_owned());
         self.machine.on_worker_failed(failure, false);
     }
 
@@ -250,7 +250,8 @@ impl Runner {
                 }
             }
             Command::Kill => self.crew.iter_mut().for_each(Crew::kill),
-            Command::Tell(text) => self.tell(&text),
+            Command::Tell(text) => tracing::info!("{}{text}", self.whose()),
+            Command::Warn(text) => tracing::warn!("{}{text}", self.whose()),
             Command::End(outcome) => {
                 // Only workers that have ended still concern anybody.
                 self.steps.retain(|step| matches!(step, Step::Reap { .. }));
@@ -261,7 +262,7 @@ impl Runner {
                 None => self.steps.push_back(Step::Barrier),
             },
             Command::Report(failure) => {
-                self.tell(&format!("stopping all workers: {failure}; the others are told"));
+                tracing::warn!("{}stopping all workers: {failure}; the others are told", self.whose());
                 if let Some(session) = &self.session {
                     session.report_failure(self.machine.round(), *failure);
                 }
@@ -279,13 +280,11 @@ impl Runner {
         }
     }
 
-    fn tell(&self, text: &str) {
-        let Some((rank, since)) = self.place else {
-            tracing::info!("[{}] {text}", self.run_id);
-            return;
-        };
+    /// What a line of the log begins with.
+    fn whose(&self) -> String {
+        let Some((rank, since)) = self.place else { return format!("[{}] ", self.run_id) };
         let (run_id, round, after) = (&self.run_id, self.machine.round(), since.elapsed().as_secs_f64());
-        tracing::info!("[{run_id}] round {round}, node rank {rank}, after {after:.1} s: {text}");
+        format!("[{run_id}] round {round}, node rank {rank}, after {after:.1} s: ")
     }
 
     fn on_crew(&mut self, event: Option<CrewEvent>) {
@@ -323,7 +322,8 @@ impl Runner {
         if exited.exit.is_success() {
             self.machine.on_worker_succeeded(exited.local_rank, Instant::now());
         } else {
-            let failure = self.failure(exited.local_rank, exited.pid, exited.exit.to_string(), words);
+            let ended = (exited.exit.to_string(), exited.exit.returncode());
+            let failure = self.failure(exited.local_rank, exited.pid, ended, words);
             self.machine.on_worker_failed(failure, false);
         }
         self.exits.push(exited);
@@ -339,11 +339,12 @@ impl Runner {
         for Sleeper { local_rank, pid, slept } in self.sleepers.look(&crew.pids(), Instant::now()) {
             let exit = format!("uninterruptible sleep for {slept:.0?}");
             let message = "a hung device or file system holds it; a new worker on this host could not use it either";
-            self.machine.on_worker_failed(self.failure(local_rank, pid, exit, message.to_owned()), true);
+            self.machine.on_worker_failed(self.failure(local_rank, pid, (exit, 1), message.to_owned()), true);
         }
     }
 
-    fn failure(&self, local_rank: u32, pid: u32, exit: String, message: String) -> Failure {
+    /// `exit`: how it ended, in words and as PyTorch numbers it.
+    fn failure(&self, local_rank: u32, pid: u32, (exit, returncode): (String, i32), message: String) -> Failure {
         Failure {
             node: String::new(), // the coordinator knows it
             role: self.role.clone(),
@@ -351,6 +352,7 @@ impl Runner {
             global_rank: self.started.first_rank + local_rank,
             pid,
             exit,
+            returncode,
             message,
             counts: true,
         }

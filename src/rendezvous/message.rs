@@ -181,6 +181,9 @@ pub struct Failure {
     pub pid: u32,
     /// What ended it: `exit code 3`, `SIGKILL`.
     pub exit: String,
+    /// The same as a number, PyTorch's: the exit code, or the signal's number negated; 1 for what has neither, such as a
+    /// program that could not be started.
+    pub returncode: i32,
     /// The first lines of what it said, if it said anything.
     pub message: String,
     /// Whether a restart because of it is taken from the job's budget.

@@ -247,6 +247,7 @@ fn failure_of(host: HostId, placement: &Placement) -> Failure {
         global_rank: placement.workers.map_or(0, |workers| workers.first_rank),
         pid: 1000 + host as u32,
         exit: "exit code 7".to_owned(),
+        returncode: 7,
         message: String::new(),
         counts: true,
     }

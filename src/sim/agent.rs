@@ -130,7 +130,7 @@ impl Ours {
         }
     }
 
-    fn failure(&self, host: HostId, local_rank: u32, exit: &str) -> Failure {
+    fn failure(&self, host: HostId, local_rank: u32, exit: &str, returncode: i32) -> Failure {
         Failure {
             node: String::new(),
             role: "default".to_owned(),
@@ -138,6 +138,7 @@ impl Ours {
             global_rank: self.first_rank + local_rank,
             pid: pid_of_workers(host),
             exit: exit.to_owned(),
+            returncode,
             message: String::new(),
             counts: true,
         }
@@ -235,7 +236,7 @@ impl Simulation {
                 }
             }
             Command::Close(verdict) => process.machine.close(verdict),
-            Command::Tell(text) => self.remark(|| format!("host{host}: {text}")),
+            Command::Tell(text) | Command::Warn(text) => self.remark(|| format!("host{host}: {text}")),
             Command::End(outcome) => {
                 ours.ending = Some(*outcome);
                 process.agent = Agent::Stopping { again: false };

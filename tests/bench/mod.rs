@@ -30,6 +30,7 @@ pub fn failure() -> Box<Failure> {
         global_rank: 3,
         pid: 77,
         exit: "SIGKILL".into(),
+        returncode: -9,
         message: "out of memory\nat line 3".into(),
         counts: true,
     })

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import io
 import json
 import logging
 import os
@@ -17,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import elastic_rs
 import pytest
-from elastic_rs._failures import failures_of, returncode
+from elastic_rs._failures import failures_of
 from helpers import functions
+from torch.distributed.elastic import timer
 from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticAgent, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent as TheirAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, LogsSpecs, SignalException, Std
@@ -238,12 +241,12 @@ def test_workers_have_the_environment_that_torch_gives(
         assert {**ours[rank], **dict.fromkeys(differ)} == {**theirs[rank], **dict.fromkeys(differ)}
 
 
-def test_events_and_metrics_are_those_of_torch(agent_of: Any) -> None:
+def told_by(
+    agent: Any, destination: str, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[tuple[str, str, int | None]], set[str]]:
+    """Run it and return the events it has recorded and the names of its metrics."""
     handlers = pytest.importorskip("torch.distributed.elastic.events.handlers")
     from torch.distributed.elastic.metrics import api as metrics
-
-    if "event_log_handler" not in WorkerSpec.__dataclass_fields__:
-        pytest.skip("this torch has no choice of event handlers")
 
     class Events(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -252,28 +255,61 @@ def test_events_and_metrics_are_those_of_torch(agent_of: Any) -> None:
 
     class Metrics(metrics.MetricHandler):
         def emit(self, metric_data: metrics.MetricData) -> None:
-            names.append(metric_data.name)
+            names.add(metric_data.name)
 
     events: list[tuple[str, str, int | None]] = []
-    names: list[str] = []
-    handlers._log_handlers["collect"] = Events()
+    names: set[str] = set()
+    monkeypatch.setitem(handlers._log_handlers, destination, Events())
     metrics.configure(Metrics(), group="torchelastic")
     try:
-        agent = agent_of("true", nproc=2, spec={"event_log_handler": "collect"})
         agent.run()
         assert agent.get_event_succeeded().metadata["state"] == "SUCCEEDED"
     finally:
         metrics.configure(metrics.NullMetricHandler(), group="torchelastic")
-        del handlers._log_handlers["collect"]
-    workers = [event for event in events if event[1] == "WORKER"]
-    assert workers == [
-        ("START", "WORKER", 0),
-        ("START", "WORKER", 1),
-        ("SUCCEEDED", "WORKER", 0),
-        ("SUCCEEDED", "WORKER", 1),
-    ]
-    assert {"workers.trainer.healthy", "workers.trainer.succeeded", "workers.trainer.remaining_restarts"} <= {*names}
-    assert "workers.trainer.run_success_no_retries" in names
+    return events, names
+
+
+def test_events_and_metrics_are_those_of_torch(agent_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "event_log_handler" not in WorkerSpec.__dataclass_fields__:
+        pytest.skip("this torch has no choice of event handlers")
+    script = "exit $((1 - TORCHELASTIC_RESTART_COUNT))"
+    seen = []
+    for number, (cls, backend) in enumerate(
+        [
+            (TheirAgent, "static"),
+            (elastic_rs.LocalElasticAgent, "static"),
+            (elastic_rs.LocalElasticAgent, "rust-c10d"),
+        ]
+    ):
+        destination = f"collect{number}"  # torch makes a logger for each, once
+        options = {"spec": {"event_log_handler": destination}, "cls": cls, "backend": backend}
+        agent = agent_of("sh", "-c", script, nproc=2, restarts=1, endpoint=f"{NODE}:{free_port()}", **options)
+        seen.append(told_by(agent, destination, monkeypatch))
+    events = [sorted(events) for events, _ in seen]
+    assert events[0] == events[1] == events[2]
+    assert ("RENDEZVOUS", "AGENT", None) in events[0]
+    # Steps that ours does not have: docs/agent.md.
+    steps = ("_monitor_workers", "_stop_workers", "_initialize_workers", "_restart_workers")
+    theirs = {name for name in seen[0][1] if not name.partition(".")[2].startswith(steps)}
+    assert theirs <= seen[1][1]
+    assert theirs <= seen[2][1]
+    assert "LocalElasticAgent._start_workers.duration.ms" in theirs
+
+
+@pytest.mark.parametrize("cls", [TheirAgent, elastic_rs.LocalElasticAgent])
+@pytest.mark.parametrize("backend", ["static", "rust-c10d"])
+def test_the_master_s_address_may_be_given(agent_of: Any, cls: Any, backend: str) -> None:
+    given = {"master_addr": "elsewhere", "master_port": 42}
+    agent = agent_of(
+        functions.environment,
+        start_method="fork",
+        cls=cls,
+        backend=backend,
+        endpoint=f"{NODE}:{free_port()}",
+        spec=given,
+    )
+    environment = agent.run().return_values[0]
+    assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("elsewhere", "42")
 
 
 def test_theirs_handler_s_exit_barrier_waits_for_the_other_node(agent_of: Any) -> None:
@@ -355,6 +391,24 @@ def test_every_generation_has_a_watchdog_and_none_is_left(
     until(lambda: not any(Path(file).exists() for file in files), "their files are removed")
 
 
+def test_the_watchdog_ends_a_worker_whose_time_is_up(agent_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
+    monkeypatch.delenv("TORCHELASTIC_TIMER_FILE", raising=False)
+    ended: list[int] = []
+    reap = timer.FileTimerServer._reap_worker
+
+    def reap_others(self: timer.FileTimerServer, pid: int, number: int) -> bool:
+        ended.append(pid)
+        return pid == os.getpid() or reap(self, pid, number)
+
+    # Newer ones end the agent too: here that is this process.
+    monkeypatch.setattr(timer.FileTimerServer, "_reap_worker", reap_others)
+    agent = agent_of(functions.is_late_at_first, nproc=2, restarts=1, start_method="fork")
+    assert agent.run().return_values == {0: 1, 1: 1}
+    assert agent._remaining_restarts == 0
+    assert len(ended) == 1 or ended[1:] == [os.getpid()]
+
+
 def test_the_health_check_hook_is_started_and_stopped(agent_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.distributed.elastic.agent.server import local_elastic_agent as theirs
 
@@ -371,6 +425,74 @@ def test_the_health_check_hook_is_started_and_stopped(agent_of: Any, monkeypatch
     monkeypatch.setattr(theirs, "create_healthcheck_server", lambda **_: Server())
     agent_of("sh", "-c", "exit $((1 - TORCHELASTIC_RESTART_COUNT))", restarts=1).run()
     assert seen == ["start", "stop"] * 2
+
+
+def test_a_health_check_server_that_was_given_lives_until_workers_are_stopped(agent_of: Any) -> None:
+    if "health_check_server" not in inspect.signature(TheirAgent.__init__).parameters:
+        pytest.skip("this torch takes no server")
+    seen: list[str] = []
+
+    class Server:
+        def stop(self) -> None:
+            seen.append("stopped")
+
+    agent = agent_of("true", health_check_server=Server())
+    join = agent._handler.join
+
+    def joins() -> Any:
+        seen.append("joins")
+        return join()
+
+    agent._handler.join = joins
+    agent.run()
+    assert seen == ["joins", "stopped"]
+
+
+@pytest.mark.parametrize("cls", [TheirAgent, elastic_rs.LocalElasticAgent])
+@pytest.mark.parametrize("entry", ["program", "function"])
+def test_workers_are_bound_to_a_numa_node(
+    agent_of: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cls: Any, entry: str
+) -> None:
+    if "numa_options" not in WorkerSpec.__dataclass_fields__:
+        pytest.skip("this torch has no numa_options")
+    from torch.numa import binding
+
+    # In place of what looks at GPUs, and of a program that need not be installed.
+    (cpu, *_) = os.sched_getaffinity(0)
+    monkeypatch.setattr(binding, "_get_logical_cpus_to_bind_to", lambda **_: {cpu})
+    bind = '#!/bin/sh\ncpus=${1#--physcpubind=}\nshift\nexec taskset --cpu-list "$cpus" "$@"\n'
+    (tmp_path / "numactl").write_text(bind)
+    (tmp_path / "numactl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    options = {"numa_options": binding.NumaOptions(affinity_mode=binding.AffinityMode.NODE)}
+    given: dict[str, Any] = {"backend": "static", "endpoint": f"{NODE}:{free_port()}", "cls": cls, "spec": options}
+    if entry == "program":
+        agent_of("sh", "-c", f"grep Cpus_allowed_list /proc/self/status >> {tmp_path}/bound", nproc=2, **given).run()
+        assert (tmp_path / "bound").read_text().split() == ["Cpus_allowed_list:", str(cpu)] * 2
+    else:
+        result = agent_of(functions.cpus, nproc=2, start_method="fork", **given).run()
+        assert result.return_values == {0: [cpu], 1: [cpu]}
+
+
+def test_a_worker_that_sleeps_uninterruptibly_fails_the_job(agent_of: Any, tmp_path: Path) -> None:
+    agent = agent_of(
+        functions.sleeps_uninterruptibly,
+        str(tmp_path),
+        nproc=2,
+        restarts=3,
+        start_method="fork",
+        uninterruptible_state_timeout=0.5,
+        shutdown_timeout=2,
+    )
+    result = agent.run()
+    assert result.is_failed()
+    first = min(result.failures.values(), key=lambda failure: failure.timestamp)
+    assert first is result.failures[1]
+    assert "uninterruptible sleep" in first.message
+    # A new worker could not use the device either.
+    assert [path.name for path in tmp_path.glob("attempt*")] == ["attempt0"], (
+        "a new worker could not use the device either"
+    )
 
 
 def test_each_worker_sees_its_own_gpu_as_the_first(agent_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,9 +514,15 @@ PRINTS = 'echo "out $RANK"; echo "err $RANK" >&2; echo "loss $RANK"'
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch leaves its files to be closed
-@pytest.mark.parametrize("template", [None, "<${role_name} ${rank} ${local_rank}>"])
+@pytest.mark.parametrize(
+    ("template", "shown_ranks"), [(None, None), ("<${role_name} ${rank} ${local_rank} ${hostname}>", None), (None, {1})]
+)
 def test_logs_are_those_of_torch(
-    agent_of: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], template: str | None
+    agent_of: Any,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    template: str | None,
+    shown_ranks: set[int] | None,
 ) -> None:
     seen = []
     for cls in (TheirAgent, elastic_rs.LocalElasticAgent):
@@ -408,7 +536,12 @@ def test_logs_are_those_of_torch(
             PRINTS,
             nproc=2,
             cls=cls,
-            logs=DefaultLogsSpecs(log_dir=str(folder), tee={0: Std.ALL, 1: Std.OUT}, redirects={1: Std.ERR}),
+            logs=DefaultLogsSpecs(
+                log_dir=str(folder),
+                tee={0: Std.ALL, 1: Std.OUT},
+                redirects={1: Std.ERR},
+                local_ranks_filter=shown_ranks,
+            ),
             backend="static",
             endpoint=f"{NODE}:{free_port()}",
             log_line_prefix_template=template,
@@ -425,6 +558,29 @@ def test_logs_are_those_of_torch(
         seen.append((files, lines))
     assert seen[0] == seen[1]
     assert "attempt_0/0/stdout.log" in seen[0][0]
+
+
+def test_what_is_teed_goes_to_python_s_streams(agent_of: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    # As with PyTorch's agent: a notebook has its own, and many a program redirects them.
+    script = "echo out $RANK; echo err $RANK >&2; head -c 300000 /dev/zero | tr '\\0' x; echo"
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        agent_of("sh", "-c", script, nproc=2, logs=DefaultLogsSpecs(tee=Std.ALL)).run()
+    assert sorted(out.getvalue().split("\n")) == [
+        "",
+        *(f"[trainer{i}]:{text}" for i in (0, 1) for text in ("out " + str(i), "x" * 300_000)),
+    ]
+    assert sorted(err.getvalue().split("\n")) == ["", "[trainer0]:err 0", "[trainer1]:err 1"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_stream_that_takes_nothing_stops_no_worker(agent_of: Any, caplog: pytest.LogCaptureFixture) -> None:
+    closed = io.StringIO()
+    closed.close()
+    with contextlib.redirect_stdout(closed):
+        result = agent_of("seq", "1000000", logs=DefaultLogsSpecs(tee=Std.OUT)).run()
+    assert not result.is_failed()
+    assert "not shown any longer" in caplog.text
 
 
 def test_logs_are_kept_by_generation(agent_of: Any, tmp_path: Path) -> None:
@@ -549,7 +705,8 @@ def test_an_exception_from_outside_leaves_no_worker(agent_of: Any, tmp_path: Pat
 
 
 class _Cause:
-    node, role, local_rank, global_rank, pid, exit, message = "node1:7", "trainer", 0, 2, 70, "exit code 3", "x\ny"
+    node, role, local_rank, global_rank, pid, message = "node1:7", "trainer", 0, 2, 70, "x\ny"
+    exit, returncode = "exit code 3", 3
 
 
 def test_another_node_s_failure_is_told_with_its_node() -> None:
@@ -565,17 +722,12 @@ def test_a_start_that_failed_elsewhere_is_not_taken_for_a_worker_of_ours(tmp_pat
     file = tmp_path / "error.json"
     file.write_text(json.dumps({"message": {"message": "ours", "extraInfo": {"timestamp": "1"}}}))
     cause: Any = _Cause()
-    cause.pid, cause.exit = 0, "a failure to start"
+    cause.pid, cause.exit, cause.returncode = 0, "a failure to start", 1
     assert "ours" not in failures_of(cause, [(0, 5, -15)], 0, {0: str(file)}, None)[2].message
 
 
 def test_a_job_that_failed_without_a_worker_says_why() -> None:
     assert failures_of(None, [], 4, {}, "the run is over")[4].message == "the run is over"
-
-
-def test_exits_become_numbers() -> None:
-    texts = ["exit code 3", "SIGKILL", "SIGSEGV (core dumped)", "a failure to start"]
-    assert [returncode(text) for text in texts] == [3, -9, -11, 1]
 
 
 @pytest.mark.torchrun

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -36,14 +37,16 @@ pub struct Failure {
     pid: u32,
     /// What ended it, such as ``exit code 3`` or ``SIGKILL``.
     exit: String,
+    /// The same as a number, as ``subprocess.Popen.returncode`` says it; 1 for what has none.
+    returncode: i32,
     /// The first lines of what it said, if it said anything.
     message: String,
 }
 
 impl From<message::Failure> for Failure {
     fn from(failure: message::Failure) -> Self {
-        let message::Failure { node, role, local_rank, global_rank, pid, exit, message, .. } = failure;
-        Self { node, role, local_rank, global_rank, pid, exit, message }
+        let message::Failure { node, role, local_rank, global_rank, pid, exit, returncode, message, .. } = failure;
+        Self { node, role, local_rank, global_rank, pid, exit, returncode, message }
     }
 }
 
@@ -178,6 +181,17 @@ impl WorkerCommand {
     }
 }
 
+/// A descriptor of its own for what the caller's `fd` refers to.
+fn copy_of(fd: i32) -> PyResult<OwnedFd> {
+    if fd < 0 {
+        return Err(PyValueError::new_err(format!("{fd} is not a descriptor")));
+    }
+    // SAFETY: the descriptor is only borrowed for duplicating it, which fails if it is not open.
+    #[expect(unsafe_code, reason = "a descriptor from Python is a number; there is no safe way to borrow it")]
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    Ok(borrowed.try_clone_to_owned()?)
+}
+
 fn output(path: PathBuf, tee: bool, prefix: Option<String>) -> Output {
     match path.to_str() {
         Some("") => Output::Inherit,
@@ -275,8 +289,10 @@ impl Agent {
     /// which is a failure of that worker like any other.
     ///
     /// ``error_files`` are where workers may record their exceptions. A filter is a path, which gets the lines of teed streams
-    /// that contain one of the texts.
-    #[pyo3(signature = (commands, *, first_rank, error_files, stdout_filter = None, stderr_filter = None))]
+    /// that contain one of the texts. ``stdout_fd`` and ``stderr_fd`` are where teed lines are shown; they stay the caller's.
+    #[pyo3(signature = (commands, *, first_rank, error_files, stdout_filter = None, stderr_filter = None, stdout_fd = 1,
+        stderr_fd = 2))]
+    #[expect(clippy::too_many_arguments, reason = "one named argument per property")]
     fn start(
         &self,
         py: Python<'_>,
@@ -285,11 +301,13 @@ impl Agent {
         error_files: Vec<(u32, PathBuf)>,
         stdout_filter: Option<(PathBuf, Vec<String>)>,
         stderr_filter: Option<(PathBuf, Vec<String>)>,
+        stdout_fd: i32,
+        stderr_fd: i32,
     ) -> PyResult<BTreeMap<u32, u32>> {
         let filter = |filter: Option<(PathBuf, Vec<String>)>| filter.map(|(file, texts)| Filter { file, texts });
         let filters = FilterOptions { stdout: filter(stdout_filter), stderr: filter(stderr_filter) };
         let specs: Vec<WorkerSpec> = commands.iter().map(|command| command.0.clone()).collect();
-        let consoles = Consoles::own()?;
+        let consoles = Consoles { stdout: copy_of(stdout_fd)?, stderr: copy_of(stderr_fd)? };
         let started = block_on(py, Group::start(specs, filters, consoles))?;
         let mut runner = self.runner.blocking_lock();
         Ok(match started {

@@ -106,7 +106,7 @@ impl Simulation {
             CrewEvent::Started => crew.up = true,
             CrewEvent::NotStarted => {
                 state.crew = None;
-                let failure = ours.failure(host, 0, "a failure to start");
+                let failure = ours.failure(host, 0, "a failure to start", 1);
                 ours.machine.on_worker_failed(failure, false);
             }
             CrewEvent::Ends { local_rank, well } => {
@@ -119,7 +119,7 @@ impl Simulation {
                     ours.succeeded += 1;
                     ours.machine.on_worker_succeeded(local_rank, now);
                 } else {
-                    ours.machine.on_worker_failed(ours.failure(host, local_rank, "exit code 7"), false);
+                    ours.machine.on_worker_failed(ours.failure(host, local_rank, "exit code 7", 7), false);
                 }
                 // What the agent says to that, it says before it hears that none is left.
                 self.after_node(host)?;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -71,3 +72,30 @@ def waits(folder: str) -> None:
     (Path(folder) / f"{rank()}.tmp").write_text(str(os.getpid()))
     (Path(folder) / f"{rank()}.tmp").rename(Path(folder) / str(rank()))
     signal.pause()
+
+
+def cpus() -> list[int]:
+    """Return the CPUs this worker may run on."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def is_late_at_first() -> int:
+    """Have rank 1 promise, in the first attempt, to be done in no time, and take for ever."""
+    from torch.distributed.elastic import timer
+
+    restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    if restarts == 0:
+        timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
+        with timer.expires(after=0.1 if rank() == 1 else 1000):
+            signal.pause()
+    return restarts
+
+
+def sleeps_uninterruptibly(folder: str) -> None:
+    """Have rank 1 wait in the kernel, as if for a device: for a child that shares its memory and lives on."""
+    (Path(folder) / f"attempt{os.environ['TORCHELASTIC_RESTART_COUNT']}").touch()
+    libc = ctypes.CDLL(None)
+    if rank() == 1:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torch's handler would run in the child
+        libc.vfork()
+    libc.pause()

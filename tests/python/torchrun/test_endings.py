@@ -1,6 +1,7 @@
 """Our agent under stock torchrun: signals in every state, exit codes, and what the last message says."""
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -55,6 +56,7 @@ def test_a_second_interrupt_kills_at_once(start: Start) -> None:
     node.signal(signal.SIGINT)
     assert node.wait() == 130
     assert time.monotonic() - began < 30
+    assert any("received SIGINT: killing what is left" in line for line in node.lines)
 
 
 def failure_of(nodes: list[Process]) -> list[str]:
@@ -81,6 +83,7 @@ def test_a_kill_is_told_with_what_it_may_mean(start: Start) -> None:
     os.kill(pids[1], signal.SIGKILL)
     for text in failure_of(nodes):
         assert "SIGKILL on 127.0.0.3" in text
+        assert "exitcode  : -9" in text
         assert "OOM" in text
         assert str(pids[1]) in text
 
@@ -97,3 +100,32 @@ def test_a_spare_that_was_not_needed_ends_well(start: Start, job: Job, tmp_path:
     assert job.workers(spare) == {}
     done.touch()
     assert [node.wait() for node in [*nodes, spare]] == [0, 0, 0]
+
+
+def test_the_log_of_a_round_is_a_handful_of_lines_that_say_whose_they_are(start: Start, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    nodes = [start(n, "--exit=1:7", "--until", done, nnodes="2", script=FAMILY) for n in (2, 3)]
+    for node in nodes:
+        node.line(r"WORKER .* restarts=1")
+    done.touch()
+    assert [node.wait() for node in nodes] == [0, 0]
+    for node in nodes:
+        lines = [line for line in node.lines if line.startswith("[elastic_rs]") and "the coordinator at" not in line]
+        hosts = any("this process hosts the coordinator" in line for line in node.lines)
+        assert all(": [job] " in line for line in lines)
+        rounds = [[line for line in lines if f"round {number}" in line] for number in (1, 2)]
+        # The host tells besides what the coordinator decides.
+        assert all(2 < len(told) < (8 if hosts else 5) for told in rounds), "\n".join(lines)
+        (began, *_, ended) = [line for line in rounds[0] if "agent: [job] round 1, node rank" in line]
+        assert re.search(r"runs as rank \d to \d of 2, role default, restart 0 of 3; pids \d+$", began)
+        # What was not asked for is told without asking.
+        assert re.search(r"WARNING agent: .* after \d+\.\d s: .*rank 1 .*exit code 7", ended)
+
+
+def test_a_restart_is_told_of_without_asking(start: Start, tmp_path: Path) -> None:
+    options = {"nnodes": "1", "restarts": 1, "script": FAMILY, "env": {"ELASTIC_RS_LOG": ""}}
+    (tmp_path / "done").touch()
+    node = start(2, "--exit=0:7", "--until", tmp_path / "done", **options)
+    assert node.wait() == 0
+    (told,) = [line for line in node.lines if "elastic_rs" in line]
+    assert re.match(r"\[elastic_rs\] \S+ WARNING agent: \[job\] round 1, node rank 0, after .* exit code 7", told)
