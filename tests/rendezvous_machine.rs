@@ -4,7 +4,7 @@
 
 mod bench;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bench::{Bench, failure, hello, join};
 use elastic_rs::rendezvous::message::{
