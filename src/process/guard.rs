@@ -16,6 +16,10 @@ use std::ptr;
 
 use super::message::{MESSAGE_BYTES, Order, Report};
 
+mod worker;
+
+use worker::{Birth, start_worker};
+
 /// What the guard needs, prepared before the fork. No descriptor is below 3.
 #[derive(Debug)]
 pub(super) struct Plan<'a> {
@@ -109,13 +113,9 @@ unsafe fn run(plan: &Plan<'_>) -> ! {
         if signals == -1 || libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) == -1 {
             fail(plan.control, step::GUARD, errno());
         }
-        let guard = libc::getpid();
-        let none = ptr::null_mut::<libc::c_void>();
-        let leader = libc::syscall(libc::SYS_clone, libc::c_long::from(libc::SIGCHLD), none, none, none, none) as i32;
-        match leader {
-            -1 => fail(plan.control, step::GUARD, errno()),
-            0 => become_worker(plan, guard, pipe[1]),
-            _ => {}
+        let leader = start_worker(&Birth { plan, guard: libc::getpid(), failures: pipe[1] });
+        if leader == -1 {
+            fail(plan.control, step::GUARD, errno());
         }
         libc::close(pipe[1]);
         // The worker's streams must end with the worker, and its folder be free to be removed.
@@ -137,50 +137,6 @@ unsafe fn run(plan: &Plan<'_>) -> ! {
         }
         .watch()
     }
-}
-
-/// SAFETY: only in the child that is to become the worker.
-unsafe fn become_worker(plan: &Plan<'_>, guard: i32, failures: RawFd) -> ! {
-    unsafe {
-        let give_up = |step: i32| -> ! {
-            let report = [step, errno()];
-            libc::write(failures, report.as_ptr().cast(), size_of_val(&report));
-            libc::_exit(127)
-        };
-        libc::setsid();
-        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-        if libc::getppid() != guard {
-            libc::_exit(127); // the guard was gone before the line above
-        }
-        for signal in 1..=64 {
-            default_handler(signal);
-        }
-        for (target, fd) in (0..).zip(plan.stdio) {
-            if libc::dup2(fd, target) == -1 {
-                give_up(step::STREAMS);
-            }
-        }
-        if !plan.cwd.is_null() && libc::chdir(plan.cwd) == -1 {
-            give_up(step::FOLDER);
-        }
-        let mut nothing = std::mem::zeroed();
-        libc::sigemptyset(&mut nothing);
-        libc::sigprocmask(libc::SIG_SETMASK, &nothing, ptr::null_mut());
-        execute(plan);
-        give_up(step::EXECUTE)
-    }
-}
-
-/// Tries each candidate. Returns with the `errno` of the one that exists but cannot be executed, if there is one.
-unsafe fn execute(plan: &Plan<'_>) {
-    let mut told = 0;
-    for candidate in plan.candidates {
-        unsafe { libc::execve(*candidate, plan.argv.as_ptr(), plan.envp.as_ptr()) };
-        if told == 0 && !matches!(errno(), libc::ENOENT | libc::ENOTDIR) {
-            told = errno();
-        }
-    }
-    unsafe { *libc::__errno_location() = if told == 0 { libc::ENOENT } else { told } };
 }
 
 impl Guard {

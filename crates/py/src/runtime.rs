@@ -127,7 +127,7 @@ impl Looks {
         let after_ms = match self {
             Self::Never => return None,
             Self::Soon => 10,
-            Self::Late => 1000,
+            Self::Late => 2000,
         };
         Timespec::try_from(Duration::from_millis(after_ms)).ok()
     }

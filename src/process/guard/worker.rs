@@ -1,0 +1,84 @@
+//! The process that becomes the worker, until it is executed.
+//!
+//! What holds for the guard holds here: system calls alone, on memory that was prepared before.
+
+use std::mem::MaybeUninit;
+use std::os::fd::RawFd;
+use std::ptr;
+
+use super::{Plan, default_handler, errno, step};
+
+/// What the process that is to become the worker needs.
+pub(super) struct Birth<'a> {
+    pub plan: &'a Plan<'a>,
+    pub guard: i32,
+    /// The end of the pipe that tells why it could not be executed.
+    pub failures: RawFd,
+}
+
+/// Starts the worker in this process's memory, which stands still until the worker is executed or has given up: page tables of the
+/// agent's size are copied for the guard, and should not be for the worker too, which has no use for them.
+///
+/// SAFETY: only in the guard.
+pub(super) unsafe fn start_worker(birth: &Birth<'_>) -> i32 {
+    // Of its own, since both return from here. In blocks as large as the strictest alignment.
+    let mut stack = MaybeUninit::<[u128; WORKER_STACK_BYTES / size_of::<u128>()]>::uninit();
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    // glibc's `clone` is the system call and a jump; it runs no handlers.
+    unsafe {
+        let top = stack.as_mut_ptr().add(1);
+        libc::clone(begin_worker, top.cast(), flags, ptr::from_ref(birth).cast_mut().cast())
+    }
+}
+
+const WORKER_STACK_BYTES: usize = 64 << 10;
+
+extern "C" fn begin_worker(birth: *mut libc::c_void) -> libc::c_int {
+    // SAFETY: `start_worker` has given it a `Birth`, and waits.
+    unsafe { become_worker(&*birth.cast()) }
+}
+
+/// SAFETY: only in the child that is to become the worker. What it writes to memory, the guard finds there.
+unsafe fn become_worker(birth: &Birth<'_>) -> ! {
+    let Birth { plan, guard, failures } = *birth;
+    unsafe {
+        let give_up = |step: i32| -> ! {
+            let report = [step, errno()];
+            libc::write(failures, report.as_ptr().cast(), size_of_val(&report));
+            libc::_exit(127)
+        };
+        libc::setsid();
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        if libc::getppid() != guard {
+            libc::_exit(127); // the guard was gone before the line above
+        }
+        for signal in 1..=64 {
+            default_handler(signal);
+        }
+        for (target, fd) in (0..).zip(plan.stdio) {
+            if libc::dup2(fd, target) == -1 {
+                give_up(step::STREAMS);
+            }
+        }
+        if !plan.cwd.is_null() && libc::chdir(plan.cwd) == -1 {
+            give_up(step::FOLDER);
+        }
+        let mut nothing = std::mem::zeroed();
+        libc::sigemptyset(&mut nothing);
+        libc::sigprocmask(libc::SIG_SETMASK, &nothing, ptr::null_mut());
+        execute(plan);
+        give_up(step::EXECUTE)
+    }
+}
+
+/// Tries each candidate. Returns with the `errno` of the one that exists but cannot be executed, if there is one.
+unsafe fn execute(plan: &Plan<'_>) {
+    let mut told = 0;
+    for candidate in plan.candidates {
+        unsafe { libc::execve(*candidate, plan.argv.as_ptr(), plan.envp.as_ptr()) };
+        if told == 0 && !matches!(errno(), libc::ENOENT | libc::ENOTDIR) {
+            told = errno();
+        }
+    }
+    unsafe { *libc::__errno_location() = if told == 0 { libc::ENOENT } else { told } };
+}
