@@ -3,8 +3,6 @@
 //!
 //! `ELASTIC_RS_SIM_SEEDS` sets how many seeds are lived through, `ELASTIC_RS_SIM_SEED` the first one.
 
-#[path = "seeds/lives.rs"]
-mod lives;
 mod seeds;
 
 use std::time::Duration;
@@ -15,8 +13,7 @@ use elastic_rs::rendezvous::settings::Settings;
 use elastic_rs::sim::agent::Agents;
 use elastic_rs::sim::agent_plan::{Counts, live};
 use elastic_rs::sim::simulation::{Action, Options, Simulation};
-use lives::live_through;
-use seeds::asked_for;
+use seeds::{asked_for, live_through};
 
 fn check(seeds: impl IntoIterator<Item = u64>) -> Counts {
     let mut ends = Counts::new();

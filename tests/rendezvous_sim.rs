@@ -2,8 +2,6 @@
 //!
 //! `ELASTIC_RS_SIM_SEEDS` sets how many seeds are lived through, `ELASTIC_RS_SIM_SEED` the first one.
 
-#[path = "seeds/lives.rs"]
-mod lives;
 mod seeds;
 
 use std::collections::BTreeMap;
@@ -11,8 +9,7 @@ use std::time::{Duration, Instant};
 
 use elastic_rs::sim::plan::live;
 use elastic_rs::sim::strange_plan;
-use lives::live_through;
-use seeds::asked_for;
+use seeds::{asked_for, live_through};
 
 fn check(seeds: impl IntoIterator<Item = u64>) {
     let began = Instant::now();

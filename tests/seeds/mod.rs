@@ -1,4 +1,6 @@
-//! Which seeds a test lives through.
+//! Living through many seeds: how many and which, and what is told of one that fails.
+
+use elastic_rs::sim::plan::Failure;
 
 /// A number from the environment, such as `ELASTIC_RS_SIM_SEEDS`.
 pub fn number(name: &str, default: u64) -> u64 {
@@ -10,4 +12,35 @@ pub fn number(name: &str, default: u64) -> u64 {
 pub fn asked_for(default: u64) -> std::ops::Range<u64> {
     let first = number("ELASTIC_RS_SIM_SEED", 0);
     first..first + number("ELASTIC_RS_SIM_SEEDS", default)
+}
+
+/// Live through some seeds. The first in which an invariant breaks is told with its last events, and with the command that
+/// replays it: `replay` is what follows `--test` there.
+pub fn live_through<T>(
+    seeds: impl IntoIterator<Item = u64>,
+    live: impl Fn(u64, bool) -> Result<T, Box<Failure>>,
+    replay: &str,
+) -> Vec<T> {
+    let (mut lived, mut failing) = (Vec::new(), Vec::new());
+    for seed in seeds {
+        match live(seed, false) {
+            Ok(report) => lived.push(report),
+            Err(failure) => failing.push(failure),
+        }
+    }
+    let Some(first) = failing.first() else { return lived };
+    let seed = first.seed;
+    let Err(again) = live(seed, true) else { panic!("seed {seed} fails, and then does not: it is no whole history") };
+    let lines = number("ELASTIC_RS_SIM_LINES", 60) as usize;
+    let last = again.history.len().saturating_sub(lines);
+    let all: Vec<_> = failing
+        .iter()
+        .map(|failure| format!("  seed {} at {:.3?}: {}", failure.seed, failure.at, failure.violation))
+        .collect();
+    panic!(
+        "seed {seed}\nreplay: ELASTIC_RS_SIM_SEED={seed} ELASTIC_RS_SIM_SEEDS=1 cargo test --features sim --test \
+         {replay}\n{}\nall that failed:\n{}",
+        again.history[last..].join("\n"),
+        all.join("\n"),
+    );
 }
