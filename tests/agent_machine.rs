@@ -78,6 +78,22 @@ fn end(outcome: Outcome) -> Command {
     Command::End(Box::new(outcome))
 }
 
+/// Seed 4412: a member whose connection was broken for longer than the grace still ran when the others were done, which closed the
+/// job. When its workers failed later it waited for an answer for ever.
+#[test]
+fn a_failure_after_the_job_was_declared_a_success_waits_for_nobody() {
+    for budget in [Budget::Job, Budget::Node(3)] {
+        let mut agent = running(budget);
+        agent.on_closed(succeeded());
+        assert_eq!(does(&mut agent), []);
+        agent.on_worker_failed(Failure { node: String::new(), ..failure(1) }, false);
+        assert_eq!(does(&mut agent), [stop(SIGTERM)]);
+        agent.on_stopped();
+        let reason = "a worker failed after the job had been declared a success".to_owned();
+        assert_eq!(does(&mut agent), [end(Outcome::Failed { cause: Some(Box::new(failure(1))), reason })]);
+    }
+}
+
 #[test]
 fn workers_that_begin_anew_are_told_of_unasked() {
     let warned = |agent: &mut AgentMachine| {

@@ -57,6 +57,8 @@ fn farewell(signal: i32) -> String {
 /// SIGTERM's number, the same on every platform PyTorch's agent runs on.
 const SIGTERM: i32 = 15;
 
+const TOO_LATE: &str = "a worker failed after the job had been declared a success";
+
 #[derive(Clone, Debug)]
 enum Phase {
     Joining,
@@ -160,12 +162,18 @@ impl AgentMachine {
     /// A worker failed: it ended otherwise, or could not be started. Later ones of the same round are consequences.
     ///
     /// `hopeless`: starting it again on this node cannot help (it holds a device in uninterruptible sleep), so the job ends.
-    pub fn on_worker_failed(&mut self, failure: Failure, hopeless: bool) {
+    pub fn on_worker_failed(&mut self, mut failure: Failure, hopeless: bool) {
         if !matches!(self.phase, Phase::Running { .. }) {
             return;
         }
         if hopeless {
             self.give_up(failure);
+            return;
+        }
+        if self.closed_well {
+            // No more is to be heard of a closed rendezvous, nor is there a round to begin anew in.
+            failure.node.clone_from(&self.name);
+            self.end_after_stop(Outcome::Failed { cause: Some(Box::new(failure)), reason: TOO_LATE.to_owned() });
             return;
         }
         self.first_failure = Some(Box::new(failure.clone()));
@@ -224,8 +232,7 @@ impl AgentMachine {
                 Phase::Finishing { .. } => self.end(Outcome::Succeeded),
                 Phase::Stopping(Next::Decide) | Phase::Deciding => {
                     let cause = self.first_failure.take();
-                    let reason = "a worker failed after the job had been declared a success".to_owned();
-                    self.end_after_stop(Outcome::Failed { cause, reason });
+                    self.end_after_stop(Outcome::Failed { cause, reason: TOO_LATE.to_owned() });
                 }
                 // The join that follows says so.
                 Phase::Joining | Phase::Stopping(_) | Phase::Ended => {}
