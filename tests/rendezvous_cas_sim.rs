@@ -60,3 +60,18 @@ fn over_etcd_a_node_is_fenced_by_its_key_however_it_learns_of_it() {
         assert_eq!(etcd::live(seed).err().map(|(_, violation)| violation.text), None, "seed {seed}");
     }
 }
+
+/// A watch that ended while a write was under way was forgotten with its answer, and a node that ran heard of nothing any more.
+#[test]
+fn over_etcd_a_watch_that_ends_during_a_write_is_begun_anew() {
+    assert_eq!(etcd::live(8398).err().map(|(_, violation)| violation.text), None);
+}
+
+/// The answer to the write that closed a round was lost. When the node found its place at last others waited already, and nothing told
+/// it so again.
+#[test]
+fn over_etcd_a_place_that_is_found_late_comes_with_who_waits() {
+    for seed in [5575, 6702] {
+        assert_eq!(etcd::live(seed).err().map(|(_, violation)| violation.text), None, "seed {seed}");
+    }
+}

@@ -115,6 +115,8 @@ pub struct EtcdNode {
     busy: bool,
     /// Something changed meanwhile.
     stale: bool,
+    /// No watch is on, or the lease has ended, and no snapshot has come since: changes are not told.
+    adrift: bool,
     /// What the transaction under way puts.
     unanswered: Option<Vec<u8>>,
     /// The prefix as it is known.
@@ -136,6 +138,7 @@ impl EtcdNode {
             attached: false,
             busy: false,
             stale: false,
+            adrift: false,
             unanswered: None,
             known: Snapshot::default(),
             requests: Vec::new(),
@@ -180,7 +183,7 @@ impl EtcdNode {
             }
             EtcdEvent::Renewed { held: false } => {
                 (self.lease, self.renew_at) = (None, None);
-                self.node.look(now);
+                self.adrift = true;
             }
             EtcdEvent::Snapshot(snapshot) => {
                 self.take(snapshot);
@@ -205,7 +208,7 @@ impl EtcdNode {
                 self.node.on_written(now);
             }
             EtcdEvent::Changed(revision, changes) => self.change(revision, changes),
-            EtcdEvent::WatchEnded => self.node.look(now),
+            EtcdEvent::WatchEnded => self.adrift = true,
             EtcdEvent::Failed(error) => {
                 self.busy = false;
                 self.node.on_failed(error, now);
@@ -226,8 +229,7 @@ impl EtcdNode {
 
     /// The prefix anew; changes are watched from there.
     fn take(&mut self, snapshot: Snapshot) {
-        self.busy = false;
-        self.stale = false;
+        (self.busy, self.stale, self.adrift) = (false, false, false);
         self.requests.push(EtcdRequest::Watch { from: Revision(snapshot.revision.0 + 1) });
         self.known = snapshot;
         self.heed_members();
@@ -272,6 +274,9 @@ impl EtcdNode {
             self.node.on_state(self.known.state.as_ref().map(|(state, _)| state.as_slice()), now);
         }
         let (Some(command), lease) = (self.node.take_command(), self.lease) else {
+            if self.adrift {
+                self.node.look_if_idle(now);
+            }
             return;
         };
         self.busy = true;

@@ -174,6 +174,11 @@ impl CasNode {
         self.read_at = Some(now);
     }
 
+    /// Look at the cell now, unless it is looked at anyway, now or later.
+    pub fn look_if_idle(&mut self, now: Instant) {
+        self.read_at.get_or_insert(now);
+    }
+
     /// The cell holds this, or nothing: the answer to a read, or told by a watch.
     pub fn on_state(&mut self, bytes: Option<&[u8]>, now: Instant) {
         self.conflicts = 0;

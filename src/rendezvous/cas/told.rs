@@ -77,7 +77,9 @@ impl CasNode {
                 let progress = joining.progress.clone().unwrap_or_default();
                 self.resolve(Err(JoinError::Timeout { after, progress }));
             }
-        } else if self.runs() {
+        }
+        // Also of a place that was taken just now: the answer may be older than what has happened since.
+        if self.runs() {
             let mine = self.hello.placed.map(|placed| (placed.round, placed.rank));
             if place.is_some() && place == mine {
                 self.view.waiting = run.waiting_for_members();
