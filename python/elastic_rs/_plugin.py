@@ -79,7 +79,8 @@ class _Stderr(logging.Handler):
         try:
             sys.stderr.write(f"{self.format(record)}\n")
             sys.stderr.flush()
-        except Exception:  # noqa: BLE001 - a record that cannot be shown stops nobody
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            # A record that cannot be shown stops nobody. What a signal's handler raises meanwhile goes on.
             self.handleError(record)
 
 

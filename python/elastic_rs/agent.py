@@ -117,8 +117,12 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         # Only another handler than ours has to be asked.
         interval = spec.monitor_interval if self._handler is None else None
         result: RunResult | None = None
+        received: SignalException | None = None
         while result is None:
             try:
+                if received is not None:
+                    error, received = received, None
+                    self._pass_on(agent, error)
                 step = agent.next(timeout_s=interval)
                 if step is not None:
                     result = self._do(agent, step)
@@ -127,20 +131,29 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             except _Ended:
                 raise
             except SignalException as error:
-                if self._signal is not None:
-                    text = "killing what is left of the workers"
-                elif self._generation == 0:
-                    text = "leaving the job"
-                else:
-                    text = "leaving the job, waiting for the workers to end; another signal kills them"
-                logger.warning("%s: received %s: %s", self._who(), signal.Signals(error.sigval).name, text)
-                self._signal = error
-                agent.signal(error.sigval)
+                received = error
             except RendezvousGracefulExitError as error:
                 # A spare that was not needed. PyTorch's agent returns None here, on which its launcher fails.
                 logger.info("%s: %s", self._who(), error)
                 result = RunResult(state=WorkerState.SUCCEEDED)
         return result
+
+    def _pass_on(self, agent: Agent, error: SignalException) -> None:
+        """Tell the core of a signal, then whoever reads the log."""
+        # A second signal waits: handlers of `logging` swallow what is raised in the middle of them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            if self._signal is not None:
+                text = "killing what is left of the workers"
+            elif self._generation == 0:
+                text = "leaving the job"
+            else:
+                text = "leaving the job, waiting for the workers to end; another signal kills them"
+            self._signal = error
+            agent.signal(error.sigval)
+            logger.warning("%s: received %s: %s", self._who(), signal.Signals(error.sigval).name, text)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _new_agent(self, spec: WorkerSpec) -> Agent:
         job_counts = self._handler is not None and self._handler.counts_restarts
