@@ -64,7 +64,7 @@ LONG_SEQUENCES ?= 10000
 LONG_SEEDS ?= 10000
 LONG_CASES ?= 100000
 
-test-long: build ## the tests that draw at random, with many more draws: about half an hour
+test-long: build ## the tests that draw at random, with many more draws: about an hour
 	$(say) 'test-long: $(LONG_SEQUENCES) sequences of store operations, PyTorch and ours (pytest)'
 	@ELASTIC_RS_DIFFERENTIAL=$(LONG_SEQUENCES) $(PY) -m pytest tests/python/store/test_differential.py $(PYTEST_ARGS)
 	$(say) 'test-long: tests marked long (pytest)'
@@ -175,7 +175,7 @@ check-stubs: build ## the committed stub is what the code says, and what the bui
 	$(say) 'test: the stub agrees with the built module (mypy.stubtest)'
 	@$(PY) -m mypy.stubtest --allowlist tests/stubtest-allowlist.txt elastic_rs._elastic_rs
 
-bench: build ## run the benchmarks, about a quarter of an hour; results go to benches/results/, a plot to docs/
+bench: build ## run the benchmarks, about half an hour; results go to benches/results/, a plot to docs/
 	$(say) 'bench: codec, table and server alone (cargo bench)'
 	@cargo bench --quiet $(CARGO_FLAGS) --all-features --bench '*'
 	$(say) 'bench: the store, PyTorch and ours (benches/store.py)'
