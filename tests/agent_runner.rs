@@ -45,17 +45,9 @@ fn host() -> Host {
 }
 
 fn session(host: &Host, number: u128, settings: &Settings) -> Arc<Session> {
-    let hello = Hello {
-        run_id: "job".into(),
-        node: NodeId(number),
-        name: format!("node{number}"),
-        local_addr: Some(format!("node{number}")),
-        process: 0,
-        node_rank: None,
-        settings: settings.clone(),
-        placed: None,
-        joining: false,
-    };
+    let name = format!("node{number}");
+    let hello = Hello::new("job", NodeId(number), name.clone(), settings.clone());
+    let hello = Hello { local_addr: Some(name), ..hello };
     Arc::new(Session::open(&Handle::current(), hello, "127.0.0.1", host.port(), LIMIT))
 }
 
@@ -147,6 +139,14 @@ impl Node {
     }
 }
 
+/// Two nodes with `workers` each, in one world.
+async fn two_placed(host: &Host, settings: &Settings, workers: u32) -> [Node; 2] {
+    let [mut one, mut two] =
+        [1, 2].map(|number| Node::new(Some(session(host, number, settings)), Budget::Job, workers));
+    tokio::join!(one.placed(), two.placed());
+    [one, two]
+}
+
 #[tokio::test]
 async fn workers_that_all_succeed_end_the_job_well() {
     let host = host();
@@ -162,9 +162,7 @@ async fn workers_that_all_succeed_end_the_job_well() {
 async fn a_failure_restarts_all_workers_of_all_nodes_and_costs_one_restart() {
     let host = host();
     let settings = settings(2, 2, 1);
-    let mut nodes = [1, 2].map(|number| Node::new(Some(session(&host, number, &settings)), Budget::Job, 2));
-    let [one, two] = &mut nodes;
-    tokio::join!(one.placed(), two.placed());
+    let [mut one, mut two] = two_placed(&host, &settings, 2).await;
     one.start(&["complain boom exit 3", "say ready pause"]).await;
     two.start(&["say ready pause", "say ready pause"]).await;
     let (first, second) = tokio::join!(one.placed(), two.placed());
@@ -190,9 +188,7 @@ async fn a_failure_restarts_all_workers_of_all_nodes_and_costs_one_restart() {
 async fn a_signal_leaves_at_once_and_the_others_begin_anew() {
     let host = host();
     let settings = settings(1, 2, 0);
-    let mut nodes = [1, 2].map(|number| Node::new(Some(session(&host, number, &settings)), Budget::Job, 1));
-    let [one, two] = &mut nodes;
-    tokio::join!(one.placed(), two.placed());
+    let [mut one, mut two] = two_placed(&host, &settings, 1).await;
     one.start(&["ignore 15 say ready pause"]).await;
     two.start(&["say ready pause"]).await;
     assert_eq!((one.line(), two.line()), ("ready".into(), "ready".into()));
