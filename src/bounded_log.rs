@@ -4,6 +4,7 @@
 //! record so many are written in a period of time, and then one that says how many more there were. Counters, where there
 //! are any, are never bounded so.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::mem;
 use std::time::{Duration, Instant};
@@ -18,21 +19,26 @@ pub(crate) struct BoundedLog {
     budget: Mutex<LogBudget>,
     /// A record was left out.
     left_out: Notify,
-    say_left_out: fn(&'static str, u64),
+    say_left_out: fn(&str, u64),
 }
 
 impl BoundedLog {
     /// `say_left_out` writes the record that so many more of a kind were not written.
-    pub(crate) fn new(period: Duration, say_left_out: fn(&'static str, u64)) -> Self {
+    pub(crate) fn new(period: Duration, say_left_out: fn(&str, u64)) -> Self {
         BoundedLog { budget: Mutex::new(LogBudget::new(period)), left_out: Notify::new(), say_left_out }
     }
 
     /// Whether one more record of this kind may be written.
     pub(crate) fn admits(&self, kind: &'static str) -> bool {
+        self.admits_up_to(RECORDS_PER_PERIOD, kind.into())
+    }
+
+    /// The same, where `limit` of the kind may be written in a period.
+    pub(crate) fn admits_up_to(&self, limit: u64, kind: Cow<'static, str>) -> bool {
         let now = time::Instant::now().into_std();
         let (summaries, may) = {
             let mut budget = self.budget.lock();
-            (budget.summaries(now), budget.admit(kind, now))
+            (budget.summaries(now), budget.admit_up_to(limit, kind, now))
         };
         self.say(summaries);
         if !may {
@@ -62,9 +68,9 @@ impl BoundedLog {
         self.say(summaries);
     }
 
-    fn say(&self, summaries: Vec<(&'static str, u64)>) {
+    fn say(&self, summaries: Vec<LeftOut>) {
         for (kind, count) in summaries {
-            (self.say_left_out)(kind, count);
+            (self.say_left_out)(&kind, count);
         }
     }
 }
@@ -82,7 +88,16 @@ impl Drop for BoundedLog {
 pub(crate) struct LogBudget {
     period: Duration,
     ends_at: Option<Instant>,
-    seen: BTreeMap<&'static str, u64>,
+    seen: BTreeMap<Cow<'static, str>, Seen>,
+}
+
+/// A kind of record, and how many of it were not written.
+pub(crate) type LeftOut = (Cow<'static, str>, u64);
+
+#[derive(Debug, Default)]
+struct Seen {
+    written: u64,
+    left_out: u64,
 }
 
 impl LogBudget {
@@ -92,19 +107,27 @@ impl LogBudget {
 
     /// Whether one more record of this kind may be written.
     pub(crate) fn admit(&mut self, kind: &'static str, now: Instant) -> bool {
+        self.admit_up_to(RECORDS_PER_PERIOD, kind.into(), now)
+    }
+
+    fn admit_up_to(&mut self, limit: u64, mut kind: Cow<'static, str>, now: Instant) -> bool {
         self.ends_at.get_or_insert(now + self.period);
+        if self.seen.len() >= KINDS && !self.seen.contains_key(&kind) {
+            kind = "others".into();
+        }
         let seen = self.seen.entry(kind).or_default();
-        *seen += 1;
-        *seen <= RECORDS_PER_PERIOD
+        let may = seen.written < limit;
+        *(if may { &mut seen.written } else { &mut seen.left_out }) += 1;
+        may
     }
 
     /// When [`summaries`](Self::summaries) has something to say; `None` if nothing was left out so far.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        self.ends_at.filter(|_| self.seen.values().any(|seen| *seen > RECORDS_PER_PERIOD))
+        self.ends_at.filter(|_| self.seen.values().any(|seen| seen.left_out > 0))
     }
 
     /// If the period is over, ends it: each kind of which records were left out, and how many.
-    pub(crate) fn summaries(&mut self, now: Instant) -> Vec<(&'static str, u64)> {
+    pub(crate) fn summaries(&mut self, now: Instant) -> Vec<LeftOut> {
         if self.ends_at.is_none_or(|ends_at| now < ends_at) {
             return Vec::new();
         }
@@ -112,17 +135,17 @@ impl LogBudget {
     }
 
     /// Ends the period early.
-    pub(crate) fn end(&mut self) -> Vec<(&'static str, u64)> {
+    pub(crate) fn end(&mut self) -> Vec<LeftOut> {
         self.ends_at = None;
         let seen = mem::take(&mut self.seen).into_iter();
-        seen.filter(|(_, seen)| *seen > RECORDS_PER_PERIOD)
-            .map(|(kind, seen)| (kind, seen - RECORDS_PER_PERIOD))
-            .collect()
+        seen.map(|(kind, seen)| (kind, seen.left_out)).filter(|(_, left_out)| *left_out > 0).collect()
     }
 }
 
 /// Enough to see who it is and what they want.
 const RECORDS_PER_PERIOD: u64 = 20;
+/// Kinds that a peer may name (runs, say) are counted one by one up to here, and beyond it together.
+const KINDS: usize = 1_000;
 
 #[cfg(test)]
 mod tests {
@@ -141,10 +164,18 @@ mod tests {
         assert_eq!(admitted(&mut budget, "other", 1, start + PERIOD / 2), 1, "each kind has its own");
         assert_eq!(budget.next_deadline(), Some(start + PERIOD));
         assert_eq!(budget.summaries(start + PERIOD / 2), []);
-        assert_eq!(budget.summaries(start + PERIOD), [("scan", 980)]);
+        assert_eq!(budget.summaries(start + PERIOD), [("scan".into(), 980)]);
         assert_eq!(budget.next_deadline(), None);
         assert_eq!(admitted(&mut budget, "scan", 21, start + PERIOD), 20, "a new period");
-        assert_eq!(budget.end(), [("scan", 1)]);
+        assert_eq!(budget.end(), [("scan".into(), 1)]);
         assert_eq!(budget.end(), []);
+    }
+    #[test]
+    fn kinds_without_end_are_counted_together() {
+        let (mut budget, start) = (LogBudget::new(PERIOD), Instant::now());
+        let written = (0..5_000).filter(|n| budget.admit_up_to(3, format!("run {n}").into(), start)).count();
+        assert_eq!(written, KINDS + 3, "each of its own, and three of the others");
+        assert!(budget.admit_up_to(3, "run 7".into(), start), "who was there before is not crowded out");
+        assert_eq!(budget.end(), [("others".into(), 3_997)]);
     }
 }

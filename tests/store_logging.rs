@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use elastic_rs::host::Host;
 use elastic_rs::proto::{Limits, Request};
-use elastic_rs::rendezvous::message::MAGIC;
+use elastic_rs::rendezvous::codec::{encode_frame, encode_preamble};
+use elastic_rs::rendezvous::message::{Hello, Join, MAGIC, NodeId, NodeMessage, Round};
+use elastic_rs::rendezvous::settings::Settings;
 use elastic_rs::store::server::{Cause, ServerOptions, StoreServer};
 use elastic_rs::store::{TableLimits, listen};
 use tracing::field::{Field, Visit};
@@ -227,4 +229,39 @@ fn a_flood_of_refused_sessions_is_logged_in_part() {
     if summaries == 1 {
         assert_eq!(of("what=\"refused\" count=80"), 1, "{:?}", records.last());
     }
+}
+
+/// A node that joins and withdraws in a loop does not fill the disk, and costs another job none of its lines.
+#[test]
+fn a_flood_of_decisions_is_logged_in_part_and_of_another_run_in_full() {
+    const FLOOD: usize = 1_000;
+    let _alone = alone();
+    let listener = listen::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+    let host = Host::start(vec![listener], ServerOptions::default()).unwrap();
+    let join = || NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None });
+    let leave = || NodeMessage::Leave { reason: "had enough".to_owned() };
+    let loops = (0..FLOOD).flat_map(|_| [join(), NodeMessage::Withdraw]).chain([leave()]);
+    say(&host, Hello::new("restless", NodeId(1), "node1:1", Settings::new(2, 2)), loops);
+    say(&host, Hello::new("calm", NodeId(2), "node2:1", Settings::new(2, 2)), [join(), leave()]);
+    drop(host);
+    let records = std::mem::take(&mut *RECORDS.lock().unwrap());
+    let of = |text: &str| records.iter().filter(|record| record.contains(text)).count();
+    // 210 a minute for a run with one node; on a machine so slow that a minute passed meanwhile, as many more.
+    let (logged, summaries) = (of("[restless]"), of("what=\"decisions of run restless\""));
+    assert!(logged >= 210 && logged <= 210 * summaries, "{logged} of {FLOOD}, {summaries} summaries");
+    assert_eq!((of("[calm]"), of("run calm")), (4, 0), "{:?}", &records[records.len() - 5..]);
+}
+
+/// Opens a session, says all this while what is answered is read, and waits for the end.
+fn say(host: &Host, hello: Hello, messages: impl IntoIterator<Item = NodeMessage>) {
+    let mut bytes = BytesMut::new();
+    encode_preamble(&mut bytes);
+    for message in [NodeMessage::Hello(Box::new(hello))].into_iter().chain(messages) {
+        encode_frame(&message, &mut bytes);
+    }
+    let mut stream = TcpStream::connect(host.addresses()[0]).unwrap();
+    let mut reader = stream.try_clone().unwrap();
+    let reading = std::thread::spawn(move || reader.read_to_end(&mut Vec::new()));
+    stream.write_all(&bytes).unwrap();
+    let _ = reading.join().unwrap();
 }

@@ -47,6 +47,11 @@ const FAREWELL: Duration = Duration::from_secs(5);
 /// How long a single message may take to leave while the session lives. A slow node may take its time.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// How many decisions on a run are written in a log period: far more than a job has that restarts every few seconds.
+const RECORDS_PER_RUN: u64 = 200;
+/// As many more for each node that is here.
+const RECORDS_PER_NODE: u64 = 10;
+
 enum Event {
     Hello { session: SessionId, hello: Box<Hello>, ends: Ends, writer: mpsc::Sender<BytesMut> },
     Message { session: SessionId, message: NodeMessage },
@@ -56,7 +61,7 @@ enum Event {
 /// Serve sessions until `incoming` is closed. `sessions` always tells how many are connected.
 ///
 /// A connection that has not said Hello after `hello_timeout` is closed. Sessions that are refused or ended for what they
-/// said are logged one by one up to a bound in each `log_period`, then counted.
+/// said, and the decisions on each run, are logged one by one up to a bound in each `log_period`, then counted.
 pub async fn run(
     mut incoming: mpsc::UnboundedReceiver<Incoming>,
     sessions: watch::Sender<usize>,
@@ -130,7 +135,12 @@ fn perform(machine: &mut Machine, writers: &mut HashMap<SessionId, mpsc::Sender<
             Command::End { session } => {
                 writers.remove(&session);
             }
-            Command::Note { run_id, text } => tracing::info!("[{run_id}] {text}"),
+            Command::Note { run_id, text } => {
+                let limit = RECORDS_PER_RUN + RECORDS_PER_NODE * writers.len() as u64;
+                if log.admits_up_to(limit, format!("decisions of run {run_id}").into()) {
+                    tracing::info!("[{run_id}] {text}");
+                }
+            }
         }
     }
 }

@@ -149,6 +149,7 @@ const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
     use std::net::{IpAddr, Ipv4Addr, TcpListener};
 
     use socket2::{Domain, Socket, Type};
@@ -184,14 +185,24 @@ mod tests {
         BlackHole { address: address.as_socket().unwrap(), listener: socket, fillers }
     }
 
-    /// How many connections to this address of 127.0.0.0/8 are under way: their first packet is not answered yet.
-    fn under_way(address: SocketAddr) -> usize {
+    /// The near end of a filler, as the kernel prints it: the address in the machine's byte order.
+    fn near_end(filler: &Socket) -> String {
+        printed(filler.local_addr().unwrap().as_socket().unwrap())
+    }
+
+    fn printed(address: SocketAddr) -> String {
         let IpAddr::V4(ip) = address.ip() else { panic!("{address}") };
-        // As the kernel prints it: the address in the machine's byte order. 02 is SYN_SENT.
-        let remote = format!("{:08X}:{:04X}", u32::from_ne_bytes(ip.octets()), address.port());
+        format!("{:08X}:{:04X}", u32::from_ne_bytes(ip.octets()), address.port())
+    }
+
+    /// The near ends of connections to this address of 127.0.0.0/8 that are under way: their first packet is not answered yet.
+    /// The kernel may show one twice, or leave one out, while other tests' connections come and go.
+    fn under_way(address: SocketAddr) -> HashSet<String> {
+        let remote = printed(address);
         let rows = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
         let rows = rows.lines().map(|row| row.split_whitespace().collect::<Vec<_>>());
-        rows.filter(|row| row[2] == remote && row[3] == "02").count()
+        // 02 is SYN_SENT.
+        rows.filter(|row| row[2] == remote && row[3] == "02").map(|row| row[1].to_owned()).collect()
     }
 
     /// An address at which nobody listens.
@@ -221,10 +232,10 @@ mod tests {
     #[tokio::test]
     async fn a_full_backlog_is_waited_out() {
         let BlackHole { address, listener, fillers } = black_hole(5);
-        let before = under_way(address);
+        let before: HashSet<_> = fillers.iter().map(near_end).collect();
         let connecting = tokio::spawn(connect_to(address, Duration::from_secs(120)));
         let patience = in_a_minute();
-        while under_way(address) <= before {
+        while under_way(address).is_subset(&before) {
             assert!(Instant::now() < patience && !connecting.is_finished(), "nobody waits to be accepted");
             tokio::task::yield_now().await;
         }

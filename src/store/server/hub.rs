@@ -13,7 +13,7 @@ use super::hello::printable;
 use super::outbox::Outbox;
 use super::stats::Counters;
 use super::{Cause, Place, ServerOptions};
-use crate::bounded_log::LogBudget;
+use crate::bounded_log::{LeftOut, LogBudget};
 use crate::proto::{Reply, Request, WaitReply};
 use crate::store::table::{ConnId, Table, Violation};
 
@@ -164,9 +164,9 @@ impl Hub {
     }
 }
 
-fn say_left_out(summaries: Vec<(&'static str, u64)>) {
+fn say_left_out(summaries: Vec<LeftOut>) {
     for (cause, count) in summaries {
-        tracing::warn!(target: LOG_TARGET, cause, count, "more of the same was not logged");
+        tracing::warn!(target: LOG_TARGET, cause = &*cause, count, "more of the same was not logged");
     }
 }
 
