@@ -17,22 +17,22 @@ def main() -> None:
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
     except Exception as error:
-        record(error)
+        import traceback
+
+        record(f"{type(error).__name__}: {error}", traceback.format_exc())
         raise
 
 
-def record(error: BaseException) -> None:
-    """Write an exception to ``TORCHELASTIC_ERROR_FILE``, as ``ErrorHandler.record_exception`` of PyTorch does."""
+def record(message: str, stack: str) -> None:
+    """Write what went wrong to ``TORCHELASTIC_ERROR_FILE``, as ``ErrorHandler.record_exception`` of PyTorch does."""
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not file:
         return
     import json
-    import traceback
     from pathlib import Path
 
-    stack = "".join(traceback.format_exception(error))
     extra = {"py_callstack": stack, "timestamp": str(int(time.time()))}
-    text = json.dumps({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}})
+    text = json.dumps({"message": {"message": message, "extraInfo": extra}})
     Path(file).write_text(text, encoding="utf-8")
 
 

@@ -94,7 +94,9 @@ def report(entrypoint: str, found: Mapping[int, Failure]) -> str:
     others = "\n".join(text for rank, text in texts.items() if rank != root) or "  <NO_OTHER_FAILURES>"
     edge, section = "=" * width, "-" * width
     first = "Root Cause (first observed failure):"
-    return "\n".join(["", edge, title, section, "Failures:", others, section, first, texts[root], edge])
+    # Where a log is searched for the name of torchrun's exception, it is found.
+    error = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
+    return "\n".join([error, edge, title, section, "Failures:", others, section, first, texts[root], edge])
 
 
 def _one(number: int, rank: int, failure: Failure, host: str) -> str:

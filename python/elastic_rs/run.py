@@ -70,7 +70,10 @@ def _run(argv: Sequence[str]) -> int:
     try:
         host, why_not_host = claim(meeting.host, meeting.port, config)
     except OSError as error:
-        return _cannot(f"cannot host the coordinator at {meeting.host}:{meeting.port}: {error.strerror or error}")
+        return _cannot(
+            "RendezvousConnectionError",
+            f"cannot host the coordinator at {meeting.host}:{meeting.port}: {error.strerror or error}",
+        )
     port = meeting.port if host is None else host.port
     session = open_session(
         config,
@@ -109,7 +112,7 @@ def _run(argv: Sequence[str]) -> int:
             **options,
         )
     except RuntimeError as error:
-        return _cannot(str(error))
+        return _cannot("RuntimeError", str(error))
     finally:
         if host is not None:
             host.stop()
@@ -162,16 +165,17 @@ def _told(launched: Launched, entrypoint: str, why_not_host: str) -> int:
             return FAILED
         case _:
             text = launched.reason or "this node found no place in the job"
-            if launched.unreachable and why_not_host:
+            if launched.error == "RendezvousConnectionError" and why_not_host:
                 text += f"; this process did not host the coordinator itself: {why_not_host}"
-            return _cannot(text)
+            return _cannot(launched.error or "RuntimeError", text)
 
 
-def _cannot(text: str) -> int:
+def _cannot(kind: str, text: str) -> int:
+    """Say why this node cannot go on, with the exception that says it in torchrun."""
     from elastic_rs._run_path import record
 
-    record(RuntimeError(text))
-    sys.stderr.write(f"{PROG}: error: {text}\n")
+    record(f"{kind}: {text}", "")
+    sys.stderr.write(f"{PROG}: error: {kind}: {text}\n")
     return FAILED
 
 

@@ -11,11 +11,11 @@ use elastic_rs::agent::{Budget, Outcome};
 use elastic_rs::devices::{Wanted, nvidia};
 use elastic_rs::launch::{Ended, Fixed, Job, LogFolder, LogOptions, Signals, run as run_job};
 use elastic_rs::process::{Signal, StreamsOf};
-use elastic_rs::rendezvous::node::JoinError;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::agent::Failure;
+use crate::errors::class_of_join;
 use crate::host::Host;
 use crate::rendezvous::{Session, seconds};
 use crate::runtime::{detach, handle};
@@ -29,8 +29,8 @@ pub struct Launched {
     reason: Option<String>,
     /// Of ``failed``: the first failure, on whatever node; None if the job was closed without naming one.
     failure: Option<Failure>,
-    /// Of ``no_place``: the coordinator could not be reached, or stayed away.
-    unreachable: bool,
+    /// Of ``no_place``: which exception of ``elastic_rs.errors`` says so elsewhere.
+    error: Option<&'static str>,
     /// Of ``signal``: its number.
     signal: Option<i32>,
     /// The last round's workers that have ended, in that order: local rank, process id, and return code.
@@ -47,7 +47,7 @@ impl From<Ended> for Launched {
             outcome: "succeeded",
             reason: None,
             failure: None,
-            unreachable: false,
+            error: None,
             signal: None,
             exits: ended.exits.iter().map(|it| (it.local_rank, it.pid, it.exit.returncode())).collect(),
             first_rank: ended.first_rank,
@@ -62,7 +62,7 @@ impl From<Ended> for Launched {
             }
             Outcome::NoPlace(error) => {
                 launched.outcome = "no_place";
-                launched.unreachable = matches!(error, JoinError::Connection(_));
+                launched.error = Some(class_of_join(&error));
                 launched.reason = Some(error.to_string());
             }
             Outcome::Signal(number) => (launched.outcome, launched.signal) = ("signal", Some(number)),
