@@ -108,10 +108,10 @@ def parse_endpoint(text: str, default_port: int | None) -> tuple[str, int]:
     port = found and (int(found[3]) if found[3] else default_port)
     if found is None or (port is not None and port >= 65536):
         raise ValueError(
-            f"the endpoint is `{text}`, must be HOST, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535"
+            f"the rendezvous endpoint is `{text}`, must be HOST, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535"
         )
     if port is None:
-        raise ValueError(f"the endpoint is `{text}`, must name a port: {text}:PORT")
+        raise ValueError(f"the rendezvous endpoint is `{text}`, must name a port: {text}:PORT")
     return found[1] or found[2], port
 
 

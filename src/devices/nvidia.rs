@@ -20,8 +20,7 @@ const FILES: &str = "/proc/driver/nvidia/gpus";
 /// There is no driver, or it does not work: what was tried, and what came of it.
 pub fn gpus() -> Result<Gpus, String> {
     by_library().or_else(|error| {
-        by_files(Path::new(FILES))
-            .ok_or_else(|| format!("no NVIDIA driver answers: {LIBRARY}: {error}; {FILES} is not there"))
+        by_files(Path::new(FILES)).ok_or_else(|| format!("no NVIDIA driver answers ({error}; there is no {FILES})"))
     })
 }
 

@@ -154,3 +154,121 @@ const EXIT_BARRIER_TIMEOUT: Duration = Duration::from_secs(300);
 
 const NO_RANKS: &str = "a node of this job has not said how many workers it has, so that they have no ranks: it runs \
     PyTorch's agent (`--rdzv-conf agent=torch`), which cannot be mixed with others";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::{LogFolders, Output};
+    use crate::rendezvous::message::{Round, WorkerRanks};
+
+    fn job() -> Job {
+        Job {
+            name: "host:1".to_owned(),
+            entrypoint: "train.py".to_owned(),
+            command: ["program$rank", "--device=${local_rank}", "$$x"].map(Into::into).to_vec(),
+            workers: Workers {
+                run_id: "job".to_owned(),
+                role: "trainer".to_owned(),
+                local_world_size: 2,
+                max_restarts: 3,
+                use_agent_store: true,
+                virtual_local_rank: false,
+            },
+            budget: Budget::Job,
+            grace: Duration::from_secs(30),
+            uninterruptible_sleep: Duration::ZERO,
+            node_rank: None,
+            join_timeout: Duration::from_secs(600),
+            close_timeout: Duration::from_secs(30),
+            drain_timeout: Duration::from_secs(5),
+            local_addr: None,
+            fixed: None,
+            log_folder: LogFolder::Temporary,
+            logs: LogOptions { tee: "3".parse().unwrap(), ..LogOptions::default() },
+        }
+    }
+
+    fn placement() -> Placement {
+        Placement {
+            round: Round(4),
+            rank: 1,
+            world_size: 2,
+            world: 0,
+            master_addr: "10.0.0.1".to_owned(),
+            master_port: 4000,
+            reason: String::new(),
+            restart: 2,
+            workers: Some(WorkerRanks { first_rank: 6, world_size: 8, first_role_rank: 6, role_world_size: 8 }),
+        }
+    }
+
+    fn inherited() -> BTreeMap<OsString, OsString> {
+        [("HOME", "/root"), ("RANK", "of another job"), ("TORCHELASTIC_ERROR_FILE", "the agent's")]
+            .into_iter()
+            .map(|(name, value)| (name.into(), value.into()))
+            .collect()
+    }
+
+    fn of<'a>(worker: &'a WorkerSpec, name: &str) -> &'a str {
+        worker.env.get(name.as_ref() as &std::ffi::OsStr).and_then(|value| value.to_str()).unwrap()
+    }
+
+    #[test]
+    fn workers_are_made_of_the_command_the_place_and_the_environment() {
+        let workers = job().workers(&placement(), 2, None, &inherited()).unwrap();
+        assert_eq!(workers.len(), 2);
+        let second = &workers[1];
+        assert_eq!(
+            second.command(),
+            ["program$rank", "--device=1", "$x"],
+            "the program's own name is nobody's template"
+        );
+        for (name, value) in [
+            ("RANK", "7"),
+            ("LOCAL_RANK", "1"),
+            ("MASTER_ADDR", "10.0.0.1"),
+            ("MASTER_PORT", "4000"),
+            ("TORCHELASTIC_RESTART_COUNT", "2"),
+            ("HOME", "/root"),
+            // There is no folder for it, and the agent's own is not the worker's.
+            ("TORCHELASTIC_ERROR_FILE", ""),
+        ] {
+            assert_eq!(of(second, name), value, "{name}");
+        }
+        assert_eq!(second.stdout, Output::Inherit);
+    }
+
+    #[test]
+    fn a_folder_takes_error_files_streams_and_filters() {
+        let mut job = job();
+        job.logs.prefix = Some("<${role_name} $rank $other>".to_owned());
+        job.logs.stderr_filters = vec!["loss".to_owned()];
+        let folders = LogFolders::create(None, "job").unwrap();
+        let attempt = folders.attempt(3, 2).unwrap();
+        let workers = job.workers(&placement(), 2, Some(&attempt), &inherited()).unwrap();
+        assert_eq!(of(&workers[1], "TORCHELASTIC_ERROR_FILE"), attempt.error_file(1).to_str().unwrap());
+        let Output::Copied(copies) = &workers[1].stderr else { panic!("{:?}", workers[1].stderr) };
+        assert_eq!(copies.file, Some(attempt.stderr(1)));
+        assert_eq!(copies.prefix.as_deref(), Some("<trainer 7 $other>"));
+        let filters = job.filters(Some(&attempt));
+        assert_eq!(filters.stdout, None);
+        assert_eq!(filters.stderr.unwrap().file, attempt.path().join("filtered_stderr.log"));
+        assert_eq!(job.filters(None).stderr, None);
+        folders.remove_if_temporary().unwrap();
+    }
+
+    #[test]
+    fn a_master_that_is_given_is_every_rounds() {
+        let fixed = Some(Fixed { addr: "node0".to_owned(), port: 29500 });
+        let workers = Job { fixed, ..job() }.workers(&placement(), 3, None, &inherited()).unwrap();
+        assert_eq!((of(&workers[0], "MASTER_ADDR"), of(&workers[0], "MASTER_PORT")), ("node0", "29500"));
+        assert_eq!(of(&workers[0], "TORCHELASTIC_RESTART_COUNT"), "3");
+    }
+
+    #[test]
+    fn without_ranks_nothing_is_started() {
+        let placement = Placement { workers: None, ..placement() };
+        let error = job().workers(&placement, 0, None, &inherited()).unwrap_err();
+        assert!(error.starts_with("a node of this job has not said how many workers it has"), "{error}");
+    }
+}
