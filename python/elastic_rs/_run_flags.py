@@ -279,7 +279,7 @@ class _Parser(argparse.ArgumentParser):
         if separator and message.startswith("argument "):
             names = what.split("/")
             message = f"{next((name for name in names if name.startswith('--')), names[0])}: {rest}"
-        elif "training_script" in message:
+        elif "SCRIPT" in message:
             message = f"no script is given; it comes after the flags: {self.usage}"
         fail(message)
 
