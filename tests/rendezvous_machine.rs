@@ -101,8 +101,8 @@ fn ranks_are_as_asked_where_that_is_agreed() {
 
 #[test]
 fn whose_ranks_are_another_matter_is_refused() {
-    let mut bench = Bench::formed(1, &Settings::new(1, 2));
-    bench.greet(9, hello(9, &Settings { ranks_as_asked: true, ..Settings::new(1, 2) }), 1);
+    let mut bench = Bench::formed(2, &Settings::new(2, 2));
+    bench.greet(9, hello(9, &Settings { ranks_as_asked: true, ..Settings::new(2, 2) }), 1);
     let text = "host:9 asks for ranks as --node-rank says, but run `job` was opened for ranks that the rendezvous gives: give every \
                 node the same `--rdzv-backend`";
     assert_eq!(bench.rejection(9), text);
