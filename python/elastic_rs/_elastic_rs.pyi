@@ -360,6 +360,11 @@ class Launched:
     How :func:`launch` ended.
     """
     @property
+    def error(self, /) -> str | None:
+        """
+        Of ``no_place``: which exception of ``elastic_rs.errors`` says so elsewhere.
+        """
+    @property
     def error_files(self, /) -> dict[int, str]:
         """
         Where the last round's workers may have recorded exceptions, by local rank.
@@ -393,11 +398,6 @@ class Launched:
     def signal(self, /) -> int | None:
         """
         Of ``signal``: its number.
-        """
-    @property
-    def unreachable(self, /) -> bool:
-        """
-        Of ``no_place``: the coordinator could not be reached, or stayed away.
         """
 
 @final

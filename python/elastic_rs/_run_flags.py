@@ -213,12 +213,8 @@ def _add_others(group: Any) -> None:
     )
     plain = _adder(group, None)
     plain("--logs-specs", type=str, default=None, metavar="NAME", help="a plug-in of torchrun.logs_specs; needs torch")
-    try:
-        import shtab
-    except ImportError:
-        shells = ["bash", "zsh", "tcsh"]
-    else:
-        shells = shtab.SUPPORTED_SHELLS
+    shtab = _shtab()
+    shells = shtab.SUPPORTED_SHELLS if shtab else ["bash", "zsh", "tcsh"]
     plain(
         "--print-completion", action=_PrintCompletion, choices=shells, help="print a script for this shell; needs shtab"
     )
@@ -253,12 +249,20 @@ class _CheckEnv(argparse.Action):
 
 class _PrintCompletion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, _: Any, values: Any, option_string: str | None = None) -> None:
-        try:
-            import shtab
-        except ImportError:
+        shtab = _shtab()
+        if shtab is None:
             parser.exit(1, f"{option_string} requires the 'shtab' package: pip install shtab\n")
         print(shtab.complete(parser, shell=values))
         parser.exit()
+
+
+def _shtab() -> Any:
+    """Return the package that makes completions of shells, if it is installed."""
+    try:
+        import shtab  # type: ignore[import-not-found]
+    except ImportError:
+        return None
+    return shtab
 
 
 def _adder(group: Any, action: Any = _Env) -> Callable[..., None]:
@@ -302,7 +306,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
             return super()._format_action_invocation(action)
         if action.nargs == 0:
             return ", ".join(names)
-        value = self._format_args(action, action.metavar or action.dest.upper())
+        value = self._format_args(action, str(action.metavar or action.dest.upper()))
         if action.choices is not None:
             value = "|".join(map(str, action.choices))
         return f"{', '.join(names)} {value}"

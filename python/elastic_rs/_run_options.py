@@ -20,16 +20,7 @@ from elastic_rs._run_flags import UsageError
 if TYPE_CHECKING:
     import argparse
 
-__all__ = [
-    "Rendezvous",
-    "command_of",
-    "log_options_of",
-    "nodes_of",
-    "rendezvous_of",
-    "signals_of",
-    "why_torch",
-    "workers_of",
-]
+__all__ = ["Rendezvous", "is_alone", "launch_options_of", "nodes_of", "rendezvous_of", "why_torch"]
 
 DEFAULT_PORT = 29400
 """Port of an endpoint that names none."""
@@ -70,7 +61,8 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
     if args.rdzv_backend not in BACKENDS and not args.standalone:
         raise UsageError(_unknown_backend(args.rdzv_backend))
     try:
-        config = RendezvousConfig.from_mapping(parse_conf(args.rdzv_conf))
+        conf = parse_conf(args.rdzv_conf)
+        config = RendezvousConfig.from_mapping(conf)
     except ValueError as error:
         raise UsageError(str(error)) from None
     if config.agent != "rust":
@@ -78,6 +70,10 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
             "--rdzv-conf agent is `torch`, must be `rust` here: torchrun can run PyTorch's agent, this cannot"
         )
     if is_alone(args, nodes):
+        if nodes[0] > 1:
+            raise UsageError(
+                f"--standalone is given and --nnodes is `{args.nnodes}`, must be 1: others cannot find this node"
+            )
         import uuid
 
         return Rendezvous(str(uuid.uuid4()), "localhost", 0, nodes, config, fixed=False)
@@ -88,6 +84,8 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
     except ValueError as error:
         raise UsageError(f"--rdzv-id: {error}") from None
     if args.rdzv_backend == "static":
+        if not {"timeout", "join_timeout"} & conf.keys():
+            config = replace(config, join_timeout=STATIC_TIMEOUT_S)
         return _static(args, nodes[1], config)
     # Where nobody else has to find it any port will do; else a second job of one node would meet the first.
     any_port = not args.rdzv_endpoint and nodes[1] == 1 and config.is_host is not False
@@ -118,9 +116,8 @@ def _static(args: argparse.Namespace, count: int, config: RendezvousConfig) -> R
         raise UsageError(f"{flag}: {error}") from None
     if port == 0 and count > 1:
         raise UsageError(f"{flag}: the port is `0`, must be one that the other nodes can know")
-    given = {} if "timeout" in args.rdzv_conf else {"join_timeout": STATIC_TIMEOUT_S}
     is_host = rank == 0 if config.is_host is None else config.is_host
-    config = replace(config, node_rank=rank, is_host=is_host, **given)
+    config = replace(config, node_rank=rank, is_host=is_host)
     return Rendezvous(args.rdzv_id, host, port, (count, count), config, fixed=True)
 
 
@@ -143,6 +140,26 @@ def workers_of(text: str) -> int:
     if not 0 < count <= MAX_WORKERS:
         raise UsageError(f"--nproc-per-node is `{text}`, must be from 1 to {MAX_WORKERS}, or auto, cpu, gpu, xpu")
     return count
+
+
+def launch_options_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Read what no rendezvous concerns, as ``_elastic_rs.launch`` takes it."""
+    if args.max_restarts < 0:
+        raise UsageError(f"--max-restarts is `{args.max_restarts}`, must be zero or more")
+    entrypoint, command = command_of(args)
+    return {
+        "entrypoint": entrypoint,
+        "command": command,
+        "role": args.role,
+        "max_restarts": args.max_restarts,
+        "grace_s": grace_of(args),
+        "uninterruptible_sleep_s": _sleep_limit_s(),
+        "virtual_local_rank": args.virtual_local_rank,
+        "signals": signals_of(args.signals_to_handle),
+        **log_options_of(args),
+        # Last, since PyTorch may have to be asked.
+        "local_world_size": workers_of(args.nproc_per_node),
+    }
 
 
 def command_of(args: argparse.Namespace) -> tuple[str, list[str]]:
@@ -238,3 +255,11 @@ def why_torch(args: argparse.Namespace) -> str | None:
     if os.getenv("TORCHELASTIC_ENABLE_FILE_TIMER") == "1":
         return "TORCHELASTIC_ENABLE_FILE_TIMER"
     return None
+
+
+def _sleep_limit_s() -> float:
+    """Return how long a worker may sleep uninterruptibly. 0 is for ever; so is what is no number, as with PyTorch."""
+    try:
+        return max(0.0, float(os.environ.get("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "")))
+    except ValueError:
+        return 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elastic_rs._run_flags import UsageError
 from elastic_rs._run_options import is_alone, nodes_of
@@ -24,7 +24,8 @@ def hand_over(argv: Sequence[str], why: str) -> None:
         from torch.distributed.elastic.multiprocessing.errors import record
     except ImportError as error:
         raise UsageError(f"{why} needs PyTorch, which cannot be imported: {error}") from None
-    args = run.parse_args(argv)
+    parse_args: Any = run.parse_args  # untyped
+    args = parse_args(argv)
     if is_alone(args, nodes_of(args.nnodes)):
         import uuid
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elastic_rs._run_flags import PROG, UsageError, fail, parse
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elastic_rs._elastic_rs import Launched
+    from elastic_rs._run_options import Rendezvous
 
 __all__ = ["main"]
 
@@ -47,42 +48,44 @@ def main(args: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str]) -> int:
     args = parse(argv)
     # Not before: `--help` needs none of it.
-    from elastic_rs import _elastic_rs, _run_options
-    from elastic_rs._node import claim, open_session
+    from elastic_rs import _run_options
     from elastic_rs._plugin import show_logs_if_asked
 
+    show_logs_if_asked()
     if why := _run_options.why_torch(args):
         from elastic_rs._run_torch import hand_over
 
         hand_over(argv, why)
         return 0
-    if args.max_restarts < 0:
-        raise UsageError(f"--max-restarts is `{args.max_restarts}`, must be zero or more")
     meeting = _run_options.rendezvous_of(args)
-    entrypoint, command = _run_options.command_of(args)
-    options = _run_options.log_options_of(args)
-    signals, grace_s = _run_options.signals_of(args.signals_to_handle), _run_options.grace_of(args)
-    count = _run_options.workers_of(args.nproc_per_node)
-    show_logs_if_asked()
-    _prepare_environment(args, count)
-    config, job_counts = meeting.config, meeting.config.restart_budget == "job"
+    settings = _run_options.launch_options_of(args)
+    _prepare_environment(args, settings["local_world_size"])
+    return _take_part(meeting, args.local_addr, settings)
+
+
+def _take_part(meeting: Rendezvous, local_addr: str | None, settings: dict[str, Any]) -> int:
+    """Meet the other nodes, run the workers, and return the exit code. ``settings`` are what no rendezvous concerns."""
+    from elastic_rs import _elastic_rs
+    from elastic_rs._node import claim, open_session
+
+    config, where = meeting.config, f"{meeting.host}:{meeting.port}"
     name = f"{os.uname().nodename}:{os.getpid()}"
     try:
         host, why_not_host = claim(meeting.host, meeting.port, config)
     except OSError as error:
         return _cannot(
-            "RendezvousConnectionError",
-            f"cannot host the coordinator at {meeting.host}:{meeting.port}: {error.strerror or error}",
+            "RendezvousConnectionError", f"cannot host the coordinator at {where}: {error.strerror or error}"
         )
     port = meeting.port if host is None else host.port
+    job_counts = config.restart_budget == "job"
     session = open_session(
         config,
         endpoint=(meeting.host, port),
         run_id=meeting.run_id,
         name=name,
-        local_addr=args.local_addr,
+        local_addr=local_addr,
         nodes=meeting.nodes,
-        max_restarts=args.max_restarts if job_counts else None,
+        max_restarts=settings["max_restarts"] if job_counts else None,
         ranks_as_asked=meeting.fixed,
     )
     try:
@@ -90,33 +93,24 @@ def _run(argv: Sequence[str]) -> int:
             session,
             host,
             name=name,
-            entrypoint=entrypoint,
-            command=command,
             run_id=meeting.run_id,
-            role=args.role,
-            local_world_size=count,
-            max_restarts=args.max_restarts,
-            restarts_left=None if job_counts else args.max_restarts,
-            grace_s=grace_s,
-            uninterruptible_sleep_s=_sleep_limit_s(),
+            restarts_left=None if job_counts else settings["max_restarts"],
             node_rank=config.node_rank,
             join_timeout_s=config.join_timeout,
             close_timeout_s=config.close_timeout,
             drain_timeout_s=config.drain_timeout,
-            local_addr=args.local_addr,
+            local_addr=local_addr,
             fixed_master=(meeting.host, port) if meeting.fixed else None,
-            # As PyTorch's `c10d` and `static` have it.
+            # As PyTorch's `static` and `c10d` have it.
             use_agent_store=meeting.fixed or os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1",
-            virtual_local_rank=args.virtual_local_rank,
-            signals=signals,
-            **options,
+            **settings,
         )
     except RuntimeError as error:
         return _cannot("RuntimeError", str(error))
     finally:
         if host is not None:
             host.stop()
-    return _told(launched, entrypoint, why_not_host)
+    return _told(launched, settings["entrypoint"], why_not_host)
 
 
 def _prepare_environment(args: argparse.Namespace, count: int) -> None:
@@ -136,14 +130,6 @@ def _prepare_environment(args: argparse.Namespace, count: int) -> None:
             args.rdzv_backend,
             args.node_rank,
         )
-
-
-def _sleep_limit_s() -> float:
-    """Return how long a worker may sleep uninterruptibly. 0 is for ever; so is what is no number, as with PyTorch."""
-    try:
-        return max(0.0, float(os.environ.get("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "")))
-    except ValueError:
-        return 0.0
 
 
 def _told(launched: Launched, entrypoint: str, why_not_host: str) -> int:

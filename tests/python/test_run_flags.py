@@ -116,6 +116,10 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["--nnodes=a", "x"], "--nnodes is `a`, must be a number from 1, or MIN:MAX with MIN not above MAX"),
         (["--nnodes=3:2", "x"], "--nnodes is `3:2`, must be a number from 1, or MIN:MAX with MIN not above MAX"),
         (["--nnodes=0", "x"], "--nnodes is `0`, must be"),
+        (
+            ["--standalone", "--nnodes=2", "x"],
+            "--standalone is given and --nnodes is `2`, must be 1: others cannot find",
+        ),
         (["--nproc-per-node=0", "x"], "--nproc-per-node is `0`, must be from 1 to 65535, or auto, cpu, gpu, xpu"),
         (["--nproc-per-node=2.5", "x"], "--nproc-per-node is `2.5`, must be a number, auto, cpu, gpu or xpu"),
         (
@@ -221,6 +225,7 @@ def test_where_nodes_meet_is_what_torchrun_makes_of_the_flags() -> None:
     assert (found.config.node_rank, found.config.is_host, found.config.join_timeout) == (2, False, 900)
     found = meeting("--nnodes=2", "--rdzv-endpoint=h:1", "--rdzv-conf=join_timeout=5")
     assert (found.host, found.port, found.config.is_host, found.config.join_timeout) == ("h", 1, True, 5)
+    assert meeting("--nnodes=2", "--rdzv-conf=read_timeout=5").config.join_timeout == 900
     assert meeting("--master-port=7").port == 7, "a port was asked for"
 
 
