@@ -12,6 +12,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.events import construct_and_record_rdzv_event
 from torch.distributed.elastic.events.api import NodeState
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -24,6 +25,7 @@ from elastic_rs.errors import RendezvousClosedError, RendezvousError
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
+    from types import FrameType
 
     from torch._C._distributed_c10d import Store
 
@@ -158,6 +160,8 @@ class NodeHandler(RendezvousHandler):
         if self._ended:
             return True
         error = sys.exc_info()[1]
+        if error is None and _agent_without_success(sys._getframe(1)):
+            return True  # its launcher calls again
         limit = self._config.close_timeout
         if isinstance(error, ChildFailedError):
             self._close(_first_cause(error))
@@ -269,3 +273,9 @@ def _say_goodbye_at_exit(handler: NodeHandler) -> None:
             handler._leave(reason, timeout=1.0)  # noqa: SLF001 - this function is the handler's own
 
     atexit.register(goodbye)
+
+
+def _agent_without_success(caller: FrameType) -> bool:
+    """Whether an agent of torch 2.6 calls, which does so before its launcher knows that workers have failed."""
+    group = getattr(caller.f_locals.get("self"), "_worker_group", None)
+    return group is not None and group.state != WorkerState.SUCCEEDED

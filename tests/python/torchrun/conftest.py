@@ -1,5 +1,6 @@
 """What the tests with real torchrun processes share."""
 
+import functools
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -28,6 +29,19 @@ def place(node: Process, world: int, *, since: int = 0) -> dict[str, str]:
     """Wait for a worker of the node in a world of that size, and return what it printed about itself."""
     line = node.line(rf"WORKER .*\bworld={world}\b.*", since=since).group()
     return dict(word.split("=", 1) for word in line.split()[1:])
+
+
+@functools.cache
+def _flags_of_torchrun() -> set[str]:
+    from torch.distributed.run import get_args_parser
+
+    return {flag for action in get_args_parser()._actions for flag in action.option_strings}
+
+
+def shutdown_timeout(seconds: int, agent: str) -> list[str]:
+    """Return the option, or nothing for a torchrun that is older than it: its grace is 30 s."""
+    known = agent == "run" or "--shutdown-timeout" in _flags_of_torchrun()
+    return [f"--shutdown-timeout={seconds}"] if known else []
 
 
 @pytest.fixture(params=["rust", "torch", "run"])
