@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import inspect
 import logging
 import os
 import socket
@@ -160,7 +161,7 @@ class NodeHandler(RendezvousHandler):
         if self._ended:
             return True
         error = sys.exc_info()[1]
-        if error is None and _agent_without_success(sys._getframe(1)):
+        if error is None and _agent_without_success(inspect.currentframe()):
             return True  # its launcher calls again
         limit = self._config.close_timeout
         if isinstance(error, ChildFailedError):
@@ -275,7 +276,8 @@ def _say_goodbye_at_exit(handler: NodeHandler) -> None:
     atexit.register(goodbye)
 
 
-def _agent_without_success(caller: FrameType) -> bool:
+def _agent_without_success(called: FrameType | None) -> bool:
     """Whether an agent of torch 2.6 calls, which does so before its launcher knows that workers have failed."""
-    group = getattr(caller.f_locals.get("self"), "_worker_group", None)
+    caller = called.f_back if called else None
+    group = getattr(caller.f_locals.get("self"), "_worker_group", None) if caller else None
     return group is not None and group.state != WorkerState.SUCCEEDED
