@@ -511,7 +511,7 @@ def test_each_worker_sees_its_own_gpu_as_the_first(agent_of: Any, monkeypatch: p
 # Logs.
 
 # Older torch leaves it as it is.
-HOSTNAME = " ${hostname}" if hasattr(TheirAgent, "_get_fq_hostname") else ""
+HOSTNAME = " ${hostname}" if "hostname" in inspect.getsource(TheirAgent._start_workers) else ""
 PRINTS = 'echo "out $RANK"; echo "err $RANK" >&2; echo "loss $RANK"'
 
 
