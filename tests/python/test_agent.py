@@ -21,13 +21,12 @@ import elastic_rs
 import pytest
 from elastic_rs._failures import failures_of
 from elastic_rs._run_report import Failure as OurFailure
-from elastic_rs._run_report import report
 from helpers import functions
 from torch.distributed.elastic import timer
 from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticAgent, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent as TheirAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, LogsSpecs, SignalException, Std
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
@@ -736,31 +735,6 @@ def test_a_start_that_failed_elsewhere_is_not_taken_for_a_worker_of_ours(tmp_pat
 @MAKERS
 def test_a_job_that_failed_without_a_worker_says_why(make: Any) -> None:
     assert failures_of(None, [], 4, {}, "the run is over", make=make)[4].message == "the run is over"
-
-
-@pytest.mark.parametrize(
-    "recorded",
-    [
-        None,
-        {"message": "told", "timestamp": "17"},
-        {"message": "told"},
-        {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "Traceback\n  x", "timestamp": "19"}}},
-        {"message": {"message": "ValueError: x", "extraInfo": {"timestamp": "19"}}},
-    ],
-)
-@pytest.mark.parametrize("code", [3, -11, -99])
-def test_a_failure_is_what_pytorch_makes_of_it(tmp_path: Path, recorded: Any, code: int) -> None:
-    file = tmp_path / "error.json"
-    if recorded is not None:
-        file.write_text(json.dumps(recorded))
-    theirs, ours = (make(1, 7, code, str(file)) for make in (ProcessFailure, OurFailure))
-    assert (ours.message, ours.error_file) == (theirs.message, theirs.error_file)
-    if recorded is not None:
-        assert ours.timestamp == theirs.timestamp
-    theirs.timestamp = ours.timestamp
-    # `ChildFailedError` has its name before it when Python prints it.
-    name = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
-    assert report("x.py", {4: ours}) == name + str(ChildFailedError("x.py", {4: theirs}))
 
 
 @pytest.mark.torchrun
