@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any
 import elastic_rs
 import pytest
 from elastic_rs._failures import failures_of
+from elastic_rs._run_report import Failure as OurFailure
 from helpers import functions
 from torch.distributed.elastic import timer
 from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticAgent, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent as TheirAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, LogsSpecs, SignalException, Std
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
@@ -704,7 +706,9 @@ def test_an_exception_from_outside_leaves_no_worker(agent_of: Any, tmp_path: Pat
         signal.signal(signal.SIGUSR1, before)
 
 
-# What is said of failures.
+# What is said of failures: in PyTorch's words, and in those of `elastic-run`.
+
+MAKERS = pytest.mark.parametrize("make", [ProcessFailure, OurFailure], ids=["PyTorch's", "ours"])
 
 
 class _Cause:
@@ -712,25 +716,28 @@ class _Cause:
     exit, returncode = "exit code 3", 3
 
 
-def test_another_node_s_failure_is_told_with_its_node() -> None:
+@MAKERS
+def test_another_node_s_failure_is_told_with_its_node(make: Any) -> None:
     cause: Any = _Cause()
-    failures = failures_of(cause, [(0, 5, -15), (1, 6, -15)], 0, {}, "no restart is left")
+    failures = failures_of(cause, [(0, 5, -15), (1, 6, -15)], 0, {}, "no restart is left", make=make)
     assert list(failures) == [2, 0, 1]
     assert failures[2].message == "exit code 3 on node1:7\n  x\n  y"
     assert failures[2].exitcode == 3
     assert min(failures.values(), key=lambda failure: failure.timestamp) is failures[2]
 
 
-def test_a_start_that_failed_elsewhere_is_not_taken_for_a_worker_of_ours(tmp_path: Path) -> None:
+@MAKERS
+def test_a_start_that_failed_elsewhere_is_not_taken_for_a_worker_of_ours(tmp_path: Path, make: Any) -> None:
     file = tmp_path / "error.json"
     file.write_text(json.dumps({"message": {"message": "ours", "extraInfo": {"timestamp": "1"}}}))
     cause: Any = _Cause()
     cause.pid, cause.exit, cause.returncode = 0, "a failure to start", 1
-    assert "ours" not in failures_of(cause, [(0, 5, -15)], 0, {0: str(file)}, None)[2].message
+    assert "ours" not in failures_of(cause, [(0, 5, -15)], 0, {0: str(file)}, None, make=make)[2].message
 
 
-def test_a_job_that_failed_without_a_worker_says_why() -> None:
-    assert failures_of(None, [], 4, {}, "the run is over")[4].message == "the run is over"
+@MAKERS
+def test_a_job_that_failed_without_a_worker_says_why(make: Any) -> None:
+    assert failures_of(None, [], 4, {}, "the run is over", make=make)[4].message == "the run is over"
 
 
 @pytest.mark.torchrun

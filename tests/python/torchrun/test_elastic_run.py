@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_rs._run_flags import parser
 from helpers.procs import Job, Process
+from torch.distributed.run import get_args_parser
 
 from .conftest import FAMILY, SCRIPTS, WORKER, Start, place
 
@@ -77,19 +77,19 @@ class Run:
         return re.sub(r"([=-])\1{20,}", r"\1\1", text)
 
 
+def older_lacks(*flags: str) -> None:
+    """Skip the test if the installed torchrun is an older one without these, whose workers get less."""
+    known = {name for action in get_args_parser()._actions for name in action.option_strings}
+    if lacking := [flag for flag in flags if flag not in known]:
+        pytest.skip(f"this torchrun has no {', '.join(lacking)}")
+
+
 Both = Callable[..., list[Run]]
 
 
 @pytest.fixture
 def both(job: Job, tmp_path: Path) -> Both:
-    from torch.distributed.run import get_args_parser
-
-    flags = [
-        {name for action in parser._actions for name in action.option_strings}
-        for parser in (parser(), get_args_parser())
-    ]
-    if lacking := flags[0] - flags[1]:
-        pytest.skip(f"this torchrun is an older one, whose workers get less: it lacks {sorted(lacking)}")
+    older_lacks("--virtual-local-rank", "--duplicate-stdout-filters", "--signals-to-handle", "--shutdown-timeout")
 
     def run(*args: str | Path, env: dict[str, str] | None = None) -> list[Run]:
         runs = [Run(job, launcher, tmp_path, *args, env=env) for launcher in LAUNCHERS]
@@ -283,6 +283,7 @@ def test_a_rank_that_is_given_twice_is_told(by_hand: Any, job: Job) -> None:
 
 
 def test_what_needs_torch_is_left_to_torchrun_with_our_agent(job: Job, tmp_path: Path) -> None:
+    older_lacks("--event-log-handler")
     (tmp_path / "done").touch()
     flags = ["--standalone", "--event-log-handler=console", "--nproc-per-node=2"]
     command = [sys.executable, "-m", "elastic_rs.run", *flags, str(FAMILY), "--until", str(tmp_path / "done")]

@@ -1,0 +1,76 @@
+"""The final report of ``elastic-run`` beside that of the installed torch."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from elastic_rs._run_report import Failure, hand_up, report, root_cause
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, get_error_handler
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        None,
+        {"message": "told", "timestamp": "17"},
+        {"message": "told"},
+        {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "Traceback\n  x", "timestamp": "19"}}},
+        {"message": {"message": "ValueError: x", "extraInfo": {"timestamp": "19"}}},
+    ],
+)
+@pytest.mark.parametrize("code", [3, -11, -99])
+def test_a_failure_is_what_pytorch_makes_of_it(tmp_path: Path, recorded: Any, code: int) -> None:
+    file = tmp_path / "error.json"
+    if recorded is not None:
+        file.write_text(json.dumps(recorded))
+    theirs, ours = (make(1, 7, code, str(file)) for make in (ProcessFailure, Failure))
+    assert (ours.message, ours.error_file) == (theirs.message, theirs.error_file)
+    if recorded is not None:
+        assert ours.timestamp == theirs.timestamp
+    theirs.timestamp = ours.timestamp
+    # `ChildFailedError` has its name before it when Python prints it.
+    name = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
+    assert report("x.py", {4: ours}) == name + str(ChildFailedError("x.py", {4: theirs}))
+
+
+def test_a_report_of_several_failures_is_pytorchs() -> None:
+    def failures(make: Any) -> dict[int, Any]:
+        made = {rank: make(rank, 70 + rank, code, "<N/A>") for rank, code in ((2, 3), (0, -15), (1, -9))}
+        for rank, failure in made.items():
+            failure.timestamp = {2: 1000, 0: 999, 1: 1000}[rank]
+        made[2].message = "x" * 90  # wider than the frame may be
+        return made
+
+    ours, theirs = failures(Failure), failures(ProcessFailure)
+    assert root_cause(ours) == ChildFailedError("x.py", theirs).get_first_failure()[0] == 0
+    assert report("x.py", ours).endswith(str(ChildFailedError("x.py", theirs)))
+
+
+@pytest.mark.parametrize("code", [0, 3, -9])
+def test_what_a_worker_has_recorded_is_handed_up_as_pytorch_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    told = {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "x", "timestamp": "19"}}}
+    for recorded in (told, {"message": "told", "timestamp": "17"}):
+        file, own, other = (tmp_path / name for name in ("error.json", "own.json", "theirs.json"))
+        file.write_text(json.dumps(recorded))
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(other))
+        get_error_handler().dump_error_file(str(file), code)
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(own))
+        hand_up(Failure(0, 7, code, str(file)))
+        assert json.loads(own.read_text()) == json.loads(other.read_text())
+
+
+def test_a_file_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    # PyTorch's launcher raises what reading it raises, and the failure itself is not told.
+    file = tmp_path / "error.json"
+    for text in ("", "{", "[]", "{}", '{"message": {"message": "x"}}', "7"):
+        file.write_text(text)
+        failure = Failure(0, 7, 3, str(file))
+        assert failure.error_file == "<N/A>", text
+        assert failure.text, text
