@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -197,13 +198,21 @@ impl Node {
                 specs.iter().map(|spec| (spec.local_rank, attempt.error_file(spec.local_rank))).collect();
         }
         let consoles = Consoles::own().map_err(|error| LaunchError(format!("no console: {error}")))?;
-        let started = tokio::select! {
-            biased;
-            signal = self.signals.next() => {
-                self.runner.signal(signal);
-                return Ok(());
+        let mut starting = pin!(Group::start(specs, self.job.filters(attempt.as_ref()), consoles));
+        let mut waits = None;
+        let started = loop {
+            tokio::select! {
+                biased;
+                // The start is not broken off: workers that run already are asked to end, as any others. A second signal does.
+                signal = self.signals.next() => match waits.replace(signal) {
+                    None => {}
+                    Some(first) => {
+                        self.runner.signal(first);
+                        return Ok(());
+                    }
+                },
+                started = &mut starting => break started,
             }
-            started = Group::start(specs, self.job.filters(attempt.as_ref()), consoles) => started,
         };
         match started {
             Ok(group) => {
@@ -212,6 +221,9 @@ impl Node {
                 self.runner.started(Crew::Spawned(Box::new(group)), started);
             }
             Err(error) => self.runner.not_started(error.local_rank, self.first_rank, &error.to_string()),
+        }
+        if let Some(signal) = waits {
+            self.runner.signal(signal);
         }
         Ok(())
     }

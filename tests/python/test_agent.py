@@ -672,6 +672,24 @@ def test_a_signal_ends_workers_and_agent(agent_of: Any, tmp_path: Path, entry: s
     assert [gone(pid) for pid in pids] == [True, True]
 
 
+def test_a_signal_in_the_middle_of_a_start_leaves_no_worker(agent_of: Any, tmp_path: Path) -> None:
+    script = f"echo $$$$ > {tmp_path}/$RANK.tmp; mv {tmp_path}/$RANK.tmp {tmp_path}/$RANK; sleep 300"
+    agent = agent_of("sh", "-c", script, nproc=16)
+
+    def interrupt() -> None:
+        until((tmp_path / "0").exists, "the first worker runs")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(SignalException):
+        agent.run()
+    thread.join()
+    pids = [int(file.read_text()) for file in tmp_path.iterdir() if file.name.isdigit()]
+    assert pids
+    assert [pid for pid in pids if not gone(pid)] == []
+
+
 @pytest.mark.parametrize("entry", ["program", "function"])
 def test_an_exception_from_outside_leaves_no_worker(agent_of: Any, tmp_path: Path, entry: str) -> None:
     # Raised by a handler of the user's: not one of the signals that agents handle.

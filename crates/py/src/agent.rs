@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use elastic_rs::agent::crew::{Adopted, Crew, overheard};
 use elastic_rs::agent::environment::{self, Workers};
@@ -15,10 +17,11 @@ use elastic_rs::rendezvous::node::JoinError;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tokio::sync::Mutex;
+use tokio::time::timeout;
 
 use crate::errors;
 use crate::rendezvous::{Placement, Session, seconds};
-use crate::runtime::{block_on, block_on_task, handle};
+use crate::runtime::{block_on, block_on_task, detach, handle};
 
 /// A worker's failure: what every node names as the cause when the job restarts or ends.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs", get_all)]
@@ -193,6 +196,9 @@ fn output(path: PathBuf, tee: bool, prefix: Option<String>) -> Output {
     }
 }
 
+/// How long signals wait for a start to be complete.
+const START_PATIENCE: Duration = Duration::from_secs(5);
+
 /// One node's agent: runs the workers of each round. It decides; the caller carries out its steps and answers.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct Agent {
@@ -247,7 +253,7 @@ impl Agent {
         let step = block_on_task(py, async move {
             let mut runner = runner.lock_owned().await;
             match limit {
-                Some(limit) => tokio::time::timeout(limit, runner.next()).await.ok(),
+                Some(limit) => timeout(limit, runner.next()).await.ok(),
                 None => Some(runner.next().await),
             }
         })?;
@@ -300,7 +306,15 @@ impl Agent {
         let filters = FilterOptions { stdout: filter(stdout_filter), stderr: filter(stderr_filter) };
         let specs: Vec<WorkerSpec> = commands.iter().map(|command| command.0.clone()).collect();
         let consoles = Consoles { stdout: copy_of(stdout_fd)?, stderr: copy_of(stderr_fd)? };
-        let started = block_on(py, Group::start(specs, filters, consoles))?;
+        let mut starting = pin!(Group::start(specs, filters, consoles));
+        // A signal does not break it off: workers that run already are asked to end, as any others. A file system that hangs
+        // must not hold it up for ever.
+        let runtime = handle()?;
+        let in_time = detach(py, || runtime.block_on(async { timeout(START_PATIENCE, &mut starting).await.ok() }));
+        let started = match in_time {
+            Some(started) => started,
+            None => block_on(py, starting)?,
+        };
         let mut runner = self.runner.blocking_lock();
         Ok(match started {
             Ok(group) => {
