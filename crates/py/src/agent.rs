@@ -20,6 +20,7 @@ use tokio::sync::Mutex;
 use crate::errors;
 use crate::rendezvous::{Placement, Session, seconds};
 use crate::runtime::{block_on, block_on_task, handle};
+use crate::warm::Template;
 
 /// A worker's failure: what every node names as the cause when the job restarts or ends.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs", get_all)]
@@ -290,8 +291,9 @@ impl Agent {
     ///
     /// ``error_files`` are where workers may record their exceptions. A filter is a path, which gets the lines of teed streams
     /// that contain one of the texts. ``stdout_fd`` and ``stderr_fd`` are where teed lines are shown; they stay the caller's.
+    /// Workers are forked from the ``template``, if there is one and that can be.
     #[pyo3(signature = (commands, *, first_rank, error_files, stdout_filter = None, stderr_filter = None, stdout_fd = 1,
-        stderr_fd = 2))]
+        stderr_fd = 2, template = None))]
     #[expect(clippy::too_many_arguments, reason = "one named argument per property")]
     fn start(
         &self,
@@ -303,12 +305,13 @@ impl Agent {
         stderr_filter: Option<(PathBuf, Vec<String>)>,
         stdout_fd: i32,
         stderr_fd: i32,
+        template: Option<&Template>,
     ) -> PyResult<BTreeMap<u32, u32>> {
         let filter = |filter: Option<(PathBuf, Vec<String>)>| filter.map(|(file, texts)| Filter { file, texts });
         let filters = FilterOptions { stdout: filter(stdout_filter), stderr: filter(stderr_filter) };
         let specs: Vec<WorkerSpec> = commands.iter().map(|command| command.0.clone()).collect();
         let consoles = Consoles { stdout: copy_of(stdout_fd)?, stderr: copy_of(stderr_fd)? };
-        let started = block_on(py, Group::start(specs, filters, consoles))?;
+        let started = block_on(py, Group::start_from(template.map(|it| &it.0), specs, filters, consoles))?;
         let mut runner = self.runner.blocking_lock();
         Ok(match started {
             Ok(group) => {
