@@ -1,9 +1,8 @@
-# ruff: noqa: PTH - pathlib is one more import, and slower
 """The template of warm starts: a process that imports modules and then forks the workers that import them too.
 
-The agent executes ``python -u -c "from elastic_rs._template import main; main()" MODULES ARGS``, where ARGS are what workers have
-behind ``python``. In a worker :func:`main` runs the script as the interpreter would, and returns, so that the interpreter
-ends as always. Facts: ``Modules/main.c`` and ``Python/pythonrun.c`` of CPython.
+The agent executes ``python -u -c "from elastic_rs._template import main; main()" MODULES ARGS``, where ARGS are what
+workers have behind ``python``. In a worker :func:`main` runs the script as the interpreter would, and returns, so that
+the interpreter ends as always. Facts: ``Modules/main.c`` and ``Python/pythonrun.c`` of CPython.
 """
 
 from __future__ import annotations
@@ -32,6 +31,9 @@ ROOM = "ELASTIC_RS_TEMPLATE_ROOM"
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 """What a process that uses a GPU has open."""
 
+TORCH_SEED = 67280421310721
+"""What PyTorch's generator begins with in versions that do not draw it: ``default_rng_seed_val``."""
+
 
 def main() -> None:
     """Serve as a template; in a worker, run its script."""
@@ -47,7 +49,7 @@ def main() -> None:
 
 
 def serve() -> Callable[[], object]:
-    """Fork workers until the agent ends, which ends the process. Returns in a worker: what is left to do is to call the result."""
+    """Fork workers until the agent ends, which ends the process. Return in a worker: its script, which is to be run."""
     modules, args = sys.argv[1].split(","), sys.argv[2:]
     found = target(args)
     assert found is not None, f"not for templates: {args}"
@@ -138,7 +140,7 @@ def _next_worker(nest: Nest) -> Egg:
             break
         guard = os.fork()
         if guard:
-            nest.forked(guard)
+            nest.forked(egg, guard)
             continue
         try:
             egg.become_guard(nest)
@@ -185,7 +187,9 @@ def _open_streams() -> None:
 
 
 def _forget_randomness() -> None:
-    """Draw anew what a process draws when it imports. ``random`` does so itself at a fork; torch begins with a fixed seed."""
+    """Draw anew what a process draws when it imports. ``random`` does so itself at a fork."""
+    if (torch := sys.modules.get("torch")) and torch.initial_seed() != TORCH_SEED:
+        torch.default_generator.seed()
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()
     if process := sys.modules.get("multiprocessing.process"):
@@ -203,7 +207,7 @@ def _tell_unusual(error: _Unusual) -> None:
 
 def _script(name: str, first: Any) -> Callable[[], object]:
     """Make ``__main__`` of a script. ``first`` is a ``__main__`` as the interpreter makes it."""
-    path = os.path.join(os.getcwd(), name.removeprefix("./"))  # as the interpreter does
+    path = os.path.join(os.getcwd(), name)  # as the interpreter does
     main = type(sys)("__main__")
     vars(main).update({name: value for name, value in vars(first).items() if name[:2] == "__" == name[-2:]})
     from importlib.machinery import SourceFileLoader

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
+use elastic_rs::agent::environment;
 use elastic_rs::process;
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -19,18 +20,16 @@ pub struct Template(pub process::Template);
 #[pymethods]
 impl Template {
     /// Start it, in the background. ``command`` is the workers' program and arguments, of which ``fixed`` are the same for every
-    /// worker; ``begin`` is put before them. ``env`` is what workers inherit, ``varies`` are the variables that may differ, and ``what`` is
-    /// what it loads, for the log.
+    /// worker; ``begin`` is put before them. ``env`` is what workers inherit, and ``what`` is what it loads, for the log.
     ///
     /// Raises ``ValueError`` for a command without a program.
     #[new]
-    #[pyo3(signature = (command, *, begin, fixed, env, varies, what))]
+    #[pyo3(signature = (command, *, begin, fixed, env, what))]
     fn new(
         command: Vec<OsString>,
         begin: Vec<OsString>,
         fixed: usize,
         env: BTreeMap<OsString, OsString>,
-        varies: Vec<OsString>,
         what: String,
     ) -> PyResult<Self> {
         let (program, args) =
@@ -41,7 +40,7 @@ impl Template {
             args: args.to_vec(),
             fixed,
             env,
-            varies,
+            varies: environment::VARIES.iter().map(Into::into).collect(),
             cwd: None,
             what,
         };
@@ -91,8 +90,8 @@ impl Nest {
     }
 
     /// In the template, once it has forked the guard of the worker that was asked for.
-    fn forked(&self, guard: i32) -> PyResult<()> {
-        self.with(|nest| nest.forked(guard))
+    fn forked(&self, egg: &Egg, guard: i32) -> PyResult<()> {
+        self.with(|nest| nest.forked(&mut egg.0.lock(), guard))
     }
 }
 

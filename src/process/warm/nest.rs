@@ -55,10 +55,11 @@ impl Nest {
         }
     }
 
-    /// In the template, after it has forked a worker's guard.
+    /// In the template, after it has forked a worker's guard. Lets go of what belongs to that.
     ///
     /// Errors if the agent is gone.
-    pub fn forked(&mut self, guard: i32) -> io::Result<()> {
+    pub fn forked(&mut self, egg: &mut Egg, guard: i32) -> io::Result<()> {
+        egg.stage = Stage::Over;
         let pid = Pid::from_raw(guard).ok_or(io::ErrorKind::InvalidInput)?;
         // It is not reaped yet, so the number is its own.
         let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
