@@ -9,12 +9,14 @@ MAKEFLAGS += --no-print-directory
 VENV := build/venv
 PY := $(VENV)/bin/python
 # What follows `make demo DEMO_ARGS=…`, `make test-python PYTEST_ARGS=…`, `make bench BENCH_ARGS=… STORE_BENCH_ARGS=…` is
-# passed on, the last to benches/rendezvous.py and benches/store.py; AGENT_BENCH_ARGS=… to benches/agent.py.
+# passed on, the last to benches/rendezvous.py and benches/store.py; AGENT_BENCH_ARGS=… to benches/agent.py and
+# RUN_BENCH_ARGS=… to benches/run.py.
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 STORE_BENCH_ARGS ?=
 AGENT_BENCH_ARGS ?=
+RUN_BENCH_ARGS ?=
 # For cargo. CI sets --locked, so that a forgotten Cargo.lock is an error there and no nuisance while working.
 CARGO_FLAGS ?=
 
@@ -188,6 +190,8 @@ bench: build ## run the benchmarks, about half an hour; results go to benches/re
 	@$(PY) benches/process.py $(PROCESS_BENCH_ARGS)
 	$(say) 'bench: the agent, PyTorch and ours (benches/agent.py)'
 	@$(PY) benches/agent.py $(AGENT_BENCH_ARGS)
+	$(say) 'bench: the launcher, torchrun and elastic-run (benches/run.py)'
+	@$(PY) benches/run.py $(RUN_BENCH_ARGS)
 
 clean: ## remove what was built in the tree; the cached environment stays
 	$(say) 'clean'

@@ -7,8 +7,10 @@
 pub mod agent;
 #[cfg(feature = "io")]
 mod bounded_log;
+pub mod devices;
 #[cfg(feature = "io")]
 pub mod host;
+pub mod launch;
 pub mod process;
 pub mod proto;
 pub mod rendezvous;

@@ -66,6 +66,48 @@ fn agents_that_share_an_address_are_not_taken_for_one() {
     assert_eq!(bench.ended, [SessionId(6)]);
 }
 
+// Ranks.
+
+fn join_as(round: u64, rank: u32) -> NodeMessage {
+    let workers = Some(JoinWorkers { role: "trainer".into(), local_world_size: 2 });
+    NodeMessage::Join(Join { round: Round(round), store_port: 1, node_rank: Some(rank), workers })
+}
+
+/// `torchrun --rdzv-backend=static`: a node's rank is the one it was given, in every round. Elsewhere a survivor becomes rank 0
+/// when the one before is gone.
+#[test]
+fn ranks_are_as_asked_where_that_is_agreed() {
+    for as_asked in [true, false] {
+        let settings = Settings { ranks_as_asked: as_asked, settle_timeout: Duration::ZERO, ..Settings::new(2, 2) };
+        let ranked = |node: u64, rank| Hello { node_rank: Some(rank), ..hello(node, &settings) };
+        let mut bench = Bench::new();
+        for (node, rank) in [(1, 1), (2, 0)] {
+            bench.greet(node, ranked(node, rank), 1);
+            bench.say(node, join_as(0, rank));
+        }
+        let rank = |bench: &Bench, node| match bench.last(node) {
+            CoordinatorMessage::Complete(place) => place.rank,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((rank(&bench, 1), rank(&bench, 2)), (1, 0));
+        bench.say(2, NodeMessage::Leave { reason: "gone".into() });
+        bench.say(1, join_as(1, 1));
+        bench.greet(3, ranked(3, 0), 1);
+        bench.say(3, join_as(0, 0));
+        let expected = if as_asked { (1, 0) } else { (0, 1) };
+        assert_eq!((rank(&bench, 1), rank(&bench, 3)), expected);
+    }
+}
+
+#[test]
+fn whose_ranks_are_another_matter_is_refused() {
+    let mut bench = Bench::formed(2, &Settings::new(2, 2));
+    bench.greet(9, hello(9, &Settings { ranks_as_asked: true, ..Settings::new(2, 2) }), 1);
+    let text = "host:9 asks for ranks as --node-rank says, but run `job` was opened for ranks that the rendezvous gives: give every \
+                node the same `--rdzv-backend`";
+    assert_eq!(bench.rejection(9), text);
+}
+
 // Coming and going.
 
 /// #147064: a node that leaves and rejoins for ever restarts the whole job each time, and bypasses max_restarts.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +82,42 @@ class RendezvousConfig:
         return cls(**values)
 
 
+def parse_conf(text: str) -> dict[str, str]:
+    """Read ``KEY=VALUE,...``, as ``_parse_rendezvous_config`` in torch's ``elastic/rendezvous/utils.py`` does.
+
+    Raises:
+        ValueError: an entry has no key or no value; the message names it.
+    """
+    conf = {}
+    for entry in text.split(",") if text.strip() else []:
+        key, _, value = (part.strip() for part in entry.partition("="))
+        if not key or not value:
+            raise ValueError(f"--rdzv-conf has the entry `{entry.strip()}`, must be KEY=VALUE,KEY=VALUE,...")
+        conf[key] = value
+    return conf
+
+
+def parse_endpoint(text: str, default_port: int | None) -> tuple[str, int]:
+    """Read ``HOST[:PORT]``, as ``parse_rendezvous_endpoint`` in torch's ``elastic/rendezvous/utils.py`` does.
+
+    Raises:
+        ValueError: it is not that, or has no port although there is no default.
+    """
+    text = text.strip()
+    found = re.fullmatch(r"(?:\[([\w.:-]+)\]|([\w.-]+|[\w.:-]+(?=:[^:]*$)))(?::([0-9]{1,5}))?", text or "localhost")
+    port = found and (int(found[3]) if found[3] else default_port)
+    if found is None or (port is not None and port >= 65536):
+        raise ValueError(
+            f"the rendezvous endpoint is `{text}`, must be HOST, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535"
+        )
+    if port is None:
+        raise ValueError(f"the rendezvous endpoint is `{text}`, must name a port: {text}:PORT")
+    return found[1] or found[2], port
+
+
 def _unknown(key: str) -> str:
+    import difflib  # costs more than all else here, and errors alone need it
+
     known = sorted([*_KEYS, *_WITHOUT_EFFECT, "timeout"])
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(known)}"

@@ -411,6 +411,49 @@ class Nest:
     def refuse(self, /, reason: str) -> None:
         """
         Tell the agent why no worker can come from here. End the process then.
+class Launched:
+    """
+    How :func:`launch` ended.
+    """
+    @property
+    def error(self, /) -> str | None:
+        """
+        Of ``no_place``: which exception of ``elastic_rs.errors`` says so elsewhere.
+        """
+    @property
+    def error_files(self, /) -> dict[int, str]:
+        """
+        Where the last round's workers may have recorded exceptions, by local rank.
+        """
+    @property
+    def exits(self, /) -> list[tuple[int, int, int]]:
+        """
+        The last round's workers that have ended, in that order: local rank, process id, and return code.
+        """
+    @property
+    def failure(self, /) -> Failure | None:
+        """
+        Of ``failed``: the first failure, on whatever node; None if the job was closed without naming one.
+        """
+    @property
+    def first_rank(self, /) -> int:
+        """
+        Global rank of the last round's first worker.
+        """
+    @property
+    def outcome(self, /) -> str:
+        """
+        ``succeeded``, ``not_needed`` (a spare), ``failed``, ``no_place`` or ``signal``.
+        """
+    @property
+    def reason(self, /) -> str | None:
+        """
+        Of ``failed`` and ``no_place``: why, in words.
+        """
+    @property
+    def signal(self, /) -> int | None:
+        """
+        Of ``signal``: its number.
         """
 
 @final
@@ -470,7 +513,7 @@ class Session:
     """
     A node's session with the coordinator; connects in the background.
     """
-    def __new__(cls, /, *, host: str, port: SupportsIndex, run_id: str, name: str, local_addr: str | None, min_nodes: SupportsIndex, max_nodes: SupportsIndex, last_call_timeout_s: SupportsFloat | SupportsIndex, settle_timeout_s: SupportsFloat | SupportsIndex, keep_alive_interval_s: SupportsFloat | SupportsIndex, keep_alive_max_attempt: SupportsIndex, reconnect_grace_s: SupportsFloat | SupportsIndex, coordinator_timeout_s: SupportsFloat | SupportsIndex, node_rank: SupportsIndex | None = None, on_partition: str = "stop", rejoin_limit: SupportsIndex = 20, rejoin_window_s: SupportsFloat | SupportsIndex = 3600.0, max_restarts: SupportsIndex | None = None) -> Session:
+    def __new__(cls, /, *, host: str, port: SupportsIndex, run_id: str, name: str, local_addr: str | None, min_nodes: SupportsIndex, max_nodes: SupportsIndex, last_call_timeout_s: SupportsFloat | SupportsIndex, settle_timeout_s: SupportsFloat | SupportsIndex, keep_alive_interval_s: SupportsFloat | SupportsIndex, keep_alive_max_attempt: SupportsIndex, reconnect_grace_s: SupportsFloat | SupportsIndex, coordinator_timeout_s: SupportsFloat | SupportsIndex, node_rank: SupportsIndex | None = None, on_partition: str = "stop", rejoin_limit: SupportsIndex = 20, rejoin_window_s: SupportsFloat | SupportsIndex = 3600.0, max_restarts: SupportsIndex | None = None, ranks_as_asked: bool = False) -> Session:
         """
         Start a session for one node with the coordinator at ``host:port``. All times in seconds.
         """
@@ -766,6 +809,22 @@ def follow_parent() -> None:
     Have the calling process killed when the thread that started it ends: for workers that are Python functions.
     """
 
+def launch(session: Session, host: Host | None, *, name: str, entrypoint: str, command: SupportsGetItem[int, str], run_id: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, restarts_left: SupportsIndex | None, grace_s: SupportsFloat | SupportsIndex, uninterruptible_sleep_s: SupportsFloat | SupportsIndex, node_rank: SupportsIndex | None, join_timeout_s: SupportsFloat | SupportsIndex, close_timeout_s: SupportsFloat | SupportsIndex, drain_timeout_s: SupportsFloat | SupportsIndex, local_addr: str | None, fixed_master: tuple[str, SupportsIndex] | None, use_agent_store: bool, virtual_local_rank: bool, log_dir: str | PathLike[str] | None, log_files: bool, redirects: str, tee: str, shown_ranks: SupportsGetItem[int, SupportsIndex] | None, stdout_filters: SupportsGetItem[int, str], stderr_filters: SupportsGetItem[int, str], prefix: str | None, signals: SupportsGetItem[int, SupportsIndex]) -> Launched:
+    """
+    Run the workers of one node until the job, or this node's part in it, has ended. Nothing is left of them then.
+
+    ``session`` has not been used before; ``host`` is the coordinator, if this process serves it. ``command`` is the program and
+    its arguments, in which ``${local_rank}`` is replaced; workers inherit this process's environment. With ``restarts_left``
+    this node counts its own restarts. ``fixed_master`` is the address and port that workers are told instead of the
+    round's. ``log_dir`` is None for a temporary folder; without ``log_files`` there are none. ``redirects`` and ``tee`` are as
+    torchrun's. ``signals`` end the job on this node; a second one kills. All times in seconds, zero for ``uninterruptible_sleep_s``
+    means that nobody looks for it.
+
+    Call it in the main thread. Python runs no signal handlers and holds no lock meanwhile.
+
+    Raises ``ValueError`` for what is not allowed, and ``RuntimeError`` if this node alone cannot go on.
+    """
+
 def reset_log_levels() -> None:
     """
     Take over the level of Python's logger ``elastic_rs``. Call it after changing that.
@@ -774,6 +833,13 @@ def reset_log_levels() -> None:
 def validate_run_id(run_id: str) -> None:
     """
     Raises ``ValueError`` if a job cannot have this name: it is too long, or has control characters.
+    """
+
+def visible_gpus(cuda_visible_devices: str | None) -> int:
+    """
+    How many NVIDIA GPUs a process sees if ``CUDA_VISIBLE_DEVICES`` is so, as ``torch.cuda.device_count()`` says it.
+
+    Raises ``RuntimeError`` if there is no driver, with what was tried.
     """
 
 def __getattr__(name: str) -> Incomplete: ...

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from elastic_rs._elastic_rs import Failure
 
 NOT_AVAILABLE = "<N/A>"
+
+
+class ProcessFailure(Protocol):
+    """PyTorch's class of that name, or ours, which is there without torch."""
+
+    error_file: str
+    message: Any
+    timestamp: int
+
+
+F = TypeVar("F", bound=ProcessFailure)
 
 
 def failures_of(
@@ -20,7 +29,9 @@ def failures_of(
     first_rank: int,
     error_files: Mapping[int, str],
     reason: str | None,
-) -> dict[int, ProcessFailure]:
+    *,
+    make: Callable[[int, int, int, str], F],
+) -> dict[int, F]:
     """Return failures by global rank: first what began it, on whatever node, then this node's others, which followed.
 
     PyTorch takes the one with the smallest timestamp for the root cause, and the first of several with the same.
@@ -31,13 +42,14 @@ def failures_of(
         first_rank: global rank of this node's local rank 0.
         error_files: where each of them may have recorded an exception.
         reason: why the job has failed, in words; for the case that no worker did.
+        make: makes one of local rank, process id, return code and error file.
     """
-    failures = {}
+    failures: dict[int, F] = {}
     own = {first_rank + local_rank: (pid, code) for local_rank, pid, code in exits}
     if cause is not None:
         here = own.get(cause.global_rank, (None, 0))[0] == cause.pid
         file = error_files.get(cause.local_rank, NOT_AVAILABLE) if here else NOT_AVAILABLE
-        failure = ProcessFailure(cause.local_rank, cause.pid, cause.returncode, file)
+        failure = make(cause.local_rank, cause.pid, cause.returncode, file)
         if failure.error_file == NOT_AVAILABLE:
             said = f"\n  {cause.message.replace(chr(10), chr(10) + '  ')}" if cause.message else ""
             failure.message = f"{cause.exit} on {cause.node or 'this node'}{said}"
@@ -45,9 +57,9 @@ def failures_of(
     for local_rank, pid, code in exits:
         rank = first_rank + local_rank
         if code != 0 and rank not in failures:
-            failures[rank] = ProcessFailure(local_rank, pid, code, error_files.get(local_rank, NOT_AVAILABLE))
+            failures[rank] = make(local_rank, pid, code, error_files.get(local_rank, NOT_AVAILABLE))
     if not failures:
-        failures[first_rank] = ProcessFailure(0, 0, 1, NOT_AVAILABLE)
+        failures[first_rank] = make(0, 0, 1, NOT_AVAILABLE)
         failures[first_rank].message = reason or "the job has failed"
     began = next(iter(failures.values())).timestamp
     for failure in failures.values():

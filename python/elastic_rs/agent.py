@@ -21,6 +21,7 @@ from torch.distributed.elastic.events.api import EventSource
 from torch.distributed.elastic.metrics.api import prof, put_metric
 from torch.distributed.elastic.multiprocessing import LogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 
 from elastic_rs import _elastic_rs
@@ -139,19 +140,12 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         return result
 
     def _pass_on(self, agent: Agent, error: SignalException) -> None:
-        """Tell the core of a signal, then whoever reads the log."""
-        # A second signal waits: handlers of `logging` swallow what is raised in the middle of them.
+        """Tell the core of a signal."""
+        # A second signal waits until this one has been told.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            if self._signal is not None:
-                text = "killing what is left of the workers"
-            elif self._generation == 0:
-                text = "leaving the job"
-            else:
-                text = "leaving the job, waiting for the workers to end; another signal kills them"
             self._signal = error
             agent.signal(error.sigval)
-            logger.warning("%s: received %s: %s", self._who(), signal.Signals(error.sigval).name, text)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -212,7 +206,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         place = self._join_ours(self._handler)
         if isinstance(place, _elastic_rs.Failure):
             # The job failed for good while this node waited for its place.
-            return RunResult(WorkerState.FAILED, failures=failures_of(place, [], 0, {}, None))
+            return RunResult(WorkerState.FAILED, failures=failures_of(place, [], 0, {}, None, make=ProcessFailure))
         self._generation = place.round
         agent.placed(place)
         return None
@@ -308,7 +302,9 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             case "failed":
                 self._enter(WorkerState.FAILED)
                 exits, first_rank = agent.exits(), group.workers[0].global_rank
-                failures = failures_of(step.failure, exits, first_rank, self._error_files, step.reason)
+                failures = failures_of(
+                    step.failure, exits, first_rank, self._error_files, step.reason, make=ProcessFailure
+                )
                 result = RunResult(WorkerState.FAILED, failures=failures)
             case "signal":
                 assert self._signal is not None

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.events import construct_and_record_rdzv_event
 from torch.distributed.elastic.events.api import NodeState
-from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from elastic_rs import _elastic_rs
-from elastic_rs._config import RendezvousConfig
+from elastic_rs._config import RendezvousConfig, parse_endpoint
+from elastic_rs._node import claim, open_session
 from elastic_rs._node_handler import NodeHandler
 from elastic_rs.errors import RendezvousClosedError, RendezvousConnectionError
 from elastic_rs.store import TCPStore
@@ -76,7 +76,7 @@ class RustC10dRendezvousHandler(NodeHandler):
             raise ValueError(f"The maximum number of nodes ({params.max_nodes}) must be at most {MAX_NODES}.")
         self._run_id, self._local_addr = params.run_id, params.local_addr
         self._config = config = RendezvousConfig.from_mapping(params.config)
-        host, port = parse_rendezvous_endpoint(params.endpoint, _default_port(params, config))
+        host, port = parse_endpoint(params.endpoint or "", _default_port(params, config))
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         self._host: Host | None
         self._host, self._why_not_host = self._claim(host, port)
@@ -112,25 +112,13 @@ class RustC10dRendezvousHandler(NodeHandler):
     @functools.cached_property
     def _session(self) -> Session:
         """This node's session; connects in the background from its first use on."""
-        (host, port), (min_nodes, max_nodes), config = self._endpoint, self._nodes, self._config
-        return _elastic_rs.Session(
-            host=host,
-            port=port,
+        return open_session(
+            self._config,
+            endpoint=self._endpoint,
             run_id=self._run_id,
             name=self._name,
             local_addr=self._local_addr,
-            min_nodes=min_nodes,
-            max_nodes=max_nodes,
-            last_call_timeout_s=config.last_call_timeout,
-            settle_timeout_s=config.settle_timeout,
-            keep_alive_interval_s=config.keep_alive_interval,
-            keep_alive_max_attempt=config.keep_alive_max_attempt,
-            reconnect_grace_s=config.reconnect_grace,
-            coordinator_timeout_s=config.coordinator_timeout,
-            node_rank=config.node_rank,
-            on_partition=config.on_partition,
-            rejoin_limit=config.rejoin_limit,
-            rejoin_window_s=config.rejoin_window,
+            nodes=self._nodes,
             max_restarts=self._max_restarts,
         )
 
@@ -174,15 +162,10 @@ class RustC10dRendezvousHandler(NodeHandler):
     def _claim(self, host: str, port: int) -> tuple[Host | None, str]:
         """Become the coordinator's host, if that is this process's part. The second value says why it is not."""
         try:
-            claim = _elastic_rs.Host.claim(host, port, is_host=self._config.is_host)
+            return claim(host, port, self._config)
         except OSError as error:
             reason = error.strerror or error
             raise RendezvousConnectionError(f"cannot host the coordinator at {host}:{port}: {reason}") from error
-        if isinstance(claim, str):
-            logger.info("the coordinator at %s:%d is hosted elsewhere: %s", host, port, claim)
-            return None, claim
-        logger.info("this process hosts the coordinator at %s:%d", host, claim.port)
-        return claim, ""
 
     def _agents_store(self, placement: Placement) -> Store:
         host, port = self._endpoint

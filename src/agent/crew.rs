@@ -4,7 +4,7 @@
 //! only their parent can reap: they are handed over by their process ids, and the front end tells how each has ended.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, kill_process, kill
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
-use crate::process::{Command, Event, Exit, Exited, Group, Signal, StopPolicy, Stopping};
+use crate::process::{Command, Copies, Event, Exit, Exited, Group, Output, Signal, StopPolicy, Stopping};
 use crate::wait::until;
 
 /// Workers that run.
@@ -88,6 +88,18 @@ impl Crew {
             Self::Spawned(_) => None,
             Self::Adopted(adopted) => adopted.reaped(local_rank, exit),
         }
+    }
+}
+
+/// Standard error of a worker such that a failure can be told with its last words.
+///
+/// On a terminal the worker keeps it: it may be asked whether it is one, and its words are on the screen anyway.
+pub fn overheard(stderr: Output) -> Output {
+    match stderr {
+        Output::Inherit if !io::stderr().is_terminal() => {
+            Output::Copied(Copies { file: None, console: true, prefix: None })
+        }
+        output => output,
     }
 }
 

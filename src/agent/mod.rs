@@ -1,6 +1,7 @@
 //! One node's agent: it takes part in the rendezvous, runs the workers of each round, and answers for them.
 //!
-//! [`machine`] decides, [`runner`] carries out what it says together with a front end: `crates/py` for PyTorch's launcher.
+//! [`machine`] decides, [`runner`] carries out what it says together with a front end: `crates/py` for PyTorch's
+//! launcher, [`crate::launch`] for `elastic-run`.
 
 #[cfg(feature = "io")]
 mod account;

@@ -15,7 +15,7 @@ use super::machine::{AgentMachine, Command};
 use super::news::Seen;
 use super::policy::{Outcome, Policy};
 use super::sleepers::{Sleeper, Sleepers};
-use crate::process::{Exit, Exited, reap_strangers_as_process_1};
+use crate::process::{Exit, Exited, Signal, reap_strangers_as_process_1};
 use crate::rendezvous::message::{Failure, Placement};
 use crate::rendezvous::node::{JoinError, View};
 use crate::rendezvous::session::Session;
@@ -74,6 +74,8 @@ pub struct Runner {
     reaped: VecDeque<Exited>,
     first: First,
     farewell: Option<tokio::task::JoinHandle<()>>,
+    /// A signal has ended this agent's work.
+    signalled: bool,
     /// Workers that sleep uninterruptibly for too long are given up.
     sleepers: Sleepers,
 }
@@ -99,6 +101,7 @@ impl Runner {
             reaped: VecDeque::new(),
             first: First::default(),
             farewell: None,
+            signalled: false,
             sleepers: Sleepers::default(),
         }
     }
@@ -191,8 +194,15 @@ impl Runner {
         self.machine.on_barrier_passed();
     }
 
-    /// This process got a signal that it handles.
+    /// This process got a signal that it handles. A second one kills what is left of the workers.
     pub fn signal(&mut self, signal: i32) {
+        let then = match (self.signalled, self.place) {
+            (true, _) => "killing what is left of the workers",
+            (false, None) => "leaving the job",
+            (false, Some(_)) => "leaving the job, waiting for the workers to end; another signal kills them",
+        };
+        self.signalled = true;
+        tracing::warn!("{}received {}: {then}", self.whose(), Signal(signal));
         self.machine.on_signal(signal);
     }
 

@@ -52,13 +52,16 @@ impl LogFolders {
         Ok(AttemptFolder { folder })
     }
 
-    /// The job has succeeded: removes everything if no folder was asked for, since nobody knows where it is.
+    /// The job has succeeded: removes everything if no folder was asked for, unless workers have printed into it, since
+    /// somebody will look for that.
     ///
     /// After a failure, drop this instead: the logs stay.
-    pub fn remove_if_temporary(self) -> io::Result<()> {
+    ///
+    /// Errors if it cannot be removed, naming it.
+    pub fn remove_if_temporary(&self) -> io::Result<()> {
         match &self.temporary {
-            Some(folder) => fs::remove_dir_all(folder).map_err(|error| naming(folder, &error)),
-            None => Ok(()),
+            Some(folder) if !holds_logs(folder) => fs::remove_dir_all(folder).map_err(|error| naming(folder, &error)),
+            _ => Ok(()),
         }
     }
 }
@@ -93,6 +96,15 @@ impl AttemptFolder {
     fn of(&self, local_rank: u32, name: &str) -> PathBuf {
         self.folder.join(local_rank.to_string()).join(name)
     }
+}
+
+/// Whether there is a log in the folder, or below, that is not empty.
+fn holds_logs(folder: &Path) -> bool {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).any(|path| match path.is_dir() {
+        true => holds_logs(&path),
+        false => path.extension().is_some_and(|it| it == "log") && path.metadata().is_ok_and(|file| file.len() > 0),
+    })
 }
 
 /// As `mkdtemp(3)`: nobody else's folder, and readable for its owner alone.
@@ -141,8 +153,12 @@ mod tests {
     fn a_temporary_folder_is_removed_after_success() {
         let folders = LogFolders::create(None, "none").unwrap();
         let temporary = folders.run().parent().unwrap().to_owned();
-        folders.attempt(0, 1).unwrap();
-        assert!(temporary.is_dir());
+        let attempt = folders.attempt(0, 1).unwrap();
+        fs::write(attempt.error_file(0), "{}").unwrap();
+        fs::write(attempt.stdout(0), "told").unwrap();
+        folders.remove_if_temporary().unwrap();
+        assert!(temporary.is_dir(), "somebody will look for what workers have printed");
+        fs::write(attempt.stdout(0), "").unwrap();
         folders.remove_if_temporary().unwrap();
         assert!(!temporary.exists());
     }

@@ -28,6 +28,13 @@ pub(super) fn disagreement(run: &Run, hello: &Hello) -> Option<String> {
             theirs.min_nodes, theirs.max_nodes, ours.min_nodes, ours.max_nodes
         ));
     }
+    if ours.ranks_as_asked != theirs.ranks_as_asked {
+        let ranks = |as_asked| if as_asked { "ranks as --node-rank says" } else { "ranks that the rendezvous gives" };
+        let (theirs, ours) = (ranks(theirs.ranks_as_asked), ranks(ours.ranks_as_asked));
+        return Some(format!(
+            "{name} asks for {theirs}, but run `{id}` was opened for {ours}: give every node the same `--rdzv-backend`"
+        ));
+    }
     (ours.max_restarts != theirs.max_restarts).then(|| {
         let budget = |restarts: Option<u32>| match restarts {
             Some(restarts) => format!("{restarts} restarts of the job"),

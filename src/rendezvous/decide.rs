@@ -106,6 +106,7 @@ fn complete(run: &mut Run, why_now: &str, now: Instant, out: &mut Vec<Command>) 
             Status::Waiting { join, arrival } => {
                 let last_rank = run.last_rank(node);
                 let order = (last_rank.is_none(), if last_rank.is_some() { 0 } else { *arrival });
+                let last_rank = last_rank.filter(|_| !run.settings.ranks_as_asked);
                 Some((order, Candidate { key: *id, last_rank, node_rank: join.node_rank, addr: node.addr() }))
             }
             _ => None,

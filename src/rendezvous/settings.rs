@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// Settings of one rendezvous, as each node brings them.
 ///
-/// `min_nodes` and `max_nodes` must agree between all nodes of a run. Of the time limits, those of the node that opened
+/// `min_nodes` and `max_nodes`, among others, must agree between all nodes of a run. Of the time limits, those of the node that opened
 /// the run hold for the run (`last_call_timeout`, `settle_timeout`, `rejoin_limit`, `rejoin_window`); those that concern one node hold for that node
 /// (`keep_alive_interval`, `keep_alive_max_attempt`, `reconnect_grace`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +39,9 @@ pub struct Settings {
     pub rejoin_window: Duration,
     /// What this node does when it has heard nothing for its whole lease. Default [`OnPartition::Stop`].
     pub on_partition: OnPartition,
+    /// In every round ranks follow the ranks that nodes ask for, whoever was in the round before. Must agree between all nodes, as
+    /// `min_nodes`. Default false: survivors keep their ranks, and what is asked for orders newcomers.
+    pub ranks_as_asked: bool,
 }
 
 /// What a node does that is cut off from the coordinator: see [`super::fence`].
@@ -75,6 +78,7 @@ impl Settings {
             rejoin_limit: 20,
             rejoin_window: Duration::from_secs(3600),
             on_partition: OnPartition::Stop,
+            ranks_as_asked: false,
         }
     }
 

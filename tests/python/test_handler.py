@@ -177,7 +177,7 @@ def test_two_jobs_share_an_endpoint_without_mixing(make: Make) -> None:
 
 @pytest.mark.parametrize("endpoint", ["host:port", "127.0.0.1:70000", "bad host:29400", "a b"])
 def test_an_endpoint_that_makes_no_sense_is_refused(endpoint: str, make: Make) -> None:
-    with pytest.raises(ValueError, match=f"rendezvous endpoint '{endpoint}'"):
+    with pytest.raises(ValueError, match=f"rendezvous endpoint is `{endpoint}`"):
         make(endpoint=endpoint)
 
 

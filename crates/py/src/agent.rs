@@ -1,12 +1,11 @@
 //! `Agent`: one node's agent at work, of which Python is the front end. Its steps, and how it ends.
 
 use std::collections::BTreeMap;
-use std::io::IsTerminal;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use elastic_rs::agent::crew::{Adopted, Crew};
+use elastic_rs::agent::crew::{Adopted, Crew, overheard};
 use elastic_rs::agent::environment::{self, Workers};
 use elastic_rs::agent::runner::{self, Runner, Started};
 use elastic_rs::agent::{self, Budget, Policy};
@@ -169,14 +168,7 @@ impl WorkerCommand {
             args: args.iter().map(Into::into).collect(),
             env: env.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
             stdout: output(stdout, tee_stdout, prefix.clone()),
-            stderr: match output(stderr, tee_stderr, prefix) {
-                // So that a failure can be told with its last words. On a terminal the worker keeps it: it may be asked
-                // whether it is one, and its words are on the screen anyway.
-                Output::Inherit if !std::io::stderr().is_terminal() => {
-                    Output::Copied(Copies { file: None, console: true, prefix: None })
-                }
-                output => output,
-            },
+            stderr: overheard(output(stderr, tee_stderr, prefix)),
             ..WorkerSpec::new(local_rank, program)
         }))
     }

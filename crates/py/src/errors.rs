@@ -18,15 +18,19 @@ pub fn raise(py: Python<'_>, class: &str, message: String) -> PyErr {
 
 /// Why a join did not end with a place.
 pub fn from_join(py: Python<'_>, error: &JoinError) -> PyErr {
-    let class = match error {
+    raise(py, class_of_join(error), error.to_string())
+}
+
+/// The exception's class by name.
+pub fn class_of_join(error: &JoinError) -> &'static str {
+    match error {
         JoinError::Timeout { .. } => "RendezvousTimeoutError",
         JoinError::Closed { spare: true, .. } => "RendezvousGracefulExitError",
         JoinError::Closed { .. } => "RendezvousClosedError",
         JoinError::Connection(_) => "RendezvousConnectionError",
         JoinError::State(_) => "RendezvousStateError",
         _ => "RendezvousError",
-    };
-    raise(py, class, error.to_string())
+    }
 }
 
 /// Why a store operation did not succeed.

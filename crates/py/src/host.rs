@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use elastic_rs::host::{Claim, HostError, claim};
+use elastic_rs::host::{Claim, HostError, Sessions, claim};
 use elastic_rs::store::server::ServerOptions;
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyOSError, PyValueError};
@@ -181,10 +181,17 @@ impl Host {
     #[pyo3(signature = (*, timeout_s))]
     fn drain(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
         let timeout = seconds("timeout_s", timeout_s)?;
-        let sessions = self.0.lock().sessions();
+        let sessions = self.sessions();
         let drained = block_on(py, async move { sessions.ended(timeout).await })?;
         detach(py, || self.0.lock().stop());
         Ok(drained)
+    }
+}
+
+impl Host {
+    /// To wait for their end without holding the host.
+    pub fn sessions(&self) -> Sessions {
+        self.0.lock().sessions()
     }
 }
 

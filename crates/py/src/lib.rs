@@ -8,6 +8,7 @@ mod awaitable;
 mod cas;
 mod errors;
 mod host;
+mod launch;
 mod logging;
 mod rendezvous;
 mod runtime;
@@ -28,6 +29,8 @@ mod _elastic_rs {
     use crate::cas::CasSession;
     #[pymodule_export]
     use crate::host::Host;
+    #[pymodule_export]
+    use crate::launch::{Launched, launch, visible_gpus};
     #[pymodule_export]
     use crate::rendezvous::{Placement, Session, View, validate_run_id};
     #[pymodule_export]

@@ -155,7 +155,7 @@ impl Session {
     #[new]
     #[pyo3(signature = (*, host, port, run_id, name, local_addr, min_nodes, max_nodes, last_call_timeout_s, settle_timeout_s,
         keep_alive_interval_s, keep_alive_max_attempt, reconnect_grace_s, coordinator_timeout_s, node_rank = None, on_partition = "stop", rejoin_limit = 20,
-        rejoin_window_s = 3600.0, max_restarts = None))]
+        rejoin_window_s = 3600.0, max_restarts = None, ranks_as_asked = false))]
     #[expect(clippy::too_many_arguments, reason = "one named argument per setting, checked here once")]
     fn new(
         host: &str,
@@ -176,6 +176,7 @@ impl Session {
         rejoin_limit: u32,
         rejoin_window_s: f64,
         max_restarts: Option<u32>,
+        ranks_as_asked: bool,
     ) -> PyResult<Self> {
         let settings = Settings {
             last_call_timeout: seconds("last_call_timeout", last_call_timeout_s)?,
@@ -187,6 +188,7 @@ impl Session {
             rejoin_limit,
             rejoin_window: seconds("rejoin_window", rejoin_window_s)?,
             max_restarts,
+            ranks_as_asked,
             ..Settings::new(min_nodes, max_nodes)
         };
         let node = NodeId(rand::random());

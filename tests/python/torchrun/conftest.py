@@ -30,9 +30,9 @@ def place(node: Process, world: int, *, since: int = 0) -> dict[str, str]:
     return dict(word.split("=", 1) for word in line.split()[1:])
 
 
-@pytest.fixture(params=["rust", "torch"])
+@pytest.fixture(params=["rust", "torch", "run"])
 def agent(request: pytest.FixtureRequest) -> str:
-    """Return whose agent runs the workers: ours, or PyTorch's own on our rendezvous."""
+    """Return who runs the workers: torchrun with our agent, or with PyTorch's own on our rendezvous; or elastic-run."""
     return str(request.param)
 
 
@@ -41,6 +41,7 @@ def start(job: Job, port: int, agent: str) -> Start:
     """Return a function that starts one node: ``start(last octet of its address, worker arguments, nnodes=...)``.
 
     ``options`` are further ones of torchrun; ``wrong`` those of ``scripts/launch.py``, ``under`` a command before it.
+    ``by`` is what ``agent`` returns, for a node of another kind.
     """
 
     def start(
@@ -58,8 +59,11 @@ def start(job: Job, port: int, agent: str) -> Start:
         wrong: Sequence[str] = (),
         under: Sequence[str] = (),
         env: dict[str, str] | None = None,
+        by: str = agent,
     ) -> Process:
-        module = [str(SCRIPTS / "launch.py"), *wrong] if wrong else ["-m", "torch.distributed.run"]
+        assert not (wrong and by == "run"), "that script is torchrun's"
+        run = "elastic_rs.run" if by == "run" else "torch.distributed.run"
+        module = [str(SCRIPTS / "launch.py"), *wrong] if wrong else ["-m", run]
         command = [
             *under,
             sys.executable,
@@ -70,7 +74,7 @@ def start(job: Job, port: int, agent: str) -> Start:
             "--rdzv-backend=rust-c10d",
             f"--rdzv-endpoint={endpoint}:{port}",
             f"--rdzv-id={run_id}",
-            f"--rdzv-conf={conf},agent={agent}",
+            f"--rdzv-conf={conf},agent={'torch' if by == 'torch' else 'rust'}",
             *([f"--local-addr=127.0.0.{number}"] if local_addr else []),
             *options,
             str(script),

@@ -14,7 +14,7 @@ from .conftest import FAMILY, Start, place
 pytestmark = [
     pytest.mark.torchrun,
     pytest.mark.timeout(240),
-    pytest.mark.parametrize("agent", ["rust"], indirect=True),
+    pytest.mark.parametrize("agent", ["rust", "run"], indirect=True),
 ]
 JOINED = r"127\.0\.0\.{} .* joined"
 

@@ -1,9 +1,10 @@
-"""Stock torchrun with both agents: clocks, hosts that freeze or come late, faults of one node, several jobs."""
+"""torchrun with both agents, and elastic-run: clocks, hosts that freeze or come late, faults of one, several jobs."""
 
 import re
 import shlex
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(240)]
 SHORT_LEASE = "last_call_timeout=1,keep_alive_interval=0.5,keep_alive_max_attempt=3"
 
 
+@pytest.mark.parametrize("agent", ["rust", "torch"], indirect=True)
 @pytest.mark.parametrize("shift", [-3600, 3600])
 def test_clocks_do_not_matter(start: Start, tmp_path: Path, shift: int) -> None:
     # pains row 5: with PyTorch's backend 20 s are enough for a world of one, or for a barrier that never ends.
@@ -52,6 +54,7 @@ def test_a_host_that_freezes_leaves_one_world(start: Start, job: Job, tmp_path: 
     assert "TWO WORLDS" not in "\n".join(line for node in nodes for line in node.lines)
 
 
+@pytest.mark.parametrize("agent", ["rust", "torch"], indirect=True)
 @pytest.mark.parametrize("fault", ["before", "after"])
 def test_a_fault_of_one_node_is_its_own(start: Start, tmp_path: Path, fault: str) -> None:
     # pains row 8: with PyTorch's backend any exception in an agent closes the rendezvous for good.
@@ -120,8 +123,10 @@ def test_two_jobs_of_one_node_run_side_by_side(job: Job, agent: str, tmp_path: P
     done = tmp_path / "done"
 
     def start(name: str) -> Process:
-        args = ["--nproc-per-node=1", "--rdzv-backend=rust-c10d", f"--rdzv-conf=agent={agent}", FAMILY, "--until", done]
-        return job.torchrun(*args, name=name)
+        module = "elastic_rs.run" if agent == "run" else "torch.distributed.run"
+        whose = "torch" if agent == "torch" else "rust"
+        args = ["--nproc-per-node=1", "--rdzv-backend=rust-c10d", f"--rdzv-conf=agent={whose}", FAMILY, "--until", done]
+        return job.start([sys.executable, "-m", module, *map(str, args)], name=name)
 
     nodes = [start("one"), start("two")]
     for node in nodes:

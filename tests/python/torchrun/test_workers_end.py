@@ -13,7 +13,7 @@ from .conftest import FAMILY, Start, place
 pytestmark = [
     pytest.mark.torchrun,
     pytest.mark.timeout(240),
-    pytest.mark.parametrize("agent", ["rust"], indirect=True),
+    pytest.mark.parametrize("agent", ["rust", "run"], indirect=True),
 ]
 
 

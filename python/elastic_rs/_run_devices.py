@@ -1,0 +1,76 @@
+"""``--nproc-per-node=gpu`` and its like: how many devices this node has.
+
+NVIDIA's are counted here, without torch. What only PyTorch knows is asked of it in a process of its own, so that the
+agent stays small.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from elastic_rs import _elastic_rs
+from elastic_rs._run_flags import UsageError
+
+__all__ = ["count_of"]
+
+FLAG = "--nproc-per-node"
+# Of accelerators that NVIDIA's driver does not know: AMD's, Intel's, and what the kernel calls so.
+OTHERS = ("/dev/kfd", "/dev/dri/renderD128", "/dev/accel", "/dev/davinci0")
+# PyTorch and a driver that has slept take a while; a device that hangs takes for ever.
+ASK_S = 120.0
+ASK = "import sys; from torch.distributed.run import determine_local_world_size as ask; print(ask(sys.argv[1]))"
+
+
+def count_of(kind: str) -> int:
+    """Say how many devices of a kind there are, as torchrun does.
+
+    Raises:
+        UsageError: there is none, or nobody knows what the kind is.
+    """
+    if kind == "cpu":
+        return _cpus()
+    if kind in {"gpu", "auto"}:
+        return _gpus(kind)
+    if kind.isidentifier():
+        return _ask_torch(kind)  # `xpu`, or a backend of somebody else's that PyTorch has been taught
+    raise UsageError(f"{FLAG} is `{kind}`, must be a number, auto, cpu, gpu or xpu")
+
+
+def _gpus(kind: str) -> int:
+    try:
+        count = _elastic_rs.visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        why = f"CUDA_VISIBLE_DEVICES is `{os.environ.get('CUDA_VISIBLE_DEVICES', '')}`" if count == 0 else ""
+    except RuntimeError as error:
+        count, why = 0, str(error)
+    if count > 0:
+        return count
+    if any(os.path.exists(path) for path in OTHERS):  # noqa: PTH110 - pathlib costs more than all else here
+        try:
+            return _ask_torch(kind)
+        except UsageError:
+            if kind == "gpu":
+                raise
+    if kind == "auto":
+        return _cpus()
+    raise UsageError(
+        f"{FLAG} is `gpu`, but Cuda is not available: {why}. Give a number, or auto for one worker for each CPU then"
+    )
+
+
+def _ask_torch(kind: str) -> int:
+    try:
+        told = subprocess.run(
+            [sys.executable, "-c", ASK, kind], check=False, capture_output=True, text=True, timeout=ASK_S
+        )
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"{FLAG} is `{kind}`: PyTorch has not told how many there are in {ASK_S:.0f} s") from None
+    if told.returncode != 0 or not told.stdout.split():
+        said = told.stderr.strip().rpartition("\n")[2] or f"exit code {told.returncode}"
+        raise UsageError(f"{FLAG} is `{kind}`, must be a number, auto, cpu, gpu or xpu; PyTorch says: {said}")
+    return int(told.stdout.split()[-1])
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,341 @@
+"""The flags of ``elastic-run``: torchrun's, with the same spellings, defaults, choices and ``PET_*`` variables.
+
+Nothing of this package's or torch's is imported, so that ``--help`` and errors come at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["UsageError", "parse"]
+
+PROG = "elastic-run"
+
+DESCRIPTION = """\
+Start the workers of a PyTorch job on this node and keep them going: torchrun's command line, without its torch."""
+
+EPILOG = """\
+examples:
+  two workers on this machine
+    elastic-run --standalone --nproc-per-node=2 train.py --lr 0.1
+  one for each GPU, on 2 to 4 nodes: the same on every node, with the address of one of them
+    elastic-run --nnodes=2:4 --nproc-per-node=gpu --max-restarts=3 \\
+        --rdzv-backend=c10d --rdzv-endpoint=node0:29400 --rdzv-id=job42 train.py
+  ranks by hand, on the second of two nodes
+    elastic-run --nnodes=2 --node-rank=1 --master-addr=node0 --master-port=29500 train.py
+  a program that is no Python script; everything it prints to files as well
+    elastic-run --standalone --nproc-per-node=8 --no-python --tee=3 --log-dir=logs ./train --steps 100
+
+Each flag may be written with _ in place of -, and most may be set by a variable: PET_NNODES=2 for --nnodes=2. A flag on
+the command line goes first.
+
+exit codes:
+  0        all workers succeeded, or this node was a spare that was not needed
+  1        the job failed, or this node found no place in it; the message names the first failure
+  2        the command line is not understood
+  128 + n  ended by signal n: 143 for SIGTERM, 130 for SIGINT
+"""
+
+
+class UsageError(ValueError):
+    """The command line asks for what is not allowed. The message names the flag, what was given and what is."""
+
+
+def parse(args: Sequence[str]) -> argparse.Namespace:
+    """Read the command line. ``--help`` and mistakes end the process, as argparse does it.
+
+    Raises:
+        UsageError: a ``PET_*`` variable of a switch is no number, or a flag is unknown.
+    """
+    known, unknown = parser().parse_known_args(args)
+    if unknown:
+        raise UsageError(_unknown(unknown[0].partition("=")[0]))
+    return known
+
+
+def parser() -> argparse.ArgumentParser:
+    """Make the parser. Defaults come from the environment as it is now."""
+    made = _Parser(
+        prog=PROG,
+        usage=f"{PROG} [flags] SCRIPT [the script's arguments]",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=_Help,
+    )
+    _add_size(made.add_argument_group("how many"))
+    _add_rendezvous(made.add_argument_group("how nodes find each other"))
+    _add_static(made.add_argument_group("ranks by hand (--rdzv-backend=static, the default)"))
+    _add_script(made.add_argument_group("what to run"))
+    _add_endings(made.add_argument_group("failures and endings"))
+    _add_logs(made.add_argument_group("what workers print"))
+    _add_devices(made.add_argument_group("devices"))
+    _add_others(made.add_argument_group("compatibility"))
+    made.add_argument("training_script", metavar="SCRIPT", help="the script, module or program that every worker runs")
+    made.add_argument("training_script_args", metavar="...", nargs=argparse.REMAINDER, help="its arguments")
+    return made
+
+
+def _add_size(group: Any) -> None:
+    add = _adder(group)
+    add("--nnodes", default="1:1", metavar="N|MIN:MAX", help="nodes: a number, or a range that the job may grow in (1)")
+    add(
+        "--nproc-per-node",
+        default="1",
+        metavar="N|gpu|auto|cpu|xpu",
+        help="workers on this node: a number, or one for each GPU, XPU or CPU; auto: for each accelerator, if any, "
+        "else for each CPU (1)",
+    )
+
+
+def _add_rendezvous(group: Any) -> None:
+    add = _adder(group)
+    switch = _adder(group, _CheckEnv)
+    switch("--standalone", help="one node, found by nobody else: any free port, and a run id of its own")
+    add(
+        "--rdzv-backend",
+        default="static",
+        help="c10d or rust-c10d, which are the same here (and rust-c10d in torchrun), or static",
+    )
+    add("--rdzv-endpoint", default="", metavar="HOST[:PORT]", help="where: an address of one of the nodes (port 29400)")
+    add("--rdzv-id", default="none", metavar="ID", help="the job's name, the same on every node")
+    add(
+        "--rdzv-conf",
+        default="",
+        metavar="KEY=VALUE,...",
+        help="join_timeout, last_call_timeout and others: docs/rendezvous.md",
+    )
+    add(
+        "--local-addr",
+        default=None,
+        metavar="ADDR",
+        help="the address others use for this node, if not the one they see",
+    )
+
+
+def _add_static(group: Any) -> None:
+    add = _adder(group)
+    add("--node-rank", type=_whole, default=0, metavar="RANK", help="rank of this node, from 0 (0)")
+    add("--master-addr", default="127.0.0.1", metavar="ADDR", help="address of node 0 (127.0.0.1)")
+    add("--master-port", type=_whole, default=None, metavar="PORT", help="a port there that is free (29500)")
+
+
+def _add_script(group: Any) -> None:
+    switch = _adder(group, _CheckEnv)
+    switch("--module", short="-m", help="SCRIPT is a module, run as by python -m")
+    switch("--no-python", help="SCRIPT is a program, run as it is")
+    switch("--run-path", help="SCRIPT is an absolute path, run by runpy.run_path; goes before --no-python")
+
+
+def _add_endings(group: Any) -> None:
+    add = _adder(group)
+    add(
+        "--max-restarts",
+        type=_whole,
+        default=0,
+        metavar="N",
+        help="failures that the job survives, on all nodes together (0)",
+    )
+    add(
+        "--shutdown-timeout",
+        type=_whole,
+        default=None,
+        metavar="SECONDS",
+        help="time between the signal that asks workers to end and SIGKILL (TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30)",
+    )
+    add(
+        "--signals-to-handle",
+        default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        metavar="SIGNAL,...",
+        help="signals that end this node's part and are passed on to its workers (%(default)s)",
+    )
+
+
+def _add_logs(group: Any) -> None:
+    add = _adder(group)
+    add("--log-dir", default=None, metavar="FOLDER", help="where files go (a temporary folder; /dev/null: no files)")
+    add(
+        "--redirects",
+        short="-r",
+        default="0",
+        metavar="STREAMS",
+        help="to files: 1 stdout, 2 stderr, 3 both, or by local rank: 0:3,1:1 (0)",
+    )
+    add("--tee", short="-t", default="0", metavar="STREAMS", help="to files and to the console: as --redirects (0)")
+    add("--local-ranks-filter", default="", metavar="RANK,...", help="local ranks that the console shows (all)")
+    for stream in ("stdout", "stderr"):
+        add(
+            f"--duplicate-{stream}-filters",
+            type=_comma_separated,
+            default=[],
+            metavar="TEXT,...",
+            help=f"teed lines of {stream} that contain one of these go to filtered_{stream}.log too; ,, is a comma",
+        )
+    add(
+        "--log-line-prefix-template",
+        default="",
+        metavar="TEXT",
+        help="put before each teed line; knows ${role_name}, ${rank}, ${local_rank} and ${hostname} "
+        "([${role_name}${local_rank}]:)",
+    )
+
+
+def _add_devices(group: Any) -> None:
+    _adder(group, _CheckEnv)(
+        "--virtual-local-rank", help="each worker sees its own GPU alone, as device 0, and has LOCAL_RANK 0"
+    )
+    _adder(group, None)(
+        "--numa-binding",
+        type=str,
+        choices=["node", "socket", "exclusive", "core-complex"],
+        default=None,
+        help="bind each worker to CPUs near its GPU; PyTorch does it",
+    )
+
+
+def _add_others(group: Any) -> None:
+    add = _adder(group)
+    add("--role", default="default", help="the workers' role, shown in prefixes and ROLE_NAME (default)")
+    add("--monitor-interval", type=_seconds, default=0.1, metavar="SECONDS", help="without effect: nothing is polled")
+    add(
+        "--start-method",
+        default="spawn",
+        choices=["spawn", "fork", "forkserver"],
+        help="without effect: workers are programs",
+    )
+    add(
+        "--event-log-handler", default="null", metavar="NAME", help="of PyTorch's events; another than null needs torch"
+    )
+    plain = _adder(group, None)
+    plain("--logs-specs", type=str, default=None, metavar="NAME", help="a plug-in of torchrun.logs_specs; needs torch")
+    shtab = _shtab()
+    shells = shtab.SUPPORTED_SHELLS if shtab else ["bash", "zsh", "tcsh"]
+    plain(
+        "--print-completion", action=_PrintCompletion, choices=shells, help="print a script for this shell; needs shtab"
+    )
+
+
+class _Env(argparse.Action):
+    """Its default is what ``PET_<DEST>`` holds, as ``torch.distributed.argparse_util.env``."""
+
+    def __init__(self, dest: str, default: Any = None, **kwargs: Any) -> None:
+        super().__init__(dest=dest, default=os.environ.get(f"PET_{dest.upper()}", default), **kwargs)
+
+    def __call__(self, _: Any, namespace: argparse.Namespace, values: Any, __: str | None = None) -> None:
+        setattr(namespace, self.dest, values)
+
+
+class _CheckEnv(argparse.Action):
+    """A switch, on if ``PET_<DEST>`` is a number other than 0, as ``torch.distributed.argparse_util.check_env``."""
+
+    def __init__(self, dest: str, **kwargs: Any) -> None:
+        name = f"PET_{dest.upper()}"
+        given = os.environ.get(name, "0")
+        try:
+            default = bool(int(given))
+        except ValueError:
+            flag = next(flag for flag in kwargs["option_strings"] if flag.startswith("--"))
+            raise UsageError(f"{name} is `{given}`, must be 0 or 1: it stands for {flag}") from None
+        super().__init__(dest=dest, const=True, default=default, nargs=0, **kwargs)
+
+    def __call__(self, _: Any, namespace: argparse.Namespace, __: Any, ___: str | None = None) -> None:
+        setattr(namespace, self.dest, self.const)
+
+
+class _PrintCompletion(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, _: Any, values: Any, option_string: str | None = None) -> None:
+        shtab = _shtab()
+        if shtab is None:
+            parser.exit(1, f"{option_string} requires the 'shtab' package: pip install shtab\n")
+        print(shtab.complete(parser, shell=values))
+        parser.exit()
+
+
+def _shtab() -> Any:
+    """Return the package that makes completions of shells, if it is installed."""
+    try:
+        import shtab  # type: ignore[import-not-found]
+    except ImportError:
+        return None
+    return shtab
+
+
+def _adder(group: Any, action: Any = _Env) -> Callable[..., None]:
+    def add(flag: str, *, short: str | None = None, **kwargs: Any) -> None:
+        names = [name for name in (short, flag) if name]
+        underscored = f"--{flag[2:].replace('-', '_')}"
+        if underscored != flag:
+            names.append(underscored)
+        group.add_argument(*names, **({"action": action} if action else {}) | kwargs)
+
+    return add
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        # argparse calls them by all their spellings: `argument --max-restarts/--max_restarts: …`.
+        what, separator, rest = message.removeprefix("argument ").partition(": ")
+        if separator and message.startswith("argument "):
+            names = what.split("/")
+            message = f"{next((name for name in names if name.startswith('--')), names[0])}: {rest}"
+        elif "SCRIPT" in message:
+            message = f"no script is given; it comes after the flags: {self.usage}"
+        fail(message)
+
+
+def fail(message: str) -> NoReturn:
+    """End the process because of its command line."""
+    sys.stderr.write(f"{PROG}: error: {message}\n{PROG} --help lists all flags\n")
+    raise SystemExit(2)
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Shows one spelling of each flag."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        names = [name for name in action.option_strings if "_" not in name]
+        if not names:
+            return super()._format_action_invocation(action)
+        if action.nargs == 0:
+            return ", ".join(names)
+        value = self._format_args(action, str(action.metavar or action.dest.upper()))
+        if action.choices is not None:
+            value = "|".join(map(str, action.choices))
+        return f"{', '.join(names)} {value}"
+
+
+def _unknown(flag: str) -> str:
+    import difflib
+
+    names = [name for action in parser()._actions for name in action.option_strings]  # noqa: SLF001 - no other way
+    near = difflib.get_close_matches(flag, names, n=1)
+    hint = f"did you mean `{near[0]}`?" if near else "flags of the script come after it"
+    return f"unknown flag `{flag}`: {hint}"
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a whole number") from None
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number of seconds") from None
+
+
+def _comma_separated(text: str) -> list[str]:
+    # Two commas are one that separates nothing.
+    placeholder = "\0"
+    return [item.replace(placeholder, ",") for item in text.replace(",,", placeholder).split(",")]

@@ -1,0 +1,265 @@
+"""What the command line of ``elastic-run`` means: checked, and with torchrun's defaults filled in.
+
+Facts: ``config_from_args`` and ``run`` in ``torch/distributed/run.py``, ``LaunchConfig`` in
+``distributed/launcher/api.py`` (2.15).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from elastic_rs import _elastic_rs
+from elastic_rs._config import RendezvousConfig, parse_conf, parse_endpoint
+from elastic_rs._run_flags import UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["Rendezvous", "is_alone", "launch_options_of", "nodes_of", "rendezvous_of", "why_torch"]
+
+DEFAULT_PORT = 29400
+"""Port of an endpoint that names none."""
+STATIC_PORT = 29500
+STATIC_TIMEOUT_S = 900.0
+"""How long torchrun waits for the nodes of a job with ranks by hand."""
+BACKENDS = ("c10d", "rust-c10d", "static")
+MAX_NODES = 2**32 - 1
+MAX_WORKERS = 65_535
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where and how nodes meet."""
+
+    run_id: str
+    host: str
+    port: int
+    nodes: tuple[int, int]
+    """Fewest and most."""
+    config: RendezvousConfig
+    fixed: bool
+    """Ranks are those of ``--node-rank``, and the workers' master is this endpoint."""
+
+
+def nodes_of(text: str) -> tuple[int, int]:
+    """Read ``--nnodes``: fewest and most."""
+    found = re.fullmatch(r"\s*(\d+)\s*(?::\s*(\d+)\s*)?", text)
+    fewest, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 0 < fewest <= most <= MAX_NODES:
+        raise UsageError(f"--nnodes is `{text}`, must be a number from 1, or MIN:MAX with MIN not above MAX")
+    return fewest, most
+
+
+def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
+    """Read what says where and how nodes meet."""
+    nodes = nodes_of(args.nnodes)
+    if args.rdzv_backend not in BACKENDS and not args.standalone:
+        raise UsageError(_unknown_backend(args.rdzv_backend))
+    try:
+        conf = parse_conf(args.rdzv_conf)
+        config = RendezvousConfig.from_mapping(conf)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if config.agent != "rust":
+        raise UsageError(
+            "--rdzv-conf agent is `torch`, must be `rust` here: torchrun can run PyTorch's agent, this cannot"
+        )
+    if is_alone(args, nodes):
+        if nodes[0] > 1:
+            raise UsageError(
+                f"--standalone is given and --nnodes is `{args.nnodes}`, must be 1: others cannot find this node"
+            )
+        import uuid
+
+        return Rendezvous(str(uuid.uuid4()), "localhost", 0, nodes, config, fixed=False)
+    if not args.rdzv_id:
+        raise UsageError("--rdzv-id is empty, must be the job's name, the same on every node")
+    try:
+        _elastic_rs.validate_run_id(args.rdzv_id)
+    except ValueError as error:
+        raise UsageError(f"--rdzv-id: {error}") from None
+    if args.rdzv_backend == "static":
+        if not {"timeout", "join_timeout"} & conf.keys():
+            config = replace(config, join_timeout=STATIC_TIMEOUT_S)
+        return _static(args, nodes[1], config)
+    # Where nobody else has to find it any port will do; else a second job of one node would meet the first.
+    any_port = not args.rdzv_endpoint and nodes[1] == 1 and config.is_host is not False
+    try:
+        host, port = parse_endpoint(args.rdzv_endpoint, 0 if any_port else DEFAULT_PORT)
+    except ValueError as error:
+        raise UsageError(f"--rdzv-endpoint: {error}") from None
+    return Rendezvous(args.rdzv_id, host, port, nodes, config, fixed=False)
+
+
+def is_alone(args: argparse.Namespace, nodes: tuple[int, int]) -> bool:
+    """Whether nobody else is to find this node: any free port will do, and nobody needs to know the run's id."""
+    static = args.rdzv_backend == "static" and not args.rdzv_endpoint and args.master_port is None
+    return args.standalone or (static and nodes[1] == 1)
+
+
+def _static(args: argparse.Namespace, count: int, config: RendezvousConfig) -> Rendezvous:
+    # torchrun takes the most for the number of nodes.
+    rank = args.node_rank
+    if not 0 <= rank < count:
+        raise UsageError(f"--node-rank is `{rank}`, must be from 0 to {count - 1}, since --nnodes is `{args.nnodes}`")
+    master_port = STATIC_PORT if args.master_port is None else args.master_port
+    endpoint = args.rdzv_endpoint or f"{args.master_addr}:{master_port}"
+    flag = "--rdzv-endpoint" if args.rdzv_endpoint else "--master-addr and --master-port"
+    try:
+        host, port = parse_endpoint(endpoint, None)
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None
+    if port == 0 and count > 1:
+        raise UsageError(f"{flag}: the port is `0`, must be one that the other nodes can know")
+    is_host = rank == 0 if config.is_host is None else config.is_host
+    config = replace(config, node_rank=rank, is_host=is_host)
+    return Rendezvous(args.rdzv_id, host, port, (count, count), config, fixed=True)
+
+
+def _unknown_backend(name: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, BACKENDS, n=1)
+    hint = f"; did you mean `{near[0]}`?" if near else "; torchrun knows PyTorch's others"
+    return f"--rdzv-backend is `{name}`, must be c10d or rust-c10d, which are the same here, or static{hint}"
+
+
+def workers_of(text: str) -> int:
+    """Read ``--nproc-per-node``: how many workers this node has."""
+    try:
+        count = int(text)
+    except ValueError:
+        from elastic_rs._run_devices import count_of
+
+        return count_of(text)
+    if not 0 < count <= MAX_WORKERS:
+        raise UsageError(f"--nproc-per-node is `{text}`, must be from 1 to {MAX_WORKERS}, or auto, cpu, gpu, xpu")
+    return count
+
+
+def launch_options_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Read what no rendezvous concerns, as ``_elastic_rs.launch`` takes it."""
+    if args.max_restarts < 0:
+        raise UsageError(f"--max-restarts is `{args.max_restarts}`, must be zero or more")
+    entrypoint, command = command_of(args)
+    return {
+        "entrypoint": entrypoint,
+        "command": command,
+        "role": args.role,
+        "max_restarts": args.max_restarts,
+        "grace_s": grace_of(args),
+        "uninterruptible_sleep_s": _sleep_limit_s(),
+        "virtual_local_rank": args.virtual_local_rank,
+        "signals": signals_of(args.signals_to_handle),
+        **log_options_of(args),
+        # Last, since PyTorch may have to be asked.
+        "local_world_size": workers_of(args.nproc_per_node),
+    }
+
+
+def command_of(args: argparse.Namespace) -> tuple[str, list[str]]:
+    """Say what the report calls the workers, and what each of them executes."""
+    script, rest = args.training_script, args.training_script_args
+    python = os.getenv("PYTHON_EXEC", sys.executable)
+    if args.run_path:
+        return script, [sys.executable, "-u", "-m", "elastic_rs._run_path", script, *rest]
+    if args.no_python:
+        if args.module:
+            raise UsageError("--no-python and --module are given, must be one of them at most: a program is no module")
+        return script, [script, *rest]
+    # As torch names it: a Python of the user's own is the program, and the script one of its arguments.
+    entrypoint = script if python == sys.executable else python
+    return entrypoint, [python, "-u", *(["-m"] if args.module else []), script, *rest]
+
+
+def signals_of(text: str) -> list[int]:
+    """Read ``--signals-to-handle``."""
+    numbers = []
+    for name in text.split(","):
+        known = getattr(signal.Signals, name.strip(), None)
+        if known is None:
+            raise UsageError(
+                f"--signals-to-handle has `{name.strip()}`, must be names such as SIGTERM,SIGUSR1{_near(name)}"
+            )
+        if known in {signal.SIGKILL, signal.SIGSTOP}:
+            raise UsageError(f"--signals-to-handle has `{name.strip()}`, which the kernel lets nobody handle")
+        numbers.append(int(known))
+    return numbers
+
+
+def _near(name: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name.strip().upper(), [known.name for known in signal.Signals], n=1)
+    return f"; did you mean `{near[0]}`?" if near else ""
+
+
+def log_options_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Read what says where workers' output goes, as ``_elastic_rs.launch`` takes it."""
+    for flag, text in (("--redirects", args.redirects), ("--tee", args.tee)):
+        if not re.fullmatch(r"[0-3]|\d+:[0-3](,\d+:[0-3])*", text, re.ASCII):
+            raise UsageError(
+                f"{flag} is `{text}`, must be 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or such a digit for each "
+                "local rank: 0:3,1:1"
+            )
+    ranks = None
+    if args.local_ranks_filter:
+        if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", args.local_ranks_filter, re.ASCII):
+            raise UsageError(f"--local-ranks-filter is `{args.local_ranks_filter}`, must be local ranks: 0,1,2")
+        ranks = [int(rank) for rank in args.local_ranks_filter.split(",")]
+    log_dir = args.log_dir or None
+    if log_dir not in {None, os.devnull}:
+        try:
+            os.makedirs(log_dir, exist_ok=True)  # noqa: PTH103 - pathlib costs more than all else here
+        except OSError as error:
+            raise UsageError(f"--log-dir is `{log_dir}`, must be a folder, or what can be made one: {error}") from None
+    return {
+        "redirects": args.redirects,
+        "tee": args.tee,
+        "shown_ranks": ranks,
+        "log_dir": log_dir,
+        "log_files": log_dir != os.devnull,
+        "stdout_filters": args.duplicate_stdout_filters,
+        "stderr_filters": args.duplicate_stderr_filters,
+        "prefix": args.log_line_prefix_template or os.getenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None,
+    }
+
+
+def grace_of(args: argparse.Namespace) -> int:
+    """Read ``--shutdown-timeout``, in seconds."""
+    name, given = "--shutdown-timeout", args.shutdown_timeout
+    if given is None:
+        name, given = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")
+    try:
+        seconds = int(given)
+    except ValueError:
+        seconds = -1
+    if seconds < 0:
+        raise UsageError(f"{name} is `{given}`, must be a whole number of seconds, zero or more")
+    return seconds
+
+
+def why_torch(args: argparse.Namespace) -> str | None:
+    """Say what is asked for that only PyTorch can do, if anything is."""
+    if args.logs_specs is not None:
+        return "--logs-specs"
+    if args.event_log_handler != "null":
+        return "--event-log-handler"
+    if args.numa_binding is not None:
+        return "--numa-binding"
+    if os.getenv("TORCHELASTIC_ENABLE_FILE_TIMER") == "1":
+        return "TORCHELASTIC_ENABLE_FILE_TIMER"
+    return None
+
+
+def _sleep_limit_s() -> float:
+    """Return how long a worker may sleep uninterruptibly. 0 is for ever; so is what is no number, as with PyTorch."""
+    try:
+        return max(0.0, float(os.environ.get("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "")))
+    except ValueError:
+        return 0.0

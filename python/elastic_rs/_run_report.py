@@ -1,0 +1,125 @@
+"""What ``elastic-run`` says of a job that has failed, and hands to whoever started it.
+
+Text and files are those of torchrun, which come from ``ChildFailedError``, ``ProcessFailure`` and ``@record`` in
+``torch/distributed/elastic/multiprocessing/errors`` (2.15). Loaded after a failure alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elastic_rs._failures import NOT_AVAILABLE, failures_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elastic_rs._elastic_rs import Launched
+
+__all__ = ["hand_up", "report", "root_cause"]
+
+WIDEST = 60
+NO_TRACEBACK = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
+
+
+class Failure:
+    """A failed worker: PyTorch's ``ProcessFailure``."""
+
+    def __init__(self, local_rank: int, pid: int, exitcode: int, error_file: str) -> None:
+        self.local_rank = local_rank
+        self.pid = pid
+        self.exitcode = exitcode
+        self.error_file = error_file
+        self.timestamp = int(time.time())
+        self.message: Any = ""
+        self.error_file_data: Any = None
+        try:
+            self.error_file_data = data = json.loads(Path(error_file).read_text(encoding="utf-8"))
+            self.message = data["message"]
+            self.timestamp = int(_recorded_at(data))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            self.error_file = NOT_AVAILABLE
+        if not self.message and exitcode < 0:
+            self.message = f"Signal {-exitcode} ({self.signal_name}) received by PID {pid}"
+        self.message = self.message or NO_TRACEBACK
+
+    @property
+    def signal_name(self) -> str:
+        """The name of the signal that ended it, if one did."""
+        try:
+            return signal.Signals(-self.exitcode).name
+        except ValueError:
+            return NOT_AVAILABLE
+
+    @property
+    def text(self) -> str:
+        """What it said, with its traceback if it has recorded one."""
+        message = self.message
+        if isinstance(message, dict):
+            message = message.get("extraInfo", {}).get("py_callstack", message.get("message", NOT_AVAILABLE))
+            message = message.replace("\n", "\n  ")
+        return str(message)
+
+
+def _recorded_at(data: Any) -> Any:
+    message = data["message"]
+    return data.get("timestamp", 0) if isinstance(message, str) else message["extraInfo"]["timestamp"]
+
+
+def failures(launched: Launched) -> dict[int, Failure]:
+    """Return all failures by global rank, what began it first."""
+    return failures_of(
+        launched.failure, launched.exits, launched.first_rank, launched.error_files, launched.reason, make=Failure
+    )
+
+
+def root_cause(found: Mapping[int, Failure]) -> int:
+    """Return the global rank of what began it."""
+    return min(found, key=lambda rank: found[rank].timestamp)
+
+
+def report(entrypoint: str, found: Mapping[int, Failure]) -> str:
+    """Return the final report."""
+    host, root = socket.getfqdn(), root_cause(found)
+    title = f"{entrypoint} FAILED"
+    texts = {rank: _one(number, rank, failure, host) for number, (rank, failure) in enumerate(found.items())}
+    lines = [line for text in texts.values() for line in text.split("\n")]
+    width = min(max(map(len, [title, *lines])), WIDEST)
+    others = "\n".join(text for rank, text in texts.items() if rank != root) or "  <NO_OTHER_FAILURES>"
+    edge, section = "=" * width, "-" * width
+    first = "Root Cause (first observed failure):"
+    # Where a log is searched for the name of torchrun's exception, it is found.
+    error = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
+    return "\n".join([error, edge, title, section, "Failures:", others, section, first, texts[root], edge])
+
+
+def _one(number: int, rank: int, failure: Failure, host: str) -> str:
+    ended_by = f"({failure.signal_name})" if failure.signal_name != NOT_AVAILABLE else ""
+    ended_by = f" {ended_by}" if ended_by else ""
+    return (
+        f"[{number}]:\n"
+        f"  time      : {datetime.fromtimestamp(failure.timestamp).isoformat(sep='_')}\n"  # noqa: DTZ006 - as torch's
+        f"  host      : {host}\n"
+        f"  rank      : {rank} (local_rank: {failure.local_rank})\n"
+        f"  exitcode  : {failure.exitcode} (pid: {failure.pid}) {ended_by}\n"
+        f"  error_file: {failure.error_file}\n"
+        f"  traceback : {failure.text}"
+    )
+
+
+def hand_up(failure: Failure) -> None:
+    """Copy what a failure has recorded to this process's own error file, if whoever started it has named one."""
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not file or failure.error_file == NOT_AVAILABLE:
+        return
+    data = failure.error_file_data
+    # What ended it by a signal could not write how it ended.
+    if failure.exitcode and isinstance(data.get("message"), dict):
+        data["message"]["errorCode"] = failure.exitcode
+    Path(file).write_text(json.dumps(data), encoding="utf-8")

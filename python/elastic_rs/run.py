@@ -1,0 +1,169 @@
+"""``elastic-run``: torchrun's command line, without torch. Also ``python -m elastic_rs.run``.
+
+The core runs the agent (``src/launch``); this module reads the command line for it and says how it ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from elastic_rs._run_flags import PROG, UsageError, fail, parse
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from elastic_rs._elastic_rs import Launched
+    from elastic_rs._run_options import Rendezvous
+
+__all__ = ["main"]
+
+logger = logging.getLogger("elastic_rs.run")
+
+FAILED = 1
+INTERRUPTED = 130
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the workers of one node until the job has ended, and return the exit code.
+
+    Call it in the main thread. A command line that is not understood ends the process with 2.
+
+    Args:
+        args: the command line; that of this process if None.
+    """
+    argv = sys.argv[1:] if args is None else list(args)
+    try:
+        return _run(argv)
+    except UsageError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        # Before the core takes signals, or once it has let go of them.
+        return INTERRUPTED
+
+
+def _run(argv: Sequence[str]) -> int:
+    args = parse(argv)
+    # Not before: `--help` needs none of it.
+    from elastic_rs import _run_options
+    from elastic_rs._plugin import show_logs_if_asked
+
+    show_logs_if_asked()
+    if why := _run_options.why_torch(args):
+        from elastic_rs._run_torch import hand_over
+
+        hand_over(argv, why)
+        return 0
+    meeting = _run_options.rendezvous_of(args)
+    settings = _run_options.launch_options_of(args)
+    _prepare_environment(args, settings["local_world_size"])
+    return _take_part(meeting, args.local_addr, settings)
+
+
+def _take_part(meeting: Rendezvous, local_addr: str | None, settings: dict[str, Any]) -> int:
+    """Meet the other nodes, run the workers, and return the exit code. ``settings`` are what no rendezvous concerns."""
+    from elastic_rs import _elastic_rs
+    from elastic_rs._node import claim, open_session
+
+    config, where = meeting.config, f"{meeting.host}:{meeting.port}"
+    name = f"{os.uname().nodename}:{os.getpid()}"
+    try:
+        host, why_not_host = claim(meeting.host, meeting.port, config)
+    except OSError as error:
+        return _cannot(
+            "RendezvousConnectionError", f"cannot host the coordinator at {where}: {error.strerror or error}"
+        )
+    port = meeting.port if host is None else host.port
+    job_counts = config.restart_budget == "job"
+    session = open_session(
+        config,
+        endpoint=(meeting.host, port),
+        run_id=meeting.run_id,
+        name=name,
+        local_addr=local_addr,
+        nodes=meeting.nodes,
+        max_restarts=settings["max_restarts"] if job_counts else None,
+        ranks_as_asked=meeting.fixed,
+    )
+    try:
+        launched = _elastic_rs.launch(
+            session,
+            host,
+            name=name,
+            run_id=meeting.run_id,
+            restarts_left=None if job_counts else settings["max_restarts"],
+            node_rank=config.node_rank,
+            join_timeout_s=config.join_timeout,
+            close_timeout_s=config.close_timeout,
+            drain_timeout_s=config.drain_timeout,
+            local_addr=local_addr,
+            fixed_master=(meeting.host, port) if meeting.fixed else None,
+            # As PyTorch's `static` and `c10d` have it.
+            use_agent_store=meeting.fixed or os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1",
+            **settings,
+        )
+    except RuntimeError as error:
+        return _cannot("RuntimeError", str(error))
+    finally:
+        if host is not None:
+            host.stop()
+    return _told(launched, settings["entrypoint"], why_not_host)
+
+
+def _prepare_environment(args: argparse.Namespace, count: int) -> None:
+    """Set what torchrun sets in its own environment, and its workers inherit."""
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = args.signals_to_handle
+    if "OMP_NUM_THREADS" not in os.environ and count > 1:
+        logger.warning(
+            "OMP_NUM_THREADS is not set: each of the %d workers gets OMP_NUM_THREADS=1, so that they do not overload "
+            "this machine; set it to what suits your program",
+            count,
+        )
+        os.environ["OMP_NUM_THREADS"] = "1"
+    if args.node_rank != 0 and args.rdzv_backend != "static":
+        logger.warning(
+            "--node-rank is `%d` and has no effect with --rdzv-backend=%s; --rdzv-conf node_rank=%d asks for a rank",
+            args.node_rank,
+            args.rdzv_backend,
+            args.node_rank,
+        )
+
+
+def _told(launched: Launched, entrypoint: str, why_not_host: str) -> int:
+    """Say how it ended, and return the exit code."""
+    match launched.outcome:
+        case "succeeded":
+            return 0
+        case "not_needed":
+            logger.info("this node was a spare, and the job ended without needing it")
+            return 0
+        case "signal":
+            return 128 + (launched.signal or 0)
+        case "failed":
+            from elastic_rs import _run_report
+
+            found = _run_report.failures(launched)
+            sys.stderr.write(f"{_run_report.report(entrypoint, found)}\n")
+            _run_report.hand_up(found[_run_report.root_cause(found)])
+            return FAILED
+        case _:
+            text = launched.reason or "this node found no place in the job"
+            if launched.error == "RendezvousConnectionError" and why_not_host:
+                text += f"; this process did not host the coordinator itself: {why_not_host}"
+            return _cannot(launched.error or "RuntimeError", text)
+
+
+def _cannot(kind: str, text: str) -> int:
+    """Say why this node cannot go on, with the exception that says it in torchrun."""
+    from elastic_rs._run_path import record
+
+    record(f"{kind}: {text}", "")
+    sys.stderr.write(f"{PROG}: error: {kind}: {text}\n")
+    return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,338 @@
+//! One node of a job at work: carries out what the agent's [`Runner`] asks for, until it has ended.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::ffi::OsString;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::task::spawn_blocking;
+
+use super::job::{Fixed, Job, LogFolder};
+use super::signals::Receiver;
+use crate::agent::Outcome;
+use crate::agent::crew::Crew;
+use crate::agent::runner::{Runner, Started, Step};
+use crate::host::Sessions;
+use crate::process::{AttemptFolder, Consoles, Exited, Group, LogFolders};
+use crate::rendezvous::message::{JoinWorkers, Placement, Verdict};
+use crate::rendezvous::node::JoinError;
+use crate::rendezvous::session::Session;
+use crate::store::listen::{bind, bind_wildcard};
+use crate::store::server::{ServerOptions, StoreServer};
+
+/// How it ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Why.
+    pub outcome: Outcome,
+    /// How the workers of the last round ended, in that order.
+    pub exits: Vec<Exited>,
+    /// Global rank of the last round's first worker.
+    pub first_rank: u32,
+    /// Where the workers of the last round may have recorded exceptions, by local rank.
+    pub error_files: BTreeMap<u32, PathBuf>,
+}
+
+/// This node cannot go on, for a reason that concerns no other.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct LaunchError(String);
+
+/// Runs the workers of every round until the job, or this node's part, has ended. `host` are the sessions of the coordinator,
+/// if this process is its host: it stays for them at the end. Nothing is left of the workers when this returns.
+///
+/// Needs the whole runtime: dropping the future kills workers without waiting for their ends.
+///
+/// # Errors
+/// [`LaunchError`]; the others go on without this node.
+pub async fn run(
+    job: Job,
+    session: Arc<Session>,
+    host: Option<Sessions>,
+    signals: Receiver,
+) -> Result<Ended, LaunchError> {
+    let mut node = Node::new(job, session, host, signals);
+    let ended = node.work().await;
+    if let Err(LaunchError(reason)) = &ended {
+        node.runner.close().await;
+        node.farewell(None, reason).await;
+    }
+    ended
+}
+
+struct Node {
+    job: Job,
+    session: Arc<Session>,
+    host: Option<Sessions>,
+    signals: Receiver,
+    runner: Runner,
+    /// Of this process: what workers inherit.
+    env: BTreeMap<OsString, OsString>,
+    folders: Option<Arc<LogFolders>>,
+    /// The round's, if this node has rank 0.
+    store: Option<StoreServer>,
+    first_rank: u32,
+    error_files: BTreeMap<u32, PathBuf>,
+}
+
+impl Node {
+    fn new(job: Job, session: Arc<Session>, host: Option<Sessions>, signals: Receiver) -> Self {
+        let (name, workers) = (job.name.clone(), &job.workers);
+        let (run_id, role) = (workers.run_id.clone(), workers.role.clone());
+        let mut runner = Runner::new(job.policy(), name, run_id, role, Some(Arc::clone(&session)));
+        runner.limit_uninterruptible_sleep(job.uninterruptible_sleep);
+        Self {
+            job,
+            session,
+            host,
+            signals,
+            runner,
+            env: env::vars_os().collect(),
+            folders: None,
+            store: None,
+            first_rank: 0,
+            error_files: BTreeMap::new(),
+        }
+    }
+
+    async fn work(&mut self) -> Result<Ended, LaunchError> {
+        loop {
+            let step = tokio::select! {
+                biased;
+                signal = self.signals.next() => {
+                    self.runner.signal(signal);
+                    continue;
+                }
+                step = self.runner.next() => step,
+            };
+            match step {
+                Step::Join => self.join().await?,
+                Step::Start(placement) => self.start(*placement).await?,
+                // The session waits for the other nodes, and programs are reaped by their guards.
+                Step::Barrier => self.runner.all_done(),
+                Step::Reap { .. } => {
+                    return Err(LaunchError("a worker is a function, which nobody here can reap".into()));
+                }
+                Step::End(outcome) => return Ok(self.end(*outcome).await),
+            }
+        }
+    }
+
+    async fn join(&mut self) -> Result<(), LaunchError> {
+        let began = Instant::now();
+        // Every round has an empty store of its own: no key of an earlier attempt can be read.
+        let store = match listen(self.job.local_addr.as_deref()) {
+            Ok(store) => store,
+            Err(error) => {
+                self.runner.no_place(JoinError::Connection(format!("cannot listen for workers: {error}")));
+                return Ok(());
+            }
+        };
+        let Job { node_rank, join_timeout, .. } = self.job;
+        let workers =
+            JoinWorkers { role: self.job.workers.role.clone(), local_world_size: self.job.workers.local_world_size };
+        let placement = tokio::select! {
+            biased;
+            signal = self.signals.next() => {
+                self.runner.signal(signal);
+                return Ok(());
+            }
+            placed = self.session.join(store.port(), node_rank, Some(workers), join_timeout) => match placed {
+                Ok(placement) => placement,
+                Err(error) => {
+                    self.runner.no_place(error);
+                    return Ok(());
+                }
+            },
+        };
+        self.check_rank(&placement)?;
+        let serves = placement.rank == 0 && self.job.workers.use_agent_store && self.job.fixed.is_none();
+        self.store = serves.then_some(store); // the one before ends here
+        self.tell_place(&placement, began.elapsed());
+        self.runner.placed(placement);
+        Ok(())
+    }
+
+    /// With fixed ranks nobody else may have this node's.
+    fn check_rank(&self, placement: &Placement) -> Result<(), LaunchError> {
+        match self.job.node_rank {
+            Some(asked) if self.job.fixed.is_some() && asked != placement.rank => Err(LaunchError(format!(
+                "--node-rank is `{asked}`, but this is number {} of {} nodes by rank: give each node another rank, from 0 to {}",
+                placement.rank,
+                placement.world_size,
+                placement.world_size - 1
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    fn tell_place(&self, placement: &Placement, after: Duration) {
+        let Placement { round, rank, world_size, master_addr, master_port, reason, .. } = placement;
+        let (run_id, addr, after) = (&self.job.workers.run_id, self.addr(), after.as_secs_f64());
+        tracing::info!(
+            target: "elastic_rs::rendezvous",
+            "[{run_id}] {addr}: round {round}: rank {rank} of {world_size}, master {master_addr}:{master_port}, \
+             after {after:.1} s: {reason}"
+        );
+    }
+
+    async fn start(&mut self, placement: Placement) -> Result<(), LaunchError> {
+        self.first_rank = placement.workers.map_or(0, |ranks| ranks.first_rank);
+        self.error_files.clear();
+        let attempt = match self.attempt(placement.round.0).await {
+            Ok(attempt) => attempt,
+            Err(error) => {
+                self.runner.not_started(0, self.first_rank, &error.to_string());
+                return Ok(());
+            }
+        };
+        let restarts = self.restarts(&placement);
+        let specs = self.job.workers(&placement, restarts, attempt.as_ref(), &self.env).map_err(LaunchError)?;
+        if let Some(attempt) = &attempt {
+            self.error_files =
+                specs.iter().map(|spec| (spec.local_rank, attempt.error_file(spec.local_rank))).collect();
+        }
+        let consoles = Consoles::own().map_err(|error| LaunchError(format!("no console: {error}")))?;
+        let started = tokio::select! {
+            biased;
+            signal = self.signals.next() => {
+                self.runner.signal(signal);
+                return Ok(());
+            }
+            started = Group::start(specs, self.job.filters(attempt.as_ref()), consoles) => started,
+        };
+        match started {
+            Ok(group) => {
+                self.tell_start(&placement, restarts, &group);
+                let started = Started { error_files: self.error_files.clone(), first_rank: self.first_rank };
+                self.runner.started(Crew::Spawned(Box::new(group)), started);
+            }
+            Err(error) => self.runner.not_started(error.local_rank, self.first_rank, &error.to_string()),
+        }
+        Ok(())
+    }
+
+    /// What workers are told. Where one store serves all rounds, PyTorch's workers keep their keys apart by this number
+    /// (`torch/distributed/rendezvous.py`), so it has to be another in each.
+    fn restarts(&self, placement: &Placement) -> u32 {
+        match self.job.fixed {
+            Some(Fixed { .. }) => u32::try_from(placement.round.0.saturating_sub(1)).unwrap_or(u32::MAX),
+            None => self.runner.restarts(),
+        }
+    }
+
+    /// The folder of a round's logs, if there is to be one. File systems may hang.
+    async fn attempt(&mut self, round: u64) -> io::Result<Option<AttemptFolder>> {
+        let log_dir = match &self.job.log_folder {
+            LogFolder::Nowhere => return Ok(None),
+            LogFolder::Temporary => None,
+            LogFolder::In(folder) => Some(folder.clone()),
+        };
+        let (known, workers) = (self.folders.clone(), &self.job.workers);
+        let (run_id, count) = (workers.run_id.clone(), workers.local_world_size);
+        let made = spawn_blocking(move || {
+            let folders = match known {
+                Some(folders) => folders,
+                None => Arc::new(LogFolders::create(log_dir.as_deref(), &run_id)?),
+            };
+            let attempt = folders.attempt(round.saturating_sub(1), count)?;
+            Ok::<_, io::Error>((folders, attempt))
+        });
+        let (folders, attempt) = made.await.map_err(io::Error::other)??;
+        self.folders = Some(folders);
+        Ok(Some(attempt))
+    }
+
+    fn tell_start(&self, placement: &Placement, restarts: u32, group: &Group) {
+        let Some(ranks) = placement.workers else { return };
+        let Job { entrypoint, workers, .. } = &self.job;
+        let last = ranks.first_rank + workers.local_world_size - 1;
+        let pids: Vec<String> = group.pids().values().map(u32::to_string).collect();
+        tracing::info!(
+            target: "elastic_rs::agent",
+            "[{}] round {}, node rank {}: {entrypoint} runs as rank {} to {last} of {}, role {}, restart {restarts} of {}; \
+             pids {}",
+            workers.run_id,
+            placement.round,
+            placement.rank,
+            ranks.first_rank,
+            ranks.world_size,
+            workers.role,
+            workers.max_restarts,
+            pids.join(", "),
+        );
+    }
+
+    async fn end(&mut self, outcome: Outcome) -> Ended {
+        let by = format!("{} ({})", self.addr(), self.job.name);
+        let (verdict, reason) = match &outcome {
+            Outcome::Succeeded | Outcome::NotNeeded => (Some(Verdict::Succeeded { by }), "the job is over".to_owned()),
+            Outcome::Failed { cause, reason } => {
+                let verdict = Verdict::Failed { by, cause: reason.clone(), failure: cause.clone() };
+                (Some(verdict), "its workers failed".to_owned())
+            }
+            Outcome::NoPlace(error) => (None, error.to_string()),
+            Outcome::Signal(_) => (None, "its process ended".to_owned()),
+        };
+        self.farewell(verdict, &reason).await;
+        if outcome == Outcome::Succeeded {
+            self.remove_folders();
+        }
+        Ended {
+            outcome,
+            exits: self.runner.exits().to_vec(),
+            first_rank: self.first_rank,
+            error_files: std::mem::take(&mut self.error_files),
+        }
+    }
+
+    /// Tell the others, and stay for those whom this process serves. A signal ends the wait.
+    async fn farewell(&mut self, verdict: Option<Verdict>, reason: &str) {
+        if let Some(verdict) = verdict {
+            self.session.close(verdict);
+        }
+        let Job { close_timeout, drain_timeout, .. } = self.job;
+        let (session, store, host) = (&self.session, self.store.take(), self.host.clone());
+        let farewell = async {
+            session.leave(reason.to_owned(), close_timeout).await;
+            // Clients that are still reading when their server vanishes print stack traces.
+            if let Some(store) = store {
+                let _ = spawn_blocking(move || store.drain(drain_timeout)).await;
+            }
+            if let Some(host) = host {
+                host.ended(drain_timeout).await;
+            }
+        };
+        tokio::select! {
+            () = farewell => {}
+            _ = self.signals.next() => {}
+        }
+    }
+
+    fn remove_folders(&self) {
+        let Some(folders) = &self.folders else { return };
+        if let Err(error) = folders.remove_if_temporary() {
+            tracing::warn!("{error}");
+        }
+    }
+
+    fn addr(&self) -> String {
+        let addr = self.session.view().addr.or_else(|| self.job.local_addr.clone());
+        addr.unwrap_or_else(|| self.job.name.clone())
+    }
+}
+
+/// An empty store for the next generation of workers: on this node's own address, if that can be bound.
+fn listen(local_addr: Option<&str>) -> io::Result<StoreServer> {
+    // A name, or an address that is another's view of this machine (NAT), cannot: others know how to get here.
+    let own = local_addr.and_then(|addr| addr.parse::<IpAddr>().ok()).and_then(|ip| bind(SocketAddr::new(ip, 0)).ok());
+    let listener = match own {
+        Some(listener) => listener,
+        None => bind_wildcard(0).map_err(|error| io::Error::other(error.to_string()))?,
+    };
+    StoreServer::start(vec![listener], ServerOptions::default())
+}

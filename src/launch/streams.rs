@@ -1,0 +1,89 @@
+//! Where the output of each worker goes: the rules of `DefaultLogsSpecs.reify` in torch's `elastic/multiprocessing/api.py`.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use crate::process::{Copies, Output, StreamsOf};
+
+/// What the command line says of workers' output.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LogOptions {
+    /// Streams that go to files: `--redirects`.
+    pub redirects: StreamsOf,
+    /// Streams that go to files and to the console: `--tee`.
+    pub tee: StreamsOf,
+    /// Local ranks that are shown on the console, all if `None`: `--local-ranks-filter`.
+    pub shown: Option<BTreeSet<u32>>,
+    /// Texts of lines that are kept apart: `--duplicate-stdout-filters`. None if empty.
+    pub stdout_filters: Vec<String>,
+    /// The same of standard error.
+    pub stderr_filters: Vec<String>,
+    /// Of the prefix of teed lines: `--log-line-prefix-template`. Default `[${role_name}${local_rank}]:`.
+    pub prefix: Option<String>,
+}
+
+impl LogOptions {
+    /// Where standard output and standard error of a worker go; `files` are those in its folder, if there is one.
+    pub fn outputs(&self, local_rank: u32, files: Option<(PathBuf, PathBuf)>, prefix: &str) -> (Output, Output) {
+        let Some((stdout, stderr)) = files else { return (Output::Inherit, Output::Inherit) };
+        let (redirected, teed) = (self.redirects.of(local_rank), self.tee.of(local_rank));
+        let shown = self.shown.as_ref().is_none_or(|ranks| ranks.contains(&local_rank));
+        (
+            output(redirected.stdout, teed.stdout, shown, stdout, prefix),
+            output(redirected.stderr, teed.stderr, shown, stderr, prefix),
+        )
+    }
+}
+
+fn output(redirected: bool, teed: bool, shown: bool, file: PathBuf, prefix: &str) -> Output {
+    match (teed, redirected, shown) {
+        (true, _, true) => Output::Copied(Copies { file: Some(file), console: true, prefix: Some(prefix.to_owned()) }),
+        (true, ..) | (_, true, _) => Output::File(file),
+        (false, false, true) => Output::Inherit,
+        (false, false, false) => Output::Null,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(options: &LogOptions, local_rank: u32) -> (Output, Output) {
+        options.outputs(local_rank, Some(("out".into(), "err".into())), "[p]:")
+    }
+
+    #[test]
+    fn what_is_not_asked_for_stays_on_the_console() {
+        assert_eq!(of(&LogOptions::default(), 0), (Output::Inherit, Output::Inherit));
+    }
+
+    #[test]
+    fn files_and_console_are_chosen_by_rank_and_stream() {
+        let options = LogOptions {
+            redirects: "0:3,1:1".parse().unwrap(),
+            tee: "1:2,2:3".parse().unwrap(),
+            ..LogOptions::default()
+        };
+        let file = |name: &str| Output::File(name.into());
+        let tee = |name: &str| {
+            Output::Copied(Copies { file: Some(name.into()), console: true, prefix: Some("[p]:".to_owned()) })
+        };
+        assert_eq!(of(&options, 0), (file("out"), file("err")));
+        assert_eq!(of(&options, 1), (file("out"), tee("err")));
+        assert_eq!(of(&options, 2), (tee("out"), tee("err")));
+        assert_eq!(of(&options, 3), (Output::Inherit, Output::Inherit));
+    }
+
+    #[test]
+    fn ranks_that_are_not_shown_keep_their_files() {
+        let options = LogOptions { tee: "0:1".parse().unwrap(), shown: Some([1].into()), ..LogOptions::default() };
+        assert_eq!(of(&options, 0), (Output::File("out".into()), Output::Null));
+        assert_eq!(of(&options, 1), (Output::Inherit, Output::Inherit));
+    }
+
+    #[test]
+    fn without_a_folder_everything_is_on_the_console() {
+        let options = LogOptions { tee: "3".parse().unwrap(), shown: Some([1].into()), ..LogOptions::default() };
+        assert_eq!(options.outputs(0, None, "[p]:"), (Output::Inherit, Output::Inherit));
+    }
+}

@@ -1,0 +1,313 @@
+"""The command line of ``elastic-run`` beside the installed torchrun's: what is read, and what is said of mistakes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from elastic_rs import _run_flags, _run_options, run
+from torch.distributed.run import get_args_parser
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+VALUES = ("0", "1", "3", "2:4", "2.5", "-1", "", "text", "fork", "node", "core-complex", "a,,b,c", "GPU", "9" * 30)
+SCRIPT = ["train.py", "--lr", "1", "--", "--nnodes=9"]
+
+
+def flags_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    return {action.dest: action for action in parser._actions}
+
+
+def outcome(parse: Callable[[Sequence[str]], argparse.Namespace], argv: Sequence[str]) -> dict[str, Any] | str:
+    """What a command line comes to. How a mistake is worded is another matter."""
+    with contextlib.suppress(SystemExit, ValueError):
+        return vars(parse(argv))
+    return "refused"
+
+
+def theirs(argv: Sequence[str]) -> argparse.Namespace:
+    return get_args_parser().parse_args(argv)
+
+
+ACTIONS = [action for action in flags_of(get_args_parser()).values() if action.dest not in {"help", "print_completion"}]
+FLAGS = [pytest.param(action, id=action.dest) for action in ACTIONS if action.option_strings]
+
+
+def test_every_flag_of_torchrun_is_there_with_all_its_spellings_and_no_other() -> None:
+    ours, others = flags_of(_run_flags.parser()), flags_of(get_args_parser())
+    assert ours.keys() == others.keys()
+    for dest, other in others.items():
+        own = ours[dest]
+        assert set(own.option_strings) == set(other.option_strings), dest
+        alike = ("default", "nargs", "const", "required")
+        assert {name: getattr(own, name) for name in alike} == {name: getattr(other, name) for name in alike}, dest
+        assert (own.choices and list(own.choices)) == (other.choices and list(other.choices)), dest
+
+
+@pytest.mark.parametrize("action", FLAGS)
+def test_a_flag_is_read_as_torchrun_reads_it(action: argparse.Action) -> None:
+    for name in action.option_strings:
+        assert outcome(_run_flags.parse, [name]) == outcome(theirs, [name]) == "refused", "there is no script"
+        if action.nargs == 0:
+            assert outcome(_run_flags.parse, [name, *SCRIPT]) == outcome(theirs, [name, *SCRIPT])
+            continue
+        for value in VALUES:
+            for argv in ([name, value, *SCRIPT], [f"{name}={value}", *SCRIPT]):
+                assert outcome(_run_flags.parse, argv) == outcome(theirs, argv), argv
+
+
+@pytest.mark.parametrize("action", FLAGS)
+def test_a_variable_stands_for_a_flag_where_it_does_in_torchrun(
+    action: argparse.Action, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flag = action.option_strings[-1]
+    for value in VALUES:
+        monkeypatch.setenv(f"PET_{action.dest.upper()}", value)
+        assert outcome(_run_flags.parse, SCRIPT) == outcome(theirs, SCRIPT), value
+        if action.nargs != 0:
+            # What the command line says goes first.
+            argv = [f"{flag}=1", *SCRIPT]
+            assert outcome(_run_flags.parse, argv) == outcome(theirs, argv), value
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--nproc-per=2", *SCRIPT],
+        ["--nproc", "2", *SCRIPT],
+        ["-t3", "-r", "0:1", *SCRIPT],
+        ["-mnumpy", "x"],
+        ["--rdzv", "x", *SCRIPT],
+        ["--", "train.py"],
+        ["train.py", "--nnodes=2", "--help"],
+        [],
+    ],
+)
+def test_other_ways_to_write_a_command_line_are_read_alike(argv: list[str]) -> None:
+    assert outcome(_run_flags.parse, argv) == outcome(theirs, argv)
+
+
+def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """What is said of a command line that is refused."""
+    with pytest.raises(SystemExit) as ended:
+        run.main(argv)
+    assert ended.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("elastic-run: error: ")
+    assert lines[1:] == ["elastic-run --help lists all flags"]
+    return lines[0].removeprefix("elastic-run: error: ")
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["--nprocs-per-node=2", "x"], "unknown flag `--nprocs-per-node`: did you mean `--nproc-per-node`?"),
+        (["--zzz", "x"], "unknown flag `--zzz`: flags of the script come after it"),
+        ([], "no script is given; it comes after the flags: elastic-run [flags] SCRIPT [the script's arguments]"),
+        (["--max_restarts=x", "x"], "--max-restarts: `x` is not a whole number"),
+        (["--max-restarts=-1", "x"], "--max-restarts is `-1`, must be zero or more"),
+        (["--start-method=thread", "x"], "--start-method: invalid choice: 'thread' (choose from "),
+        (["--nnodes=a", "x"], "--nnodes is `a`, must be a number from 1, or MIN:MAX with MIN not above MAX"),
+        (["--nnodes=3:2", "x"], "--nnodes is `3:2`, must be a number from 1, or MIN:MAX with MIN not above MAX"),
+        (["--nnodes=0", "x"], "--nnodes is `0`, must be"),
+        (
+            ["--standalone", "--nnodes=2", "x"],
+            "--standalone is given and --nnodes is `2`, must be 1: others cannot find",
+        ),
+        (["--nproc-per-node=0", "x"], "--nproc-per-node is `0`, must be from 1 to 65535, or auto, cpu, gpu, xpu"),
+        (["--nproc-per-node=2.5", "x"], "--nproc-per-node is `2.5`, must be a number, auto, cpu, gpu or xpu"),
+        (
+            ["--rdzv-backend=c10", "x"],
+            "--rdzv-backend is `c10`, must be c10d or rust-c10d, which are the same here, or",
+        ),
+        (["--rdzv-backend=etcd", "x"], "torchrun knows PyTorch's others"),
+        (
+            ["--rdzv-conf=join_timeuot=1", "x"],
+            "--rdzv-conf has the unknown key `join_timeuot`: did you mean `join_timeout`?",
+        ),
+        (
+            ["--rdzv-conf=join_timeout", "x"],
+            "--rdzv-conf has the entry `join_timeout`, must be KEY=VALUE,KEY=VALUE,...",
+        ),
+        (["--rdzv-conf=agent=torch", "x"], "--rdzv-conf agent is `torch`, must be `rust` here"),
+        (
+            ["--rdzv-backend=c10d", "--rdzv-endpoint=a:x", "x"],
+            "--rdzv-endpoint: the rendezvous endpoint is `a:x`, must be HOST,",
+        ),
+        (["--rdzv-backend=c10d", "--rdzv-id=", "x"], "--rdzv-id is empty, must be the job's name"),
+        (["--nnodes=2", "--node-rank=2", "x"], "--node-rank is `2`, must be from 0 to 1, since --nnodes is `2`"),
+        (["--nnodes=2", "--master-port=0", "x"], "--master-addr and --master-port: the port is `0`, must be one that"),
+        (
+            ["--nnodes=2", "--rdzv-endpoint=a", "x"],
+            "--rdzv-endpoint: the rendezvous endpoint is `a`, must name a port: a:PORT",
+        ),
+        (["--tee=5", "x"], "--tee is `5`, must be 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or"),
+        (["-r", "0:x", "x"], "--redirects is `0:x`, must be"),
+        (["--local-ranks-filter=a", "x"], "--local-ranks-filter is `a`, must be local ranks: 0,1,2"),
+        (
+            ["--log-dir=/dev/null/logs", "x"],
+            "--log-dir is `/dev/null/logs`, must be a folder, or what can be made one:",
+        ),
+        (
+            ["--signals-to-handle=SIGTREM", "x"],
+            "--signals-to-handle has `SIGTREM`, must be names such as SIGTERM,SIGUSR1; did",
+        ),
+        (
+            ["--signals-to-handle=SIGKILL", "x"],
+            "--signals-to-handle has `SIGKILL`, which the kernel lets nobody handle",
+        ),
+        (["--shutdown-timeout=-1", "x"], "--shutdown-timeout is `-1`, must be a whole number of seconds, zero or more"),
+        (["--no-python", "--module", "x"], "--no-python and --module are given, must be one of them at most"),
+    ],
+)
+def test_a_mistake_is_told_with_flag_value_and_what_is_allowed(
+    capsys: pytest.CaptureFixture[str], argv: list[str], text: str
+) -> None:
+    assert text in said(capsys, *argv)
+
+
+def test_a_variable_that_is_no_number_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PET_STANDALONE", "yes")
+    assert said(capsys, "x") == "PET_STANDALONE is `yes`, must be 0 or 1: it stands for --standalone"
+
+
+def test_help_shows_every_flag_once_in_groups_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run.main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for action in ACTIONS:
+        for name in action.option_strings:
+            count = len(re.findall(rf"^  (?:-\w, )?{name}(?= |,|$)", text, re.MULTILINE))
+            assert count == (0 if "_" in name else 1), name
+    for heading in ("how many:", "how nodes find each other:", "what workers print:", "examples:", "exit codes:"):
+        assert f"\n{heading}\n" in text
+    assert max(map(len, text.splitlines())) <= 140
+
+
+def test_what_a_command_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(*argv: str) -> tuple[str, list[str]]:
+        return _run_options.command_of(_run_flags.parse(argv))
+
+    python = sys.executable
+    assert command("a.py", "-x", "1") == ("a.py", [python, "-u", "a.py", "-x", "1"])
+    assert command("-m", "pkg.a", "-x") == ("pkg.a", [python, "-u", "-m", "pkg.a", "-x"])
+    assert command("--no-python", "true", "-x") == ("true", ["true", "-x"])
+    run_path = [python, "-u", "-m", "elastic_rs._run_path", "/a.py", "x"]
+    assert command("--run-path", "--no-python", "/a.py", "x") == ("/a.py", run_path)
+    monkeypatch.setenv("PYTHON_EXEC", "/opt/python")
+    assert command("a.py") == ("/opt/python", ["/opt/python", "-u", "a.py"])
+
+
+def test_where_nodes_meet_is_what_torchrun_makes_of_the_flags() -> None:
+    def meeting(*flags: str) -> _run_options.Rendezvous:
+        return _run_options.rendezvous_of(_run_flags.parse([*flags, "x"]))
+
+    for alone in ([], ["--standalone"], ["--standalone", "--rdzv-backend=etcd", "--rdzv-id=a"]):
+        found = meeting(*alone)
+        assert (found.host, found.port, found.nodes, found.fixed) == ("localhost", 0, (1, 1), False)
+        assert len(found.run_id) == 36
+    found = meeting("--rdzv-backend=c10d", "--nnodes=2:4", "--rdzv-endpoint=node0", "--rdzv-id=job")
+    assert (found.run_id, found.host, found.port, found.nodes, found.fixed) == ("job", "node0", 29400, (2, 4), False)
+    found = meeting("--rdzv-backend=rust-c10d", "--rdzv-endpoint=[::1]:77")
+    assert (found.host, found.port) == ("::1", 77)
+    assert meeting("--rdzv-backend=c10d").port == 0, "a job of one node needs no port of its own"
+    found = meeting("--nnodes=1:3", "--node-rank=2", "--master-addr=[::1]")
+    assert (found.host, found.port, found.nodes, found.fixed) == ("::1", 29500, (3, 3), True)
+    assert (found.config.node_rank, found.config.is_host, found.config.join_timeout) == (2, False, 900)
+    found = meeting("--nnodes=2", "--rdzv-endpoint=h:1", "--rdzv-conf=join_timeout=5")
+    assert (found.host, found.port, found.config.is_host, found.config.join_timeout) == ("h", 1, True, 5)
+    assert meeting("--nnodes=2", "--rdzv-conf=read_timeout=5").config.join_timeout == 900
+    assert meeting("--master-port=7").port == 7, "a port was asked for"
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "",
+        "a",
+        " a:1 ",
+        "a.b-c_d:65535",
+        "a:65536",
+        "a:",
+        "a:x",
+        ":1",
+        "[::1]",
+        "[::1]:5",
+        "::1:5",
+        "a b:1",
+        "a/b:1",
+        "1.2.3.4:0",
+    ],
+)
+def test_an_endpoint_is_read_as_pytorch_reads_it(endpoint: str) -> None:
+    from elastic_rs._config import parse_endpoint
+    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+    def read(parse: Callable[[str, int], tuple[str, int]]) -> tuple[str, int] | None:
+        with contextlib.suppress(ValueError):
+            return parse(endpoint, 29400)
+        return None
+
+    assert read(parse_endpoint) == read(parse_rendezvous_endpoint)
+
+
+@pytest.mark.parametrize("conf", ["", " ", "a=1", " a = 1 , b=x=y ", "a", "a=", "=1", "a=1,,b=2", ","])
+def test_a_configuration_is_read_as_pytorch_reads_it(conf: str) -> None:
+    from elastic_rs._config import parse_conf
+    from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
+
+    def read(parse: Callable[[str], dict[str, str]]) -> dict[str, str] | None:
+        with contextlib.suppress(ValueError):
+            return parse(conf)
+        return None
+
+    assert read(parse_conf) == read(_parse_rendezvous_config)
+
+
+def test_torch_is_not_imported() -> None:
+    code = (
+        "import sys; from elastic_rs.run import main; code = main(['--standalone', '--no-python', 'true']); "
+        "print(code, 'torch' in sys.modules, 'numpy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "0 False False\n"
+
+
+# Devices. What the driver knows is counted in the core, whose tests have the rules.
+
+
+def test_cpus_are_those_that_this_process_may_use() -> None:
+    from torch._utils import cpu_count  # type: ignore[attr-defined]
+
+    assert _run_options.workers_of("cpu") == cpu_count()
+
+
+def test_devices_are_as_many_as_torchrun_finds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.distributed.run import determine_local_world_size
+
+    for kind in ("auto", "gpu", "xpu", "nonsense"):
+        expected: int | str
+        try:
+            expected = determine_local_world_size(kind)
+        except ValueError as error:
+            expected = str(error).rstrip(".")
+        if isinstance(expected, int):
+            assert _run_options.workers_of(kind) == expected, kind
+        else:
+            text = said(capsys, f"--nproc-per-node={kind}", "x")
+            assert expected in text
+            assert f"--nproc-per-node is `{kind}`" in text
+    # Nothing is visible then, whatever there is.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "Cuda is not available" in said(capsys, "--nproc-per-node=gpu", "x")

@@ -1,0 +1,308 @@
+"""``elastic-run`` beside ``torchrun --rdzv-backend=rust-c10d``: what workers get, what is said; and both in one job.
+
+The tests of what agents do run with ``elastic-run`` too: see the fixture ``agent``.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from elastic_rs._run_flags import parser
+from helpers.procs import Job, Process
+
+from .conftest import FAMILY, SCRIPTS, WORKER, Start, place
+
+pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(240)]
+
+ACCOUNT = SCRIPTS / "account.py"
+LAUNCHERS = {"torchrun": "torch.distributed.run", "elastic-run": "elastic_rs.run"}
+# What no two runs have in common.
+OF_ITS_OWN = ("MASTER_PORT", "TORCHELASTIC_ERROR_FILE")
+
+
+class Run:
+    """One launcher's run, and what it came to."""
+
+    def __init__(
+        self, job: Job, launcher: str, folder: Path, *args: str | Path, env: dict[str, str] | None = None
+    ) -> None:
+        self.folder = folder / launcher
+        self.accounts, self.logs = self.folder / "accounts", self.folder / "logs"
+        self.accounts.mkdir(parents=True)
+        own = [str(arg).replace("ACCOUNTS", str(self.accounts)).replace("LOGS", str(self.logs)) for arg in args]
+        command = [sys.executable, "-m", LAUNCHERS[launcher], "--rdzv-backend=rust-c10d", "--rdzv-id=job", *own]
+        self.process = job.start(command, name=launcher, env=env)
+        self.code = self.process.wait()
+
+    def told(self) -> dict[str, Any]:
+        """What the workers have written down, but for what is each run's own."""
+        told = {}
+        for file in sorted(self.accounts.glob("*.json")):
+            account = json.loads(file.read_text())
+            account["argv"] = [arg.replace(str(self.accounts), "ACCOUNTS") for arg in account["argv"]]
+            for name in OF_ITS_OWN:
+                account["env"][name] = re.sub(r"[0-9]+$", "N", self.tidy(account["env"][name]))
+            told[file.name] = account
+        return told
+
+    def tidy(self, text: str) -> str:
+        """Replace what is each run's own."""
+        text = text.replace(str(self.logs), "LOGS").replace(str(self.accounts), "ACCOUNTS")
+        text = re.sub(r"torchelastic_\w{8}", "TEMPORARY", text)
+        return re.sub(r"job_\w{8}\b", "job_RANDOM", text)
+
+    def files(self) -> dict[str, list[str]]:
+        """The logs: paths and lines, of which those of several workers have no order."""
+        found = (file for file in sorted(self.logs.rglob("*")) if file.is_file())
+        texts = ((file, self.tidy(re.sub("[0-9]{2,}", "N", file.read_text()))) for file in found)
+        return {self.tidy(str(file)): sorted(text.splitlines()) for file, text in texts}
+
+    def shown(self) -> list[str]:
+        """What is on the console of the workers'."""
+        return sorted(line for line in self.process.lines if re.search(r"(out|err) of \d", line))
+
+    def report(self) -> str:
+        """The final report, but for times, process ids and the width of its frame."""
+        text = self.tidy("\n".join(self.process.lines))
+        text = text[text.index("torch.distributed.elastic.multiprocessing.errors.ChildFailedError:") :]
+        text = re.sub(r"time      : \S+", "time      : T", text)
+        text = re.sub(r"\(pid: \d+\)|PID \d+|:\d+\)", "PID", text)
+        return re.sub(r"([=-])\1{20,}", r"\1\1", text)
+
+
+Both = Callable[..., list[Run]]
+
+
+@pytest.fixture
+def both(job: Job, tmp_path: Path) -> Both:
+    from torch.distributed.run import get_args_parser
+
+    flags = [
+        {name for action in parser._actions for name in action.option_strings}
+        for parser in (parser(), get_args_parser())
+    ]
+    if lacking := flags[0] - flags[1]:
+        pytest.skip(f"this torchrun is an older one, whose workers get less: it lacks {sorted(lacking)}")
+
+    def run(*args: str | Path, env: dict[str, str] | None = None) -> list[Run]:
+        runs = [Run(job, launcher, tmp_path, *args, env=env) for launcher in LAUNCHERS]
+        assert runs[0].code == runs[1].code
+        return runs
+
+    return run
+
+
+def test_workers_get_the_same(both: Both) -> None:
+    flags = ["--nproc-per-node=2", "--role=trainer", "--max-restarts=2"]
+    first, second = both(*flags, ACCOUNT, "ACCOUNTS", "$$1 ${local_rank}", "-x")
+    assert first.code == 0
+    assert set(first.told()) == {"0.json", "1.json"}
+    assert first.told()["1.json"]["argv"] == ["ACCOUNTS", "$1 1", "-x"]
+    assert first.told() == second.told()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--virtual-local-rank", "--nproc-per-node=2"],
+        ["--no-python", "--nproc-per-node=1", "--signals-to-handle=SIGTERM,SIGUSR1"],
+        ["--run-path", "--nproc-per-node=1"],
+        ["--nproc-per-node=2", "--local-ranks-filter=1"],
+    ],
+    ids=lambda flags: flags[0],
+)
+def test_workers_get_the_same_with_other_flags(both: Both, flags: list[str]) -> None:
+    program = [sys.executable, ACCOUNT] if "--no-python" in flags else [ACCOUNT]
+    env = {"CUDA_VISIBLE_DEVICES": "4, 5", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
+    first, second = both(*flags, *program, "ACCOUNTS", env=env)
+    assert first.code == 0
+    accounts = [run.told() for run in (first, second)]
+    if "--run-path" in flags:
+        # A function of torchrun's in a process of `multiprocessing`, and a program of ours.
+        for account in (account for told in accounts for account in told.values()):
+            del account["flags"], account["path"], account["stdin"], account["SIGINT"]
+    assert accounts[0] == accounts[1]
+    assert first.shown() == second.shown()
+
+
+def test_logs_are_laid_out_alike(both: Both) -> None:
+    flags = ["--nproc-per-node=3", "--log-dir=LOGS", "-r", "0:1,1:3", "-t", "0:2,2:3", "--local-ranks-filter=0,2"]
+    filters = ["--duplicate-stdout-filters=out of 2,,nothing", "--duplicate-stderr-filters=err of 0,err of 2"]
+    prefix = "--log-line-prefix-template=<${role_name} $rank/${local_rank} ${hostname} $$ ${other}>"
+    first, second = both(*flags, *filters, prefix, ACCOUNT, "ACCOUNTS")
+    assert first.code == 0
+    assert first.told() == second.told()
+    assert first.files() == second.files()
+    assert first.files()["LOGS/job_RANDOM/attempt_0/1/stderr.log"] == ["err of 1"]
+    assert first.files()["LOGS/job_RANDOM/attempt_0/filtered_stderr.log"]
+    assert first.shown() == second.shown()
+    assert any(line.startswith("<default 2/2 ") and line.endswith("$ ${other}>out of 2") for line in second.shown())
+
+
+def test_without_a_folder_for_logs_there_are_none(both: Both) -> None:
+    first, second = both("--log-dir=/dev/null", "--tee=3", ACCOUNT, "ACCOUNTS")
+    assert first.code == 0
+    assert first.told() == second.told()
+    assert first.shown() == second.shown() == ["err of 0", "out of 0"]
+
+
+@pytest.mark.parametrize("how", ["--exit=1:7", "--raise=0", "--record=1"])
+def test_a_failure_is_told_alike(both: Both, how: str, tmp_path: Path) -> None:
+    own = tmp_path / "error.json"
+    first, second = both(
+        "--nproc-per-node=2", "--log-dir=LOGS", ACCOUNT, "ACCOUNTS", how, env={"TORCHELASTIC_ERROR_FILE": str(own)}
+    )
+    assert first.code == 1
+    assert first.report() == second.report()
+    assert {name: text for name, text in first.files().items() if not name.endswith("error.json")} == {
+        name: text for name, text in second.files().items() if not name.endswith("error.json")
+    }
+    # What the failed worker has recorded is handed to whoever started the launcher.
+    if how == "--record=1":
+        message = json.loads(own.read_text())["message"]
+        assert message["message"] == "ValueError: the sky fell"
+        assert message["errorCode"] == 1
+
+
+def test_an_exception_that_run_path_meets_is_recorded_alike(both: Both, tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text("raise ValueError('the sky fell')\n")
+    first, second = both("--run-path", "--log-dir=LOGS", script)
+    assert first.code == 1
+    for run in (first, second):
+        (recorded,) = run.logs.rglob("error.json")
+        assert json.loads(recorded.read_text())["message"]["message"] == "ValueError: the sky fell"
+        assert "ValueError: the sky fell" in run.report()
+
+
+@pytest.mark.parametrize("by", [("rust", "run"), ("run", "rust")], ids=["torchrun hosts", "elastic-run hosts"])
+@pytest.mark.parametrize("agent", ["run"], indirect=True)
+def test_both_in_one_job(start: Start, job: Job, tmp_path: Path, by: tuple[str, str]) -> None:
+    done = tmp_path / "done"
+    host = start(2, "--until", done, nnodes="1:2", nproc=2, by=by[0])
+    host.line("this process hosts the coordinator")
+    other = start(3, "--until", done, nnodes="1:2", nproc=2, by=by[1])
+    nodes = [host, other]
+    masters = {node.line(r"SUM rank=\d+ world=4 master=(\S+)")[1] for node in nodes}
+    assert len(masters) == 1
+    # A worker of each fails; both begin anew, with another store for all.
+    for node in nodes:
+        os.kill(max(job.workers(node).values()), signal.SIGKILL)
+        known = "|".join(map(re.escape, masters))
+        again = {each.line(rf"SUM rank=\d+ world=4 master=(?!(?:{known})$)(\S+)")[1] for each in nodes}
+        assert len(again) == 1
+        masters |= again
+    # One is lost, and another comes.
+    mark = host.mark()
+    other.signal(signal.SIGKILL)
+    host.line("SUM rank=. world=2", since=mark)
+    mark = host.mark()
+    newcomer = start(3, "--until", done, nnodes="1:2", nproc=2, by=by[1])
+    for node in (host, newcomer):
+        node.line("SUM rank=. world=4", since=mark if node is host else 0)
+    done.touch()
+    assert [node.wait() for node in (host, newcomer)] == [0, 0]
+
+
+@pytest.mark.parametrize("agent", ["run"], indirect=True)
+def test_both_name_the_first_failure_of_their_job(start: Start) -> None:
+    options = {"nnodes": "2", "restarts": 0, "script": FAMILY}
+    nodes = [start(number, "--raise=1", by=by, **options) for number, by in ((2, "rust"), (3, "run"))]
+    assert [node.wait() for node in nodes] == [1, 1]
+    for node in nodes:
+        text = "\n".join(node.lines)
+        assert "ValueError: the sky fell" in text[text.index("Root Cause") :]
+
+
+# Ranks by hand: --rdzv-backend=static.
+
+
+@pytest.fixture
+def by_hand(job: Job, port: int) -> Any:
+    def start(
+        rank: int,
+        *worker: str | Path,
+        nnodes: int = 2,
+        script: Path = FAMILY,
+        options: Sequence[str] = (),
+        name: str = "node",
+    ) -> Process:
+        flags = [f"--nnodes={nnodes}", f"--node-rank={rank}", "--master-addr=127.0.0.1", f"--master-port={port}"]
+        command = [sys.executable, "-m", "elastic_rs.run", *flags, *options, str(script), *map(str, worker)]
+        return job.start(command, name=f"{name}{rank}", env={"ELASTIC_RS_LOG": "info"})
+
+    return start
+
+
+def test_ranks_by_hand_are_those_of_torchrun(by_hand: Any, port: int) -> None:
+    # The node of rank 1 comes first: it waits for the other's store.
+    nodes = [by_hand(rank, script=WORKER, options=["--nproc-per-node=2"]) for rank in (1, 0)]
+    for node, group in zip(nodes, ("1", "0"), strict=True):
+        found = place(node, 4)
+        assert (found["group_rank"], found["master"]) == (group, f"127.0.0.1:{port}")
+        assert int(found["rank"]) // 2 == int(group)
+        node.line("SUM rank=. world=4")
+    assert [node.wait() for node in nodes] == [0, 0]
+
+
+def test_ranks_by_hand_outlive_the_loss_of_a_node(by_hand: Any, tmp_path: Path) -> None:
+    # torchrun's static rendezvous notices nothing. The node of rank 0 keeps its rank when it comes back, since its
+    # address was given by hand; and keys of the attempt before are not read.
+    done = tmp_path / "done"
+    zero, one = (by_hand(rank, "--until", done) for rank in (0, 1))
+    for node in (zero, one):
+        assert place(node, 2)["restarts"] == "0"
+    mark = one.mark()
+    zero.signal(signal.SIGKILL)
+    zero.wait()
+    zero = by_hand(0, "--until", done, name="again")
+    assert place(zero, 2)["group_rank"] == "0"
+    assert place(one, 2, since=mark)["group_rank"] == "1"
+    assert place(one, 2, since=mark)["restarts"] == place(zero, 2)["restarts"] != "0"
+    done.touch()
+    assert [node.wait() for node in (zero, one)] == [0, 0]
+
+
+def test_a_rank_that_is_given_twice_is_told(by_hand: Any, job: Job) -> None:
+    for rank, number in ((0, 2), (1, 3)):
+        by_hand(rank, nnodes=3, name=f"{number}-", options=[f"--local-addr=127.0.0.{number}"])
+    wrong = by_hand(1, nnodes=3, name="4-", options=["--local-addr=127.0.0.4"])
+    assert wrong.wait() == 1
+    assert any("--node-rank is `1`, but this is number 2 of 3 nodes by rank" in line for line in wrong.lines)
+    job.kill_leftovers()
+
+
+# What only PyTorch can do.
+
+
+def test_what_needs_torch_is_left_to_torchrun_with_our_agent(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "done").touch()
+    flags = ["--standalone", "--event-log-handler=console", "--nproc-per-node=2"]
+    command = [sys.executable, "-m", "elastic_rs.run", *flags, str(FAMILY), "--until", str(tmp_path / "done")]
+    node = job.start(command, env={"ELASTIC_RS_LOG": "info"})
+    assert node.wait() == 0
+    text = "\n".join(node.lines)
+    assert "torchelastic.worker.status.SUCCEEDED" in text
+    assert "this process hosts the coordinator" in text
+    assert len([line for line in node.lines if line.startswith("WORKER")]) == 2
+
+
+def test_without_torch_it_works_and_says_what_does_not(job: Job, tmp_path: Path) -> None:
+    # As if it were not installed.
+    (tmp_path / "torch.py").write_text("raise ImportError('not here')\n")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "elastic_rs.run", "--standalone", "--no-python"]
+    assert subprocess.run([*command, "true"], env=env, check=False, timeout=60).returncode == 0
+    told = subprocess.run(
+        [*command, "--logs-specs=x", "true"], env=env, check=False, capture_output=True, text=True, timeout=60
+    )
+    assert told.returncode == 2
+    assert "elastic-run: error: --logs-specs needs PyTorch, which cannot be imported: not here" in told.stderr
+    del job
