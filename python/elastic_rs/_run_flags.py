@@ -346,7 +346,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 def _unknown(flag: str) -> str:
     import difflib
 
-    names = [name for action in parser()._actions for name in action.option_strings]  # noqa: SLF001 - no other way
+    names = [name for action in parser()._actions for name in action.option_strings if MARK not in name]  # noqa: SLF001 - no other way
     near = difflib.get_close_matches(flag, names, n=1)
     hint = f"did you mean `{near[0]}`?" if near else "flags of the script come after it"
     return f"unknown flag `{flag}`: {hint}"

@@ -39,8 +39,8 @@ def main() -> None:
     """Serve as a template; in a worker, run its script."""
     try:
         run = serve()
-    except _Unusual as error:
-        _tell_unusual(error)
+    except _UnreadableError as error:
+        _tell_unreadable(error)
     try:
         run()
     except BaseException as error:
@@ -70,7 +70,7 @@ def serve() -> Callable[[], object]:
     egg = _next_worker(nest)
     _begin(egg, changes)
     if is_module:
-        return functools.partial(runpy._run_module_as_main, args[at])  # type: ignore[attr-defined]  # as the interpreter does
+        return functools.partial(runpy._run_module_as_main, args[at])  # type: ignore[attr-defined]  # noqa: SLF001
     return _script(args[at], first)
 
 
@@ -89,7 +89,7 @@ def _load(modules: list[str]) -> str:
     for name in modules:
         try:
             importlib.import_module(name)
-        except BaseException as error:  # whatever it is, workers that are started cold will show it
+        except BaseException as error:  # noqa: BLE001 - workers that are started cold will show it
             return f"`import {name}` failed: {type(error).__name__}: {error}"
     sys.modules["__main__"] = main
     # Threads of libraries that know of forks (OpenBLAS's) end before one and begin anew when they are needed. So fork
@@ -196,11 +196,11 @@ def _forget_randomness() -> None:
         process.current_process().authkey = os.urandom(32)
 
 
-class _Unusual(Exception):
+class _UnreadableError(Exception):
     """The script cannot be read: the interpreter says so in a way of its own, and ends with 2."""
 
 
-def _tell_unusual(error: _Unusual) -> None:
+def _tell_unreadable(error: _UnreadableError) -> None:
     sys.stderr.write(f"{error}\n")
     raise SystemExit(2)
 
@@ -222,8 +222,8 @@ def _script(name: str, first: Any) -> Callable[[], object]:
             source = file.read()
     except OSError as error:
         text = f"{sys.orig_argv[0]}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}"
-        raise _Unusual(text) from None
-    return lambda: exec(compile(source, path, "exec", dont_inherit=True), vars(main))
+        raise _UnreadableError(text) from None
+    return lambda: exec(compile(source, path, "exec", dont_inherit=True), vars(main))  # noqa: S102
 
 
 def _hide_template(error: BaseException) -> None:

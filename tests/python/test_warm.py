@@ -9,10 +9,13 @@ import signal
 import sys
 import textwrap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from elastic_rs import _warm
-from helpers.procs import Job, Process
+
+if TYPE_CHECKING:
+    from helpers.procs import Job, Process
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DUMP = SCRIPTS / "dump.py"
@@ -95,7 +98,7 @@ ENDINGS = {
     "fault": "import ctypes, faulthandler; faulthandler.enable(); ctypes.string_at(0)",
     "at_exit": "import atexit; atexit.register(print, 'goodbye'); raise SystemExit(5)",
     "thread": "import threading, time\nthreading.Timer(0.1, print, ['late']).start()\nprint('main')",
-    "hook": "import sys\nsys.excepthook = lambda *args: print('hook', args[0].__name__, args[2].tb_frame.f_code.co_name)\n1 / 0",
+    "hook": "import sys\nsys.excepthook = lambda *args: print(args[0].__name__, args[2].tb_frame.f_code.co_name)\n1 / 0",
     "hook_fails": "import sys\nsys.excepthook = lambda *args: args[5]\n1 / 0",
     "stack": "import traceback\nprint(traceback.extract_stack()[-1].name, __file__)",
     "closed": "import sys; sys.stdout.close(); sys.stderr.write('still')",
@@ -167,11 +170,17 @@ def test_what_training_does_with_processes(job: Job) -> None:
     )
 
 
+HOW = """
+    import os, sys
+    os.write(1, b"warm\\n" if "elastic_rs._template" in sys.modules else b"cold\\n")
+"""
+
 FAMILY = """
     import os, signal, subprocess, sys
     code = "import os, signal; os.setsid(); print('child', flush=True); signal.pause()"
     daemon = subprocess.Popen([sys.executable, "-c", code])
-    print("warm" if "elastic_rs._template" in sys.modules else "cold", os.getpid(), flush=True)
+    how = "warm" if "elastic_rs._template" in sys.modules else "cold"
+    os.write(1, f"{how} {os.getpid()}\n".encode())  # in one piece
     signal.pause()
 """
 
@@ -251,7 +260,7 @@ def test_workers_are_started_cold_when_a_template_cannot_be_used(
 ) -> None:
     for name, text in MODULES.items():
         script(tmp_path, text, f"{name}.py")
-    path = script(tmp_path, "import sys; print('warm' if 'elastic_rs._template' in sys.modules else 'cold')")
+    path = script(tmp_path, HOW)
     agent = run(job, module, path, workers=2)
     assert agent.wait() == 0, agent.tail()
     (told,) = (line for line in agent.lines if "workers are started cold" in line)
@@ -260,7 +269,7 @@ def test_workers_are_started_cold_when_a_template_cannot_be_used(
 
 
 def test_a_worker_with_another_variable_is_started_cold(job: Job, tmp_path: Path) -> None:
-    path = script(tmp_path, "import sys; print('warm' if 'elastic_rs._template' in sys.modules else 'cold')")
+    path = script(tmp_path, HOW)
     agent = run(job, WARM, path, env={"TEST_WORKER_VARIABLE": "PYTHONDEVMODE=1"})
     assert agent.wait() == 0, agent.tail()
     agent.line("workers are started cold.*: worker of local rank 0 differs: its variable `PYTHONDEVMODE` is another$")

@@ -2,7 +2,7 @@
 
     python warm_agent.py MODULES WORKERS RESTARTS LOGS COMMAND...
 
-MODULES are what the template imports; `-` for no template. Logs go to the folder LOGS, or `-`: to this process's own streams.
+MODULES are what the template imports; `-` for no template. LOGS is a folder; `-` for this process's own streams.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> int:
     while True:
         try:
             step = agent.next()
-        except _Stopped:
+        except _StoppedError:
             agent.signal(signal.SIGTERM)
             continue
         assert step is not None
@@ -53,7 +53,7 @@ def main() -> int:
                 agent.placed(_place(round_, int(workers), store.port))
             case "start":
                 assert step.placement is not None
-                _start(agent, step.placement, int(workers), logs, command, template)
+                _start(agent, step.placement, workers=int(workers), logs=logs, command=command, template=template)
             case "barrier":
                 agent.all_done()
             case _:
@@ -65,12 +65,12 @@ def main() -> int:
     return 0 if step.outcome == "succeeded" else FAILED
 
 
-class _Stopped(Exception):
+class _StoppedError(Exception):
     pass
 
 
 def _stop(*_: object) -> None:
-    raise _Stopped
+    raise _StoppedError
 
 
 def _template(command: list[str], modules: list[str]) -> _elastic_rs.Template | None:
@@ -98,6 +98,7 @@ def _place(round_: int, workers: int, port: int) -> _elastic_rs.Placement:
 def _start(
     agent: _elastic_rs.Agent,
     place: _elastic_rs.Placement,
+    *,
     workers: int,
     logs: str,
     command: list[str],

@@ -1,4 +1,4 @@
-"""A worker that does what training scripts do with processes: warm_torch.py CRASHES. So many attempts end with a crash."""
+"""A worker that does what training scripts do with processes: warm_torch.py CRASHES (so many attempts end with one)."""
 
 from __future__ import annotations
 
