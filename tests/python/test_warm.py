@@ -98,7 +98,7 @@ ENDINGS = {
     "fault": "import ctypes, faulthandler; faulthandler.enable(); ctypes.string_at(0)",
     "at_exit": "import atexit; atexit.register(print, 'goodbye'); raise SystemExit(5)",
     "thread": "import threading, time\nthreading.Timer(0.1, print, ['late']).start()\nprint('main')",
-    "hook": "import sys\nsys.excepthook = lambda *args: print(args[0].__name__, args[2].tb_frame.f_code.co_name)\n1 / 0",
+    "hook": "import sys\nsys.excepthook = lambda *it: print(it[0].__name__, it[2].tb_frame.f_code.co_name)\n1 / 0",
     "hook_fails": "import sys\nsys.excepthook = lambda *args: args[5]\n1 / 0",
     "stack": "import traceback\nprint(traceback.extract_stack()[-1].name, __file__)",
     "closed": "import sys; sys.stdout.close(); sys.stderr.write('still')",
@@ -180,7 +180,7 @@ FAMILY = """
     code = "import os, signal; os.setsid(); print('child', flush=True); signal.pause()"
     daemon = subprocess.Popen([sys.executable, "-c", code])
     how = "warm" if "elastic_rs._template" in sys.modules else "cold"
-    os.write(1, f"{how} {os.getpid()}\n".encode())  # in one piece
+    os.write(1, f"{how} {os.getpid()}\\n".encode())  # in one piece
     signal.pause()
 """
 
