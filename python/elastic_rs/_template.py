@@ -134,7 +134,7 @@ def _changes(env: dict[str, str]) -> dict[str, str | None]:
 
 def _next_worker(nest: Nest) -> Egg:
     """Fork guards, each of which forks its worker; return in workers only."""
-    while (egg := nest.next()) is not None:
+    while (egg := nest.next_egg()) is not None:
         if reason := _why_not():
             nest.refuse(reason)
             break

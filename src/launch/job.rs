@@ -213,6 +213,7 @@ mod tests {
             fixed: None,
             log_folder: LogFolder::Temporary,
             logs: LogOptions { tee: "3".parse().unwrap(), ..LogOptions::default() },
+            warm: None,
         }
     }
 
@@ -239,6 +240,23 @@ mod tests {
 
     fn of<'a>(worker: &'a WorkerSpec, name: &str) -> &'a str {
         worker.env.get(name.as_ref() as &std::ffi::OsStr).and_then(|value| value.to_str()).unwrap()
+    }
+
+    #[test]
+    fn a_template_knows_which_variables_workers_have_of_their_own() {
+        let warm = Warm { begin: vec!["serve".into()], fixed: 1, what: "torch".to_owned() };
+        let mut job = Job { warm: Some(warm), ..job() };
+        job.workers.virtual_local_rank = true;
+        let mut inherited = inherited();
+        inherited.insert("HIP_VISIBLE_DEVICES".into(), "4,5".into());
+        let template = job.template(&inherited).unwrap();
+        assert_eq!(template.args, job.command[1..]);
+        for worker in job.workers(&placement(), 2, None, &inherited).unwrap() {
+            let other = worker.env.keys().filter(|name| worker.env.get(*name) != template.env.get(*name));
+            let unknown: Vec<_> = other.filter(|name| !template.varies.contains(name)).collect();
+            assert_eq!(unknown, Vec::<&OsString>::new());
+        }
+        assert_eq!(Job { warm: None, ..job }.template(&inherited), None);
     }
 
     #[test]

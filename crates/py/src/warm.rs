@@ -84,8 +84,8 @@ impl Nest {
     }
 
     /// Wait until a worker is asked for; None once the agent has let go.
-    fn next(&self, py: Python<'_>) -> PyResult<Option<Egg>> {
-        let egg = detach(py, || self.with(process::Nest::next))?;
+    fn next_egg(&self, py: Python<'_>) -> PyResult<Option<Egg>> {
+        let egg = detach(py, || self.with(process::Nest::next_egg))?;
         Ok(egg.map(|egg| Egg(Mutex::new(egg))))
     }
 

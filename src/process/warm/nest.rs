@@ -46,7 +46,7 @@ impl Nest {
     /// Waits until a worker is asked for; `None` once the agent has let go. Reaps guards meanwhile.
     ///
     /// Errors if what was asked cannot be read.
-    pub fn next(&mut self) -> io::Result<Option<Egg>> {
+    pub fn next_egg(&mut self) -> io::Result<Option<Egg>> {
         loop {
             if self.wait()? {
                 let (bytes, fds) = socket::receive(&self.socket, 1)?;
@@ -167,7 +167,8 @@ impl Egg {
 
     /// Shows command and environment of the worker, not the template's, in `/proc` and to `ps`, as far as they fit.
     ///
-    /// SAFETY: nothing may use what `main` was given, or what `getenv` has returned since the process was executed.
+    /// # Safety
+    /// Nothing may rely on what `main` was given, or on what `getenv` has returned since the process was executed.
     pub unsafe fn show(&self) {
         // SAFETY: as promised by the caller.
         unsafe { title::show(&self.argv(), &self.env()) };
