@@ -388,29 +388,6 @@ class Host:
         """
 
 @final
-class Nest:
-    """
-    In the template: where workers hatch.
-    """
-    def __new__(cls, /, fd: SupportsIndex) -> Nest:
-        """
-        Take the template's end of the socket that it shares with the agent: the descriptor ``fd``.
-        """
-    def forked(self, /, guard: SupportsIndex) -> None:
-        """
-        In the template, once it has forked the guard of the worker that was asked for.
-        """
-    def next(self, /) -> Egg | None:
-        """
-        Wait until a worker is asked for; None once the agent has let go.
-        """
-    def ready(self, /) -> None:
-        """
-        Tell the agent that everything is loaded.
-        """
-    def refuse(self, /, reason: str) -> None:
-        """
-        Tell the agent why no worker can come from here. End the process then.
 class Launched:
     """
     How :func:`launch` ended.
@@ -454,6 +431,32 @@ class Launched:
     def signal(self, /) -> int | None:
         """
         Of ``signal``: its number.
+        """
+
+@final
+class Nest:
+    """
+    In the template: where workers hatch.
+    """
+    def __new__(cls, /, fd: SupportsIndex) -> Nest:
+        """
+        Take the template's end of the socket that it shares with the agent: the descriptor ``fd``.
+        """
+    def forked(self, /, egg: Egg, guard: SupportsIndex) -> None:
+        """
+        In the template, once it has forked the guard of the worker that was asked for.
+        """
+    def next_egg(self, /) -> Egg | None:
+        """
+        Wait until a worker is asked for; None once the agent has let go.
+        """
+    def ready(self, /) -> None:
+        """
+        Tell the agent that everything is loaded.
+        """
+    def refuse(self, /, reason: str) -> None:
+        """
+        Tell the agent why no worker can come from here. End the process then.
         """
 
 @final
@@ -809,7 +812,7 @@ def follow_parent() -> None:
     Have the calling process killed when the thread that started it ends: for workers that are Python functions.
     """
 
-def launch(session: Session, host: Host | None, *, name: str, entrypoint: str, command: SupportsGetItem[int, str], run_id: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, restarts_left: SupportsIndex | None, grace_s: SupportsFloat | SupportsIndex, uninterruptible_sleep_s: SupportsFloat | SupportsIndex, node_rank: SupportsIndex | None, join_timeout_s: SupportsFloat | SupportsIndex, close_timeout_s: SupportsFloat | SupportsIndex, drain_timeout_s: SupportsFloat | SupportsIndex, local_addr: str | None, fixed_master: tuple[str, SupportsIndex] | None, use_agent_store: bool, virtual_local_rank: bool, log_dir: str | PathLike[str] | None, log_files: bool, redirects: str, tee: str, shown_ranks: SupportsGetItem[int, SupportsIndex] | None, stdout_filters: SupportsGetItem[int, str], stderr_filters: SupportsGetItem[int, str], prefix: str | None, signals: SupportsGetItem[int, SupportsIndex]) -> Launched:
+def launch(session: Session, host: Host | None, *, name: str, entrypoint: str, command: SupportsGetItem[int, str], run_id: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, restarts_left: SupportsIndex | None, grace_s: SupportsFloat | SupportsIndex, uninterruptible_sleep_s: SupportsFloat | SupportsIndex, node_rank: SupportsIndex | None, join_timeout_s: SupportsFloat | SupportsIndex, close_timeout_s: SupportsFloat | SupportsIndex, drain_timeout_s: SupportsFloat | SupportsIndex, local_addr: str | None, fixed_master: tuple[str, SupportsIndex] | None, use_agent_store: bool, virtual_local_rank: bool, log_dir: str | PathLike[str] | None, log_files: bool, redirects: str, tee: str, shown_ranks: SupportsGetItem[int, SupportsIndex] | None, stdout_filters: SupportsGetItem[int, str], stderr_filters: SupportsGetItem[int, str], prefix: str | None, signals: SupportsGetItem[int, SupportsIndex], warm: tuple[SupportsGetItem[int, str], SupportsIndex, str] | None = None) -> Launched:
     """
     Run the workers of one node until the job, or this node's part in it, has ended. Nothing is left of them then.
 
@@ -817,7 +820,8 @@ def launch(session: Session, host: Host | None, *, name: str, entrypoint: str, c
     its arguments, in which ``${local_rank}`` is replaced; workers inherit this process's environment. With ``restarts_left``
     this node counts its own restarts. ``fixed_master`` is the address and port that workers are told instead of the
     round's. ``log_dir`` is None for a temporary folder; without ``log_files`` there are none. ``redirects`` and ``tee`` are as
-    torchrun's. ``signals`` end the job on this node; a second one kills. All times in seconds, zero for ``uninterruptible_sleep_s``
+    torchrun's. ``signals`` end the job on this node; a second one kills. ``warm`` is what :class:`Template` has as ``begin``,
+    ``fixed`` and ``what``. All times in seconds, zero for ``uninterruptible_sleep_s``
     means that nobody looks for it.
 
     Call it in the main thread. Python runs no signal handlers and holds no lock meanwhile.
