@@ -15,7 +15,7 @@ import os
 import runpy
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from elastic_rs._elastic_rs import Nest
 from elastic_rs._warm import target
@@ -105,8 +105,8 @@ def _why_not() -> str:
     """Say why a fork of this process would not be as good as a process of its own, if it would not."""
     threads = {}
     for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm") as name:
-            threads[int(thread)] = name.read().strip()
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:
+            threads[int(thread)] = file.read().strip()
     del threads[os.getpid()]
     if threads:
         import threading
@@ -120,9 +120,9 @@ def _why_not() -> str:
             return f"what it has imported initialised {name}, which no fork can use"
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            file = os.readlink(f"/proc/self/fd/{fd}")
-            if file.startswith(DEVICES):
-                return f"what it has imported opened {file}, which no fork can use"
+            path = os.readlink(f"/proc/self/fd/{fd}")
+            if path.startswith(DEVICES):
+                return f"what it has imported opened {path}, which no fork can use"
     return ""
 
 
@@ -200,7 +200,7 @@ class _UnreadableError(Exception):
     """The script cannot be read: the interpreter says so in a way of its own, and ends with 2."""
 
 
-def _tell_unreadable(error: _UnreadableError) -> None:
+def _tell_unreadable(error: _UnreadableError) -> NoReturn:
     sys.stderr.write(f"{error}\n")
     raise SystemExit(2)
 
