@@ -192,6 +192,8 @@ bench: build ## run the benchmarks, about half an hour; results go to benches/re
 	@$(PY) benches/agent.py $(AGENT_BENCH_ARGS)
 	$(say) 'bench: the launcher, torchrun and elastic-run (benches/run.py)'
 	@$(PY) benches/run.py $(RUN_BENCH_ARGS)
+	$(say) 'bench: restarts, torchrun, cold and warm (benches/warm.py)'
+	@$(PY) benches/warm.py $(WARM_BENCH_ARGS)
 
 clean: ## remove what was built in the tree; the cached environment stays
 	$(say) 'clean'

@@ -79,13 +79,14 @@ class Agent:
         """
         This process got a signal and is to end. A second one kills what is left of the workers.
         """
-    def start(self, /, commands: SupportsGetItem[int, WorkerCommand], *, first_rank: SupportsIndex, error_files: SupportsGetItem[int, tuple[SupportsIndex, str | PathLike[str]]], stdout_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None, stderr_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None, stdout_fd: SupportsIndex = 1, stderr_fd: SupportsIndex = 2) -> dict[int, int]:
+    def start(self, /, commands: SupportsGetItem[int, WorkerCommand], *, first_rank: SupportsIndex, error_files: SupportsGetItem[int, tuple[SupportsIndex, str | PathLike[str]]], stdout_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None, stderr_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None, stdout_fd: SupportsIndex = 1, stderr_fd: SupportsIndex = 2, template: Template | None = None) -> dict[int, int]:
         """
         Answers ``start``: start these programs. Returns their process ids by local rank; empty if one could not be started,
         which is a failure of that worker like any other.
 
         ``error_files`` are where workers may record their exceptions. A filter is a path, which gets the lines of teed streams
         that contain one of the texts. ``stdout_fd`` and ``stderr_fd`` are where teed lines are shown; they stay the caller's.
+        Workers are forked from the ``template``, if there is one and that can be.
         """
 
 @final
@@ -245,6 +246,38 @@ class CasSession:
         """
 
 @final
+class Egg:
+    """
+    In the template: a worker that is to be forked.
+    """
+    @property
+    def argv(self, /) -> list[str]:
+        """
+        The worker's program and arguments.
+        """
+    def become_guard(self, /, nest: Nest) -> None:
+        """
+        In a child of the template: become the worker's guard. Fork the worker next.
+        """
+    def become_worker(self, /) -> None:
+        """
+        In the guard's child: become the worker, with its session, streams and folder.
+        """
+    @property
+    def env(self, /) -> dict[str, str]:
+        """
+        The worker's whole environment.
+        """
+    def show(self, /) -> None:
+        """
+        In the worker, once its variables are set: show them and its command to ``ps`` and others who look in ``/proc``.
+        """
+    def watch(self, /, worker: SupportsIndex) -> None:
+        """
+        In the guard: watch over its child ``worker`` (-1: there is none) until nothing of it is left. Does not return.
+        """
+
+@final
 class Failure:
     """
     A worker's failure: what every node names as the cause when the job restarts or ends.
@@ -398,6 +431,32 @@ class Launched:
     def signal(self, /) -> int | None:
         """
         Of ``signal``: its number.
+        """
+
+@final
+class Nest:
+    """
+    In the template: where workers hatch.
+    """
+    def __new__(cls, /, fd: SupportsIndex) -> Nest:
+        """
+        Take the template's end of the socket that it shares with the agent: the descriptor ``fd``.
+        """
+    def forked(self, /, egg: Egg, guard: SupportsIndex) -> None:
+        """
+        In the template, once it has forked the guard of the worker that was asked for.
+        """
+    def next_egg(self, /) -> Egg | None:
+        """
+        Wait until a worker is asked for; None once the agent has let go.
+        """
+    def ready(self, /) -> None:
+        """
+        Tell the agent that everything is loaded.
+        """
+    def refuse(self, /, reason: str) -> None:
+        """
+        Tell the agent why no worker can come from here. End the process then.
         """
 
 @final
@@ -673,6 +732,23 @@ class StoreServer:
         """
 
 @final
+class Template:
+    """
+    A process that has loaded what workers load, and of which they are forked.
+    """
+    def __new__(cls, /, command: SupportsGetItem[int, str], *, begin: SupportsGetItem[int, str], fixed: SupportsIndex, env: dict[str, str], what: str) -> Template:
+        """
+        Start it, in the background. ``command`` is the workers' program and arguments, of which ``fixed`` are the same for every
+        worker; ``begin`` is put before them. ``env`` is what workers inherit, and ``what`` is what it loads, for the log.
+
+        Raises ``ValueError`` for a command without a program.
+        """
+    def end(self, /) -> None:
+        """
+        End it and what is left of workers that came from it, and wait until nothing of that is left.
+        """
+
+@final
 class View:
     """
     How things stand for a node between rounds.
@@ -736,7 +812,7 @@ def follow_parent() -> None:
     Have the calling process killed when the thread that started it ends: for workers that are Python functions.
     """
 
-def launch(session: Session, host: Host | None, *, name: str, entrypoint: str, command: SupportsGetItem[int, str], run_id: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, restarts_left: SupportsIndex | None, grace_s: SupportsFloat | SupportsIndex, uninterruptible_sleep_s: SupportsFloat | SupportsIndex, node_rank: SupportsIndex | None, join_timeout_s: SupportsFloat | SupportsIndex, close_timeout_s: SupportsFloat | SupportsIndex, drain_timeout_s: SupportsFloat | SupportsIndex, local_addr: str | None, fixed_master: tuple[str, SupportsIndex] | None, use_agent_store: bool, virtual_local_rank: bool, log_dir: str | PathLike[str] | None, log_files: bool, redirects: str, tee: str, shown_ranks: SupportsGetItem[int, SupportsIndex] | None, stdout_filters: SupportsGetItem[int, str], stderr_filters: SupportsGetItem[int, str], prefix: str | None, signals: SupportsGetItem[int, SupportsIndex]) -> Launched:
+def launch(session: Session, host: Host | None, *, name: str, entrypoint: str, command: SupportsGetItem[int, str], run_id: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, restarts_left: SupportsIndex | None, grace_s: SupportsFloat | SupportsIndex, uninterruptible_sleep_s: SupportsFloat | SupportsIndex, node_rank: SupportsIndex | None, join_timeout_s: SupportsFloat | SupportsIndex, close_timeout_s: SupportsFloat | SupportsIndex, drain_timeout_s: SupportsFloat | SupportsIndex, local_addr: str | None, fixed_master: tuple[str, SupportsIndex] | None, use_agent_store: bool, virtual_local_rank: bool, log_dir: str | PathLike[str] | None, log_files: bool, redirects: str, tee: str, shown_ranks: SupportsGetItem[int, SupportsIndex] | None, stdout_filters: SupportsGetItem[int, str], stderr_filters: SupportsGetItem[int, str], prefix: str | None, signals: SupportsGetItem[int, SupportsIndex], warm: tuple[SupportsGetItem[int, str], SupportsIndex, str] | None = None) -> Launched:
     """
     Run the workers of one node until the job, or this node's part in it, has ended. Nothing is left of them then.
 
@@ -744,7 +820,8 @@ def launch(session: Session, host: Host | None, *, name: str, entrypoint: str, c
     its arguments, in which ``${local_rank}`` is replaced; workers inherit this process's environment. With ``restarts_left``
     this node counts its own restarts. ``fixed_master`` is the address and port that workers are told instead of the
     round's. ``log_dir`` is None for a temporary folder; without ``log_files`` there are none. ``redirects`` and ``tee`` are as
-    torchrun's. ``signals`` end the job on this node; a second one kills. All times in seconds, zero for ``uninterruptible_sleep_s``
+    torchrun's. ``signals`` end the job on this node; a second one kills. ``warm`` is what :class:`Template` has as ``begin``,
+    ``fixed`` and ``what``. All times in seconds, zero for ``uninterruptible_sleep_s``
     means that nobody looks for it.
 
     Call it in the main thread. Python runs no signal handlers and holds no lock meanwhile.

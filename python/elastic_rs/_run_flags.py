@@ -53,9 +53,10 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
     Raises:
         UsageError: a ``PET_*`` variable of a switch is no number, or a flag is unknown.
     """
-    known, unknown = parser().parse_known_args(args)
+    known, unknown = parser().parse_known_args([_apart(arg) for arg in args])
     if unknown:
-        raise UsageError(_unknown(unknown[0].partition("=")[0]))
+        raise UsageError(_unknown(_together(unknown[0]).partition("=")[0]))
+    known.training_script_args = [_together(arg) for arg in known.training_script_args]
     return known
 
 
@@ -154,6 +155,36 @@ def _add_endings(group: Any) -> None:
         metavar="SIGNAL,...",
         help="signals that end this node's part and are passed on to its workers (%(default)s)",
     )
+    _add_warm(group)
+
+
+def _add_warm(group: Any) -> None:
+    """Add a flag that has a value only behind `=`: in `--warm-start train.py` the script is no module to import."""
+    names = ["--warm-start", "--warm_start"]
+    group.add_argument(
+        *names,
+        action="store_const",
+        const="torch",
+        default=os.environ.get("PET_WARM_START"),
+        help="fork workers from a process that has imported torch, or these: --warm-start=MODULE,...",
+    )
+    group.add_argument(
+        *[f"{name}{MARK}" for name in names], dest="warm_start", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+    )
+
+
+MARK = "\0"
+"""No argument contains it."""
+
+
+def _apart(arg: str) -> str:
+    """Give `--warm-start=…` a name of its own. It may be the script's; then :func:`_together` makes it what it was."""
+    name, separator, value = arg.partition("=")
+    return f"{name}{MARK}={value}" if separator and name in {"--warm-start", "--warm_start"} else arg
+
+
+def _together(arg: str) -> str:
+    return arg.replace(f"{MARK}=", "=", 1)
 
 
 def _add_logs(group: Any) -> None:
@@ -315,7 +346,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 def _unknown(flag: str) -> str:
     import difflib
 
-    names = [name for action in parser()._actions for name in action.option_strings]  # noqa: SLF001 - no other way
+    names = [name for action in parser()._actions for name in action.option_strings if MARK not in name]  # noqa: SLF001 - no other way
     near = difflib.get_close_matches(flag, names, n=1)
     hint = f"did you mean `{near[0]}`?" if near else "flags of the script come after it"
     return f"unknown flag `{flag}`: {hint}"

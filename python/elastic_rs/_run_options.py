@@ -6,6 +6,7 @@ Facts: ``config_from_args`` and ``run`` in ``torch/distributed/run.py``, ``Launc
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     import argparse
 
 __all__ = ["Rendezvous", "is_alone", "launch_options_of", "nodes_of", "rendezvous_of", "why_torch"]
+
+logger = logging.getLogger("elastic_rs.run")
 
 DEFAULT_PORT = 29400
 """Port of an endpoint that names none."""
@@ -157,9 +160,26 @@ def launch_options_of(args: argparse.Namespace) -> dict[str, Any]:
         "virtual_local_rank": args.virtual_local_rank,
         "signals": signals_of(args.signals_to_handle),
         **log_options_of(args),
+        "warm": warm_of(args.warm_start, command),
         # Last, since PyTorch may have to be asked.
         "local_world_size": workers_of(args.nproc_per_node),
     }
+
+
+def warm_of(modules: str | None, command: list[str]) -> tuple[list[str], int, str] | None:
+    """Read ``--warm-start``: what the core is told of a template, if there is to be one."""
+    if modules is None:
+        return None
+    from elastic_rs import _warm
+
+    names = [name.strip() for name in modules.split(",")]
+    if not all(part.isidentifier() for name in names for part in name.split(".")):
+        raise UsageError(f"--warm-start is `{modules}`, must be names of modules: torch,torch.distributed")
+    plan = _warm.plan(command, names)
+    if isinstance(plan, str):
+        logger.warning("--warm-start has no effect: %s", plan)
+        return None
+    return plan.begin, plan.fixed, plan.what
 
 
 def command_of(args: argparse.Namespace) -> tuple[str, list[str]]:

@@ -19,6 +19,31 @@ pub struct Workers {
     pub virtual_local_rank: bool,
 }
 
+/// Variables that are another from worker to worker or from round to round. A warm start allows for these, and for no others.
+pub const VARIES: [&str; 20] = [
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "LOCAL_WORLD_SIZE",
+    "WORLD_SIZE",
+    "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_GENERATION",
+    "TORCHELASTIC_ERROR_FILE",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    // With `virtual_local_rank`. Devices are counted when they are first used, not by an import.
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+];
+
 /// Variables of the worker `local_rank`, to be set over those it inherits. `restarts` is the restart count it is told; `inherited`
 /// looks up the agent's own environment.
 ///

@@ -11,7 +11,7 @@ use super::template::substitute;
 use crate::agent::crew::overheard;
 use crate::agent::environment::{self, Workers};
 use crate::agent::{Budget, Policy};
-use crate::process::{AttemptFolder, Filter, FilterOptions, WorkerSpec};
+use crate::process::{AttemptFolder, Filter, FilterOptions, TemplateSpec, WorkerSpec};
 use crate::rendezvous::message::Placement;
 
 /// What a node is to run, and how.
@@ -47,6 +47,19 @@ pub struct Job {
     pub log_folder: LogFolder,
     /// Of workers' output.
     pub logs: LogOptions,
+    /// Workers are forked from a template, if there is to be one.
+    pub warm: Option<Warm>,
+}
+
+/// How the workers' program becomes a template; see [`TemplateSpec`], whose fields these are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Warm {
+    /// What is put between program and arguments.
+    pub begin: Vec<OsString>,
+    /// How many arguments are the same for every worker.
+    pub fixed: usize,
+    /// What it loads, for the log.
+    pub what: String,
 }
 
 /// A master that the command line names: `--rdzv-backend=static`. The store at that address serves every round.
@@ -108,6 +121,21 @@ impl Job {
             Ok(WorkerSpec { args, env, stdout, stderr: overheard(stderr), ..WorkerSpec::new(local_rank, program) })
         };
         (0..self.workers.local_world_size).map(worker).collect()
+    }
+
+    /// The template of workers that inherit this environment.
+    pub fn template(&self, inherited: &BTreeMap<OsString, OsString>) -> Option<TemplateSpec> {
+        let (Warm { begin, fixed, what }, (program, args)) = (self.warm.clone()?, self.command.split_first()?);
+        Some(TemplateSpec {
+            program: program.clone(),
+            begin,
+            args: args.to_vec(),
+            fixed,
+            env: inherited.clone(),
+            varies: environment::VARIES.iter().map(Into::into).collect(),
+            cwd: None,
+            what,
+        })
     }
 
     /// The files for lines that are kept apart.
@@ -185,6 +213,7 @@ mod tests {
             fixed: None,
             log_folder: LogFolder::Temporary,
             logs: LogOptions { tee: "3".parse().unwrap(), ..LogOptions::default() },
+            warm: None,
         }
     }
 
@@ -211,6 +240,23 @@ mod tests {
 
     fn of<'a>(worker: &'a WorkerSpec, name: &str) -> &'a str {
         worker.env.get(name.as_ref() as &std::ffi::OsStr).and_then(|value| value.to_str()).unwrap()
+    }
+
+    #[test]
+    fn a_template_knows_which_variables_workers_have_of_their_own() {
+        let warm = Warm { begin: vec!["serve".into()], fixed: 1, what: "torch".to_owned() };
+        let mut job = Job { warm: Some(warm), ..job() };
+        job.workers.virtual_local_rank = true;
+        let mut inherited = inherited();
+        inherited.insert("HIP_VISIBLE_DEVICES".into(), "4,5".into());
+        let template = job.template(&inherited).unwrap();
+        assert_eq!(template.args, job.command[1..]);
+        for worker in job.workers(&placement(), 2, None, &inherited).unwrap() {
+            let other = worker.env.keys().filter(|name| worker.env.get(*name) != template.env.get(*name));
+            let unknown: Vec<_> = other.filter(|name| !template.varies.contains(name)).collect();
+            assert_eq!(unknown, Vec::<&OsString>::new());
+        }
+        assert_eq!(Job { warm: None, ..job }.template(&inherited), None);
     }
 
     #[test]

@@ -15,7 +15,7 @@ mod streams;
 mod template;
 
 #[cfg(feature = "io")]
-pub use job::{Fixed, Job, LogFolder};
+pub use job::{Fixed, Job, LogFolder, Warm};
 #[cfg(feature = "io")]
 pub use node::{Ended, LaunchError, run};
 #[cfg(feature = "io")]

@@ -18,7 +18,7 @@ use crate::agent::Outcome;
 use crate::agent::crew::Crew;
 use crate::agent::runner::{Runner, Started, Step};
 use crate::host::Sessions;
-use crate::process::{AttemptFolder, Consoles, Exited, Group, LogFolders};
+use crate::process::{AttemptFolder, Consoles, Exited, Group, LogFolders, Template};
 use crate::rendezvous::message::{JoinWorkers, Placement, Verdict};
 use crate::rendezvous::node::JoinError;
 use crate::rendezvous::session::Session;
@@ -62,6 +62,9 @@ pub async fn run(
         node.runner.close().await;
         node.farewell(None, reason).await;
     }
+    if let Some(template) = &node.template {
+        template.end().await;
+    }
     ended
 }
 
@@ -73,6 +76,8 @@ struct Node {
     runner: Runner,
     /// Of this process: what workers inherit.
     env: BTreeMap<OsString, OsString>,
+    /// Workers are forked from it.
+    template: Option<Template>,
     folders: Option<Arc<LogFolders>>,
     /// The round's, if this node has rank 0.
     store: Option<StoreServer>,
@@ -86,13 +91,17 @@ impl Node {
         let (run_id, role) = (workers.run_id.clone(), workers.role.clone());
         let mut runner = Runner::new(job.policy(), name, run_id, role, Some(Arc::clone(&session)));
         runner.limit_uninterruptible_sleep(job.uninterruptible_sleep);
+        let env = env::vars_os().collect();
+        // It loads while the nodes meet.
+        let template = job.template(&env).map(Template::start);
         Self {
             job,
             session,
             host,
             signals,
             runner,
-            env: env::vars_os().collect(),
+            env,
+            template,
             folders: None,
             store: None,
             first_rank: 0,
@@ -198,7 +207,18 @@ impl Node {
                 specs.iter().map(|spec| (spec.local_rank, attempt.error_file(spec.local_rank))).collect();
         }
         let consoles = Consoles::own().map_err(|error| LaunchError(format!("no console: {error}")))?;
-        let mut starting = pin!(Group::start(specs, self.job.filters(attempt.as_ref()), consoles));
+        if let Some(template) = &self.template {
+            tokio::select! {
+                biased;
+                signal = self.signals.next() => {
+                    self.runner.signal(signal);
+                    return Ok(());
+                }
+                () = template.loaded(&specs) => {}
+            }
+        }
+        let filters = self.job.filters(attempt.as_ref());
+        let mut starting = pin!(Group::start_from(self.template.as_ref(), specs, filters, consoles));
         let mut waits = None;
         let started = loop {
             tokio::select! {

@@ -5,6 +5,7 @@ use std::future::pending;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::inotify;
@@ -16,11 +17,12 @@ use super::message::Order;
 use super::spawn::{Guarded, Stage, StartError, open, spawn};
 use super::spec::{Output, WorkerSpec};
 use super::stop::{Command, StopPolicy, Stopping};
+use super::warm::{Shared, Template};
 use crate::wait::until;
 
 mod member;
 
-use member::{Member, Start};
+pub(super) use member::{Member, Start};
 
 /// Where what workers print is shown.
 #[derive(Debug)]
@@ -118,8 +120,21 @@ impl Group {
         filters: FilterOptions,
         consoles: Consoles,
     ) -> Result<Group, StartError> {
+        Group::start_from(None, specs, filters, consoles).await
+    }
+
+    /// The same, with workers forked from a template where that can be: else, and without one, they are executed.
+    ///
+    /// Does not wait for the template to load: [`Template::loaded`] does.
+    pub async fn start_from(
+        template: Option<&Template>,
+        specs: Vec<WorkerSpec>,
+        filters: FilterOptions,
+        consoles: Consoles,
+    ) -> Result<Group, StartError> {
+        let template = template.map(Template::shared);
         // A task of its own: whoever drops our future, it gets to the point where somebody reaps what was started.
-        let starting = tokio::spawn(start(specs, filters, consoles));
+        let starting = tokio::spawn(start(template, specs, filters, consoles));
         match starting.await {
             Ok(result) => result,
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
@@ -268,9 +283,14 @@ impl Drop for Group {
     }
 }
 
-async fn start(specs: Vec<WorkerSpec>, filters: FilterOptions, consoles: Consoles) -> Result<Group, StartError> {
+async fn start(
+    template: Option<Arc<Shared>>,
+    specs: Vec<WorkerSpec>,
+    filters: FilterOptions,
+    consoles: Consoles,
+) -> Result<Group, StartError> {
     // Forking takes long where much memory is mapped, and opening files may.
-    let launching = tokio::task::spawn_blocking(move || launch(specs, &filters, consoles));
+    let launching = tokio::task::spawn_blocking(move || launch(template.as_deref(), specs, &filters, consoles));
     let Launched { workers, logs, mut error } = match launching.await {
         Ok(launched) => launched?,
         Err(failed) if failed.is_panic() => std::panic::resume_unwind(failed.into_panic()),
@@ -313,7 +333,12 @@ struct Launched {
     error: Option<StartError>,
 }
 
-fn launch(specs: Vec<WorkerSpec>, filters: &FilterOptions, consoles: Consoles) -> Result<Launched, StartError> {
+fn launch(
+    template: Option<&Shared>,
+    specs: Vec<WorkerSpec>,
+    filters: &FilterOptions,
+    consoles: Consoles,
+) -> Result<Launched, StartError> {
     let mut ranks = BTreeSet::new();
     if let Some(twice) = specs.iter().find(|spec| !ranks.insert(spec.local_rank)) {
         let error = io::Error::new(io::ErrorKind::InvalidInput, "another worker has the same local rank");
@@ -336,7 +361,8 @@ fn launch(specs: Vec<WorkerSpec>, filters: &FilterOptions, consoles: Consoles) -
     let logs = if sources.is_empty() { None } else { Some(Logs::start(sources, watch, filters, consoles)?) };
     let mut launched = Launched { workers: Vec::new(), logs, error: None };
     for (spec, opened) in specs.into_iter().zip(opened) {
-        match spawn(&spec, &opened) {
+        let hatched = template.and_then(|template| template.hatch(&spec, &opened));
+        match hatched.map_or_else(|| spawn(&spec, &opened), Ok) {
             Ok(guarded) => launched.workers.push((spec, guarded)),
             Err(error) => {
                 launched.error = Some(error);

@@ -16,9 +16,11 @@ use std::ptr;
 
 use super::message::{MESSAGE_BYTES, Order, Report};
 
+mod forked;
 mod worker;
 
-use worker::{Birth, start_worker};
+pub(super) use forked::{Descriptors, Hatching, block_signals};
+use worker::{Birth, give_up, start_worker};
 
 /// What the guard needs, prepared before the fork. No descriptor is below 3.
 #[derive(Debug)]
@@ -38,6 +40,8 @@ pub(super) struct Plan<'a> {
     pub envp: &'a [*const c_char],
     /// Null: the agent's folder.
     pub cwd: *const c_char,
+    /// Whether what the worker leaves behind may live on, until the agent says otherwise or ends: of a template.
+    pub keeps: bool,
 }
 
 /// The steps at which starting a worker can fail, as `Report::Failed` names them.
@@ -89,6 +93,8 @@ struct Guard {
     executed: RawFd,
     leader: i32,
     leader_ended: bool,
+    /// The leader's end does not end what is left of it.
+    keeps: bool,
     /// Everything below is to end.
     ending: bool,
 }
@@ -96,46 +102,87 @@ struct Guard {
 /// The guard's life. SAFETY: only in a freshly forked child with all signals blocked.
 unsafe fn run(plan: &Plan<'_>) -> ! {
     unsafe {
-        // A session of its own: what is sent to the agent's process group should reach the agent alone.
-        libc::setsid();
-        libc::prctl(libc::PR_SET_NAME, c"worker-guard".as_ptr());
-        if libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) == -1 {
-            fail(plan.control, step::GUARD, errno());
+        libc::prctl(libc::PR_SET_NAME, NAME.as_ptr());
+        if let Err(errno) = stand_apart() {
+            fail(plan.control, step::GUARD, errno);
         }
         close_all_but([plan.control, plan.agent, plan.stdio[0], plan.stdio[1], plan.stdio[2], plan.null]);
-        // Ignored, it would be reaped by the kernel, and nobody would see how a worker ended.
-        default_handler(libc::SIGCHLD);
-        let mut child_signal = std::mem::zeroed();
-        libc::sigemptyset(&mut child_signal);
-        libc::sigaddset(&mut child_signal, libc::SIGCHLD);
-        let signals = libc::signalfd(-1, &child_signal, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
-        let mut pipe = [-1; 2];
-        if signals == -1 || libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) == -1 {
-            fail(plan.control, step::GUARD, errno());
-        }
-        let leader = start_worker(&Birth { plan, guard: libc::getpid(), failures: pipe[1] });
+        let senses = match Senses::open() {
+            Ok(senses) => senses,
+            Err(errno) => fail(plan.control, step::GUARD, errno),
+        };
+        let leader = start_worker(&Birth { plan, guard: libc::getpid(), failures: senses.failures });
         if leader == -1 {
             fail(plan.control, step::GUARD, errno());
         }
-        libc::close(pipe[1]);
-        // The worker's streams must end with the worker, and its folder be free to be removed.
-        for fd in 0..3 {
-            libc::dup2(plan.null, fd);
-        }
+        libc::close(senses.failures);
+        let_go_of_stdio(plan.null);
         for fd in plan.stdio {
             libc::close(fd);
         }
-        libc::chdir(c"/".as_ptr());
         Guard {
             control: plan.control,
             agent: plan.agent,
-            signals,
-            executed: pipe[0],
+            signals: senses.signals,
+            executed: senses.executed,
             leader,
             leader_ended: false,
+            keeps: plan.keeps,
             ending: false,
         }
         .watch()
+    }
+}
+
+const NAME: &CStr = c"worker-guard";
+
+/// A session of its own, since what is sent to the agent's process group should reach the agent alone; and the parent of whatever
+/// is orphaned below. SAFETY: as [`run`].
+unsafe fn stand_apart() -> Result<(), i32> {
+    unsafe {
+        libc::setsid();
+        if libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) == -1 {
+            return Err(errno());
+        }
+        // Ignored, a child would be reaped by the kernel, and nobody would see how a worker ended.
+        default_handler(libc::SIGCHLD);
+    }
+    Ok(())
+}
+
+/// What a guard learns of its worker by.
+struct Senses {
+    /// Of SIGCHLD.
+    signals: RawFd,
+    /// Both ends of a pipe: the one to read from ends once the worker was executed, or has a report why not.
+    executed: RawFd,
+    failures: RawFd,
+}
+
+impl Senses {
+    /// SAFETY: as [`run`].
+    unsafe fn open() -> Result<Senses, i32> {
+        unsafe {
+            let mut child_signal = std::mem::zeroed();
+            libc::sigemptyset(&mut child_signal);
+            libc::sigaddset(&mut child_signal, libc::SIGCHLD);
+            let signals = libc::signalfd(-1, &child_signal, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+            let mut pipe = [-1; 2];
+            if signals == -1 || libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) == -1 {
+                return Err(errno());
+            }
+            Ok(Senses { signals, executed: pipe[0], failures: pipe[1] })
+        }
+    }
+}
+
+/// The worker's streams must end with the worker, and its folder be free to be removed. SAFETY: as [`run`].
+unsafe fn let_go_of_stdio(null: RawFd) {
+    unsafe {
+        for fd in 0..3 {
+            libc::dup2(null, fd);
+        }
+        libc::chdir(c"/".as_ptr());
     }
 }
 
@@ -243,7 +290,7 @@ impl Guard {
             self.tell(Report::Exited { code: info.si_code, status: info.si_status() });
         }
         self.leader_ended = true;
-        self.ending = true;
+        self.ending |= !self.keeps;
     }
 
     /// Kills every child and its group. Grandchildren become children when their parents die, which brings us here again.

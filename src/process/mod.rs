@@ -29,6 +29,8 @@ mod state;
 mod stop;
 #[cfg(feature = "io")]
 mod strangers;
+#[cfg(feature = "io")]
+mod warm;
 
 pub use exit::{Exit, Signal};
 #[cfg(feature = "io")]
@@ -45,3 +47,5 @@ pub(crate) use state::state_of;
 pub use stop::{Command, StopPolicy, Stopping};
 #[cfg(feature = "io")]
 pub use strangers::{Strangers, reap_strangers_as_process_1};
+#[cfg(feature = "io")]
+pub use warm::{Egg, Nest, Template, TemplateSpec};

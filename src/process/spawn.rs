@@ -32,8 +32,9 @@ pub(super) struct Guarded {
 #[derive(Debug)]
 pub(super) struct Opened {
     /// What becomes its standard input, output and error.
-    stdio: [OwnedFd; 3],
-    null: OwnedFd,
+    pub stdio: [OwnedFd; 3],
+    /// `/dev/null`.
+    pub null: OwnedFd,
     /// What the agent copies from: stdout, stderr.
     pub readings: [Option<Reading>; 2],
 }
@@ -59,6 +60,13 @@ pub(super) fn open(spec: &WorkerSpec, watch: Option<&OwnedFd>) -> Result<Opened,
     let (output, output_read) = open_output(spec, &spec.stdout, rustix::stdio::stdout(), &null, watch)?;
     let (error, error_read) = open_output(spec, &spec.stderr, rustix::stdio::stderr(), &null, watch)?;
     Ok(Opened { stdio: [input, output, error], null, readings: [output_read, error_read] })
+}
+
+/// A template's streams: `socket` is its standard input, and what it prints goes to this process's standard error.
+pub(super) fn open_template(socket: OwnedFd) -> Result<Opened, Errno> {
+    let null = open_null()?;
+    let error = || inherited(rustix::stdio::stderr(), &null);
+    Ok(Opened { stdio: [lifted(socket)?, error()?, error()?], null, readings: [None, None] })
 }
 
 /// Where a worker's start failed.
@@ -125,6 +133,15 @@ impl StartError {
 ///
 /// Takes about as long as the process's page tables take to copy: 0.1 ms, or a few ms where PyTorch is loaded.
 pub(super) fn spawn(spec: &WorkerSpec, opened: &Opened) -> Result<Guarded, StartError> {
+    spawn_with(spec, opened, false)
+}
+
+/// Forks the guard of a template: whatever is orphaned when the template ends lives on.
+pub(super) fn spawn_template(spec: &WorkerSpec, opened: &Opened) -> Result<Guarded, StartError> {
+    spawn_with(spec, opened, true)
+}
+
+fn spawn_with(spec: &WorkerSpec, opened: &Opened, keeps: bool) -> Result<Guarded, StartError> {
     let failed = |source: Errno| StartError::new(spec.local_rank, Stage::Fork, source);
     let invalid = |_| StartError::reported(spec, guard::step::EXECUTE, Errno::INVAL.raw_os_error());
     let strings = Strings::prepare(spec).map_err(invalid)?;
@@ -132,10 +149,7 @@ pub(super) fn spawn(spec: &WorkerSpec, opened: &Opened) -> Result<Guarded, Start
     let mut candidates = pointers(&strings.candidates);
     candidates.pop();
 
-    let agent = pidfd_open(getpid(), PidfdFlags::empty()).and_then(lifted).map_err(failed)?;
-    let (control, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-        .and_then(|(ours, theirs)| Ok((ours, lifted(theirs)?)))
-        .map_err(failed)?;
+    let Ties { control, theirs, agent } = Ties::new().map_err(failed)?;
 
     let plan = Plan {
         control: theirs.as_raw_fd(),
@@ -146,11 +160,35 @@ pub(super) fn spawn(spec: &WorkerSpec, opened: &Opened) -> Result<Guarded, Start
         argv: &argv,
         envp: &envp,
         cwd: strings.cwd.as_ref().map_or(std::ptr::null(), |folder| folder.as_ptr()),
+        keeps,
     };
     let (_, pidfd) = guard::fork(&plan).map_err(|errno| failed(Errno::from_raw_os_error(errno)))?;
     // SAFETY: the kernel has just made it, and nobody else knows of it.
     let guard = unsafe { OwnedFd::from_raw_fd(pidfd) };
     Ok(Guarded { control, guard })
+}
+
+/// What ties a guard to the agent. No descriptor is below 3.
+pub(super) struct Ties {
+    /// The agent's end of their socket.
+    pub control: OwnedFd,
+    /// The guard's end.
+    pub theirs: OwnedFd,
+    /// A pidfd of the agent.
+    pub agent: OwnedFd,
+}
+
+impl Ties {
+    pub fn new() -> Result<Ties, Errno> {
+        let agent = pidfd_open(getpid(), PidfdFlags::empty()).and_then(lifted)?;
+        let (control, theirs) = message_socket()?;
+        Ok(Ties { control, theirs: lifted(theirs)?, agent })
+    }
+}
+
+/// Two ends of a socket whose messages stay whole.
+pub(super) fn message_socket() -> Result<(OwnedFd, OwnedFd), Errno> {
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
 
 /// Command and environment as the kernel takes them.

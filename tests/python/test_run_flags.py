@@ -20,6 +20,10 @@ VALUES = ("0", "1", "3", "2:4", "2.5", "-1", "", "text", "fork", "node", "core-c
 SCRIPT = ["train.py", "--lr", "1", "--", "--nnodes=9"]
 
 
+OWN = {"warm_start"}
+"""Flags that torchrun has not."""
+
+
 def flags_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     return {action.dest: action for action in parser._actions}
 
@@ -27,7 +31,7 @@ def flags_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 def outcome(parse: Callable[[Sequence[str]], argparse.Namespace], argv: Sequence[str]) -> dict[str, Any] | str:
     """What a command line comes to. How a mistake is worded is another matter."""
     with contextlib.suppress(SystemExit, ValueError):
-        return vars(parse(argv))
+        return {name: value for name, value in vars(parse(argv)).items() if name not in OWN}
     return "refused"
 
 
@@ -39,9 +43,9 @@ ACTIONS = [action for action in flags_of(get_args_parser()).values() if action.d
 FLAGS = [pytest.param(action, id=action.dest) for action in ACTIONS if action.option_strings]
 
 
-def test_every_flag_of_torchrun_is_there_with_all_its_spellings_and_no_other() -> None:
+def test_every_flag_of_torchrun_is_there_with_all_its_spellings() -> None:
     ours, others = flags_of(_run_flags.parser()), flags_of(get_args_parser())
-    assert ours.keys() == others.keys()
+    assert ours.keys() == others.keys() | OWN
     for dest, other in others.items():
         own = ours[dest]
         assert set(own.option_strings) == set(other.option_strings), dest
@@ -93,6 +97,36 @@ def test_other_ways_to_write_a_command_line_are_read_alike(argv: list[str]) -> N
     assert outcome(_run_flags.parse, argv) == outcome(theirs, argv)
 
 
+@pytest.mark.parametrize(
+    ("argv", "modules"),
+    [
+        ([], None),
+        (["--warm-start"], "torch"),
+        (["--warm_start=torch,numpy"], "torch,numpy"),
+        (["--warm-start=a", "--warm-start"], "torch"),
+        (["--warm-start="], ""),
+    ],
+)
+def test_modules_of_a_warm_start_come_behind_an_equals_sign(argv: list[str], modules: str | None) -> None:
+    rest = ["--warm-start=x", "--warm_start=a=b", "--warm-start"]
+    args = _run_flags.parse([*argv, "train.py", *rest])
+    assert (args.warm_start, args.training_script, args.training_script_args) == (modules, "train.py", rest)
+
+
+def test_a_variable_asks_for_warm_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_WARM_START", "numpy")
+    assert _run_flags.parse(SCRIPT).warm_start == "numpy"
+    assert _run_flags.parse(["--warm-start", *SCRIPT]).warm_start == "torch"
+
+
+def test_a_warm_start_needs_this_python(caplog: pytest.LogCaptureFixture) -> None:
+    assert _run_options.warm_of("torch", ["/bin/echo", "hello"]) is None
+    expected = "--warm-start has no effect: their program is `/bin/echo`, not this Python, `"
+    assert caplog.messages[0].startswith(expected)
+    assert _run_options.warm_of("torch", [sys.executable, "-u", "train.py"]) is not None
+    assert _run_options.warm_of(None, [sys.executable, "-u", "train.py"]) is None
+
+
 def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     """What is said of a command line that is refused."""
     with pytest.raises(SystemExit) as ended:
@@ -107,6 +141,12 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
+        (["--warm-stat", "x"], "unknown flag `--warm-stat`: did you mean `--warm-start`?"),
+        (["--warm-stat=a", "x"], "unknown flag `--warm-stat`: did you mean `--warm-start`?"),
+        (
+            ["--standalone", "--warm-start=train.py,a-b", "x"],
+            "--warm-start is `train.py,a-b`, must be names of modules: torch,torch.distributed",
+        ),
         (["--nprocs-per-node=2", "x"], "unknown flag `--nprocs-per-node`: did you mean `--nproc-per-node`?"),
         (["--zzz", "x"], "unknown flag `--zzz`: flags of the script come after it"),
         ([], "no script is given; it comes after the flags: elastic-run [flags] SCRIPT [the script's arguments]"),

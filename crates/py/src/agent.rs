@@ -22,6 +22,7 @@ use tokio::time::timeout;
 use crate::errors;
 use crate::rendezvous::{Placement, Session, seconds};
 use crate::runtime::{block_on, block_on_task, detach, handle};
+use crate::warm::Template;
 
 /// A worker's failure: what every node names as the cause when the job restarts or ends.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs", get_all)]
@@ -288,8 +289,9 @@ impl Agent {
     ///
     /// ``error_files`` are where workers may record their exceptions. A filter is a path, which gets the lines of teed streams
     /// that contain one of the texts. ``stdout_fd`` and ``stderr_fd`` are where teed lines are shown; they stay the caller's.
+    /// Workers are forked from the ``template``, if there is one and that can be.
     #[pyo3(signature = (commands, *, first_rank, error_files, stdout_filter = None, stderr_filter = None, stdout_fd = 1,
-        stderr_fd = 2))]
+        stderr_fd = 2, template = None))]
     #[expect(clippy::too_many_arguments, reason = "one named argument per property")]
     fn start(
         &self,
@@ -301,12 +303,17 @@ impl Agent {
         stderr_filter: Option<(PathBuf, Vec<String>)>,
         stdout_fd: i32,
         stderr_fd: i32,
+        template: Option<&Template>,
     ) -> PyResult<BTreeMap<u32, u32>> {
         let filter = |filter: Option<(PathBuf, Vec<String>)>| filter.map(|(file, texts)| Filter { file, texts });
         let filters = FilterOptions { stdout: filter(stdout_filter), stderr: filter(stderr_filter) };
         let specs: Vec<WorkerSpec> = commands.iter().map(|command| command.0.clone()).collect();
         let consoles = Consoles { stdout: copy_of(stdout_fd)?, stderr: copy_of(stderr_fd)? };
-        let mut starting = pin!(Group::start(specs, filters, consoles));
+        let template = template.map(|it| &it.0);
+        if let Some(template) = template {
+            block_on(py, template.loaded(&specs))?;
+        }
+        let mut starting = pin!(Group::start_from(template, specs, filters, consoles));
         // A signal does not break it off: workers that run already are asked to end, as any others. A file system that hangs
         // must not hold it up for ever.
         let runtime = handle()?;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use elastic_rs::agent::environment::Workers;
 use elastic_rs::agent::{Budget, Outcome};
 use elastic_rs::devices::{Wanted, nvidia};
-use elastic_rs::launch::{Ended, Fixed, Job, LogFolder, LogOptions, Signals, run as run_job};
+use elastic_rs::launch::{Ended, Fixed, Job, LogFolder, LogOptions, Signals, Warm, run as run_job};
 use elastic_rs::process::{Signal, StreamsOf};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -77,7 +77,8 @@ impl From<Ended> for Launched {
 /// its arguments, in which ``${local_rank}`` is replaced; workers inherit this process's environment. With ``restarts_left``
 /// this node counts its own restarts. ``fixed_master`` is the address and port that workers are told instead of the
 /// round's. ``log_dir`` is None for a temporary folder; without ``log_files`` there are none. ``redirects`` and ``tee`` are as
-/// torchrun's. ``signals`` end the job on this node; a second one kills. All times in seconds, zero for ``uninterruptible_sleep_s``
+/// torchrun's. ``signals`` end the job on this node; a second one kills. ``warm`` is what :class:`Template` has as ``begin``,
+/// ``fixed`` and ``what``. All times in seconds, zero for ``uninterruptible_sleep_s``
 /// means that nobody looks for it.
 ///
 /// Call it in the main thread. Python runs no signal handlers and holds no lock meanwhile.
@@ -87,7 +88,7 @@ impl From<Ended> for Launched {
 #[pyo3(signature = (session, host, *, name, entrypoint, command, run_id, role, local_world_size, max_restarts, restarts_left,
     grace_s, uninterruptible_sleep_s, node_rank, join_timeout_s, close_timeout_s, drain_timeout_s, local_addr, fixed_master,
     use_agent_store, virtual_local_rank, log_dir, log_files, redirects, tee, shown_ranks, stdout_filters, stderr_filters,
-    prefix, signals))]
+    prefix, signals, warm = None))]
 #[expect(clippy::too_many_arguments, reason = "one named argument per setting, checked here once")]
 pub fn launch(
     py: Python<'_>,
@@ -120,6 +121,7 @@ pub fn launch(
     stderr_filters: Vec<String>,
     prefix: Option<String>,
     signals: Vec<i32>,
+    warm: Option<(Vec<OsString>, usize, String)>,
 ) -> PyResult<Launched> {
     if command.is_empty() {
         return Err(PyValueError::new_err("command is empty, must name a program"));
@@ -153,6 +155,7 @@ pub fn launch(
             None => LogFolder::Temporary,
         },
         logs,
+        warm: warm.map(|(begin, fixed, what)| Warm { begin, fixed, what }),
     };
     run(py, job, session, host, signals)
 }

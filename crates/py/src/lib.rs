@@ -14,6 +14,7 @@ mod rendezvous;
 mod runtime;
 mod store;
 mod store_client;
+mod warm;
 
 /// The compiled half of the package ``elastic_rs``.
 #[pymodule]
@@ -36,6 +37,8 @@ mod _elastic_rs {
     use crate::store::StoreServer;
     #[pymodule_export]
     use crate::store_client::StoreClient;
+    #[pymodule_export]
+    use crate::warm::{Egg, Nest, Template};
 
     /// Version of the compiled half.
     #[pymodule_export]

@@ -31,7 +31,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A worker, as its group holds it.
 #[derive(Debug)]
-pub(super) struct Member {
+pub(in super::super) struct Member {
     /// 0 until it has been executed.
     pub pid: u32,
     control: Arc<AsyncFd<OwnedFd>>,
@@ -39,7 +39,7 @@ pub(super) struct Member {
 
 /// What became of a start.
 #[derive(Debug)]
-pub(super) enum Start {
+pub(in super::super) enum Start {
     Executed { pid: u32 },
     Failed { step: i32, errno: i32 },
 }

@@ -42,11 +42,6 @@ extern "C" fn begin_worker(birth: *mut libc::c_void) -> libc::c_int {
 unsafe fn become_worker(birth: &Birth<'_>) -> ! {
     let Birth { plan, guard, failures } = *birth;
     unsafe {
-        let give_up = |step: i32| -> ! {
-            let report = [step, errno()];
-            libc::write(failures, report.as_ptr().cast(), size_of_val(&report));
-            libc::_exit(127)
-        };
         libc::setsid();
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         if libc::getppid() != guard {
@@ -57,17 +52,26 @@ unsafe fn become_worker(birth: &Birth<'_>) -> ! {
         }
         for (target, fd) in (0..).zip(plan.stdio) {
             if libc::dup2(fd, target) == -1 {
-                give_up(step::STREAMS);
+                give_up(failures, step::STREAMS);
             }
         }
         if !plan.cwd.is_null() && libc::chdir(plan.cwd) == -1 {
-            give_up(step::FOLDER);
+            give_up(failures, step::FOLDER);
         }
         let mut nothing = std::mem::zeroed();
         libc::sigemptyset(&mut nothing);
         libc::sigprocmask(libc::SIG_SETMASK, &nothing, ptr::null_mut());
         execute(plan);
-        give_up(step::EXECUTE)
+        give_up(failures, step::EXECUTE)
+    }
+}
+
+/// Ends what was to become the worker, and tells the guard why. SAFETY: only in that process.
+pub(super) unsafe fn give_up(failures: RawFd, step: i32) -> ! {
+    unsafe {
+        let report = [step, errno()];
+        libc::write(failures, report.as_ptr().cast(), size_of_val(&report));
+        libc::_exit(127)
     }
 }
 

@@ -220,7 +220,11 @@ print("released")
 
 def test_threads_of_ours_take_no_signals() -> None:
     code = """
+import logging
 from pathlib import Path
+logging.getLogger("elastic_rs").setLevel(logging.DEBUG)
+_elastic_rs.reset_log_levels()
+second = _elastic_rs.StoreServer.listen(None, 0)  # says so: the first record starts the thread that hands them over
 once_it_waits(lambda: other.set("k", "v"))
 client.wait(["k"])  # the runtime's threads have begun
 for task in Path("/proc/self/task").iterdir():

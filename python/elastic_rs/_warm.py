@@ -1,0 +1,59 @@
+"""Warm starts, as the agent's front end sees them: which command lines can have a template, and what it executes."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["DEFAULT_MODULES", "Plan", "plan", "target"]
+
+DEFAULT_MODULES = ("torch",)
+
+CODE = "from elastic_rs._template import main; main()"
+"""What a template executes; the modules and the workers' arguments follow."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the core is told of a template."""
+
+    begin: list[str]
+    """Put between the workers' program and their arguments."""
+    fixed: int
+    """How many of their arguments are the same for all: up to the script."""
+    what: str
+    """For the log."""
+
+
+def plan(command: Sequence[str], modules: Sequence[str] = DEFAULT_MODULES) -> Plan | str:
+    """Plan the template for workers that execute this, or say why they can have none.
+
+    Args:
+        command: program and arguments.
+        modules: what the template imports.
+    """
+    if command[0] != sys.executable:
+        return f"their program is `{command[0]}`, not this Python, `{sys.executable}`"
+    found = target(command[1:])
+    if found is None:
+        return "their command line is not `python -u SCRIPT` or `python -u -m MODULE`"
+    return Plan(["-u", "-c", CODE, ",".join(modules)], found[1] + 1, ", ".join(f"`{name}`" for name in modules))
+
+
+def target(args: Sequence[str]) -> tuple[bool, int] | None:
+    """Find the script in what follows ``python``: whether it is a module, and where its name is.
+
+    None for a command line with other options than ``-u`` and ``-m``.
+    """
+    at = 1 if args[:1] == ["-u"] else -1
+    if at == -1:
+        return None
+    is_module = args[at : at + 1] == ["-m"]
+    at += is_module
+    if at >= len(args) or args[at].startswith("-"):
+        return None
+    return is_module, at

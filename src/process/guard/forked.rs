@@ -1,0 +1,114 @@
+//! The guard of a worker that is forked from a template: by the template's own `fork`, of a process with one thread, so
+//! that it may do what any process may until [`watch`](Hatching::watch).
+
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr;
+
+use super::{Guard, NAME, Senses, close_all_but, errno, give_up, let_go_of_stdio, stand_apart, step, tell};
+use crate::process::message::Report;
+
+/// What a guard and its worker are given. None is below 3.
+#[derive(Debug)]
+pub(in super::super) struct Descriptors {
+    /// The guard's end of the socket that it shares with the agent.
+    pub control: OwnedFd,
+    /// A pidfd of the agent.
+    pub agent: OwnedFd,
+    /// What becomes the worker's standard input, output and error.
+    pub stdio: [OwnedFd; 3],
+    /// `/dev/null`, for the guard's own.
+    pub null: OwnedFd,
+}
+
+/// A guard whose worker is not forked yet. What it is given when it cannot begin, it has told the agent.
+#[derive(Debug)]
+pub(in super::super) struct Hatching {
+    given: Descriptors,
+    signals: i32,
+    executed: i32,
+    failures: i32,
+    guard: i32,
+}
+
+/// Blocks all signals of the calling thread: those that come between two forks concern neither guard nor worker.
+pub(in super::super) fn block_signals() {
+    // SAFETY: a mask on the stack, filled before it is read.
+    unsafe {
+        let mut all = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, ptr::null_mut());
+    }
+}
+
+impl Hatching {
+    /// The calling process becomes a guard. It should have one thread, and block all signals.
+    ///
+    /// Errors with an `errno`, which the agent has been told.
+    pub fn begin(given: Descriptors) -> Result<Hatching, i32> {
+        // SAFETY: what a freshly forked child may do, any process may.
+        unsafe {
+            let senses = stand_apart().and_then(|()| Senses::open());
+            let Senses { signals, executed, failures } = senses.inspect_err(|errno| {
+                tell(given.control.as_raw_fd(), Report::Failed { step: step::GUARD, errno: *errno });
+            })?;
+            Ok(Hatching { given, signals, executed, failures, guard: libc::getpid() })
+        }
+    }
+
+    /// In the guard, once it has forked its worker: waits until nothing is left below, and ends the process. -1: there is none.
+    pub fn watch(self, worker: i32) -> ! {
+        let Descriptors { control, agent, null, .. } = &self.given;
+        let [control, agent, null] = [control, agent, null].map(AsRawFd::as_raw_fd);
+        // SAFETY: nothing that owns one of the descriptors closed here runs again, since this never returns.
+        unsafe {
+            if worker == -1 {
+                super::fail(control, step::GUARD, errno());
+            }
+            libc::prctl(libc::PR_SET_NAME, NAME.as_ptr());
+            close_all_but([control, agent, null, self.signals, self.executed]);
+            let_go_of_stdio(null);
+            Guard {
+                control,
+                agent,
+                signals: self.signals,
+                executed: self.executed,
+                leader: worker,
+                leader_ended: false,
+                keeps: false,
+                ending: false,
+            }
+            .watch()
+        }
+    }
+
+    /// In the guard's child: becomes the worker as far as the kernel is concerned. Signal handlers are left alone: they are those
+    /// of a program that has just been executed, and has loaded what it loads.
+    ///
+    /// Ends the process if that cannot be, after the guard was told why.
+    pub fn become_worker(self, cwd: &CString) {
+        // SAFETY: plain system calls on what this process owns.
+        unsafe {
+            libc::setsid();
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            if libc::getppid() != self.guard {
+                libc::_exit(127); // the guard was gone before the line above
+            }
+            for (target, fd) in (0..).zip(&self.given.stdio) {
+                if libc::dup2(fd.as_raw_fd(), target) == -1 {
+                    give_up(self.failures, step::STREAMS);
+                }
+            }
+            if libc::chdir(cwd.as_ptr()) == -1 {
+                give_up(self.failures, step::FOLDER);
+            }
+            let mut nothing = std::mem::zeroed();
+            libc::sigemptyset(&mut nothing);
+            libc::sigprocmask(libc::SIG_SETMASK, &nothing, ptr::null_mut());
+            libc::close(self.signals);
+            libc::close(self.executed);
+            // Last: this tells the guard that the worker has begun.
+            libc::close(self.failures);
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! The template's own end: it hears which workers to fork, and tells their guards' descriptors.
+
+use std::collections::BTreeMap;
+use std::ffi::{CString, OsString};
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::retry_on_intr;
+use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open, waitpid};
+
+use super::super::guard::{Descriptors, Hatching, block_signals};
+use super::request::{Answer, Request};
+use super::{socket, title};
+
+/// Where workers hatch: a process with one thread that has loaded what they need.
+#[derive(Debug)]
+pub struct Nest {
+    socket: OwnedFd,
+    /// Of workers that came from here, until they have ended and are reaped.
+    guards: BTreeMap<i32, OwnedFd>,
+}
+
+impl Nest {
+    /// Takes the template's end of the socket.
+    pub fn new(socket: OwnedFd) -> Nest {
+        Nest { socket, guards: BTreeMap::new() }
+    }
+
+    /// Tells the agent that everything is loaded.
+    ///
+    /// Errors if the agent is gone.
+    pub fn ready(&self) -> io::Result<()> {
+        self.tell(&Answer::Ready, &[])
+    }
+
+    /// Tells the agent why no worker can come from here. End the process then.
+    ///
+    /// Errors if the agent is gone.
+    pub fn refuse(&self, reason: &str) -> io::Result<()> {
+        self.tell(&Answer::Refused(reason.to_owned()), &[])
+    }
+
+    /// Waits until a worker is asked for; `None` once the agent has let go. Reaps guards meanwhile.
+    ///
+    /// Errors if what was asked cannot be read.
+    pub fn next_egg(&mut self) -> io::Result<Option<Egg>> {
+        loop {
+            if self.wait()? {
+                let (bytes, fds) = socket::receive(&self.socket, 1)?;
+                return if bytes.is_empty() { Ok(None) } else { Egg::lay(fds).map(Some) };
+            }
+        }
+    }
+
+    /// In the template, after it has forked a worker's guard. Lets go of what belongs to that.
+    ///
+    /// Errors if the agent is gone.
+    pub fn forked(&mut self, egg: &mut Egg, guard: i32) -> io::Result<()> {
+        egg.stage = Stage::Over;
+        let pid = Pid::from_raw(guard).ok_or(io::ErrorKind::InvalidInput)?;
+        // It is not reaped yet, so the number is its own.
+        let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+        self.tell(&Answer::Forked, &[&pidfd])?;
+        self.guards.insert(guard, pidfd);
+        Ok(())
+    }
+
+    /// Whether the socket is readable; or else guards have ended, and are reaped.
+    fn wait(&mut self) -> io::Result<bool> {
+        let fds = std::iter::once(&self.socket).chain(self.guards.values());
+        let mut fds: Vec<PollFd<'_>> = fds.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        retry_on_intr(|| poll(&mut fds, None))?;
+        let asked = !fds[0].revents().is_empty();
+        let ended = fds.iter().skip(1).map(|fd| !fd.revents().is_empty()).collect::<Vec<_>>();
+        for (guard, _) in self.guards.keys().copied().collect::<Vec<_>>().into_iter().zip(ended).filter(|(_, it)| *it) {
+            // ECHILD: something that was loaded has reaped it.
+            let _ = waitpid(Pid::from_raw(guard), WaitOptions::empty());
+            self.guards.remove(&guard);
+        }
+        Ok(asked)
+    }
+
+    fn tell(&self, answer: &Answer, fds: &[&OwnedFd]) -> io::Result<()> {
+        let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
+        Ok(socket::send(&self.socket, &answer.encode(), &fds)?)
+    }
+}
+
+/// A worker that is to be forked.
+#[derive(Debug)]
+pub struct Egg {
+    request: Request,
+    cwd: CString,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Given(Descriptors),
+    Hatching(Hatching),
+    Over,
+}
+
+impl Egg {
+    fn lay(fds: Vec<OwnedFd>) -> io::Result<Egg> {
+        let garbled = || io::Error::new(io::ErrorKind::InvalidData, "what the agent asks for cannot be read");
+        let [file, control, agent, input, output, error, null] =
+            <[OwnedFd; 7]>::try_from(fds).map_err(|_| garbled())?;
+        let mut file = File::from(file);
+        let mut bytes = Vec::new();
+        file.rewind()?;
+        file.read_to_end(&mut bytes)?;
+        let request = Request::decode(&bytes).ok_or_else(garbled)?;
+        let cwd = CString::new(request.cwd().into_os_string().into_vec())?;
+        let given = Descriptors { control, agent, stdio: [input, output, error], null };
+        Ok(Egg { request, cwd, stage: Stage::Given(given) })
+    }
+
+    /// The worker's program and arguments.
+    pub fn argv(&self) -> Vec<OsString> {
+        self.request.argv()
+    }
+
+    /// The worker's whole environment.
+    pub fn env(&self) -> BTreeMap<OsString, OsString> {
+        self.request.env()
+    }
+
+    /// In a child of the template: becomes the worker's guard. Fork the worker next.
+    ///
+    /// Errors if it cannot, which the agent has been told. End the process then.
+    pub fn become_guard(&mut self, nest: Nest) -> io::Result<()> {
+        block_signals();
+        drop(nest);
+        match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Given(given) => {
+                self.stage = Stage::Hatching(Hatching::begin(given).map_err(io::Error::from_raw_os_error)?);
+                Ok(())
+            }
+            Stage::Hatching(_) | Stage::Over => Err(out_of_turn()),
+        }
+    }
+
+    /// In the guard: watches over its child `worker` until nothing of that is left, and ends the process.
+    ///
+    /// Errors if this process is no guard.
+    pub fn watch(&mut self, worker: i32) -> io::Error {
+        match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Hatching(hatching) => hatching.watch(worker),
+            Stage::Given(_) | Stage::Over => out_of_turn(),
+        }
+    }
+
+    /// In the guard's child: becomes the worker, with its session, streams and folder. Its variables are the caller's to set.
+    ///
+    /// Errors if this process is no guard's child. What fails otherwise ends it, and is told by the guard.
+    pub fn become_worker(&mut self) -> io::Result<()> {
+        match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Hatching(hatching) => hatching.become_worker(&self.cwd),
+            Stage::Given(_) | Stage::Over => return Err(out_of_turn()),
+        }
+        Ok(())
+    }
+
+    /// Shows command and environment of the worker, not the template's, in `/proc` and to `ps`, as far as they fit.
+    ///
+    /// # Safety
+    /// Nothing may rely on what `main` was given, or on what `getenv` has returned since the process was executed.
+    pub unsafe fn show(&self) {
+        // SAFETY: as promised by the caller.
+        unsafe { title::show(&self.argv(), &self.env()) };
+    }
+}
+
+fn out_of_turn() -> io::Error {
+    io::Error::other("a worker is forked in three steps: become_guard, fork, watch or become_worker")
+}

@@ -1,0 +1,127 @@
+//! What a template is, and which workers may be forked from it.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+
+use super::super::spec::WorkerSpec;
+
+/// A template, and what its workers have in common with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TemplateSpec {
+    /// The workers' program, which is the template's too.
+    pub program: OsString,
+    /// What makes the program a template; put before the workers' arguments.
+    pub begin: Vec<OsString>,
+    /// The workers' arguments.
+    pub args: Vec<OsString>,
+    /// So many of [`args`](Self::args) are the same for every worker; those behind them may differ.
+    pub fixed: usize,
+    /// The environment that workers inherit.
+    pub env: BTreeMap<OsString, OsString>,
+    /// Variables that may be another worker by worker, or be missing here. No other may: who knows what an import made of it.
+    pub varies: Vec<OsString>,
+    /// The workers' folder. Default: this process's.
+    pub cwd: Option<PathBuf>,
+    /// What it loads, for the log.
+    pub what: String,
+}
+
+impl TemplateSpec {
+    /// The template as a process to start. It is told how much room it has to show workers' variables in its own place.
+    pub(super) fn process(&self) -> WorkerSpec {
+        let mut spec = WorkerSpec::new(0, &self.program);
+        spec.args = self.begin.iter().chain(&self.args).cloned().collect();
+        spec.env = self.env.clone();
+        spec.env.insert(ROOM.into(), " ".repeat(ROOM_BYTES).into());
+        spec.cwd = self.cwd.clone();
+        spec
+    }
+
+    /// Why this worker cannot be forked from the template: in what it differs. `None` if it can.
+    pub(super) fn why_not(&self, worker: &WorkerSpec) -> Option<String> {
+        if let Some(wrapper) = worker.wrapper.first() {
+            return Some(format!("`{}` is to be executed before its program", wrapper.display()));
+        }
+        if worker.program != self.program {
+            return Some(format!("its program is `{}`, not `{}`", worker.program.display(), self.program.display()));
+        }
+        let fixed = |args: &[OsString]| args.get(..self.fixed).map(<[OsString]>::to_vec);
+        if fixed(&worker.args) != fixed(&self.args) {
+            return Some("it runs another script".to_owned());
+        }
+        if worker.cwd != self.cwd {
+            return Some("its folder is another".to_owned());
+        }
+        self.other_variable(&worker.env).map(|name| format!("its variable `{}` is another", name.display()))
+    }
+
+    fn other_variable<'a>(&'a self, env: &'a BTreeMap<OsString, OsString>) -> Option<&'a OsStr> {
+        let names = self.env.keys().chain(env.keys());
+        names
+            .filter(|name| !self.varies.contains(name))
+            .find(|name| self.env.get(*name) != env.get(*name))
+            .map(|it| &**it)
+    }
+}
+
+/// Holds nothing but room, for variables that workers have and their template has not.
+const ROOM: &str = "ELASTIC_RS_TEMPLATE_ROOM";
+/// Those that an agent sets take some 700 bytes, and paths.
+const ROOM_BYTES: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> TemplateSpec {
+        TemplateSpec {
+            program: "python".into(),
+            begin: vec!["-c".into(), "serve".into()],
+            args: vec!["-u".into(), "train.py".into(), "--lr=1".into()],
+            fixed: 2,
+            env: BTreeMap::from([("PATH".into(), "/bin".into()), ("OMP_NUM_THREADS".into(), "1".into())]),
+            varies: vec!["RANK".into()],
+            cwd: None,
+            what: "torch".to_owned(),
+        }
+    }
+
+    fn worker() -> WorkerSpec {
+        let mut worker = WorkerSpec::new(0, "python");
+        worker.args = vec!["-u".into(), "train.py".into(), "--lr=2".into()];
+        worker.env = spec().env;
+        worker.env.insert("RANK".into(), "3".into());
+        worker
+    }
+
+    #[test]
+    fn a_worker_may_have_ranks_and_arguments_of_its_own() {
+        assert_eq!(spec().why_not(&worker()), None);
+    }
+
+    #[test]
+    fn whatever_an_import_may_have_read_must_be_the_same() {
+        let why = |change: fn(&mut WorkerSpec)| {
+            let mut worker = worker();
+            change(&mut worker);
+            spec().why_not(&worker).unwrap()
+        };
+        assert_eq!(why(|it| it.wrapper = vec!["numactl".into()]), "`numactl` is to be executed before its program");
+        assert_eq!(why(|it| it.program = "pypy".into()), "its program is `pypy`, not `python`");
+        assert_eq!(why(|it| it.args[1] = "other.py".into()), "it runs another script");
+        assert_eq!(why(|it| it.args.truncate(1)), "it runs another script");
+        assert_eq!(why(|it| it.cwd = Some("/".into())), "its folder is another");
+        let changed = why(|it| drop(it.env.insert("OMP_NUM_THREADS".into(), "8".into())));
+        assert_eq!(changed, "its variable `OMP_NUM_THREADS` is another");
+        assert_eq!(why(|it| drop(it.env.remove(OsStr::new("PATH")))), "its variable `PATH` is another");
+        let added = why(|it| drop(it.env.insert("PYTHONMALLOC".into(), "debug".into())));
+        assert_eq!(added, "its variable `PYTHONMALLOC` is another");
+    }
+
+    #[test]
+    fn a_template_is_started_with_the_workers_command_behind_its_own() {
+        let process = spec().process();
+        assert_eq!(process.command(), ["python", "-c", "serve", "-u", "train.py", "--lr=1"]);
+    }
+}

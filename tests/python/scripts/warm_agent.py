@@ -1,0 +1,124 @@
+"""An agent of one node without a coordinator, whose workers are started warm or cold.
+
+    python warm_agent.py MODULES WORKERS RESTARTS LOGS COMMAND...
+
+MODULES are what the template imports; `-` for no template. LOGS is a folder; `-` for this process's own streams.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from elastic_rs import _elastic_rs, _warm
+
+FAILED = 1
+
+
+def main() -> int:
+    modules, workers, restarts, logs, *command = sys.argv[1:]
+    logging.basicConfig(level=logging.INFO, format="agent: %(message)s", stream=sys.stdout)
+    _elastic_rs.reset_log_levels()
+    template = None if modules == "-" else _template(command, modules.split(","))
+    agent = _elastic_rs.Agent(
+        session=None,
+        name="agent",
+        run_id="warm",
+        role="default",
+        local_world_size=int(workers),
+        max_restarts=int(restarts),
+        restarts_left=int(restarts),
+        grace_s=30.0,
+        exit_barrier_timeout_s=30.0,
+        use_agent_store=True,
+        virtual_local_rank=False,
+        uninterruptible_sleep_s=0.0,
+    )
+    signal.signal(signal.SIGTERM, _stop)
+    round_ = 0
+    while True:
+        try:
+            step = agent.next()
+        except _StoppedError:
+            agent.signal(signal.SIGTERM)
+            continue
+        assert step is not None
+        match step.kind:
+            case "join":
+                round_ += 1
+                store = _elastic_rs.StoreServer.listen("127.0.0.1", 0)
+                agent.placed(_place(round_, int(workers), store.port))
+            case "start":
+                assert step.placement is not None
+                _start(agent, step.placement, workers=int(workers), logs=logs, command=command, template=template)
+            case "barrier":
+                agent.all_done()
+            case _:
+                break
+    for local_rank, pid, code in agent.exits():
+        print(f"agent: worker {local_rank} ({pid}) ended with {code}", flush=True)
+    if template is not None:
+        template.end()
+    return 0 if step.outcome == "succeeded" else FAILED
+
+
+class _StoppedError(Exception):
+    pass
+
+
+def _stop(*_: object) -> None:
+    raise _StoppedError
+
+
+def _template(command: list[str], modules: list[str]) -> _elastic_rs.Template | None:
+    plan = _warm.plan(command, modules)
+    if isinstance(plan, str):
+        print(f"agent: no template: {plan}", flush=True)
+        return None
+    return _elastic_rs.Template(command, begin=plan.begin, fixed=plan.fixed, env=dict(os.environ), what=plan.what)
+
+
+def _place(round_: int, workers: int, port: int) -> _elastic_rs.Placement:
+    return _elastic_rs.Placement(
+        round=round_,
+        rank=0,
+        world_size=1,
+        master_addr="127.0.0.1",
+        master_port=port,
+        first_rank=0,
+        first_role_rank=0,
+        worker_count=workers,
+        role_worker_count=workers,
+    )
+
+
+def _start(
+    agent: _elastic_rs.Agent,
+    place: _elastic_rs.Placement,
+    *,
+    workers: int,
+    logs: str,
+    command: list[str],
+    template: _elastic_rs.Template | None,
+) -> None:
+    commands = []
+    for local_rank in range(workers):
+        env = os.environ | agent.environment(place, local_rank)
+        if "TEST_WORKER_VARIABLE" in env:
+            name, _, value = env["TEST_WORKER_VARIABLE"].partition("=")
+            env[name] = value
+        files = {}
+        if logs != "-":
+            folder = Path(logs)
+            files = {name: folder / f"{local_rank}-{agent.restarts}.{name}" for name in ("stdout", "stderr")}
+        words = [word.replace("${local_rank}", str(local_rank)) for word in command]
+        commands.append(_elastic_rs.WorkerCommand(local_rank, words, env, **files))
+    pids = agent.start(commands, first_rank=0, error_files=[], template=template)
+    print(f"agent: started {' '.join(map(str, pids.values()))}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

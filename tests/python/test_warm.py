@@ -1,0 +1,294 @@
+"""Warm starts: workers that are forked from a template are what workers that are executed are."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from elastic_rs import _warm
+
+if TYPE_CHECKING:
+    from helpers.procs import Job, Process
+
+SCRIPTS = Path(__file__).parent / "scripts"
+DUMP = SCRIPTS / "dump.py"
+COLD = "-"
+MAIN = _warm.CODE.encode()
+# Quickly loaded. What matters is how workers come to be, not what has been imported.
+WARM = "json"
+
+
+def run(
+    job: Job,
+    modules: str,
+    *command: str | Path,
+    workers: int = 1,
+    restarts: int = 0,
+    logs: Path | str = "-",
+    env: dict[str, str] | None = None,
+) -> Process:
+    """Start an agent whose workers execute ``python -u COMMAND``, with a template that imports the modules."""
+    agent = [sys.executable, str(SCRIPTS / "warm_agent.py"), modules, str(workers), str(restarts), str(logs)]
+    return job.start([*agent, sys.executable, "-u", *map(str, command)], env={"PYTHONUNBUFFERED": "", **(env or {})})
+
+
+def script(folder: Path, text: str, name: str = "script.py") -> Path:
+    path = folder / name
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def template_of(job: Job) -> int:
+    """Return the process id of the job's template."""
+    found = []
+    for pid in job.pids():
+        process = Path(f"/proc/{pid}")
+        # Guards of workers that came from it show its command too, but have a name of their own.
+        if MAIN in (process / "cmdline").read_bytes().split(b"\0") and "guard" not in (process / "comm").read_text():
+            found.append(pid)
+    assert len(found) == 1
+    return found[0]
+
+
+def dumped(job: Job, modules: str, *command: str | Path, at: int, file: Path) -> dict[str, object]:
+    """Have a worker dump what it finds; the file's name is put into the command."""
+    agent = run(job, modules, *command[:at], file, *command[at:])
+    assert agent.wait() == 0, agent.tail()
+    text = file.read_text()
+    text = text.replace(json.loads(text)["env"]["MASTER_PORT"], "PORT")
+    return json.loads(re.sub(r"object at 0x[0-9a-f]+", "object", text.replace(str(file), "FILE")))
+
+
+@pytest.mark.parametrize("how", ["script", "relative", "module"])
+def test_a_warm_worker_finds_what_a_cold_one_finds(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.chdir(SCRIPTS)
+    command = {"script": [DUMP], "relative": ["./dump.py"], "module": ["-m", "dump"]}[how]
+    words = [*command, "--lr=1", "two words", "${local_rank}"]
+    cold = dumped(job, COLD, *words, at=len(command), file=tmp_path / "cold.json")
+    warm = dumped(job, "torch", *words, at=len(command), file=tmp_path / "warm.json")
+    # A process draws its first seed at random, or has always the same, depending on the version.
+    (cold_seed, *_), (warm_seed, *_) = cold.pop("torch"), warm.pop("torch")
+    assert warm == cold
+    assert (warm_seed == cold_seed) == (cold_seed == 67280421310721)
+
+
+ENDINGS = {
+    "well": "print('done')",
+    "code": "import sys; sys.exit(3)",
+    "text": "import sys; sys.exit('what went wrong')",
+    "exception": "def f():\n    raise ValueError('wrong')\nf()",
+    "chain": "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise ValueError('wrong') from error",
+    "group": "raise ExceptionGroup('both', [ValueError('a'), TypeError('b')])",
+    "syntax": "print('before'\nx = = 1",
+    "interrupt": "raise KeyboardInterrupt",
+    "at_once": "import os; print('unflushed', end=''); os._exit(4)",
+    "killed": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    "terminated": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "interrupted": "import os, signal; os.kill(os.getpid(), signal.SIGINT)",
+    "aborted": "import os; os.abort()",
+    "fault": "import ctypes, faulthandler; faulthandler.enable(); ctypes.string_at(0)",
+    "at_exit": "import atexit; atexit.register(print, 'goodbye'); raise SystemExit(5)",
+    "thread": "import threading, time\nthreading.Timer(0.1, print, ['late']).start()\nprint('main')",
+    "hook": "import sys\nsys.excepthook = lambda *it: print(it[0].__name__, it[2].tb_frame.f_code.co_name)\n1 / 0",
+    "hook_fails": "import sys\nsys.excepthook = lambda *args: args[5]\n1 / 0",
+    "stack": "import traceback\nprint(traceback.extract_stack()[-1].name, __file__)",
+    "closed": "import sys; sys.stdout.close(); sys.stderr.write('still')",
+    "broken_pipe": "import os, sys\nread, write = os.pipe()\nos.close(read)\nos.write(write, b'x')",
+    "input": "import sys; print(repr(sys.stdin.read()), sys.stdin.buffer.closed)",
+    "del": "class A:\n    def __del__(self): print('deleted')\na = A()",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_warm_worker_ends_as_a_cold_one(job: Job, tmp_path: Path, ending: str) -> None:
+    path = script(tmp_path, ENDINGS[ending])
+    ends = {}
+    for modules in (COLD, WARM):
+        logs = tmp_path / f"logs-{modules}"
+        agent = run(job, modules, path, logs=logs)
+        code = agent.wait()
+        ended = agent.line(r"worker 0 \(\d+\) ended with (.*)")[1]
+        output = [(logs / f"0-0.{name}").read_text() for name in ("stdout", "stderr")]
+        if ending == "hook_fails":  # the frame that replaces the hook shows in the error of the hook itself
+            output[1] = re.sub(r'  File ".*_template.py".*\n    .*\n', "", output[1])
+        if ending == "fault":  # the dump has all frames, those of the template below the script's
+            output[1] = re.sub(r'  File ".*_template.py".*\n|  File "<string>".*\n', "", output[1])
+        ends[modules] = code, ended, *(re.sub(r"0x[0-9a-f]+", "0x", text) for text in output)
+    assert ends[WARM] == ends[COLD]
+
+
+def test_an_exception_in_a_module_is_shown_as_always(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(tmp_path, "import sys\nprint(sys.argv)\n1 / 0", "broken.py")
+    monkeypatch.chdir(tmp_path)
+    texts = []
+    for modules in (COLD, WARM):
+        logs = tmp_path / f"logs-{modules}"
+        assert run(job, modules, "-m", "broken", "x", logs=logs).wait() == 1
+        texts.append([(logs / f"0-0.{name}").read_text() for name in ("stdout", "stderr")])
+    assert texts[0] == texts[1]
+
+
+def test_workers_of_a_template_draw_different_numbers(job: Job, tmp_path: Path) -> None:
+    text = """
+        import os, random, sys, tempfile, uuid
+        import numpy
+        import torch
+        from multiprocessing import process
+        drawn = [random.random(), numpy.random.rand(), uuid.uuid4().hex, tempfile.mktemp()]
+        drawn.append(process.current_process().authkey.hex())
+        if torch.initial_seed() != 67280421310721:
+            drawn.append(torch.rand(1).item())
+        os.write(1, f"drawn: {drawn}\\n".encode())
+    """
+    agent = run(job, "torch,numpy.random,uuid,multiprocessing", script(tmp_path, text), workers=2)
+    assert agent.wait() == 0
+    one, two = (line.strip("]").split("[")[1].split(", ") for line in agent.lines if line.startswith("drawn:"))
+    assert len(one) >= 5
+    assert not {*one} & {*two}
+
+
+def test_what_training_does_with_processes(job: Job) -> None:
+    # The agent gives each round a store of its own.
+    agent = run(job, "torch", SCRIPTS / "warm_torch.py", "1", workers=2, restarts=1)
+    assert agent.wait() == 0, agent.tail()
+    said = sorted(line for line in agent.lines if line.startswith("rank "))
+    work = "spawned: [0, 2, 4, 6], served: [0, 2, 4, 6], forked: 7"
+    assert said == sorted(
+        f"rank {rank}, attempt {attempt}: {text}"
+        for rank in range(2)
+        for attempt in range(2)
+        for text in ("warm", "trained: True", *([work] if attempt == 1 else []))
+    )
+
+
+HOW = """
+    import os, sys
+    os.write(1, b"warm\\n" if "elastic_rs._template" in sys.modules else b"cold\\n")
+"""
+
+FAMILY = """
+    import os, signal, subprocess, sys
+    code = "import os, signal; os.setsid(); print('child', flush=True); signal.pause()"
+    daemon = subprocess.Popen([sys.executable, "-c", code])
+    how = "warm" if "elastic_rs._template" in sys.modules else "cold"
+    os.write(1, f"{how} {os.getpid()}\\n".encode())  # in one piece
+    signal.pause()
+"""
+
+
+def test_an_agent_that_is_killed_takes_everything_along(job: Job, tmp_path: Path) -> None:
+    agent = run(job, WARM, script(tmp_path, FAMILY), workers=2)
+    for _ in range(2):
+        agent.line("warm")
+    agent.line("child")
+    agent.signal(signal.SIGKILL)
+    agent.wait()
+    job.until_gone(*job.pids())
+
+
+def test_a_signal_reaches_the_workers_and_nothing_is_left(job: Job, tmp_path: Path) -> None:
+    agent = run(job, WARM, script(tmp_path, FAMILY))
+    agent.line("warm")
+    agent.line("child")
+    agent.signal(signal.SIGTERM)
+    assert agent.wait() == 1
+    assert job.pids() == []
+
+
+def test_a_template_that_is_killed_is_replaced_and_its_workers_live_on(job: Job, tmp_path: Path) -> None:
+    agent = run(job, WARM, script(tmp_path, FAMILY), restarts=2)
+    first = int(agent.line(r"warm (\d+)")[1])
+    os.kill(template_of(job), signal.SIGKILL)
+    agent.line("the template that has loaded `json` is started anew: its process has ended: SIGKILL")
+    assert first in job.pids()
+    mark = agent.mark()
+    os.kill(first, signal.SIGKILL)
+    # Whether the new one is ready or not: workers wait for it.
+    second = int(agent.line(r"warm (\d+)", since=mark)[1])
+    agent.signal(signal.SIGTERM)
+    agent.wait()
+    assert first != second
+    assert job.pids() == []
+
+
+def test_a_guard_that_is_killed_takes_its_worker_along(job: Job, tmp_path: Path) -> None:
+    agent = run(job, WARM, script(tmp_path, FAMILY))
+    worker = int(agent.line(r"warm (\d+)")[1])
+    agent.line("child")
+    guard = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(guard, signal.SIGKILL)
+    assert agent.wait() == 1
+    assert job.pids() == []
+
+
+MODULES = {
+    "with_thread": """
+        import threading
+        threading.Thread(target=threading.Event().wait, name="helper", daemon=True).start()
+    """,
+    "with_device": """
+        from elastic_rs import _template
+        _template.DEVICES = (__file__,)
+        kept = open(__file__)
+    """,
+    "with_exit": "raise SystemExit(3)",
+    "with_end": "import os; os._exit(9)",
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        ("no_such_module", r"`import no_such_module` failed: ModuleNotFoundError: No module named 'no_such_module'$"),
+        ("with_thread", r"imported started threads, which no fork takes along: helper \(\d+\)$"),
+        ("with_device", r"imported opened .*/with_device.py, which no fork can use$"),
+        ("with_exit", r"`import with_exit` failed: SystemExit: 3$"),
+        ("with_end", r"its process has ended: exit code 9$"),
+    ],
+)
+def test_workers_are_started_cold_when_a_template_cannot_be_used(
+    job: Job, tmp_path: Path, module: str, reason: str
+) -> None:
+    for name, text in MODULES.items():
+        script(tmp_path, text, f"{name}.py")
+    path = script(tmp_path, HOW)
+    agent = run(job, module, path, workers=2)
+    assert agent.wait() == 0, agent.tail()
+    (told,) = (line for line in agent.lines if "workers are started cold" in line)
+    assert re.search(reason, told), told
+    assert [line for line in agent.lines if line in {"warm", "cold"}] == ["cold", "cold"]
+
+
+def test_a_worker_with_another_variable_is_started_cold(job: Job, tmp_path: Path) -> None:
+    path = script(tmp_path, HOW)
+    agent = run(job, WARM, path, env={"TEST_WORKER_VARIABLE": "PYTHONDEVMODE=1"})
+    assert agent.wait() == 0, agent.tail()
+    agent.line("workers are started cold.*: worker of local rank 0 differs: its variable `PYTHONDEVMODE` is another$")
+    agent.line("^cold")
+
+
+def test_another_program_has_no_template(job: Job) -> None:
+    agent = job.start([sys.executable, str(SCRIPTS / "warm_agent.py"), WARM, "1", "0", "-", "/bin/echo", "hello"])
+    assert agent.wait() == 0
+    agent.line("no template: their program is `/bin/echo`, not this Python")
+    agent.line("^hello")
+
+
+def test_a_script_that_is_changed_is_read_anew(job: Job, tmp_path: Path) -> None:
+    text = """
+        import pathlib, sys
+        pathlib.Path(__file__).write_text("import sys; print('changed', 'elastic_rs._template' in sys.modules)")
+        sys.exit(1)
+    """
+    agent = run(job, WARM, script(tmp_path, text), restarts=1)
+    assert agent.wait() == 0, agent.tail()
+    agent.line("changed True")
