@@ -176,9 +176,8 @@ def main() -> int:
             f"{kind:<10} crash, all in user code again: {value:>8,.0f} ms (at most {worst:,.0f}),"
             f" {medians['torchrun'] / value:>6.1f} times; memory of the job {result['pss_bytes'][kind] * 1e-6:,.0f} MB"
         )
-    print(
-        f"the two templates: {result['template_pss_bytes'] * 1e-6:,.0f} MB, {result['idle_cpu_s'] * 1e3:.1f} ms idle CPU"
-    )
+    memory, cpu = result["template_pss_bytes"] * 1e-6, result["idle_cpu_s"] * 1e3
+    print(f"the two templates: {memory:,.0f} MB, {cpu:.1f} ms of CPU in {idle_s:.0f} s at rest")
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.output.write_text(json.dumps(result, indent=1) + "\n")
     print(args.output)

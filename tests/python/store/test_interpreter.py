@@ -224,7 +224,9 @@ import logging
 from pathlib import Path
 logging.getLogger("elastic_rs").setLevel(logging.DEBUG)
 _elastic_rs.reset_log_levels()
-second = _elastic_rs.StoreServer.listen(None, 0)  # says so: the first record starts the thread that hands them over
+second = _elastic_rs.StoreServer.listen(None, 0)
+# The server says that somebody has come. The first record starts the thread that hands them over.
+_elastic_rs.StoreClient("127.0.0.1", second.port).set("k", "v")
 once_it_waits(lambda: other.set("k", "v"))
 client.wait(["k"])  # the runtime's threads have begun
 for task in Path("/proc/self/task").iterdir():
