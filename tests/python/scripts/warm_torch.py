@@ -51,6 +51,7 @@ def main() -> None:
     dist.all_gather(others, weights)
     say(f"trained: {all(torch.equal(weights, other) for other in others)}")
     if int(sys.argv[1]) > ATTEMPT:
+        dist.barrier()  # both have said so
         if RANK == WORLD_SIZE - 1:
             os._exit(3)
         dist.barrier()
