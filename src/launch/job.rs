@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::streams::LogOptions;
-use super::template::substitute;
+use super::substitute::substitute;
 use crate::agent::crew::overheard;
 use crate::agent::environment::{self, Workers};
 use crate::agent::{Budget, Policy};

@@ -12,7 +12,7 @@ mod node;
 #[cfg(feature = "io")]
 mod signals;
 mod streams;
-mod template;
+mod substitute;
 
 #[cfg(feature = "io")]
 pub use job::{Fixed, Job, LogFolder, Warm};
@@ -21,4 +21,4 @@ pub use node::{Ended, LaunchError, run};
 #[cfg(feature = "io")]
 pub use signals::{Receiver, Signals};
 pub use streams::LogOptions;
-pub use template::substitute;
+pub use substitute::substitute;

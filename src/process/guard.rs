@@ -16,9 +16,11 @@ use std::ptr;
 
 use super::message::{MESSAGE_BYTES, Order, Report};
 
+mod descriptors;
 mod forked;
 mod worker;
 
+use descriptors::close_all_but;
 pub(super) use forked::{Descriptors, Hatching, block_signals};
 use worker::{Birth, give_up, start_worker};
 
@@ -364,41 +366,6 @@ unsafe fn default_handler(signal: i32) {
     let mask_bytes: libc::size_t = 8;
     let signal = libc::c_long::from(signal);
     unsafe { libc::syscall(libc::SYS_rt_sigaction, signal, action.as_ptr(), ptr::null::<u64>(), mask_bytes) };
-}
-
-/// Closes the agent's sockets and files, which would otherwise stay open for as long as the guard lives.
-unsafe fn close_all_but<const N: usize>(mut keep: [RawFd; N]) {
-    // Insertion sort: the standard library's promises nothing about what it calls.
-    for end in 1..N {
-        let mut at = end;
-        while at > 0 && keep[at - 1] > keep[at] {
-            keep.swap(at - 1, at);
-            at -= 1;
-        }
-    }
-    let mut from = 3;
-    for fd in keep {
-        if fd > from {
-            unsafe { close_range(from, fd - 1) };
-        }
-        from = from.max(fd + 1);
-    }
-    unsafe { close_range(from, RawFd::MAX) };
-}
-
-unsafe fn close_range(first: RawFd, last: RawFd) {
-    unsafe {
-        if libc::syscall(libc::SYS_close_range, first as libc::c_uint, last as libc::c_uint, 0) == 0 {
-            return;
-        }
-        // Kernels before 5.9.
-        let mut limit: libc::rlimit = std::mem::zeroed();
-        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
-        let open_max = RawFd::try_from(limit.rlim_cur).unwrap_or(RawFd::MAX).min(1 << 20);
-        for fd in first..=last.min(open_max) {
-            libc::close(fd);
-        }
-    }
 }
 
 fn errno() -> i32 {
