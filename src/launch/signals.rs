@@ -19,12 +19,15 @@ use crate::process::Signal;
 pub struct Signals {
     fd: OwnedFd,
     before: libc::sigset_t,
+    /// What SIGINT did, if it is not among them.
+    interrupt: Option<libc::sigaction>,
     /// A mask is a thread's.
     _of_this_thread: PhantomData<*const ()>,
 }
 
 impl Signals {
-    /// Take these. SIGKILL and SIGSTOP cannot be.
+    /// Take these. SIGKILL and SIGSTOP cannot be. SIGINT, if it is not among them, ends the process: Python's handler of it would
+    /// not run before this is dropped.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -42,7 +45,8 @@ impl Signals {
             }
             let fd = OwnedFd::from_raw_fd(fd);
             libc::pthread_sigmask(libc::SIG_BLOCK, &mask, &mut before);
-            Ok(Signals { fd, before, _of_this_thread: PhantomData })
+            let interrupt = if signals.contains(&Signal(libc::SIGINT)) { None } else { end_by_interrupt() };
+            Ok(Signals { fd, before, interrupt, _of_this_thread: PhantomData })
         }
     }
 
@@ -61,8 +65,28 @@ impl Drop for Signals {
     fn drop(&mut self) {
         // Whoever sent them was heard, or came too late: they must not end the process once they are let through.
         while let Ok(Some(_)) = read(&self.fd) {}
-        // SAFETY: the mask is the one that this thread had.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, ptr::null_mut()) };
+        // SAFETY: the mask is the one that this thread had, and the action the process's.
+        unsafe {
+            if let Some(action) = &self.interrupt {
+                libc::sigaction(libc::SIGINT, action, ptr::null_mut());
+            }
+            libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, ptr::null_mut());
+        }
+    }
+}
+
+/// Has SIGINT do what it does without a handler; where it is ignored (a background job of a shell), it stays so. Gives what it
+/// did before.
+fn end_by_interrupt() -> Option<libc::sigaction> {
+    // SAFETY: actions on the stack, filled before they are read. All zero is the default action.
+    unsafe {
+        let mut before: libc::sigaction = mem::zeroed();
+        libc::sigaction(libc::SIGINT, ptr::null(), &mut before);
+        if before.sa_sigaction == libc::SIG_IGN {
+            return None;
+        }
+        libc::sigaction(libc::SIGINT, &mem::zeroed(), ptr::null_mut());
+        Some(before)
     }
 }
 

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use rand::RngExt;
+use rustix::fs::Access;
 
 /// The logs of one agent's run: `LOG_DIR/RUN_ID_RANDOM/attempt_GENERATION/LOCAL_RANK/{stdout.log,stderr.log,error.json}`.
 ///
@@ -24,7 +25,7 @@ impl LogFolders {
     pub fn create(log_dir: Option<&Path>, run_id: &str) -> io::Result<LogFolders> {
         let temporary = match log_dir {
             Some(_) => None,
-            None => Some(create_unique(&std::env::temp_dir(), "torchelastic_")?),
+            None => Some(create_unique(&temporary_base(), "torchelastic_")?),
         };
         let base = match (log_dir, &temporary) {
             (Some(folder), _) => folder,
@@ -105,6 +106,16 @@ fn holds_logs(folder: &Path) -> bool {
         true => holds_logs(&path),
         false => path.extension().is_some_and(|it| it == "log") && path.metadata().is_ok_and(|file| file.len() > 0),
     })
+}
+
+/// Where temporary folders are made, by the rules of Python's `tempfile`: the first that is there and can be written to.
+fn temporary_base() -> PathBuf {
+    let asked = ["TMPDIR", "TEMP", "TMP"].into_iter().filter_map(std::env::var_os).filter(|folder| !folder.is_empty());
+    let known = ["/tmp", "/var/tmp", "/usr/tmp"].map(Into::into);
+    let here = std::env::current_dir().unwrap_or_default();
+    let usable =
+        |folder: &PathBuf| folder.is_dir() && rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK).is_ok();
+    asked.chain(known).map(|folder| here.join(folder)).find(usable).unwrap_or(here)
 }
 
 /// As `mkdtemp(3)`: nobody else's folder, and readable for its owner alone.

@@ -40,7 +40,7 @@ pub use group::{Consoles, Event, Exited, Group, Left, Outcome};
 #[cfg(feature = "io")]
 pub use logs::FilterOptions;
 #[cfg(feature = "io")]
-pub use spawn::{Stage, StartError};
+pub use spawn::{Stage, StartError, fill_standard_streams};
 pub use spec::{Copies, Filter, Input, Output, Streams, StreamsError, StreamsOf, WorkerSpec};
 #[cfg(feature = "io")]
 pub(crate) use state::state_of;

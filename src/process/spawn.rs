@@ -300,6 +300,23 @@ fn inherited(fd: BorrowedFd<'_>, null: &OwnedFd) -> Result<OwnedFd, Errno> {
     }
 }
 
+/// Puts `/dev/null` where a standard stream of this process is closed, as Rust's own programs do when they start. Else the next
+/// socket that is opened takes its number, and workers inherit that as their stream.
+///
+/// # Errors
+/// No descriptor is left.
+pub fn fill_standard_streams() -> io::Result<()> {
+    for fd in 0..3 {
+        // SAFETY: a question about a number.
+        if unsafe { libc::fcntl(fd, libc::F_GETFD) } == -1 {
+            // The lowest that is free: this one.
+            let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
+            std::mem::forget(null);
+        }
+    }
+    Ok(())
+}
+
 fn above_stdio(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     fcntl_dupfd_cloexec(fd, 3)
 }

@@ -60,6 +60,7 @@ mod _elastic_rs {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         let py = module.py();
+        elastic_rs::process::fill_standard_streams()?;
         crate::logging::install(py)?;
         py.import("atexit")?.call_method1("register", (module.getattr("_shutdown")?,))?;
         Ok(())
