@@ -160,8 +160,8 @@ def _cannot(kind: str, text: str) -> int:
     """Say why this node cannot go on, with the exception that says it in torchrun."""
     from elastic_rs._run_path import record
 
-    record(f"{kind}: {text}", "")
     sys.stderr.write(f"{PROG}: error: {kind}: {text}\n")
+    record(f"{kind}: {text}", "")
     return FAILED
 
 
