@@ -5,6 +5,7 @@ The core runs the agent (``src/launch``); this module reads the command line for
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -57,10 +58,10 @@ def _run(argv: Sequence[str]) -> int:
 
         hand_over(argv, why)
         return 0
-    meeting = _run_options.rendezvous_of(args)
+    meeting, local_addr = _run_options.rendezvous_of(args), _run_options.local_addr_of(args)
     settings = _run_options.launch_options_of(args)
     _prepare_environment(args, settings["local_world_size"])
-    return _take_part(meeting, args.local_addr, settings)
+    return _take_part(meeting, local_addr, settings)
 
 
 def _take_part(meeting: Rendezvous, local_addr: str | None, settings: dict[str, Any]) -> int:
@@ -76,19 +77,21 @@ def _take_part(meeting: Rendezvous, local_addr: str | None, settings: dict[str, 
         return _cannot(
             "RendezvousConnectionError", f"cannot host the coordinator at {where}: {error.strerror or error}"
         )
+    except RuntimeError as error:
+        return _cannot("RuntimeError", str(error))
     port = meeting.port if host is None else host.port
     job_counts = config.restart_budget == "job"
-    session = open_session(
-        config,
-        endpoint=(meeting.host, port),
-        run_id=meeting.run_id,
-        name=name,
-        local_addr=local_addr,
-        nodes=meeting.nodes,
-        max_restarts=settings["max_restarts"] if job_counts else None,
-        ranks_as_asked=meeting.fixed,
-    )
     try:
+        session = open_session(
+            config,
+            endpoint=(meeting.host, port),
+            run_id=meeting.run_id,
+            name=name,
+            local_addr=local_addr,
+            nodes=meeting.nodes,
+            max_restarts=settings["max_restarts"] if job_counts else None,
+            ranks_as_asked=meeting.fixed,
+        )
         launched = _elastic_rs.launch(
             session,
             host,
@@ -105,6 +108,8 @@ def _take_part(meeting: Rendezvous, local_addr: str | None, settings: dict[str, 
             use_agent_store=meeting.fixed or os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1",
             **settings,
         )
+    except OSError as error:
+        return _cannot("OSError", f"cannot start the agent: {error}")
     except RuntimeError as error:
         return _cannot("RuntimeError", str(error))
     finally:
@@ -158,10 +163,12 @@ def _told(launched: Launched, entrypoint: str, why_not_host: str) -> int:
 
 def _cannot(kind: str, text: str) -> int:
     """Say why this node cannot go on, with the exception that says it in torchrun."""
-    from elastic_rs._run_path import record
-
     sys.stderr.write(f"{PROG}: error: {kind}: {text}\n")
-    record(f"{kind}: {text}", "")
+    # Where it has run out of descriptors, nothing can be imported either.
+    with contextlib.suppress(OSError):
+        from elastic_rs._run_path import record
+
+        record(f"{kind}: {text}", "")
     return FAILED
 
 
