@@ -73,7 +73,7 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
         config = RendezvousConfig.from_mapping(conf)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    if config.agent != "rust":
+    if config.agent != "rust" and why_torch(args) is None:
         raise UsageError(
             "--rdzv-conf agent is `torch`, must be `rust` here: torchrun can run PyTorch's agent, this cannot"
         )
@@ -207,7 +207,10 @@ def command_of(args: argparse.Namespace) -> tuple[str, list[str]]:
     script, rest = args.training_script, args.training_script_args
     python = os.getenv("PYTHON_EXEC", sys.executable)
     if args.run_path:
-        return script, [sys.executable, "-u", "-m", "elastic_rs._run_path", script, *rest]
+        # Not by `-m`, which would find a folder `elastic_rs` of the user's first.
+        from elastic_rs import _run_path
+
+        return script, [sys.executable, "-u", _run_path.__file__, sys.path[0], script, *rest]
     if args.no_python:
         if args.module:
             raise UsageError("--no-python and --module are given, must be one of them at most: a program is no module")

@@ -14,8 +14,11 @@ from typing import Any
 
 
 def main() -> None:
-    """Run the script that the command line names."""
-    sys.argv = sys.argv[1:]
+    """Run the script that the command line names, behind the first of the launcher's ``sys.path``."""
+    if not sys.flags.safe_path:
+        # Else it is this package's folder, whose modules no script shall find by their bare names.
+        sys.path[0] = sys.argv[1]
+    sys.argv = sys.argv[2:]
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
     except Exception as error:

@@ -56,7 +56,7 @@ def _run(argv: Sequence[str]) -> int:
     if why := _run_options.why_torch(args):
         from elastic_rs._run_torch import hand_over
 
-        hand_over(argv, why)
+        hand_over(argv, args, why)
         return 0
     meeting, local_addr = _run_options.rendezvous_of(args), _run_options.local_addr_of(args)
     settings = _run_options.launch_options_of(args)
@@ -115,7 +115,11 @@ def _take_part(meeting: Rendezvous, local_addr: str | None, settings: dict[str, 
     finally:
         if host is not None:
             host.stop()
-    return _told(launched, settings["entrypoint"], why_not_host)
+    hint = f"this process did not host the coordinator itself: {why_not_host}" if why_not_host else ""
+    if host is not None and (launched.reason or "").startswith("could not reach the coordinator"):
+        hint = f"this process hosts it, so `{meeting.host}` must be an address of this machine"
+        hint += ", which has node rank 0" if meeting.fixed and config.node_rank == 0 else ""
+    return _told(launched, settings["entrypoint"], hint)
 
 
 def _prepare_environment(args: argparse.Namespace, count: int) -> None:
@@ -137,8 +141,8 @@ def _prepare_environment(args: argparse.Namespace, count: int) -> None:
         )
 
 
-def _told(launched: Launched, entrypoint: str, why_not_host: str) -> int:
-    """Say how it ended, and return the exit code."""
+def _told(launched: Launched, entrypoint: str, hint: str) -> int:
+    """Say how it ended, and return the exit code. The hint is for a coordinator that could not be reached."""
     match launched.outcome:
         case "succeeded":
             return 0
@@ -156,8 +160,8 @@ def _told(launched: Launched, entrypoint: str, why_not_host: str) -> int:
             return FAILED
         case _:
             text = launched.reason or "this node found no place in the job"
-            if launched.error == "RendezvousConnectionError" and why_not_host:
-                text += f"; this process did not host the coordinator itself: {why_not_host}"
+            if launched.error == "RendezvousConnectionError" and hint:
+                text += f"; {hint}"
             return _cannot(launched.error or "RuntimeError", text)
 
 

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from elastic_rs import _run_flags, _run_options, run
+from elastic_rs import _run_flags, _run_options, _run_path, run
 from torch.distributed.run import get_args_parser
 
 if TYPE_CHECKING:
@@ -237,6 +237,24 @@ def test_a_variable_that_is_no_number_is_told(
     assert said(capsys, "x") == "PET_STANDALONE is `yes`, must be 0 or 1: it stands for --standalone"
 
 
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["--standalone", "--nnodes=2"], "--standalone is given and --nnodes is `2`, must be 1"),
+        (["--tee=9"], "--tee is `9`, must be 0 (none)"),
+        (["--nnodes=2", "--node-rank=2"], "--node-rank is `2`, must be from 0 to 1"),
+        (["--rdzv-backend=bogus"], "--rdzv-backend is `bogus`, must be one of c10d, "),
+        (["--event-log-handler=nobody"], "--event-log-handler is `nobody`, must be one of console, "),
+        (["--logs-specs=nobody"], "--logs-specs is `nobody`, must be "),
+        (["--warm-start"], "--warm-start and --event-log-handler are given, must be one of them at most"),
+    ],
+)
+def test_a_mistake_is_told_before_pytorch_takes_over(
+    capsys: pytest.CaptureFixture[str], argv: list[str], text: str
+) -> None:
+    assert text in said(capsys, "--event-log-handler=console", *argv, "x")
+
+
 @pytest.mark.parametrize("seconds", ["inf", "1e30", "nan", "-1", "x", ""])
 def test_a_sleep_without_end_is_not_looked_for(monkeypatch: pytest.MonkeyPatch, seconds: str) -> None:
     monkeypatch.setenv("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", seconds)
@@ -307,7 +325,7 @@ def test_what_a_command_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
     assert command("a.py", "-x", "1") == ("a.py", [python, "-u", "a.py", "-x", "1"])
     assert command("-m", "pkg.a", "-x") == ("pkg.a", [python, "-u", "-m", "pkg.a", "-x"])
     assert command("--no-python", "true", "-x") == ("true", ["true", "-x"])
-    run_path = [python, "-u", "-m", "elastic_rs._run_path", "/a.py", "x"]
+    run_path = [python, "-u", _run_path.__file__, sys.path[0], "/a.py", "x"]
     assert command("--run-path", "--no-python", "/a.py", "x") == ("/a.py", run_path)
     monkeypatch.setenv("PYTHON_EXEC", "/opt/python")
     assert command("a.py") == ("/opt/python", ["/opt/python", "-u", "a.py"])
