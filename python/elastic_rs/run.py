@@ -5,13 +5,18 @@ The core runs the agent (``src/launch``); this module reads the command line for
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import os
 import sys
-from typing import TYPE_CHECKING, Any
 
-from elastic_rs._run_flags import PROG, UsageError, fail, parse
+try:
+    import contextlib
+    import logging
+    import os
+    from typing import TYPE_CHECKING, Any
+
+    from elastic_rs._run_flags import PROG, UsageError, fail, parse
+except KeyboardInterrupt:
+    # As in `main`, which is not there yet.
+    raise SystemExit(130) from None
 
 if TYPE_CHECKING:
     import argparse

@@ -303,6 +303,16 @@ def test_what_a_process_without_descriptors_cannot_do_is_one_line(limit: int) ->
     assert [line for line in done.stderr.splitlines() if line.startswith("elastic-run: error: ")]
 
 
+def test_an_interrupt_while_modules_are_imported_is_no_traceback() -> None:
+    code = (
+        "import sys\nclass Interrupt:\n    def find_spec(self, name, *_):\n"
+        "        if name == 'argparse': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\nfrom elastic_rs.run import main"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_help_shows_every_flag_once_in_groups_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         run.main(["--help"])

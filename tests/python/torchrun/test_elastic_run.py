@@ -191,9 +191,13 @@ def test_run_path_finds_the_package_and_the_script_nothing_of_it(job: Job, tmp_p
         "import importlib.util, sys\nprint('FOUND', importlib.util.find_spec('_run_path'), sys.argv[1:], __name__)\n"
     )
     program = Path(sys.executable).with_name("elastic-run")
-    node = job.start(["env", "-C", str(tmp_path), str(program), "--standalone", *flags, "--run-path", str(script), "x"])
+    node = job.start(
+        ["env", "-C", str(tmp_path), str(program), "--standalone", *flags, "--run-path", str(script), "x"],
+        env={"ELASTIC_RS_LOG": "info"},
+    )
     assert node.wait() == 0
     node.line(re.escape("FOUND None ['x'] __main__"))
+    assert bool(flags) == any("a template has loaded `json`" in line for line in node.lines)
 
 
 def test_a_master_address_of_another_machine_is_told(job: Job) -> None:
