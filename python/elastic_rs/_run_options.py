@@ -59,7 +59,9 @@ def nodes_of(text: str) -> tuple[int, int]:
     except ValueError:
         counts = []
     if len(counts) not in {1, 2} or not 0 < counts[0] <= counts[-1] <= MAX_NODES:
-        raise UsageError(f"--nnodes is `{text}`, must be a number from 1, or MIN:MAX with MIN not above MAX")
+        raise UsageError(
+            f"--nnodes is `{text}`, must be a number from 1 to {MAX_NODES}, or MIN:MAX with MIN not above MAX"
+        )
     return counts[0], counts[-1]
 
 
@@ -87,8 +89,9 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
         return Rendezvous(str(uuid.uuid4()), "localhost", 0, nodes, config, fixed=False)
     if not args.rdzv_id:
         raise UsageError("--rdzv-id is empty, must be the job's name, the same on every node")
+    run_id = _utf8("--rdzv-id", args.rdzv_id)
     try:
-        _elastic_rs.validate_run_id(args.rdzv_id)
+        _elastic_rs.validate_run_id(run_id)
     except ValueError as error:
         raise UsageError(f"--rdzv-id: {error}") from None
     if args.rdzv_backend == "static":

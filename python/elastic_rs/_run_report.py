@@ -46,9 +46,10 @@ class Failure:
                 raise FileNotFoundError(error_file)
             self.error_file_data = data = json.loads(path.read_text(encoding="utf-8"))
             self.message = data["message"]
-            self.timestamp = _seconds_of(_recorded_at(data))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             self.error_file = NOT_AVAILABLE
+        else:
+            self.timestamp = _recorded_at(data, self.timestamp)
         if not self.message and exitcode < 0:
             self.message = f"Signal {-exitcode} ({self.signal_name}) received by PID {pid}"
         self.message = self.message or NO_TRACEBACK
@@ -80,16 +81,15 @@ def _in_words(value: Any) -> str:
         return NOT_AVAILABLE
 
 
-def _seconds_of(value: Any) -> int:
-    """Read a timestamp, which must be one that the report can show."""
-    seconds = int(value)
-    datetime.fromtimestamp(seconds)  # noqa: DTZ006 - as the report has it
-    return seconds
-
-
-def _recorded_at(data: Any) -> Any:
+def _recorded_at(data: Any, otherwise: int) -> int:
+    """Return when it was recorded, if that is a time that the report can show."""
     message = data["message"]
-    return data.get("timestamp", 0) if isinstance(message, str) else message["extraInfo"]["timestamp"]
+    try:
+        seconds = int(data.get("timestamp", 0) if isinstance(message, str) else message["extraInfo"]["timestamp"])
+        datetime.fromtimestamp(seconds)  # noqa: DTZ006 - as the report has it
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return otherwise
+    return seconds
 
 
 def failures(launched: Launched) -> dict[int, Failure]:

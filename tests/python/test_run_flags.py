@@ -155,8 +155,14 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["--max_restarts=x", "x"], "--max-restarts: `x` is not a whole number"),
         (["--max-restarts=-1", "x"], "--max-restarts is `-1`, must be from 0 to 4294967295"),
         (["--start-method=thread", "x"], "--start-method: invalid choice: 'thread' (choose from "),
-        (["--nnodes=a", "x"], "--nnodes is `a`, must be a number from 1, or MIN:MAX with MIN not above MAX"),
-        (["--nnodes=3:2", "x"], "--nnodes is `3:2`, must be a number from 1, or MIN:MAX with MIN not above MAX"),
+        (
+            ["--nnodes=a", "x"],
+            "--nnodes is `a`, must be a number from 1 to 4294967295, or MIN:MAX with MIN not above MAX",
+        ),
+        (
+            ["--nnodes=3:2", "x"],
+            "--nnodes is `3:2`, must be a number from 1 to 4294967295, or MIN:MAX with MIN not above MAX",
+        ),
         (["--nnodes=0", "x"], "--nnodes is `0`, must be"),
         (
             ["--standalone", "--nnodes=2", "x"],
@@ -216,6 +222,7 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["--lr", "0.1", "x"], "unknown flag `--lr`: flags of the script come after it"),
         (["--rdzv-=x", "y"], "could match --rdzv-backend, --rdzv-endpoint, --rdzv-id, --rdzv-conf"),
         (["--warm=x", "y"], "ambiguous option: --warm=x could match --warm-start"),
+        (["--rdzv-backend=c10d", "--rdzv-id=\udcff", "x"], "--rdzv-id is `\\xff`, must be UTF-8"),
         (["--role=\udcff", "x"], "--role is `\\xff`, must be UTF-8"),
         (["--local-addr=\udcff", "x"], "--local-addr is `\\xff`, must be UTF-8"),
         (["--log-line-prefix-template=a\udcff", "x"], "--log-line-prefix-template is `a\\xff`, must be UTF-8"),
