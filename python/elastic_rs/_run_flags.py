@@ -310,10 +310,13 @@ def _adder(group: Any, action: Any = _Env) -> Callable[..., None]:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         # argparse calls them by all their spellings: `argument --max-restarts/--max_restarts: …`.
-        what, separator, rest = message.removeprefix("argument ").partition(": ")
+        if message.startswith("ambiguous option: "):
+            given, _, matches = message.partition(" could match ")
+            fail(f"{given} could match {', '.join(name for name in matches.split(', ') if not _is_other(name))}")
+        what, separator, why = message.removeprefix("argument ").partition(": ")
         if separator and message.startswith("argument "):
             names = what.split("/")
-            message = f"{next((name for name in names if name.startswith('--')), names[0])}: {rest}"
+            message = f"{next((name for name in names if name.startswith('--')), names[0])}: {why}"
         elif "SCRIPT" in message:
             message = f"no script is given; it comes after the flags: {self.usage}"
         fail(message)
@@ -321,8 +324,18 @@ class _Parser(argparse.ArgumentParser):
 
 def fail(message: str) -> NoReturn:
     """End the process because of its command line."""
-    sys.stderr.write(f"{PROG}: error: {message}\n{PROG} --help lists all flags\n")
+    try:
+        sys.stderr.write(f"{PROG}: error: {message}\n{PROG} --help lists all flags\n")
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):
+        # It is closed or full. Python would flush it again at its end, and make another exit code of that.
+        sys.stderr = None
     raise SystemExit(2)
+
+
+def _is_other(name: str) -> bool:
+    """Whether it is another spelling of a flag than the one that is shown."""
+    return "_" in name or MARK in name
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -332,7 +345,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=34)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        names = [name for name in action.option_strings if "_" not in name]
+        names = [name for name in action.option_strings if not _is_other(name)]
         if not names:
             return super()._format_action_invocation(action)
         if action.nargs == 0:
@@ -346,8 +359,10 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 def _unknown(flag: str) -> str:
     import difflib
 
-    names = [name for action in parser()._actions for name in action.option_strings if MARK not in name]  # noqa: SLF001 - no other way
-    near = difflib.get_close_matches(flag, names, n=1)
+    actions = parser()._actions  # noqa: SLF001 - no other way
+    names = [name for action in actions for name in action.option_strings if name.startswith("--") and MARK not in name]
+    # Short names are like too many others: a script's `--lr` is near `--role`.
+    near = difflib.get_close_matches(flag, names, n=1, cutoff=0.7)
     hint = f"did you mean `{near[0]}`?" if near else "flags of the script come after it"
     return f"unknown flag `{flag}`: {hint}"
 

@@ -21,7 +21,7 @@ from elastic_rs._run_flags import UsageError
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["Rendezvous", "is_alone", "launch_options_of", "nodes_of", "rendezvous_of", "why_torch"]
+__all__ = ["Rendezvous", "is_alone", "launch_options_of", "local_addr_of", "nodes_of", "rendezvous_of", "why_torch"]
 
 logger = logging.getLogger("elastic_rs.run")
 
@@ -33,6 +33,9 @@ STATIC_TIMEOUT_S = 900.0
 BACKENDS = ("c10d", "rust-c10d", "static")
 MAX_NODES = 2**32 - 1
 MAX_WORKERS = 65_535
+MAX_RESTARTS = 2**32 - 1
+MAX_SECONDS = 315_360_000
+"""Ten years: what the core accepts."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,15 @@ class Rendezvous:
 
 def nodes_of(text: str) -> tuple[int, int]:
     """Read ``--nnodes``: fewest and most."""
-    found = re.fullmatch(r"\s*(\d+)\s*(?::\s*(\d+)\s*)?", text)
-    fewest, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-    if not 0 < fewest <= most <= MAX_NODES:
-        raise UsageError(f"--nnodes is `{text}`, must be a number from 1, or MIN:MAX with MIN not above MAX")
-    return fewest, most
+    try:
+        counts = [int(count) for count in text.split(":")]
+    except ValueError:
+        counts = []
+    if len(counts) not in {1, 2} or not 0 < counts[0] <= counts[-1] <= MAX_NODES:
+        raise UsageError(
+            f"--nnodes is `{text}`, must be a number from 1 to {MAX_NODES}, or MIN:MAX with MIN not above MAX"
+        )
+    return counts[0], counts[-1]
 
 
 def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
@@ -68,7 +75,7 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
         config = RendezvousConfig.from_mapping(conf)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    if config.agent != "rust":
+    if config.agent != "rust" and why_torch(args) is None:
         raise UsageError(
             "--rdzv-conf agent is `torch`, must be `rust` here: torchrun can run PyTorch's agent, this cannot"
         )
@@ -82,8 +89,9 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
         return Rendezvous(str(uuid.uuid4()), "localhost", 0, nodes, config, fixed=False)
     if not args.rdzv_id:
         raise UsageError("--rdzv-id is empty, must be the job's name, the same on every node")
+    run_id = _utf8("--rdzv-id", args.rdzv_id)
     try:
-        _elastic_rs.validate_run_id(args.rdzv_id)
+        _elastic_rs.validate_run_id(run_id)
     except ValueError as error:
         raise UsageError(f"--rdzv-id: {error}") from None
     if args.rdzv_backend == "static":
@@ -147,13 +155,13 @@ def workers_of(text: str) -> int:
 
 def launch_options_of(args: argparse.Namespace) -> dict[str, Any]:
     """Read what no rendezvous concerns, as ``_elastic_rs.launch`` takes it."""
-    if args.max_restarts < 0:
-        raise UsageError(f"--max-restarts is `{args.max_restarts}`, must be zero or more")
+    if not 0 <= args.max_restarts <= MAX_RESTARTS:
+        raise UsageError(f"--max-restarts is `{args.max_restarts}`, must be from 0 to {MAX_RESTARTS}")
     entrypoint, command = command_of(args)
     return {
-        "entrypoint": entrypoint,
+        "entrypoint": os.fsencode(entrypoint).decode(errors="replace"),
         "command": command,
-        "role": args.role,
+        "role": _utf8("--role", args.role),
         "max_restarts": args.max_restarts,
         "grace_s": grace_of(args),
         "uninterruptible_sleep_s": _sleep_limit_s(),
@@ -164,6 +172,21 @@ def launch_options_of(args: argparse.Namespace) -> dict[str, Any]:
         # Last, since PyTorch may have to be asked.
         "local_world_size": workers_of(args.nproc_per_node),
     }
+
+
+def local_addr_of(args: argparse.Namespace) -> str | None:
+    """Read ``--local-addr``; empty, it is not given, as with torchrun."""
+    return _utf8("--local-addr", args.local_addr) if args.local_addr else None
+
+
+def _utf8(flag: str, text: str) -> str:
+    """Return the text if it is one. What are bytes to the kernel may be no UTF-8, and be passed on; this may not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(text).decode(errors="backslashreplace")
+        raise UsageError(f"{flag} is `{shown}`, must be UTF-8") from None
+    return text
 
 
 def warm_of(modules: str | None, command: list[str]) -> tuple[list[str], int, str] | None:
@@ -187,7 +210,10 @@ def command_of(args: argparse.Namespace) -> tuple[str, list[str]]:
     script, rest = args.training_script, args.training_script_args
     python = os.getenv("PYTHON_EXEC", sys.executable)
     if args.run_path:
-        return script, [sys.executable, "-u", "-m", "elastic_rs._run_path", script, *rest]
+        # Not by `-m`, which would find a folder `elastic_rs` of the user's first.
+        from elastic_rs import _run_path
+
+        return script, [sys.executable, "-u", _run_path.__file__, sys.path[0], script, *rest]
     if args.no_python:
         if args.module:
             raise UsageError("--no-python and --module are given, must be one of them at most: a program is no module")
@@ -222,16 +248,14 @@ def _near(name: str) -> str:
 def log_options_of(args: argparse.Namespace) -> dict[str, Any]:
     """Read what says where workers' output goes, as ``_elastic_rs.launch`` takes it."""
     for flag, text in (("--redirects", args.redirects), ("--tee", args.tee)):
-        if not re.fullmatch(r"[0-3]|\d+:[0-3](,\d+:[0-3])*", text, re.ASCII):
+        ranks = re.findall(r"(\d+):", text)
+        well_formed = re.fullmatch(r"[0-3]|\d{1,9}:[0-3](,\d{1,9}:[0-3])*", text, re.ASCII)
+        if not well_formed or any(int(rank) >= MAX_WORKERS for rank in ranks):
             raise UsageError(
                 f"{flag} is `{text}`, must be 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or such a digit for each "
-                "local rank: 0:3,1:1"
+                f"local rank from 0 to {MAX_WORKERS - 1}: 0:3,1:1"
             )
-    ranks = None
-    if args.local_ranks_filter:
-        if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", args.local_ranks_filter, re.ASCII):
-            raise UsageError(f"--local-ranks-filter is `{args.local_ranks_filter}`, must be local ranks: 0,1,2")
-        ranks = [int(rank) for rank in args.local_ranks_filter.split(",")]
+    template = args.log_line_prefix_template or os.getenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None
     log_dir = args.log_dir or None
     if log_dir not in {None, os.devnull}:
         try:
@@ -241,13 +265,24 @@ def log_options_of(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "redirects": args.redirects,
         "tee": args.tee,
-        "shown_ranks": ranks,
+        "shown_ranks": _shown_ranks(args.local_ranks_filter),
         "log_dir": log_dir,
         "log_files": log_dir != os.devnull,
-        "stdout_filters": args.duplicate_stdout_filters,
-        "stderr_filters": args.duplicate_stderr_filters,
-        "prefix": args.log_line_prefix_template or os.getenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None,
+        "stdout_filters": [_utf8("--duplicate-stdout-filters", text) for text in args.duplicate_stdout_filters],
+        "stderr_filters": [_utf8("--duplicate-stderr-filters", text) for text in args.duplicate_stderr_filters],
+        "prefix": template and _utf8("--log-line-prefix-template", template),
     }
+
+
+def _shown_ranks(text: str) -> list[int] | None:
+    """Read ``--local-ranks-filter``. A rank that no worker has shows nobody, as with torchrun."""
+    if not text:
+        return None
+    try:
+        ranks = [int(rank) for rank in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--local-ranks-filter is `{text}`, must be local ranks: 0,1,2") from None
+    return [rank for rank in ranks if 0 <= rank < MAX_WORKERS]
 
 
 def grace_of(args: argparse.Namespace) -> int:
@@ -259,8 +294,8 @@ def grace_of(args: argparse.Namespace) -> int:
         seconds = int(given)
     except ValueError:
         seconds = -1
-    if seconds < 0:
-        raise UsageError(f"{name} is `{given}`, must be a whole number of seconds, zero or more")
+    if not 0 <= seconds <= MAX_SECONDS:
+        raise UsageError(f"{name} is `{given}`, must be a whole number of seconds from 0 to {MAX_SECONDS}")
     return seconds
 
 
@@ -280,6 +315,7 @@ def why_torch(args: argparse.Namespace) -> str | None:
 def _sleep_limit_s() -> float:
     """Return how long a worker may sleep uninterruptibly. 0 is for ever; so is what is no number, as with PyTorch."""
     try:
-        return max(0.0, float(os.environ.get("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "")))
+        seconds = float(os.environ.get("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", ""))
     except ValueError:
         return 0.0
+    return seconds if 0 < seconds <= MAX_SECONDS else 0.0

@@ -5,15 +5,20 @@ torchrun calls a function of its own for this, whose exceptions PyTorch records;
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import sys
 import time
+from typing import Any
 
 
 def main() -> None:
-    """Run the script that the command line names."""
-    sys.argv = sys.argv[1:]
+    """Run the script that the command line names, behind the first of the launcher's ``sys.path``."""
+    if not sys.flags.safe_path:
+        # Else it is this package's folder, whose modules no script shall find by their bare names.
+        sys.path[0] = sys.argv[1]
+    sys.argv = sys.argv[2:]
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
     except Exception as error:
@@ -25,15 +30,29 @@ def main() -> None:
 
 def record(message: str, stack: str) -> None:
     """Write what went wrong to ``TORCHELASTIC_ERROR_FILE``, as ``ErrorHandler.record_exception`` of PyTorch does."""
+    extra = {"py_callstack": stack, "timestamp": str(int(time.time()))}
+    write_error_file({"message": {"message": message, "extraInfo": extra}})
+
+
+def write_error_file(data: Any) -> None:
+    """Write this to ``TORCHELASTIC_ERROR_FILE``, if it is set. What cannot be written is warned of, as by PyTorch.
+
+    Whoever calls it has an error to tell, which another one must not replace.
+    """
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not file:
         return
     import json
     from pathlib import Path
 
-    extra = {"py_callstack": stack, "timestamp": str(int(time.time()))}
-    text = json.dumps({"message": {"message": message, "extraInfo": extra}})
-    Path(file).write_text(text, encoding="utf-8")
+    try:
+        Path(file).write_text(json.dumps(data), encoding="utf-8")
+    except (OSError, ValueError, RecursionError) as error:
+        warning = (
+            f"elastic-run: warning: TORCHELASTIC_ERROR_FILE is `{file}`, where the error cannot be written: {error}\n"
+        )
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            sys.stderr.write(warning)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Text and files are those of torchrun, which come from ``ChildFailedError``, ``Pr
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs._failures import NOT_AVAILABLE, failures_of
+from elastic_rs._run_path import write_error_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,12 +39,17 @@ class Failure:
         self.timestamp = int(time.time())
         self.message: Any = ""
         self.error_file_data: Any = None
+        # A worker's file is not trusted: whatever it holds, the report comes. Of a pipe it would wait for an end.
         try:
-            self.error_file_data = data = json.loads(Path(error_file).read_text(encoding="utf-8"))
+            path = Path(error_file)
+            if not path.is_file():
+                raise FileNotFoundError(error_file)
+            self.error_file_data = data = json.loads(path.read_text(encoding="utf-8"))
             self.message = data["message"]
-            self.timestamp = int(_recorded_at(data))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             self.error_file = NOT_AVAILABLE
+        else:
+            self.timestamp = _recorded_at(data, self.timestamp)
         if not self.message and exitcode < 0:
             self.message = f"Signal {-exitcode} ({self.signal_name}) received by PID {pid}"
         self.message = self.message or NO_TRACEBACK
@@ -62,14 +67,29 @@ class Failure:
         """What it said, with its traceback if it has recorded one."""
         message = self.message
         if isinstance(message, dict):
-            message = message.get("extraInfo", {}).get("py_callstack", message.get("message", NOT_AVAILABLE))
-            message = message.replace("\n", "\n  ")
-        return str(message)
+            extra = message.get("extraInfo")
+            stack = extra.get("py_callstack") if isinstance(extra, dict) else None
+            message = stack if isinstance(stack, str) else message.get("message", NOT_AVAILABLE)
+            return _in_words(message).replace("\n", "\n  ")
+        return _in_words(message)
 
 
-def _recorded_at(data: Any) -> Any:
+def _in_words(value: Any) -> str:
+    try:
+        return str(value)
+    except RecursionError:
+        return NOT_AVAILABLE
+
+
+def _recorded_at(data: Any, otherwise: int) -> int:
+    """Return when it was recorded, if that is a time that the report can show."""
     message = data["message"]
-    return data.get("timestamp", 0) if isinstance(message, str) else message["extraInfo"]["timestamp"]
+    try:
+        seconds = int(data.get("timestamp", 0) if isinstance(message, str) else message["extraInfo"]["timestamp"])
+        datetime.fromtimestamp(seconds)  # noqa: DTZ006 - as the report has it
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return otherwise
+    return seconds
 
 
 def failures(launched: Launched) -> dict[int, Failure]:
@@ -115,11 +135,10 @@ def _one(number: int, rank: int, failure: Failure, host: str) -> str:
 
 def hand_up(failure: Failure) -> None:
     """Copy what a failure has recorded to this process's own error file, if whoever started it has named one."""
-    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not file or failure.error_file == NOT_AVAILABLE:
+    if failure.error_file == NOT_AVAILABLE:
         return
     data = failure.error_file_data
     # What ended it by a signal could not write how it ended.
     if failure.exitcode and isinstance(data.get("message"), dict):
         data["message"]["errorCode"] = failure.exitcode
-    Path(file).write_text(json.dumps(data), encoding="utf-8")
+    write_error_file(data)

@@ -5,25 +5,40 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs._run_flags import UsageError
-from elastic_rs._run_options import is_alone, nodes_of
+from elastic_rs._run_options import BACKENDS, is_alone, launch_options_of, nodes_of, rendezvous_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import argparse
+    from collections.abc import Iterable, Sequence
 
 __all__ = ["hand_over"]
 
 
-def hand_over(argv: Sequence[str], why: str) -> None:
+def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> None:
     """Run torchrun's own code with this command line. Raises and exits as that does.
 
+    Args:
+        argv: the command line.
+        checked: what we read in it.
+        why: what only PyTorch can do.
+
     Raises:
-        UsageError: there is no torch.
+        UsageError: there is no torch, or what we can tell of the command line is wrong. torchrun would tell some of it
+            by an exception, and wait for ever because of other.
     """
+    if checked.warm_start is not None:
+        raise UsageError(
+            f"--warm-start and {why} are given, must be one of them at most: PyTorch's launcher cannot fork"
+        )
+    launch_options_of(checked)
+    if checked.standalone or checked.rdzv_backend in BACKENDS:
+        rendezvous_of(checked)
     try:
         from torch.distributed import run
         from torch.distributed.elastic.multiprocessing.errors import record
     except ImportError as error:
         raise UsageError(f"{why} needs PyTorch, which cannot be imported: {error}") from None
+    _check_names(checked)
     parse_args: Any = run.parse_args  # untyped
     args = parse_args(argv)
     if is_alone(args, nodes_of(args.nnodes)):
@@ -38,3 +53,24 @@ def hand_over(argv: Sequence[str], why: str) -> None:
 
         install(store=False, rendezvous=False, agent=True)
     record(run.run)(args)
+
+
+def _check_names(args: argparse.Namespace) -> None:
+    """Check what is a name in a register of PyTorch's."""
+    from importlib.metadata import entry_points
+
+    from torch.distributed.elastic.events import handlers
+    from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry
+
+    if args.logs_specs is not None:
+        _check("--logs-specs", args.logs_specs, entry_points(group="torchrun.logs_specs").names)
+    _check("--event-log-handler", args.event_log_handler, handlers._log_handlers)  # noqa: SLF001 - there is no other list
+    if not args.standalone:
+        known: Any = rendezvous_handler_registry
+        _check("--rdzv-backend", args.rdzv_backend, {*BACKENDS, *known._registry})  # noqa: SLF001 - nor here
+
+
+def _check(flag: str, name: str, known: Iterable[str]) -> None:
+    if name not in (names := sorted(known)):
+        allowed = f"one of {', '.join(names)}" if names else "the name of a plug-in, of which none is installed"
+        raise UsageError(f"{flag} is `{name}`, must be {allowed}")

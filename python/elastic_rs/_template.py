@@ -1,8 +1,8 @@
 """The template of warm starts: a process that imports modules and then forks the workers that import them too.
 
-The agent executes ``python -u -c "from elastic_rs._template import main; main()" MODULES ARGS``, where ARGS are what
-workers have behind ``python``. In a worker :func:`main` runs the script as the interpreter would, and returns, so that
-the interpreter ends as always. Facts: ``Modules/main.c`` and ``Python/pythonrun.c`` of CPython.
+The agent executes ``python -u -c CODE MODULES ARGS``, where CODE is that of ``_warm``, which calls :func:`main`, and
+ARGS are what workers have behind ``python``. In a worker :func:`main` runs the script as the interpreter would, and
+returns, so that the interpreter ends as always. Facts: ``Modules/main.c`` and ``Python/pythonrun.c`` of CPython.
 """
 
 from __future__ import annotations

@@ -13,8 +13,14 @@ __all__ = ["DEFAULT_MODULES", "Plan", "plan", "target"]
 
 DEFAULT_MODULES = ("torch",)
 
-CODE = "from elastic_rs._template import main; main()"
-"""What a template executes; the modules and the workers' arguments follow."""
+CODE = (
+    "import sys; first = sys.path[:1]; del sys.path[:1]; "
+    "from elastic_rs._template import main; sys.path[:0] = first; main()"
+)
+"""What a template executes; the modules and the workers' arguments follow.
+
+A folder `elastic_rs` where the agent was started is not this package, so this folder is not searched for it.
+"""
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,18 @@ The core runs the agent (``src/launch``); this module reads the command line for
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
-from typing import TYPE_CHECKING, Any
 
-from elastic_rs._run_flags import PROG, UsageError, fail, parse
+try:
+    import contextlib
+    import logging
+    import os
+    from typing import TYPE_CHECKING, Any
+
+    from elastic_rs._run_flags import PROG, UsageError, fail, parse
+except KeyboardInterrupt:
+    # As in `main`, which is not there yet.
+    raise SystemExit(130) from None
 
 if TYPE_CHECKING:
     import argparse
@@ -55,12 +61,12 @@ def _run(argv: Sequence[str]) -> int:
     if why := _run_options.why_torch(args):
         from elastic_rs._run_torch import hand_over
 
-        hand_over(argv, why)
+        hand_over(argv, args, why)
         return 0
-    meeting = _run_options.rendezvous_of(args)
+    meeting, local_addr = _run_options.rendezvous_of(args), _run_options.local_addr_of(args)
     settings = _run_options.launch_options_of(args)
     _prepare_environment(args, settings["local_world_size"])
-    return _take_part(meeting, args.local_addr, settings)
+    return _take_part(meeting, local_addr, settings)
 
 
 def _take_part(meeting: Rendezvous, local_addr: str | None, settings: dict[str, Any]) -> int:
@@ -76,19 +82,21 @@ def _take_part(meeting: Rendezvous, local_addr: str | None, settings: dict[str, 
         return _cannot(
             "RendezvousConnectionError", f"cannot host the coordinator at {where}: {error.strerror or error}"
         )
+    except RuntimeError as error:
+        return _cannot("RuntimeError", str(error))
     port = meeting.port if host is None else host.port
     job_counts = config.restart_budget == "job"
-    session = open_session(
-        config,
-        endpoint=(meeting.host, port),
-        run_id=meeting.run_id,
-        name=name,
-        local_addr=local_addr,
-        nodes=meeting.nodes,
-        max_restarts=settings["max_restarts"] if job_counts else None,
-        ranks_as_asked=meeting.fixed,
-    )
     try:
+        session = open_session(
+            config,
+            endpoint=(meeting.host, port),
+            run_id=meeting.run_id,
+            name=name,
+            local_addr=local_addr,
+            nodes=meeting.nodes,
+            max_restarts=settings["max_restarts"] if job_counts else None,
+            ranks_as_asked=meeting.fixed,
+        )
         launched = _elastic_rs.launch(
             session,
             host,
@@ -105,12 +113,18 @@ def _take_part(meeting: Rendezvous, local_addr: str | None, settings: dict[str, 
             use_agent_store=meeting.fixed or os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1",
             **settings,
         )
+    except OSError as error:
+        return _cannot("OSError", f"cannot start the agent: {error}")
     except RuntimeError as error:
         return _cannot("RuntimeError", str(error))
     finally:
         if host is not None:
             host.stop()
-    return _told(launched, settings["entrypoint"], why_not_host)
+    hint = f"this process did not host the coordinator itself: {why_not_host}" if why_not_host else ""
+    if host is not None and (launched.reason or "").startswith("could not reach the coordinator"):
+        hint = f"this process hosts it, so `{meeting.host}` must be an address of this machine"
+        hint += ", which has node rank 0" if meeting.fixed and config.node_rank == 0 else ""
+    return _told(launched, settings["entrypoint"], hint)
 
 
 def _prepare_environment(args: argparse.Namespace, count: int) -> None:
@@ -132,8 +146,8 @@ def _prepare_environment(args: argparse.Namespace, count: int) -> None:
         )
 
 
-def _told(launched: Launched, entrypoint: str, why_not_host: str) -> int:
-    """Say how it ended, and return the exit code."""
+def _told(launched: Launched, entrypoint: str, hint: str) -> int:
+    """Say how it ended, and return the exit code. The hint is for a coordinator that could not be reached."""
     match launched.outcome:
         case "succeeded":
             return 0
@@ -151,17 +165,19 @@ def _told(launched: Launched, entrypoint: str, why_not_host: str) -> int:
             return FAILED
         case _:
             text = launched.reason or "this node found no place in the job"
-            if launched.error == "RendezvousConnectionError" and why_not_host:
-                text += f"; this process did not host the coordinator itself: {why_not_host}"
+            if launched.error == "RendezvousConnectionError" and hint:
+                text += f"; {hint}"
             return _cannot(launched.error or "RuntimeError", text)
 
 
 def _cannot(kind: str, text: str) -> int:
     """Say why this node cannot go on, with the exception that says it in torchrun."""
-    from elastic_rs._run_path import record
-
-    record(f"{kind}: {text}", "")
     sys.stderr.write(f"{PROG}: error: {kind}: {text}\n")
+    # Where it has run out of descriptors, nothing can be imported either.
+    with contextlib.suppress(OSError):
+        from elastic_rs._run_path import record
+
+        record(f"{kind}: {text}", "")
     return FAILED
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from elastic_rs import _run_flags, _run_options, run
+from elastic_rs import _run_flags, _run_options, _run_path, run
 from torch.distributed.run import get_args_parser
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 VALUES = ("0", "1", "3", "2:4", "2.5", "-1", "", "text", "fork", "node", "core-complex", "a,,b,c", "GPU", "9" * 30)
 SCRIPT = ["train.py", "--lr", "1", "--", "--nnodes=9"]
@@ -151,10 +153,16 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["--zzz", "x"], "unknown flag `--zzz`: flags of the script come after it"),
         ([], "no script is given; it comes after the flags: elastic-run [flags] SCRIPT [the script's arguments]"),
         (["--max_restarts=x", "x"], "--max-restarts: `x` is not a whole number"),
-        (["--max-restarts=-1", "x"], "--max-restarts is `-1`, must be zero or more"),
+        (["--max-restarts=-1", "x"], "--max-restarts is `-1`, must be from 0 to 4294967295"),
         (["--start-method=thread", "x"], "--start-method: invalid choice: 'thread' (choose from "),
-        (["--nnodes=a", "x"], "--nnodes is `a`, must be a number from 1, or MIN:MAX with MIN not above MAX"),
-        (["--nnodes=3:2", "x"], "--nnodes is `3:2`, must be a number from 1, or MIN:MAX with MIN not above MAX"),
+        (
+            ["--nnodes=a", "x"],
+            "--nnodes is `a`, must be a number from 1 to 4294967295, or MIN:MAX with MIN not above MAX",
+        ),
+        (
+            ["--nnodes=3:2", "x"],
+            "--nnodes is `3:2`, must be a number from 1 to 4294967295, or MIN:MAX with MIN not above MAX",
+        ),
         (["--nnodes=0", "x"], "--nnodes is `0`, must be"),
         (
             ["--standalone", "--nnodes=2", "x"],
@@ -202,7 +210,24 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
             ["--signals-to-handle=SIGKILL", "x"],
             "--signals-to-handle has `SIGKILL`, which the kernel lets nobody handle",
         ),
-        (["--shutdown-timeout=-1", "x"], "--shutdown-timeout is `-1`, must be a whole number of seconds, zero or more"),
+        (
+            ["--shutdown-timeout=-1", "x"],
+            "--shutdown-timeout is `-1`, must be a whole number of seconds from 0 to 315360000",
+        ),
+        ([f"--shutdown-timeout={10**25}", "x"], f"--shutdown-timeout is `{10**25}`, must be a whole number"),
+        (["--max-restarts=99999999999", "x"], "--max-restarts is `99999999999`, must be from 0 to 4294967295"),
+        (["-r", "99999999999999:3", "x"], "--redirects is `99999999999999:3`, must be 0 (none)"),
+        (["-t", "65535:3", "x"], "local rank from 0 to 65534: 0:3,1:1"),
+        (["--nnodes=1:2:3", "x"], "--nnodes is `1:2:3`, must be"),
+        (["--lr", "0.1", "x"], "unknown flag `--lr`: flags of the script come after it"),
+        (["--rdzv-=x", "y"], "could match --rdzv-backend, --rdzv-endpoint, --rdzv-id, --rdzv-conf"),
+        (["--warm=x", "y"], "ambiguous option: --warm=x could match --warm-start"),
+        (["--rdzv-backend=c10d", "--rdzv-id=\udcff", "x"], "--rdzv-id is `\\xff`, must be UTF-8"),
+        (["--role=\udcff", "x"], "--role is `\\xff`, must be UTF-8"),
+        (["--local-addr=\udcff", "x"], "--local-addr is `\\xff`, must be UTF-8"),
+        (["--log-line-prefix-template=a\udcff", "x"], "--log-line-prefix-template is `a\\xff`, must be UTF-8"),
+        (["--duplicate-stdout-filters=a,\udcff", "x"], "--duplicate-stdout-filters is `\\xff`, must be UTF-8"),
+        (["--duplicate-stderr-filters=\udcff", "x"], "--duplicate-stderr-filters is `\\xff`, must be UTF-8"),
         (["--no-python", "--module", "x"], "--no-python and --module are given, must be one of them at most"),
     ],
 )
@@ -217,6 +242,82 @@ def test_a_variable_that_is_no_number_is_told(
 ) -> None:
     monkeypatch.setenv("PET_STANDALONE", "yes")
     assert said(capsys, "x") == "PET_STANDALONE is `yes`, must be 0 or 1: it stands for --standalone"
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["--standalone", "--nnodes=2"], "--standalone is given and --nnodes is `2`, must be 1"),
+        (["--tee=9"], "--tee is `9`, must be 0 (none)"),
+        (["--nnodes=2", "--node-rank=2"], "--node-rank is `2`, must be from 0 to 1"),
+        (["--rdzv-backend=bogus"], "--rdzv-backend is `bogus`, must be one of c10d, "),
+        (["--event-log-handler=nobody"], "--event-log-handler is `nobody`, must be one of console, "),
+        (["--logs-specs=nobody"], "--logs-specs is `nobody`, must be "),
+        (["--warm-start"], "--warm-start and --event-log-handler are given, must be one of them at most"),
+    ],
+)
+def test_a_mistake_is_told_before_pytorch_takes_over(
+    capsys: pytest.CaptureFixture[str], argv: list[str], text: str
+) -> None:
+    assert text in said(capsys, "--event-log-handler=console", *argv, "x")
+
+
+@pytest.mark.parametrize("seconds", ["inf", "1e30", "nan", "-1", "x", ""])
+def test_a_sleep_without_end_is_not_looked_for(monkeypatch: pytest.MonkeyPatch, seconds: str) -> None:
+    monkeypatch.setenv("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", seconds)
+    assert _run_options.launch_options_of(_run_flags.parse(SCRIPT))["uninterruptible_sleep_s"] == 0
+
+
+def test_what_torchrun_reads_as_numbers_is_read_alike() -> None:
+    def shown(ranks: str) -> Any:
+        args = _run_flags.parse([f"--local-ranks-filter={ranks}", *SCRIPT])
+        return _run_options.log_options_of(args)["shown_ranks"]
+
+    assert [shown(ranks) for ranks in ("", "-1", "99999999999", " 1 ,1_0")] == [None, [], [], [1, 10]]
+    assert _run_options.nodes_of("1_0") == (10, 10)
+    assert _run_options.nodes_of(" 1: 2") == (1, 2)
+
+
+def test_an_empty_address_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _run_options.local_addr_of(_run_flags.parse(["--local-addr=", *SCRIPT])) is None
+    monkeypatch.setenv("PET_LOCAL_ADDR", "")
+    assert _run_options.local_addr_of(_run_flags.parse(SCRIPT)) is None
+    assert _run_options.local_addr_of(_run_flags.parse(["--local-addr=127.0.0.2", *SCRIPT])) == "127.0.0.2"
+
+
+@pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/full"])
+def test_a_mistake_that_cannot_be_told_ends_alike(stderr: str) -> None:
+    shell = f'exec "$0" -m elastic_rs.run --nope x {stderr}'
+    assert subprocess.run(["sh", "-c", shell, sys.executable], check=False, timeout=60).returncode == 2
+
+
+def test_a_script_whose_name_is_not_utf8_runs(tmp_path: Path) -> None:
+    script = os.fsencode(tmp_path) + b"/\xff.py"
+    with open(script, "w") as file:  # noqa: PTH123 - the name is bytes
+        file.write("import sys; print('ran', *sys.argv[1:]); sys.exit(7)")
+    command = [sys.executable, "-m", "elastic_rs.run", "--standalone", script, "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "ran 1\n")
+    assert "/\ufffd.py FAILED" in done.stderr
+
+
+@pytest.mark.parametrize("limit", [9, 12, 14])
+def test_what_a_process_without_descriptors_cannot_do_is_one_line(limit: int) -> None:
+    shell = f'ulimit -n {limit}; exec "$0" -m elastic_rs.run --standalone --no-python true'
+    done = subprocess.run(["sh", "-c", shell, sys.executable], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert [line for line in done.stderr.splitlines() if line.startswith("elastic-run: error: ")]
+
+
+def test_an_interrupt_while_modules_are_imported_is_no_traceback() -> None:
+    code = (
+        "import sys\nclass Interrupt:\n    def find_spec(self, name, *_):\n"
+        "        if name == 'argparse': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\nfrom elastic_rs.run import main"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 def test_help_shows_every_flag_once_in_groups_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,7 +342,7 @@ def test_what_a_command_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
     assert command("a.py", "-x", "1") == ("a.py", [python, "-u", "a.py", "-x", "1"])
     assert command("-m", "pkg.a", "-x") == ("pkg.a", [python, "-u", "-m", "pkg.a", "-x"])
     assert command("--no-python", "true", "-x") == ("true", ["true", "-x"])
-    run_path = [python, "-u", "-m", "elastic_rs._run_path", "/a.py", "x"]
+    run_path = [python, "-u", _run_path.__file__, sys.path[0], "/a.py", "x"]
     assert command("--run-path", "--no-python", "/a.py", "x") == ("/a.py", run_path)
     monkeypatch.setenv("PYTHON_EXEC", "/opt/python")
     assert command("a.py") == ("/opt/python", ["/opt/python", "-u", "a.py"])

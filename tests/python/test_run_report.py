@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from elastic_rs._run_path import record
 from elastic_rs._run_report import Failure, hand_up, report, root_cause
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, get_error_handler
 
 if TYPE_CHECKING:
@@ -69,8 +73,75 @@ def test_what_a_worker_has_recorded_is_handed_up_as_pytorch_does(
 def test_a_file_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     # PyTorch's launcher raises what reading it raises, and the failure itself is not told.
     file = tmp_path / "error.json"
-    for text in ("", "{", "[]", "{}", '{"message": {"message": "x"}}', "7"):
+    for text in ("", "{", "[]", "{}", "7"):
         file.write_text(text)
         failure = Failure(0, 7, 3, str(file))
         assert failure.error_file == "<N/A>", text
         assert failure.text, text
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"message": "x", "timestamp": 1e400}', "x"),
+        ('{"message": "x", "timestamp": NaN}', "x"),
+        ('{"message": {"message": 5, "extraInfo": {"timestamp": "99999999999999999"}}}', "5"),
+        ('{"message": {"message": {"a": 1}, "extraInfo": {"timestamp": 1}}}', "{'a': 1}"),
+        ('{"message": {"message": "x\\ny", "extraInfo": {"py_callstack": null, "timestamp": "1"}}}', "x\n  y"),
+        ('{"message": {"message": "x", "extraInfo": 7}}', "x"),
+        ('{"message": {"message": "x"}}', "x"),
+        ("[" * 100_000, "To enable traceback see"),
+    ],
+)
+def test_an_odd_file_is_told_as_far_as_it_can_be_read(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "error.json"
+    file.write_text(text)
+    failure = Failure(0, 7, 3, str(file))
+    assert f"  traceback : {told}" in report("x.py", {0: failure})
+    # Else the agent's own account takes the message's place.
+    assert (failure.error_file == "<N/A>") == (text[0] == "[")
+
+
+def test_a_pipe_is_no_error_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert Failure(0, 7, 3, str(tmp_path / "pipe")).error_file == "<N/A>"
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+NAMES = st.sampled_from(["message", "extraInfo", "timestamp", "py_callstack", "errorCode"]) | st.text(max_size=3)
+ANYTHING = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4), max_leaves=12
+)
+
+
+@given(
+    st.fixed_dictionaries({"message": ANYTHING}, optional={"timestamp": ANYTHING}) | ANYTHING,
+    st.sampled_from([0, 3, -9]),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_the_report_comes_whatever_a_worker_has_written(tmp_path: Path, recorded: Any, code: int) -> None:
+    file = tmp_path / "error.json"
+    file.write_text(json.dumps(recorded))
+    failure = Failure(0, 7, code, str(file))
+    assert "Root Cause" in report("x.py", {0: failure})
+    own = tmp_path / "own.json"
+    own.unlink(missing_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHELASTIC_ERROR_FILE", str(own))
+        hand_up(failure)
+    assert own.exists() == (failure.error_file != "<N/A>")
+
+
+def test_an_error_file_that_cannot_be_written_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "error.json"
+    file.write_text('{"message": "told", "timestamp": "17"}')
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/proc/x/y")
+    for write in (lambda: record("ValueError: x", ""), lambda: hand_up(Failure(0, 7, 3, str(file)))):
+        write()
+        text = capsys.readouterr().err
+        assert text.startswith(
+            "elastic-run: warning: TORCHELASTIC_ERROR_FILE is `/proc/x/y`, where the error cannot be"
+        )
+        assert text.count("\n") == 1

@@ -127,7 +127,7 @@ def test_workers_get_the_same_with_other_flags(both: Both, flags: list[str]) -> 
     if "--run-path" in flags:
         # A function of torchrun's in a process of `multiprocessing`, and a program of ours.
         for account in (account for told in accounts for account in told.values()):
-            del account["flags"], account["path"], account["stdin"], account["SIGINT"]
+            del account["flags"], account["stdin"], account["SIGINT"]
     assert accounts[0] == accounts[1]
     assert first.shown() == second.shown()
 
@@ -180,6 +180,32 @@ def test_an_exception_that_run_path_meets_is_recorded_alike(both: Both, tmp_path
         (recorded,) = run.logs.rglob("error.json")
         assert json.loads(recorded.read_text())["message"]["message"] == "ValueError: the sky fell"
         assert "ValueError: the sky fell" in run.report()
+
+
+@pytest.mark.parametrize("flags", [[], ["--warm-start=json"]], ids=["cold", "warm"])
+def test_run_path_finds_the_package_and_the_script_nothing_of_it(job: Job, tmp_path: Path, flags: list[str]) -> None:
+    (tmp_path / "elastic_rs").mkdir()
+    (tmp_path / "elastic_rs" / "__init__.py").write_text("raise ValueError('not that one')\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import importlib.util, sys\nprint('FOUND', importlib.util.find_spec('_run_path'), sys.argv[1:], __name__)\n"
+    )
+    program = Path(sys.executable).with_name("elastic-run")
+    node = job.start(
+        ["env", "-C", str(tmp_path), str(program), "--standalone", *flags, "--run-path", str(script), "x"],
+        env={"ELASTIC_RS_LOG": "info"},
+    )
+    assert node.wait() == 0
+    node.line(re.escape("FOUND None ['x'] __main__"))
+    assert bool(flags) == any("a template has loaded `json`" in line for line in node.lines)
+
+
+def test_a_master_address_of_another_machine_is_told(job: Job) -> None:
+    # An address that is nobody's: of the documentation's.
+    flags = ["--master-addr=192.0.2.7", "--nnodes=2", "--rdzv-conf=join_timeout=1", "--no-python", "true"]
+    node = job.start([sys.executable, "-m", "elastic_rs.run", *flags])
+    assert node.wait() == 1
+    node.line("`192.0.2.7` must be an address of this machine, which has node rank 0")
 
 
 @pytest.mark.parametrize("by", [("rust", "run"), ("run", "rust")], ids=["torchrun hosts", "elastic-run hosts"])
