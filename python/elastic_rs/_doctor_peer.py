@@ -35,7 +35,7 @@ class Reached:
     """What came of connecting."""
 
     who: str
-    """``coordinator``, ``store``, ``other``, ``silent``; without a listener ``refused``, ``timeout``, ``unreachable``."""
+    """``coordinator``, ``store``, ``other``, ``silent``; or, for nobody, ``refused``, ``timeout``, ``unreachable``."""
     address: str
     """That was connected to, or of the error."""
     said: str = ""
