@@ -5,6 +5,7 @@ Every question has a time limit. None of them takes a port that a job may want; 
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import socket
@@ -28,12 +29,18 @@ def findings(meeting: Rendezvous, local_addr: str | None, limit_s: float, *, alo
     """Look at names, the endpoint and ranks; each question is given ``limit_s``."""
     name = os.uname().nodename
     forward = Question(lambda: addresses_of(name))
+    # Most likely that is the address, and then its name is asked for while the endpoint's is.
+    usual = own_address([])
+    reverse = ask_reverse(usual)
     resolved: Answer[list[str]] = Answer([], 0.0)
     if not alone:
         resolved = asked(lambda: addresses_of(meeting.host), limit_s)
-    seen = local_addr or own_address(resolved.value or [])
-    reverse = Question(lambda: socket.getnameinfo((seen, 0), socket.NI_NAMEREQD)[0]) if is_address(seen) else None
+    seen = local_addr or seen_by_others(own_address(resolved.value or []), usual, meeting.host)
+    if seen != usual:
+        reverse = ask_reverse(seen)
     found = [] if alone else [_endpoint(meeting, resolved, limit_s)]
+    if resolved.value and resolved.took_s > SLOW_S:
+        found.append(note("endpoint", f"{meeting.host} took {resolved.took_s:.3f} s to resolve; /etc/hosts is faster"))
     if not alone and meeting.nodes[1] > 1 and is_loopback(meeting.host):
         found.append(
             note(
@@ -55,6 +62,13 @@ def addresses_of(host: str) -> list[str]:
     """Ask the resolver for all addresses of a name, in its order."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def ask_reverse(address: str) -> Question[str] | None:
+    """Ask for the name of an address; of a name nobody is asked."""
+    if not is_address(address):
+        return None
+    return Question(lambda: socket.getnameinfo((address, 0), socket.NI_NAMEREQD)[0])
 
 
 def is_address(text: str) -> bool:
@@ -82,6 +96,14 @@ def own_address(addresses: list[str]) -> str:
         except OSError:
             continue
     return ""
+
+
+def seen_by_others(to_endpoint: str, usual: str, host: str) -> str:
+    """Choose between the address that the endpoint sees and that of the default route.
+
+    To a name of its own a node talks over loopback, where nobody else sees it.
+    """
+    return usual if is_loopback(to_endpoint) and not is_loopback(host) else to_endpoint
 
 
 def own_name(
@@ -179,8 +201,6 @@ def _why_not_bound(addresses: list[str], port: int) -> str:
 
 
 def _is_foreign(error: OSError) -> bool:
-    import errno
-
     return error.errno in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 

@@ -150,6 +150,21 @@ def test_rank_order(flags: tuple[str, ...], text: str) -> None:
     assert text in finding.text
 
 
+@pytest.mark.parametrize(
+    ("to_endpoint", "host", "seen"),
+    [
+        ("10.0.0.2", "node0", "10.0.0.2"),
+        ("127.0.0.1", "node0", "10.0.0.1"),
+        ("127.0.0.1", "localhost", "127.0.0.1"),
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1"),
+        ("::1", "::1", "::1"),
+        ("", "node0", ""),
+    ],
+)
+def test_what_others_see_of_a_node(to_endpoint: str, host: str, seen: str) -> None:
+    assert net.seen_by_others(to_endpoint, "10.0.0.1", host) == seen
+
+
 def test_a_question_has_an_end_and_its_answer_a_cause() -> None:
     release = threading.Event()
     began = time.monotonic()
