@@ -17,6 +17,8 @@ __all__ = ["UsageError", "parse"]
 
 PROG = "elastic-run"
 
+USAGE = f"{PROG} [flags] SCRIPT [the script's arguments]"
+
 DESCRIPTION = """\
 Start the workers of a PyTorch job on this node and keep them going: torchrun's command line, without its torch."""
 
@@ -29,6 +31,9 @@ examples:
         --rdzv-backend=c10d --rdzv-endpoint=node0:29400 --rdzv-id=job42 train.py
   ranks by hand, on the second of two nodes
     elastic-run --nnodes=2 --node-rank=1 --master-addr=node0 --master-port=29500 train.py
+  does this node lack anything? and does it find the others?
+    elastic-run doctor
+    elastic-run doctor --nnodes=2:4 --rdzv-backend=c10d --rdzv-endpoint=node0:29400
   a program that is no Python script; everything it prints to files as well
     elastic-run --standalone --nproc-per-node=8 --no-python --tee=3 --log-dir=logs ./train --steps 100
 
@@ -47,26 +52,31 @@ class UsageError(ValueError):
     """The command line asks for what is not allowed. The message names the flag, what was given and what is."""
 
 
-def parse(args: Sequence[str]) -> argparse.Namespace:
+def parse(args: Sequence[str], made: argparse.ArgumentParser | None = None) -> argparse.Namespace:
     """Read the command line. ``--help`` and mistakes end the process, as argparse does it.
+
+    Args:
+        args: the command line.
+        made: the parser, if it is not :func:`parser` as it is.
 
     Raises:
         UsageError: a ``PET_*`` variable of a switch is no number, or a flag is unknown.
     """
-    known, unknown = parser().parse_known_args([_apart(arg) for arg in args])
+    made = made or parser()
+    known, unknown = made.parse_known_args([_apart(arg) for arg in args])
     if unknown:
-        raise UsageError(_unknown(_together(unknown[0]).partition("=")[0]))
+        raise UsageError(_unknown(_together(unknown[0]).partition("=")[0], made))
     known.training_script_args = [_together(arg) for arg in known.training_script_args]
     return known
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(usage: str = USAGE, description: str = DESCRIPTION, epilog: str = EPILOG) -> argparse.ArgumentParser:
     """Make the parser. Defaults come from the environment as it is now."""
     made = _Parser(
         prog=PROG,
-        usage=f"{PROG} [flags] SCRIPT [the script's arguments]",
-        description=DESCRIPTION,
-        epilog=EPILOG,
+        usage=usage,
+        description=description,
+        epilog=epilog,
         formatter_class=_Help,
     )
     _add_size(made.add_argument_group("how many"))
@@ -232,7 +242,7 @@ def _add_devices(group: Any) -> None:
 def _add_others(group: Any) -> None:
     add = _adder(group)
     add("--role", default="default", help="the workers' role, shown in prefixes and ROLE_NAME (default)")
-    add("--monitor-interval", type=_seconds, default=0.1, metavar="SECONDS", help="without effect: nothing is polled")
+    add("--monitor-interval", type=seconds, default=0.1, metavar="SECONDS", help="without effect: nothing is polled")
     add(
         "--start-method",
         default="spawn",
@@ -356,10 +366,10 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return f"{', '.join(names)} {value}"
 
 
-def _unknown(flag: str) -> str:
+def _unknown(flag: str, made: argparse.ArgumentParser) -> str:
     import difflib
 
-    actions = parser()._actions  # noqa: SLF001 - no other way
+    actions = made._actions  # noqa: SLF001 - no other way
     names = [name for action in actions for name in action.option_strings if name.startswith("--") and MARK not in name]
     # Short names are like too many others: a script's `--lr` is near `--role`.
     near = difflib.get_close_matches(flag, names, n=1, cutoff=0.7)
@@ -374,7 +384,7 @@ def _whole(text: str) -> int:
         raise argparse.ArgumentTypeError(f"`{text}` is not a whole number") from None
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
     try:
         return float(text)
     except ValueError:

@@ -34,7 +34,7 @@ INTERRUPTED = 130
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the workers of one node until the job has ended, and return the exit code.
+    """Run the workers of one node until the job has ended, or check the node (``doctor``), and return the exit code.
 
     Call it in the main thread. A command line that is not understood ends the process with 2.
 
@@ -52,6 +52,10 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
+    if argv[:1] == ["doctor"]:
+        from elastic_rs import _doctor
+
+        return _doctor.main(argv[1:])
     args = parse(argv)
     # Not before: `--help` needs none of it.
     from elastic_rs import _run_options

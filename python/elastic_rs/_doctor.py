@@ -1,0 +1,108 @@
+"""``elastic-run doctor``: looks whether a node lacks anything, and prints what to mend. Does not import torch."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from elastic_rs import _doctor_net, _doctor_node, _run_flags, _run_options
+from elastic_rs._run_flags import PROG, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from elastic_rs._doctor_findings import Finding
+
+__all__ = ["main"]
+
+HEALTHY = 0
+TO_MEND = 1
+
+DESCRIPTION = """\
+Look whether this node lacks anything that the job would need, and print what to mend. Nothing is started: the flags are
+those of elastic-run, and mean the same, so `doctor` may be put before a whole command line."""
+
+EPILOG = """\
+Flags of elastic-run that are not listed are accepted, and so are its PET_* variables. An endpoint without
+--rdzv-backend, on a job of one node, is taken for one of c10d.
+
+examples:
+  this machine by itself
+    elastic-run doctor
+  will this node find the others?
+    elastic-run doctor --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=node0:29400
+
+Each line begins with ok; with note, which some jobs may mind; or with mend, and then the next line says what to do. A
+script named doctor is run by `elastic-run ./doctor` or `elastic-run -- doctor`.
+
+exit codes:
+  0        nothing has to be mended
+  1        something has
+  2        the command line is not understood
+"""
+
+SHOWN = {
+    "help", "nnodes", "nproc_per_node", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf",
+    "local_addr", "node_rank", "master_addr", "master_port", "log_dir", "network_timeout",
+}  # fmt: skip
+"""What changes the answers; ``--help`` lists no other flags."""
+
+LONGEST_S = 600.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Check this node, print the findings, and return the exit code.
+
+    Raises:
+        UsageError: the command line is not understood.
+    """
+    to_mend = 0
+    for finding in _look(_run_flags.parse(argv, _parser())):
+        # Each as soon as it is known: some questions take their time.
+        print(finding, flush=True)
+        to_mend += finding.verdict == "mend"
+    if not to_mend:
+        print("nothing has to be mended")
+        return HEALTHY
+    print(f"{to_mend} to mend")
+    return TO_MEND
+
+
+def _look(args: argparse.Namespace) -> Iterator[Finding]:
+    limit_s = args.network_timeout
+    if not 0 < limit_s <= LONGEST_S:
+        raise UsageError(f"--network-timeout is `{limit_s:g}`, must be above 0 s and at most {LONGEST_S:g}")
+    nodes = _run_options.nodes_of(args.nnodes)
+    if args.rdzv_endpoint and args.rdzv_backend == "static" and nodes[1] == 1:
+        # Ranks by hand for one node, at an endpoint: nobody asks the doctor about that.
+        args.rdzv_backend = "c10d"
+    # All that may be wrong with the command line, before anything is printed.
+    meeting = _run_options.rendezvous_of(args)
+    workers = _workers(args.nproc_per_node)
+    yield from _doctor_node.findings(args.nproc_per_node, workers, nodes[1], args.log_dir, limit_s)
+    yield from _doctor_net.findings(meeting, args.local_addr, limit_s, alone=_run_options.is_alone(args, nodes))
+
+
+def _workers(text: str) -> int | None:
+    """Read ``--nproc-per-node``; None for kinds of devices, which may need PyTorch to be counted."""
+    if text != "cpu" and text.isidentifier():
+        return None
+    return _run_options.workers_of(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = _run_flags.parser(f"{PROG} doctor [flags] [SCRIPT ...]", DESCRIPTION, EPILOG)
+    made.add_argument_group("of doctor").add_argument(
+        "--network-timeout",
+        "--network_timeout",
+        type=_run_flags.seconds,
+        default=5.0,
+        metavar="SECONDS",
+        help="how long each question to the network, a name server or a driver may take (5)",
+    )
+    for action in made._actions:  # noqa: SLF001 - no other way
+        if action.dest == "training_script":
+            action.required, action.nargs = False, "?"
+        if action.dest not in SHOWN:
+            action.help = argparse.SUPPRESS
+    return made

@@ -1,0 +1,94 @@
+"""What a check of ``elastic-run doctor`` has to say."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from threading import Thread
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Answer", "Finding", "Question", "asked", "mend", "note", "ok"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    verdict: str
+    """``ok``; ``note``, which some job may mind; or ``mend``, which this one will."""
+    check: str
+    """What was looked at."""
+    text: str
+    """What was found."""
+    remedy: str = ""
+    """Of ``mend``: what to do."""
+
+    def __str__(self) -> str:
+        line = f"{self.verdict:<5} {self.check:<12} {self.text}"
+        return f"{line}\n{'':<18} to mend: {self.remedy}" if self.remedy else line
+
+
+def ok(check: str, text: str) -> Finding:
+    """Nothing is wrong."""
+    return Finding("ok", check, text)
+
+
+def note(check: str, text: str) -> Finding:
+    """Nothing is wrong with elastic-run, but it should be known."""
+    return Finding("note", check, text)
+
+
+def mend(check: str, text: str, remedy: str) -> Finding:
+    """Something is wrong, and this is what to do."""
+    return Finding("mend", check, text, remedy)
+
+
+@dataclass(frozen=True)
+class Answer(Generic[T]):
+    """What came of a question to something that may never answer."""
+
+    value: T | None
+    took_s: float
+    error: str = ""
+    """Why there is no value."""
+    late: bool = False
+    """There is none because time was up."""
+
+
+class Question(Generic[T]):
+    """A question to something that blocks for as long as it likes, such as the resolver; asked at once.
+
+    One that is never answered is left to itself, in a thread that does not keep the process from ending.
+    """
+
+    def __init__(self, ask: Callable[[], T]) -> None:
+        self._found: list[T] = []
+        self._error = ""
+        self._began = time.monotonic()
+        self._took_s = 0.0
+        self._thread = Thread(target=self._run, args=(ask,), name="doctor-asks", daemon=True)
+        self._thread.start()
+
+    def _run(self, ask: Callable[[], T]) -> None:
+        try:
+            self._found.append(ask())
+        except (OSError, RuntimeError, ValueError) as error:  # ValueError: a name that no question can hold
+            self._error = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        self._took_s = time.monotonic() - self._began
+
+    def answer(self, limit_s: float) -> Answer[T]:
+        """Wait for the answer until ``limit_s`` after the question."""
+        self._thread.join(max(0.0, self._began + limit_s - time.monotonic()))
+        if self._thread.is_alive():
+            return Answer(None, limit_s, error=f"no answer within {limit_s:g} s", late=True)
+        return Answer(self._found[0] if self._found else None, self._took_s, error=self._error)
+
+
+def asked(ask: Callable[[], T], limit_s: float) -> Answer[T]:
+    """Ask, and wait at most ``limit_s``."""
+    return Question(ask).answer(limit_s)

@@ -1,0 +1,277 @@
+"""What ``elastic-run doctor`` asks the network: the names of this node, the endpoint, and where the node would stand.
+
+Every question has a time limit. None of them takes a port that a job may want; a coordinator notes one line in its log.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from elastic_rs._doctor_findings import Answer, Finding, Question, asked, mend, note, ok
+from elastic_rs._doctor_peer import PROTOCOL_VERSION, Reached, reach
+from elastic_rs._node import claim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elastic_rs._run_options import Rendezvous
+
+__all__ = ["findings"]
+
+SLOW_S = 1.0
+
+
+def findings(meeting: Rendezvous, local_addr: str | None, limit_s: float, *, alone: bool) -> Iterator[Finding]:
+    """Look at names, the endpoint and ranks; each question is given ``limit_s``."""
+    name = os.uname().nodename
+    forward = Question(lambda: addresses_of(name))
+    # Most likely that is the address, and then its name is asked for while the endpoint's is.
+    usual = own_address([])
+    reverse = ask_reverse(usual)
+    resolved: Answer[list[str]] = Answer([], 0.0)
+    if not alone:
+        resolved = asked(lambda: addresses_of(meeting.host), limit_s)
+    seen = local_addr or seen_by_others(own_address(resolved.value or []), usual, meeting.host)
+    if seen != usual:
+        reverse = ask_reverse(seen)
+    found = [] if alone else [_endpoint(meeting, resolved, limit_s)]
+    if resolved.value and resolved.took_s > SLOW_S:
+        found.append(note("endpoint", f"{meeting.host} took {resolved.took_s:.3f} s to resolve; /etc/hosts is faster"))
+    if not alone and meeting.nodes[1] > 1 and is_loopback(meeting.host):
+        found.append(
+            note(
+                "endpoint", f"{meeting.host} is loopback: nodes on other machines cannot find it, each looks at itself"
+            )
+        )
+    others = not alone and meeting.nodes[1] > 1 and not is_loopback(meeting.host)
+    gloo = os.environ.get("GLOO_SOCKET_IFNAME")
+    yield own_name(name, forward.answer(limit_s), gloo, others=others, local_addr=local_addr)
+    if reverse is not None:
+        yield own_reverse(seen, reverse.answer(limit_s))
+    if alone:
+        yield ok("endpoint", "none is needed: one node, which takes any free port and is found by nobody else")
+    yield from found
+    yield ranks(meeting, name, seen, alone=alone)
+
+
+def addresses_of(host: str) -> list[str]:
+    """Ask the resolver for all addresses of a name, in its order."""
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def ask_reverse(address: str) -> Question[str] | None:
+    """Ask for the name of an address; of a name nobody is asked."""
+    if not is_address(address):
+        return None
+    return Question(lambda: socket.getnameinfo((address, 0), socket.NI_NAMEREQD)[0])
+
+
+def is_address(text: str) -> bool:
+    """Whether it is an address, rather than a name."""
+    try:
+        ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this means each machine itself, on every machine."""
+    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host.partition("%")[0]).is_loopback)
+
+
+def own_address(addresses: list[str]) -> str:
+    """Return the address that packets to these would come from. None is sent."""
+    for address in addresses or ["192.0.2.1"]:  # nobody's (RFC 5737): the way to it is the default route
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((address, 9))
+                return str(probe.getsockname()[0])
+        except OSError:
+            continue
+    return ""
+
+
+def seen_by_others(to_endpoint: str, usual: str, host: str) -> str:
+    """Choose between the address that the endpoint sees and that of the default route.
+
+    To a name of its own a node talks over loopback, where nobody else sees it.
+    """
+    return usual if is_loopback(to_endpoint) and not is_loopback(host) else to_endpoint
+
+
+def own_name(
+    name: str, answer: Answer[list[str]], gloo: str | None, *, others: bool, local_addr: str | None
+) -> Finding:
+    """Judge what this node's own name resolves to. The agent does not ask; Gloo in the workers does.
+
+    Args:
+        name: what this machine calls itself.
+        answer: its addresses.
+        gloo: ``GLOO_SOCKET_IFNAME``, with which Gloo does not ask either.
+        others: there are nodes on other machines.
+        local_addr: ``--local-addr``.
+    """
+    check, several = "own name", others and not gloo
+    hosts = f"give `{name}` this node's address in /etc/hosts, or set GLOO_SOCKET_IFNAME to its network interface"
+    if answer.value is None:
+        why = f"`{name}` cannot be resolved: {answer.error}; elastic-run does not ask, Gloo in the workers does"
+        return mend(check, why, hosts) if several else note(check, why)
+    text = f"`{name}` is {', '.join(answer.value)}, found in {answer.took_s:.3f} s"
+    if several and all(ipaddress.ip_address(one.partition("%")[0]).is_loopback for one in answer.value):
+        what = "loopback, as Debian's line `127.0.1.1` in /etc/hosts makes it: Gloo would tell other nodes this address"
+        return mend(check, f"{text}: {what}", hosts)
+    if answer.took_s > SLOW_S:
+        return note(check, f"{text}, which is slow: Gloo in the workers waits for it; a line in /etc/hosts mends it")
+    if local_addr is not None and not is_address(local_addr):
+        return note(check, f"{text}; --local-addr is the name `{local_addr}`, which all other nodes must resolve")
+    return ok(check, text)
+
+
+def own_reverse(address: str, answer: Answer[str]) -> Finding:
+    """Judge how long the name of this node's address takes to be found, or not to be."""
+    what = answer.value or f"nameless ({answer.error})"
+    if answer.late or answer.took_s > SLOW_S:
+        took = answer.error if answer.late else f"{what} after {answer.took_s:.3f} s"
+        return note(
+            "reverse name",
+            f"{address}: {took}, which is slow: PyTorch's store and clients ask for names of those they connect "
+            "with, and wait as long; elastic_rs's agent and store ask for none. A line in /etc/hosts mends it",
+        )
+    return ok("reverse name", f"{address} is {what}, found in {answer.took_s:.3f} s")
+
+
+def _endpoint(meeting: Rendezvous, resolved: Answer[list[str]], limit_s: float) -> Finding:
+    where = f"{meeting.host}:{meeting.port}"
+    # Of port 0, so that the port itself stays free for those who come meanwhile.
+    own = Answer("", 0.0) if resolved.late else asked(lambda: _why_not_own(meeting, 0), limit_s)
+    if own.value is None and not own.late:
+        return mend(
+            "endpoint", f"{where}: this node is to be the host and cannot: {own.error}", "see --rdzv-conf is_host"
+        )
+    why_not = resolved.error or own.error or own.value or ""
+    if not resolved.value:
+        return unresolved(where, resolved, hosts=own.value == "" and not resolved.late)
+    if meeting.port == 0:
+        if why_not:
+            return mend("endpoint", f"{where}: {why_not}", "name a port that the other nodes can know")
+        return ok("endpoint", f"{where}: this node would host the coordinator, on any free port")
+    reached = reach(resolved.value, meeting.port, limit_s)
+    taken = ""
+    if why_not == "":
+        if reached.listens:
+            # Somebody listens, so this names who, and takes nothing.
+            told = asked(lambda: _why_not_own(meeting, meeting.port), limit_s)
+            taken = told.value or told.error
+        else:
+            taken = _why_not_bound(resolved.value, meeting.port)
+    if why_not:
+        return elsewhere(f"{where} ({reached.address})", reached, meeting.config.join_timeout, limit_s)
+    return here(where, reached, taken, must=meeting.config.is_host is True)
+
+
+def _why_not_own(meeting: Rendezvous, port: int) -> str:
+    """Say why this node would not host the coordinator, if so: by the decision that the agent itself takes."""
+    host, why = claim(meeting.host, port, meeting.config)
+    if host is not None:
+        host.stop()
+    return why
+
+
+def _why_not_bound(addresses: list[str], port: int) -> str:
+    """Say why the port cannot be had though nobody listens. Binds without listening, which is in nobody's way."""
+    for address in addresses:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((address, port))
+        except PermissionError as error:
+            return f"port {port} cannot be listened on: {error.strerror}"
+        except OSError as error:
+            if not _is_foreign(error):
+                return f"port {port} cannot be listened on: {error.strerror}"
+    return ""
+
+
+def _is_foreign(error: OSError) -> bool:
+    return error.errno in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+
+
+def unresolved(where: str, resolved: Answer[list[str]], *, hosts: bool) -> Finding:
+    """Judge an endpoint whose name says nothing here."""
+    text = f"{where} cannot be resolved: {resolved.error}"
+    if hosts:
+        return note("endpoint", f"{text}; it is this node's own name, so it would host the coordinator all the same")
+    remedy = "give an address instead, add a line to /etc/hosts, or mend the name server in /etc/resolv.conf"
+    return mend("endpoint", text, remedy)
+
+
+def here(where: str, reached: Reached, taken: str, *, must: bool) -> Finding:
+    """Judge an endpoint that is this node's own. ``must``: this node has to host the coordinator itself."""
+    another = "choose another port, the same on all nodes, or end who has it"
+    if not reached.listens:
+        if taken:
+            return mend("endpoint", f"{where} is this node's: {taken}", "choose another port, above 1023")
+        return ok("endpoint", f"{where} is this node's and the port is free: it would host the coordinator")
+    text = f"{where} is this node's: {taken}"
+    if reached.who != "coordinator":
+        return mend("endpoint", f"{text}. {_who(reached)}", another)
+    if reached.version != PROTOCOL_VERSION:
+        return _other_version(text, reached)
+    if must:
+        return mend("endpoint", f"{text}. It is a coordinator, but this node was told to be the host itself", another)
+    return ok("endpoint", f"{text}. It is a coordinator: this node would join there")
+
+
+def elsewhere(where: str, reached: Reached, join_timeout_s: float, limit_s: float) -> Finding:
+    """Judge an endpoint that this node does not host."""
+    if reached.who == "coordinator":
+        text = f"{where}: a coordinator answers, in {reached.took_s * 1000:.1f} ms"
+        return ok("endpoint", text) if reached.version == PROTOCOL_VERSION else _other_version(text, reached)
+    if reached.listens:
+        remedy = "choose another port, or run `elastic-rs store serve` there, or the node whose address it is"
+        return mend("endpoint", f"{where}: {_who(reached)}", remedy)
+    if reached.who == "refused":
+        return note(
+            "endpoint",
+            f"{where} can be reached, but nobody listens there yet: start the node whose address it is, or "
+            f"`elastic-rs store serve` there. Others wait for it, at most {join_timeout_s:g} s",
+        )
+    if reached.who == "timeout":
+        remedy = "see whether the host is up, and whether a firewall or network policy drops connections to this port"
+        return mend("endpoint", f"{where}: nothing came back within {limit_s:g} s", remedy)
+    return mend("endpoint", f"{where} cannot be reached: {reached.said}", "see to the route from this node to that one")
+
+
+def _other_version(text: str, reached: Reached) -> Finding:
+    versions = f"it speaks version {reached.version} of the protocol, this node version {PROTOCOL_VERSION}"
+    return mend("endpoint", f"{text}; but {versions}", "install one version of elastic_rs on all nodes")
+
+
+def _who(reached: Reached) -> str:
+    return {
+        "store": "a plain c10d store answers, which has no coordinator: torchrun's own, or a job's",
+        "silent": "somebody accepts connections and says nothing, which is neither a coordinator nor a store",
+    }.get(reached.who, f"something else answers, neither a coordinator nor a store; {reached.said}")
+
+
+def ranks(meeting: Rendezvous, name: str, seen: str, *, alone: bool) -> Finding:
+    """Say where this node would stand among the others."""
+    who = f"others see this node as `{name}:PID` at {seen or 'an address that is not known yet'}"
+    rank = meeting.config.node_rank
+    if alone:
+        return ok("rank order", "0: the only node")
+    if meeting.fixed:
+        return ok("rank order", f"{rank}, by --node-rank, in every round; {who}")
+    if rank is not None:
+        by = f"this node asks for {rank} (node_rank) in the first round; those that do not ask come after"
+    else:
+        by = "in the first round by address as people count (node9 before node10), then in the order of joining"
+    return ok("rank order", f"{by}; later survivors keep theirs and newcomers fill the holes; {who}")

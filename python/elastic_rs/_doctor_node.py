@@ -1,0 +1,268 @@
+"""What ``elastic-run doctor`` looks at on the node itself: rules, and the reading of what they judge."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import sys
+import tempfile
+import time
+from importlib import metadata, util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elastic_rs import _elastic_rs
+from elastic_rs._doctor_findings import Finding, asked, mend, note, ok
+from elastic_rs._run_devices import OTHERS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["findings"]
+
+MIB = 1 << 20
+PYTHON_FROM = (3, 11)
+TORCH_FROM, TORCH_TO = (2, 6), (2, 15)
+THREADS_OF_A_WORKER = 100
+"""A rough number for PyTorch's pools, watchdogs, NCCL's threads and a few DataLoader workers."""
+SPARE_DESCRIPTORS = 128
+"""What an agent has open beside connections: logs, pipes, libraries."""
+
+
+def findings(nproc: str, workers: int | None, most_nodes: int, folder: str | None, limit_s: float) -> Iterator[Finding]:
+    """Look at this node.
+
+    Args:
+        nproc: ``--nproc-per-node``.
+        workers: the same as a number, where it is one.
+        most_nodes: how many nodes the job may have.
+        folder: where logs go; None for the temporary folder.
+        limit_s: how long the driver of GPUs may take.
+    """
+    yield python(sys.version_info[:3], sys.executable)
+    yield package(_elastic_rs.VERSION, _installed("elastic_rs"))
+    yield torch(*find_torch(), os.environ.get("PYTHON_EXEC"))
+    yield _gpus(nproc, workers, limit_s)
+    count = workers or _workers_of(nproc, limit_s)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield descriptors(soft, hard, count, most_nodes)
+    yield processes(*process_limit(), count)
+    yield clock(time.time())
+    yield from _places(None if folder == os.devnull else folder)
+
+
+def python(version: tuple[int, ...], executable: str) -> Finding:
+    """Judge the interpreter."""
+    text = f"{'.'.join(map(str, version))}, {executable}"
+    if version < PYTHON_FROM:
+        return mend("python", f"{text}: too old", "install Python 3.11 or later, and elastic_rs in it")
+    return ok("python", text)
+
+
+def package(compiled: str, installed: str | None) -> Finding:
+    """Judge this package: both halves must be of one version."""
+    if installed is not None and installed != compiled:
+        return mend(
+            "elastic_rs",
+            f"{installed}, but its compiled half is {compiled}: two installations are mixed",
+            "pip install --force-reinstall --no-deps elastic_rs",
+        )
+    return ok("elastic_rs", f"{compiled}, {Path(__file__).parent}")
+
+
+def torch(version: str | None, where: str | None, other_python: str | None) -> Finding:
+    """Judge PyTorch, which workers need and the agent does not."""
+    if other_python:
+        return note("torch", f"not looked for: workers run by PYTHON_EXEC={other_python}, which has its own")
+    if where is None:
+        return note("torch", f"not found by {sys.executable}: elastic-run needs none, scripts that import it do")
+    found = re.match(r"(\d+)\.(\d+)", version or "")
+    if found is None:
+        return mend(
+            "torch",
+            f"{where} is no PyTorch: it names no version",
+            "remove or rename it, if it stands in the way of the real one; else install that anew",
+        )
+    number = (int(found[1]), int(found[2]))
+    if number < TORCH_FROM:
+        return mend("torch", f"{version}, {where}: older than 2.6", "pip install 'torch>=2.6'")
+    if number > TORCH_TO:
+        return note("torch", f"{version}, {where}: newer than 2.15, the latest that elastic_rs was tested with")
+    return ok("torch", f"{version}, {where}")
+
+
+def find_torch() -> tuple[str | None, str | None]:
+    """Return version and folder of PyTorch, without importing it."""
+    try:
+        spec = util.find_spec("torch")
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        return None, None
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    where = folders[0] if folders else Path(spec.origin or "torch")
+    try:
+        # Of the folder that an import would take, while metadata may be of another.
+        text = (where / "version.py").read_text()
+    except OSError:
+        text = ""
+    found = re.search(r"""^__version__\s*=\s*['"]([^'"]+)""", text, re.MULTILINE)
+    return (found[1] if found else _installed("torch") if spec.origin else None), str(where)
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _gpus(nproc: str, workers: int | None, limit_s: float) -> Finding:
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    there = asked(lambda: _elastic_rs.visible_gpus(None), limit_s)
+    seen = asked(lambda: _elastic_rs.visible_gpus(chosen), limit_s) if there.value else there
+    if there.late or seen.late:
+        return mend(
+            "gpus",
+            f"NVIDIA's driver has not answered within {limit_s:g} s",
+            "look whether nvidia-smi answers and what dmesg says of Xid; workers would hang as this did",
+        )
+    others = [path for path in OTHERS if os.path.exists(path)]  # noqa: PTH110 - as _run_devices
+    return gpus(
+        there.value or 0,
+        seen.value or 0,
+        chosen=chosen,
+        nproc=nproc,
+        workers=workers,
+        why_none=there.error,
+        others=others,
+    )
+
+
+def gpus(
+    there: int, seen: int, *, chosen: str | None, nproc: str, workers: int | None, why_none: str, others: list[str]
+) -> Finding:
+    """Judge NVIDIA's GPUs: ``there`` are so many, of which ``CUDA_VISIBLE_DEVICES`` lets processes see some."""
+    variable = "CUDA_VISIBLE_DEVICES is not set" if chosen is None else f"CUDA_VISIBLE_DEVICES is `{chosen}`"
+    if there == 0 and others:
+        return note("gpus", f"none of NVIDIA's, but {others[0]}: PyTorch is asked how many those are")
+    if there == 0:
+        text = f"none: {why_none or 'the driver knows none'}"
+        if nproc != "gpu":
+            return ok("gpus", text)
+        remedy = "install the driver, or give the container its GPUs (docker run --gpus=all); or --nproc-per-node=auto"
+        return mend("gpus", f"--nproc-per-node is `gpu`, but there is {text}", remedy)
+    text = f"{seen} of {there} seen by processes, {variable}"
+    if seen == 0:
+        remedy = "unset CUDA_VISIBLE_DEVICES, or name devices that there are; it ends at the first that there is not"
+        return mend("gpus", text, remedy) if nproc == "gpu" else note("gpus", text)
+    if workers is not None and workers > seen:
+        return note("gpus", f"{text}: fewer than the {workers} workers of --nproc-per-node")
+    return ok("gpus", text)
+
+
+def _workers_of(nproc: str, limit_s: float) -> int:
+    """Say how many workers this node has where devices say it; those that PyTorch alone can count are taken for one."""
+    seen = asked(lambda: _elastic_rs.visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")), limit_s).value
+    return seen or (len(os.sched_getaffinity(0)) if nproc == "auto" else 1)
+
+
+def descriptors(soft: int, hard: int, workers: int, most_nodes: int) -> Finding:
+    """Judge the limit of open files for the node that hosts coordinator and store.
+
+    Each agent and each worker may hold a connection there, and twice that while they begin anew.
+    """
+    need = 2 * most_nodes * (workers + 1) + SPARE_DESCRIPTORS
+    who = f"{most_nodes} node{'s' * (most_nodes > 1)} with {workers} worker{'s' * (workers > 1)} each"
+    text = f"{_limit(soft)} (hard limit {_limit(hard)}); the host of {who} may need {need}"
+    if soft == resource.RLIM_INFINITY or soft >= need:
+        return ok("descriptors", text)
+    if hard == resource.RLIM_INFINITY or hard >= need:
+        return mend("descriptors", text, f"ulimit -n {need} before elastic-run")
+    remedy = (
+        f"have the hard limit raised: nofile in /etc/security/limits.conf, LimitNOFILE={need} in the systemd unit, "
+        f"or docker run --ulimit nofile={need}; then ulimit -n {need}"
+    )
+    return mend("descriptors", text, remedy)
+
+
+def processes(limit: int | None, whose: str, workers: int) -> Finding:
+    """Judge how many processes and threads there may be; None is no limit."""
+    if limit is None:
+        return ok("processes", "no limit on processes and threads")
+    need = workers * THREADS_OF_A_WORKER
+    text = f"{limit} processes and threads ({whose}); {workers} worker{'s' * (workers > 1)} may start {need}"
+    if limit >= need:
+        return ok("processes", text)
+    how = f"docker run --pids-limit={need}, or the pod's podPidsLimit" if "pids" in whose else f"ulimit -u {need}"
+    return mend("processes", text, f"{how}; or fewer threads: OMP_NUM_THREADS=1 and fewer DataLoader workers")
+
+
+def process_limit() -> tuple[int | None, str]:
+    """Return the narrower of this user's limit and the container's, and whose it is."""
+    limits = []
+    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if soft != resource.RLIM_INFINITY and os.geteuid() != 0:  # which does not hold for root
+        limits.append((soft, "ulimit -u"))
+    for path in ("/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max"):
+        try:
+            text = Path(path).read_text().strip()
+        except OSError:
+            continue
+        if text.isdecimal():
+            limits.append((int(text), path))
+    return min(limits, default=(None, ""))
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY else str(value)
+
+
+def clock(now_s: float) -> Finding:
+    """Show the wall clock, for those who compare logs."""
+    shown = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now_s))
+    return ok("clock", f"{shown}; only times in logs depend on it: all waiting is by the monotonic clock")
+
+
+def _places(folder: str | None) -> Iterator[Finding]:
+    yield place("/dev/shm", "/dev/shm", *room("/dev/shm"), least=64 * MIB, enough=1024 * MIB)  # noqa: S108 - it is meant
+    if folder is not None:
+        where = Path(folder)
+        # It need not be there yet.
+        parent = next((str(one) for one in (where, *where.absolute().parents) if one.exists()), "/")
+        yield place("logs", folder, *room(parent), least=64 * MIB, enough=256 * MIB)
+    try:
+        temporary = tempfile.gettempdir()
+    except FileNotFoundError as error:
+        yield mend("temporary", str(error), "make one of them writable, or set TMPDIR to a folder that is")
+        return
+    yield place("temporary", temporary, *room(temporary), least=64 * MIB, enough=256 * MIB)
+
+
+def room(folder: str) -> tuple[int, str]:
+    """Return how many bytes are free there, and why nothing can be written, if so."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"doctor")
+            file.flush()
+        found = os.statvfs(folder)
+    except OSError as error:
+        return 0, error.strerror or str(error)
+    return found.f_bavail * found.f_frsize, ""
+
+
+def place(check: str, folder: str, free: int, why_not: str, *, least: int, enough: int) -> Finding:
+    """Judge a folder that is written to."""
+    container = "give the container more: docker run --shm-size=8g, or an emptyDir of medium Memory in a pod"
+    elsewhere = "make room there, or name another folder: TMPDIR, --log-dir"
+    remedy = container if check == "/dev/shm" else elsewhere  # noqa: S108 - it is meant
+    if why_not:
+        return mend(check, f"{folder} cannot be written to: {why_not}", remedy)
+    text = f"{folder} is writable, {free // MIB} MiB are free"
+    if free < least:
+        return mend(check, text, remedy)
+    if free < enough:
+        what = "DataLoader workers and NCCL share memory there" if check == "/dev/shm" else "logs grow"  # noqa: S108
+        return note(check, f"{text}, which may not be enough: {what}")
+    return ok(check, text)

@@ -1,0 +1,149 @@
+"""Who answers at an address: our coordinator, a store of c10d, something else, or nobody.
+
+Facts: ``src/rendezvous/codec.rs``, and what PyTorch's store does with ``VALIDATE``, ``PING`` and what it does
+not know.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import selectors
+import socket
+import struct
+import time
+from dataclasses import dataclass
+
+__all__ = ["PROTOCOL_VERSION", "Reached", "reach"]
+
+PROTOCOL_VERSION = 1
+"""Of ``src/rendezvous/message.rs``; a test asks a coordinator for it."""
+
+# What a client of c10d opens with. PyTorch's store wants the first five bytes in one piece.
+VALIDATE = b"\x00" + struct.pack("<I", 0x3C85F7CE)
+PING = b"\x0d"
+# A coordinator refuses version 0 and names its own, in a message whose encoding never changes; no session begins.
+GREETING = b"ELRZ" + struct.pack("<H", 0)
+# PyTorch's store takes no notice of a greeting until more bytes follow; then it closes.
+NUDGE_AFTER_S = 1.0
+READ_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What came of connecting."""
+
+    who: str
+    """``coordinator``, ``store``, ``other``, ``silent``; or, for nobody, ``refused``, ``timeout``, ``unreachable``."""
+    address: str
+    """That was connected to, or of the error."""
+    said: str = ""
+    """Of ``other`` and ``unreachable``: what came back."""
+    version: int = 0
+    """Of ``coordinator``: the version of its protocol."""
+    took_s: float = 0.0
+    """From connecting to the answer."""
+
+    @property
+    def listens(self) -> bool:
+        """Whether somebody accepts connections."""
+        return self.who in {"coordinator", "store", "other", "silent"}
+
+
+def reach(addresses: list[str], port: int, limit_s: float) -> Reached:
+    """Find out who answers. Connecting and answering may take ``limit_s`` each."""
+    began = time.monotonic()
+    connected = _connect(addresses, port, limit_s)
+    if isinstance(connected, Reached):
+        return connected
+    connection, address = connected
+    with connection:
+        nonce = struct.pack("<I", os.getpid())
+        got, ended = _ask(connection, VALIDATE + PING + nonce, len(nonce), limit_s)
+    took_s = time.monotonic() - began
+    if got != nonce:
+        if not got:
+            return Reached("other", address, "it closes the connection") if ended else Reached("silent", address)
+        line = got.strip().partition(b"\n")[0][:40].strip()
+        return Reached("other", address, f"it says `{line.decode('ascii', 'backslashreplace')}`")
+    again = _connect([address], port, limit_s)
+    if isinstance(again, Reached):
+        return again
+    with again[0] as connection:
+        got, ended = _ask(connection, GREETING, READ_BYTES, min(limit_s, NUDGE_AFTER_S))
+        if not got and not ended:
+            got, _ = _ask(connection, GREETING, READ_BYTES, limit_s)
+    version = re.search(rb"protocol version 0 is not spoken here, only version (\d+)", got)
+    if version is None:
+        return Reached("store", address, took_s=took_s)
+    return Reached("coordinator", address, version=int(version[1]), took_s=took_s)
+
+
+def _connect(addresses: list[str], port: int, limit_s: float) -> tuple[socket.socket, str] | Reached:
+    """Connect to whichever address is first: one that swallows connections must not hide another."""
+    deadline = time.monotonic() + limit_s
+    failed: dict[str, int] = {}
+    waiting = {}
+    with selectors.DefaultSelector() as selector:
+        try:
+            for address in addresses:
+                try:
+                    made = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+                except OSError as error:  # no such family here
+                    failed[address] = error.errno or 0
+                    continue
+                made.setblocking(False)
+                code = made.connect_ex((address, port))
+                if code in {0, errno.EINPROGRESS}:
+                    waiting[address] = made
+                    selector.register(made, selectors.EVENT_WRITE, address)
+                else:
+                    made.close()
+                    failed[address] = code
+            while waiting and (rest_s := deadline - time.monotonic()) > 0:
+                for key, _ in selector.select(rest_s):
+                    made = waiting.pop(key.data)
+                    selector.unregister(made)
+                    code = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                    if code == 0:
+                        return made, str(key.data)
+                    made.close()
+                    failed[key.data] = code
+            return _nobody(failed, list(waiting))
+        finally:
+            for made in waiting.values():
+                made.close()
+
+
+def _nobody(failed: dict[str, int], silent: list[str]) -> Reached:
+    for address, code in failed.items():
+        if code == errno.ECONNREFUSED:
+            return Reached("refused", address)
+    if silent:
+        return Reached("timeout", silent[0])
+    for address, code in failed.items():
+        if code == errno.ETIMEDOUT:
+            return Reached("timeout", address)
+        return Reached("unreachable", address, os.strerror(code))
+    return Reached("unreachable", "", "it has no address")
+
+
+def _ask(connection: socket.socket, question: bytes, length: int, limit_s: float) -> tuple[bytes, bool]:
+    """Send, and read ``length`` bytes, or until time or the connection is over. The second value: whether this is."""
+    deadline = time.monotonic() + limit_s
+    got = b""
+    try:
+        connection.settimeout(limit_s)
+        connection.sendall(question)
+        while len(got) < length and (rest_s := deadline - time.monotonic()) > 0:
+            connection.settimeout(rest_s)
+            part = connection.recv(READ_BYTES)
+            if not part:
+                return got, True
+            got += part
+    except TimeoutError:
+        return got, False
+    except OSError:
+        return got, True
+    return got, False
