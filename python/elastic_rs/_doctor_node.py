@@ -148,7 +148,7 @@ def gpus(
     if there == 0 and others:
         return note("gpus", f"none of NVIDIA's, but {others[0]}: PyTorch is asked how many those are")
     if there == 0:
-        text = f"none: {why_none or 'the driver knows none'}"
+        text = f"none: {why_none or 'the driver knows none'}{'' if chosen is None else f'; {variable}'}"
         if nproc != "gpu":
             return ok("gpus", text)
         remedy = "install the driver, or give the container its GPUs (docker run --gpus=all); or --nproc-per-node=auto"

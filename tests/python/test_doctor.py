@@ -68,7 +68,7 @@ VERDICTS: list[tuple[Finding, str, str]] = [
     (node.torch("3.0", "/t", None), "note", "newer than 2.15"),
     (node.torch(None, "/cwd/torch", None), "mend", "/cwd/torch is no PyTorch"),
     (node.torch("2.0", "/t", "/opt/python"), "note", "PYTHON_EXEC=/opt/python"),
-    (gpus(0, 0), "ok", "none: no driver"),
+    (gpus(0, 0), "ok", "none: no driver; CUDA_VISIBLE_DEVICES is `0,9`"),
     (gpus(0, 0, nproc="gpu"), "mend", "--nproc-per-node is `gpu`, but there is none: no driver"),
     (gpus(0, 0, nproc="gpu", others=("/dev/kfd",)), "note", "none of NVIDIA's, but /dev/kfd"),
     (gpus(8, 8), "ok", "8 of 8"),
