@@ -22,7 +22,7 @@ mod worker;
 
 use descriptors::close_all_but;
 pub(super) use forked::{Descriptors, Hatching, block_signals};
-use worker::{Birth, give_up, start_worker};
+use worker::{Birth, start_worker};
 
 /// What the guard needs, prepared before the fork. No descriptor is below 3.
 #[derive(Debug)]
@@ -122,17 +122,7 @@ unsafe fn run(plan: &Plan<'_>) -> ! {
         for fd in plan.stdio {
             libc::close(fd);
         }
-        Guard {
-            control: plan.control,
-            agent: plan.agent,
-            signals: senses.signals,
-            executed: senses.executed,
-            leader,
-            leader_ended: false,
-            keeps: plan.keeps,
-            ending: false,
-        }
-        .watch()
+        Guard::new(plan.control, plan.agent, &senses, leader, plan.keeps).watch()
     }
 }
 
@@ -153,6 +143,7 @@ unsafe fn stand_apart() -> Result<(), i32> {
 }
 
 /// What a guard learns of its worker by.
+#[derive(Debug)]
 struct Senses {
     /// Of SIGCHLD.
     signals: RawFd,
@@ -189,6 +180,11 @@ unsafe fn let_go_of_stdio(null: RawFd) {
 }
 
 impl Guard {
+    fn new(control: RawFd, agent: RawFd, senses: &Senses, leader: i32, keeps: bool) -> Guard {
+        let Senses { signals, executed, .. } = *senses;
+        Guard { control, agent, signals, executed, leader, leader_ended: false, keeps, ending: false }
+    }
+
     /// Waits for the worker, the agent and its orders, until nothing is left below. SAFETY: as [`run`].
     unsafe fn watch(mut self) -> ! {
         loop {

@@ -5,7 +5,8 @@ use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
 
-use super::{Guard, NAME, Senses, close_all_but, errno, give_up, let_go_of_stdio, stand_apart, step, tell};
+use super::worker::{take_place, take_signals};
+use super::{Guard, NAME, Senses, close_all_but, errno, let_go_of_stdio, stand_apart, step, tell};
 use crate::process::message::Report;
 
 /// What a guard and its worker are given. None is below 3.
@@ -25,9 +26,7 @@ pub(in super::super) struct Descriptors {
 #[derive(Debug)]
 pub(in super::super) struct Hatching {
     given: Descriptors,
-    signals: i32,
-    executed: i32,
-    failures: i32,
+    senses: Senses,
     guard: i32,
 }
 
@@ -49,10 +48,10 @@ impl Hatching {
         // SAFETY: what a freshly forked child may do, any process may.
         unsafe {
             let senses = stand_apart().and_then(|()| Senses::open());
-            let Senses { signals, executed, failures } = senses.inspect_err(|errno| {
+            let senses = senses.inspect_err(|errno| {
                 tell(given.control.as_raw_fd(), Report::Failed { step: step::GUARD, errno: *errno });
             })?;
-            Ok(Hatching { given, signals, executed, failures, guard: libc::getpid() })
+            Ok(Hatching { given, senses, guard: libc::getpid() })
         }
     }
 
@@ -66,19 +65,9 @@ impl Hatching {
                 super::fail(control, step::GUARD, errno());
             }
             libc::prctl(libc::PR_SET_NAME, NAME.as_ptr());
-            close_all_but([control, agent, null, self.signals, self.executed]);
+            close_all_but([control, agent, null, self.senses.signals, self.senses.executed]);
             let_go_of_stdio(null);
-            Guard {
-                control,
-                agent,
-                signals: self.signals,
-                executed: self.executed,
-                leader: worker,
-                leader_ended: false,
-                keeps: false,
-                ending: false,
-            }
-            .watch()
+            Guard::new(control, agent, &self.senses, worker, false).watch()
         }
     }
 
@@ -89,26 +78,13 @@ impl Hatching {
     pub fn become_worker(self, cwd: &CString) {
         // SAFETY: plain system calls on what this process owns.
         unsafe {
-            libc::setsid();
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-            if libc::getppid() != self.guard {
-                libc::_exit(127); // the guard was gone before the line above
-            }
-            for (target, fd) in (0..).zip(&self.given.stdio) {
-                if libc::dup2(fd.as_raw_fd(), target) == -1 {
-                    give_up(self.failures, step::STREAMS);
-                }
-            }
-            if libc::chdir(cwd.as_ptr()) == -1 {
-                give_up(self.failures, step::FOLDER);
-            }
-            let mut nothing = std::mem::zeroed();
-            libc::sigemptyset(&mut nothing);
-            libc::sigprocmask(libc::SIG_SETMASK, &nothing, ptr::null_mut());
-            libc::close(self.signals);
-            libc::close(self.executed);
+            let stdio = self.given.stdio.each_ref().map(AsRawFd::as_raw_fd);
+            take_place(self.guard, stdio, cwd.as_ptr(), self.senses.failures);
+            take_signals();
+            libc::close(self.senses.signals);
+            libc::close(self.senses.executed);
             // Last: this tells the guard that the worker has begun.
-            libc::close(self.failures);
+            libc::close(self.senses.failures);
         }
     }
 }

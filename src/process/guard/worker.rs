@@ -2,6 +2,7 @@
 //!
 //! What holds for the guard holds here: system calls alone, on memory that was prepared before.
 
+use std::ffi::c_char;
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::ptr;
@@ -42,32 +43,47 @@ extern "C" fn begin_worker(birth: *mut libc::c_void) -> libc::c_int {
 unsafe fn become_worker(birth: &Birth<'_>) -> ! {
     let Birth { plan, guard, failures } = *birth;
     unsafe {
-        libc::setsid();
-        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-        if libc::getppid() != guard {
-            libc::_exit(127); // the guard was gone before the line above
-        }
+        take_place(guard, plan.stdio, plan.cwd, failures);
         for signal in 1..=64 {
             default_handler(signal);
         }
-        for (target, fd) in (0..).zip(plan.stdio) {
-            if libc::dup2(fd, target) == -1 {
-                give_up(failures, step::STREAMS);
-            }
-        }
-        if !plan.cwd.is_null() && libc::chdir(plan.cwd) == -1 {
-            give_up(failures, step::FOLDER);
-        }
-        let mut nothing = std::mem::zeroed();
-        libc::sigemptyset(&mut nothing);
-        libc::sigprocmask(libc::SIG_SETMASK, &nothing, ptr::null_mut());
+        take_signals();
         execute(plan);
         give_up(failures, step::EXECUTE)
     }
 }
 
+/// Becomes the leader of a session that ends with the guard, with the worker's streams and folder (null: this one). Ends the process
+/// if that cannot be. SAFETY: only in a child of the guard that is to become the worker, and blocks all signals.
+pub(super) unsafe fn take_place(guard: i32, stdio: [RawFd; 3], cwd: *const c_char, failures: RawFd) {
+    unsafe {
+        libc::setsid();
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        if libc::getppid() != guard {
+            libc::_exit(127); // the guard was gone before the line above
+        }
+        for (target, fd) in (0..).zip(stdio) {
+            if libc::dup2(fd, target) == -1 {
+                give_up(failures, step::STREAMS);
+            }
+        }
+        if !cwd.is_null() && libc::chdir(cwd) == -1 {
+            give_up(failures, step::FOLDER);
+        }
+    }
+}
+
+/// Takes all signals again. SAFETY: as [`take_place`].
+pub(super) unsafe fn take_signals() {
+    unsafe {
+        let mut nothing = std::mem::zeroed();
+        libc::sigemptyset(&mut nothing);
+        libc::sigprocmask(libc::SIG_SETMASK, &nothing, ptr::null_mut());
+    }
+}
+
 /// Ends what was to become the worker, and tells the guard why. SAFETY: only in that process.
-pub(super) unsafe fn give_up(failures: RawFd, step: i32) -> ! {
+unsafe fn give_up(failures: RawFd, step: i32) -> ! {
     unsafe {
         let report = [step, errno()];
         libc::write(failures, report.as_ptr().cast(), size_of_val(&report));
