@@ -12,7 +12,8 @@ import socket
 from typing import TYPE_CHECKING
 
 from elastic_rs._doctor_findings import Answer, Finding, Question, asked, mend, note, ok
-from elastic_rs._doctor_peer import PROTOCOL_VERSION, Reached, reach
+from elastic_rs._doctor_peer import Reached, reach
+from elastic_rs._elastic_rs import PROTOCOL_VERSION
 from elastic_rs._node import claim
 
 if TYPE_CHECKING:

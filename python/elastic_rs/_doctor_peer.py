@@ -15,10 +15,7 @@ import struct
 import time
 from dataclasses import dataclass
 
-__all__ = ["PROTOCOL_VERSION", "Reached", "reach"]
-
-PROTOCOL_VERSION = 1
-"""Of ``src/rendezvous/message.rs``; a test asks a coordinator for it."""
+__all__ = ["Reached", "reach"]
 
 # What a client of c10d opens with. PyTorch's store wants the first five bytes in one piece.
 VALIDATE = b"\x00" + struct.pack("<I", 0x3C85F7CE)

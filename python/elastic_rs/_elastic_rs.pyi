@@ -6,6 +6,11 @@ from _typeshed import Incomplete, SupportsGetItem
 from os import PathLike
 from typing import Any, Final, SupportsFloat, SupportsIndex, final
 
+PROTOCOL_VERSION: Final[int]
+"""
+Of the rendezvous protocol: both ends of a session must have the same.
+"""
+
 VERSION: Final[str]
 """
 Version of the compiled half.

@@ -22,7 +22,8 @@ from elastic_rs import _doctor_net as net
 from elastic_rs import _doctor_node as node
 from elastic_rs import _elastic_rs, _run_flags, _run_options, run
 from elastic_rs._doctor_findings import Answer, Finding, Question, asked
-from elastic_rs._doctor_peer import PROTOCOL_VERSION, Reached, reach
+from elastic_rs._doctor_peer import Reached, reach
+from elastic_rs._elastic_rs import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from helpers.procs import Job

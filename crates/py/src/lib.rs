@@ -44,6 +44,10 @@ mod _elastic_rs {
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");
 
+    /// Of the rendezvous protocol: both ends of a session must have the same.
+    #[pymodule_export]
+    const PROTOCOL_VERSION: u16 = elastic_rs::rendezvous::message::PROTOCOL_VERSION;
+
     /// Take over the level of Python's logger ``elastic_rs``. Call it after changing that.
     #[pyfunction]
     fn reset_log_levels(py: Python<'_>) -> PyResult<()> {
