@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import platform
 import re
@@ -31,9 +30,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from measuring import RESULTS, cpu_s, keep, machine
+
 from process import WORKERS
 
-RESULTS = Path(__file__).resolve().with_name("results") / "agent.json"
+OUTPUT = RESULTS / "agent.json"
 WORKER = Path(__file__).resolve().with_name("agent_worker.py")
 LIMIT_S = 90.0
 KINDS = {"c10d": ("c10d", ""), "torch": ("rust-c10d", ",agent=torch"), "rust": ("rust-c10d", "")}
@@ -149,11 +150,6 @@ def running(*jobs: Job) -> Iterator[None]:
         for job in jobs:
             if hasattr(job, "reader"):
                 job.end()
-
-
-def cpu_s(pid: int) -> float:
-    """CPU time of a process with all the threads it has had, without its children."""
-    return time.clock_gettime(~pid << 3 | 2)  # the clock that clock_getcpuclockid(3) names
 
 
 # --- measurements ----------------------------------------------------------------------------------------------------
@@ -331,7 +327,7 @@ def main() -> int:
     parser.add_argument("--loss-limit-s", type=float, help="how long survivors are waited for (60)")
     parser.add_argument("--idle-seconds", type=float, help="(60)")
     parser.add_argument("--lines", type=int, help="of each worker that floods, a multiple of 100 (200000)")
-    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--output", type=Path, default=OUTPUT)
     args = parser.parse_args()
     full = {"repetitions": 50, "losses": 5, "loss_limit_s": 60.0, "idle_seconds": 60.0, "lines": 200_000}
     quick = {"repetitions": 5, "losses": 1, "loss_limit_s": 10.0, "idle_seconds": 10.0, "lines": 20_000}
@@ -343,7 +339,7 @@ def main() -> int:
         result: dict[str, Any] = {
             "command": "python benches/agent.py",
             "python": platform.python_version(),
-            "machine": f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores",
+            "machine": machine(),
             "bare_start_s": bare_start_s(),
             "failures": failures(folder, args.repetitions),
             "losses": losses(folder, args.losses, args.loss_limit_s),
@@ -357,9 +353,7 @@ def main() -> int:
         f"\n-: not within {args.loss_limit_s:.0f} s. "
         f"A bare interpreter takes {result['bare_start_s'] * 1e3:.1f} ms to start."
     )
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(args.output)
+    keep(result, args.output)
     return 0
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -21,8 +20,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from measuring import RESULTS, keep, machine
+
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = Path(__file__).resolve().with_name("results") / "process.json"
+OUTPUT = RESULTS / "process.json"
 RELEASE = ROOT / "target" / "release"
 LOAD, HELPER = RELEASE / "examples" / "process_load", RELEASE / "process_helper"
 WORKERS = 8
@@ -68,7 +69,7 @@ def main() -> int:
     parser.add_argument("--lines", type=int, default=200_000, help="of each worker")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--idle-seconds", type=int, default=10)
-    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--output", type=Path, default=OUTPUT)
     args = parser.parse_args()
     build = ["cargo", "build", "--quiet", "--release", "--example", "process_load", "--bin", "process_helper"]
     subprocess.run(build, cwd=ROOT, check=True)
@@ -89,7 +90,7 @@ def main() -> int:
         print(f"{name:<8}  {rate / 1e6:6.2f} million lines per CPU second  {rate / rates['PyTorch']:5.1f} times")
     result: dict[str, Any] = {
         "command": "python benches/process.py",
-        "machine": f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores",
+        "machine": machine(),
         "tee": samples,
         "exits": ours("exits", "500"),
         "starts": ours("starts", "50"),
@@ -99,9 +100,8 @@ def main() -> int:
     print(f"kill to exit event    p50 {p50_ms:.2f} ms, p99 {p99_ms:.2f} ms")
     print(f"start of {WORKERS} workers    p50 {result['starts']['p50_s'] * 1e3:.2f} ms")
     print(f"idle for {args.idle_seconds} s         {result['idle']['cpu_s'] * 1e3:.2f} ms of CPU")
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"\n{args.output}")
+    print()
+    keep(result, args.output)
     return 0
 
 

@@ -12,7 +12,6 @@ nodes than cores the operating system's scheduling is part of the result, for bo
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import socket
@@ -26,7 +25,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().with_name("results") / "rendezvous.json"
+from measuring import RESULTS, keep, machine
+
+OUTPUT = RESULTS / "rendezvous.json"
 LIMIT_S = 60.0  # for each answer of a node
 BASELINE = "c10d"
 
@@ -109,7 +110,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 8])
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--backends", nargs="+", default=[BASELINE, "rust-c10d"])
-    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--output", type=Path, default=OUTPUT)
     args = parser.parse_args()
 
     context = get_context("spawn")
@@ -157,16 +158,15 @@ def main() -> int:
         "command": "python benches/rendezvous.py",
         "torch": torch_version,
         "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores",
+        "machine": machine(),
         "samples": [
             {"nodes": count, "backend": backend, "median_s": statistics.median(seconds), "seconds": seconds}
             for count, by_backend in samples.items()
             for backend, seconds in by_backend.items()
         ],
     }
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"\n{args.output}")
+    print()
+    keep(result, args.output)
     return 0
 
 

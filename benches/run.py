@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import platform
 import signal
@@ -25,7 +24,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().with_name("results") / "run.json"
+from measuring import RESULTS, cpu_s, keep, machine, pss_bytes
+
+OUTPUT = RESULTS / "run.json"
 KINDS = {"torchrun": "torch.distributed.run", "elastic-run": "elastic_rs.run"}
 LIMIT_S = 90.0
 WORKERS = 8
@@ -76,16 +77,6 @@ def supervisors(agent: int) -> list[int]:
     return [agent, *with_children]
 
 
-def cpu_s(pid: int) -> float:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) * 1e-9
-
-
-def pss_bytes(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-
-
 @contextlib.contextmanager
 def at_rest(kind: str) -> Iterator[int]:
     """A job whose workers sleep: its agent's process id."""
@@ -96,7 +87,7 @@ def at_rest(kind: str) -> Iterator[int]:
         while sum(_sleeps(pid) for child in children(process.pid) for pid in (child, *children(child))) < WORKERS:
             if time.monotonic() > deadline:
                 raise SystemExit(f"error: {kind} has not started its workers in {LIMIT_S:.0f} s")
-            time.sleep(0.05)
+            time.sleep(0.05)  # `sleep` tells nobody that it has begun
         yield process.pid
     finally:
         process.send_signal(signal.SIGTERM)
@@ -151,23 +142,21 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="few repetitions: to see that it works")
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--idle-seconds", type=float, default=60.0)
-    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--output", type=Path, default=OUTPUT)
     args = parser.parse_args()
     if args.quick:
         args.repetitions, args.idle_seconds = 3, 5.0
     result: dict[str, Any] = {
         "command": "python benches/run.py",
         "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores",
+        "machine": machine(),
         "start": repeated(args.repetitions, *START),
         "help": repeated(args.repetitions, "--help"),
         "idle_seconds": args.idle_seconds,
         "idle": idle(args.idle_seconds),
     }
     print("\n" + "\n".join(table(result)))
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(args.output)
+    keep(result, args.output)
     return 0
 
 

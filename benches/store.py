@@ -19,7 +19,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import re
 import statistics
 import subprocess
@@ -29,6 +28,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import plot
+from measuring import machine
 from store_servers import (
     AT_ONCE,
     BLACK_HOLED,
@@ -349,14 +349,18 @@ def main() -> None:
     run = Run(args)
     for measure in (loads, clients, waiters, memory, beside, bursts):
         measure(run)
-    machine = f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores"
-    result = {"machine": machine, "repeat": args.repeat, "quick": args.quick, "results": [r.result() for r in run.rows]}
+    result = {
+        "machine": machine(),
+        "repeat": args.repeat,
+        "quick": args.quick,
+        "results": [r.result() for r in run.rows],
+    }
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
     print("medians; better by: their time or size to ours, our rate to theirs, in pairs. Written to", RESULTS)
     if not args.quick and not args.only:
         bars = [plot.Bar(row.what, row.ratio, row.ratio_shown, row.target) for row in run.rows]
-        note = f"{machine}, loopback; libuv server; medians of {args.repeat} (bursts: 3 or 1, memory: 1)"
+        note = f"{machine()}, loopback; libuv server; medians of {args.repeat} (bursts: 3 or 1, memory: 1)"
         plot.write(PLOT, "The store's server: ours to PyTorch's", note, bars)
         print("plotted in", PLOT)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import platform
 import select
@@ -27,7 +26,9 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().with_name("results") / "warm.json"
+from measuring import RESULTS, cpu_s, keep, machine, pss_bytes
+
+OUTPUT = RESULTS / "warm.json"
 LIMIT_S = 120.0
 NODES, WORKERS = 2, 2
 KINDS = {
@@ -41,8 +42,7 @@ import os, signal, sys, time
 import torch
 pipe = os.open(sys.argv[1], os.O_WRONLY)
 def tell(what):
-    rank, restart = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
-    os.write(pipe, f"{what} {time.monotonic_ns()} {rank} {os.getpid()}\\n".encode())
+    os.write(pipe, f"{what} {time.monotonic_ns()} {os.environ['RANK']} {os.getpid()}\\n".encode())
 def crash(*_):
     tell("crash")
     os._exit(3)
@@ -119,15 +119,6 @@ class Job:
         os.close(self._reader)
 
 
-def pss_bytes(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-
-
-def cpu_s(pid: int) -> float:
-    return time.clock_gettime(~pid << 3 | 2)  # the clock that clock_getcpuclockid(3) names
-
-
 def measure(folder: Path, repetitions: int, idle_s: float) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         jobs = []
@@ -156,7 +147,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="few repetitions: to see that it works")
     parser.add_argument("--repetitions", type=int, help="crashes in each job (20)")
     parser.add_argument("--idle-seconds", type=float, help="(10)")
-    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--output", type=Path, default=OUTPUT)
     args = parser.parse_args()
     repetitions = args.repetitions or (3 if args.quick else 20)
     idle_s = args.idle_seconds or (1.0 if args.quick else 10.0)
@@ -164,7 +155,7 @@ def main() -> int:
         result = {
             "command": "python benches/warm.py",
             "python": platform.python_version(),
-            "machine": f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores",
+            "machine": machine(),
             "repetitions": repetitions,
             "idle_seconds": idle_s,
             **measure(Path(folder), repetitions, idle_s),
@@ -178,9 +169,7 @@ def main() -> int:
         )
     memory, cpu = result["template_pss_bytes"] * 1e-6, result["idle_cpu_s"] * 1e3
     print(f"the two templates: {memory:,.0f} MB, {cpu:.1f} ms of CPU in {idle_s:.0f} s at rest")
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(args.output)
+    keep(result, args.output)
     return 0
 
 
