@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +37,11 @@ class Functions:
         names = ("numa_options", "duplicate_stdout_filters", "duplicate_stderr_filters")
         # Older versions of torch do not have all of them.
         options = {name: value for name in names if (value := getattr(spec, name, None)) is not None}
+        self._worker = _Worker(spec.entrypoint)
+        self._forks = start_method == "fork"
         self._context = MultiprocessContext(
             name=spec.role,
-            entrypoint=_Worker(spec.entrypoint),
+            entrypoint=self._worker,
             args=generation.args,
             envs=generation.envs,
             logs_specs=generation.logs_specs,
@@ -54,7 +59,8 @@ class Functions:
         """Start them all; process ids by local rank."""
         before = {*multiprocessing.active_children()}
         try:
-            self._context.start()
+            with self._signals_held_back():
+                self._context.start()
         except BaseException:
             # A signal, or an argument that cannot be pickled. The context has forgotten those that run already.
             for process in {*multiprocessing.active_children()} - before:
@@ -63,6 +69,24 @@ class Functions:
             raise
         self._thread.start()
         return self._context.pids()
+
+    @contextmanager
+    def _signals_held_back(self) -> Iterator[None]:
+        """Across a fork, those with a handler.
+
+        A child that the agent stops at once would run the agent's handler before `multiprocessing` has its hands
+        on it: the exception would go up through this very stack, and the child would go on as a second agent.
+        """
+        if not self._forks:
+            yield  # what is executed would have them blocked while it imports
+            return
+        handled: set[int] = {number for number in signal.valid_signals() if callable(signal.getsignal(number))}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
+        self._worker.held_back = handled - {*before}
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def returncode(self, local_rank: int) -> int:
         """Reap a worker that has ended."""
@@ -122,6 +146,8 @@ class _Worker:
 
     def __init__(self, entrypoint: Any) -> None:
         self._entrypoint = entrypoint
+        # Signals that this process was forked with blocked.
+        self.held_back: set[int] = set()
         self.__qualname__ = entrypoint.__qualname__
         self.__name__ = entrypoint.__name__
 
@@ -130,4 +156,5 @@ class _Worker:
 
         os.setsid()
         follow_parent()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.held_back)
         return self._entrypoint(*args)

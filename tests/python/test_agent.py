@@ -690,6 +690,24 @@ def test_a_signal_in_the_middle_of_a_start_leaves_no_worker(agent_of: Any, tmp_p
     assert [pid for pid in pids if not gone(pid)] == []
 
 
+def test_a_worker_stopped_the_moment_it_was_forked_is_no_second_agent(agent_of: Any) -> None:
+    # The handler of the agent's would raise its exception in the middle of the agent's own stack.
+    agent = agent_of(functions.rank, start_method="fork")
+    parent, armed = os.getpid(), True
+
+    def stop_child() -> None:
+        if armed and os.getppid() == parent:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    os.register_at_fork(after_in_child=stop_child)
+    try:
+        result = agent.run()
+    finally:
+        armed = False
+    assert result.is_failed()
+    assert "SignalException" in str(result.failures[0].message)
+
+
 @pytest.mark.parametrize("entry", ["program", "function"])
 def test_an_exception_from_outside_leaves_no_worker(agent_of: Any, tmp_path: Path, entry: str) -> None:
     # Raised by a handler of the user's: not one of the signals that agents handle.
