@@ -26,6 +26,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from elastic_rs._warm import CODE
 from measuring import RESULTS, cpu_s, keep, machine, pss_bytes
 
 OUTPUT = RESULTS / "warm.json"
@@ -104,10 +105,11 @@ class Job:
         return found
 
     def templates(self) -> list[int]:
-        main = b"from elastic_rs._template import main; main()"
         commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in self.marked()}
         names = {pid: Path(f"/proc/{pid}/comm").read_text() for pid in commands}
-        return [pid for pid, words in commands.items() if main in words and "guard" not in names[pid]]
+        found = [pid for pid, words in commands.items() if CODE.encode() in words and "guard" not in names[pid]]
+        assert len(found) == NODES, f"{len(found)} templates"
+        return found
 
     def end(self) -> None:
         for agent in self.agents:
