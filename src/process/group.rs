@@ -263,6 +263,9 @@ impl Group {
     /// The worker's guard stays, and ends what is left as soon as the kernel lets it.
     fn abandon(&mut self, local_rank: u32) {
         let Some(member) = self.members.remove(&local_rank) else { return };
+        if member.give_up_drain() {
+            return;
+        }
         let waited = self.stopping.as_ref().map_or(Duration::ZERO, |stopping| stopping.elapsed(Instant::now()));
         let left = Left { local_rank, pid: member.pid, state: member.state(), waited };
         tracing::error!(

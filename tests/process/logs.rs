@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
+use std::time::Duration;
 
-use elastic_rs::process::{Consoles, Copies, Exited, Filter, FilterOptions, Group, Output, WorkerSpec};
+use elastic_rs::process::{Consoles, Copies, Exited, Filter, FilterOptions, Group, Output, StopPolicy, WorkerSpec};
 
 use super::support::{Folder, LIMIT, Traces, exit, grace, shown, wait_for_all, within};
 
@@ -176,6 +177,23 @@ async fn a_console_that_nobody_reads_holds_up_neither_exits_nor_stops() {
     let outcome = within(group.stop(grace(LIMIT))).await;
     assert_eq!(outcome.exited[0].exit.to_string(), "SIGTERM");
     assert!(outcome.left.is_empty());
+    drop(read);
+}
+
+#[tokio::test]
+async fn output_that_a_console_does_not_take_is_not_put_down_to_a_descendant() {
+    let traces = Traces::new();
+    let (read, stdout) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+    let consoles = Consoles { stderr: stdout.try_clone().unwrap(), stdout };
+    let mut spec = traces.worker(0, "flood 100000 exit 4");
+    let folder = Folder::new(&traces);
+    spec.stdout = tee(&folder, "log", "P");
+    let mut group = Group::start(vec![spec], FilterOptions::default(), consoles).await.unwrap();
+    exit(&mut group).await;
+    // Less than an end waits for a console that takes nothing.
+    let policy = StopPolicy { kill_timeout: Duration::from_secs(1), ..grace(Duration::ZERO) };
+    let outcome = within(group.stop(policy)).await;
+    assert_eq!(outcome.left, []);
     drop(read);
 }
 

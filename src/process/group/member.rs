@@ -5,6 +5,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -12,7 +13,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::timeout;
 
 use super::super::exit::Exit;
@@ -35,6 +36,14 @@ pub(in super::super) struct Member {
     /// 0 until it has been executed.
     pub pid: u32,
     control: Arc<AsyncFd<OwnedFd>>,
+    drain: Arc<Drain>,
+}
+
+/// Of the output of a worker that has ended with all its descendants.
+#[derive(Debug, Default)]
+struct Drain {
+    begun: AtomicBool,
+    give_up: Notify,
 }
 
 /// What became of a start.
@@ -61,6 +70,7 @@ impl Member {
             Output::Copied(copies) => copies.file.clone(),
             Output::Inherit | Output::Null => None,
         };
+        let drain = Arc::new(Drain::default());
         let task = Task {
             local_rank: spec.local_rank,
             pid: 0,
@@ -70,14 +80,21 @@ impl Member {
             stderr_file,
             start: Some(start),
             events,
+            drain: drain.clone(),
         };
         tokio::spawn(task.run(guard));
-        Ok((Member { pid: 0, control }, started))
+        Ok((Member { pid: 0, control, drain }, started))
     }
 
     pub fn order(&self, order: Order) {
         // A guard that has ended needs no order, and one that is behind by a whole socket's worth cannot be helped.
         let _ = send(self.control.get_ref(), &order.encode(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    }
+
+    /// Waits no longer for the worker's output to be shown. False if it is the worker or a descendant that is waited for.
+    pub fn give_up_drain(&self) -> bool {
+        self.drain.give_up.notify_one();
+        self.drain.begun.load(Ordering::Relaxed)
     }
 
     /// The letter of the worker's state in `/proc`; `None` once it has ended.
@@ -101,6 +118,7 @@ struct Task {
     stderr_file: Option<PathBuf>,
     start: Option<oneshot::Sender<Start>>,
     events: mpsc::UnboundedSender<Event>,
+    drain: Arc<Drain>,
 }
 
 impl Task {
@@ -124,16 +142,26 @@ impl Task {
         if !self.exited && self.pid != 0 {
             self.on_exited(Exit::Unseen).await;
         }
-        if let Some(logs) = &self.logs
-            && !logs.finish(self.local_rank, DRAIN_TIMEOUT).await
-        {
+        self.drain().await;
+        self.tell(Event::Gone { local_rank: self.local_rank });
+    }
+
+    /// Until the worker's output is shown, or nobody waits for that any more.
+    async fn drain(&self) {
+        let Some(logs) = &self.logs else { return };
+        self.drain.begun.store(true, Ordering::Relaxed);
+        let began_at = Instant::now();
+        let shown = tokio::select! {
+            shown = logs.finish(self.local_rank, DRAIN_TIMEOUT) => shown,
+            () = self.drain.give_up.notified() => false,
+        };
+        if !shown {
             tracing::warn!(
                 local_rank = self.local_rank,
-                waited_ms = DRAIN_TIMEOUT.as_millis() as u64,
-                "the console takes nothing; it will lack a worker's last output if this process ends before it does"
+                waited_ms = began_at.elapsed().as_millis() as u64,
+                "the console does not take a worker's last output; it will lack the rest if this process ends before it does"
             );
         }
-        self.tell(Event::Gone { local_rank: self.local_rank });
     }
 
     /// `None` once the guard has closed the socket.

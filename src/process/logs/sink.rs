@@ -30,6 +30,11 @@ impl Sink {
         self.filtered.is_some()
     }
 
+    /// Whether anybody gets to see what this takes.
+    pub fn is_wanted(&self) -> bool {
+        self.console.is_some() || self.filtered.is_some()
+    }
+
     /// Prints bytes as they are.
     pub fn print(&mut self, bytes: &[u8]) {
         write_console(&mut self.console, bytes);

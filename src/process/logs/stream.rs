@@ -3,9 +3,10 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
+use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-use super::super::lines::{Lines, Part, Tail};
+use super::super::lines::{Lines, Part, TAIL_BYTES, Tail};
 use super::super::spawn::{PIPE_BYTES, Reading, Stage, StartError, create};
 use super::sink::{Sink, write_file};
 use super::{Source, Which};
@@ -72,10 +73,7 @@ impl Stream {
     /// How much there can be that was written before now.
     pub fn enough(&self) -> u64 {
         match (&self.reading, self.watch) {
-            (Some(file), Some(_)) => {
-                let length = rustix::fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
-                length.saturating_sub(self.read_bytes)
-            }
+            (Some(file), Some(_)) => length_of(file).saturating_sub(self.read_bytes),
             // Nobody can make it larger than this unnoticed; twice, for what is written while it is read.
             _ => 2 * PIPE_BYTES as u64,
         }
@@ -96,6 +94,9 @@ impl Stream {
 
     /// Reads once and copies it.
     pub fn copy(&mut self, buffer: &mut [u8], sink: &mut Sink) -> Copied {
+        if self.watch.is_some() && !sink.is_wanted() {
+            self.skip();
+        }
         let Some(reading) = &self.reading else { return Copied::Ended };
         match rustix::io::read(reading, &mut *buffer) {
             // The end of a file is only where its writer is.
@@ -116,6 +117,15 @@ impl Stream {
                 tracing::error!(local_rank = self.local_rank, %error, "a worker's output can no longer be read");
                 Copied::Ended
             }
+        }
+    }
+
+    /// Goes to the end of a file but for what its tail needs: reading gigabytes for nobody would hold up the worker's end.
+    fn skip(&mut self) {
+        let Some(file) = &self.reading else { return };
+        let near_end = length_of(file).saturating_sub(TAIL_BYTES as u64);
+        if near_end > self.read_bytes && rustix::fs::seek(file, SeekFrom::Start(near_end)).is_ok() {
+            self.read_bytes = near_end;
         }
     }
 
@@ -150,9 +160,50 @@ impl Stream {
     }
 }
 
+fn length_of(file: &OwnedFd) -> u64 {
+    rustix::fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0))
+}
+
 fn give(sink: &mut Sink, prints: bool, prefix: &[u8], part: &Part<'_>) {
     if prints {
         sink.push(prefix, part);
     }
     sink.filter(prefix, part);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+
+    use super::super::super::spec::Copies;
+    use super::*;
+
+    #[test]
+    fn a_file_behind_a_console_that_is_gone_is_not_read_but_for_its_tail() {
+        let mut written: File = rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).unwrap().into();
+        let read = File::open(format!("/proc/self/fd/{}", written.as_raw_fd())).unwrap();
+        let copies = Copies { console: true, prefix: Some("P".to_owned()), file: None };
+        let reading = Reading::File(read.into(), 1);
+        let mut stream = Stream::open(Source { local_rank: 0, which: Which::Stderr, reading, copies }).unwrap();
+        let (theirs, console) = rustix::pipe::pipe().unwrap();
+        let mut sink = Sink::new(console, None);
+        let mut buffer = vec![0; 4096];
+
+        written.write_all(b"first\n").unwrap();
+        assert_eq!(stream.copy(&mut buffer, &mut sink), Copied::Some(6));
+        drop(theirs);
+        written.write_all(b"this one finds the console gone\n").unwrap();
+        assert_eq!(stream.copy(&mut buffer, &mut sink), Copied::Some(32));
+        written.write_all(&vec![b'\n'; 1 << 20]).unwrap();
+        written.write_all(b"the cause\n").unwrap();
+        let mut reads = 0;
+        while stream.copy(&mut buffer, &mut sink) != Copied::Nothing {
+            reads += 1;
+        }
+        assert_eq!(reads, TAIL_BYTES / buffer.len());
+        assert_eq!(stream.tail().len(), TAIL_BYTES);
+        assert!(stream.tail().ends_with(b"\n\nthe cause\n"));
+        assert_eq!(stream.enough(), 0);
+    }
 }
