@@ -1,0 +1,78 @@
+/* NVIDIA's management library for a machine without a GPU: what PyTorch and elastic-run ask of it, answered from
+ * FAKE_GPUS, a list of UUIDs. An empty UUID is a GPU that has fallen off the bus; `FAKE_GPUS=broken` a driver that does
+ * not work. Numbers and signatures: nvml.h of CUDA 12. */
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15 };
+
+static const char *uuids(void) {
+    const char *given = getenv("FAKE_GPUS");
+    return given ? given : "";
+}
+
+/* The UUID of a GPU, to the next comma; its length is that of the whole. */
+static const char *uuid(unsigned index, size_t *length) {
+    const char *at = uuids();
+    for (; index > 0; index--)
+        at = strchr(at, ',') + 1;
+    *length = strcspn(at, ",");
+    return at;
+}
+
+static unsigned count(void) {
+    const char *at = uuids();
+    unsigned commas = 0;
+    for (const char *c = at; *c; c++)
+        commas += *c == ',';
+    return *at ? commas + 1 : 0;
+}
+
+int nvmlInit(void) {
+    return strcmp(uuids(), "broken") ? SUCCESS : DRIVER_NOT_LOADED;
+}
+
+int nvmlInit_v2(void) {
+    return nvmlInit();
+}
+
+int nvmlShutdown(void) {
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCount_v2(unsigned *number) {
+    *number = count();
+    return SUCCESS;
+}
+
+/* A handle is the index, plus one: null is none. */
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
+    size_t length;
+    if (index >= count())
+        return INVALID_ARGUMENT;
+    uuid(index, &length);
+    *device = (void *)((size_t)index + 1);
+    return length ? SUCCESS : GPU_IS_LOST;
+}
+
+int nvmlDeviceGetUUID(void *device, char *to, unsigned room) {
+    size_t length;
+    const char *from = uuid((unsigned)((size_t)device - 1), &length);
+    if (length >= room)
+        return INSUFFICIENT_SIZE;
+    memcpy(to, from, length);
+    to[length] = 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned *number) {
+    (void)device;
+    *number = 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(void *device, unsigned index, void **part) {
+    (void)device, (void)index, (void)part;
+    return NOT_FOUND;
+}

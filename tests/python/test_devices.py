@@ -1,0 +1,123 @@
+"""``--nproc-per-node=gpu``: the number is PyTorch's. The driver is made up, PyTorch is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from helpers.procs import Job
+
+HELPERS = Path(__file__).parent / "helpers"
+GPUS = "GPU-aa1,GPU-aa2,GPU-b,GPU-c"
+LIMIT_S = 120.0
+
+VARIABLES = [
+    *(None, "", "0", "3,1", "0, 1 ,2", "+1", "0,4,1", "4", "-1", "0,-1,1", "0,,1", "0,x,1", "1gpu2,2ampere", "1,1"),
+    *("none", "GPU-b", "GPU-b,GPU-aa1", "GPU-aa", "GPU-b,GPU-aa,GPU-c", "GPU-b,GPU-b", "GPU-b, GPU-c", "GPU-b,1"),
+    *("GPU-d", "GPU-", "gpu-b", "0,GPU-b", " 2", "2 ", "2;1", "0x1", "01,1", "1e1", "3,2,1,0,0", "GPU-b,", ",0"),
+]
+
+PROGRAM = """
+import json, os, sys
+for variable in json.load(sys.stdin):
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    if variable is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = variable
+    print(count(variable))
+"""
+OURS = "from elastic_rs._elastic_rs import visible_gpus as count\n" + PROGRAM
+THEIRS = "import torch\ncount = lambda variable: torch.cuda.device_count()\n" + PROGRAM
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a driver's library that says what it is told to."""
+    folder = tmp_path_factory.mktemp("driver")
+    library = folder / "libnvidia-ml.so.1"
+    command = ["cc", "-Wall", "-Werror", "-shared", "-fPIC", "-o", library, HELPERS / "nvml.c"]
+    subprocess.run(command, check=True, timeout=LIMIT_S)
+    return folder
+
+
+def environment(driver: Path, gpus: str) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(driver), os.environ.get("LD_LIBRARY_PATH")]))
+    # PyTorch asks the library then, and not CUDA, whether there are any.
+    return {"LD_LIBRARY_PATH": path, "FAKE_GPUS": gpus, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+
+def counts(program: str, env: dict[str, str]) -> list[int]:
+    told = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(VARIABLES),
+        env={**os.environ, **env},
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    return [int(line) for line in told.stdout.split()]
+
+
+@pytest.mark.parametrize("gpus", ["GPU-b", GPUS])
+def test_as_many_gpus_are_seen_as_pytorch_sees(driver: Path, gpus: str) -> None:
+    env = environment(driver, gpus)
+    ours = dict(zip(VARIABLES, counts(OURS, env), strict=True))
+    assert ours == dict(zip(VARIABLES, counts(THEIRS, env), strict=True))
+    assert ours[None] == len(gpus.split(","))
+
+
+def test_a_gpu_that_has_fallen_off_the_bus_keeps_its_number(driver: Path) -> None:
+    env = environment(driver, "GPU-a,,GPU-c")
+    ours = dict(zip(VARIABLES, counts(OURS, env), strict=True))
+    theirs = dict(zip(VARIABLES, counts(THEIRS, env), strict=True))
+    # By UUID PyTorch would ask CUDA, which there is not.
+    numbers = [variable for variable in VARIABLES if "GPU" not in (variable or "")]
+    assert [ours[variable] for variable in numbers] == [theirs[variable] for variable in numbers]
+    assert ours[None] == 3
+
+
+@pytest.mark.parametrize("launcher", ["torch.distributed.run", "elastic_rs.run"])
+def test_each_gpu_that_is_seen_gets_a_worker(driver: Path, job: Job, tmp_path: Path, launcher: str) -> None:
+    env: dict[str, Any] = environment(driver, GPUS) | {"CUDA_VISIBLE_DEVICES": "3,GPU-b,0"}
+    worker = ["sh", "-c", f"touch {tmp_path}/$RANK-of-$WORLD_SIZE-sees-$CUDA_VISIBLE_DEVICES"]
+    flags = ["--standalone", "--nproc-per-node=gpu", "--no-python"]
+    process = job.start([sys.executable, "-m", launcher, *flags, *worker], env=env)
+    assert process.wait() == 0
+    assert [file.name for file in tmp_path.glob("?-of-*")] == ["0-of-1-sees-3,GPU-b,0"]
+    env["CUDA_VISIBLE_DEVICES"] = "GPU-c,GPU-aa2"
+    process = job.start([sys.executable, "-m", launcher, *flags, *worker], env=env)
+    assert process.wait() == 0
+    assert {file.name for file in tmp_path.glob("?-of-2-*")} == {f"{i}-of-2-sees-GPU-c,GPU-aa2" for i in (0, 1)}
+
+
+def test_a_driver_that_does_not_work_is_told(driver: Path, job: Job) -> None:
+    env = environment(driver, "broken")
+    command = [sys.executable, "-m", "elastic_rs.run", "--standalone", "--nproc-per-node=gpu", "--no-python", "true"]
+    process = job.start(command, env=env)
+    assert process.wait() == 2
+    assert "no NVIDIA driver answers" in "\n".join(process.lines)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "told"), [(None, "4 of 4"), ("3,1", "2 of 4 seen by processes, CUDA_VISIBLE_DEVICES is `3,1`")]
+)
+def test_the_doctor_tells_how_many(driver: Path, chosen: str | None, told: str) -> None:
+    env = {**os.environ, **environment(driver, GPUS)}
+    env.pop("CUDA_VISIBLE_DEVICES", None)
+    command = [sys.executable, "-m", "elastic_rs.run", "doctor"]
+    done = subprocess.run(
+        command,
+        env=env if chosen is None else env | {"CUDA_VISIBLE_DEVICES": chosen},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert f"gpus         {told}" in done.stdout
