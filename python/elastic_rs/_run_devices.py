@@ -39,14 +39,17 @@ def count_of(kind: str) -> int:
 
 
 def _gpus(kind: str) -> int:
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
-        count = _elastic_rs.visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
-        why = f"CUDA_VISIBLE_DEVICES is `{os.environ.get('CUDA_VISIBLE_DEVICES', '')}`" if count == 0 else ""
+        count = _elastic_rs.visible_gpus(chosen)
+        why = f"CUDA_VISIBLE_DEVICES is `{chosen}`"
+        # Older names of parts (`MIG-GPU-UUID/1/0`) only CUDA understands.
+        unknown = chosen is not None and chosen.startswith("MIG-")
     except RuntimeError as error:
-        count, why = 0, str(error)
+        count, why, unknown = 0, str(error), False
     if count > 0:
         return count
-    if any(os.path.exists(path) for path in OTHERS):  # noqa: PTH110 - pathlib costs more than all else here
+    if unknown or any(os.path.exists(path) for path in OTHERS):  # noqa: PTH110 - pathlib costs more than all else here
         try:
             return _ask_torch(kind)
         except UsageError:

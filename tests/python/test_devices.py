@@ -105,6 +105,14 @@ def test_a_driver_that_does_not_work_is_told(driver: Path, job: Job) -> None:
     assert "no NVIDIA driver answers" in "\n".join(process.lines)
 
 
+def test_a_part_that_only_cuda_knows_is_asked_of_pytorch(driver: Path, job: Job) -> None:
+    env = environment(driver, GPUS) | {"CUDA_VISIBLE_DEVICES": "MIG-GPU-b/1/0"}
+    command = [sys.executable, "-m", "elastic_rs.run", "--standalone", "--nproc-per-node=gpu", "--no-python", "true"]
+    process = job.start(command, env=env)
+    assert process.wait() == 2
+    assert "PyTorch says: " in "\n".join(process.lines)
+
+
 @pytest.mark.parametrize(
     ("chosen", "told"), [(None, "4 of 4"), ("3,1", "2 of 4 seen by processes, CUDA_VISIBLE_DEVICES is `3,1`")]
 )
