@@ -275,6 +275,8 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_forked_process_may_drop_its_copy_of_a_handler() -> None:
     done = run("""
+import warnings
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # of Python 3.12 and later
 handler = make(1)
 handler.next_rendezvous()
 if os.fork() == 0:

@@ -128,7 +128,9 @@ def test_a_forked_child_is_told_so_at_once(call: str) -> None:
 def test_a_forked_child_that_ends_leaves_the_parents_store_alone() -> None:
     code = """
 import os
+import warnings
 import elastic_rs
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # of Python 3.12 and later
 store = elastic_rs.TCPStore("127.0.0.1", 0, is_master=True)
 store.set("k", "v")
 child = os.fork()
