@@ -236,8 +236,8 @@ MODULES = {
         threading.Thread(target=threading.Event().wait, name="helper", daemon=True).start()
     """,
     "with_device": """
-        from elastic_rs import _template
-        _template.DEVICES = (__file__,)
+        from elastic_rs import _template_checks
+        _template_checks.DEVICES = (__file__,)
         kept = open(__file__)
     """,
     "with_exit": "raise SystemExit(3)",
