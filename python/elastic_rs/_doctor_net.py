@@ -149,7 +149,7 @@ def own_reverse(address: str, answer: Answer[str]) -> Finding:
 
 
 def _endpoint(meeting: Rendezvous, resolved: Answer[list[str]], limit_s: float) -> Finding:
-    where = f"{meeting.host}:{meeting.port}"
+    where = f"[{meeting.host}]:{meeting.port}" if ":" in meeting.host else f"{meeting.host}:{meeting.port}"
     # Of port 0, so that the port itself stays free for those who come meanwhile.
     own = Answer("", 0.0) if resolved.late else asked(lambda: _why_not_own(meeting, 0), limit_s)
     if own.value is None and not own.late:
@@ -160,8 +160,9 @@ def _endpoint(meeting: Rendezvous, resolved: Answer[list[str]], limit_s: float) 
     if not resolved.value:
         return unresolved(where, resolved, hosts=own.value == "" and not resolved.late)
     if meeting.port == 0:
-        if why_not:
-            return mend("endpoint", f"{where}: {why_not}", "name a port that the other nodes can know")
+        if why_not or meeting.nodes[1] > 1:
+            text = why_not or "this node would take any free port, which no other node can know"
+            return mend("endpoint", f"{where}: {text}", "name a port, the same on all nodes")
         return ok("endpoint", f"{where}: this node would host the coordinator, on any free port")
     reached = reach(resolved.value, meeting.port, limit_s)
     taken = ""

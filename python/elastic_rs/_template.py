@@ -52,7 +52,7 @@ def serve() -> Program:
     # Modules are found where workers find them, and see the command line as they do.
     program = Program(args)
     shared = _template_checks.Shared()
-    if reason := _load(modules) or shared.why_not() or _template_checks.why_not():
+    if reason := _nameless() or _load(modules) or shared.why_not() or _template_checks.why_not():
         nest.refuse(reason)
         os._exit(0)
     nest.ready()
@@ -66,6 +66,11 @@ class Before(NamedTuple):
 
     env: dict[str, str]
     streams: list[_Stream]
+
+
+def _nameless() -> str:
+    """Say if there is a variable that a process may inherit and not set."""
+    return "a variable of its environment has no name, so that workers cannot set it" if "" in os.environ else ""
 
 
 def _take_socket() -> int:
