@@ -16,7 +16,6 @@ from importlib.machinery import PathFinder, SourceFileLoader, SourcelessFileLoad
 from pkgutil import get_importer
 from typing import TYPE_CHECKING, Any
 
-from elastic_rs import _run_path
 from elastic_rs._warm import target
 
 if TYPE_CHECKING:
@@ -61,11 +60,7 @@ class Program:
             return
         self.run = self._as_script
         self._path = path
-        if self._name == _run_path.__file__:
-            # It puts another script in its place, and what that one has as its folder.
-            _put_first(args[self._at + 1])
-        else:
-            _put_first(os.path.dirname(os.path.realpath(path)))
+        _put_first(os.path.dirname(os.path.realpath(path)))
         loader = SourcelessFileLoader if path.endswith(".pyc") else SourceFileLoader
         _become(path, loader("__main__", path))
 
