@@ -34,12 +34,11 @@ def test_nodes_come_and_go(start: Start, job: Job, tmp_path: Path) -> None:
     first.line("SUM rank=. world=2")
     first.line("a template has loaded `torch`")
     # With a template of its own; then torchrun in its place, which has none.
-    for other in (
-        start(3, "--until", done, nnodes="1:2", nproc=2, options=warm),
-        start(4, "--until", done, nnodes="1:2", nproc=2, by="rust"),
-    ):
-        for node in (first, other):
-            node.line("SUM rank=. world=4")
+    for number, options, by in ((3, warm, "run"), (4, [], "rust")):
+        mark = first.mark()
+        other = start(number, "--until", done, nnodes="1:2", nproc=2, options=options, by=by)
+        other.line("SUM rank=. world=4")
+        first.line("SUM rank=. world=4", since=mark)
         mark = first.mark()
         # A worker, and then its node.
         os.kill(max(job.workers(other).values()), signal.SIGKILL)
