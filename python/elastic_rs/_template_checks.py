@@ -50,6 +50,7 @@ class Shared:
     """What forks have in common though processes that import the same have each their own. Made before the imports."""
 
     def __init__(self) -> None:
+        self._folder = os.stat(".")
         self._files = _open_files()
         self._memory = _shared_memory()
 
@@ -64,6 +65,8 @@ class Shared:
             return (
                 f"what it has imported made memory that all workers would share, as locks between processes do: {path}"
             )
+        if not os.path.samestat(self._folder, os.stat(".")):
+            return "what it has imported changed the folder, to which workers are brought back"
         return ""
 
 

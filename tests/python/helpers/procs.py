@@ -224,7 +224,7 @@ class Job:
 
 
 def _above(pid: int) -> Iterator[int]:
-    """Yield what may be a worker's agent: between them are its guard and, of a warm start, the template and its guard."""
+    """Yield what may be a worker's agent: between them are its guard and, of warm starts, a template and its guard."""
     for _ in range(4):
         pid = _parent(pid)
         yield pid
