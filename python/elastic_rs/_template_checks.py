@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 
 __all__ = ["Shared", "why_not"]
@@ -47,7 +48,7 @@ def _device() -> str:
 
 
 class Shared:
-    """What forks have in common though processes that import the same have each their own. Made before the imports."""
+    """What forks would have in common, or lose, though processes that import the same do not. Made before imports."""
 
     def __init__(self) -> None:
         self._folder = os.stat(".")
@@ -55,7 +56,7 @@ class Shared:
         self._memory = _shared_memory()
 
     def why_not(self) -> str:
-        """Say what workers would share, if anything: with what another has sent, taken or locked, perhaps for ever."""
+        """Say what that is, if anything: what another worker has read from, or has locked, perhaps for ever."""
         if children := _children():
             return f"what it has imported started processes, which would be no worker's own: {', '.join(children)}"
         for fd, path in _open_files().items():
@@ -67,6 +68,8 @@ class Shared:
             )
         if not os.path.samestat(self._folder, os.stat(".")):
             return "what it has imported changed the folder, to which workers are brought back"
+        if signal.getsignal(signal.SIGCHLD) is not signal.SIG_DFL:
+            return "what it has imported handles SIGCHLD, which this process gets for other workers"
         return ""
 
 

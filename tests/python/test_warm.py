@@ -353,6 +353,7 @@ MODULES = {
     "with_socket": "import socket; kept = socket.socketpair()",
     "with_lock": "import multiprocessing; kept = multiprocessing.Lock()",
     "with_folder": "import os; os.chdir('/')",
+    "with_handler": "import signal; signal.signal(signal.SIGCHLD, print)",
     "with_exit": "raise SystemExit(3)",
     "with_end": "import os; os._exit(9)",
 }
@@ -369,6 +370,7 @@ MODULES = {
         ("with_socket", r"imported opened socket:\[\d+\], which all workers would share$"),
         ("with_lock", r"memory that all workers would share, as locks between processes do: /dev/shm/sem\."),
         ("with_folder", r"imported changed the folder, to which workers are brought back$"),
+        ("with_handler", r"imported handles SIGCHLD, which this process gets for other workers$"),
         ("with_exit", r"`import with_exit` failed: SystemExit: 3$"),
         ("with_end", r"its process has ended: exit code 9$"),
     ],
