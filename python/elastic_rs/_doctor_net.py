@@ -221,6 +221,10 @@ def here(where: str, reached: Reached, taken: str, *, must: bool) -> Finding:
     if not reached.listens:
         if taken:
             return mend("endpoint", f"{where} is this node's: {taken}", "choose another port, above 1023")
+        if reached.who != "refused":
+            remedy = "see whether the interface with this address is up (`ip address`), and what a firewall drops"
+            text = reached.said or "nothing came back"
+            return mend("endpoint", f"{where} is this node's, and yet cannot be reached from it: {text}", remedy)
         return ok("endpoint", f"{where} is this node's and the port is free: it would host the coordinator")
     text = f"{where} is this node's: {taken}"
     if reached.who != "coordinator":

@@ -108,8 +108,8 @@ def find_torch() -> tuple[str | None, str | None]:
         text = (where / "version.py").read_text(errors="replace")
     except OSError:
         text = ""
-    found = re.search(r"""^__version__\s*=\s*['"]([^'"]+)""", text, re.MULTILINE)
-    return (found[1] if found else _installed("torch") if spec.origin else None), str(where)
+    found = re.search(r"""^__version__[^='"]*=\s*['"]([^'"]+)""", text, re.MULTILINE)
+    return found and found[1], str(where)
 
 
 def _installed(name: str) -> str | None:

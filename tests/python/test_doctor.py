@@ -109,6 +109,8 @@ VERDICTS: list[tuple[Finding, str, str]] = [
     (net.unresolved("h:1", Answer(None, 0.1, error="unknown"), hosts=True), "note", "this node's own name"),
     (net.here("h:1", REFUSED, "", must=False), "ok", "would host the coordinator"),
     (net.here("h:1", REFUSED, "port 1 cannot be listened on", must=True), "mend", "above 1023"),
+    (net.here("h:1", Reached("unreachable", "h", "No network"), "", must=False), "mend", "reached from it: No network"),
+    (net.here("h:1", Reached("timeout", "h"), "", must=False), "mend", "reached from it: nothing came back"),
     (net.here("h:1", OURS, TAKEN, must=False), "ok", f"{TAKEN}. It is a coordinator"),
     (net.here("h:1", OURS, TAKEN, must=True), "mend", "told to be the host itself"),
     (net.here("h:1", NEWER, TAKEN, must=False), "mend", "install one version"),
@@ -211,6 +213,21 @@ def test_torch_is_found_without_being_imported(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     told = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert told.stdout == f"2.5.1 {fake}\n", "what stands in the way of the real one is what workers would import"
+
+
+@pytest.mark.parametrize("files", [{"torch.py": ""}, {"torch/__init__.py": "", "torch/version.py": "\xff"}])
+def test_what_stands_in_the_way_of_torch_has_not_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(text.encode("latin-1"))
+    spec = machinery.PathFinder.find_spec("torch", [str(tmp_path)])
+    monkeypatch.setattr(node.util, "find_spec", lambda _: spec)
+    version, where = node.find_torch()
+    assert version is None
+    assert where is not None
+    assert where.startswith(str(tmp_path))
 
 
 def test_a_folder_that_happens_to_have_its_name_is_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
