@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
+import os
+import sys
 from typing import TYPE_CHECKING
 
 from elastic_rs import _doctor_net, _doctor_node, _run_flags, _run_options
@@ -59,13 +63,23 @@ def main(argv: Sequence[str]) -> int:
     to_mend = 0
     for finding in _look(_run_flags.parse(argv, _parser())):
         # Each as soon as it is known: some questions take their time.
-        print(finding, flush=True)
+        _say(str(finding))
         to_mend += finding.verdict == "mend"
-    if not to_mend:
-        print("nothing has to be mended")
-        return HEALTHY
-    print(f"{to_mend} to mend")
-    return TO_MEND
+    _say(f"{to_mend} to mend" if to_mend else "nothing has to be mended")
+    return TO_MEND if to_mend else HEALTHY
+
+
+def _say(text: str) -> None:
+    """Print, in whatever encoding there is. Where nobody reads on (`| head -1`), the exit code tells nonetheless."""
+    with contextlib.suppress(AttributeError):  # there may be no standard output, or one of a test's
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        # What is not written yet is tried again when the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno != errno.EPIPE:
+            sys.exit(f"{PROG}: error: cannot write what was found: {error.strerror}")
 
 
 def _look(args: argparse.Namespace) -> Iterator[Finding]:

@@ -29,8 +29,14 @@ class Finding:
     """Of ``mend``: what to do."""
 
     def __str__(self) -> str:
-        line = f"{self.verdict:<5} {self.check:<12} {self.text}"
-        return f"{line}\n{'':<18} to mend: {self.remedy}" if self.remedy else line
+        line = f"{self.verdict:<5} {self.check:<12} {_shown(self.text)}"
+        return f"{line}\n{'':<18} to mend: {_shown(self.remedy)}" if self.remedy else line
+
+
+def _shown(text: str) -> str:
+    """Escape what is no text and what moves a terminal's cursor: strangers' answers and variables are in here."""
+    text = text.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def ok(check: str, text: str) -> Finding:
@@ -72,7 +78,10 @@ class Question(Generic[T]):
         self._began = time.monotonic()
         self._took_s = 0.0
         self._thread = Thread(target=self._run, args=(ask,), name="doctor-asks", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # what `processes` tells of
+            self._error = str(error)
 
     def _run(self, ask: Callable[[], T]) -> None:
         try:
@@ -83,7 +92,8 @@ class Question(Generic[T]):
 
     def answer(self, limit_s: float) -> Answer[T]:
         """Wait for the answer until ``limit_s`` after the question."""
-        self._thread.join(max(0.0, self._began + limit_s - time.monotonic()))
+        if self._thread.ident is not None:
+            self._thread.join(max(0.0, self._began + limit_s - time.monotonic()))
         if self._thread.is_alive():
             return Answer(None, limit_s, error=f"no answer within {limit_s:g} s", late=True)
         return Answer(self._found[0] if self._found else None, self._took_s, error=self._error)

@@ -149,7 +149,7 @@ def own_reverse(address: str, answer: Answer[str]) -> Finding:
 
 
 def _endpoint(meeting: Rendezvous, resolved: Answer[list[str]], limit_s: float) -> Finding:
-    where = f"{meeting.host}:{meeting.port}"
+    where = f"[{meeting.host}]:{meeting.port}" if ":" in meeting.host else f"{meeting.host}:{meeting.port}"
     # Of port 0, so that the port itself stays free for those who come meanwhile.
     own = Answer("", 0.0) if resolved.late else asked(lambda: _why_not_own(meeting, 0), limit_s)
     if own.value is None and not own.late:
@@ -160,8 +160,9 @@ def _endpoint(meeting: Rendezvous, resolved: Answer[list[str]], limit_s: float) 
     if not resolved.value:
         return unresolved(where, resolved, hosts=own.value == "" and not resolved.late)
     if meeting.port == 0:
-        if why_not:
-            return mend("endpoint", f"{where}: {why_not}", "name a port that the other nodes can know")
+        if why_not or meeting.nodes[1] > 1:
+            text = why_not or "this node would take any free port, which no other node can know"
+            return mend("endpoint", f"{where}: {text}", "name a port, the same on all nodes")
         return ok("endpoint", f"{where}: this node would host the coordinator, on any free port")
     reached = reach(resolved.value, meeting.port, limit_s)
     taken = ""
@@ -220,6 +221,10 @@ def here(where: str, reached: Reached, taken: str, *, must: bool) -> Finding:
     if not reached.listens:
         if taken:
             return mend("endpoint", f"{where} is this node's: {taken}", "choose another port, above 1023")
+        if reached.who != "refused":
+            remedy = "see whether the interface with this address is up (`ip address`), and what a firewall drops"
+            text = reached.said or "nothing came back"
+            return mend("endpoint", f"{where} is this node's, and yet cannot be reached from it: {text}", remedy)
         return ok("endpoint", f"{where} is this node's and the port is free: it would host the coordinator")
     text = f"{where} is this node's: {taken}"
     if reached.who != "coordinator":

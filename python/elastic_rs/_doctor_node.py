@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import resource
@@ -49,7 +50,7 @@ def findings(nproc: str, workers: int | None, most_nodes: int, folder: str | Non
     yield descriptors(soft, hard, count, most_nodes)
     yield processes(*process_limit(), count)
     yield clock(time.time())
-    yield from _places(None if folder == os.devnull else folder)
+    yield from _places(None if folder == os.devnull else folder, limit_s)
 
 
 def python(version: tuple[int, ...], executable: str) -> Finding:
@@ -104,11 +105,11 @@ def find_torch() -> tuple[str | None, str | None]:
     where = folders[0] if folders else Path(spec.origin or "torch")
     try:
         # Of the folder that an import would take, while metadata may be of another.
-        text = (where / "version.py").read_text()
+        text = (where / "version.py").read_text(errors="replace")
     except OSError:
         text = ""
-    found = re.search(r"""^__version__\s*=\s*['"]([^'"]+)""", text, re.MULTILINE)
-    return (found[1] if found else _installed("torch") if spec.origin else None), str(where)
+    found = re.search(r"""^__version__[^='"]*=\s*['"]([^'"]+)""", text, re.MULTILINE)
+    return found and found[1], str(where)
 
 
 def _installed(name: str) -> str | None:
@@ -225,19 +226,30 @@ def clock(now_s: float) -> Finding:
     return ok("clock", f"{shown}; only times in logs depend on it: all waiting is by the monotonic clock")
 
 
-def _places(folder: str | None) -> Iterator[Finding]:
-    yield place("/dev/shm", "/dev/shm", *room("/dev/shm"), least=64 * MIB, enough=1024 * MIB)  # noqa: S108 - it is meant
+def _places(folder: str | None, limit_s: float) -> Iterator[Finding]:
+    yield _place("/dev/shm", "/dev/shm", limit_s, least=64 * MIB, enough=1024 * MIB)  # noqa: S108 - it is meant
     if folder is not None:
-        where = Path(folder)
-        # It need not be there yet.
-        parent = next((str(one) for one in (where, *where.absolute().parents) if one.exists()), "/")
-        yield place("logs", folder, *room(parent), least=64 * MIB, enough=256 * MIB)
+        yield _place("logs", folder, limit_s, least=64 * MIB, enough=256 * MIB)
     try:
         temporary = tempfile.gettempdir()
     except FileNotFoundError as error:
         yield mend("temporary", str(error), "make one of them writable, or set TMPDIR to a folder that is")
         return
-    yield place("temporary", temporary, *room(temporary), least=64 * MIB, enough=256 * MIB)
+    yield _place("temporary", temporary, limit_s, least=64 * MIB, enough=256 * MIB)
+
+
+def _place(check: str, folder: str, limit_s: float, *, least: int, enough: int) -> Finding:
+    # A file system whose server is gone blocks whoever asks, as long as it is gone.
+    answer = asked(lambda: _room_for(folder), limit_s)
+    free, why_not = answer.value or (0, answer.error)
+    return place(check, folder, free, why_not, least=least, enough=enough)
+
+
+def _room_for(folder: str) -> tuple[int, str]:
+    """Look at the folder, or at that above it that it would be made in: it need not be there yet."""
+    where = Path(folder).absolute()
+    above = (room(str(one)) for one in (where, *where.parents))
+    return next(found for found in above if found != (0, os.strerror(errno.ENOENT)))
 
 
 def room(folder: str) -> tuple[int, str]:

@@ -7,71 +7,70 @@ returns, so that the interpreter ends as always. Facts: ``Modules/main.c`` and `
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import importlib
 import io
 import os
-import runpy
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from elastic_rs import _template_checks, _template_main
 from elastic_rs._elastic_rs import Nest
-from elastic_rs._warm import target
+from elastic_rs._template_main import Program, UnreadableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from elastic_rs._elastic_rs import Egg
 
 ROOM = "ELASTIC_RS_TEMPLATE_ROOM"
 """Set by the agent so that ``/proc`` has room for variables that workers have and a template has not."""
 
-DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
-"""What a process that uses a GPU has open."""
+STREAMS = ("stdin", "stdout", "stderr")
+"""By their descriptors."""
 
 TORCH_SEED = 67280421310721
 """What PyTorch's generator begins with in versions that do not draw it: ``default_rng_seed_val``."""
 
 
 def main() -> None:
-    """Serve as a template; in a worker, run its script."""
+    """Serve as a template; in a worker, run its program."""
+    program = serve()
     try:
-        run = serve()
-    except _UnreadableError as error:
+        program.run()
+    except UnreadableError as error:
         _tell_unreadable(error)
-    try:
-        run()
     except BaseException as error:
         _hide_template(error)
         raise
 
 
-def serve() -> Callable[[], object]:
-    """Fork workers until the agent ends, which ends the process. Return in a worker: its script, which is to be run."""
+def serve() -> Program:
+    """Fork workers until the agent ends, which ends the process. Return in a worker: what it is to run."""
     modules, args = sys.argv[1].split(","), sys.argv[2:]
-    found = target(args)
-    assert found is not None, f"not for templates: {args}"
-    is_module, at = found
     nest = Nest(_take_socket())
-    first = sys.modules["__main__"]
     os.environ.pop(ROOM, None)
-    env = dict(os.environ)
+    before = Before(dict(os.environ), [_Stream.of(name) for name in STREAMS])
     # Modules are found where workers find them, and see the command line as they do.
-    sys.argv = ["-m" if is_module else args[at], *args[at + 1 :]]
-    if not sys.flags.safe_path:
-        sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(args[at]))
-    if reason := _load(modules) or _why_not():
+    program = Program(args)
+    shared = _template_checks.Shared()
+    if reason := _nameless() or _load(modules) or shared.why_not() or _template_checks.why_not():
         nest.refuse(reason)
         os._exit(0)
     nest.ready()
-    changes = _changes(env)
     egg = _next_worker(nest)
-    _begin(egg, changes)
-    if is_module:
-        return functools.partial(runpy._run_module_as_main, args[at])  # type: ignore[attr-defined]  # noqa: SLF001
-    return _script(args[at], first)
+    _begin(egg, before, program)
+    return program
+
+
+class Before(NamedTuple):
+    """What the template began with, and imports may have changed."""
+
+    env: dict[str, str]
+    streams: list[_Stream]
+
+
+def _nameless() -> str:
+    """Say if there is a variable that a process may inherit and not set."""
+    return "a variable of its environment has no name, so that workers cannot set it" if "" in os.environ else ""
 
 
 def _take_socket() -> int:
@@ -85,12 +84,14 @@ def _take_socket() -> int:
 
 def _load(modules: list[str]) -> str:
     """Import the modules; a text says why one cannot be."""
-    main = sys.modules["__main__"]
+    main, pid = sys.modules["__main__"], os.getpid()
     for name in modules:
         try:
             importlib.import_module(name)
         except BaseException as error:  # noqa: BLE001 - workers that are started cold will show it
             return f"`import {name}` failed: {type(error).__name__}: {error}"
+        if os.getpid() != pid:
+            os._exit(0)  # there is one template; that it has a child, it says itself
     sys.modules["__main__"] = main
     # Threads of libraries that know of forks (OpenBLAS's) end before one and begin anew when they are needed. So fork
     # once, and who is left does not.
@@ -101,41 +102,10 @@ def _load(modules: list[str]) -> str:
     return ""
 
 
-def _why_not() -> str:
-    """Say why a fork of this process would not be as good as a process of its own, if it would not."""
-    threads = {}
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:
-            threads[int(thread)] = file.read().strip()
-    del threads[os.getpid()]
-    if threads:
-        import threading
-
-        known = {thread.native_id: thread.name for thread in threading.enumerate()}
-        names = ", ".join(f"{known.get(thread, name)} ({thread})" for thread, name in threads.items())
-        return f"what it has imported started threads, which no fork takes along: {names}"
-    for name in ("torch.cuda", "torch.xpu"):
-        device = sys.modules.get(name)
-        if device is not None and getattr(device, "is_initialized", bool)():
-            return f"what it has imported initialised {name}, which no fork can use"
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            path = os.readlink(f"/proc/self/fd/{fd}")
-            if path.startswith(DEVICES):
-                return f"what it has imported opened {path}, which no fork can use"
-    return ""
-
-
-def _changes(env: dict[str, str]) -> dict[str, str | None]:
-    """Return the variables that imports have set, or removed (None)."""
-    names = env.keys() | os.environ.keys()
-    return {name: os.environ.get(name) for name in names if env.get(name) != os.environ.get(name)}
-
-
 def _next_worker(nest: Nest) -> Egg:
     """Fork guards, each of which forks its worker; return in workers only."""
     while (egg := nest.next_egg()) is not None:
-        if reason := _why_not():
+        if reason := _template_checks.why_not():
             nest.refuse(reason)
             break
         guard = os.fork()
@@ -157,33 +127,53 @@ def _next_worker(nest: Nest) -> Egg:
     os._exit(0)
 
 
-def _begin(egg: Egg, changes: dict[str, str | None]) -> None:
+def _begin(egg: Egg, before: Before, program: Program) -> None:
     """Make the worker's own what the template has in its stead."""
-    env, argv = egg.env | changes, egg.argv
+    env = egg.env | _changes(before.env, egg.env)
     os.environ.clear()
     os.environ.update({name: value for name, value in env.items() if value is not None})
     egg.show()
-    found = target(argv[1:])
-    assert found is not None
-    is_module, at = found
-    sys.argv[:] = ["-m" if is_module else argv[1 + at], *argv[2 + at :]]
-    sys.orig_argv[:] = argv
-    _open_streams()
+    program.show(egg.argv)
+    for stream in before.streams:
+        stream.open()
     _forget_randomness()
     importlib.invalidate_caches()
     time.tzset()
 
 
-def _open_streams() -> None:
-    """Make standard streams as ``python -u`` does: what they can do depends on the worker's descriptors."""
-    for fd, name in enumerate(("stdin", "stdout", "stderr")):
-        before, mode = getattr(sys, name), "r" if fd == 0 else "w"
-        file: Any = open(fd, f"{mode}b", -1 if fd == 0 else 0, closefd=False)  # noqa: SIM115
-        (file.raw if fd == 0 else file).name = f"<{name}>"
-        stream: Any = io.TextIOWrapper(file, before.encoding, before.errors, "\n", write_through=True)
+def _changes(before: dict[str, str], worker: dict[str, str]) -> dict[str, str | None]:
+    """Return the variables that imports have set, or removed (None).
+
+    Not those that the agent sets: ``setdefault("RANK", "0")`` leaves them alone where they are set when it runs.
+    """
+    names = before.keys() | os.environ.keys()
+    changed = {name: os.environ.get(name) for name in names if before.get(name) != os.environ.get(name)}
+    return {name: value for name, value in changed.items() if worker.get(name) == before.get(name)}
+
+
+class _Stream(NamedTuple):
+    """A standard stream, as the interpreter has made it."""
+
+    fd: int
+    file: Any
+    encoding: str
+    errors: str
+
+    @classmethod
+    def of(cls, name: str) -> _Stream:
+        file = getattr(sys, name)
+        return cls(STREAMS.index(name), file, file.encoding, file.errors)
+
+    def open(self) -> None:
+        """Make it as ``python -u`` does, unless imports have: what it can do depends on the worker's descriptors."""
+        name, mode = STREAMS[self.fd], "r" if self.fd == 0 else "w"
+        file: Any = open(self.fd, f"{mode}b", -1 if self.fd == 0 else 0, closefd=False)  # noqa: SIM115
+        (file.raw if self.fd == 0 else file).name = f"<{name}>"
+        stream: Any = io.TextIOWrapper(file, self.encoding, self.errors, "\n", write_through=True)
         stream.mode = mode
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
+        for place in (name, f"__{name}__"):
+            if getattr(sys, place) is self.file:
+                setattr(sys, place, stream)
 
 
 def _forget_randomness() -> None:
@@ -196,44 +186,19 @@ def _forget_randomness() -> None:
         process.current_process().authkey = os.urandom(32)
 
 
-class _UnreadableError(Exception):
-    """The script cannot be read: the interpreter says so in a way of its own, and ends with 2."""
-
-
-def _tell_unreadable(error: _UnreadableError) -> NoReturn:
+def _tell_unreadable(error: UnreadableError) -> NoReturn:
     sys.stderr.write(f"{error}\n")
     raise SystemExit(2)
-
-
-def _script(name: str, first: Any) -> Callable[[], object]:
-    """Make ``__main__`` of a script. ``first`` is a ``__main__`` as the interpreter makes it."""
-    path = os.path.join(os.getcwd(), name)  # as the interpreter does
-    main = type(sys)("__main__")
-    vars(main).update({name: value for name, value in vars(first).items() if name[:2] == "__" == name[-2:]})
-    from importlib.machinery import SourceFileLoader
-
-    main.__loader__ = SourceFileLoader("__main__", path)
-    main.__file__ = path
-    if sys.version_info < (3, 15):
-        main.__cached__ = None  # type: ignore[attr-defined]
-    sys.modules["__main__"] = main
-    try:
-        with io.open_code(path) as file:
-            source = file.read()
-    except OSError as error:
-        text = f"{sys.orig_argv[0]}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}"
-        raise _UnreadableError(text) from None
-    return lambda: exec(compile(source, path, "exec", dont_inherit=True), vars(main))  # noqa: S102
 
 
 def _hide_template(error: BaseException) -> None:
     """Let an uncaught exception be shown as if the script were all there is."""
     if isinstance(error, SystemExit):
         return
-    hook = sys.excepthook
+    hook, ours = sys.excepthook, {__file__, _template_main.__file__, "<string>"}
 
     def show(kind: Any, error: BaseException, trace: Any) -> None:
-        while trace is not None and trace.tb_frame.f_code.co_filename in {__file__, "<string>"}:
+        while trace is not None and trace.tb_frame.f_code.co_filename in ours:
             trace = trace.tb_next
         hook(kind, error.with_traceback(trace), trace)
 

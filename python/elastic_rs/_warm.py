@@ -6,6 +6,8 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from elastic_rs import _run_path
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -47,6 +49,8 @@ def plan(command: Sequence[str], modules: Sequence[str] = DEFAULT_MODULES) -> Pl
     found = target(command[1:])
     if found is None:
         return "their command line is not `python -u SCRIPT` or `python -u -m MODULE`"
+    if command[1 + found[1]] == _run_path.__file__:
+        return "--run-path makes a `__main__` of its own, which is not that of modules imported before"
     return Plan(["-u", "-c", CODE, ",".join(modules)], found[1] + 1, ", ".join(f"`{name}`" for name in modules))
 
 

@@ -109,6 +109,8 @@ VERDICTS: list[tuple[Finding, str, str]] = [
     (net.unresolved("h:1", Answer(None, 0.1, error="unknown"), hosts=True), "note", "this node's own name"),
     (net.here("h:1", REFUSED, "", must=False), "ok", "would host the coordinator"),
     (net.here("h:1", REFUSED, "port 1 cannot be listened on", must=True), "mend", "above 1023"),
+    (net.here("h:1", Reached("unreachable", "h", "No network"), "", must=False), "mend", "reached from it: No network"),
+    (net.here("h:1", Reached("timeout", "h"), "", must=False), "mend", "reached from it: nothing came back"),
     (net.here("h:1", OURS, TAKEN, must=False), "ok", f"{TAKEN}. It is a coordinator"),
     (net.here("h:1", OURS, TAKEN, must=True), "mend", "told to be the host itself"),
     (net.here("h:1", NEWER, TAKEN, must=False), "mend", "install one version"),
@@ -182,6 +184,22 @@ def test_a_question_has_an_end_and_its_answer_a_cause() -> None:
     assert (found.value, found.late, found.error) == (None, False, "Name or service not known")
 
 
+def test_a_question_that_no_thread_can_ask_has_a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    found = asked(lambda: "x", 30)
+    assert (found.value, found.late, found.error) == (None, False, "can't start new thread")
+
+
+def test_what_strangers_say_moves_no_cursor() -> None:
+    text = str(Finding("mend", "endpoint", "it says `\x1b[31m\x07\0`, ä", "not \udcff\r"))
+    line, remedy = text.split("\n")
+    assert line.endswith(r"it says `\x1b[31m\x07\x00`, ä")
+    assert remedy.endswith(r"not \xff\r")
+
+
 def test_torch_is_found_without_being_imported(tmp_path: Path) -> None:
     import torch
 
@@ -197,6 +215,21 @@ def test_torch_is_found_without_being_imported(tmp_path: Path) -> None:
     assert told.stdout == f"2.5.1 {fake}\n", "what stands in the way of the real one is what workers would import"
 
 
+@pytest.mark.parametrize("files", [{"torch.py": ""}, {"torch/__init__.py": "", "torch/version.py": "\xff"}])
+def test_what_stands_in_the_way_of_torch_has_not_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(text.encode("latin-1"))
+    spec = machinery.PathFinder.find_spec("torch", [str(tmp_path)])
+    monkeypatch.setattr(node.util, "find_spec", lambda _: spec)
+    version, where = node.find_torch()
+    assert version is None
+    assert where is not None
+    assert where.startswith(str(tmp_path))
+
+
 def test_a_folder_that_happens_to_have_its_name_is_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = machinery.ModuleSpec("torch", None, is_package=True)
     spec.submodule_search_locations = [str(tmp_path)]
@@ -204,6 +237,36 @@ def test_a_folder_that_happens_to_have_its_name_is_no_torch(tmp_path: Path, monk
     assert node.find_torch() == (None, str(tmp_path))
     monkeypatch.setattr(node.util, "find_spec", lambda _: None)
     assert node.find_torch() == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("folder", "verdict", "text"),
+    [
+        ("not/made/yet", "ok", "is writable"),
+        ("file", "mend", "Not a directory"),
+        ("file/in/it", "mend", "Not a directory"),
+        ("x" * 300, "mend", "File name too long"),
+    ],
+)
+def test_a_folder_of_logs_need_not_be_there(tmp_path: Path, folder: str, verdict: str, text: str) -> None:
+    (tmp_path / "file").touch()
+    finding = node._place("logs", str(tmp_path / folder), 30, least=0, enough=0)
+    assert finding.verdict == verdict
+    assert text in finding.text
+    assert [it.name for it in tmp_path.iterdir()] == ["file"], "nothing is made"
+
+
+def test_a_file_system_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+
+    def hang(_: str) -> tuple[int, str]:
+        release.wait()
+        return 0, ""
+
+    monkeypatch.setattr(node, "room", hang)
+    finding = node._place("logs", "/far/away", 0.05, least=1, enough=1)
+    release.set()
+    assert (finding.verdict, finding.text) == ("mend", "/far/away cannot be written to: no answer within 0.05 s")
 
 
 def test_room_is_room_that_can_be_used(tmp_path: Path) -> None:
@@ -356,6 +419,12 @@ def test_a_free_port(doctor: Doctor) -> None:
     assert "nobody listens there yet" in said
 
 
+def test_any_free_port_is_none_that_others_can_know(doctor: Doctor) -> None:
+    said = about("endpoint", doctor(*JOB, "--rdzv-endpoint=[::1]:0"))
+    assert said == "mend  endpoint     [::1]:0: this node would take any free port, which no other node can know"
+    assert about("endpoint", doctor(*JOB, "--nnodes=1", "--rdzv-endpoint=127.0.0.1:0")).startswith("ok ")
+
+
 def test_a_port_that_is_held_by_one_who_does_not_listen(doctor: Doctor) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
@@ -429,6 +498,42 @@ def test_its_help_lists_what_it_heeds(capsys: pytest.CaptureFixture[str]) -> Non
     assert "--rdzv-endpoint" in text
     assert "--network-timeout" in text
     assert "--max-restarts" not in text
+
+
+def shell(command: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = f"set -o pipefail; {command.replace('doctor', f'{RUN} doctor')}"
+    return subprocess.run(
+        ["bash", "-c", command], env={**os.environ, **env}, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_exit_code_is_told_where_nobody_reads_on() -> None:
+    # The right code, though all but the first line was for nobody.
+    for folder, code in (("/proc/self/environ", 1), ("/tmp", shell("doctor").returncode)):
+        told = shell(f"doctor --log-dir={folder} | head -1")
+        assert told.stdout.startswith("ok    python")
+        assert (told.returncode, told.stderr) == (code, "")
+
+
+def test_what_cannot_be_written_is_not_called_healthy() -> None:
+    told = shell("doctor > /dev/full")
+    assert told.returncode == 1
+    assert told.stderr == "elastic-run: error: cannot write what was found: No space left on device\n"
+
+
+def test_any_terminal_shows_the_findings() -> None:
+    told = shell(r"doctor --log-dir=$'/tmp/\xff\xc3\xa4'", PYTHONIOENCODING="ascii")
+    assert not told.stderr
+    assert r"/tmp/\xff\xe4 is writable" in about("logs", told.stdout.splitlines())
+
+
+def test_an_interrupt_ends_it_at_once(job: Job) -> None:
+    with answering(b"") as port:
+        process = job.start([RUN, "doctor", *GUEST, f"--rdzv-endpoint=127.0.0.1:{port}", "--network-timeout=600"])
+        process.line("^ok +temporary|^mend +temporary|^note +temporary")
+        process.signal(signal.SIGINT)
+        assert process.wait() == 130
+    assert "Traceback" not in process.tail()
 
 
 def test_a_whole_command_line_may_follow(doctor: Doctor) -> None:

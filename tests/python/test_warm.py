@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import re
 import signal
 import sys
 import textwrap
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,11 +121,117 @@ def test_a_warm_worker_ends_as_a_cold_one(job: Job, tmp_path: Path, ending: str)
         ended = agent.line(r"worker 0 \(\d+\) ended with (.*)")[1]
         output = [(logs / f"0-0.{name}").read_text() for name in ("stdout", "stderr")]
         if ending == "hook_fails":  # the frame that replaces the hook shows in the error of the hook itself
-            output[1] = re.sub(r'  File ".*_template.py".*\n    .*\n', "", output[1])
+            output[1] = re.sub(r'  File ".*_template.*\.py".*\n    .*\n', "", output[1])
         if ending == "fault":  # the dump has all frames, those of the template below the script's
-            output[1] = re.sub(r'  File ".*_template.py".*\n|  File "<string>".*\n', "", output[1])
+            output[1] = re.sub(r'  File ".*_template.*\.py".*\n|  File "<string>".*\n', "", output[1])
         ends[modules] = code, ended, *(re.sub(r"0x[0-9a-f]+", "0x", text) for text in output)
     assert ends[WARM] == ends[COLD]
+
+
+def said(job: Job, modules: str, *command: str | Path, logs: Path, env: dict[str, str] | None = None) -> list[str]:
+    """Return what a worker prints that ends well."""
+    agent = run(job, modules, *command, logs=logs, env=env)
+    assert agent.wait() == 0, agent.tail()
+    output = [(logs / f"0-0.{name}").read_text() for name in ("stdout", "stderr")]
+    return [re.sub(r"object at 0x[0-9a-f]+", "object", text) for text in output]
+
+
+PROGRAM = """
+    import sys
+    import __main__
+    print(sys.argv, sys.path[0], __name__, __file__, __package__, __spec__, __main__.__loader__, sorted(globals()))
+"""
+
+
+@pytest.mark.parametrize("form", ["folder", "archive", "bytecode", "package"])
+def test_a_program_may_be_no_script(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "program"
+    folder.mkdir()
+    main = script(folder, PROGRAM, "__main__.py")
+    with zipfile.ZipFile("program.zip", "w") as archive:
+        archive.write(main, "__main__.py")
+    py_compile.compile(str(main), cfile="program.pyc")
+    words = {"folder": ["program"], "archive": ["./program.zip"], "bytecode": ["program.pyc"]}
+    command = [*words.get(form, ["-m", "program"]), "an argument"]
+    cold, warm = (said(job, modules, *command, logs=tmp_path / modules) for modules in (COLD, WARM))
+    assert cold[0].startswith("['")
+    assert warm == cold
+
+
+IMPORTED = {
+    # What must not become the rank of all workers.
+    "sets_default": (
+        """
+            import os
+            for name in ("RANK", "WORLD_SIZE", "SOME_VARIABLE"):
+                os.environ.setdefault(name, "77")
+            os.environ.pop("TO_BE_REMOVED")
+        """,
+        "import os; print([os.environ.get(it) for it in ('RANK', 'WORLD_SIZE', 'SOME_VARIABLE', 'TO_BE_REMOVED')])",
+    ),
+    "wraps_output": (
+        """
+            import sys
+            class Loud:
+                def __init__(self, stream): self.stream = stream
+                def write(self, text): self.stream.write(text.upper())
+                def flush(self): self.stream.flush()
+            sys.stdout = Loud(sys.stdout)
+        """,
+        "import sys; print('loud'); print('quiet', file=sys.stderr)",
+    ),
+    "recodes_output": (
+        "import codecs, sys; sys.stdout = codecs.getwriter('latin-1')(sys.stdout.detach())",
+        "print('recoded', flush=True)",
+    ),
+    # By which modules tell a script from a prompt.
+    "looks_at_main": (
+        "import sys, __main__; found = [getattr(__main__, '__file__', None), sys.argv, sys.path[0], sys.orig_argv]",
+        "print(imported.found)",
+    ),
+    "keeps_main": (
+        "import __main__ as kept",
+        "import sys; print(imported.kept is sys.modules['__main__'], imported.kept.imported is imported)",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", ["script", "module"])
+@pytest.mark.parametrize("what", IMPORTED)
+def test_what_an_import_does_is_done_to_the_worker(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, form: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    module, text = IMPORTED[what]
+    script(tmp_path, module, "imported.py")
+    script(tmp_path, f"import imported; {text}", "program.py")
+    command = ["program.py", "x"] if form == "script" else ["-m", "program", "x"]
+    env = {"TO_BE_REMOVED": "1"}
+    cold, warm = (
+        said(job, modules, *command, logs=tmp_path / modules, env=env) for modules in (COLD, "multiprocessing,imported")
+    )
+    assert cold[0]
+    assert warm == cold
+
+
+def test_what_a_spawned_process_returns_is_of_the_scripts_own_classes(job: Job, tmp_path: Path) -> None:
+    text = """
+        import multiprocessing
+        class Kept:
+            pass
+        def send(queue):
+            queue.put(Kept())
+        if __name__ == "__main__":
+            context = multiprocessing.get_context("spawn")
+            queue = context.Queue()
+            process = context.Process(target=send, args=(queue,))
+            process.start()
+            print(type(queue.get()) is Kept)
+            process.join()
+    """
+    # Where it knows `__main__` from before the script was there.
+    assert said(job, "multiprocessing", script(tmp_path, text), logs=tmp_path / "logs")[0] == "True\n"
 
 
 def test_an_exception_in_a_module_is_shown_as_always(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,10 +344,16 @@ MODULES = {
         threading.Thread(target=threading.Event().wait, name="helper", daemon=True).start()
     """,
     "with_device": """
-        from elastic_rs import _template
-        _template.DEVICES = (__file__,)
+        from elastic_rs import _template_checks
+        _template_checks.DEVICES = (__file__,)
         kept = open(__file__)
     """,
+    "with_process": "import subprocess, sys; kept = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=-1)",
+    "with_fork": "import os; os.fork()",
+    "with_socket": "import socket; kept = socket.socketpair()",
+    "with_lock": "import multiprocessing; kept = multiprocessing.Lock()",
+    "with_folder": "import os; os.chdir('/')",
+    "with_handler": "import signal; signal.signal(signal.SIGCHLD, print)",
     "with_exit": "raise SystemExit(3)",
     "with_end": "import os; os._exit(9)",
 }
@@ -251,6 +365,12 @@ MODULES = {
         ("no_such_module", r"`import no_such_module` failed: ModuleNotFoundError: No module named 'no_such_module'$"),
         ("with_thread", r"imported started threads, which no fork takes along: helper \(\d+\)$"),
         ("with_device", r"imported opened .*/with_device.py, which no fork can use$"),
+        ("with_process", r"imported started processes, which would be no worker's own: python.* \(\d+\)$"),
+        ("with_fork", r"imported started processes, which would be no worker's own: python.* \(\d+\)$"),
+        ("with_socket", r"imported opened socket:\[\d+\], which all workers would share$"),
+        ("with_lock", r"memory that all workers would share, as locks between processes do: /dev/shm/sem\."),
+        ("with_folder", r"imported changed the folder, to which workers are brought back$"),
+        ("with_handler", r"imported handles SIGCHLD, which this process gets for other workers$"),
         ("with_exit", r"`import with_exit` failed: SystemExit: 3$"),
         ("with_end", r"its process has ended: exit code 9$"),
     ],
@@ -266,6 +386,34 @@ def test_workers_are_started_cold_when_a_template_cannot_be_used(
     (told,) = (line for line in agent.lines if "workers are started cold" in line)
     assert re.search(reason, told), told
     assert [line for line in agent.lines if line in {"warm", "cold"}] == ["cold", "cold"]
+
+
+def test_workers_can_start_in_a_folder_that_is_gone(job: Job, tmp_path: Path) -> None:
+    path = script(tmp_path, HOW)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    agent = [sys.executable, str(SCRIPTS / "warm_agent.py"), WARM, "2", "0", "-", sys.executable, "-u", str(path)]
+    started = job.start(["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(gone), *agent])
+    assert started.wait() == 0, started.tail()
+    (told,) = (line for line in started.lines if "workers are started cold" in line)
+    assert "it cannot be asked for one: the folder that it would begin in is gone" in told
+    assert [line for line in started.lines if line in {"warm", "cold"}] == ["cold", "cold"]
+
+
+def test_a_variable_without_a_name_does_no_harm(job: Job, tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPTS / "warm_agent.py"), WARM, "1", "0", "-"]
+    words = json.dumps([*command, sys.executable, "-u", str(script(tmp_path, HOW))])
+    # Python cannot pass it on.
+    execute = f"""
+        import ctypes, json, os
+        words = [word.encode() for word in json.loads({words!r})]
+        env = [name + b"=" + value for name, value in os.environb.items()] + [b"=nameless"]
+        array = lambda texts: (ctypes.c_char_p * (len(texts) + 1))(*texts, None)
+        ctypes.CDLL(None).execve(words[0], array(words), array(env))
+    """
+    agent = job.start([sys.executable, "-c", textwrap.dedent(execute)])
+    assert agent.wait() == 0, agent.tail()
+    agent.line("workers are started cold.*: a variable of its environment has no name")
 
 
 def test_a_worker_with_another_variable_is_started_cold(job: Job, tmp_path: Path) -> None:

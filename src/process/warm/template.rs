@@ -149,13 +149,14 @@ impl Shared {
     }
 
     fn failed(&self, live: &mut Live, failure: Failure) -> String {
-        live.socket = None;
         let (reason, over) = match failure {
             Failure::Refused(reason) => (reason, true),
             Failure::Silent => (format!("it has not forked a worker in {FORK_LIMIT:.0?}"), true),
             // The keeper sees it end, and starts another.
             Failure::Lost(errno) => (format!("it does not answer: {errno}"), false),
+            Failure::Unasked(reason) => return reason,
         };
+        live.socket = None;
         if over {
             self.state.send_replace(State::Over(reason.clone()));
         }
@@ -168,6 +169,8 @@ enum Failure {
     Refused(String),
     Silent,
     Lost(Errno),
+    /// It was not asked, for a reason that is this process's, and may be another time.
+    Unasked(String),
 }
 
 impl From<Errno> for Failure {
@@ -178,11 +181,9 @@ impl From<Errno> for Failure {
 
 /// Whatever fails, the control socket is closed then: a worker that comes into being after all is killed by its guard.
 fn hatch(socket: &AsyncFd<OwnedFd>, spec: &WorkerSpec, opened: &Opened) -> Result<Guarded, Failure> {
-    let cwd = env::current_dir().map_err(|_| Errno::NOENT)?;
-    let request = memfd_create(c"worker", MemfdFlags::CLOEXEC)?;
-    let mut request = File::from(request);
-    request.write_all(&Request::new(spec, &cwd).encode()).map_err(|_| Errno::NOSPC)?;
-    let Ties { control, theirs, agent } = Ties::new()?;
+    let unasked = |error| Failure::Unasked(format!("it cannot be asked for one: {error}"));
+    let request = written(spec).map_err(unasked)?;
+    let Ties { control, theirs, agent } = Ties::new().map_err(|errno| unasked(errno.into()))?;
     let [input, output, error] = &opened.stdio;
     let given = [
         request.as_fd(),
@@ -206,6 +207,15 @@ fn hatch(socket: &AsyncFd<OwnedFd>, spec: &WorkerSpec, opened: &Opened) -> Resul
         (Some(Answer::Refused(reason)), _) => Err(Failure::Refused(reason)),
         _ => Err(Failure::Lost(Errno::CONNRESET)),
     }
+}
+
+/// A file with what the worker is to be, which may be more than a message holds.
+fn written(spec: &WorkerSpec) -> io::Result<File> {
+    let cwd = env::current_dir()
+        .map_err(|error| io::Error::new(error.kind(), format!("the folder that it would begin in is gone: {error}")))?;
+    let mut file = File::from(memfd_create(c"worker", MemfdFlags::CLOEXEC)?);
+    file.write_all(&Request::new(spec, &cwd).encode())?;
+    Ok(file)
 }
 
 fn readable_until(socket: &AsyncFd<OwnedFd>, deadline: Instant) -> Result<bool, Errno> {

@@ -169,8 +169,8 @@ class Job:
         found = {}
         for pid, env in marked.items():
             parent = _parent(pid)
-            # A worker's own children inherit RANK too. Between our agent and a worker there is its guard.
-            if "RANK" in env and "RANK" not in marked.get(parent, {}) and {parent, _parent(parent)} & agents:
+            # A worker's own children inherit RANK too.
+            if "RANK" in env and "RANK" not in marked.get(parent, {}) and {*_above(pid)} & agents:
                 found[int(env["RANK"])] = pid
         return dict(sorted(found.items()))
 
@@ -221,6 +221,13 @@ class Job:
             for process in self.processes:
                 error.add_note(process.tail())
         self.finish(passed=kind is None)
+
+
+def _above(pid: int) -> Iterator[int]:
+    """Yield what may be a worker's agent: between them are its guard and, of warm starts, a template and its guard."""
+    for _ in range(4):
+        pid = _parent(pid)
+        yield pid
 
 
 def _parent(pid: int) -> int:

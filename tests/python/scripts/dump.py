@@ -51,6 +51,7 @@ def dump() -> dict[str, object]:
         "flags": repr(sys.flags),
         "xoptions": repr([sys._xoptions, sys.warnoptions]),
         "main": {name: repr(value) for name, value in main.items() if name[:2] == "__" == name[-2:]},
+        "globals": sorted(main),
         "is_main": [__name__, sys.modules["__main__"] is __main__, __main__.__dict__ is globals()],
         "builtins": __builtins__ is builtins,
         "streams": [stream(name) for name in ("stdin", "stdout", "stderr")],

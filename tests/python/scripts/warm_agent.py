@@ -59,10 +59,14 @@ def main() -> int:
             case _:
                 break
     for local_rank, pid, code in agent.exits():
-        print(f"agent: worker {local_rank} ({pid}) ended with {code}", flush=True)
+        _say(f"agent: worker {local_rank} ({pid}) ended with {code}")
     if template is not None:
         template.end()
     return 0 if step.outcome == "succeeded" else FAILED
+
+
+def _say(text: str) -> None:
+    os.write(1, f"{text}\n".encode())  # in one piece: workers write there too
 
 
 class _StoppedError(Exception):
@@ -76,7 +80,7 @@ def _stop(*_: object) -> None:
 def _template(command: list[str], modules: list[str]) -> _elastic_rs.Template | None:
     plan = _warm.plan(command, modules)
     if isinstance(plan, str):
-        print(f"agent: no template: {plan}", flush=True)
+        _say(f"agent: no template: {plan}")
         return None
     return _elastic_rs.Template(command, begin=plan.begin, fixed=plan.fixed, env=dict(os.environ), what=plan.what)
 
@@ -117,7 +121,7 @@ def _start(
         words = [word.replace("${local_rank}", str(local_rank)) for word in command]
         commands.append(_elastic_rs.WorkerCommand(local_rank, words, env, **files))
     pids = agent.start(commands, first_rank=0, error_files=[], template=template)
-    print(f"agent: started {' '.join(map(str, pids.values()))}", flush=True)
+    _say(f"agent: started {' '.join(map(str, pids.values()))}")
 
 
 if __name__ == "__main__":

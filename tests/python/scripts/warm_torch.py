@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -19,13 +20,20 @@ def say(text: str) -> None:
     os.write(1, f"rank {RANK}, attempt {ATTEMPT}: {text}\n".encode())  # in one piece
 
 
-def double(number: int) -> int:
-    return 2 * number
+@dataclass
+class Doubled:
+    """Comes back from another process, where `__main__` may have another name."""
+
+    value: int
+
+
+def double(number: int) -> Doubled:
+    return Doubled(2 * number)
 
 
 def pool(method: str) -> list[int]:
     with multiprocessing.get_context(method).Pool(2) as workers:
-        return workers.map(double, range(4))
+        return [doubled.value for doubled in workers.map(double, range(4))]
 
 
 def forked() -> int:

@@ -1,0 +1,52 @@
+"""``elastic-run --warm-start``, whose workers train, come and go, and are restarted."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.procs import Job
+
+from .conftest import SCRIPTS, Start
+
+pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(240)]
+
+
+def test_workers_train_over_a_restart_and_start_processes(job: Job) -> None:
+    # DDP over Gloo, workers of a DataLoader, pools of spawn and forkserver, and `os.fork`.
+    flags = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", "--warm-start"]
+    node = job.start([sys.executable, "-m", "elastic_rs.run", *flags, str(SCRIPTS / "warm_torch.py"), "1"])
+    assert node.wait() == 0, node.tail()
+    work = "spawned: [0, 2, 4, 6], served: [0, 2, 4, 6], forked: 7"
+    assert sorted(line for line in node.lines if line.startswith("rank ")) == sorted(
+        f"rank {rank}, attempt {attempt}: {text}"
+        for rank in range(2)
+        for attempt in range(2)
+        for text in ("warm", "trained: True", *([work] if attempt == 1 else []))
+    )
+
+
+@pytest.mark.parametrize("agent", ["run"], indirect=True)
+def test_nodes_come_and_go(start: Start, job: Job, tmp_path: Path) -> None:
+    done, warm = tmp_path / "done", ["--warm-start=torch"]
+    first = start(2, "--until", done, nnodes="1:2", nproc=2, options=warm)
+    first.line("SUM rank=. world=2")
+    first.line("a template has loaded `torch`")
+    # With a template of its own; then torchrun in its place, which has none.
+    for number, options, by in ((3, warm, "run"), (4, [], "rust")):
+        mark = first.mark()
+        other = start(number, "--until", done, nnodes="1:2", nproc=2, options=options, by=by)
+        other.line("SUM rank=. world=4")
+        first.line("SUM rank=. world=4", since=mark)
+        mark = first.mark()
+        # A worker, and then its node.
+        os.kill(max(job.workers(other).values()), signal.SIGKILL)
+        first.line("SUM rank=. world=4", since=mark)
+        mark = first.mark()
+        other.signal(signal.SIGKILL)
+        first.line("SUM rank=. world=2", since=mark)
+        other.wait()
+    done.touch()
+    assert first.wait() == 0
+    assert not any("started cold" in line for line in first.lines)
