@@ -295,7 +295,8 @@ class LocalElasticAgent(TorchLocalElasticAgent):
                 values = dict.fromkeys(range(len(group.workers)))
                 if self._functions is not None:
                     values = self._functions.return_values
-                result = RunResult(WorkerState.SUCCEEDED, {group.workers[i].global_rank: v for i, v in values.items()})
+                values = {worker.global_rank: values[i] for i, worker in enumerate(group.workers)}
+                result = RunResult(WorkerState.SUCCEEDED, values)
                 remove_temporary(self._logs_specs)
             case "not_needed":
                 result = RunResult(state=WorkerState.SUCCEEDED)

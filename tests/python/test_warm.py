@@ -391,9 +391,12 @@ def test_workers_are_started_cold_when_a_template_cannot_be_used(
 def test_workers_can_start_in_a_folder_that_is_gone(job: Job, tmp_path: Path) -> None:
     path = script(tmp_path, HOW)
     gone = tmp_path / "gone"
-    gone.mkdir()
+    in_gone = ["sh", "-c", 'mkdir "$0" && cd "$0" && rmdir "$0" && exec "$@"', str(gone)]
+    probe = "import contextlib, json\nwith contextlib.suppress(AttributeError): json.nothing"
+    if job.start([*in_gone, sys.executable, "-c", probe]).wait():
+        pytest.skip("this Python (3.13.0) cannot ask a module for what it has not there")
     agent = [sys.executable, str(SCRIPTS / "warm_agent.py"), WARM, "2", "0", "-", sys.executable, "-u", str(path)]
-    started = job.start(["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(gone), *agent])
+    started = job.start([*in_gone, *agent])
     assert started.wait() == 0, started.tail()
     (told,) = (line for line in started.lines if "workers are started cold" in line)
     assert "it cannot be asked for one: the folder that it would begin in is gone" in told
