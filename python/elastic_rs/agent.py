@@ -291,11 +291,9 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         match step.outcome:
             case "succeeded":
                 self._enter(WorkerState.SUCCEEDED)
-                # A program returns nothing; PyTorch says so with None for each.
-                values = dict.fromkeys(range(len(group.workers)))
-                if self._functions is not None:
-                    values = self._functions.return_values
-                values = {worker.global_rank: values[i] for i, worker in enumerate(group.workers)}
+                # A program returns nothing, nor does a function that leaves by `os._exit(0)`: None, as PyTorch says it.
+                returned = self._functions.return_values if self._functions is not None else {}
+                values = {worker.global_rank: returned.get(i) for i, worker in enumerate(group.workers)}
                 result = RunResult(WorkerState.SUCCEEDED, values)
                 remove_temporary(self._logs_specs)
             case "not_needed":

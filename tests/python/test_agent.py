@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import elastic_rs
 import pytest
 from elastic_rs._failures import failures_of
+from elastic_rs._functions import Functions
 from elastic_rs._run_report import Failure as OurFailure
 from helpers import functions
 from torch.distributed.elastic import timer
@@ -159,6 +160,13 @@ def test_a_function_that_exits_with_0_has_succeeded_with_none(agent_of: Any, npr
     # PyTorch's agent waits for its value for ever (`MultiprocessContext._poll`).
     result = agent_of(functions.leaves_without_returning, 0, nproc=nproc, start_method="fork").run()
     assert result.return_values == {0: None, 1: 1} if nproc == 2 else {0: None}
+
+
+def test_a_function_that_exits_is_not_waited_for_to_be_noted(agent_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The thread that notes what functions return may be later than the end of the job.
+    monkeypatch.setattr(Functions, "_collect", lambda _: None)
+    result = agent_of(functions.leaves_at_once, nproc=2, start_method="fork").run()
+    assert result.return_values == {0: None, 1: None}
 
 
 def test_a_value_that_cannot_be_read_hangs_nobody(agent_of: Any, caplog: pytest.LogCaptureFixture) -> None:
