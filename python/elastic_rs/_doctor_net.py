@@ -12,7 +12,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from elastic_rs._doctor_findings import Answer, Finding, Question, asked, mend, note, ok
-from elastic_rs._doctor_peer import Reached, reach
+from elastic_rs._doctor_peer import Reached, family_of, reach
 from elastic_rs._elastic_rs import PROTOCOL_VERSION
 from elastic_rs._node import claim
 
@@ -89,9 +89,8 @@ def is_loopback(host: str) -> bool:
 def own_address(addresses: list[str]) -> str:
     """Return the address that packets to these would come from. None is sent."""
     for address in addresses or ["192.0.2.1"]:  # nobody's (RFC 5737): the way to it is the default route
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
                 probe.connect((address, 9))
                 return str(probe.getsockname()[0])
         except OSError:
@@ -125,7 +124,7 @@ def own_name(
         why = f"`{name}` cannot be resolved: {answer.error}; elastic-run does not ask, Gloo in the workers does"
         return mend(check, why, hosts) if several else note(check, why)
     text = f"`{name}` is {', '.join(answer.value)}, found in {answer.took_s:.3f} s"
-    if several and all(ipaddress.ip_address(one.partition("%")[0]).is_loopback for one in answer.value):
+    if several and all(map(is_loopback, answer.value)):
         what = "loopback, as Debian's line `127.0.1.1` in /etc/hosts makes it: Gloo would tell other nodes this address"
         return mend(check, f"{text}: {what}", hosts)
     if answer.took_s > SLOW_S:
@@ -165,16 +164,14 @@ def _endpoint(meeting: Rendezvous, resolved: Answer[list[str]], limit_s: float) 
             return mend("endpoint", f"{where}: {text}", "name a port, the same on all nodes")
         return ok("endpoint", f"{where}: this node would host the coordinator, on any free port")
     reached = reach(resolved.value, meeting.port, limit_s)
-    taken = ""
-    if why_not == "":
-        if reached.listens:
-            # Somebody listens, so this names who, and takes nothing.
-            told = asked(lambda: _why_not_own(meeting, meeting.port), limit_s)
-            taken = told.value or told.error
-        else:
-            taken = _why_not_bound(resolved.value, meeting.port)
     if why_not:
         return elsewhere(f"{where} ({reached.address})", reached, meeting.config.join_timeout, limit_s)
+    if reached.listens:
+        # Somebody listens, so this names who, and takes nothing.
+        told = asked(lambda: _why_not_own(meeting, meeting.port), limit_s)
+        taken = told.value or told.error
+    else:
+        taken = _why_not_bound(resolved.value, meeting.port)
     return here(where, reached, taken, must=meeting.config.is_host is True)
 
 
@@ -189,9 +186,8 @@ def _why_not_own(meeting: Rendezvous, port: int) -> str:
 def _why_not_bound(addresses: list[str], port: int) -> str:
     """Say why the port cannot be had though nobody listens. Binds without listening, which is in nobody's way."""
     for address in addresses:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
-            with socket.socket(family, socket.SOCK_STREAM) as probe:
+            with socket.socket(family_of(address), socket.SOCK_STREAM) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((address, port))
         except PermissionError as error:

@@ -15,7 +15,7 @@ import struct
 import time
 from dataclasses import dataclass
 
-__all__ = ["Reached", "reach"]
+__all__ = ["Reached", "family_of", "reach"]
 
 # What a client of c10d opens with. PyTorch's store wants the first five bytes in one piece.
 VALIDATE = b"\x00" + struct.pack("<I", 0x3C85F7CE)
@@ -46,6 +46,11 @@ class Reached:
     def listens(self) -> bool:
         """Whether somebody accepts connections."""
         return self.who in {"coordinator", "store", "other", "silent"}
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    """Return what sockets to this address are of."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def reach(addresses: list[str], port: int, limit_s: float) -> Reached:
@@ -86,7 +91,7 @@ def _connect(addresses: list[str], port: int, limit_s: float) -> tuple[socket.so
         try:
             for address in addresses:
                 try:
-                    made = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+                    made = socket.socket(family_of(address), socket.SOCK_STREAM)
                 except OSError as error:  # no such family here
                     failed[address] = error.errno or 0
                     continue

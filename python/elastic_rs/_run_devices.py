@@ -44,7 +44,7 @@ def _gpus(kind: str) -> int:
         count = _elastic_rs.visible_gpus(chosen)
         why = f"CUDA_VISIBLE_DEVICES is `{chosen}`"
         # Older names of parts (`MIG-GPU-UUID/1/0`) only CUDA understands.
-        unknown = chosen is not None and chosen.startswith("MIG-")
+        unknown = (chosen or "").startswith("MIG-")
     except RuntimeError as error:
         count, why, unknown = 0, str(error), False
     if count > 0:

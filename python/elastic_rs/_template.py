@@ -12,7 +12,7 @@ import io
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elastic_rs import _template_checks, _template_main
 from elastic_rs._elastic_rs import Nest
@@ -37,7 +37,8 @@ def main() -> None:
     try:
         program.run()
     except UnreadableError as error:
-        _tell_unreadable(error)
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(2) from None
     except BaseException as error:
         _hide_template(error)
         raise
@@ -184,11 +185,6 @@ def _forget_randomness() -> None:
         numpy_random.seed()
     if process := sys.modules.get("multiprocessing.process"):
         process.current_process().authkey = os.urandom(32)
-
-
-def _tell_unreadable(error: UnreadableError) -> NoReturn:
-    sys.stderr.write(f"{error}\n")
-    raise SystemExit(2)
 
 
 def _hide_template(error: BaseException) -> None:

@@ -52,7 +52,8 @@ def environment(driver: Path, gpus: str) -> dict[str, str]:
     return {"LD_LIBRARY_PATH": path, "FAKE_GPUS": gpus, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
-def counts(program: str, env: dict[str, str]) -> list[int]:
+def counts(program: str, env: dict[str, str]) -> dict[str | None, int]:
+    """Return how many GPUs are seen with each value of the variable."""
     told = subprocess.run(
         [sys.executable, "-c", program],
         input=json.dumps(VARIABLES),
@@ -62,21 +63,21 @@ def counts(program: str, env: dict[str, str]) -> list[int]:
         text=True,
         timeout=LIMIT_S,
     )
-    return [int(line) for line in told.stdout.split()]
+    return dict(zip(VARIABLES, map(int, told.stdout.split()), strict=True))
 
 
 @pytest.mark.parametrize("gpus", ["GPU-b", GPUS])
 def test_as_many_gpus_are_seen_as_pytorch_sees(driver: Path, gpus: str) -> None:
     env = environment(driver, gpus)
-    ours = dict(zip(VARIABLES, counts(OURS, env), strict=True))
-    assert ours == dict(zip(VARIABLES, counts(THEIRS, env), strict=True))
+    ours = counts(OURS, env)
+    assert ours == counts(THEIRS, env)
     assert ours[None] == len(gpus.split(","))
 
 
 def test_a_gpu_that_has_fallen_off_the_bus_keeps_its_number(driver: Path) -> None:
     env = environment(driver, "GPU-a,,GPU-c")
-    ours = dict(zip(VARIABLES, counts(OURS, env), strict=True))
-    theirs = dict(zip(VARIABLES, counts(THEIRS, env), strict=True))
+    ours = counts(OURS, env)
+    theirs = counts(THEIRS, env)
     # By UUID PyTorch would ask CUDA, which there is not.
     numbers = [variable for variable in VARIABLES if "GPU" not in (variable or "")]
     assert [ours[variable] for variable in numbers] == [theirs[variable] for variable in numbers]

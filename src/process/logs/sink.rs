@@ -32,7 +32,7 @@ impl Sink {
 
     /// Whether anybody gets to see what this takes.
     pub fn is_wanted(&self) -> bool {
-        self.console.is_some() || self.filtered.is_some()
+        self.console.is_some() || self.filters()
     }
 
     /// Prints bytes as they are.
