@@ -191,6 +191,19 @@ pub(super) fn message_socket() -> Result<(OwnedFd, OwnedFd), Errno> {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
 
+/// Receives a message from such a socket.
+///
+/// The kernel says `ECONNRESET` once, and *before* it hands out what the other end sent last, if that has closed with messages
+/// unread. So `receive` is asked again: its next answers are those messages, and then the end.
+pub(super) fn received<T>(mut receive: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    loop {
+        match receive() {
+            Err(Errno::INTR | Errno::CONNRESET) => {}
+            result => return result,
+        }
+    }
+}
+
 /// Command and environment as the kernel takes them.
 struct Strings {
     argv: Vec<CString>,

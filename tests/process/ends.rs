@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use elastic_rs::process::{Event, Exit, Signal, StopPolicy};
 
-use super::support::{LIMIT, Traces, exit, grace, signalled, start, wait_for_all, within};
+use super::support::{Folder, LIMIT, Traces, exit, grace, signalled, start, wait_for_all, within};
 
 #[tokio::test]
 async fn exits_are_told_by_code_or_signal_name() {
@@ -86,14 +86,61 @@ async fn a_guard_that_is_killed_takes_its_worker_along() {
     let traces = Traces::new();
     let (mut group, shown) = start(vec![traces.worker(0, "say ready pause")]).await.unwrap();
     assert_eq!(shown.line(), "ready");
-    let status = std::fs::read_to_string(format!("/proc/{}/status", group.pids()[&0])).unwrap();
-    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap().trim().parse().unwrap();
-    let guard = rustix::process::Pid::from_raw(parent).unwrap();
-    rustix::process::kill_process(guard, rustix::process::Signal::KILL).unwrap();
+    signal(parent_of(group.pids()[&0]), Signal::KILL);
     let exited = exit(&mut group).await;
     assert_eq!(exited.exit, Exit::Unseen);
     wait_for_all(&mut group).await;
     traces.wait_until_none_is_left();
+}
+
+/// The end of a worker and a stop may meet: orders that the guard has not read when it ends must not cost its last reports.
+#[tokio::test]
+async fn a_worker_that_ends_just_as_it_is_stopped_is_told_as_it_ended() {
+    for (own_end, expected) in [("exit 0", "exit code 0"), ("exit 3", "exit code 3"), ("raise 15", "SIGTERM")] {
+        let traces = Traces::new();
+        let folder = Folder::new(&traces);
+        let file = folder.0.join("end");
+        let script = format!("say ready wait-file {} {own_end}", file.display());
+        let (mut group, shown) = start(vec![traces.worker(0, &script)]).await.unwrap();
+        assert_eq!(shown.line(), "ready");
+        let worker = group.pids()[&0];
+        let guard = parent_of(worker);
+        // The guard learns of the worker's end and of the orders at once, and we of nothing before the guard has ended: this
+        // thread is the runtime's only one, and does not let it run.
+        signal(guard, Signal(libc::SIGSTOP));
+        wait_for_state(guard, 'T');
+        std::fs::write(file, "").unwrap();
+        wait_for_state(worker, 'Z');
+        group.begin_stop(grace(LIMIT));
+        signal(guard, Signal::CONT);
+        wait_for_state(guard, 'Z');
+        assert_eq!(exit(&mut group).await.exit.to_string(), expected);
+        wait_for_all(&mut group).await;
+    }
+}
+
+fn parent_of(pid: u32) -> u32 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap().trim().parse().unwrap()
+}
+
+fn signal(pid: u32, signal: Signal) {
+    // SAFETY: a signal to a process of this test's, which nobody has reaped.
+    assert_eq!(unsafe { libc::kill(pid.cast_signed(), signal.0) }, 0);
+}
+
+/// Waits until the kernel's letter for a process's state is this one: `T` is stopped, `Z` has ended.
+fn wait_for_state(pid: u32, state: char) {
+    let began = Instant::now();
+    loop {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        let found = stat.rsplit(") ").next().unwrap().chars().next().unwrap();
+        if found == state {
+            return;
+        }
+        assert!(began.elapsed() < LIMIT, "{pid} is in state {found}, not {state}");
+        std::thread::yield_now();
+    }
 }
 
 /// A version 1 freezer: what is in it takes no signal at all, as a process in uninterruptible sleep. `None` where this

@@ -20,7 +20,7 @@ use super::super::exit::Exit;
 use super::super::lines::TAIL_BYTES;
 use super::super::logs::Logs;
 use super::super::message::{MESSAGE_BYTES, Order, Report};
-use super::super::spawn::Guarded;
+use super::super::spawn::{Guarded, received};
 use super::super::spec::{Output, WorkerSpec};
 use super::super::state::state_of;
 use super::{Event, Exited};
@@ -169,10 +169,9 @@ impl Task {
         loop {
             let mut ready = self.control.readable().await.ok()?;
             let mut bytes = [0; MESSAGE_BYTES];
-            match recv(self.control.get_ref(), &mut bytes, RecvFlags::DONTWAIT) {
+            match received(|| recv(self.control.get_ref(), &mut bytes, RecvFlags::DONTWAIT)) {
                 Ok((read, _)) => return Report::decode(&bytes[..read]),
                 Err(Errno::AGAIN) => ready.clear_ready(),
-                Err(Errno::INTR) => {}
                 Err(_) => return None,
             }
         }

@@ -11,6 +11,8 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 
+use super::super::spawn::received;
+
 /// Descriptors in a message, at most.
 const MAX_FDS: usize = 8;
 
@@ -28,9 +30,9 @@ pub(super) fn receive(socket: impl AsFd, max_bytes: usize) -> Result<(Vec<u8>, V
     let mut bytes = vec![0; max_bytes];
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received =
-        retry_on_intr(|| recvmsg(&socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC))?;
-    bytes.truncate(received.bytes);
+    let message =
+        received(|| recvmsg(&socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC))?;
+    bytes.truncate(message.bytes);
     let mut fds = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
