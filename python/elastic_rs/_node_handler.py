@@ -20,6 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from elastic_rs import _elastic_rs
+from elastic_rs._host_name import host_name, spare_torch_the_wait, wait_for_readers
 from elastic_rs._round_store import RoundStore
 from elastic_rs.errors import RendezvousClosedError, RendezvousError
 
@@ -47,6 +48,7 @@ class NodeHandler(RendezvousHandler):
     """
 
     def __init__(self, *, run_id: str, config: RendezvousConfig, name: str) -> None:
+        spare_torch_the_wait()
         self._run_id = run_id
         self._config = config
         self._name = name
@@ -239,12 +241,13 @@ class NodeHandler(RendezvousHandler):
         return f"{self._addr()} ({self._name})"
 
     def _record(self, message: str, node_state: NodeState = NodeState.RUNNING, rank: int | None = None) -> None:
+        wait_for_readers("dynamic_rendezvous")
         construct_and_record_rdzv_event(
             name=f"{type(self).__name__}.{sys._getframe(1).f_code.co_name}",  # noqa: SLF001 - as torch names its events
             run_id=self._run_id,
             message=message,
             node_state=node_state,
-            hostname=self._local_addr or "",
+            hostname=self._local_addr or host_name(),
             pid=os.getpid(),
             rank=rank,
         )

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import time
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs._failures import NOT_AVAILABLE, failures_of
+from elastic_rs._host_name import host_name
 from elastic_rs._run_path import write_error_file
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def root_cause(found: Mapping[int, Failure]) -> int:
 
 def report(entrypoint: str, found: Mapping[int, Failure]) -> str:
     """Return the final report."""
-    host, root = socket.getfqdn(), root_cause(found)
+    host, root = host_name(wait=True), root_cause(found)
     title = f"{entrypoint} FAILED"
     texts = {rank: _one(number, rank, failure, host) for number, (rank, failure) in enumerate(found.items())}
     lines = [line for text in texts.values() for line in text.split("\n")]

@@ -29,6 +29,7 @@ from elastic_rs._consoles import Consoles
 from elastic_rs._failures import failures_of
 from elastic_rs._functions import Functions
 from elastic_rs._generation import Generation, line_prefixes, start_programs
+from elastic_rs._host_name import spare_torch_the_wait, wait_for_readers
 from elastic_rs._worker_logs import ByGeneration, remove_temporary
 from elastic_rs.rendezvous import RustC10dRendezvousHandler
 
@@ -97,6 +98,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         their_init(spec, logs_specs, **{name: value for name, value in given.items() if name in known})
         # Untyped in torch, and None before the first round.
         self._group: Any = self._worker_group
+        spare_torch_the_wait()
         self._grace_s = shutdown_timeout
         self._sleep_limit_s: float = getattr(
             self, "_uninterruptible_state_timeout", uninterruptible_state_timeout or 0.0
@@ -113,6 +115,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - as in torch: the spec's counts
         spec = self._group.spec
+        wait_for_readers(self._events)
         _handle_signals()
         self._agent = agent = self._new_agent(spec)
         # Only another handler than ours has to be asked.
@@ -327,9 +330,12 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             self._functions = None
 
     def _record_start(self, worker: Worker) -> None:
-        event = self._construct_event("START", EventSource.WORKER, worker)
-        # Older versions of torch have no choice of handlers.
-        record(event, getattr(self._group.spec, "event_log_handler", "null"))
+        record(self._construct_event("START", EventSource.WORKER, worker), self._events)
+
+    @property
+    def _events(self) -> str:
+        """Name PyTorch's handler of this agent's events. Older versions of torch have no choice."""
+        return str(getattr(self._group.spec, "event_log_handler", "null"))
 
     def _stop_workers(self, *_: Any, **__: Any) -> None:
         self._shutdown()

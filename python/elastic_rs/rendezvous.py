@@ -19,6 +19,7 @@ from torch.distributed.elastic.events.api import NodeState
 
 from elastic_rs import _elastic_rs
 from elastic_rs._config import RendezvousConfig, parse_endpoint
+from elastic_rs._host_name import host_name
 from elastic_rs._node import claim, open_session
 from elastic_rs._node_handler import NodeHandler
 from elastic_rs.errors import RendezvousClosedError, RendezvousConnectionError
@@ -55,7 +56,9 @@ def create_rust_c10d_handler(params: RendezvousParameters) -> RustC10dRendezvous
         return RustC10dRendezvousHandler(params)
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
-        construct_and_record_rdzv_event(run_id=params.run_id, message=message, node_state=NodeState.FAILED)
+        construct_and_record_rdzv_event(
+            run_id=params.run_id, message=message, node_state=NodeState.FAILED, hostname=host_name()
+        )
         raise
 
 

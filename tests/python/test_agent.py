@@ -261,7 +261,9 @@ def told_by(
     class Events(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             event = json.loads(record.getMessage())
-            events.append((event["name"].rpartition(".")[2], event["source"], event["metadata"]["global_rank"]))
+            about = event["metadata"]
+            assert about["hostname"] == socket.getfqdn()
+            events.append((event["name"].rpartition(".")[2], event["source"], about["global_rank"]))
 
     class Metrics(metrics.MetricHandler):
         def emit(self, metric_data: metrics.MetricData) -> None:

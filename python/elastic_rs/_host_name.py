@@ -1,0 +1,103 @@
+"""This host's fully qualified name, looked up once in a process and beside the work.
+
+``socket.getfqdn`` asks a name server. One that never answers costs 10 s or more each time, and PyTorch's launcher asks
+for every event and every line of a report.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import signal
+import socket
+import threading
+import time
+from typing import Any
+
+__all__ = ["ask", "host_name", "spare_torch_the_wait", "wait_for_readers"]
+
+PATIENCE_S = 1.0
+"""How long after the look-up began it may be waited for."""
+
+MODULES = (
+    "torch.distributed.elastic.agent.server.api",
+    "torch.distributed.elastic.agent.server.local_elastic_agent",
+    "torch.distributed.elastic.events",
+    "torch.distributed.elastic.multiprocessing.errors",
+)
+"""PyTorch's modules that put the name into events and reports. Those that tell it to other nodes are not among them."""
+
+
+class _Question:
+    def __init__(self) -> None:
+        self.name = socket.gethostname()  # which `getfqdn` says too where no answer comes
+        self._answered = threading.Event()
+        self._due = time.monotonic() + PATIENCE_S
+        thread = threading.Thread(target=self._ask, name="elastic_rs-host-name", daemon=True)
+        # Signals are the main thread's.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _ask(self) -> None:
+        self.name = socket.getfqdn()
+        self._answered.set()
+
+    def wait(self) -> None:
+        self._answered.wait(max(0.0, self._due - time.monotonic()))
+
+
+@functools.cache
+def _question() -> _Question:
+    return _Question()
+
+
+def ask() -> None:
+    """Begin to look the name up, if that has not begun yet."""
+    _question()
+
+
+def host_name(*, wait: bool = False) -> str:
+    """Return the fully qualified name; the short one as long as no name server has answered.
+
+    With ``wait`` it is waited for, at most until 1 s after the look-up began.
+    """
+    question = _question()
+    if wait:
+        question.wait()
+    return question.name
+
+
+def wait_for_readers(destination: str) -> None:
+    """Wait for the fully qualified name if PyTorch's events of that destination have a handler that shows it.
+
+    No longer than :func:`host_name` does.
+    """
+    from torch.distributed.elastic.events.handlers import get_logging_handler
+
+    if not isinstance(get_logging_handler(destination), logging.NullHandler):
+        host_name(wait=True)
+
+
+def spare_torch_the_wait() -> None:
+    """Answer :func:`host_name` where PyTorch's agent, events and reports call ``socket.getfqdn`` for this host."""
+    ask()
+    for name in MODULES:
+        module: Any = importlib.import_module(name)
+        if getattr(module, "socket", None) is socket:
+            module.socket = _Socket()
+
+
+class _Socket:
+    """Stands for the module ``socket`` in a module of PyTorch's."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(socket, name)
+
+    def getfqdn(self, name: str = "") -> str:
+        """Return what ``socket.getfqdn`` does, without waiting if this host is asked for."""
+        this_host = ("", "0.0.0.0", "::", socket.gethostname())  # noqa: S104 - names, nothing is bound
+        return host_name() if name in this_host else socket.getfqdn(name)
