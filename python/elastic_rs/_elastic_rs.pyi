@@ -834,6 +834,11 @@ def launch(session: Session, host: Host | None, *, name: str, entrypoint: str, c
     Raises ``ValueError`` for what is not allowed, and ``RuntimeError`` if this node alone cannot go on.
     """
 
+def log_folder_name(run_id: str) -> str:
+    """
+    Return the run id as the beginning of a log folder's name: without slashes, and short enough for a file system.
+    """
+
 def reset_log_levels() -> None:
     """
     Take over the level of Python's logger ``elastic_rs``. Call it after changing that.

@@ -32,7 +32,22 @@ def create_rust_c10d(params: RendezvousParameters) -> RendezvousHandler:
     handler = create_rust_c10d_handler(params)
     if handler.wants_agent:
         take_over()
+    else:
+        _warn_of_log_folder(params.run_id)
     return handler
+
+
+def _warn_of_log_folder(run_id: str) -> None:
+    """Say that PyTorch's agent cannot make a log folder for this run id. Our agent shortens the folder's name."""
+    from elastic_rs._elastic_rs import log_folder_name
+
+    if log_folder_name(run_id) != run_id:
+        logging.getLogger("elastic_rs.rendezvous").warning(
+            "PyTorch's agent (--rdzv-conf agent=torch) starts no worker with this run id: it names a log folder after "
+            "it, which must have no slash and at most 246 bytes; this one has %d bytes. Give a shorter --rdzv-id, "
+            "--log-dir=/dev/null, or leave out agent=torch",
+            len(run_id.encode()),
+        )
 
 
 def show_logs_if_asked() -> None:

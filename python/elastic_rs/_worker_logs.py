@@ -10,17 +10,21 @@ from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs
 
+from elastic_rs._elastic_rs import log_folder_name
+
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.api import LogsDest
 
 COUNT = "TORCHELASTIC_RESTART_COUNT"
+RUN_ID = "TORCHELASTIC_RUN_ID"
 
 
 class ByGeneration(LogsSpecs):
-    """Names folders by generation.
+    """Names folders by generation, and by a run id that a file system can hold.
 
     PyTorch names them by the restart count and empties what is there: where another node failed, or the membership
-    changed, the count stays the same and the logs of healthy workers are lost (pains row 13).
+    changed, the count stays the same and the logs of healthy workers are lost (pains row 13). It also begins a folder's
+    name with the whole run id, so that no worker starts if that is longer than 246 bytes or has a slash.
     """
 
     def __init__(self, logs_specs: LogsSpecs, generation: int) -> None:
@@ -30,15 +34,17 @@ class ByGeneration(LogsSpecs):
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Return the destinations for one generation. The specs see its number, from 0, as the restart count."""
-        counts = {local_rank: env.get(COUNT) for local_rank, env in envs.items()}
+        # The specs add to the environments, so they get no copies.
+        before = {rank: {name: env[name] for name in (COUNT, RUN_ID) if name in env} for rank, env in envs.items()}
         for env in envs.values():
             env[COUNT] = str(self._generation - 1)
+            if RUN_ID in env and isinstance(self._inner, DefaultLogsSpecs):
+                env[RUN_ID] = log_folder_name(env[RUN_ID])
         try:
             return self._inner.reify(envs)
         finally:
-            for local_rank, count in counts.items():
-                if count is not None:
-                    envs[local_rank][COUNT] = count
+            for local_rank, own in before.items():
+                envs[local_rank].update(own)
 
     @property
     def root_log_dir(self) -> str:

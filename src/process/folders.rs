@@ -1,11 +1,33 @@
 //! The folders that workers' logs and error files are in, laid out as torchrun's.
 
+use std::borrow::Cow;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use rand::RngExt;
 use rustix::fs::Access;
+
+/// How long the part of a folder's name may be that comes from the run id: a file system allows 255 bytes, and `_RANDOM`
+/// follows, of which PyTorch's is 9 bytes long.
+const NAME_BYTES: usize = 246;
+/// How much of a longer run id is kept at either end, around three dots.
+const KEPT_BYTES: usize = (NAME_BYTES - 3) / 2;
+
+/// The run id as the beginning of a log folder's name.
+///
+/// A run id may hold any character and 1,024 bytes; the name of a folder may not. Of a run id that is too long the
+/// beginning and the end are kept. Folders of two such ids are still told apart by the random part that follows.
+pub fn folder_name(run_id: &str) -> Cow<'_, str> {
+    let name =
+        if run_id.contains(['/', '\0']) { Cow::Owned(run_id.replace(['/', '\0'], "_")) } else { Cow::Borrowed(run_id) };
+    if name.len() <= NAME_BYTES {
+        return name;
+    }
+    let head = (0..=KEPT_BYTES).rev().find_map(|end| name.get(..end)).unwrap_or_default();
+    let tail = (name.len() - KEPT_BYTES..).find_map(|start| name.get(start..)).unwrap_or_default();
+    Cow::Owned(format!("{head}...{tail}"))
+}
 
 /// The logs of one agent's run: `LOG_DIR/RUN_ID_RANDOM/attempt_GENERATION/LOCAL_RANK/{stdout.log,stderr.log,error.json}`.
 ///
@@ -33,9 +55,7 @@ impl LogFolders {
             (None, None) => unreachable!("made above"),
         };
         fs::create_dir_all(base).map_err(|error| naming(base, &error))?;
-        // A run id may hold any character; a folder's name may not.
-        let name = run_id.replace(['/', '\0'], "_");
-        Ok(LogFolders { run: create_unique(base, &format!("{name}_"))?, temporary })
+        Ok(LogFolders { run: create_unique(base, &format!("{}_", folder_name(run_id)))?, temporary })
     }
 
     /// The run's folder.
@@ -172,6 +192,20 @@ mod tests {
         fs::write(attempt.stdout(0), "").unwrap();
         folders.remove_if_temporary().unwrap();
         assert!(!temporary.exists());
+    }
+
+    #[test]
+    fn a_run_id_of_any_allowed_length_names_a_folder() {
+        let base = create_unique(&std::env::temp_dir(), "elastic_rs-test-").unwrap();
+        assert_eq!(folder_name(&"a".repeat(246)), "a".repeat(246), "what a file system takes stays as it is");
+        for run_id in ["a".repeat(247), "a".repeat(1024), "\u{e4}/".repeat(341), "\u{1f680}".repeat(256)] {
+            let name = folder_name(&run_id);
+            assert!(name.len() <= NAME_BYTES && name.contains("..."), "{name}");
+            let made = [(); 2].map(|()| LogFolders::create(Some(&base), &run_id).unwrap());
+            assert_ne!(made[0].run(), made[1].run());
+            assert!(made[0].attempt(0, 1).unwrap().stdout(0).parent().unwrap().is_dir());
+        }
+        fs::remove_dir_all(base).unwrap();
     }
 
     #[test]

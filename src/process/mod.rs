@@ -34,7 +34,7 @@ mod warm;
 
 pub use exit::{Exit, Signal};
 #[cfg(feature = "io")]
-pub use folders::{AttemptFolder, LogFolders};
+pub use folders::{AttemptFolder, LogFolders, folder_name};
 #[cfg(feature = "io")]
 pub use group::{Consoles, Event, Exited, Group, Left, Outcome};
 #[cfg(feature = "io")]

@@ -405,3 +405,9 @@ pub fn follow_parent() -> PyResult<()> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .map_err(|error| std::io::Error::from(error).into())
 }
+
+/// Return the run id as the beginning of a log folder's name: without slashes, and short enough for a file system.
+#[pyfunction]
+pub fn log_folder_name(run_id: &str) -> String {
+    elastic_rs::process::folder_name(run_id).into_owned()
+}

@@ -22,7 +22,7 @@ mod _elastic_rs {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use crate::agent::{Agent, Failure, Step, WorkerCommand, follow_parent};
+    use crate::agent::{Agent, Failure, Step, WorkerCommand, follow_parent, log_folder_name};
     #[pymodule_export]
     use crate::aio::AsyncStoreClient;
     #[pymodule_export]

@@ -343,3 +343,27 @@ def test_without_torch_it_works_and_says_what_does_not(job: Job, tmp_path: Path)
     assert told.returncode == 2
     assert "elastic-run: error: --logs-specs needs PyTorch, which cannot be imported: not here" in told.stderr
     del job
+
+
+@pytest.mark.parametrize("run_id", ["x" * 1024, "team/" * 60 + "\u00e4"], ids=["1024 bytes", "slashes"])
+def test_a_run_id_that_no_file_may_be_called_has_workers_and_logs(job: Job, tmp_path: Path, run_id: str) -> None:
+    for launcher, module in LAUNCHERS.items():
+        logs = tmp_path / launcher
+        command = [sys.executable, "-m", module, "--rdzv-backend=rust-c10d", f"--rdzv-id={run_id}", f"--log-dir={logs}"]
+        code = "import os; print('id', os.environ['TORCHELASTIC_RUN_ID'])"
+        process = job.start([*command, "--tee=3", "--no-python", sys.executable, "-c", code], name=launcher)
+        assert process.wait() == 0
+        assert any(line.endswith(f"id {run_id}") for line in process.lines), "workers know it as it was given"
+        (folder,) = logs.iterdir()
+        (log,) = folder.rglob("stdout.log")
+        assert folder.name.startswith(run_id[:30].replace("/", "_"))
+        assert run_id in log.read_text()
+
+
+def test_pytorchs_own_agent_is_said_to_have_no_folder_for_a_long_run_id(job: Job) -> None:
+    flags = ["--rdzv-backend=rust-c10d", f"--rdzv-id={'x' * 1024}", "--rdzv-conf=agent=torch"]
+    process = job.torchrun(*flags, "--no-python", "true")
+    assert process.wait() == 1
+    said = next(i for i, line in enumerate(process.lines) if "starts no worker with this run id" in line)
+    assert "Give a shorter --rdzv-id" in process.lines[said]
+    assert "File name too long" in process.tail()
