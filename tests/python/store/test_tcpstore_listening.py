@@ -46,6 +46,17 @@ def test_a_bound_socket_is_taken_over_and_closed_at_the_end(kind: Kind, listenin
     until("closed", is_closed)
 
 
+@pytest.mark.parametrize("use_libuv", [False, True])
+def test_a_bound_socket_is_taken_over_whichever_server_is_asked_for(use_libuv: bool) -> None:
+    # PyTorch's libuv server refuses it up to 2.7. Ours has no two servers.
+    listener, port = bound_socket()
+    store = elastic_rs.TCPStore(
+        HOST, port, is_master=True, master_listen_fd=listener.detach(), use_libuv=use_libuv, timeout=LIMIT
+    )
+    store.set("k", "v")
+    assert (store.port, store.get("k")) == (port, b"v")
+
+
 @BOTH
 def test_a_socket_of_another_port_is_refused_and_stays_open(kind: Kind) -> None:
     listener, port = bound_socket()
