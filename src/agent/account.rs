@@ -8,15 +8,11 @@ use serde_json::Value;
 /// Lines of standard error that are told.
 const TAIL_LINES: usize = 12;
 
-/// Why a worker failed, in its own words: first what sums it up, then where. Empty if it said nothing.
+/// What a worker has recorded of its failure: first what sums it up, then where. `None` if that is nothing.
 ///
-/// `error_file` is the text of the file that PyTorch's `@record` writes: `{"message": {"message": "ValueError: x", "extraInfo":
+/// `text` is that of the file that PyTorch's `@record` writes: `{"message": {"message": "ValueError: x", "extraInfo":
 /// {"py_callstack": "Traceback …"}}}`, or a plain text as `message` (`torch/distributed/elastic/multiprocessing/errors`).
-pub fn words(error_file: Option<&str>, stderr_tail: &[u8]) -> String {
-    error_file.and_then(recorded).unwrap_or_else(|| last_lines(&String::from_utf8_lossy(stderr_tail)))
-}
-
-fn recorded(text: &str) -> Option<String> {
+pub fn recorded(text: &str) -> Option<String> {
     let parsed: Value = serde_json::from_str(text).ok()?;
     let message = parsed.get("message")?;
     if let Some(text) = message.as_str() {
@@ -26,6 +22,11 @@ fn recorded(text: &str) -> Option<String> {
     let stack = message.pointer("/extraInfo/py_callstack").and_then(Value::as_str).unwrap_or_default();
     let words = [summary.trim(), last_lines(stack).as_str()].join("\n");
     Some(words.trim().to_owned()).filter(|words| !words.is_empty())
+}
+
+/// What a worker said last on standard error: first the line that sums it up. Empty if it said nothing.
+pub fn last_words(stderr_tail: &[u8]) -> String {
+    last_lines(&String::from_utf8_lossy(stderr_tail))
 }
 
 /// The last lines that say something. What Python prints ends with the exception, so that line is put first.
@@ -91,22 +92,27 @@ mod tests {
     #[test]
     fn a_recorded_exception_comes_first_and_its_stack_after() {
         let file = r#"{"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "Traceback\n  File \"a.py\"\nValueError: x\n"}}}"#;
-        let words = words(Some(file), b"noise");
+        let words = recorded(file).unwrap();
         assert!(words.starts_with("ValueError: x\n"), "{words}");
         assert!(words.contains("File \"a.py\""), "{words}");
-        assert!(!words.contains("noise"));
     }
 
     #[test]
-    fn a_file_that_says_nothing_leaves_the_end_of_stderr() {
-        for file in [None, Some("not json"), Some("{}"), Some(r#"{"message": ""}"#), Some(r#"{"message": {}}"#)] {
-            assert_eq!(
-                words(file, b"Traceback\n  line\nValueError: x\n\n"),
-                "ValueError: x\nTraceback\n  line\nValueError: x"
-            );
+    fn a_file_that_says_nothing_has_recorded_nothing() {
+        for file in ["not json", "{}", r#"{"message": ""}"#, r#"{"message": {}}"#] {
+            assert_eq!(recorded(file), None, "{file}");
         }
-        assert_eq!(words(None, b""), "");
-        assert_eq!(words(Some(r#"{"message": "SIGSEGV"}"#), b"x"), "SIGSEGV");
+        assert_eq!(recorded(r#"{"message": "SIGSEGV"}"#).as_deref(), Some("SIGSEGV"));
+    }
+
+    #[test]
+    fn the_last_line_of_stderr_comes_first() {
+        assert_eq!(
+            last_words(b"Traceback\n  line\nValueError: x\n\n"),
+            "ValueError: x\nTraceback\n  line\nValueError: x"
+        );
+        assert_eq!(last_words(b"only\n"), "only");
+        assert_eq!(last_words(b""), "");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
 
 use super::account::{self, OomKills};
-use crate::process::{Exited, Signal};
+use crate::process::{Exited, Signal, why_no_more_logs};
 
 /// How long the error file may take to be read: it may be on a file system that hangs.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
@@ -84,16 +84,22 @@ impl First {
     }
 }
 
-/// What a worker said of its end, and a hint about memory if it was killed.
+/// What a worker said of its end, after what it could not say: that memory was short, or its logs' file system full.
 async fn words_of(stderr_tail: Vec<u8>, error_file: Option<PathBuf>, killed: Option<OomKills>) -> String {
     let read = spawn_blocking(move || {
-        let recorded = error_file.and_then(|file| fs::read_to_string(file).ok());
-        (recorded, killed.map(|before| OomKills::now().hint(before)))
+        let recorded = error_file.as_ref().and_then(|file| fs::read_to_string(file).ok());
+        let no_logs = error_file.as_ref().and_then(|file| file.parent()).and_then(why_no_more_logs);
+        (recorded, killed.map(|before| OomKills::now().hint(before)), no_logs)
     });
-    let (recorded, hint) = match timeout(READ_TIMEOUT, read).await {
+    let (recorded, killed, no_logs) = match timeout(READ_TIMEOUT, read).await {
         Ok(Ok(read)) => read,
-        _ => (None, None),
+        _ => (None, None, None),
     };
-    let words = account::words(recorded.as_deref(), &stderr_tail);
-    [hint.unwrap_or_default(), words.as_str()].join("\n").trim().to_owned()
+    let (killed, no_logs) = (killed.unwrap_or_default(), no_logs.unwrap_or_default());
+    // What is left of standard error on a full disk is older than the failure.
+    let words = match recorded.as_deref().and_then(account::recorded) {
+        Some(recorded) => [killed.to_owned(), recorded, no_logs],
+        None => [killed.to_owned(), no_logs, account::last_words(&stderr_tail)],
+    };
+    words.into_iter().filter(|words| !words.is_empty()).collect::<Vec<_>>().join("\n")
 }

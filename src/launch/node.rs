@@ -18,7 +18,7 @@ use crate::agent::Outcome;
 use crate::agent::crew::Crew;
 use crate::agent::runner::{Runner, Started, Step};
 use crate::host::Sessions;
-use crate::process::{AttemptFolder, Consoles, Exited, Group, LogFolders, Template};
+use crate::process::{AttemptFolder, Consoles, Exited, Group, LogFolders, Template, is_full};
 use crate::rendezvous::message::{JoinWorkers, Placement, Verdict};
 use crate::rendezvous::node::JoinError;
 use crate::rendezvous::session::Session;
@@ -195,6 +195,12 @@ impl Node {
         self.error_files.clear();
         let attempt = match self.attempt(placement.round.0).await {
             Ok(attempt) => attempt,
+            // Nothing but recorded exceptions would be in it, which are no reason for workers not to run.
+            Err(error) if is_full(&error) && !self.job.logs.fill_files() => {
+                let run_id = &self.job.workers.run_id;
+                tracing::warn!(target: "elastic_rs::agent", "[{run_id}] {error}; exceptions of workers are not recorded");
+                None
+            }
             Err(error) => {
                 self.runner.not_started(0, self.first_rank, &error.to_string());
                 return Ok(());

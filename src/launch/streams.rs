@@ -23,6 +23,11 @@ pub struct LogOptions {
 }
 
 impl LogOptions {
+    /// Whether any output goes to files.
+    pub fn fill_files(&self) -> bool {
+        self.redirects.any() || self.tee.any()
+    }
+
     /// Where standard output and standard error of a worker go; `files` are those in its folder, if there is one.
     pub fn outputs(&self, local_rank: u32, files: Option<(PathBuf, PathBuf)>, prefix: &str) -> (Output, Output) {
         let Some((stdout, stderr)) = files else { return (Output::Inherit, Output::Inherit) };

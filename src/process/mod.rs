@@ -22,6 +22,8 @@ mod logs;
 #[cfg(feature = "io")]
 mod message;
 #[cfg(feature = "io")]
+mod room;
+#[cfg(feature = "io")]
 mod spawn;
 mod spec;
 #[cfg(feature = "io")]
@@ -39,6 +41,8 @@ pub use folders::{AttemptFolder, LogFolders, folder_name};
 pub use group::{Consoles, Event, Exited, Group, Left, Outcome};
 #[cfg(feature = "io")]
 pub use logs::FilterOptions;
+#[cfg(feature = "io")]
+pub(crate) use room::{is_full, why_no_more_logs};
 #[cfg(feature = "io")]
 pub use spawn::{Stage, StartError, fill_standard_streams};
 pub use spec::{Copies, Filter, Input, Output, Streams, StreamsError, StreamsOf, WorkerSpec};

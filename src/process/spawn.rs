@@ -17,6 +17,7 @@ use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use super::guard::{self, Plan, pointers};
+use super::room::{is_full, is_short};
 use super::spec::{Input, Output, WorkerSpec};
 
 /// A worker's guard, as the agent holds it.
@@ -273,10 +274,13 @@ fn open_output(
 }
 
 /// A file for the worker to write and for the agent to follow. `None` if it cannot be followed: it is a device, or the
-/// user has no watches left.
+/// user has no watches left. Nor is it followed where the worker would soon fail to write it, which the agent survives.
 fn watched(path: &Path, watch: &OwnedFd) -> io::Result<Option<(OwnedFd, Reading)>> {
-    let write = create(path)?;
-    if !write.metadata()?.is_file() {
+    let write = match create(path) {
+        Err(error) if is_full(&error) => return Ok(None),
+        created => created?,
+    };
+    if !write.metadata()?.is_file() || path.parent().is_some_and(is_short) {
         return Ok(None);
     }
     let read = File::open(path)?;

@@ -142,6 +142,14 @@ impl StreamsOf {
             StreamsOf::Each(by_rank) => by_rank.get(&local_rank).copied().unwrap_or_default(),
         }
     }
+
+    /// Whether it is a stream of any worker at all.
+    pub fn any(&self) -> bool {
+        match self {
+            StreamsOf::Every(streams) => *streams != Streams::default(),
+            StreamsOf::Each(by_rank) => by_rank.values().any(|streams| *streams != Streams::default()),
+        }
+    }
 }
 
 /// `3` means both streams of every worker; `0:3,15:1` both of local rank 0 and stdout of 15. As PyTorch's

@@ -3,11 +3,13 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 
 use memchr::memmem::Finder;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::super::lines::Part;
+use super::super::room::is_full;
 use super::super::spawn::create;
 use super::super::spec::Filter;
 
@@ -82,9 +84,44 @@ impl Sink {
 /// Short lines with long prefixes make more than was read; this bounds it.
 const FLUSH_BYTES: usize = 256 << 10;
 
+/// A file that the agent writes. Once it cannot be written any more (a full disk) it is given up, loudly: workers go on.
+pub(super) struct LogFile {
+    path: PathBuf,
+    /// `None` once it is given up.
+    open: Option<File>,
+}
+
+impl LogFile {
+    /// Errors if it cannot be made for another reason than a full disk.
+    pub fn create(path: &Path) -> io::Result<LogFile> {
+        let mut file = LogFile { path: path.to_owned(), open: None };
+        match create(path) {
+            Ok(open) => file.open = Some(open),
+            Err(error) if is_full(&error) => file.give_up(&error),
+            Err(error) => return Err(error),
+        }
+        Ok(file)
+    }
+
+    /// Writes all of it, if it can.
+    pub fn write(&mut self, bytes: &[u8]) {
+        if let Some(open) = &mut self.open
+            && let Err(error) = open.write_all(bytes)
+        {
+            self.give_up(&error);
+        }
+    }
+
+    fn give_up(&mut self, error: &io::Error) {
+        let path = self.path.display();
+        tracing::error!("log file `{path}` cannot be written: {error}; it lacks what follows, and workers go on");
+        self.open = None;
+    }
+}
+
 /// A filter's file.
 pub(super) struct Filtered {
-    file: Option<File>,
+    file: LogFile,
     texts: Vec<Finder<'static>>,
     out: Vec<u8>,
 }
@@ -92,7 +129,7 @@ pub(super) struct Filtered {
 impl Filtered {
     pub fn create(filter: &Filter) -> io::Result<Filtered> {
         let texts = filter.texts.iter().map(|text| Finder::new(text.as_bytes()).into_owned()).collect();
-        Ok(Filtered { file: Some(create(&filter.file)?), texts, out: Vec::new() })
+        Ok(Filtered { file: LogFile::create(&filter.file)?, texts, out: Vec::new() })
     }
 
     fn push(&mut self, prefix: &[u8], line: &[u8]) {
@@ -106,18 +143,9 @@ impl Filtered {
     }
 
     fn flush(&mut self) {
-        write_file(&mut self.file, &self.out);
+        self.file.write(&self.out);
         self.out.clear();
         self.out.shrink_to(FLUSH_BYTES);
-    }
-}
-
-/// Writes all of it. A file that cannot be written (a full disk) is given up, once and loudly: the worker should go on.
-pub(super) fn write_file(file: &mut Option<File>, bytes: &[u8]) {
-    let Some(open) = file else { return };
-    if let Err(error) = open.write_all(bytes) {
-        tracing::error!(%error, "a log file can no longer be written; what follows is missing from it");
-        *file = None;
     }
 }
 

@@ -1,14 +1,13 @@
 //! One output stream of one worker, from its pipe to its destinations.
 
-use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 use super::super::lines::{Lines, Part, TAIL_BYTES, Tail};
-use super::super::spawn::{PIPE_BYTES, Reading, Stage, StartError, create};
-use super::sink::{Sink, write_file};
+use super::super::spawn::{PIPE_BYTES, Reading, Stage, StartError};
+use super::sink::{LogFile, Sink};
 use super::{Source, Which};
 
 pub(super) struct Stream {
@@ -21,7 +20,7 @@ pub(super) struct Stream {
     /// How far a file has been read.
     read_bytes: u64,
     /// What comes out of a pipe is written here.
-    file: Option<File>,
+    file: Option<LogFile>,
     console: bool,
     prefix: Option<Vec<u8>>,
     lines: Lines,
@@ -45,7 +44,7 @@ impl Stream {
             Reading::File(file, number) => (file, Some(number), None),
         };
         let error = |error| StartError::new(local_rank, Stage::Stream(path.clone().unwrap_or_default()), error);
-        let file = path.as_deref().map(create).transpose().map_err(error)?;
+        let file = path.as_deref().map(LogFile::create).transpose().map_err(error)?;
         Ok(Stream {
             local_rank,
             which,
@@ -141,7 +140,9 @@ impl Stream {
     }
 
     fn pass_on(&mut self, bytes: &[u8], sink: &mut Sink) {
-        write_file(&mut self.file, bytes);
+        if let Some(file) = &mut self.file {
+            file.write(bytes);
+        }
         if self.which == Which::Stderr {
             self.tail.push(bytes);
         }
@@ -173,6 +174,7 @@ fn give(sink: &mut Sink, prints: bool, prefix: &[u8], part: &Part<'_>) {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::io::Write;
     use std::os::fd::AsRawFd;
 
