@@ -179,7 +179,7 @@ def test_a_value_that_cannot_be_read_hangs_nobody(agent_of: Any, caplog: pytest.
 def test_a_function_that_cannot_be_pickled_is_an_error_and_leaves_nothing(agent_of: Any) -> None:
     agent = agent_of(lambda: None, start_method="spawn")
     # Which of the two depends on Python's version.
-    with pytest.raises((AttributeError, pickle.PicklingError), match="Can't (pickle|get) local object"):
+    with pytest.raises((AttributeError, pickle.PicklingError), match=r"Can't (pickle|get) local object"):
         agent.run()
     assert agent._functions is None
 
