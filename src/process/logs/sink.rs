@@ -17,6 +17,8 @@ use super::super::spec::Filter;
 pub(super) struct Sink {
     /// `None` once it cannot be written any more.
     console: Option<File>,
+    /// What the console did not take, since the disk that it is on is full.
+    lost_bytes: u64,
     filtered: Option<Filtered>,
     /// Lines of one read, written at once.
     out: Vec<u8>,
@@ -24,7 +26,7 @@ pub(super) struct Sink {
 
 impl Sink {
     pub fn new(console: OwnedFd, filtered: Option<Filtered>) -> Sink {
-        Sink { console: Some(console.into()), filtered, out: Vec::new() }
+        Sink { console: Some(console.into()), lost_bytes: 0, filtered, out: Vec::new() }
     }
 
     /// Whether lines are looked at besides being printed.
@@ -39,7 +41,7 @@ impl Sink {
 
     /// Prints bytes as they are.
     pub fn print(&mut self, bytes: &[u8]) {
-        write_console(&mut self.console, bytes);
+        write_console(&mut self.console, &mut self.lost_bytes, bytes);
     }
 
     /// Takes a part of a stream for the console; see [`flush`](Self::flush).
@@ -71,7 +73,7 @@ impl Sink {
     /// Writes what was pushed.
     pub fn flush(&mut self) {
         if !self.out.is_empty() {
-            write_console(&mut self.console, &self.out);
+            write_console(&mut self.console, &mut self.lost_bytes, &self.out);
             self.out.clear();
             self.out.shrink_to(FLUSH_BYTES * 2);
         }
@@ -84,17 +86,19 @@ impl Sink {
 /// Short lines with long prefixes make more than was read; this bounds it.
 const FLUSH_BYTES: usize = 256 << 10;
 
-/// A file that the agent writes. Once it cannot be written any more (a full disk) it is given up, loudly: workers go on.
+/// A file that the agent writes. What it does not take is lost, which is told: workers go on. It is given up for good unless the disk is
+/// full, which may pass.
 pub(super) struct LogFile {
     path: PathBuf,
     /// `None` once it is given up.
     open: Option<File>,
+    lost_bytes: u64,
 }
 
 impl LogFile {
     /// Errors if it cannot be made for another reason than a full disk.
     pub fn create(path: &Path) -> io::Result<LogFile> {
-        let mut file = LogFile { path: path.to_owned(), open: None };
+        let mut file = LogFile { path: path.to_owned(), open: None, lost_bytes: 0 };
         match create(path) {
             Ok(open) => file.open = Some(open),
             Err(error) if is_full(&error) => file.give_up(&error),
@@ -105,10 +109,22 @@ impl LogFile {
 
     /// Writes all of it, if it can.
     pub fn write(&mut self, bytes: &[u8]) {
-        if let Some(open) = &mut self.open
-            && let Err(error) = open.write_all(bytes)
-        {
-            self.give_up(&error);
+        let (Some(open), false) = (&mut self.open, bytes.is_empty()) else { return };
+        let path = self.path.display();
+        match open.write_all(bytes) {
+            Ok(()) => match std::mem::take(&mut self.lost_bytes) {
+                0 => {}
+                lost => tracing::warn!("log file `{path}` can be written again; it lacks up to {lost} bytes"),
+            },
+            Err(error) if is_full(&error) => {
+                if self.lost_bytes == 0 {
+                    tracing::error!(
+                        "log file `{path}` cannot be written: {error}; it lacks what follows until there is room, and workers go on"
+                    );
+                }
+                self.lost_bytes += bytes.len() as u64;
+            }
+            Err(error) => self.give_up(&error),
         }
     }
 
@@ -149,10 +165,18 @@ impl Filtered {
     }
 }
 
-fn write_console(console: &mut Option<File>, mut bytes: &[u8]) {
+fn write_console(console: &mut Option<File>, lost_bytes: &mut u64, mut bytes: &[u8]) {
     while let (Some(open), false) = (console.as_mut(), bytes.is_empty()) {
         match open.write(bytes) {
             Ok(written) => bytes = &bytes[written..],
+            // The console is a file, whose disk may have room later.
+            Err(error) if is_full(&error) => {
+                if *lost_bytes == 0 {
+                    tracing::error!("the console takes no more of workers' output until there is room: {error}");
+                }
+                *lost_bytes += bytes.len() as u64;
+                return;
+            }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             // Whoever shares the terminal with us may have made it non-blocking.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -163,5 +187,65 @@ fn write_console(console: &mut Option<File>, mut bytes: &[u8]) {
                 *console = None;
             }
         }
+    }
+    if console.is_some() && *lost_bytes > 0 {
+        tracing::warn!("the console takes workers' output again; it lacks {lost_bytes} bytes");
+        *lost_bytes = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CString;
+    use std::fs;
+    use std::os::unix::ffi::OsStrExt;
+    use std::ptr;
+
+    use super::*;
+
+    /// A file system of 64 KiB that only this thread sees. `None` where that is not permitted.
+    fn small_disk(name: &str) -> Option<PathBuf> {
+        let folder = std::env::temp_dir().join(format!("elastic_rs-{name}-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let path = CString::new(folder.as_os_str().as_bytes()).unwrap();
+        // SAFETY: system calls on valid strings; the namespace is this thread's alone, and ends with it.
+        let mounted = unsafe {
+            let private = libc::MS_REC | libc::MS_PRIVATE;
+            libc::unshare(libc::CLONE_NEWNS) == 0
+                && libc::mount(c"none".as_ptr(), c"/".as_ptr(), ptr::null(), private, ptr::null()) == 0
+                && libc::mount(c"none".as_ptr(), path.as_ptr(), c"tmpfs".as_ptr(), 0, c"size=64k".as_ptr().cast()) == 0
+        };
+        if !mounted {
+            fs::remove_dir(&folder).unwrap();
+            eprintln!("not tested: file systems cannot be mounted here");
+        }
+        mounted.then_some(folder)
+    }
+
+    #[test]
+    fn files_and_consoles_go_on_once_a_full_disk_has_room_again() {
+        let in_a_thread_of_its_own = std::thread::spawn(|| {
+            let Some(disk) = small_disk("room-again") else { return };
+            let (other, log, console) = (disk.join("other"), disk.join("log"), disk.join("console"));
+            let mut file = LogFile::create(&log).unwrap();
+            let mut sink = Sink::new(create(&console).unwrap().into(), None);
+            let filled = fs::write(&other, vec![0; 1 << 17]).unwrap_err();
+            assert!(is_full(&filled), "{filled}");
+            file.write(b"lost\n");
+            sink.print(b"lost\n");
+            assert_eq!((file.lost_bytes, sink.lost_bytes), (5, 5));
+            fs::remove_file(&other).unwrap();
+            file.write(b"kept\n");
+            sink.print(b"kept\n");
+            assert_eq!((file.lost_bytes, sink.lost_bytes), (0, 0));
+            for path in [log, console] {
+                assert_eq!(fs::read_to_string(path).unwrap(), "kept\n");
+            }
+            let path = CString::new(disk.as_os_str().as_bytes()).unwrap();
+            // SAFETY: a system call on a valid string.
+            unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
+            fs::remove_dir(&disk).unwrap();
+        });
+        in_a_thread_of_its_own.join().unwrap();
     }
 }
