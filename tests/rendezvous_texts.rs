@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use elastic_rs::rendezvous::codec::encode_frame;
 use elastic_rs::rendezvous::machine::{Command, Machine};
-use elastic_rs::rendezvous::message::{CoordinatorMessage, Hello, Join, NodeId, NodeMessage, Round, Verdict};
+use elastic_rs::rendezvous::message::{CoordinatorMessage, Failure, Hello, Join, NodeId, NodeMessage, Round, Verdict};
+use elastic_rs::rendezvous::node::NodeMachine;
 use elastic_rs::rendezvous::settings::Settings;
 use elastic_rs::rendezvous::state::{Ends, SessionId};
 use elastic_rs::rendezvous::text::{NAME_LIMIT_BYTES, RUN_ID_LIMIT_BYTES};
@@ -96,4 +97,63 @@ fn who_introduces_itself_with_texts_out_of_bounds_is_refused() {
     let reason = refusal(&mut machine, Hello { local_addr: Some("a\u{1b}[2J\n".into()), ..good.clone() });
     assert_eq!(reason, "the address `a\\u{1b}[2J\\n` has control characters");
     assert_eq!(refusal(&mut machine, Hello { run_id: String::new(), ..good }), "the run id is empty");
+}
+
+/// A reason with U+2028 began a line of its own in log viewers, and U+202E turned what followed it around.
+#[test]
+fn separators_and_bidi_controls_forge_no_lines() {
+    const STEERING: [char; 9] =
+        ['\u{2028}', '\u{2029}', '\u{202e}', '\u{2066}', '\u{200f}', '\u{61c}', '\u{200b}', '\u{feff}', '\u{85}'];
+    for steering in STEERING {
+        let mut machine = Machine::new();
+        let bad = format!("node{steering}[job] closed");
+        let escaped = format!("node{}[job] closed", steering.escape_default());
+        let good = Hello { run_id: "job".into(), ..hello(1, 1) };
+        for (what, hello) in [
+            ("run id", Hello { run_id: bad.clone(), ..good.clone() }),
+            ("name", Hello { name: bad.clone(), ..good.clone() }),
+            ("address", Hello { local_addr: Some(bad.clone()), ..good.clone() }),
+        ] {
+            assert_eq!(refusal(&mut machine, hello), format!("the {what} `{escaped}` has control characters"));
+        }
+        greet(&mut machine, 1, good, Instant::now());
+        said(&mut machine);
+        machine.on_message(SessionId(1), NodeMessage::Leave { reason: bad.clone() }, Instant::now());
+        let notes: Vec<_> = machine.take_commands().iter().map(|command| format!("{command:?}")).collect();
+        assert!(notes.iter().any(|note| note.contains("node [job] closed")), "{notes:?}");
+    }
+    // Names are people's: what they are written with stays.
+    let mut machine = Machine::new();
+    greet(&mut machine, 1, Hello { name: "می‌خواهم 語 👩‍🚀".into(), ..hello(1, 1) }, Instant::now());
+    assert!(matches!(said(&mut machine).as_slice(), [CoordinatorMessage::Welcome { .. }]));
+}
+
+/// What listens at the endpoint may be anybody: a node logs what it says.
+#[test]
+fn what_a_coordinator_says_cannot_steer_a_nodes_terminal() {
+    let mut node = NodeMachine::new(hello(1, 1), "coordinator:1".into(), Duration::from_secs(300), Instant::now());
+    node.on_tick(Instant::now());
+    node.on_connected(Instant::now());
+    let reason = "no\u{1b}[2J\u{2028}[job] closed".to_owned();
+    node.on_message(CoordinatorMessage::Rejected { reason }, Instant::now());
+    let failed = node.view().failed.clone().unwrap().to_string();
+    assert!(failed.contains("no [2J [job] closed"), "{failed:?}");
+}
+
+/// A worker's last words are logged by its own agent, before the coordinator has seen them.
+#[test]
+fn what_a_worker_says_is_one_line_in_the_log_of_its_agent() {
+    let failure = Failure {
+        node: String::new(),
+        role: "default".into(),
+        local_rank: 0,
+        global_rank: 0,
+        pid: 7,
+        exit: "exit code 1".into(),
+        returncode: 1,
+        message: "bad\u{1b}[2K\r\u{202e}news\nat line 3".into(),
+        counts: true,
+    };
+    let text = failure.to_string();
+    assert!(text.ends_with("ended with exit code 1: bad [2K  news"), "{text:?}");
 }

@@ -8,6 +8,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::settings::Settings;
+use super::text::tidy;
 
 /// First bytes of a session's connection. `E` is no query code of c10d, so one look tells the two protocols apart.
 pub const MAGIC: &[u8] = b"ELRZ";
@@ -197,7 +198,8 @@ impl fmt::Display for Failure {
         let node = if node.is_empty() { "this node" } else { node };
         write!(f, "rank {global_rank} (local rank {local_rank}, role {role}, pid {pid}) on {node} ended with {exit}")?;
         match message.lines().find(|line| !line.trim().is_empty()) {
-            Some(line) => write!(f, ": {}", line.trim()),
+            // What a worker says may hold anything until the coordinator has tidied it, and this becomes a line of a log.
+            Some(line) => write!(f, ": {}", tidy(line)),
             None => Ok(()),
         }
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::message::{CoordinatorMessage, Failure, Hello, Join, JoinWorkers, NodeMessage, Placement, Round, Verdict};
 use super::pending::{Joining, Link, Report, WITHDRAW_GRACE, back_off};
-use super::text::{tidy, tidy_failure, tidy_verdict};
+use super::text::{tidy, tidy_failure, tidy_message, tidy_verdict};
 
 pub use super::view::{JoinError, NodeCommand, View};
 
@@ -225,7 +225,7 @@ impl NodeMachine {
 
     /// The coordinator said something.
     pub fn on_message(&mut self, message: CoordinatorMessage, now: Instant) {
-        match message {
+        match tidy_message(message) {
             CoordinatorMessage::Rejected { reason } => self.fail(JoinError::Rejected(reason)),
             CoordinatorMessage::Ended { reason } => self.fail(JoinError::Rejected(reason)),
             CoordinatorMessage::Welcome { addr } => self.on_welcome(addr),

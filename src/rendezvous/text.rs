@@ -1,7 +1,7 @@
 //! What nodes write about themselves, as others may be shown it: short enough that no message outgrows its frame, and
-//! without control characters, which could forge lines of a log or steer a terminal.
+//! without characters that could forge lines of a log or steer a terminal ([`is_steering`]).
 
-use super::message::{Failure, Hello, Join, Verdict};
+use super::message::{CoordinatorMessage, Failure, Hello, Join, Placement, Verdict, Waits};
 
 /// Longest run id, in bytes.
 pub const RUN_ID_LIMIT_BYTES: usize = 1024;
@@ -51,17 +51,37 @@ pub fn validate_run_id(run_id: &str) -> Result<(), String> {
     check("run id", run_id, RUN_ID_LIMIT_BYTES)
 }
 
+/// Check a node's name or address.
+///
+/// # Errors
+/// A sentence naming what is not allowed, and what is.
+pub(super) fn validate_name(what: &str, name: &str) -> Result<(), String> {
+    check(what, name, NAME_LIMIT_BYTES)
+}
+
 fn check(what: &str, text: &str, limit: usize) -> Result<(), String> {
     if text.len() > limit {
         return Err(format!("the {what} has {} bytes, must have at most {limit}", text.len()));
     }
-    if text.contains(char::is_control) {
+    if text.contains(is_steering) {
         return Err(format!("the {what} `{}` has control characters", text.escape_default()));
     }
     Ok(())
 }
 
-/// One line of at most [`REASON_LIMIT_BYTES`]: control characters become spaces, and what is too long is cut.
+/// Whether a character moves, hides or reorders what a log viewer or a terminal shows: control characters, Unicode's line and
+/// paragraph separators, marks and overrides of the writing direction, invisible characters, and tags.
+///
+/// U+200C and U+200D stay: Persian, Indic scripts and emoji are written with them, and they change only how neighbours join.
+pub fn is_steering(c: char) -> bool {
+    let invisible =
+        matches!(c, '\u{180e}' | '\u{200b}' | '\u{2060}'..='\u{2065}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}');
+    let separates = matches!(c, '\u{2028}' | '\u{2029}');
+    let directs = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{206f}');
+    c.is_control() || separates || directs || invisible || matches!(c, '\u{e0000}'..='\u{e007f}')
+}
+
+/// One line of at most [`REASON_LIMIT_BYTES`]: characters that steer a terminal become spaces, and what is too long is cut.
 pub fn tidy(text: &str) -> String {
     cut(plain(text), REASON_LIMIT_BYTES)
 }
@@ -69,13 +89,37 @@ pub fn tidy(text: &str) -> String {
 /// As [`tidy`], but lines stay lines.
 fn tidy_lines(text: &str) -> String {
     let indented =
-        |line: &str| line.trim_end().chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>();
+        |line: &str| line.trim_end().chars().map(|c| if is_steering(c) { ' ' } else { c }).collect::<String>();
     let lines: Vec<_> = text.trim().lines().map(indented).collect();
     cut(lines.join("\n"), REASON_LIMIT_BYTES)
 }
 
-fn plain(text: &str) -> String {
-    text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+/// What a coordinator says, with its texts tidied: a node logs them, and whatever listens at the endpoint may have written them.
+pub(super) fn tidy_message(message: CoordinatorMessage) -> CoordinatorMessage {
+    use CoordinatorMessage::{Closed, Complete, Ended, Heartbeat, Rejected, Status, Welcome, Withdrawn};
+    let failed = |failure: Box<Failure>| Box::new(tidy_failure(&failure, plain(&failure.node)));
+    let waits = |waits: Waits| Waits { progress: plain(&waits.progress), ..waits };
+    match message {
+        Rejected { reason } => Rejected { reason: plain(&reason) },
+        Ended { reason } => Ended { reason: plain(&reason) },
+        Welcome { addr } => Welcome { addr: plain(&addr) },
+        Withdrawn { progress } => Withdrawn { progress: plain(&progress) },
+        Status { waiting, reason, restart, failure } => {
+            Status { waiting, reason: plain(&reason), restart, failure: failure.map(failed) }
+        }
+        Complete(place) => {
+            Complete(Placement { master_addr: plain(&place.master_addr), reason: plain(&place.reason), ..place })
+        }
+        Closed { verdict, spare } => Closed { verdict: tidy_verdict(&verdict), spare },
+        Heartbeat { waits: told } => Heartbeat { waits: told.map(waits) },
+        CoordinatorMessage::Waits(told) => CoordinatorMessage::Waits(waits(told)),
+        CoordinatorMessage::Stale { .. } => message,
+    }
+}
+
+/// One line of any length, without characters that steer a terminal.
+pub(super) fn plain(text: &str) -> String {
+    text.trim().chars().map(|c| if is_steering(c) { ' ' } else { c }).collect()
 }
 
 fn cut(mut text: String, limit: usize) -> String {

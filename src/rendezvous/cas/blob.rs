@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::super::message::{Failure, Hello, NodeId, Round, Verdict};
 use super::super::settings::Settings;
 use super::super::state::{Ends, Node, Run, SessionId, Status, World};
+use super::super::text::{plain, tidy_failure, tidy_verdict, validate_name};
 use super::seen::Seen;
 
 /// First bytes of a state of ours.
@@ -131,14 +132,30 @@ impl Blob {
         if blob.nodes.values().any(|node| node.lease > LONGEST_LEASE) {
             return Err(corrupt("a node's lease is out of range"));
         }
+        for node in blob.nodes.values() {
+            validate_name("name of a node", &node.name).map_err(|what| corrupt(&what))?;
+            validate_name("address of a node", &node.addr).map_err(|what| corrupt(&what))?;
+        }
         let numbers = [blob.revision, blob.round.0, blob.arrivals];
         if numbers.into_iter().chain(blob.nodes.values().map(|node| node.beat)).any(|number| number > LARGEST_NUMBER) {
             return Err(corrupt("a number in it is out of range"));
         }
+        let blob = blob.tidied();
         if blob.interrupted.as_ref().is_some_and(String::is_empty) {
             return Err(corrupt("its world is interrupted without a reason"));
         }
         Ok(blob)
+    }
+
+    /// Its texts, which others have written and every node logs, as one line each.
+    fn tidied(self) -> Self {
+        Self {
+            closed: self.closed.as_ref().map(tidy_verdict),
+            interrupted: self.interrupted.as_deref().map(plain),
+            world: self.world.map(|world| World { reason: plain(&world.reason), ..world }),
+            failure: self.failure.map(|failure| Box::new(tidy_failure(&failure, plain(&failure.node)))),
+            ..self
+        }
     }
 
     /// Number of this state: rises with each write.
