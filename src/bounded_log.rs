@@ -30,15 +30,21 @@ impl BoundedLog {
 
     /// Whether one more record of this kind may be written.
     pub(crate) fn admits(&self, kind: &'static str) -> bool {
-        self.admits_up_to(RECORDS_PER_PERIOD, kind.into())
+        self.admits_if(|budget, now| budget.admit(kind, now))
     }
 
-    /// The same, where `limit` of the kind may be written in a period.
-    pub(crate) fn admits_up_to(&self, limit: u64, kind: Cow<'static, str>) -> bool {
+    /// The same for records that count twice: towards the limit of their kind, and towards that of all kinds which share `whole`.
+    pub(crate) fn admits_both(&self, (kind, limit): (Cow<'static, str>, u64), whole: (&'static str, u64)) -> bool {
+        self.admits_if(|budget, now| {
+            budget.admit_up_to(limit, kind, now) && budget.admit_up_to(whole.1, whole.0.into(), now)
+        })
+    }
+
+    fn admits_if(&self, admit: impl FnOnce(&mut LogBudget, Instant) -> bool) -> bool {
         let now = time::Instant::now().into_std();
         let (summaries, may) = {
             let mut budget = self.budget.lock();
-            (budget.summaries(now), budget.admit_up_to(limit, kind, now))
+            (budget.summaries(now), admit(&mut budget, now))
         };
         self.say(summaries);
         if !may {
@@ -138,12 +144,21 @@ impl LogBudget {
     pub(crate) fn end(&mut self) -> Vec<LeftOut> {
         self.ends_at = None;
         let seen = mem::take(&mut self.seen).into_iter();
-        seen.map(|(kind, seen)| (kind, seen.left_out)).filter(|(_, left_out)| *left_out > 0).collect()
+        let mut kinds: Vec<_> =
+            seen.map(|(kind, seen)| (kind, seen.left_out)).filter(|(_, left_out)| *left_out > 0).collect();
+        if kinds.len() > SUMMARIES {
+            kinds.sort_by_key(|(_, left_out)| std::cmp::Reverse(*left_out));
+            let rest = kinds.split_off(SUMMARIES).into_iter().map(|(_, left_out)| left_out).sum();
+            kinds.push(("others".into(), rest));
+        }
+        kinds
     }
 }
 
 /// Enough to see who it is and what they want.
 const RECORDS_PER_PERIOD: u64 = 20;
+/// Kinds of which it is said how many records were left out, those with the most; the others are added up.
+const SUMMARIES: usize = 20;
 /// Kinds that a peer may name (runs, say) are counted one by one up to here, and beyond it together.
 const KINDS: usize = 1_000;
 
@@ -177,5 +192,19 @@ mod tests {
         assert_eq!(written, KINDS + 3, "each of its own, and three of the others");
         assert!(budget.admit_up_to(3, "run 7".into(), start), "who was there before is not crowded out");
         assert_eq!(budget.end(), [("others".into(), 3_997)]);
+    }
+
+    #[test]
+    fn a_flood_of_kinds_has_few_summaries() {
+        let (mut budget, start) = (LogBudget::new(PERIOD), Instant::now());
+        for n in 0..900u64 {
+            (0..n + 5).for_each(|_| {
+                budget.admit_up_to(3, format!("run {n}").into(), start);
+            });
+        }
+        let said = budget.end();
+        assert_eq!(said.len(), SUMMARIES + 1);
+        assert_eq!(said[0], ("run 899".into(), 901));
+        assert_eq!(said.iter().map(|(_, count)| count).sum::<u64>(), (0..900).map(|n| n + 2).sum::<u64>());
     }
 }

@@ -252,6 +252,31 @@ fn a_flood_of_decisions_is_logged_in_part_and_of_another_run_in_full() {
     assert_eq!((of("[calm]"), of("run calm")), (4, 0), "{:?}", &records[records.len() - 5..]);
 }
 
+/// 900 connections in 900 runs wrote 206 MB in 20 s: each run had a bound of its own, which grew with the sessions of all.
+#[test]
+fn a_flood_of_decisions_in_many_runs_is_bounded_for_all_of_them_together() {
+    const RUNS: u64 = 300;
+    const FLOOD: usize = 50;
+    const MOST: usize = 10_000;
+    let _alone = alone();
+    let listener = listen::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+    let options = ServerOptions { log_period: Duration::from_secs(3600), ..ServerOptions::default() };
+    let host = Host::start(vec![listener], options).unwrap();
+    let join = || NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None });
+    for run in 0..RUNS {
+        let leave = NodeMessage::Leave { reason: "had enough".to_owned() };
+        let loops = (0..FLOOD).flat_map(|_| [join(), NodeMessage::Withdraw]).chain([leave]);
+        say(&host, Hello::new(format!("run {run}"), NodeId(1), "node1:1", Settings::new(2, 2)), loops);
+    }
+    drop(host);
+    let records = std::mem::take(&mut *RECORDS.lock().unwrap());
+    let bytes: usize = records.iter().map(String::len).sum();
+    println!("{} lines, {bytes} bytes for {RUNS} runs", records.len());
+    assert!(records.len() <= MOST + 50, "{} lines", records.len());
+    let of = |text: &str| records.iter().filter(|record| record.contains(text)).count();
+    assert_eq!(of("what=\"decisions of all runs\""), 1, "what is left out is counted: {:?}", records.last());
+}
+
 /// Opens a session, says all this while what is answered is read, and waits for the end.
 fn say(host: &Host, hello: Hello, messages: impl IntoIterator<Item = NodeMessage>) {
     let mut bytes = BytesMut::new();

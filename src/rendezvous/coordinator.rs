@@ -49,8 +49,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How many decisions on a run are written in a log period: far more than a job has that restarts every few seconds.
 const RECORDS_PER_RUN: u64 = 200;
-/// As many more for each node that is here.
+/// As many more for each node of the run.
 const RECORDS_PER_NODE: u64 = 10;
+/// How many decisions are written in a log period on all runs together: whoever reaches the port can open runs.
+const RECORDS_OF_ALL_RUNS: u64 = 10_000;
 
 enum Event {
     Hello { session: SessionId, hello: Box<Hello>, ends: Ends, writer: mpsc::Sender<BytesMut> },
@@ -136,8 +138,10 @@ fn perform(machine: &mut Machine, writers: &mut HashMap<SessionId, mpsc::Sender<
                 writers.remove(&session);
             }
             Command::Note { run_id, text } => {
-                let limit = RECORDS_PER_RUN + RECORDS_PER_NODE * writers.len() as u64;
-                if log.admits_up_to(limit, format!("decisions of run {run_id}").into()) {
+                let nodes = machine.run(&run_id).map_or(0, |run| run.nodes().len());
+                let of_run =
+                    (format!("decisions of run {run_id}").into(), RECORDS_PER_RUN + RECORDS_PER_NODE * nodes as u64);
+                if log.admits_both(of_run, ("decisions of all runs", RECORDS_OF_ALL_RUNS)) {
                     tracing::info!("[{run_id}] {text}");
                 }
             }

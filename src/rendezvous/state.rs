@@ -410,7 +410,7 @@ impl Run {
     }
 
     /// All nodes with their status and last place.
-    pub fn nodes(&self) -> impl Iterator<Item = (NodeId, &Status, Option<(Round, u32)>)> {
+    pub fn nodes(&self) -> impl ExactSizeIterator<Item = (NodeId, &Status, Option<(Round, u32)>)> {
         self.nodes.iter().map(|(id, node)| (*id, &node.status, node.placed))
     }
 }
