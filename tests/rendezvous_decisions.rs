@@ -203,6 +203,7 @@ fn a_coordinator_that_stood_still_and_an_agent_started_anew_are_each_said_once()
 fn newcomers_that_ask_for_something_else_give_way_to_the_members_of_a_running_job() {
     let mut bench = Bench::new();
     bench.greet(9, hello(9, &Settings::new(1, 9)), 9);
+    bench.say(9, join(0));
     let member = |node: u64| Hello { placed: Some(placed(node)), ..hello(node, &Settings::new(2, 2)) };
     bench.greet(1, member(1), 1);
     bench.greet(2, member(2), 2);

@@ -1,4 +1,5 @@
-//! Bytes of several rendezvous sessions, and time: whatever arrives, the coordinator goes on, and what it says can be sent.
+//! Bytes of several rendezvous sessions, and time: whatever arrives, the coordinator goes on, waits for nobody without end, and what it
+//! says can be sent.
 #![no_main]
 
 use std::collections::BTreeSet;
@@ -10,6 +11,7 @@ use bytes::BytesMut;
 use elastic_rs::rendezvous::codec::{decode_frame, decode_preamble, encode_frame};
 use elastic_rs::rendezvous::machine::{Command, Machine};
 use elastic_rs::rendezvous::message::{CoordinatorMessage, NodeMessage};
+use elastic_rs::rendezvous::settings::{LONGEST_LEASE, LONGEST_WAIT};
 use elastic_rs::rendezvous::state::{Ends, SessionId};
 use libfuzzer_sys::fuzz_target;
 
@@ -145,5 +147,11 @@ impl World {
         }
         let introduced = self.connections.iter().filter(|connection| connection.introduced).count();
         assert!(self.machine.session_count() <= introduced, "sessions of connections that have gone");
+        // Whatever is claimed, the coordinator waits for nothing for longer than it may be asked to.
+        let due = self.machine.next_deadline();
+        assert!(
+            due.is_none_or(|at| at <= self.now + LONGEST_WAIT + LONGEST_LEASE),
+            "somebody is waited for without end"
+        );
     }
 }

@@ -1,27 +1,32 @@
 //! Who may come in: settings that fit the run's, one agent to a place, and no host that comes and goes without end.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
 use std::time::Instant;
 
 use super::machine::Command;
 use super::members::{note, stand_down};
 use super::message::{CoordinatorMessage, Hello, NodeId};
+use super::settings::Settings;
 use super::state::{Node, Run, SessionId};
 
 /// Why a node may not take part in the run, if it may not.
-pub(super) fn refusal(run: &Run, hello: &Hello, addr: &str, now: Instant) -> Option<String> {
-    let replaced = run.replaced.contains(&hello.node);
-    let replaced = replaced.then(|| format!("{} was replaced by a newer agent at the same place ({addr})", hello.name));
-    replaced.or_else(|| disagreement(run, hello)).or_else(|| flapping(run, hello, addr, now))
+pub(super) fn refusal(run: &Run, hello: &Hello, newer: &Node, now: Instant) -> Option<String> {
+    let replaced = run
+        .replaced
+        .contains(&hello.node)
+        .then(|| format!("{} was replaced by a newer agent at the same place ({})", hello.name, newer.addr()));
+    replaced
+        .or_else(|| disagreement(run, &hello.name, &hello.settings))
+        .or_else(|| flapping(run, hello, newer.ends.peer, now))
 }
 
-/// Why a node may not take part in a run that others opened.
-pub(super) fn disagreement(run: &Run, hello: &Hello) -> Option<String> {
-    let (ours, theirs) = (&run.settings, &hello.settings);
-    if run.nodes.is_empty() {
+/// Why a node may not take part in a run that others take part in.
+pub(super) fn disagreement(run: &Run, name: &str, theirs: &Settings) -> Option<String> {
+    if !run.is_bound() {
         return None;
     }
-    let (name, id) = (&hello.name, &run.id);
+    let (ours, id) = (&run.settings, &run.id);
     if (ours.min_nodes, ours.max_nodes) != (theirs.min_nodes, theirs.max_nodes) {
         return Some(format!(
             "{name} asks for {} to {} nodes, but run `{id}` was opened for {} to {}: give every node the same `--nnodes`",
@@ -51,9 +56,10 @@ pub(super) fn disagreement(run: &Run, hello: &Hello) -> Option<String> {
 
 /// A member of a running world has come back to a run that others, who ask for something else, have opened meanwhile: a
 /// restarted coordinator has heard of them first. The job that runs goes before. Gives the sessions of those who go.
-pub(super) fn give_way(run: &mut Run, hello: &Hello, out: &mut Vec<Command>) -> Vec<SessionId> {
-    let member = hello.placed.is_some_and(|placed| placed.active);
-    if !member || run.world.is_some() || run.closed.is_some() || disagreement(run, hello).is_none() {
+pub(super) fn give_way(run: &mut Run, hello: &Hello, now: Instant, out: &mut Vec<Command>) -> Vec<SessionId> {
+    let member = hello.placed.is_some_and(|placed| placed.active && run.takes_up(&placed, now));
+    let agrees = disagreement(run, &hello.name, &hello.settings).is_none();
+    if !member || run.world.is_some() || run.closed.is_some() || agrees {
         return Vec::new();
     }
     let (min, max) = (hello.settings.min_nodes, hello.settings.max_nodes);
@@ -80,11 +86,15 @@ pub(super) fn give_way(run: &mut Run, hello: &Hello, out: &mut Vec<Command>) -> 
 /// What makes two agents the same one, started anew: the same address, and there the same rank that the user gave, or else the
 /// same name (`host:pid`).
 ///
+/// The address is that of the connection: what a node says of its own (`--local-addr`) is for others to connect to, and proves nothing.
 /// An address alone is no identity: several agents may run on one host. Nor is a name: pids repeat in containers that share
 /// their host's network and name, which is why `node_rank` goes first, and why agents of one process are never taken for another.
+/// Agents on loopback are told apart by their process as well. All of a service mesh's may come from there; and where an agent ends on the
+/// coordinator's own host, the kernel has ended its connection too, so none is in the way of the next.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
-    addr: String,
+    addr: IpAddr,
+    process: Option<u64>,
     who: Who,
 }
 
@@ -97,7 +107,8 @@ enum Who {
 /// The place of a node.
 pub(super) fn place_of(node: &Node) -> Place {
     let who = node.node_rank.map_or_else(|| Who::Name(node.name.clone()), Who::Rank);
-    Place { addr: node.addr(), who }
+    let addr = node.ends.peer;
+    Place { addr, process: addr.is_loopback().then_some(node.process), who }
 }
 
 /// End the session of an agent whose place is another's now: its process was restarted, and the old connection has not ended
@@ -111,6 +122,9 @@ pub(super) fn replace_older(run: &mut Run, id: NodeId, newer: &Node, out: &mut V
     stand_down(run, older, &format!("was replaced by {}, started anew at the same place", newer.name), out);
     run.remove(older);
     run.replaced.insert(older);
+    if run.replaced.len() > MOST_REPLACED {
+        run.replaced.pop_first();
+    }
     let session = session?;
     let reason = format!(
         "another agent ({}) has come from the place of this one ({label}), which is taken to have been restarted: agents that \
@@ -124,7 +138,7 @@ pub(super) fn replace_older(run: &mut Run, id: NodeId, newer: &Node, out: &mut V
 
 /// When nodes of each address have interrupted a world by going, as far as that still matters.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Departures(BTreeMap<String, VecDeque<Instant>>);
+pub(super) struct Departures(BTreeMap<IpAddr, VecDeque<Instant>>);
 
 impl Departures {
     /// Whether nobody's going is remembered.
@@ -133,11 +147,17 @@ impl Departures {
     }
 
     /// A running node of this address is gone.
-    pub fn add(&mut self, addr: String, settings: &super::settings::Settings, now: Instant) {
+    pub fn add(&mut self, addr: IpAddr, settings: &Settings, now: Instant) {
         if settings.rejoin_limit == 0 {
             return;
         }
         self.0.retain(|_, times| times.back().is_some_and(|at| now.duration_since(*at) < settings.rejoin_window));
+        if self.0.len() >= MOST_ADDRESSES
+            && !self.0.contains_key(&addr)
+            && let Some(oldest) = self.0.iter().min_by_key(|(_, times)| times.back().copied()).map(|(addr, _)| *addr)
+        {
+            self.0.remove(&oldest);
+        }
         let times = self.0.entry(addr).or_default();
         times.push_back(now);
         while times.len() > settings.rejoin_limit as usize {
@@ -145,16 +165,22 @@ impl Departures {
         }
     }
 
-    fn within(&self, addr: &str, settings: &super::settings::Settings, now: Instant) -> usize {
+    fn within(&self, addr: IpAddr, settings: &Settings, now: Instant) -> usize {
         let recent = |at: &&Instant| now.duration_since(**at) < settings.rejoin_window;
-        self.0.get(addr).map_or(0, |times| times.iter().filter(recent).count())
+        self.0.get(&addr).map_or(0, |times| times.iter().filter(recent).count())
     }
 }
 
+/// Agents that are remembered as replaced: a run has one for each that was started anew.
+const MOST_REPLACED: usize = 10_000;
+/// Addresses whose departures are remembered.
+const MOST_ADDRESSES: usize = 10_000;
+
 /// Why a node may not come back: its host has come and gone too often. A member that runs is never turned away.
-fn flapping(run: &Run, hello: &Hello, addr: &str, now: Instant) -> Option<String> {
+fn flapping(run: &Run, hello: &Hello, addr: IpAddr, now: Instant) -> Option<String> {
     let limit = run.settings.rejoin_limit;
-    let known = run.nodes.contains_key(&hello.node) || hello.placed.is_some_and(|placed| placed.active);
+    let runs = hello.placed.is_some_and(|placed| placed.active && run.knows_world(&placed));
+    let known = runs || run.nodes.contains_key(&hello.node);
     if limit == 0 || known || run.closed.is_some() || run.departures.within(addr, &run.settings, now) < limit as usize {
         return None;
     }

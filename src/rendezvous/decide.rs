@@ -11,6 +11,7 @@ use super::state::{Node, Run, Status, World};
 /// Close the round if it can be closed, and tell members when the world must re-form.
 pub(super) fn decide(run: &mut Run, now: Instant, out: &mut Vec<Command>) {
     run.close_at = None;
+    run.young_until = run.young_until.filter(|until| now < *until);
     if run.closed.is_none() {
         advance(run, now, out);
     }
@@ -129,7 +130,7 @@ fn complete(run: &mut Run, why_now: &str, now: Instant, out: &mut Vec<Command>) 
         })
         .collect();
     let workers = brought.map(|brought: Vec<JoinWorkers>| ranks::assign_workers(&brought));
-    run.round = run.round.next();
+    run.round = run.next_round();
     for (rank, id) in members.iter().enumerate() {
         if let Some(node) = run.nodes.get_mut(id) {
             (node.status, node.done) = (Status::Active, false);

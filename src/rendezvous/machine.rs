@@ -14,13 +14,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::admission::{give_way, refusal, replace_older};
+use super::claims::impossible;
 use super::decide::decide;
 use super::members::{
     check_no_later_than, close, depart, expire, introduce, note, on_done, on_failed, on_join, readmit, stand_down,
     welcome,
 };
 use super::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Waits};
-use super::state::{Ends, Node, Run, SessionId, Status};
+use super::state::{Ends, Filed, Node, Run, SessionId, Status};
 use super::text::{tidy, tidy_verdict};
 
 /// What the driver is to do.
@@ -56,6 +57,10 @@ pub struct Machine {
     remembered: BTreeMap<String, Run>,
     /// Since when nobody has been in them.
     vacant: BTreeSet<(Instant, String)>,
+    /// When to look at each run, the earliest first: no event costs more because there are many runs.
+    due: BTreeSet<(Instant, String)>,
+    /// Runs that have nodes and no connection: since when.
+    deserted: BTreeSet<(Instant, String)>,
     commands: Vec<Command>,
 }
 
@@ -67,6 +72,9 @@ const STALL: Duration = Duration::from_millis(500);
 pub const VACANT_FOR: Duration = Duration::from_secs(3600);
 /// How many such runs are remembered, the last ones: strangers may leave behind as many as they like.
 pub const VACANT_RUNS: usize = 1000;
+/// How many runs may wait for nodes whose connections have all ended, the last ones. The nodes of older ones are given up before their
+/// grace is over: strangers may leave behind as many as they like.
+pub const DESERTED_RUNS: usize = 4000;
 
 impl Machine {
     /// A coordinator that has heard of nobody.
@@ -78,29 +86,31 @@ impl Machine {
     pub fn on_hello(&mut self, session: SessionId, hello: Hello, ends: Ends, now: Instant) {
         self.advance(now);
         self.recollect(&hello.run_id);
-        let refusal = match hello.validate() {
-            Err(reason) => Some(reason),
-            Ok(()) => {
+        let newer = Node::new(&hello, session, ends, now);
+        let impossible = || impossible(self.runs.get(&hello.run_id), &hello);
+        let refusal = match hello.validate().err().or_else(impossible) {
+            Some(reason) => Some(reason),
+            None => {
                 if let Some(run) = self.runs.get_mut(&hello.run_id) {
-                    for session in give_way(run, &hello, &mut self.commands) {
+                    for session in give_way(run, &hello, now, &mut self.commands) {
                         self.sessions.remove(&session);
                     }
                 }
-                let addr = Node::new(&hello, session, ends, now).addr();
-                self.runs.get(&hello.run_id).and_then(|run| refusal(run, &hello, &addr, now))
+                self.runs.get(&hello.run_id).and_then(|run| refusal(run, &hello, &newer, now))
             }
         };
         if let Some(reason) = refusal {
             self.send(session, CoordinatorMessage::Rejected { reason });
             self.commands.push(Command::End { session });
-            self.leave_if_vacant(&hello.run_id, now);
+            self.settle(&hello.run_id, now);
             return;
         }
 
-        let run = self
-            .runs
-            .entry(hello.run_id.clone())
-            .or_insert_with(|| Run::new(hello.run_id.clone(), hello.settings.clone()));
+        let run = self.runs.entry(hello.run_id.clone()).or_insert_with(|| {
+            let mut run = Run::new(hello.run_id.clone(), hello.settings.clone());
+            run.be_young(now);
+            run
+        });
         if run.nodes.is_empty() {
             run.settings = hello.settings.clone();
         }
@@ -113,7 +123,6 @@ impl Machine {
         if run.nodes.contains_key(&hello.node) {
             readmit(run, &hello, session, ends, now, &mut self.commands);
         } else {
-            let newer = Node::new(&hello, session, ends, now);
             if let Some(older) = replace_older(run, hello.node, &newer, &mut self.commands) {
                 self.sessions.remove(&older);
             }
@@ -122,6 +131,7 @@ impl Machine {
         welcome(run, &hello, session, &mut self.commands);
         check_no_later_than(run, hello.node);
         decide(run, now, &mut self.commands);
+        self.settle(&hello.run_id, now);
     }
 
     /// A node said something.
@@ -172,7 +182,7 @@ impl Machine {
             NodeMessage::Done { round } => on_done(run, id, session, round, out),
         }
         decide(run, now, &mut self.commands);
-        self.leave_if_vacant(&run_id, now);
+        self.settle(&run_id, now);
     }
 
     /// A connection ended, for whatever reason. Connections that never said Hello may be reported too.
@@ -185,27 +195,30 @@ impl Machine {
         run.update(id, |node| node.map(|node| Node { session: None, heard_at: now, ..node }));
         check_no_later_than(run, id);
         decide(run, now, &mut self.commands);
+        self.settle(&run_id, now);
     }
 
     /// Time has passed.
     pub fn on_tick(&mut self, now: Instant) {
         self.advance(now);
-        let mut vacant = Vec::new();
-        for run in self.runs.values_mut() {
+        let due: Vec<_> = self.due.iter().take_while(|(at, _)| *at <= now).map(|(_, run_id)| run_id.clone()).collect();
+        due.iter().for_each(|run_id| self.look_at(run_id, now));
+        self.forget(now);
+    }
+
+    /// Look at one run, as time has passed.
+    fn look_at(&mut self, run_id: &str, now: Instant) {
+        if let Some(run) = self.runs.get_mut(run_id) {
             expire(run, now, &mut self.sessions, &mut self.commands);
             decide(run, now, &mut self.commands);
-            if run.nodes.is_empty() {
-                vacant.push(run.id.clone());
-            }
         }
-        vacant.iter().for_each(|run_id| self.leave_if_vacant(run_id, now));
-        self.forget(now);
+        self.settle(run_id, now);
     }
 
     /// When to call [`Machine::on_tick`] at the latest.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let due = self.runs.values().flat_map(|run| [run.check_at, run.close_at, run.hold_until]).flatten();
-        due.chain(self.vacant.first().map(|(since, _)| *since + VACANT_FOR)).min()
+        let due = self.due.first().map(|(at, _)| *at);
+        due.into_iter().chain(self.vacant.first().map(|(since, _)| *since + VACANT_FOR)).min()
     }
 
     /// What to do now, in order.
@@ -226,6 +239,43 @@ impl Machine {
     /// How many sessions have introduced themselves and are connected.
     pub fn session_count(&self) -> usize {
         self.sessions.len()
+    }
+
+    /// Something has happened in a run: put it where it belongs.
+    fn settle(&mut self, run_id: &str, now: Instant) {
+        self.file(run_id, now);
+        self.leave_if_vacant(run_id, now);
+        while self.deserted.len() > DESERTED_RUNS {
+            let Some((_, run_id)) = self.deserted.first().cloned() else { return };
+            self.give_up(&run_id, now);
+        }
+    }
+
+    /// Keep the indexes of runs true.
+    fn file(&mut self, run_id: &str, now: Instant) {
+        let Some(run) = self.runs.get_mut(run_id) else { return };
+        let deserted = !run.nodes.is_empty() && run.connected_count == 0;
+        let filed = match run.nodes.is_empty() {
+            true => Filed::default(),
+            false => Filed { due: run.due(), deserted: deserted.then(|| run.filed.deserted.unwrap_or(now)) },
+        };
+        let before = std::mem::replace(&mut run.filed, filed);
+        refile(&mut self.due, before.due, filed.due, run_id);
+        refile(&mut self.deserted, before.deserted, filed.deserted, run_id);
+    }
+
+    /// Too many runs wait for nodes to come back: nobody waits any longer for those of this one.
+    fn give_up(&mut self, run_id: &str, now: Instant) {
+        if let Some(run) = self.runs.get_mut(run_id) {
+            let text = format!("{DESERTED_RUNS} runs have lost their connections since: its nodes are given up");
+            note(run, text, &mut self.commands);
+            run.nodes.values_mut().for_each(|node| node.reconnect_grace = Duration::ZERO);
+            run.check_at = Some(now);
+            expire(run, now, &mut self.sessions, &mut self.commands);
+            decide(run, now, &mut self.commands);
+        }
+        self.file(run_id, now);
+        self.leave_if_vacant(run_id, now);
     }
 
     /// If nobody is in a run any more, it is only remembered. One that has nothing to remember is gone at once.
@@ -269,11 +319,12 @@ impl Machine {
 
     /// Renew every lease if the last deadline passed long ago: it was this process that stood still, not the nodes.
     fn advance(&mut self, now: Instant) {
-        for run in self.runs.values_mut() {
-            let Some(late) = run.check_at.and_then(|at| now.checked_duration_since(at)).filter(|late| *late > STALL)
-            else {
-                continue;
-            };
+        let is_late = |at: Instant| now.saturating_duration_since(at) > STALL;
+        let late: Vec<_> =
+            self.due.iter().take_while(|(at, _)| is_late(*at)).map(|(_, run_id)| run_id.clone()).collect();
+        for run_id in late {
+            let Some(run) = self.runs.get_mut(&run_id) else { continue };
+            let Some(late) = run.check_at.filter(|at| is_late(*at)).map(|at| now - at) else { continue };
             for node in run.nodes.values_mut() {
                 node.heard_at = now;
                 node.suspect = false;
@@ -281,10 +332,46 @@ impl Machine {
             run.check_at = run.nodes.values().map(Node::lost_at).min();
             let text = format!("this coordinator stood still: it is {late:.1?} late, and renews every lease");
             note(run, text, &mut self.commands);
+            self.file(&run_id, now);
         }
+    }
+
+    /// Compare the indexes of runs with the runs.
+    ///
+    /// # Errors
+    /// Which differ.
+    #[cfg(any(test, feature = "sim"))]
+    pub fn check(&self) -> Result<(), String> {
+        let of = |which: fn(&Run) -> Option<Instant>| -> BTreeSet<_> {
+            self.runs.values().filter_map(|run| Some((which(run)?, run.id.clone()))).collect()
+        };
+        let deserted: BTreeSet<_> = self.deserted.iter().map(|(_, run_id)| run_id).collect();
+        let without: BTreeSet<_> =
+            self.runs.values().filter(|run| run.connected_count == 0).map(|run| &run.id).collect();
+        if self.due == of(Run::due) && deserted == without {
+            return Ok(());
+        }
+        Err(format!(
+            "runs are due at {:?}, filed at {:?}; deserted {without:?}, filed {deserted:?}",
+            of(Run::due),
+            self.due
+        ))
     }
 
     fn send(&mut self, session: SessionId, message: CoordinatorMessage) {
         self.commands.push(Command::Send { session, message });
+    }
+}
+
+/// Move a run within an index.
+fn refile(index: &mut BTreeSet<(Instant, String)>, before: Option<Instant>, now: Option<Instant>, run_id: &str) {
+    if before == now {
+        return;
+    }
+    if let Some(before) = before {
+        index.remove(&(before, run_id.to_owned()));
+    }
+    if let Some(now) = now {
+        index.insert((now, run_id.to_owned()));
     }
 }

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use super::admission::disagreement;
+use super::claims::{apply_terms, believe, bind, differ, terms};
 use super::decide::{placement, why};
 use super::machine::Command;
 use super::message::{CoordinatorMessage, Failure, Hello, Join, NodeId, Placed, Round, Verdict};
@@ -20,28 +22,17 @@ pub(super) fn introduce(
 ) {
     let mut node = Node::new(hello, session, ends, now);
     if let Some(placed) = hello.placed {
-        // A coordinator that lost its memory has it from its nodes; to one that did not, they tell nothing new.
-        run.restart = run.restart.max(placed.restart);
-        if placed.round > run.round {
+        if run.takes_up(&placed, now) {
+            bind(run, &hello.settings, now, out);
             recall(run, placed, &node, now, out);
         }
-        let stranger = !run.worlds.contains(&placed.world);
-        if stranger && (run.strangers.insert(placed.world) || placed.active) {
-            // Others of that world may run too, and are not known: they are given the time to report. That one of them has
-            // stopped says nothing of them.
-            run.strangers_until = run.strangers_until.max(Some(now + node.lease));
-        }
-        if run.has_seat(hello.node, placed) {
-            node.placed = Some((placed.round, placed.rank));
-            if placed.active {
-                node.status = Status::Active;
-                if run.hold_until.is_none() {
-                    let reason = format!("{} came back after it had been given up", node.label());
-                    interrupt(run, reason, out);
-                }
-            }
+        believe(run, placed, &mut node, hello, now, out);
+        if node.status == Status::Active && run.hold_until.is_none() {
+            let reason = format!("{} came back after it had been given up", node.label());
+            interrupt(run, reason, out);
         }
     }
+    apply_terms(run, &mut node);
     run.settle_in(hello.node, node);
 }
 
@@ -53,10 +44,10 @@ fn recall(run: &mut Run, placed: Placed, node: &Node, now: Instant, out: &mut Ve
         node.label(),
         placed.round,
         placed.world_size,
-        node.lease.as_secs_f64()
+        run.settings.lease().as_secs_f64()
     );
     note(run, text, out);
-    for session in run.recall(placed, now + node.lease) {
+    for session in run.recall(placed, now + run.settings.lease()) {
         out.push(Command::Send {
             session,
             message: over(run, format!("round {} formed without this node", placed.round)),
@@ -69,6 +60,9 @@ pub(super) fn welcome(run: &Run, hello: &Hello, session: SessionId, out: &mut Ve
     let Some(node) = run.nodes.get(&hello.node) else { return };
     let mut send = |message| out.push(Command::Send { session, message });
     send(CoordinatorMessage::Welcome { addr: node.addr() });
+    if run.is_bound() && differ(&run.settings, &hello.settings) {
+        send(terms(&run.settings));
+    }
     if let Some(verdict) = &run.closed {
         send(CoordinatorMessage::Closed { verdict: verdict.clone(), spare: run.is_spare(node) });
         return;
@@ -107,13 +101,10 @@ pub(super) fn readmit(
     now: Instant,
     out: &mut Vec<Command>,
 ) {
+    let mut newer = Node::new(hello, session, ends, now);
+    apply_terms(run, &mut newer);
     run.update(hello.node, |node| {
-        node.map(|node| Node {
-            status: node.status,
-            placed: node.placed,
-            done: node.done,
-            ..Node::new(hello, session, ends, now)
-        })
+        node.map(|node| Node { status: node.status, placed: node.placed, done: node.done, ..newer })
     });
     let runs = hello.placed.is_some_and(|placed| placed.active && placed.round == run.round);
     if !hello.joining && !runs {
@@ -133,7 +124,15 @@ pub(super) fn on_join(run: &mut Run, id: NodeId, session: SessionId, join: Join,
         return;
     }
     let Some(node) = run.nodes.get(&id) else { return };
-    let label = node.label();
+    let (label, asked) = (node.label(), node.asked.clone());
+    if let Some(reason) = disagreement(run, &node.name, &asked) {
+        // It came before anybody had joined.
+        out.push(Command::Send { session, message: CoordinatorMessage::Ended { reason } });
+        out.push(Command::End { session });
+        return;
+    }
+    bind(run, &asked, now, out);
+    let Some(node) = run.nodes.get(&id) else { return };
     let mut arrival = None;
     match (&node.status, node.placed) {
         // The completion was lost with the connection it was sent on: this join belongs to a round that is over.
@@ -273,7 +272,7 @@ pub(super) fn stand_down(run: &mut Run, id: NodeId, what: &str, out: &mut Vec<Co
 /// A node is gone. If it ran workers, that is remembered of its host.
 pub(super) fn depart(run: &mut Run, id: NodeId, what: &str, now: Instant, out: &mut Vec<Command>) {
     let running = run.nodes.get(&id).filter(|node| node.status == Status::Active && !node.done && run.closed.is_none());
-    if let Some(addr) = running.map(Node::addr) {
+    if let Some(addr) = running.map(|node| node.ends.peer) {
         run.departures.add(addr, &run.settings, now);
     }
     stand_down(run, id, what, out);

@@ -4,6 +4,7 @@
 //! [`NodeMessage::Hello`]; the coordinator answers with [`CoordinatorMessage::Welcome`] or [`CoordinatorMessage::Rejected`].
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -112,6 +113,7 @@ impl Hello {
 }
 
 /// A node's account of the last round it was placed in; lets a coordinator that lost its memory take it up again.
+/// Anybody can claim one: what a coordinator takes from it, and when, is for [`super::claims`] to say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placed {
     /// The round.
@@ -307,6 +309,14 @@ pub enum CoordinatorMessage {
         round: Round,
         /// The current one.
         current: Round,
+    },
+    /// The run's settings by which a node's life is judged. Sent after [`Welcome`](Self::Welcome) to a node that brought others, and
+    /// when the run's settings have changed. From then on they are the node's own.
+    Terms {
+        /// See [`Settings::keep_alive_interval`].
+        keep_alive_interval: Duration,
+        /// See [`Settings::keep_alive_max_attempt`].
+        keep_alive_max_attempt: u32,
     },
 }
 

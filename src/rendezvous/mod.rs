@@ -9,7 +9,7 @@
 //! | [`settings`] | what a node asks for: min and max nodes, time limits |
 //! | [`message`], [`text`], [`codec`] | what nodes and the coordinator say to each other; bounds on texts; frames |
 //! | [`state`], `tally`, [`ranks`] | what the coordinator knows of one run; what is counted of it; who gets which rank |
-//! | [`machine`], `admission`, `members`, `decide` | events in, commands out; who may come in; what becomes of a node; when a round closes, and as what |
+//! | [`machine`], `admission`, `claims`, `members`, `decide` | events in, commands out; who may come in; what a node's word counts for; what becomes of a node; when a round closes, and as what |
 //! | [`standing`] | what is decided at the moment, and why, in words |
 //! | [`node`], `replies`, `pending`, `view` | a node's side of its session; what it is told; what it has under way; what it hands out |
 //! | [`fence`] | when a node that is cut off stops its workers |
@@ -21,6 +21,7 @@
 
 mod admission;
 pub mod cas;
+mod claims;
 pub mod codec;
 #[cfg(feature = "io")]
 pub mod coordinator;

@@ -249,6 +249,9 @@ impl NodeMachine {
                 self.on_waits(waits, now);
             }
             CoordinatorMessage::Waits(waits) => self.on_waits(Some(waits), now),
+            CoordinatorMessage::Terms { keep_alive_interval, keep_alive_max_attempt } => {
+                self.on_terms(keep_alive_interval, keep_alive_max_attempt);
+            }
             CoordinatorMessage::Stale { round, current } => {
                 if self.report.as_ref().is_some_and(|report| report.round() == round) {
                     let reason = format!("round {round} is over; the current one is {current}");

@@ -1,10 +1,11 @@
 //! What a node makes of what the coordinator says. Part of [`super::node`].
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::message::{Failure, NodeMessage, Placed, Placement, Verdict, Waits};
 use super::node::{NodeCommand, NodeMachine};
 use super::pending::{Link, Report};
+use super::settings::Settings;
 
 impl NodeMachine {
     pub(super) fn on_welcome(&mut self, addr: String) {
@@ -71,6 +72,18 @@ impl NodeMachine {
         self.view.all_done |= matches!(verdict, Verdict::AllDone { .. });
         if let Verdict::Failed { failure: Some(failure), .. } = verdict {
             self.view.failure = Some((**failure).clone());
+        }
+    }
+
+    /// The run was opened with another lease than this node's. The coordinator judges by it, so this node has to stop its workers by it.
+    pub(super) fn on_terms(&mut self, keep_alive_interval: Duration, keep_alive_max_attempt: u32) {
+        let terms = Settings { keep_alive_interval, keep_alive_max_attempt, ..self.hello.settings.clone() };
+        if terms.validate().is_err() {
+            return;
+        }
+        self.hello.settings = terms;
+        if let Link::Up { answered_at, beat_at, .. } = &mut self.link {
+            *beat_at = (*beat_at).min(*answered_at + keep_alive_interval);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use bytes::BytesMut;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpStream, lookup_host};
+use tokio::net::{TcpSocket, TcpStream, lookup_host};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
@@ -49,10 +50,12 @@ impl Session {
     /// Start a session with the coordinator at `host:port`. Connects in the background, at once and for as long as it takes.
     pub fn open(runtime: &Handle, hello: Hello, host: &str, port: u16, coordinator_timeout: Duration) -> Self {
         let endpoint = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        // Places and departures are told by the address of the connection, so nodes of one machine that have each their own keep to it.
+        let source = hello.local_addr.as_deref().and_then(|addr| addr.parse().ok());
         let machine = NodeMachine::new(hello, endpoint, coordinator_timeout, Instant::now());
         let (steps, gone) = (watch::Sender::new(0), watch::Sender::new(false));
         let shared = Arc::new(Shared { machine: Mutex::new(machine), asked: Notify::new(), steps, gone });
-        let task = runtime.spawn(drive(Arc::clone(&shared), host.to_owned(), port));
+        let task = runtime.spawn(drive(Arc::clone(&shared), host.to_owned(), port, source));
         Self { shared, turn: tokio::sync::Mutex::default(), task }
     }
 
@@ -162,7 +165,7 @@ struct Connection {
     outgoing: BytesMut,
 }
 
-async fn drive(shared: Arc<Shared>, host: String, port: u16) {
+async fn drive(shared: Arc<Shared>, host: String, port: u16, source: Option<IpAddr>) {
     let mut connection: Option<Connection> = None;
     let mut connecting = None;
     let mut probing = None;
@@ -181,7 +184,7 @@ async fn drive(shared: Arc<Shared>, host: String, port: u16) {
         }
         for command in commands {
             match command {
-                NodeCommand::Connect => connecting = Some(Box::pin(connect(host.clone(), port))),
+                NodeCommand::Connect => connecting = Some(Box::pin(connect(host.clone(), port, source))),
                 NodeCommand::Disconnect => (connection, connecting) = (None, None),
                 NodeCommand::Probe => probing = Some(Box::pin(speaks_c10d(host.clone(), port))),
                 NodeCommand::Send(message) => {
@@ -274,7 +277,7 @@ async fn wait_for<F: Future + Unpin>(pending: &mut Option<F>) -> F::Output {
 async fn speaks_c10d(host: String, port: u16) -> bool {
     const NONCE: u32 = 0x454C_525A;
     let greeted = async {
-        let mut stream = connect(host, port).await.ok()?;
+        let mut stream = connect(host, port, None).await.ok()?;
         let mut greeting = BytesMut::new();
         Request::<&[u8]>::Validate.encode(&mut greeting);
         Request::<&[u8]>::Ping { nonce: NONCE }.encode(&mut greeting);
@@ -291,21 +294,46 @@ struct ConnectError {
     refused: bool,
 }
 
-/// Connect to the first of the host's addresses that answers.
-async fn connect(host: String, port: u16) -> Result<TcpStream, ConnectError> {
+async fn in_time(connecting: impl Future<Output = io::Result<TcpStream>>) -> io::Result<TcpStream> {
+    timeout(CONNECT_TIMEOUT, connecting).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+async fn connect_from(source: IpAddr, address: SocketAddr) -> io::Result<TcpStream> {
+    let socket = if source.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.bind((source, 0).into())?;
+    socket.connect(address).await
+}
+
+fn is_refusal(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset)
+}
+
+/// Connect to the first of the host's addresses that answers; from `source`, if that is an address of this machine from which it can be
+/// reached.
+async fn connect(host: String, port: u16, source: Option<IpAddr>) -> Result<TcpStream, ConnectError> {
     let failed = |text: String| ConnectError { text, refused: false };
     let resolved = lookup_host((host.as_str(), port)).await;
     let addresses = resolved.map_err(|error| failed(format!("cannot resolve `{host}`: {error}")))?;
     let (mut errors, mut refused) = (Vec::new(), false);
     for address in addresses {
-        let error = match timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
-            Ok(Ok(stream)) => {
+        let source = source.filter(|source| source.is_ipv4() == address.is_ipv4());
+        let mut connected = match source {
+            Some(source) => in_time(connect_from(source, address)).await,
+            None => in_time(TcpStream::connect(address)).await,
+        };
+        // The address is another machine's, or the way back does not lead to it. That others use it is all that was asked for.
+        if let (Some(_), Err(error)) = (source, &connected)
+            && !is_refusal(error)
+        {
+            connected = in_time(TcpStream::connect(address)).await;
+        }
+        let error = match connected {
+            Ok(stream) => {
                 return stream.set_nodelay(true).map(|()| stream).map_err(|error| failed(error.to_string()));
             }
-            Ok(Err(error)) => error,
-            Err(_) => io::Error::from(io::ErrorKind::TimedOut),
+            Err(error) => error,
         };
-        refused |= matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset);
+        refused |= is_refusal(&error);
         errors.push(format!("{address}: {error}"));
     }
     let text = if errors.is_empty() { format!("`{host}` has no address") } else { errors.join(", ") };

@@ -7,9 +7,8 @@ use serde::{Deserialize, Serialize};
 
 /// Settings of one rendezvous, as each node brings them.
 ///
-/// `min_nodes` and `max_nodes`, among others, must agree between all nodes of a run. Of the time limits, those of the node that opened
-/// the run hold for the run (`last_call_timeout`, `settle_timeout`, `rejoin_limit`, `rejoin_window`); those that concern one node hold for that node
-/// (`keep_alive_interval`, `keep_alive_max_attempt`, `reconnect_grace`).
+/// `min_nodes` and `max_nodes`, among others, must agree between all nodes of a run. All other limits are those of the first node that
+/// joined, for every node: the coordinator tells them to nodes that have brought others. `on_partition` alone is each node's own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// Fewest nodes with which a round may complete. At least 1.
@@ -82,7 +81,7 @@ impl Settings {
         }
     }
 
-    /// How long a node may be silent before it is lost: `keep_alive_interval × keep_alive_max_attempt`.
+    /// How long a node may be silent before it is lost: `keep_alive_interval * keep_alive_max_attempt`.
     pub fn lease(&self) -> Duration {
         self.keep_alive_interval * self.keep_alive_max_attempt
     }
@@ -101,27 +100,38 @@ impl Settings {
                 self.max_nodes, self.min_nodes
             ));
         }
-        if self.keep_alive_interval < Duration::from_millis(10) || self.keep_alive_interval > Self::LONGEST {
+        if self.keep_alive_interval < Duration::from_millis(10) || self.keep_alive_interval > LONGEST_LEASE {
             let given = self.keep_alive_interval;
-            return Err(format!("keep_alive_interval is `{given:?}`, must be from 10ms to {:?}", Self::LONGEST));
+            return Err(format!("keep_alive_interval is `{given:?}`, must be from 10ms to {LONGEST_LEASE:?}"));
         }
         if self.keep_alive_max_attempt < 1 || self.keep_alive_max_attempt > 1_000 {
             let given = self.keep_alive_max_attempt;
             return Err(format!("keep_alive_max_attempt is `{given}`, must be from 1 to 1000"));
         }
-        for (name, value) in [
-            ("last_call_timeout", self.last_call_timeout),
-            ("settle_timeout", self.settle_timeout),
-            ("reconnect_grace", self.reconnect_grace),
-            ("rejoin_window", self.rejoin_window),
+        for (name, value, longest) in [
+            ("keep_alive_interval * keep_alive_max_attempt", self.lease(), LONGEST_LEASE),
+            ("last_call_timeout", self.last_call_timeout, LONGEST_WAIT),
+            ("settle_timeout", self.settle_timeout, LONGEST_WAIT),
+            ("reconnect_grace", self.reconnect_grace, LONGEST_GRACE),
+            ("rejoin_window", self.rejoin_window, LONGEST_WAIT),
         ] {
-            if value > Self::LONGEST {
-                return Err(format!("{name} is `{value:?}`, must be at most {:?}", Self::LONGEST));
+            if value > longest {
+                return Err(format!("{name} is `{value:?}`, must be at most {longest:?}"));
             }
+        }
+        if self.rejoin_limit > LARGEST_REJOIN_LIMIT {
+            let given = self.rejoin_limit;
+            return Err(format!("rejoin_limit is `{given}`, must be from 0 to {LARGEST_REJOIN_LIMIT}"));
         }
         Ok(())
     }
-
-    /// Ten years: far beyond any job, and safe to add to any instant.
-    const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 }
+
+/// Longest time for which a silent node may hold up its job.
+pub const LONGEST_LEASE: Duration = Duration::from_secs(3600);
+/// Longest time for which a node may hold up its job after its connection has ended.
+pub const LONGEST_GRACE: Duration = Duration::from_secs(60);
+/// Longest time for which a round may wait for further nodes, and for which departures are remembered.
+pub const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
+/// Departures are remembered one by one.
+const LARGEST_REJOIN_LIMIT: u32 = 1_000;

@@ -84,11 +84,11 @@ impl Run {
             }
             Standing::Gathering => {
                 let missing = (self.settings.min_nodes as usize).saturating_sub(waiting);
-                Some(format!("round {} waits for {missing} more nodes{}", self.round.next(), self.list(&self.waiting)))
+                Some(format!("round {} waits for {missing} more nodes{}", self.next_round(), self.list(&self.waiting)))
             }
             _ => {
                 let why = self.standing.holds_up()?;
-                Some(format!("round {} could form with {waiting} nodes, but {why}", self.round.next()))
+                Some(format!("round {} could form with {waiting} nodes, but {why}", self.next_round()))
             }
         }
     }

@@ -54,6 +54,8 @@ pub struct Node {
     pub(super) process: u64,
     /// Rank the user gave it.
     pub(super) node_rank: Option<u32>,
+    /// What it asked for. What holds for it is the run's, once the run has nodes that take part.
+    pub(super) asked: Settings,
     pub(super) lease: Duration,
     pub(super) reconnect_grace: Duration,
     /// `None` while the connection is broken.
@@ -78,6 +80,7 @@ impl Node {
             ends: Ends { peer: ends.peer.to_canonical(), local: ends.local.to_canonical() },
             process: hello.process,
             node_rank: hello.node_rank,
+            asked: hello.settings.clone(),
             lease: hello.settings.lease(),
             reconnect_grace: hello.settings.reconnect_grace,
             session: Some(session),
@@ -132,6 +135,15 @@ pub struct World {
     pub workers: Option<Vec<WorkerRanks>>,
 }
 
+/// Under which times a run is in the machine's indexes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Filed {
+    /// When it is looked at.
+    pub due: Option<Instant>,
+    /// Since when it has had nodes, and no connection.
+    pub deserted: Option<Instant>,
+}
+
 /// One rendezvous: all nodes with one run id.
 #[derive(Clone, Debug)]
 pub struct Run {
@@ -161,6 +173,10 @@ pub struct Run {
     pub(super) returning_count: usize,
     /// Of those waiting, the ones whose connection is broken at the moment.
     pub(super) unreachable_count: usize,
+    /// Nodes that are connected.
+    pub(super) connected_count: usize,
+    /// Of those, the ones that wait or run.
+    pub(super) present_count: usize,
     pub(super) arrivals: u64,
     /// When the first newcomer asked for the next round.
     pub(super) newcomer_since: Option<Instant>,
@@ -176,8 +192,13 @@ pub struct Run {
     pub(super) departures: Departures,
     /// Worlds that this coordinator has formed, or has been told of first.
     pub(super) worlds: BTreeSet<u64>,
-    /// Other worlds that nodes have named.
+    /// Other worlds that nodes have named, while this coordinator was young.
     pub(super) strangers: BTreeSet<u64>,
+    /// Highest round that a node has named: no round gets a number that a node may know from another life of this coordinator.
+    pub(super) named: Round,
+    /// Until when nodes of a world that an earlier life of this coordinator has formed may still run: see [`super::claims`]. `None`:
+    /// that is over, or never was.
+    pub(super) young_until: Option<Instant>,
     /// Until when nodes may still run a world of an earlier life of this coordinator, beside the one it knows of: no round
     /// closes before.
     pub(super) strangers_until: Option<Instant>,
@@ -187,6 +208,8 @@ pub struct Run {
     pub(super) check_at: Option<Instant>,
     /// Since when nobody has been in this run.
     pub(super) vacant_since: Option<Instant>,
+    /// Under which times the run is in the machine's indexes.
+    pub(super) filed: Filed,
     /// What was decided last, as it was logged.
     pub(super) standing: Standing,
 }
@@ -211,6 +234,8 @@ impl Run {
             done_count: 0,
             returning_count: 0,
             unreachable_count: 0,
+            connected_count: 0,
+            present_count: 0,
             arrivals: 0,
             newcomer_since: None,
             ready_since: None,
@@ -220,10 +245,13 @@ impl Run {
             departures: Departures::default(),
             worlds: BTreeSet::new(),
             strangers: BTreeSet::new(),
+            named: Round(0),
+            young_until: None,
             strangers_until: None,
             close_at: None,
             check_at: None,
             vacant_since: None,
+            filed: Filed::default(),
             standing: Standing::default(),
         }
     }
@@ -235,7 +263,23 @@ impl Run {
             && self.nodes.is_empty()
             && self.replaced.is_empty()
             && self.strangers.is_empty()
+            && self.named == Round(0)
             && self.departures.is_empty()
+    }
+
+    /// The number of the next round.
+    pub(super) fn next_round(&self) -> Round {
+        self.round.max(self.named).next()
+    }
+
+    /// When to look at this run at the latest.
+    pub(super) fn due(&self) -> Option<Instant> {
+        [self.check_at, self.close_at, self.hold_until].into_iter().flatten().min()
+    }
+
+    /// Whether this coordinator has formed the current world itself, rather than been told of it.
+    pub(super) fn has_formed(&self) -> bool {
+        self.world.as_ref().is_some_and(|world| world.master.is_some())
     }
 
     /// Rank in the last world, for a node that belonged to it.
@@ -294,7 +338,7 @@ impl Run {
         let Settings { min_nodes, max_nodes, .. } = self.settings;
         let mut text = format!(
             "round {}: {} of {min_nodes} to {max_nodes} nodes have joined{}",
-            self.round.next(),
+            self.next_round(),
             self.waiting.len(),
             self.list(&self.waiting),
         );

@@ -58,19 +58,27 @@ impl Run {
         }
     }
 
-    /// Which of the counters a node adds to: returning, unreachable, done.
-    fn counted(&self, node: &Node) -> [bool; 3] {
+    /// Which of the counters a node adds to: returning, unreachable, done, connected, present.
+    fn counted(&self, node: &Node) -> [bool; 5] {
         let waiting = matches!(node.status, Status::Waiting { .. });
         // The round does not change while nodes wait, other than in `complete` and `recall`, which recount.
         [
             waiting && self.last_rank(node).is_some(),
             waiting && node.session.is_none(),
             node.status == Status::Active && node.done,
+            node.session.is_some(),
+            node.session.is_some() && node.status != Status::Idle,
         ]
     }
 
-    fn counters(&mut self) -> [&mut usize; 3] {
-        [&mut self.returning_count, &mut self.unreachable_count, &mut self.done_count]
+    fn counters(&mut self) -> [&mut usize; 5] {
+        [
+            &mut self.returning_count,
+            &mut self.unreachable_count,
+            &mut self.done_count,
+            &mut self.connected_count,
+            &mut self.present_count,
+        ]
     }
 
     fn count(&mut self, node: &Node, add: bool) {
@@ -80,8 +88,8 @@ impl Run {
         }
     }
 
-    fn fresh_count(&self) -> [usize; 3] {
-        let mut fresh = [0; 3];
+    fn fresh_count(&self) -> [usize; 5] {
+        let mut fresh = [0; 5];
         for node in self.nodes.values() {
             for (count, counted) in fresh.iter_mut().zip(self.counted(node)) {
                 *count += usize::from(counted);
@@ -112,9 +120,11 @@ impl Run {
     /// Which differ.
     #[cfg(any(test, feature = "sim"))]
     pub fn check(&self) -> Result<(), String> {
-        let kept = ([self.returning_count, self.unreachable_count, self.done_count], (&self.active, &self.waiting));
-        let (count, (active, waiting)) = (self.fresh_count(), self.fresh_sets());
-        let fresh = (count, (&active, &waiting));
+        let counters = [self.returning_count, self.unreachable_count, self.done_count, self.connected_count];
+        let kept = ((counters, self.present_count), (&self.active, &self.waiting));
+        let ([returning, unreachable, done, connected, present], (active, waiting)) =
+            (self.fresh_count(), self.fresh_sets());
+        let fresh = (([returning, unreachable, done, connected], present), (&active, &waiting));
         if kept == fresh { Ok(()) } else { Err(format!("counters are {kept:?}, a recount gives {fresh:?}")) }
     }
 }

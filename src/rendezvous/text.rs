@@ -1,7 +1,8 @@
 //! What nodes write about themselves, as others may be shown it: short enough that no message outgrows its frame, and
 //! without characters that could forge lines of a log or steer a terminal ([`is_steering`]).
 
-use super::message::{CoordinatorMessage, Failure, Hello, Join, Placement, Verdict, Waits};
+use super::message::{CoordinatorMessage, Failure, Hello, Join, Placed, Placement, Verdict, Waits};
+use super::settings::Settings;
 
 /// Longest run id, in bytes.
 pub const RUN_ID_LIMIT_BYTES: usize = 1024;
@@ -21,7 +22,35 @@ impl Hello {
         validate_run_id(&self.run_id)?;
         check("name", &self.name, NAME_LIMIT_BYTES)?;
         check("address", self.local_addr.as_deref().unwrap_or_default(), NAME_LIMIT_BYTES)?;
-        self.settings.validate()
+        self.settings.validate()?;
+        self.placed.map_or(Ok(()), |placed| placed.validate(&self.settings))
+    }
+}
+
+impl Placed {
+    /// Check what a node says of its last round against what it asks for: it was placed by the same settings.
+    ///
+    /// # Errors
+    /// A sentence naming what is not allowed, and what is.
+    fn validate(&self, settings: &Settings) -> Result<(), String> {
+        let Self { rank, world_size, restart, .. } = *self;
+        if world_size < 1 || world_size > settings.max_nodes {
+            let max = settings.max_nodes;
+            return Err(format!(
+                "the world size of the last round is `{world_size}`, must be from 1 to max_nodes (`{max}`)"
+            ));
+        }
+        if rank >= world_size {
+            return Err(format!(
+                "the rank of the last round is `{rank}`, must be below its world size (`{world_size}`)"
+            ));
+        }
+        match settings.max_restarts {
+            Some(limit) if restart > limit => {
+                Err(format!("the restart number is `{restart}`, must be at most max_restarts (`{limit}`)"))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -113,7 +142,7 @@ pub(super) fn tidy_message(message: CoordinatorMessage) -> CoordinatorMessage {
         Closed { verdict, spare } => Closed { verdict: tidy_verdict(&verdict), spare },
         Heartbeat { waits: told } => Heartbeat { waits: told.map(waits) },
         CoordinatorMessage::Waits(told) => CoordinatorMessage::Waits(waits(told)),
-        CoordinatorMessage::Stale { .. } => message,
+        CoordinatorMessage::Stale { .. } | CoordinatorMessage::Terms { .. } => message,
     }
 }
 

@@ -1,5 +1,6 @@
 //! What is done to a job: agents start, stop, die and leave; processes stand still; paths are cut.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use super::agent::{Ours, worker_count};
@@ -10,8 +11,9 @@ use super::queue::Time;
 use super::simulation::{Action, Event, Simulation, run_id};
 use super::worlds::Violation;
 use crate::process::Signal;
-use crate::rendezvous::message::{Failure, Hello, JoinWorkers, NodeId, Placement};
+use crate::rendezvous::message::{Failure, Hello, JoinWorkers, NodeId, NodeMessage, Placement};
 use crate::rendezvous::node::NodeMachine;
+use crate::rendezvous::state::{Ends, SessionId};
 
 impl Simulation {
     pub(super) fn act(&mut self, action: Action) -> Result<(), Violation> {
@@ -100,6 +102,27 @@ impl Simulation {
                     self.ledgers.iter_mut().for_each(Ledger::on_restart);
                 }
             }
+            Action::Intrude(hello, said) => return self.intrude(*hello, said),
+        }
+        Ok(())
+    }
+
+    /// A connection of no host.
+    fn intrude(&mut self, hello: Hello, said: Vec<NodeMessage>) -> Result<(), Violation> {
+        if !self.coordinator.up || self.coordinator.stalled_until > self.now() {
+            return Ok(());
+        }
+        self.intruders += 1;
+        let (session, now) = (SessionId(u64::MAX - self.intruders), self.instant());
+        let address = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 7));
+        let machine = &mut self.coordinator.machine;
+        let run = hello.run_id.clone();
+        machine.on_hello(session, hello, Ends { peer: address, local: address }, now);
+        said.into_iter().for_each(|message| machine.on_message(session, message, now));
+        machine.on_disconnected(session, now);
+        self.after_coordinator()?;
+        if let Some(number) = (0..self.ledgers.len()).find(|number| run_id(*number) == run) {
+            self.ledgers[number].on_intruder(&self.coordinator.machine);
         }
         Ok(())
     }

@@ -203,7 +203,9 @@ fn applies(job: &Simulation, action: &Action) -> bool {
             process(host).is_some()
         }
         Action::CrashCoordinator | Action::StallCoordinator(_) => job.coordinator.up,
-        Action::Start(..) | Action::StartCoordinator | Action::Stall(..) | Action::Cut(..) => true,
+        Action::Start(..) | Action::StartCoordinator | Action::Stall(..) | Action::Cut(..) | Action::Intrude(..) => {
+            true
+        }
     }
 }
 

@@ -8,7 +8,7 @@
 mod completion;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::host::{Agent, Host, Process};
 use super::network::HostId;
@@ -56,6 +56,17 @@ pub struct Loss {
     pub fault: Time,
 }
 
+/// What a coordinator knows of a node that introduces itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Known {
+    /// The node: it is connected, or waited for.
+    node: bool,
+    /// The world that it names, or that others of it may still run.
+    heard: bool,
+    /// That world, or that it is the last one.
+    believed: bool,
+}
+
 /// Everything seen so far that later events are judged by.
 #[derive(Clone, Debug)]
 pub struct Ledger {
@@ -72,6 +83,8 @@ pub struct Ledger {
     named: BTreeSet<(Round, u64)>,
     /// Highest round that this life of the coordinator knows of.
     highest: Round,
+    /// Highest round that a node has named to it.
+    named_highest: Round,
     /// Worlds that nodes have named to this life as their last, by the life that formed them.
     learned: BTreeSet<(u32, Round)>,
     /// Highest restart number that nodes have named to this life.
@@ -104,6 +117,7 @@ impl Ledger {
             places: BTreeMap::new(),
             named: BTreeSet::new(),
             highest: Round(0),
+            named_highest: Round(0),
             learned: BTreeSet::new(),
             learned_restart: 0,
             restart: 0,
@@ -137,7 +151,7 @@ impl Ledger {
         self.newest.clear();
         self.places.clear();
         self.named.clear();
-        self.highest = Round(0);
+        (self.highest, self.named_highest) = (Round(0), Round(0));
         self.learned.clear();
         self.learned_restart = 0;
         self.restart = 0;
@@ -159,13 +173,25 @@ impl Ledger {
         }
     }
 
-    /// Whether the coordinator knows a node: is connected with it, or waits for it.
-    pub(super) fn knows(&self, machine: &Machine, node: NodeId) -> bool {
-        machine.run(&self.run_id).is_some_and(|run| run.knows(node))
+    /// What the coordinator knows of a node that is about to introduce itself.
+    pub(super) fn known(&self, machine: &Machine, hello: &Hello, now: Instant) -> Known {
+        let run = machine.run(&self.run_id);
+        let (knows, young) = (run.is_some_and(|run| run.knows(hello.node)), run.is_none_or(|run| run.is_young(now)));
+        let Some(placed) = hello.placed else { return Known { node: knows, heard: young, believed: young } };
+        let world = run.is_some_and(|run| run.knows_world(&placed));
+        let taken_up = run.is_none_or(|run| run.takes_up(&placed, now));
+        Known { node: knows, heard: world || young, believed: world || taken_up }
     }
 
-    /// The coordinator was handed this, and has not refused it. `knew`: the node was known to it before.
-    pub(super) fn on_message(&mut self, session: SessionId, message: &NodeMessage, knew: bool, life: u32) {
+    /// The coordinator was handed this, and has not refused it. `known` is what it knew before.
+    pub(super) fn on_message(
+        &mut self,
+        session: SessionId,
+        message: &NodeMessage,
+        known: Known,
+        machine: &Machine,
+        life: u32,
+    ) {
         if let NodeMessage::Hello(hello) = message {
             let earlier = self.newest.insert(hello.node, session);
             let earlier = earlier.and_then(|session| self.said.remove(&session));
@@ -173,22 +199,31 @@ impl Ledger {
             let Hello { node, settings, node_rank, .. } = (**hello).clone();
             let said = Said { node, settings, node_rank, connected: true, join };
             self.said.insert(session, said);
-            if !knew {
+            if !known.node {
                 // Whom the coordinator has given up, it knows by what the node itself says.
                 self.places.remove(&hello.node);
             }
             // A number that was given anew after a restart does not make its first holder a member of the second world.
             if let Some(placed) = hello.placed {
                 self.named.insert((placed.round, placed.world));
-                self.learned.extend(self.world_of(hello.node, placed.round, placed.rank));
-                self.learned_restart = self.learned_restart.max(placed.restart);
+                if known.heard {
+                    self.learned.extend(self.world_of(hello.node, placed.round, placed.rank));
+                }
+                match known.believed {
+                    true => self.learned_restart = self.learned_restart.max(placed.restart),
+                    // Its number of restarts is not the job's any more.
+                    false => _ = self.reached.remove(&hello.node),
+                }
             }
             let foreign = |placed: &Placed| {
                 let told = self.worlds.get(&(life, placed.round));
                 told.is_some_and(|told| told.members.get(placed.rank as usize) != Some(&hello.node))
             };
             if let Some(placed) = hello.placed.filter(|placed| !foreign(placed)) {
-                self.highest = self.highest.max(placed.round);
+                // A number that is not taken up is only not given again.
+                let taken_up = machine.run(&self.run_id).is_some_and(|run| placed.round <= run.round());
+                let number = if taken_up { &mut self.highest } else { &mut self.named_highest };
+                *number = placed.round.max(*number);
                 let known = self.places.get(&hello.node).map_or(Round(0), |place| place.0);
                 if placed.round > known {
                     self.places.insert(hello.node, (placed.round, placed.rank, placed.world));
@@ -209,11 +244,22 @@ impl Ledger {
         }
     }
 
+    /// Somebody may have claimed a place in a world that never was.
+    pub(super) fn on_intruder(&mut self, machine: &Machine) {
+        let Some(run) = machine.run(&self.run_id).filter(|run| run.round() > self.highest) else { return };
+        self.highest = run.round();
+        self.learned_restart = self.learned_restart.max(run.restart());
+        // Whose it is nobody knows: members of no world have ranks to keep.
+        self.named.insert((run.round(), 0));
+    }
+
     /// A member of a running world is not refused for what it asks for while others have only come.
     pub(super) fn check_refusal(&self, message: &NodeMessage, reason: &str) -> Result<(), Violation> {
         let NodeMessage::Hello(hello) = message else { return Ok(()) };
         let member = hello.placed.is_some_and(|placed| placed.active);
-        ensure(!member || !reason.contains(OTHER_SETTINGS) || self.highest > Round(0) || self.closed, || {
+        // Who runs on for longer than a lease may find that newcomers have made the run theirs.
+        let late = self.settings.on_partition == OnPartition::Continue;
+        ensure(!member || !reason.contains(OTHER_SETTINGS) || self.highest > Round(0) || self.closed || late, || {
             format!("{} runs in a world and is refused by newcomers: {reason}", hello.name)
         })
     }

@@ -17,7 +17,7 @@ use super::wiring::REFUSED;
 use super::worlds::Violation;
 use crate::rendezvous::codec::CodecError;
 use crate::rendezvous::machine::Machine;
-use crate::rendezvous::message::{Placement, Verdict};
+use crate::rendezvous::message::{Hello, NodeMessage, Placement, Verdict};
 use crate::rendezvous::settings::Settings;
 use crate::rendezvous::state::{Run, SessionId};
 
@@ -104,6 +104,8 @@ pub enum Action {
     CrashCoordinator,
     /// The coordinator is started again.
     StartCoordinator,
+    /// Somebody who is not of the job introduces itself with any claim, says this, and is gone without a goodbye.
+    Intrude(Box<Hello>, Vec<NodeMessage>),
 }
 
 /// What happens at some time.
@@ -178,6 +180,8 @@ pub struct Simulation {
     pub(super) coordinator_fault: Time,
     /// A virtual second, and how often the coordinator has ticked in it.
     pub(super) ticks: (u64, u64),
+    /// Connections that were no host's.
+    pub(super) intruders: u64,
     /// What arrived for processes that stand still.
     pub(super) deferred: BTreeMap<Option<HostId>, Vec<Event>>,
 }
@@ -208,6 +212,7 @@ impl Simulation {
             ends: Ends::default(),
             coordinator_fault: Time::ZERO,
             ticks: (0, 0),
+            intruders: 0,
             deferred: BTreeMap::new(),
             options,
         }

@@ -1,6 +1,6 @@
 //! Histories of jobs among strangers: the plans of [`super::plan`], and besides several runs on one coordinator, agents that come
 //! from another's place, nodes with other settings or of another version, ranks that users ask for, and hosts that come and go
-//! more often than they may.
+//! more often than they may, and connections of nobody that claim what they like.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,10 +9,11 @@ use super::invariants::OTHER_SETTINGS;
 use super::network::HostId;
 use super::plan::{Failure, Plan, Report, live_plan};
 use super::queue::Dice;
-use super::simulation::{Action, Simulation};
+use super::simulation::{Action, Simulation, run_id};
 use super::strangers::Strangers;
 use super::worlds::Violation;
-use crate::rendezvous::settings::Settings;
+use crate::rendezvous::message::{Hello, NodeId, NodeMessage, Placed, Round};
+use crate::rendezvous::settings::{LONGEST_GRACE, LONGEST_LEASE, LONGEST_WAIT, Settings};
 
 /// How often nodes were refused, by what for.
 pub type Refusals = BTreeMap<&'static str, usize>;
@@ -49,7 +50,43 @@ pub fn draw(seed: u64) -> Plan {
     if dice.chance(30) {
         draw_flapping(&mut plan, &mut dice);
     }
+    // A generator of its own, again.
+    let mut dice = Dice::new(seed ^ 0xC1A1);
+    if dice.chance(30) {
+        draw_intruders(&mut plan, &mut dice);
+    }
     plan
+}
+
+/// Connections of nobody, which claim what they like and end: times beyond any job's, and places in worlds that never were.
+fn draw_intruders(plan: &mut Plan, dice: &mut Dice) {
+    let settings = Settings {
+        keep_alive_interval: LONGEST_LEASE,
+        keep_alive_max_attempt: 1,
+        reconnect_grace: LONGEST_GRACE,
+        last_call_timeout: LONGEST_WAIT,
+        settle_timeout: LONGEST_WAIT,
+        ..plan.options.settings.clone()
+    };
+    for number in 0..dice.between(1, 6) {
+        let run = dice.between(0, plan.options.strangers.runs() as u64 - 1) as usize;
+        let claims = dice.chance(70).then(|| Placed {
+            round: Round(dice.between(1, 1 << 40)),
+            rank: 0,
+            world_size: settings.max_nodes,
+            world: dice.number(),
+            active: dice.chance(50),
+            restart: 0,
+        });
+        let node = NodeId(u128::from(dice.number()));
+        let hello = Hello::new(run_id(run), node, format!("intruder{number}"), settings.clone());
+        let hello = Hello { placed: claims, process: dice.number(), ..hello };
+        // One that joins is a member until it goes: what that costs is in the scenarios.
+        let said = [vec![], vec![NodeMessage::Heartbeat], vec![NodeMessage::Withdraw]];
+        let said = said[dice.between(0, 2) as usize].clone();
+        let at = dice.duration((Duration::ZERO, plan.calm_at));
+        plan.add(at, Action::Intrude(Box::new(hello), said), Duration::ZERO);
+    }
 }
 
 fn some_hosts(plan: &Plan, dice: &mut Dice, at_most: u64) -> BTreeSet<HostId> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::host::{self, Agent, Exit};
+use super::invariants::Known;
 use super::network::{End, HostId};
 use super::simulation::{Event, Simulation, run_id};
 use super::worlds::Violation;
@@ -90,9 +91,9 @@ impl Simulation {
         self.remark(|| format!("coordinator reads {message:?}"));
         let (life, now) = (self.coordinator.incarnation, self.instant());
         let run = self.options.strangers.run_of(host);
-        let knew = match &message {
-            NodeMessage::Hello(hello) => self.ledgers[run].knows(&self.coordinator.machine, hello.node),
-            _ => true,
+        let known = match &message {
+            NodeMessage::Hello(hello) => self.ledgers[run].known(&self.coordinator.machine, hello, now),
+            _ => Known::default(),
         };
         self.coordinator.handle(conn, message.clone(), now);
         let commands = self.coordinator.machine.take_commands();
@@ -104,7 +105,7 @@ impl Simulation {
         });
         match refused {
             Some(reason) => self.ledgers[run].check_refusal(&message, reason)?,
-            None => self.ledgers[run].on_message(conn, &message, knew, life),
+            None => self.ledgers[run].on_message(conn, &message, known, &self.coordinator.machine, life),
         }
         self.obey_coordinator(commands)
     }
@@ -228,6 +229,7 @@ impl Simulation {
             };
             let ledger = &mut self.ledgers[run];
             let rounds = ledger.rounds;
+            coordinator.machine.check().map_err(Violation::contract)?;
             ledger.check_decision(&coordinator.machine, commands.iter().filter(concerns), life)?;
             if self.ledgers[run].rounds > rounds {
                 self.ledgers[run].check_one_world(life, self.hosts_of(run), self.now())?;

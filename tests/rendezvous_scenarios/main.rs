@@ -4,6 +4,7 @@
 //! That clocks of hosts do not matter (`dynamic_rendezvous.py` compares them) is a fact of compilation: no function of the rendezvous
 //! takes a wall clock's time, and no message carries one. `rendezvous_pytorch` shows what they do to PyTorch's.
 
+mod claims;
 mod coordinator;
 mod failures;
 mod growing;

@@ -101,6 +101,7 @@ fn different_node_counts_are_refused_naming_both() {
     let mut machine = elastic_rs::rendezvous::machine::Machine::new();
     let now = std::time::Instant::now();
     raw::hello(&mut machine, 1, Settings::new(2, 4), now);
+    raw::join(&mut machine, 1, 0, now);
     raw::hello(&mut machine, 2, Settings::new(3, 3), now);
     let told = raw::told(&mut machine, 2);
     assert!(told.contains("node2 asks for 3 to 3 nodes, but run `job` was opened for 2 to 4"), "{told}");

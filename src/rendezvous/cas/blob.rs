@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::super::message::{Failure, Hello, NodeId, Round, Verdict};
-use super::super::settings::Settings;
+use super::super::settings::{LONGEST_LEASE, Settings};
 use super::super::state::{Ends, Node, Run, SessionId, Status, World};
 use super::super::text::{plain, tidy_failure, tidy_verdict, validate_name};
 use super::seen::Seen;
@@ -95,8 +95,6 @@ const SESSION: SessionId = SessionId(0);
 const NO_ENDS: Ends = Ends { peer: IpAddr::V4(Ipv4Addr::UNSPECIFIED), local: IpAddr::V4(Ipv4Addr::UNSPECIFIED) };
 /// Numbers in a cell are counted on from: this is more than can be counted, and far from their end.
 const LARGEST_NUMBER: u64 = 1 << 62;
-/// Leases from a cell are added to instants.
-const LONGEST_LEASE: Duration = Duration::from_secs(400_000_000_000);
 
 impl Blob {
     /// The bytes that the cell holds.

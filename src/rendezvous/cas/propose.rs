@@ -36,7 +36,7 @@ impl CasNode {
             run.settings = self.hello.settings.clone();
         }
         if self.joining.is_some()
-            && let Some(reason) = disagreement(&run, &self.hello)
+            && let Some(reason) = disagreement(&run, &self.hello.name, &self.hello.settings)
         {
             return Err(JoinError::Rejected(reason));
         }

@@ -28,7 +28,8 @@ impl Ledger {
         let settings = self.common_settings(round, places.iter().map(|(node, _)| node))?;
         worlds::check_world(round.0, &all, &settings)?;
         ensure(!self.closed, || format!("round {round} completes in a closed rendezvous"))?;
-        ensure(round > self.highest, || format!("round {round} completes although round {} was known", self.highest))?;
+        let known = self.highest.max(self.named_highest);
+        ensure(round > known, || format!("round {round} completes although round {known} was known"))?;
         ensure(places.len() == size as usize, || {
             format!("round {round} has {size} nodes, of which {} were told", places.len())
         })?;

@@ -225,7 +225,8 @@ impl PyTorch {
                 self.store.up = false;
             }
             Action::StartCoordinator if !self.store.up => self.store = Store::default(),
-            Action::StartCoordinator => {}
+            // Its store believes any client anything: there is nothing to show.
+            Action::StartCoordinator | Action::Intrude(..) => {}
         }
     }
 
