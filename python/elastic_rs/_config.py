@@ -79,7 +79,14 @@ class RendezvousConfig:
                 values[key] = _KEYS[key](key, value)
             else:
                 raise ValueError(_unknown(key))
-        return cls(**values)
+        config = cls(**values)
+        lease = config.keep_alive_interval * config.keep_alive_max_attempt
+        if lease > LONGEST_LEASE_S:
+            raise ValueError(
+                f"--rdzv-conf keep_alive_interval * keep_alive_max_attempt is `{lease:g}` seconds, must be at most "
+                f"{LONGEST_LEASE_S}"
+            )
+        return config
 
 
 def parse_conf(text: str) -> dict[str, str]:
@@ -124,23 +131,37 @@ def _unknown(key: str) -> str:
     return f"--rdzv-conf has the unknown key `{key}`: {hint}"
 
 
-def _seconds(allowed: str, holds: Callable[[float], bool]) -> Callable[[str, Any], float]:
+def _seconds(allowed: str, holds: Callable[[float], bool], *, most: float = 315_360_000) -> Callable[[str, Any], float]:
+    # Without a bound of its own: ten years. What others have to wait for has one, which is the core's.
+    if most < 315_360_000:
+        allowed += f", at most {most:g}"
+
     def check(key: str, value: Any) -> float:
         try:
             number = float(value)
         except (TypeError, ValueError):
             number = math.nan
-        # Ten years: what the core accepts. No comparison holds for what is not a number.
-        if isinstance(value, bool) or not number <= 315_360_000 or not holds(number):
+        # No comparison holds for what is not a number.
+        if isinstance(value, bool) or not number <= most or not holds(number):
             raise ValueError(f"--rdzv-conf {key} is `{value}`, must be a number of seconds{allowed}")
         return number
 
     return check
 
 
-_positive = _seconds(" above zero", lambda number: number > 0)
-_zero_or_more = _seconds(", zero or more", lambda number: number >= 0)
-_keep_alive = _seconds(", 0.01 or more", lambda number: number >= 0.01)
+def _above_zero(number: float) -> bool:
+    return number > 0
+
+
+def _not_negative(number: float) -> bool:
+    return number >= 0
+
+
+_positive = _seconds(" above zero", _above_zero)
+_zero_or_more = _seconds(", zero or more", _not_negative)
+# What a silent or absent node may cost the others: the bounds of Settings::validate in src/rendezvous/settings.rs.
+LONGEST_LEASE_S, _LONGEST_GRACE_S, _LONGEST_WAIT_S = 3600, 60, 86_400
+_keep_alive = _seconds(", 0.01 or more", lambda number: number >= 0.01, most=LONGEST_LEASE_S)
 
 
 def _integer(lowest: int, highest: int) -> Callable[[str, Any], int]:
@@ -184,14 +205,14 @@ def _one_of(first: str, second: str) -> Callable[[str, Any], str]:
 
 _KEYS: dict[str, Callable[[str, Any], Any]] = {
     "join_timeout": _positive,
-    "last_call_timeout": _positive,
+    "last_call_timeout": _seconds(" above zero", _above_zero, most=_LONGEST_WAIT_S),
     "close_timeout": _positive,
     "keep_alive_interval": _keep_alive,
     "keep_alive_max_attempt": _integer(1, 1000),
     "read_timeout": _positive,
     "is_host": _boolean,
-    "settle_timeout": _zero_or_more,
-    "reconnect_grace": _zero_or_more,
+    "settle_timeout": _seconds(", zero or more", _not_negative, most=_LONGEST_WAIT_S),
+    "reconnect_grace": _seconds(", zero or more", _not_negative, most=_LONGEST_GRACE_S),
     "coordinator_timeout": _positive,
     "drain_timeout": _zero_or_more,
     "node_rank": _integer(0, 2**31 - 1),
@@ -199,7 +220,7 @@ _KEYS: dict[str, Callable[[str, Any], Any]] = {
     "agent": _one_of("rust", "torch"),
     "restart_budget": _one_of("job", "node"),
     "rejoin_limit": _integer(0, 1000),
-    "rejoin_window": _positive,
+    "rejoin_window": _seconds(" above zero", _above_zero, most=_LONGEST_WAIT_S),
 }
 
 # PyTorch's keys that have nothing to act on here: checked, then dropped.

@@ -53,6 +53,11 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(key: str, suggested:
         ("join_timeout", "1e300", "a number of seconds above zero"),
         ("last_call_timeout", "-1", "a number of seconds above zero"),
         ("settle_timeout", "-0.1", "a number of seconds, zero or more"),
+        ("last_call_timeout", "90000", "a number of seconds above zero, at most 86400"),
+        ("settle_timeout", "90000", "a number of seconds, zero or more, at most 86400"),
+        ("reconnect_grace", "61", "a number of seconds, zero or more, at most 60"),
+        ("rejoin_window", "1e9", "a number of seconds above zero, at most 86400"),
+        ("keep_alive_interval", "3601", "a number of seconds, 0.01 or more, at most 3600"),
         ("on_partition", "go", "`stop` or `continue`"),
         ("rejoin_limit", "1001", "a whole number from 0 to 1000"),
         ("rejoin_window", "0", "a number of seconds above zero"),
@@ -68,6 +73,13 @@ def test_a_bad_value_is_named_with_its_key_and_what_is_allowed(key: str, value: 
     with pytest.raises(ValueError, match=f"--rdzv-conf {key} is `{value}`, must be") as caught:
         RendezvousConfig.from_mapping({key: value})
     assert allowed in str(caught.value)
+
+
+def test_a_lease_that_no_job_would_wait_for_is_refused() -> None:
+    assert RendezvousConfig.from_mapping({"keep_alive_interval": "3600", "keep_alive_max_attempt": "1"})
+    with pytest.raises(ValueError, match=r"keep_alive_interval \* keep_alive_max_attempt is `5000` seconds") as caught:
+        RendezvousConfig.from_mapping({"keep_alive_max_attempt": "1000"})
+    assert str(caught.value).endswith("must be at most 3600")
 
 
 def test_timeout_from_the_user_is_join_timeout_and_said_so(caplog: pytest.LogCaptureFixture) -> None:
