@@ -327,9 +327,9 @@ async fn adopted_workers_are_stopped_together_and_reaped_by_the_front_end() {
     let Step::Reap { local_rank: 1 } = node.next().await else { panic!("not the one that failed") };
     // The other has its signal already: it ends though nobody has said how the first did.
     assert_eq!(children.reap(0).to_string(), "SIGTERM");
-    node.runner.reaped(1, children.reap(1));
+    node.runner.reaped(1, children.reap(1), String::new());
     let Step::Reap { local_rank: 0 } = node.next().await else { panic!("not the other") };
-    node.runner.reaped(0, Exit::Signal { signal: Signal::TERM, core_dumped: false });
+    node.runner.reaped(0, Exit::Signal { signal: Signal::TERM, core_dumped: false }, String::new());
     let cause = node.cause().await;
     assert_eq!((cause.local_rank, cause.exit.as_str()), (1, "exit code 3"));
     assert_eq!(node.exits().len(), 2);
@@ -344,10 +344,10 @@ async fn adopted_workers_that_succeed_do_not_stop_the_others() {
     let mut children = Children::new(&node.traces, &["exit 0", &format!("wait-file {}", go.display())]);
     node.runner.started(children.adopted(), Started::default());
     let Step::Reap { local_rank: 0 } = node.next().await else { panic!("not the one that ended") };
-    node.runner.reaped(0, children.reap(0));
+    node.runner.reaped(0, children.reap(0), String::new());
     std::fs::write(&go, "").unwrap();
     let Step::Reap { local_rank: 1 } = node.next().await else { panic!("not the other") };
-    node.runner.reaped(1, children.reap(1));
+    node.runner.reaped(1, children.reap(1), String::new());
     assert!(matches!(node.next().await, Step::Barrier));
 }
 

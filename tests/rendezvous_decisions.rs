@@ -133,7 +133,7 @@ fn a_newcomer_a_loss_and_settling_are_each_said_once_with_their_reason() {
     let before = bench.notes.len();
     bench.greet(4, hello(4, &settings), 4);
     bench.say(4, join(0));
-    bench.noted_once(before, "members of round 2 are to stop: 1 node waits to join (10.0.0.4 (host:4))");
+    bench.noted_once(before, "members of round 2 are to stop: 1 node waits to join (10.0.0.4 (host:4)); Detected 1 new nodes; will restart worker group");
     // And goes again before anybody has stopped.
     bench.say(4, NodeMessage::Withdraw);
     bench.noted_once(before, "10.0.0.4 (host:4) no longer waits: it gave up waiting");

@@ -192,7 +192,7 @@ fn the_first_failure_of_a_round_is_its_cause_and_is_told_to_all() {
     assert_eq!(
         bench.run().reason(),
         Some(
-            "rank 3 (local rank 1, role trainer, pid 77) on 10.0.0.1 (host:2) ended with SIGKILL: out of memory; restart 1 of 2"
+            "rank 3 (local rank 1, role trainer, pid 77) on 10.0.0.1 (host:2) ended with SIGKILL: out of memory; restart 1 of 2; 2/2 attempts left; will restart worker group"
         )
     );
 }

@@ -71,9 +71,9 @@ class Agent:
         """
         Answers ``join``.
         """
-    def reaped(self, /, local_rank: SupportsIndex, returncode: SupportsIndex) -> None:
+    def reaped(self, /, local_rank: SupportsIndex, returncode: SupportsIndex, *, said: str) -> None:
         """
-        Answers ``reap``: how the worker ended, as ``subprocess.Popen.returncode`` says it.
+        Answers ``reap``: how the worker ended, as ``subprocess.Popen.returncode`` says it, and what it died of, if that is known.
         """
     @property
     def restarts(self, /) -> int:

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from elastic_rs._elastic_rs import Failure
 
 NOT_AVAILABLE = "<N/A>"
+NO_TRACEBACK = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
+"""PyTorch's hint, of a worker that nothing ended but itself, and of which nothing is known."""
 
 
 class ProcessFailure(Protocol):
@@ -51,8 +53,9 @@ def failures_of(
         file = error_files.get(cause.local_rank, NOT_AVAILABLE) if here else NOT_AVAILABLE
         failure = make(cause.local_rank, cause.pid, cause.returncode, file)
         if failure.error_file == NOT_AVAILABLE:
-            said = f"\n  {cause.message.replace(chr(10), chr(10) + '  ')}" if cause.message else ""
-            failure.message = f"{cause.exit} on {cause.node or 'this node'}{said}"
+            said = cause.message or (NO_TRACEBACK if cause.returncode >= 0 else "")
+            text = f"{cause.exit} on {cause.node or 'this node'}\n{said}".rstrip()
+            failure.message = text.replace("\n", "\n  ")
         failures[cause.global_rank] = failure
     for local_rank, pid, code in exits:
         rank = first_rank + local_rank

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing import MultiprocessContext
@@ -95,6 +98,19 @@ class Functions:
         process.join()
         os.write(self._end, bytes([process.exitcode != 0]) + local_rank.to_bytes(4))
         return int(process.exitcode)
+
+    def traceback(self, local_rank: int) -> str:
+        """Return what a worker that has ended died of, if PyTorch's wrapper of processes has caught it; else nothing.
+
+        That also sees what happens after the function has returned: a value that cannot be pickled.
+        """
+        processes: Any = self._context._pc  # noqa: SLF001 - as above
+        file = Path(processes.error_files[local_rank])
+        with contextlib.suppress(Exception):  # there is none, or its writer was killed in the middle
+            text = pickle.loads(file.read_bytes())  # noqa: S301 - as PyTorch does: our own worker has written it
+            file.unlink()
+            return str(text)
+        return ""
 
     def close(self) -> None:
         """Let go of what belongs to them. They have ended."""

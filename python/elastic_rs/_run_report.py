@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elastic_rs._failures import NOT_AVAILABLE, failures_of
+from elastic_rs._failures import NO_TRACEBACK, NOT_AVAILABLE, failures_of
 from elastic_rs._host_name import host_name
 from elastic_rs._run_path import write_error_file
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["hand_up", "report", "root_cause"]
 
 WIDEST = 60
-NO_TRACEBACK = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
 
 
 class Failure:

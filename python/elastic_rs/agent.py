@@ -14,7 +14,14 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult, Worker, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.api import (
+    DEFAULT_ROLE,
+    RunResult,
+    Worker,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent as TorchLocalElasticAgent
 from torch.distributed.elastic.events import record
 from torch.distributed.elastic.events.api import EventSource
@@ -105,6 +112,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         )
         self._handler = spec.rdzv_handler if isinstance(spec.rdzv_handler, RustC10dRendezvousHandler) else None
         self._agent: Agent | None = None
+        self._place: Placement | None = None
         self._functions: Functions | None = None
         self._consoles = Consoles()
         self._signal: SignalException | None = None
@@ -112,6 +120,28 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         self._generation = 0
         if self._handler is not None:
             self._handler.serve_agent(spec.role, spec.local_world_size, spec.max_restarts)
+
+    def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:  # noqa: ARG002 - as in torch
+        """Return the workers and their place. Its ``store`` is the one that the agents of a round share.
+
+        With our handler that store is connected to when somebody asks here first: this agent has no use for it.
+        """
+        group = self._group
+        if group.store is None and self._place is not None and self._handler is not None:
+            group.store = self._handler.store_of(self._place)
+        return cast("WorkerGroup", group)
+
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """Run the workers until they have succeeded, or the job has failed.
+
+        Raises:
+            SignalException: a signal ended the agent; its workers have ended.
+            The exceptions of the rendezvous.
+        """
+        try:
+            return cast("RunResult", super().run(role))
+        except _Signalled as ended:
+            raise _Ended(ended.error) from None
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - as in torch: the spec's counts
         spec = self._group.spec
@@ -132,8 +162,6 @@ class LocalElasticAgent(TorchLocalElasticAgent):
                     result = self._do(agent, step)
                 elif self._group.state == WorkerState.HEALTHY and spec.rdzv_handler.num_nodes_waiting() > 0:
                     agent.interrupted("the rendezvous says that nodes wait")
-            except _Ended:
-                raise
             except SignalException as error:
                 received = error
             except RendezvousGracefulExitError as error:
@@ -189,7 +217,8 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             case "reap":
                 assert step.local_rank is not None
                 assert self._functions is not None
-                agent.reaped(step.local_rank, self._functions.returncode(step.local_rank))
+                returncode = self._functions.returncode(step.local_rank)
+                agent.reaped(step.local_rank, returncode, said=self._functions.traceback(step.local_rank))
             case "barrier":
                 self._enter(WorkerState.SUCCEEDED)
                 barrier: Any = self._exit_barrier
@@ -222,6 +251,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         if isinstance(place, _elastic_rs.Placement):
             with self.record_duration("ASSIGN_WORKER_RANKS"):
                 group.workers = _workers_of(place, spec.local_world_size)
+            self._place, group.store = place, None
             group.group_rank, group.group_world_size = place.rank, place.world_size
             group.master_addr = spec.master_addr or place.master_addr
             group.master_port = spec.master_port or place.master_port
@@ -310,7 +340,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
                 result = RunResult(WorkerState.FAILED, failures=failures)
             case "signal":
                 assert self._signal is not None
-                raise _Ended(self._signal)
+                raise _Signalled(self._signal)
             case _:
                 assert step.error is not None
                 raise step.error
@@ -343,6 +373,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
     def _shutdown(self, *_: Any, **__: Any) -> None:
         """Leave nothing behind. The core has stopped the workers, unless an exception ended :meth:`run` early."""
         self._end_helpers()
+        self._place = None
         if self._agent is not None:
             self._agent.close()
             self._agent = None
@@ -368,6 +399,14 @@ class LocalElasticAgent(TorchLocalElasticAgent):
 def _workers_of(place: Placement, count: int) -> list[Worker]:
     first_rank, first_role_rank, world_size, role_world_size = place.workers or (0, 0, 0, 0)
     return [Worker(i, first_rank + i, first_role_rank + i, world_size, role_world_size) for i in range(count)]
+
+
+class _Signalled(BaseException):
+    """A signal ended the agent. PyTorch's ``run`` does not know it: it would tell of the signal a second time."""
+
+    def __init__(self, error: SignalException) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class _Ended(SignalException, SystemExit):

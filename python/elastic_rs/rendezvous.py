@@ -142,6 +142,10 @@ class RustC10dRendezvousHandler(NodeHandler):
                 raise
             return cause
 
+    def store_of(self, placement: Placement) -> Store:
+        """Connect to the store that the agents share in this round."""
+        return self._agents_store(placement)
+
     @property
     def session(self) -> Session:
         """The session, for an agent of ours that listens to it."""

@@ -83,10 +83,10 @@ impl Crew {
         }
     }
 
-    pub(super) fn reaped(&mut self, local_rank: u32, exit: Exit) -> Option<Exited> {
+    pub(super) fn reaped(&mut self, local_rank: u32, exit: Exit, said: String) -> Option<Exited> {
         match self {
             Self::Spawned(_) => None,
-            Self::Adopted(adopted) => adopted.reaped(local_rank, exit),
+            Self::Adopted(adopted) => adopted.reaped(local_rank, exit, said),
         }
     }
 }
@@ -183,12 +183,12 @@ impl Adopted {
         }
     }
 
-    fn reaped(&mut self, local_rank: u32, exit: Exit) -> Option<Exited> {
+    fn reaped(&mut self, local_rank: u32, exit: Exit, said: String) -> Option<Exited> {
         let member = self.members.remove(&local_rank)?;
         if let Some(stopping) = &mut self.stopping {
             stopping.on_gone(local_rank);
         }
-        Some(Exited { local_rank, pid: member.number, exit, stderr_tail: Vec::new(), at: Instant::now() })
+        Some(Exited { local_rank, pid: member.number, exit, stderr_tail: said.into_bytes(), at: Instant::now() })
     }
 
     fn begin_stop(&mut self, policy: StopPolicy) {

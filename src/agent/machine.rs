@@ -184,10 +184,12 @@ impl AgentMachine {
             }
             Budget::Node(0) => self.give_up(failure),
             Budget::Node(left) => {
+                let before = *left; // as PyTorch counts them
                 *left -= 1;
                 self.restarts += 1;
-                let left = *left;
-                self.warn(format!("{failure}; restarting all workers, {left} restarts left on this node"));
+                self.warn(format!(
+                    "{failure}; restarting all workers; {before} attempts left; will restart worker group"
+                ));
                 self.stop(SIGTERM, Next::Join);
             }
         }

@@ -181,10 +181,10 @@ impl Runner {
         self.machine.on_worker_failed(failure, false);
     }
 
-    /// The answer to [`Step::Reap`].
-    pub fn reaped(&mut self, local_rank: u32, exit: Exit) {
+    /// The answer to [`Step::Reap`]. `said`: what the worker died of, as far as the front end knows; told if its error file is empty.
+    pub fn reaped(&mut self, local_rank: u32, exit: Exit, said: String) {
         self.answered(|step| matches!(step, Step::Reap { local_rank: it } if *it == local_rank));
-        let exited = self.crew.as_mut().and_then(|crew| crew.reaped(local_rank, exit));
+        let exited = self.crew.as_mut().and_then(|crew| crew.reaped(local_rank, exit, said));
         self.reaped.extend(exited);
     }
 
@@ -196,13 +196,18 @@ impl Runner {
 
     /// This process got a signal that it handles. A second one kills what is left of the workers.
     pub fn signal(&mut self, signal: i32) {
-        let then = match (self.signalled, self.place) {
-            (true, _) => "killing what is left of the workers",
-            (false, None) => "leaving the job",
-            (false, Some(_)) => "leaving the job, waiting for the workers to end; another signal kills them",
+        let name = Signal(signal);
+        let text = match (self.signalled, self.place) {
+            (true, _) => format!("received {name}: killing what is left of the workers"),
+            (false, None) => format!("received {name}: leaving the job"),
+            // PyTorch's words, which logs are searched for.
+            (false, Some(_)) => format!(
+                "Received {signal} death signal, shutting down workers ({name}): leaving the job, waiting for the workers to end; \
+                 another signal kills them"
+            ),
         };
         self.signalled = true;
-        tracing::warn!("{}received {}: {then}", self.whose(), Signal(signal));
+        tracing::warn!("{}{text}", self.whose());
         self.machine.on_signal(signal);
     }
 
@@ -321,6 +326,10 @@ impl Runner {
     }
 
     fn on_exited(&mut self, exited: Exited) {
+        if !exited.exit.is_success() {
+            // That of a process that this one is not the parent of (`forkserver`) is known only now.
+            self.on_failing(exited.local_rank);
+        }
         let error_file = self.started.error_files.get(&exited.local_rank).cloned();
         if let Some(exited) = self.first.on_exited(exited, error_file, self.kills_before) {
             self.on_told(exited, String::new());

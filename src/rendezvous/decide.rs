@@ -227,15 +227,12 @@ fn nodes(count: usize) -> String {
 
 /// Why the world must re-form.
 pub(super) fn why(run: &Run) -> String {
+    let count = run.waiting.len();
     match &run.interrupted {
         Some(reason) => reason.clone(),
         None => format!(
-            "{} to join{}",
-            if run.waiting.len() == 1 {
-                "1 node waits".to_owned()
-            } else {
-                format!("{} nodes wait", run.waiting.len())
-            },
+            "{} to join{}; Detected {count} new nodes; will restart worker group", // PyTorch's words
+            if count == 1 { "1 node waits".to_owned() } else { format!("{count} nodes wait") },
             run.list(&run.waiting)
         ),
     }

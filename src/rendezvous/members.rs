@@ -211,8 +211,11 @@ pub(super) fn on_failed(
         }
         limit => {
             run.restart = run.restart.saturating_add(1);
-            let of = limit.map_or_else(String::new, |limit| format!(" of {limit}"));
-            let reason = format!("{failure}; restart {}{of}", run.restart);
+            let number = run.restart;
+            // PyTorch's words, which logs are searched for. It counts the attempts before this one is taken.
+            let of = limit
+                .map_or_else(String::new, |limit| format!(" of {limit}; {}/{limit} attempts left", limit - number + 1));
+            let reason = format!("{failure}; restart {number}{of}; will restart worker group");
             interrupt_by(run, reason, failure, out);
         }
     }

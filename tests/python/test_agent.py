@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import elastic_rs
 import pytest
-from elastic_rs._failures import failures_of
+from elastic_rs._failures import NOT_AVAILABLE, failures_of
 from elastic_rs._functions import Functions
 from elastic_rs._run_report import Failure as OurFailure
 from helpers import functions
+from helpers.ports import free_port
 from torch.distributed.elastic import timer
 from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticAgent, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent as TheirAgent
@@ -85,12 +86,6 @@ def agent_of(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     yield agent_of
     for handler in reversed(made):
         handler.shutdown()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((NODE, 0))
-        return int(probe.getsockname()[1])
 
 
 def until(found: Callable[[], bool], what: str) -> None:
@@ -174,6 +169,17 @@ def test_a_value_that_cannot_be_read_hangs_nobody(agent_of: Any, caplog: pytest.
     result = agent_of(functions.unreadable, nproc=2, start_method="fork").run()
     assert result.return_values == {0: None, 1: 1}
     assert "cannot be read" in caplog.text
+
+
+@pytest.mark.parametrize("start_method", STARTS)
+def test_a_value_that_cannot_be_pickled_is_named_as_the_cause(agent_of: Any, start_method: str) -> None:
+    result = agent_of(functions.unpicklable, nproc=2, start_method=start_method).run()
+    assert result.is_failed()
+    first = min(result.failures.values(), key=lambda failure: failure.timestamp)
+    assert first.exitcode == 1
+    assert "AttributeError: " in first.message or "PicklingError: " in first.message
+    assert "unpicklable.<locals>.<lambda>" in first.message
+    assert "ret_val_.put(ret)" in first.message, "and where"
 
 
 def test_a_function_that_cannot_be_pickled_is_an_error_and_leaves_nothing(agent_of: Any) -> None:
@@ -772,6 +778,20 @@ def test_another_node_s_failure_is_told_with_its_node(make: Any) -> None:
     assert failures[2].message == "exit code 3 on node1:7\n  x\n  y"
     assert failures[2].exitcode == 3
     assert min(failures.values(), key=lambda failure: failure.timestamp) is failures[2]
+
+
+@MAKERS
+def test_a_failure_of_which_nothing_is_known_points_to_how_to_know_more(make: Any) -> None:
+    # A worker whose stderr is a terminal.
+    cause: Any = _Cause()
+    cause.message = ""
+    (elsewhere,) = failures_of(cause, [], 0, {}, None, make=make).values()
+    hint = make(0, 70, 3, NOT_AVAILABLE).message
+    assert "https://pytorch.org/docs/stable/elastic/errors.html" in hint
+    assert elsewhere.message == f"exit code 3 on node1:7\n  {hint}"
+    cause.exit, cause.returncode = "SIGKILL", -9
+    (killed,) = failures_of(cause, [], 0, {}, None, make=make).values()
+    assert killed.message == "SIGKILL on node1:7", "it recorded nothing, with or without a decorator"
 
 
 @MAKERS

@@ -357,13 +357,14 @@ impl Agent {
         self.runner.blocking_lock().not_started(local_rank, first_rank, reason);
     }
 
-    /// Answers ``reap``: how the worker ended, as ``subprocess.Popen.returncode`` says it.
-    fn reaped(&self, local_rank: u32, returncode: i32) {
+    /// Answers ``reap``: how the worker ended, as ``subprocess.Popen.returncode`` says it, and what it died of, if that is known.
+    #[pyo3(signature = (local_rank, returncode, *, said))]
+    fn reaped(&self, local_rank: u32, returncode: i32, said: String) {
         let exit = match returncode {
             0.. => Exit::Code(returncode),
             signal => Exit::Signal { signal: Signal(-signal), core_dumped: false },
         };
-        self.runner.blocking_lock().reaped(local_rank, exit);
+        self.runner.blocking_lock().reaped(local_rank, exit, said);
     }
 
     /// Answers ``barrier``: the other nodes have finished, or are not waited for any longer.

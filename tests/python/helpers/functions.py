@@ -72,6 +72,10 @@ def unreadable() -> Any:
     return Unreadable() if rank() == 0 else rank()
 
 
+def unpicklable() -> Any:
+    return lambda: None
+
+
 def waits(folder: str) -> None:
     """Say who this is and wait to be stopped."""
     (Path(folder) / f"{rank()}.tmp").write_text(str(os.getpid()))

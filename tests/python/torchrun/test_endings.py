@@ -51,12 +51,23 @@ def test_a_second_interrupt_kills_at_once(start: Start, agent: str) -> None:
     node = start(2, "--stubborn", nnodes="1", script=FAMILY, options=shutdown_timeout(200, agent))
     place(node, 1)
     node.signal(signal.SIGINT)
-    node.line("received SIGINT")
+    node.line(r"shutting down workers \(SIGINT\)")
     began = time.monotonic()
     node.signal(signal.SIGINT)
     assert node.wait() == 130
     assert time.monotonic() - began < 25
     assert any("received SIGINT: killing what is left" in line for line in node.lines)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_is_told_of_once_in_torch_s_words(start: Start, number: signal.Signals) -> None:
+    node = start(2, nnodes="1", script=FAMILY, env={"ELASTIC_RS_LOG": ""})
+    place(node, 1)
+    node.signal(number)
+    assert node.wait() == 128 + number
+    told = [line for line in node.lines if "signal" in line]
+    assert len(told) == 1, told
+    assert f"Received {number.value} death signal, shutting down workers ({number.name})" in told[0]
 
 
 def failure_of(nodes: list[Process]) -> list[str]:
