@@ -107,10 +107,15 @@ def parse_conf(text: str) -> dict[str, str]:
 def parse_endpoint(text: str, default_port: int | None) -> tuple[str, int]:
     """Read ``HOST[:PORT]``, as ``parse_rendezvous_endpoint`` in torch's ``elastic/rendezvous/utils.py`` does.
 
+    That takes what follows the last colon for the port, also of an IPv6 address without brackets: ``::1`` is port 1 of
+    the host ``:``. Here such a text is refused.
+
     Raises:
         ValueError: it is not that, or has no port although there is no default.
     """
     text = text.strip()
+    if text.count(":") > 1 and not text.startswith("["):
+        _check_bare_ipv6(text, default_port)
     found = re.fullmatch(r"(?:\[([\w.:-]+)\]|([\w.-]+|[\w.:-]+(?=:[^:]*$)))(?::([0-9]{1,5}))?", text or "localhost")
     port = found and (int(found[3]) if found[3] else default_port)
     if found is None or (port is not None and port >= 65536):
@@ -120,6 +125,58 @@ def parse_endpoint(text: str, default_port: int | None) -> tuple[str, int]:
     if port is None:
         raise ValueError(f"the rendezvous endpoint is `{text}`, must name a port: {text}:PORT")
     return found[1] or found[2], port
+
+
+def _check_bare_ipv6(text: str, default_port: int | None) -> None:
+    host, _, port = text.rpartition(":")
+    if not _is_ipv6(text):
+        return
+    if not (_is_ipv6(host) and port.isdecimal()):
+        ways = f"[{text}]:PORT" if default_port is None else f"[{text}] or [{text}]:PORT"
+        raise ValueError(f"the rendezvous endpoint is `{text}`, must have brackets around an IPv6 address: {ways}")
+    logger.warning(
+        "the rendezvous endpoint `%s` is read as port %s of `%s`; brackets make it clear: [%s]:%s, or [%s] for the "
+        "address",
+        text,
+        port,
+        host,
+        host,
+        port,
+        text,
+    )
+
+
+def _is_ipv6(text: str) -> bool:
+    import ipaddress  # few need it
+
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def warn_of_no_endpoint(most_nodes: int, port: int) -> None:
+    """Warn that a job of several nodes was given no endpoint.
+
+    It is not refused: agents of one machine find each other at the default endpoint.
+    """
+    if most_nodes > 1:
+        logger.warning(
+            "no --rdzv-endpoint is given: this node meets others at localhost:%d, where only agents of this machine "
+            "find it; for nodes on several machines give all of them --rdzv-endpoint=HOST:PORT, an address of one node",
+            port,
+        )
+
+
+def shown_defaults() -> str:
+    """Return all keys with their defaults, as ``--rdzv-conf`` would be given them."""
+    defaults = RendezvousConfig()
+    pairs = ((key, getattr(defaults, key)) for key in vars(defaults))
+    return ", ".join(
+        key if value is None else f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+        for key, value in pairs
+    )
 
 
 def _unknown(key: str) -> str:

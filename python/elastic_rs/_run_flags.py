@@ -43,13 +43,16 @@ the command line goes first.
 exit codes:
   0        all workers succeeded, or this node was a spare that was not needed
   1        the job failed, or this node found no place in it; the message names the first failure
-  2        the command line is not understood
+  2        the command line is not understood, or names a script that does not exist
   128 + n  ended by signal n: 143 for SIGTERM, 130 for SIGINT
 """
 
 
 class UsageError(ValueError):
     """The command line asks for what is not allowed. The message names the flag, what was given and what is."""
+
+    hint = f"{PROG} --help lists all flags"
+    """The line that follows the message, if any."""
 
 
 def parse(args: Sequence[str], made: argparse.ArgumentParser | None = None) -> argparse.Namespace:
@@ -119,7 +122,7 @@ def _add_rendezvous(group: Any) -> None:
         "--rdzv-conf",
         default="",
         metavar="KEY=VALUE,...",
-        help="join_timeout, last_call_timeout and others: docs/rendezvous.md",
+        help="join_timeout, last_call_timeout and others; all of them are below",
     )
     add(
         "--local-addr",
@@ -318,6 +321,14 @@ def _adder(group: Any, action: Any = _Env) -> Callable[..., None]:
 
 
 class _Parser(argparse.ArgumentParser):
+    def format_help(self) -> str:
+        import textwrap
+
+        from elastic_rs._config import shown_defaults  # which nothing else here needs
+
+        keys = textwrap.fill(shown_defaults(), 110, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+        return f"{super().format_help()}\nkeys of --rdzv-conf and their defaults, times in seconds:\n{keys}\n"
+
     def error(self, message: str) -> NoReturn:
         # argparse calls them by all their spellings: `argument --max-restarts/--max_restarts: …`.
         if message.startswith("ambiguous option: "):
@@ -332,10 +343,10 @@ class _Parser(argparse.ArgumentParser):
         fail(message)
 
 
-def fail(message: str) -> NoReturn:
+def fail(message: str, hint: str = UsageError.hint) -> NoReturn:
     """End the process because of its command line."""
     try:
-        sys.stderr.write(f"{PROG}: error: {message}\n{PROG} --help lists all flags\n")
+        sys.stderr.write("".join(f"{line}\n" for line in (f"{PROG}: error: {message}", hint) if line))
         sys.stderr.flush()
     except (AttributeError, OSError, ValueError):
         # It is closed or full. Python would flush it again at its end, and make another exit code of that.

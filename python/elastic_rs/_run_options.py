@@ -119,7 +119,9 @@ def _static(args: argparse.Namespace, count: int, config: RendezvousConfig) -> R
     if not 0 <= rank < count:
         raise UsageError(f"--node-rank is `{rank}`, must be from 0 to {count - 1}, since --nnodes is `{args.nnodes}`")
     master_port = STATIC_PORT if args.master_port is None else args.master_port
-    endpoint = args.rdzv_endpoint or f"{args.master_addr}:{master_port}"
+    # An address in a flag of its own needs no brackets.
+    master_addr = f"[{args.master_addr}]" if re.fullmatch(r"[^\[]*:.*:.*", args.master_addr) else args.master_addr
+    endpoint = args.rdzv_endpoint or f"{master_addr}:{master_port}"
     flag = "--rdzv-endpoint" if args.rdzv_endpoint else "--master-addr and --master-port"
     try:
         host, port = parse_endpoint(endpoint, None)

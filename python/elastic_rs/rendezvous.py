@@ -18,7 +18,7 @@ from torch.distributed.elastic.events import construct_and_record_rdzv_event
 from torch.distributed.elastic.events.api import NodeState
 
 from elastic_rs import _elastic_rs
-from elastic_rs._config import RendezvousConfig, parse_endpoint
+from elastic_rs._config import RendezvousConfig, parse_endpoint, warn_of_no_endpoint
 from elastic_rs._host_name import host_name
 from elastic_rs._node import claim, open_session
 from elastic_rs._node_handler import NodeHandler
@@ -80,6 +80,8 @@ class RustC10dRendezvousHandler(NodeHandler):
         self._run_id, self._local_addr = params.run_id, params.local_addr
         self._config = config = RendezvousConfig.from_mapping(params.config)
         host, port = parse_endpoint(params.endpoint or "", _default_port(params, config))
+        if not params.endpoint:
+            warn_of_no_endpoint(params.max_nodes, port)
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         self._host: Host | None
         self._host, self._why_not_host = self._claim(host, port)

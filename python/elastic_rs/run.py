@@ -45,7 +45,7 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         return _run(argv)
     except UsageError as error:
-        fail(str(error))
+        fail(str(error), hint=error.hint)
     except KeyboardInterrupt:
         # Before the core takes signals, or once it has let go of them.
         return INTERRUPTED
@@ -58,7 +58,8 @@ def _run(argv: Sequence[str]) -> int:
         return _doctor.main(argv[1:])
     args = parse(argv)
     # Not before: `--help` needs none of it.
-    from elastic_rs import _run_options
+    from elastic_rs import _run_options, _run_script
+    from elastic_rs._config import warn_of_no_endpoint
     from elastic_rs._plugin import show_logs_if_asked
 
     show_logs_if_asked()
@@ -69,6 +70,9 @@ def _run(argv: Sequence[str]) -> int:
         return 0
     meeting, local_addr = _run_options.rendezvous_of(args), _run_options.local_addr_of(args)
     settings = _run_options.launch_options_of(args)
+    _run_script.check(args)
+    if not meeting.fixed and not args.rdzv_endpoint:
+        warn_of_no_endpoint(meeting.nodes[1], meeting.port)
     _prepare_environment(args, settings["local_world_size"])
     return _take_part(meeting, local_addr, settings)
 

@@ -328,3 +328,24 @@ def test_a_member_lost_right_after_the_round_does_not_hold_up_the_others(make: M
     assert survivor.num_nodes_waiting() > 0, "what it has been given is good for nothing but to begin anew"
     assert survivor.next_rendezvous().world_size == 1
     assert survivor.num_nodes_waiting() == 0
+
+
+def test_an_ipv6_endpoint_without_brackets_is_refused_when_the_handler_is_made(make: Make) -> None:
+    with pytest.raises(
+        ValueError, match=r"is `::1`, must have brackets around an IPv6 address: \[::1\] or \[::1\]:PORT"
+    ):
+        make(endpoint="::1")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "nodes", "told"), [("", "2", True), ("localhost:0", "2", False), ("", "1", False)]
+)
+def test_several_nodes_without_an_endpoint_are_told_when_the_handler_is_made(
+    make: Make, caplog: pytest.LogCaptureFixture, endpoint: str, nodes: str, told: bool
+) -> None:
+    with caplog.at_level("WARNING", "elastic_rs"):
+        make(nodes, endpoint=endpoint, is_host=None if nodes == "1" else "0")
+    expected = (
+        "no --rdzv-endpoint is given: this node meets others at localhost:29400, where only agents of this machine"
+    )
+    assert any(text.startswith(expected) for text in caplog.messages) == told

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import re
 import subprocess
 import sys
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from elastic_rs import _run_flags, _run_options, _run_path, run
+from elastic_rs._config import RendezvousConfig
 from torch.distributed.run import get_args_parser
 
 if TYPE_CHECKING:
@@ -334,6 +337,23 @@ def test_help_shows_every_flag_once_in_groups_with_examples(capsys: pytest.Captu
     assert max(map(len, text.splitlines())) <= 140
 
 
+@pytest.mark.parametrize("argv", [["--help"], ["doctor", "--help"]])
+def test_help_says_by_itself_what_rdzv_conf_takes(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        run.main(argv)
+    text = capsys.readouterr().out
+    for field in dataclasses.fields(RendezvousConfig):
+        value = (
+            ""
+            if field.default is None
+            else f"={field.default:g}"
+            if type(field.default) is float
+            else f"={field.default}"
+        )
+        assert re.search(rf"[ (]{field.name}{value}[,\n]", text), field.name
+    assert "docs/" not in text, "a wheel has no such folder"
+
+
 def test_what_a_command_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
     def command(*argv: str) -> tuple[str, list[str]]:
         return _run_options.command_of(_run_flags.parse(argv))
@@ -399,6 +419,110 @@ def test_an_endpoint_is_read_as_pytorch_reads_it(endpoint: str) -> None:
         return None
 
     assert read(parse_endpoint) == read(parse_rendezvous_endpoint)
+
+
+@pytest.mark.parametrize("endpoint", ["::1", "::", "2001:db8::1", "1:2:3:4:5:6:7:8", "::ffff:10.0.0.1", "fe80::1:abcd"])
+def test_an_ipv6_address_without_brackets_is_told_at_once(capsys: pytest.CaptureFixture[str], endpoint: str) -> None:
+    # PyTorch takes what follows the last colon for the port: `::1` is port 1 of `:`, which it tries for minutes.
+    for flags in (["--rdzv-backend=c10d"], ["--nnodes=2"]):
+        text = said(capsys, *flags, f"--rdzv-endpoint={endpoint}", "x")
+        assert f"is `{endpoint}`, must have brackets around an IPv6 address: [{endpoint}]" in text
+
+
+def test_a_port_behind_an_ipv6_address_without_brackets_is_read_as_pytorch_does(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from elastic_rs._config import parse_endpoint
+
+    assert parse_endpoint("2001:db8::1:29400", 1) == ("2001:db8::1", 29400)
+    assert not caplog.records, "a part of an address has four digits at most"
+    assert parse_endpoint("2001:db8::1:2940", 1) == ("2001:db8::1", 2940)
+    assert caplog.messages == [
+        "the rendezvous endpoint `2001:db8::1:2940` is read as port 2940 of `2001:db8::1`; brackets make it clear: "
+        "[2001:db8::1]:2940, or [2001:db8::1:2940] for the address"
+    ]
+
+
+@pytest.mark.parametrize("address", ["::1", "[::1]", "2001:db8::1"])
+def test_a_master_address_of_ipv6_needs_no_brackets(caplog: pytest.LogCaptureFixture, address: str) -> None:
+    args = _run_flags.parse(["--nnodes=2", f"--master-addr={address}", "--master-port=2950", "x"])
+    meeting = _run_options.rendezvous_of(args)
+    assert (meeting.host, meeting.port) == (address.strip("[]"), 2950)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--nnodes=2"], True),
+        (["--nnodes=1:4"], True),
+        (["--nnodes=2", "--rdzv-endpoint=localhost"], False),
+        (["--nnodes=1"], False),
+    ],
+)
+def test_several_nodes_without_an_endpoint_are_told_that_only_this_machine_finds_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, flags: list[str], told: bool
+) -> None:
+    monkeypatch.setattr(run, "_take_part", lambda *_: 0)
+    with caplog.at_level("WARNING", "elastic_rs"):
+        assert run.main(["--rdzv-backend=c10d", *flags, "--no-python", "true"]) == 0
+    expected = "no --rdzv-endpoint is given: this node meets others at localhost:29400, where only"
+    assert any(text.startswith(expected) for text in caplog.messages) == told
+
+
+def test_what_does_not_exist_is_one_line_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "plain").touch(mode=0o644)
+    for argv, text in (
+        (["trian.py"], f"the script `trian.py` does not exist in `{tmp_path}`"),
+        ([str(tmp_path / "a.py")], f"the script `{tmp_path}/a.py` does not exist"),
+        (["plain/a.py"], "the script `plain/a.py` cannot be opened: Not a directory"),
+        (["folder"], "the script `folder` is a folder without __main__.py"),
+        (["--run-path", str(tmp_path / "a.py")], f"the script `{tmp_path}/a.py` does not exist"),
+        (["-m", "trian.main"], f"no module is named `trian`, neither in `{tmp_path}` nor for {sys.executable}"),
+        (["--no-python", "trian"], "the program `trian` is in no folder of PATH"),
+        (["--no-python", "./trian"], f"the program `./trian` does not exist in `{tmp_path}`"),
+        (["--no-python", "./plain"], "the program `./plain` is not executable"),
+        (["--event-log-handler=console", "trian.py"], f"the script `trian.py` does not exist in `{tmp_path}`"),
+    ):
+        command = [sys.executable, "-m", "elastic_rs.run", "--nproc-per-node=2", "--nnodes=2", *argv]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", f"elastic-run: error: {text}\n")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["main.py"],
+        ["folder"],
+        ["folder.zip"],
+        ["-m", "main"],
+        ["-m", "folder"],
+        ["--", "-c", "print('ran')"],
+        ["--no-python", "./main.py"],
+        ["--no-python", "main.py"],
+        ["--run-path", "main.py"],
+    ],
+)
+def test_what_can_be_run_is_run(tmp_path: Path, argv: list[str]) -> None:
+    script = tmp_path / "main.py"
+    script.write_text(f"#!{sys.executable}\nprint('ran')\n")
+    script.chmod(0o755)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "__main__.py").write_text("print('ran')")
+    with zipfile.ZipFile(tmp_path / "folder.zip", "w") as archive:
+        archive.writestr("__main__.py", "print('ran')")
+    env = {**os.environ, "PATH": f"{os.environ['PATH']}:{tmp_path}"}
+    command = [sys.executable, "-m", "elastic_rs.run", "--standalone", *argv]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
+
+
+def test_a_program_in_pythons_place_reads_its_arguments_as_it_likes(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "elastic_rs.run", "--standalone", "s3://bucket/train.py"]
+    env = {**os.environ, "PYTHON_EXEC": "echo"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "-u s3://bucket/train.py\n")
 
 
 @pytest.mark.parametrize("conf", ["", " ", "a=1", " a = 1 , b=x=y ", "a", "a=", "=1", "a=1,,b=2", ","])

@@ -1,0 +1,107 @@
+"""Whether there is what the command line of ``elastic-run`` wants to run.
+
+Without this each worker would say so itself, after the nodes have met and in a report of many lines.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from elastic_rs._run_flags import UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["check", "why_not"]
+
+
+class NoScriptError(UsageError):
+    """What the workers are to run does not exist on this node."""
+
+    hint = ""
+
+
+def check(args: argparse.Namespace) -> None:
+    """Look whether workers can be started at all.
+
+    Raises:
+        NoScriptError: the script, module or program does not exist here; the message says which and where.
+    """
+    if why := why_not(args):
+        raise NoScriptError(why)
+
+
+def why_not(args: argparse.Namespace) -> str:
+    """Say why there is nothing to run; empty if there is, or if only the worker can tell."""
+    script = args.training_script
+    if args.run_path:
+        return _script(script)
+    if args.no_python:
+        return _program(script)
+    if os.getenv("PYTHON_EXEC", sys.executable) != sys.executable:
+        return ""  # a wrapper or another Python, which may read its arguments otherwise
+    if args.module:
+        return _module(script)
+    # `-c` and its like are options of Python's, and `-` is its standard input.
+    return "" if script.startswith("-") else _script(script)
+
+
+def _script(path: str) -> str:
+    if why := _missing("script", path):
+        return why
+    if os.path.isdir(path):  # noqa: PTH112 - pathlib costs more than all else here
+        names = (os.path.join(path, f"__main__.{suffix}") for suffix in ("py", "pyc"))  # noqa: PTH118
+        return "" if any(map(os.path.exists, names)) else f"the script `{_shown(path)}` is a folder without __main__.py"
+    if not os.access(path, os.R_OK):
+        return f"the script `{_shown(path)}` cannot be read: Permission denied"
+    return ""
+
+
+def _program(name: str) -> str:
+    if "/" in name:
+        if why := _missing("program", name):
+            return why
+        return "" if _is_program(name) else f"the program `{_shown(name)}` is not executable"
+    if any(_is_program(os.path.join(folder, name)) for folder in os.get_exec_path()):  # noqa: PTH118
+        return ""
+    return f"the program `{_shown(name)}` is in no folder of PATH"
+
+
+def _is_program(path: str) -> bool:
+    return os.path.isfile(path) and os.access(path, os.X_OK)  # noqa: PTH113
+
+
+def _missing(what: str, path: str) -> str:
+    try:
+        os.stat(path)  # noqa: PTH116
+    except FileNotFoundError:
+        where = "" if path.startswith("/") else f" in `{_shown(os.getcwd())}`"  # noqa: PTH109
+        return f"the {what} `{_shown(path)}` does not exist{where}"
+    except OSError as error:
+        return f"the {what} `{_shown(path)}` cannot be opened: {error.strerror}"
+    return ""
+
+
+def _module(name: str) -> str:
+    """Look for the package alone: what is in it may be decided by its own code, which does not run here."""
+    from importlib import util
+
+    package, folder = name.partition(".")[0], os.getcwd()  # noqa: PTH109
+    sys.path.insert(0, folder)
+    try:
+        found = util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        found = True  # it is there, and is odd
+    finally:
+        sys.path.remove(folder)
+    return (
+        ""
+        if found
+        else f"no module is named `{_shown(package)}`, neither in `{_shown(folder)}` nor for {sys.executable}"
+    )
+
+
+def _shown(path: str) -> str:
+    return os.fsencode(path).decode(errors="replace")
