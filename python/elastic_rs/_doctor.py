@@ -9,7 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from elastic_rs import _doctor_net, _doctor_node, _run_flags, _run_options
+from elastic_rs import _doctor_net, _doctor_node, _run_flags, _run_options, _run_script
 from elastic_rs._run_flags import PROG, UsageError
 
 if TYPE_CHECKING:
@@ -94,7 +94,11 @@ def _look(args: argparse.Namespace) -> Iterator[Finding]:
     meeting = _run_options.rendezvous_of(args)
     workers = _workers(args.nproc_per_node)
     yield from _doctor_node.findings(args.nproc_per_node, workers, nodes[1], args.log_dir, limit_s)
-    yield from _doctor_net.findings(meeting, args.local_addr, limit_s, alone=_run_options.is_alone(args, nodes))
+    if args.training_script:
+        yield _doctor_node.script(args.training_script, _run_script.why_not(args))
+    alone = _run_options.is_alone(args, nodes)
+    given = bool(args.rdzv_endpoint or (meeting.fixed and args.master_addr != "127.0.0.1"))
+    yield from _doctor_net.findings(meeting, args.local_addr, limit_s, alone=alone, given=given)
 
 
 def _workers(text: str) -> int | None:

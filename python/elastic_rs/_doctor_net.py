@@ -26,8 +26,10 @@ __all__ = ["findings"]
 SLOW_S = 1.0
 
 
-def findings(meeting: Rendezvous, local_addr: str | None, limit_s: float, *, alone: bool) -> Iterator[Finding]:
-    """Look at names, the endpoint and ranks; each question is given ``limit_s``."""
+def findings(
+    meeting: Rendezvous, local_addr: str | None, limit_s: float, *, alone: bool, given: bool
+) -> Iterator[Finding]:
+    """Look at names, the endpoint and ranks; each question is given ``limit_s``. ``given``: an endpoint was named."""
     name = os.uname().nodename
     forward = Question(lambda: addresses_of(name))
     # Most likely that is the address, and then its name is asked for while the endpoint's is.
@@ -42,13 +44,14 @@ def findings(meeting: Rendezvous, local_addr: str | None, limit_s: float, *, alo
     found = [] if alone else [_endpoint(meeting, resolved, limit_s)]
     if resolved.value and resolved.took_s > SLOW_S:
         found.append(note("endpoint", f"{meeting.host} took {resolved.took_s:.3f} s to resolve; /etc/hosts is faster"))
-    if not alone and meeting.nodes[1] > 1 and is_loopback(meeting.host):
-        found.append(
-            note(
-                "endpoint", f"{meeting.host} is loopback: nodes on other machines cannot find it, each looks at itself"
-            )
-        )
-    others = not alone and meeting.nodes[1] > 1 and not is_loopback(meeting.host)
+    several = not alone and meeting.nodes[1] > 1
+    if several and is_loopback(meeting.host):
+        flag = "--master-addr" if meeting.fixed else "--rdzv-endpoint"
+        why = "" if given else f", since {flag} names no other address"
+        text = f"{meeting.host} is loopback{why}: nodes on other machines cannot find it, each looks at itself"
+        found.append(note("endpoint", text))
+    # Who names a loopback endpoint wants several agents on this machine; who names none asks about a node of many.
+    others = several and not (given and is_loopback(meeting.host))
     gloo = os.environ.get("GLOO_SOCKET_IFNAME")
     yield own_name(name, forward.answer(limit_s), gloo, others=others, local_addr=local_addr)
     if reverse is not None:
@@ -153,7 +156,9 @@ def _endpoint(meeting: Rendezvous, resolved: Answer[list[str]], limit_s: float) 
     own = Answer("", 0.0) if resolved.late else asked(lambda: _why_not_own(meeting, 0), limit_s)
     if own.value is None and not own.late:
         return mend(
-            "endpoint", f"{where}: this node is to be the host and cannot: {own.error}", "see --rdzv-conf is_host"
+            "endpoint",
+            f"{where}: this node is to be the host and cannot: {own.error}",
+            "leave out is_host=1, or name an address of this node",
         )
     why_not = resolved.error or own.error or own.value or ""
     if not resolved.value:

@@ -220,6 +220,13 @@ def _limit(value: int) -> str:
     return "unlimited" if value == resource.RLIM_INFINITY else str(value)
 
 
+def script(name: str, why_not: str) -> Finding:
+    """Judge whether there is what workers are to run."""
+    if why_not:
+        return mend("script", why_not, "copy it to this node, or correct the name; paths begin at the current folder")
+    return ok("script", name)
+
+
 def clock(now_s: float) -> Finding:
     """Show the wall clock, for those who compare logs."""
     shown = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now_s))

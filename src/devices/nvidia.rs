@@ -19,9 +19,17 @@ const FILES: &str = "/proc/driver/nvidia/gpus";
 /// # Errors
 /// There is no driver, or it does not work: what was tried, and what came of it.
 pub fn gpus() -> Result<Gpus, String> {
-    by_library().or_else(|error| {
-        by_files(Path::new(FILES)).ok_or_else(|| format!("no NVIDIA driver answers ({error}; there is no {FILES})"))
-    })
+    by_library().or_else(|error| by_files(Path::new(FILES)).ok_or_else(|| why_none(&error)))
+}
+
+/// Why there is no driver, or none that works. What the loader says of a library that is not there explains nothing.
+fn why_none(error: &NvmlError) -> String {
+    match error {
+        NvmlError::LibloadingError(cause) if cause.to_string().contains("No such file") => {
+            format!("no NVIDIA driver is installed here (neither {LIBRARY} nor {FILES} exists)")
+        }
+        _ => format!("no NVIDIA driver answers ({error}; there is no {FILES})"),
+    }
 }
 
 fn by_library() -> Result<Gpus, NvmlError> {
@@ -56,6 +64,19 @@ fn by_files(folder: &Path) -> Option<Gpus> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_driver_that_is_not_installed_is_said_without_the_loaders_words() {
+        let missing = Nvml::builder().lib_path(OsStr::new("libelastic_rs-none.so.1")).init().unwrap_err();
+        let said = why_none(&missing);
+        assert!(said.starts_with("no NVIDIA driver is installed here (neither libnvidia-ml.so.1"), "{said}");
+        assert!(!said.contains("shared object"), "{said}");
+        let broken = why_none(&NvmlError::DriverNotLoaded);
+        assert!(
+            broken.starts_with("no NVIDIA driver answers (")
+                && broken.contains(&NvmlError::DriverNotLoaded.to_string())
+        );
+    }
 
     #[test]
     fn the_drivers_files_tell_how_many_there_are() {

@@ -86,6 +86,8 @@ VERDICTS: list[tuple[Finding, str, str]] = [
     (node.processes(800, "ulimit -u", 8), "ok", "800"),
     (node.processes(799, "ulimit -u", 8), "mend", "ulimit -u 800"),
     (node.processes(799, "/sys/fs/cgroup/pids.max", 8), "mend", "--pids-limit=800"),
+    (node.script("a.py", ""), "ok", "a.py"),
+    (node.script("a.py", "the script `a.py` does not exist"), "mend", "copy it to this node"),
     (node.clock(0), "ok", "1970-01-01T00:00:00Z"),
     (node.place("logs", "/l", 256 * MIB, "", least=64 * MIB, enough=256 * MIB), "ok", "/l is writable, 256 MiB"),
     (node.place("logs", "/l", 255 * MIB, "", least=64 * MIB, enough=256 * MIB), "note", "may not be enough"),
@@ -472,6 +474,48 @@ def test_a_name_server_that_swallows_questions_holds_nothing_up(
     assert "node0.test:29400 cannot be resolved: no answer within 0.2 s" in about("endpoint", said)
     assert about("own name", said).startswith("mend")
     assert said[-1] == "2 to mend"
+
+
+@pytest.mark.parametrize(
+    ("flags", "verdict"),
+    [
+        (("--nnodes=2",), "mend"),
+        (("--nnodes=2", "--rdzv-backend=c10d"), "mend"),
+        (("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost"), "ok"),
+        (("--nnodes=1",), "ok"),
+    ],
+)
+def test_a_name_at_loopback_is_to_be_mended_where_there_are_several_nodes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], verdict: str
+) -> None:
+    monkeypatch.setattr(net, "addresses_of", lambda _: AT_HOME)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    run.main(["doctor", *flags])
+    lines = capsys.readouterr().out.splitlines()
+    assert about("own name", lines).startswith(verdict)
+    if verdict == "mend":
+        assert any(line.startswith("note  endpoint") and "names no other address: nodes" in line for line in lines)
+
+
+def test_a_script_that_does_not_exist_is_to_be_mended(doctor: Doctor, tmp_path: Path) -> None:
+    missing, there = tmp_path / "trian.py", tmp_path / "train.py"
+    there.touch()
+    assert about("script", doctor("--standalone", str(missing))).startswith("mend  script       the script `")
+    assert about("script", doctor("--standalone", str(there))) == f"ok    script       {there}"
+
+
+def test_a_driver_that_is_not_installed_is_said_in_own_words(doctor: Doctor) -> None:
+    if _has_driver():
+        pytest.skip("this machine has NVIDIA's driver")
+    assert "none: no NVIDIA driver is installed here" in about("gpus", doctor())
+
+
+def _has_driver() -> bool:
+    try:
+        _elastic_rs.visible_gpus(None)
+    except RuntimeError as error:
+        return "no NVIDIA driver answers" in str(error) and "shared object" not in str(error)
+    return True
 
 
 def test_a_wrong_command_line_is_2(capsys: pytest.CaptureFixture[str]) -> None:
