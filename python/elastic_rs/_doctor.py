@@ -23,8 +23,8 @@ HEALTHY = 0
 TO_MEND = 1
 
 DESCRIPTION = """\
-Look whether this node lacks anything that the job would need, and print what to mend. Nothing is started: the flags are
-those of elastic-run, and mean the same, so `doctor` may be put before a whole command line."""
+Look whether this node lacks anything that the job would need, and print what to mend. Nothing of the job is started:
+the flags are those of elastic-run, and mean the same, so `doctor` may be put before a whole command line."""
 
 EPILOG = """\
 Flags of elastic-run that are not listed are accepted, and so are its PET_* variables. An endpoint without

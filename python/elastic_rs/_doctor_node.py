@@ -49,6 +49,7 @@ def findings(nproc: str, workers: int | None, most_nodes: int, folder: str | Non
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield descriptors(soft, hard, count, most_nodes)
     yield processes(*process_limit(), count)
+    yield _supervision(limit_s)
     yield clock(time.time())
     yield from _places(None if folder == os.devnull else folder, limit_s)
 
@@ -225,6 +226,34 @@ def script(name: str, why_not: str) -> Finding:
     if why_not:
         return mend("script", why_not, "copy it to this node, or correct the name; paths begin at the current folder")
     return ok("script", name)
+
+
+def _supervision(limit_s: float) -> Finding:
+    # Without site packages: it starts within milliseconds.
+    tried = asked(lambda: _elastic_rs.rehearse([sys.executable, "-I", "-S", "-c", ""]), limit_s)
+    return supervision(tried.error, _why_no_pidfds())
+
+
+def supervision(error: str, why_no_pidfds: str) -> Finding:
+    """Judge whether a worker can be started and supervised; an empty ``error``: a process was, and has ended."""
+    if error:
+        remedy = (
+            "let the sandbox or its seccomp profile allow the call that is named (docker run --security-opt "
+            "seccomp=unconfined shows whether that is it), or use a kernel that has it"
+        )
+        return mend("supervision", error, remedy)
+    text = "a process was started as workers are, and its end seen"
+    if why_no_pidfds:
+        text += f"; without pidfds (pidfd_open: {why_no_pidfds}), which are not needed"
+    return ok("supervision", text)
+
+
+def _why_no_pidfds() -> str:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def clock(now_s: float) -> Finding:

@@ -839,6 +839,13 @@ def log_folder_name(run_id: str) -> str:
     Return the run id as the beginning of a log folder's name: without slashes, and short enough for a file system.
     """
 
+def rehearse(command: SupportsGetItem[int, str]) -> None:
+    """
+    Start a command as workers are started, and wait until nothing of it is left.
+
+    Raises ``RuntimeError`` if that fails, with the system call that this machine refuses.
+    """
+
 def reset_log_levels() -> None:
     """
     Take over the level of Python's logger ``elastic_rs``. Call it after changing that.

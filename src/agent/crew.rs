@@ -5,14 +5,18 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, kill_process, kill_process_group, pidfd_open, waitid};
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, PidfdFlags, WaitId, WaitIdOptions, WaitIdStatus, kill_process, kill_process_group, pidfd_open, waitid,
+};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
 use crate::process::{Command, Copies, Event, Exit, Exited, Group, Output, Signal, StopPolicy, Stopping};
+use crate::threads;
 use crate::wait::until;
 
 /// Workers that run.
@@ -123,7 +127,8 @@ struct End {
 struct Member {
     pid: Pid,
     number: u32,
-    watch: tokio::task::JoinHandle<()>,
+    /// `None`: a thread waits, which ends with the worker.
+    watch: Option<tokio::task::JoinHandle<()>>,
 }
 
 impl Member {
@@ -147,10 +152,7 @@ impl Adopted {
         let mut members = BTreeMap::new();
         for (&local_rank, &number) in pids {
             let pid = i32::try_from(number).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
-            let handle = pidfd_open(pid, PidfdFlags::NONBLOCK)?;
-            // SAFETY: an `OwnedFd` always refers to the same open descriptor until it is dropped.
-            let handle = unsafe { AsyncFd::register(handle) }?;
-            let watch = tokio::spawn(watch(handle, local_rank, sender.clone()));
+            let watch = watch(pid, local_rank, sender.clone())?;
             members.insert(local_rank, Member { pid, number, watch });
         }
         Ok(Self { members, ends, ready: None, stopping: None })
@@ -236,23 +238,51 @@ impl Adopted {
 impl Drop for Adopted {
     fn drop(&mut self) {
         for member in self.members.values() {
-            member.watch.abort();
+            if let Some(watch) = &member.watch {
+                watch.abort();
+            }
             member.signal(Signal::KILL);
         }
     }
 }
 
-async fn watch(handle: AsyncFd<OwnedFd>, local_rank: u32, ends: mpsc::UnboundedSender<End>) {
-    // An error means that the runtime ends, and nobody listens.
-    if handle.readable().await.is_ok() {
-        let _ = ends.send(End { local_rank, well: ended_well(handle.get_ref().as_fd()) });
-    }
+/// Tells `ends` when a child of this process has ended.
+fn watch(
+    pid: Pid,
+    local_rank: u32,
+    ends: mpsc::UnboundedSender<End>,
+) -> io::Result<Option<tokio::task::JoinHandle<()>>> {
+    let handle = match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(handle) => handle,
+        Err(Errno::SRCH) => return Err(Errno::SRCH.into()),
+        // There are no pidfds here.
+        Err(_) => {
+            // It has to be a child.
+            waitid(WaitId::Pid(pid), LOOK | WaitIdOptions::NOHANG)?;
+            threads::spawn(format!("adopted-{local_rank}"), move || {
+                let ended = waitid(WaitId::Pid(pid), LOOK);
+                let _ = ends.send(End { local_rank, well: is_well(ended) });
+            })?;
+            return Ok(None);
+        }
+    };
+    // SAFETY: an `OwnedFd` always refers to the same open descriptor until it is dropped.
+    let handle: AsyncFd<OwnedFd> = unsafe { AsyncFd::register(handle) }?;
+    Ok(Some(tokio::spawn(async move {
+        // An error means that the runtime ends, and nobody listens.
+        if handle.readable().await.is_ok() {
+            let ended = waitid(WaitId::Pid(pid), LOOK | WaitIdOptions::NOHANG);
+            let _ = ends.send(End { local_rank, well: is_well(ended) });
+        }
+    })))
 }
 
-/// Whether a process has ended with code 0. It stays to be reaped by its parent, which this process has to be.
-fn ended_well(handle: BorrowedFd<'_>) -> bool {
-    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    match waitid(WaitId::PidFd(handle), look) {
+/// The process stays to be reaped by its parent, which this process has to be; so its number is its own.
+const LOOK: WaitIdOptions = WaitIdOptions::EXITED.union(WaitIdOptions::NOWAIT);
+
+/// Whether a process has ended with code 0.
+fn is_well(ended: Result<Option<WaitIdStatus>, Errno>) -> bool {
+    match ended {
         Ok(Some(status)) => status.exit_status() == Some(0),
         // Somebody has reaped it already, who will say.
         _ => true,

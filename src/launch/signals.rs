@@ -30,7 +30,7 @@ impl Signals {
     /// not run before this is dropped.
     ///
     /// # Errors
-    /// No descriptor is left.
+    /// No descriptor is left, or the machine refuses the system call.
     pub fn take(signals: &[Signal]) -> io::Result<Signals> {
         // SAFETY: masks on the stack, filled before they are read; the descriptor is checked, and nobody else's.
         unsafe {
@@ -41,7 +41,9 @@ impl Signals {
             }
             let fd = libc::signalfd(-1, &mask, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
             if fd == -1 {
-                return Err(io::Error::last_os_error());
+                let error = io::Error::last_os_error();
+                let text = format!("cannot take signals: the system call `signalfd4` has failed: {error}");
+                return Err(io::Error::new(error.kind(), text));
             }
             let fd = OwnedFd::from_raw_fd(fd);
             libc::pthread_sigmask(libc::SIG_BLOCK, &mask, &mut before);

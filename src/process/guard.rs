@@ -9,9 +9,10 @@
 //! - it is a child subreaper: whatever the worker starts, however it detaches itself, is re-parented to the guard and to
 //!   nobody else, so that it is known whose it was;
 //! - it sees the agent end through a pidfd, which tells of SIGKILL too, and which no forked child of the agent can hold up.
+//!   Where the kernel has no pidfds, its own parent-death signal tells the same.
 
 use std::ffi::{CStr, c_char};
-use std::os::fd::RawFd;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 use super::message::{MESSAGE_BYTES, Order, Report};
@@ -29,8 +30,10 @@ use worker::{Birth, start_worker};
 pub(super) struct Plan<'a> {
     /// The guard's end of the socket that it shares with the agent.
     pub control: RawFd,
-    /// A pidfd of the agent.
+    /// A pidfd of the agent; -1 where the kernel has none.
     pub agent: RawFd,
+    /// The agent's process id.
+    pub agent_pid: i32,
     /// What becomes the worker's standard input, output and error.
     pub stdio: [RawFd; 3],
     /// `/dev/null`, for the guard's own.
@@ -48,37 +51,44 @@ pub(super) struct Plan<'a> {
 
 /// The steps at which starting a worker can fail, as `Report::Failed` names them.
 pub(super) mod step {
-    pub(in super::super) const GUARD: i32 = 1;
+    pub(in super::super) const CLONE: i32 = 1;
     pub(in super::super) const STREAMS: i32 = 2;
     pub(in super::super) const FOLDER: i32 = 3;
     pub(in super::super) const EXECUTE: i32 = 4;
+    pub(in super::super) const SUBREAPER: i32 = 5;
+    pub(in super::super) const SIGNALFD: i32 = 6;
+    pub(in super::super) const PIPE: i32 = 7;
 }
 
-/// Forks a guard. Returns its process id and a pidfd of it, or `errno`.
+/// A step that failed, and its `errno`.
+type Failure = (i32, i32);
+
+/// Forks a guard. Returns its process id and a pidfd of it, if the kernel has pidfds; or `errno`.
 ///
 /// A plain system call, because glibc's `fork` runs what libraries registered with `pthread_atfork`, which would not
 /// hold itself to the rules above. Signals are blocked across it: one to the agent's process group would otherwise run the
 /// agent's handler (Python's writes into a pipe that it shares with the agent) in the guard.
-pub(super) fn fork(plan: &Plan<'_>) -> Result<(i32, RawFd), i32> {
+pub(super) fn fork(plan: &Plan<'_>) -> Result<(i32, Option<OwnedFd>), i32> {
     // SAFETY: plain system calls on valid, initialised memory; what runs in the child is bound by the rules above.
     unsafe {
         let mut all = std::mem::zeroed();
         let mut before = std::mem::zeroed();
         libc::sigfillset(&mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-        let forked = clone_with_pidfd();
+        // Kernels before 5.2 ignore the flag; gVisor and filters of system calls may refuse it.
+        let forked = clone(libc::CLONE_PIDFD).or_else(|_| clone(0));
         if matches!(forked, Ok((0, _))) {
             run(plan);
         }
         libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut());
-        forked
+        forked.map(|(pid, pidfd)| (pid, (pidfd != -1).then(|| OwnedFd::from_raw_fd(pidfd))))
     }
 }
 
 /// SAFETY: as `fork(2)`.
-unsafe fn clone_with_pidfd() -> Result<(i32, RawFd), i32> {
+unsafe fn clone(flags: libc::c_int) -> Result<(i32, RawFd), i32> {
     let mut pidfd: RawFd = -1;
-    let flags = libc::CLONE_PIDFD | libc::SIGCHLD;
+    let flags = flags | libc::SIGCHLD;
     let (none, pointer) = (ptr::null_mut::<libc::c_void>(), &raw mut pidfd);
     // The order of the last two arguments differs between architectures; both are null.
     match unsafe { libc::syscall(libc::SYS_clone, libc::c_long::from(flags), none, pointer, none, none) } {
@@ -89,7 +99,10 @@ unsafe fn clone_with_pidfd() -> Result<(i32, RawFd), i32> {
 
 struct Guard {
     control: RawFd,
+    /// A pidfd; -1: none, or it has been heard.
     agent: RawFd,
+    /// The guard's parent, whose end is the agent's; 0: the pidfd tells, or whoever is above this guard's parent.
+    parent: i32,
     signals: RawFd,
     /// Readable once the worker was executed (then empty) or could not be.
     executed: RawFd,
@@ -105,24 +118,33 @@ struct Guard {
 unsafe fn run(plan: &Plan<'_>) -> ! {
     unsafe {
         libc::prctl(libc::PR_SET_NAME, NAME.as_ptr());
-        if let Err(errno) = stand_apart() {
-            fail(plan.control, step::GUARD, errno);
+        if let Err(failure) = stand_apart() {
+            fail(plan.control, failure);
+        }
+        let parent = if plan.agent == -1 { plan.agent_pid } else { 0 };
+        if parent != 0 {
+            // The kernel sends it when the thread that forked ends, and when the next thread that is the parent does. So the guard
+            // then looks whether its parent is another process. SIGCHLD is what it waits for anyway.
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCHLD);
+            if libc::getppid() != parent {
+                libc::_exit(1); // the agent was gone before the line above
+            }
         }
         close_all_but([plan.control, plan.agent, plan.stdio[0], plan.stdio[1], plan.stdio[2], plan.null]);
         let senses = match Senses::open() {
             Ok(senses) => senses,
-            Err(errno) => fail(plan.control, step::GUARD, errno),
+            Err(failure) => fail(plan.control, failure),
         };
         let leader = start_worker(&Birth { plan, guard: libc::getpid(), failures: senses.failures });
         if leader == -1 {
-            fail(plan.control, step::GUARD, errno());
+            fail(plan.control, (step::CLONE, errno()));
         }
         libc::close(senses.failures);
         let_go_of_stdio(plan.null);
         for fd in plan.stdio {
             libc::close(fd);
         }
-        Guard::new(plan.control, plan.agent, &senses, leader, plan.keeps).watch()
+        Guard::new(plan.control, plan.agent, parent, &senses, leader, plan.keeps).watch()
     }
 }
 
@@ -130,11 +152,11 @@ const NAME: &CStr = c"worker-guard";
 
 /// A session of its own, since what is sent to the agent's process group should reach the agent alone; and the parent of whatever
 /// is orphaned below. SAFETY: as [`run`].
-unsafe fn stand_apart() -> Result<(), i32> {
+unsafe fn stand_apart() -> Result<(), Failure> {
     unsafe {
         libc::setsid();
         if libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) == -1 {
-            return Err(errno());
+            return Err((step::SUBREAPER, errno()));
         }
         // Ignored, a child would be reaped by the kernel, and nobody would see how a worker ended.
         default_handler(libc::SIGCHLD);
@@ -154,15 +176,18 @@ struct Senses {
 
 impl Senses {
     /// SAFETY: as [`run`].
-    unsafe fn open() -> Result<Senses, i32> {
+    unsafe fn open() -> Result<Senses, Failure> {
         unsafe {
             let mut child_signal = std::mem::zeroed();
             libc::sigemptyset(&mut child_signal);
             libc::sigaddset(&mut child_signal, libc::SIGCHLD);
             let signals = libc::signalfd(-1, &child_signal, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+            if signals == -1 {
+                return Err((step::SIGNALFD, errno()));
+            }
             let mut pipe = [-1; 2];
-            if signals == -1 || libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) == -1 {
-                return Err(errno());
+            if libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) == -1 {
+                return Err((step::PIPE, errno()));
             }
             Ok(Senses { signals, executed: pipe[0], failures: pipe[1] })
         }
@@ -180,9 +205,9 @@ unsafe fn let_go_of_stdio(null: RawFd) {
 }
 
 impl Guard {
-    fn new(control: RawFd, agent: RawFd, senses: &Senses, leader: i32, keeps: bool) -> Guard {
+    fn new(control: RawFd, agent: RawFd, parent: i32, senses: &Senses, leader: i32, keeps: bool) -> Guard {
         let Senses { signals, executed, .. } = *senses;
-        Guard { control, agent, signals, executed, leader, leader_ended: false, keeps, ending: false }
+        Guard { control, agent, parent, signals, executed, leader, leader_ended: false, keeps, ending: false }
     }
 
     /// Waits for the worker, the agent and its orders, until nothing is left below. SAFETY: as [`run`].
@@ -209,6 +234,7 @@ impl Guard {
                     self.ending = true;
                 }
                 if signals {
+                    self.ending |= self.parent != 0 && libc::getppid() != self.parent;
                     self.reap();
                 }
                 if self.ending {
@@ -348,7 +374,7 @@ unsafe fn tell(control: RawFd, report: Report) {
     unsafe { libc::send(control, bytes.as_ptr().cast(), bytes.len(), flags) };
 }
 
-unsafe fn fail(control: RawFd, step: i32, errno: i32) -> ! {
+unsafe fn fail(control: RawFd, (step, errno): Failure) -> ! {
     unsafe {
         tell(control, Report::Failed { step, errno });
         libc::_exit(1)

@@ -22,6 +22,8 @@ mod logs;
 #[cfg(feature = "io")]
 mod message;
 #[cfg(feature = "io")]
+mod rehearsal;
+#[cfg(feature = "io")]
 mod room;
 #[cfg(feature = "io")]
 mod spawn;
@@ -41,6 +43,8 @@ pub use folders::{AttemptFolder, LogFolders, folder_name};
 pub use group::{Consoles, Event, Exited, Group, Left, Outcome};
 #[cfg(feature = "io")]
 pub use logs::FilterOptions;
+#[cfg(feature = "io")]
+pub use rehearsal::rehearse;
 #[cfg(feature = "io")]
 pub(crate) use room::{is_full, why_no_more_logs};
 #[cfg(feature = "io")]

@@ -5,7 +5,7 @@ use std::ffi::{CString, OsStr, OsString};
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use rustix::fs::inotify;
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
-use rustix::process::{PidfdFlags, getpid, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 
 use super::guard::{self, Plan, pointers};
 use super::room::{is_full, is_short};
@@ -25,8 +25,10 @@ use super::spec::{Input, Output, WorkerSpec};
 pub(super) struct Guarded {
     /// Orders go in, reports come out; closing it ends everything below the guard.
     pub control: OwnedFd,
-    /// A pidfd.
-    pub guard: OwnedFd,
+    /// Readable once the guard has ended. A pidfd where the kernel has them; else a pipe, or nothing but the socket's end.
+    pub end: Option<OwnedFd>,
+    /// The guard, if it is this process's child, to be reaped.
+    pub child: Option<Pid>,
 }
 
 /// A worker's streams before its start.
@@ -82,6 +84,8 @@ pub enum Stage {
     Folder(PathBuf),
     /// Executing the program, or the wrapper before it.
     Execute(OsString),
+    /// A system call that starting or supervising a worker needs.
+    Call(&'static str),
 }
 
 /// Why a worker could not be started. Nothing of its group is left running.
@@ -104,6 +108,7 @@ impl fmt::Display for StartError {
             Stage::Stream(path) => write!(f, "cannot open `{}` for its output: {source}", path.display()),
             Stage::Folder(path) => write!(f, "cannot change to folder `{}`: {source}", path.display()),
             Stage::Execute(program) => write!(f, "cannot execute `{}`: {source}", program.display()),
+            Stage::Call(call) => write!(f, "no process for it: the system call `{call}` has failed: {source}"),
         }
     }
 }
@@ -124,6 +129,10 @@ impl StartError {
         let stage = match (step, &spec.cwd) {
             (guard::step::FOLDER, Some(folder)) => Stage::Folder(folder.clone()),
             (guard::step::EXECUTE, _) => Stage::Execute(spec.command()[0].clone()),
+            (guard::step::CLONE, _) => Stage::Call("clone"),
+            (guard::step::SUBREAPER, _) => Stage::Call("prctl(PR_SET_CHILD_SUBREAPER)"),
+            (guard::step::SIGNALFD, _) => Stage::Call("signalfd4"),
+            (guard::step::PIPE, _) => Stage::Call("pipe2"),
             _ => Stage::Fork,
         };
         StartError::new(spec.local_rank, stage, io::Error::from_raw_os_error(errno))
@@ -143,18 +152,19 @@ pub(super) fn spawn_template(spec: &WorkerSpec, opened: &Opened) -> Result<Guard
 }
 
 fn spawn_with(spec: &WorkerSpec, opened: &Opened, keeps: bool) -> Result<Guarded, StartError> {
-    let failed = |source: Errno| StartError::new(spec.local_rank, Stage::Fork, source);
+    let failed = |call, source: Errno| StartError::new(spec.local_rank, Stage::Call(call), source);
     let invalid = |_| StartError::reported(spec, guard::step::EXECUTE, Errno::INVAL.raw_os_error());
     let strings = Strings::prepare(spec).map_err(invalid)?;
     let (argv, envp) = (pointers(&strings.argv), pointers(&strings.envp));
     let mut candidates = pointers(&strings.candidates);
     candidates.pop();
 
-    let Ties { control, theirs, agent } = Ties::new().map_err(failed)?;
+    let Ties { control, theirs, agent } = Ties::new().map_err(|errno| failed("socketpair", errno))?;
 
     let plan = Plan {
         control: theirs.as_raw_fd(),
-        agent: agent.as_raw_fd(),
+        agent: agent.as_ref().map_or(-1, AsRawFd::as_raw_fd),
+        agent_pid: getpid().as_raw_nonzero().get(),
         stdio: opened.stdio.each_ref().map(AsRawFd::as_raw_fd),
         null: opened.null.as_raw_fd(),
         candidates: &candidates,
@@ -163,10 +173,8 @@ fn spawn_with(spec: &WorkerSpec, opened: &Opened, keeps: bool) -> Result<Guarded
         cwd: strings.cwd.as_ref().map_or(std::ptr::null(), |folder| folder.as_ptr()),
         keeps,
     };
-    let (_, pidfd) = guard::fork(&plan).map_err(|errno| failed(Errno::from_raw_os_error(errno)))?;
-    // SAFETY: the kernel has just made it, and nobody else knows of it.
-    let guard = unsafe { OwnedFd::from_raw_fd(pidfd) };
-    Ok(Guarded { control, guard })
+    let (pid, end) = guard::fork(&plan).map_err(|errno| failed("clone", Errno::from_raw_os_error(errno)))?;
+    Ok(Guarded { control, end, child: Pid::from_raw(pid) })
 }
 
 /// What ties a guard to the agent. No descriptor is below 3.
@@ -175,13 +183,14 @@ pub(super) struct Ties {
     pub control: OwnedFd,
     /// The guard's end.
     pub theirs: OwnedFd,
-    /// A pidfd of the agent.
-    pub agent: OwnedFd,
+    /// A pidfd of the agent. `None` where there are none: kernels before 5.3, gVisor, filters of system calls that are older
+    /// than they.
+    pub agent: Option<OwnedFd>,
 }
 
 impl Ties {
     pub fn new() -> Result<Ties, Errno> {
-        let agent = pidfd_open(getpid(), PidfdFlags::empty()).and_then(lifted)?;
+        let agent = pidfd_open(getpid(), PidfdFlags::empty()).and_then(lifted).ok();
         let (control, theirs) = message_socket()?;
         Ok(Ties { control, theirs: lifted(theirs)?, agent })
     }

@@ -88,6 +88,9 @@ VERDICTS: list[tuple[Finding, str, str]] = [
     (node.processes(799, "/sys/fs/cgroup/pids.max", 8), "mend", "--pids-limit=800"),
     (node.script("a.py", ""), "ok", "a.py"),
     (node.script("a.py", "the script `a.py` does not exist"), "mend", "copy it to this node"),
+    (node.supervision("", ""), "ok", "its end seen"),
+    (node.supervision("", "Function not implemented"), "ok", "without pidfds (pidfd_open: Function not implemented)"),
+    (node.supervision("`signalfd4` has failed: no", ""), "mend", "seccomp"),
     (node.clock(0), "ok", "1970-01-01T00:00:00Z"),
     (node.place("logs", "/l", 256 * MIB, "", least=64 * MIB, enough=256 * MIB), "ok", "/l is writable, 256 MiB"),
     (node.place("logs", "/l", 255 * MIB, "", least=64 * MIB, enough=256 * MIB), "note", "may not be enough"),
@@ -385,7 +388,7 @@ def about(check: str, lines: list[str]) -> str:
 
 def test_a_node_by_itself(doctor: Doctor) -> None:
     lines = doctor()
-    node_checks = ["python", "elastic_rs", "torch", "gpus", "descriptors", "processes", "clock"]
+    node_checks = ["python", "elastic_rs", "torch", "gpus", "descriptors", "processes", "supervision", "clock"]
     for check in [*node_checks, "/dev/shm", "temporary", "own name"]:
         assert about(check, lines)
     assert "none is needed" in about("endpoint", lines)

@@ -1,4 +1,4 @@
-//! `launch`: the agent of `elastic-run`, at work until it has ended, and `visible_gpus`.
+//! `launch`: the agent of `elastic-run`, at work until it has ended; and what its doctor asks: `visible_gpus`, `rehearse`.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -10,7 +10,7 @@ use elastic_rs::agent::environment::Workers;
 use elastic_rs::agent::{Budget, Outcome};
 use elastic_rs::devices::{Wanted, nvidia};
 use elastic_rs::launch::{Ended, Fixed, Job, LogFolder, LogOptions, Signals, Warm, run as run_job};
-use elastic_rs::process::{Signal, StreamsOf};
+use elastic_rs::process::{self, Signal, StreamsOf};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -18,7 +18,7 @@ use crate::agent::Failure;
 use crate::errors::class_of_join;
 use crate::host::Host;
 use crate::rendezvous::{Session, seconds};
-use crate::runtime::{detach, handle};
+use crate::runtime::{block_on_task, detach, handle};
 
 /// How :func:`launch` ended.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs", get_all)]
@@ -186,4 +186,12 @@ fn run(py: Python<'_>, job: Job, session: &Session, host: Option<&Host>, signals
 pub fn visible_gpus(py: Python<'_>, cuda_visible_devices: Option<&str>) -> PyResult<usize> {
     let gpus = detach(py, nvidia::gpus).map_err(PyRuntimeError::new_err)?;
     Ok(Wanted::parse(cuda_visible_devices).count(&gpus))
+}
+
+/// Start a command as workers are started, and wait until nothing of it is left.
+///
+/// Raises ``RuntimeError`` if that fails, with the system call that this machine refuses.
+#[pyfunction]
+pub fn rehearse(py: Python<'_>, command: Vec<OsString>) -> PyResult<()> {
+    block_on_task(py, process::rehearse(command))?.map_err(PyRuntimeError::new_err)
 }

@@ -30,7 +30,7 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::host::Host;
     #[pymodule_export]
-    use crate::launch::{Launched, launch, visible_gpus};
+    use crate::launch::{Launched, launch, rehearse, visible_gpus};
     #[pymodule_export]
     use crate::rendezvous::{Placement, Session, View, validate_run_id};
     #[pymodule_export]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use rustix::process::{WaitId, WaitIdOptions, waitid};
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -63,7 +63,7 @@ impl Member {
     ) -> io::Result<(Member, oneshot::Receiver<Start>)> {
         rustix::io::ioctl_fionbio(&guarded.control, true)?;
         let control = Arc::new(watched(guarded.control)?);
-        let guard = watched(guarded.guard)?;
+        let end = guarded.end.map(watched).transpose()?;
         let (start, started) = oneshot::channel();
         let stderr_file = match &spec.stderr {
             Output::File(path) => Some(path.clone()),
@@ -82,7 +82,7 @@ impl Member {
             events,
             drain: drain.clone(),
         };
-        tokio::spawn(task.run(guard));
+        tokio::spawn(task.run(end, guarded.child));
         Ok((Member { pid: 0, control, drain }, started))
     }
 
@@ -122,8 +122,8 @@ struct Task {
 }
 
 impl Task {
-    /// Until the guard has ended, and is reaped.
-    async fn run(mut self, guard: AsyncFd<OwnedFd>) {
+    /// Until the guard has ended, and is reaped if it is this process's child.
+    async fn run(mut self, end: Option<AsyncFd<OwnedFd>>, child: Option<Pid>) {
         while let Some(report) = self.next_report().await {
             match report {
                 Report::Started { pid } => {
@@ -135,10 +135,7 @@ impl Task {
                 Report::Gone => {}
             }
         }
-        if guard.readable().await.is_ok() {
-            // ECHILD: somebody else in this process reaps all children.
-            let _ = waitid(WaitId::PidFd(guard.get_ref().as_fd()), WaitIdOptions::EXITED);
-        }
+        await_end(end, child).await;
         if !self.exited && self.pid != 0 {
             self.on_exited(Exit::Unseen).await;
         }
@@ -214,6 +211,24 @@ impl Task {
         // The group may have been dropped; what is left of it is still waited for.
         let _ = self.events.send(event);
     }
+}
+
+/// Waits until a guard that has closed its socket has ended for good, and reaps it.
+async fn await_end(end: Option<AsyncFd<OwnedFd>>, child: Option<Pid>) {
+    if let Some(end) = &end
+        && end.readable().await.is_err()
+    {
+        return; // the runtime ends
+    }
+    let Some(child) = child else { return };
+    // ECHILD, here and below: somebody else in this process reaps all children.
+    if let Some(end) = &end
+        && !matches!(waitid(WaitId::PidFd(end.get_ref().as_fd()), WaitIdOptions::EXITED), Err(Errno::INVAL))
+    {
+        return;
+    }
+    // Without pidfds, or `waitid` that knows them (before 5.4). It is about to end, or has.
+    let _ = tokio::task::spawn_blocking(move || waitid(WaitId::Pid(child), WaitIdOptions::EXITED)).await;
 }
 
 /// The last [`TAIL_BYTES`] of a file.

@@ -14,8 +14,10 @@ use crate::process::message::Report;
 pub(in super::super) struct Descriptors {
     /// The guard's end of the socket that it shares with the agent.
     pub control: OwnedFd,
-    /// A pidfd of the agent.
-    pub agent: OwnedFd,
+    /// A pidfd of the agent. `None` where the kernel has none: then the guard ends with the template's, which is above it.
+    pub agent: Option<OwnedFd>,
+    /// Closed when the guard ends, and by nobody before: where the kernel has no pidfds.
+    pub life: Option<OwnedFd>,
     /// What becomes the worker's standard input, output and error.
     pub stdio: [OwnedFd; 3],
     /// `/dev/null`, for the guard's own.
@@ -48,8 +50,9 @@ impl Hatching {
         // SAFETY: what a freshly forked child may do, any process may.
         unsafe {
             let senses = stand_apart().and_then(|()| Senses::open());
-            let senses = senses.inspect_err(|errno| {
-                tell(given.control.as_raw_fd(), Report::Failed { step: step::GUARD, errno: *errno });
+            let senses = senses.map_err(|(step, errno)| {
+                tell(given.control.as_raw_fd(), Report::Failed { step, errno });
+                errno
             })?;
             Ok(Hatching { given, senses, guard: libc::getpid() })
         }
@@ -57,17 +60,18 @@ impl Hatching {
 
     /// In the guard, once it has forked its worker: waits until nothing is left below, and ends the process. -1: there is none.
     pub fn watch(self, worker: i32) -> ! {
-        let Descriptors { control, agent, null, .. } = &self.given;
-        let [control, agent, null] = [control, agent, null].map(AsRawFd::as_raw_fd);
+        let Descriptors { control, agent, life, null, .. } = &self.given;
+        let [control, null] = [control, null].map(AsRawFd::as_raw_fd);
+        let [agent, life] = [agent, life].map(|fd| fd.as_ref().map_or(-1, AsRawFd::as_raw_fd));
         // SAFETY: nothing that owns one of the descriptors closed here runs again, since this never returns.
         unsafe {
             if worker == -1 {
-                super::fail(control, step::GUARD, errno());
+                super::fail(control, (step::CLONE, errno()));
             }
             libc::prctl(libc::PR_SET_NAME, NAME.as_ptr());
-            close_all_but([control, agent, null, self.senses.signals, self.senses.executed]);
+            close_all_but([control, agent, life, null, self.senses.signals, self.senses.executed]);
             let_go_of_stdio(null);
-            Guard::new(control, agent, &self.senses, worker, false).watch()
+            Guard::new(control, agent, 0, &self.senses, worker, false).watch()
         }
     }
 

@@ -9,6 +9,7 @@ use std::os::unix::ffi::OsStringExt;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::retry_on_intr;
+use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open, waitpid};
 
 use super::super::guard::{Descriptors, Hatching, block_signals};
@@ -19,7 +20,7 @@ use super::{socket, title};
 #[derive(Debug)]
 pub struct Nest {
     socket: OwnedFd,
-    /// Of workers that came from here, until they have ended and are reaped.
+    /// Of workers that came from here, until they have ended and are reaped: what is readable then.
     guards: BTreeMap<i32, OwnedFd>,
 }
 
@@ -61,10 +62,13 @@ impl Nest {
     pub fn forked(&mut self, egg: &mut Egg, guard: i32) -> io::Result<()> {
         egg.stage = Stage::Over;
         let pid = Pid::from_raw(guard).ok_or(io::ErrorKind::InvalidInput)?;
-        // It is not reaped yet, so the number is its own.
-        let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-        self.tell(&Answer::Forked, &[&pidfd])?;
-        self.guards.insert(guard, pidfd);
+        let end = match egg.end.take() {
+            Some(end) => end,
+            // It is not reaped yet, so the number is its own.
+            None => pidfd_open(pid, PidfdFlags::empty())?,
+        };
+        self.tell(&Answer::Forked, &[&end])?;
+        self.guards.insert(guard, end);
         Ok(())
     }
 
@@ -95,6 +99,8 @@ pub struct Egg {
     request: Request,
     cwd: CString,
     stage: Stage,
+    /// Where the kernel has no pidfds: a pipe that ends with the guard.
+    end: Option<OwnedFd>,
 }
 
 #[derive(Debug)]
@@ -107,16 +113,22 @@ enum Stage {
 impl Egg {
     fn lay(fds: Vec<OwnedFd>) -> io::Result<Egg> {
         let garbled = || io::Error::new(io::ErrorKind::InvalidData, "what the agent asks for cannot be read");
-        let [file, control, agent, input, output, error, null] =
-            <[OwnedFd; 7]>::try_from(fds).map_err(|_| garbled())?;
+        let mut fds = fds.into_iter();
+        let mut next = || fds.next().ok_or_else(garbled);
+        let [file, control, input, output, error, null] = [next()?, next()?, next()?, next()?, next()?, next()?];
+        let agent = fds.next();
+        let (end, life) = match agent {
+            Some(_) => (None, None),
+            None => pipe_with(PipeFlags::CLOEXEC).map(|(read, write)| (Some(read), Some(write)))?,
+        };
         let mut file = File::from(file);
         let mut bytes = Vec::new();
         file.rewind()?;
         file.read_to_end(&mut bytes)?;
         let request = Request::decode(&bytes).ok_or_else(garbled)?;
         let cwd = CString::new(request.cwd().into_os_string().into_vec())?;
-        let given = Descriptors { control, agent, stdio: [input, output, error], null };
-        Ok(Egg { request, cwd, stage: Stage::Given(given) })
+        let given = Descriptors { control, agent, life, stdio: [input, output, error], null };
+        Ok(Egg { request, cwd, stage: Stage::Given(given), end })
     }
 
     /// The worker's program and arguments.
@@ -135,6 +147,7 @@ impl Egg {
     pub fn become_guard(&mut self, nest: Nest) -> io::Result<()> {
         block_signals();
         drop(nest);
+        self.end = None;
         match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Given(given) => {
                 self.stage = Stage::Hatching(Hatching::begin(given).map_err(io::Error::from_raw_os_error)?);

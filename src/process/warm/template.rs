@@ -185,15 +185,9 @@ fn hatch(socket: &AsyncFd<OwnedFd>, spec: &WorkerSpec, opened: &Opened) -> Resul
     let request = written(spec).map_err(unasked)?;
     let Ties { control, theirs, agent } = Ties::new().map_err(|errno| unasked(errno.into()))?;
     let [input, output, error] = &opened.stdio;
-    let given = [
-        request.as_fd(),
-        theirs.as_fd(),
-        agent.as_fd(),
-        input.as_fd(),
-        output.as_fd(),
-        error.as_fd(),
-        opened.null.as_fd(),
-    ];
+    let mut given =
+        vec![request.as_fd(), theirs.as_fd(), input.as_fd(), output.as_fd(), error.as_fd(), opened.null.as_fd()];
+    given.extend(agent.as_ref().map(AsFd::as_fd));
     socket::send(socket.get_ref(), &[0], &given)?;
     let deadline = Instant::now() + FORK_LIMIT;
     while !readable_until(socket, deadline)? {
@@ -203,7 +197,7 @@ fn hatch(socket: &AsyncFd<OwnedFd>, spec: &WorkerSpec, opened: &Opened) -> Resul
     }
     let (bytes, mut fds) = socket::receive(socket.get_ref(), MAX_ANSWER_BYTES)?;
     match (Answer::decode(&bytes), fds.pop()) {
-        (Some(Answer::Forked), Some(guard)) => Ok(Guarded { control, guard }),
+        (Some(Answer::Forked), Some(end)) => Ok(Guarded { control, end: Some(end), child: None }),
         (Some(Answer::Refused(reason)), _) => Err(Failure::Refused(reason)),
         _ => Err(Failure::Lost(Errno::CONNRESET)),
     }

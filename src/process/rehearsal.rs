@@ -1,0 +1,29 @@
+//! Whether a worker could be started and supervised on this machine.
+
+use std::ffi::OsString;
+
+use super::exit::Exit;
+use super::group::{Consoles, Event, Group};
+use super::logs::FilterOptions;
+use super::spec::{Input, Output, WorkerSpec};
+
+/// Starts a command as workers are started, and waits until nothing of it is left. Needs a tokio runtime with I/O and time.
+///
+/// Errors in words: which system call the machine refuses, or how the command has ended.
+pub async fn rehearse(command: Vec<OsString>) -> Result<(), String> {
+    let mut command = command.into_iter();
+    let program = command.next().ok_or("no command")?;
+    let mut spec = WorkerSpec::new(0, program);
+    spec.args = command.collect();
+    (spec.stdin, spec.stdout, spec.stderr) = (Input::Null, Output::Null, Output::Null);
+    let consoles = Consoles::own().map_err(|error| error.to_string())?;
+    let started = Group::start(vec![spec], FilterOptions::default(), consoles).await;
+    let mut group = started.map_err(|error| error.to_string())?;
+    let mut exit = Exit::Unseen;
+    while let Some(event) = group.next_event().await {
+        if let Event::Exited(exited) = event {
+            exit = exited.exit;
+        }
+    }
+    if exit.is_success() { Ok(()) } else { Err(format!("a process that should have succeeded has not: {exit}")) }
+}
