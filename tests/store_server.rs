@@ -111,6 +111,72 @@ fn strangers_are_closed_and_counted_and_disturb_nobody() {
     assert_eq!(stats.rejected_total(), strangers.len() as u64);
 }
 
+/// Each of these lists is several megabytes, of which sockets hold the first few while their client does not read.
+#[test]
+fn a_client_that_lists_many_keys_again_and_again_gives_others_their_turn() {
+    const KEYS: usize = 200_000;
+    const LISTS: usize = 14;
+    let server = start(ServerOptions::default());
+    let (mut lister, mut other) = (client(&server), client(&server));
+    for half in 0..2 {
+        let pairs = (0..KEYS / 2).map(|number| (Bytes::from(format!("{half}/{number:010}")), Bytes::new()));
+        send(&mut other, &[Request::MultiSet { pairs: pairs.collect() }]);
+    }
+    assert_serves(&mut other);
+    send(&mut lister, &vec![Request::ListKeys; LISTS]);
+    let mut counts = vec![read(&mut lister, 8)];
+    send(&mut other, &[set("3/more", "")]);
+    assert_serves(&mut other);
+    for list in 0..LISTS {
+        let count = u64::from_le_bytes(counts[list][..].try_into().unwrap()) as usize;
+        let listed = read(&mut lister, KEYS * (8 + 12) + (count - KEYS) * (8 + 6));
+        assert_eq!(listed.ends_with(b"3/more"), count > KEYS);
+        if list + 1 < LISTS {
+            counts.push(read(&mut lister, 8));
+        }
+    }
+    assert_eq!(counts[0], (KEYS as u64).to_le_bytes(), "the first list had begun");
+    assert_eq!(counts[LISTS - 1], (KEYS as u64 + 1).to_le_bytes(), "the other had its turn before the last");
+}
+
+/// A reply to `LIST_KEYS` is written in several pieces; the end of a wait must not come between them.
+#[test]
+fn a_wait_that_ends_while_keys_are_listed_is_told_behind_a_list() {
+    const KEYS: usize = 200_000;
+    const LISTS: usize = 6;
+    let server = start(ServerOptions::default());
+    let (mut lister, mut other) = (client(&server), client(&server));
+    for half in 0..2 {
+        let pairs = (0..KEYS / 2).map(|number| (Bytes::from(format!("{half}/{number:010}")), Bytes::new()));
+        send(&mut other, &[Request::MultiSet { pairs: pairs.collect() }]);
+    }
+    assert_serves(&mut other);
+    // No client of PyTorch's asks on while it waits; the protocol lets it.
+    let lists = vec![Request::ListKeys; LISTS];
+    send(&mut lister, &[&[wait("0/awaited")], &lists[..], &[Request::Ping { nonce: 7 }]].concat());
+    let mut is_over = false;
+    let mut first = read(&mut lister, 1);
+    for _ in 0..LISTS {
+        let count = [first, read(&mut lister, 7)].concat();
+        let count = u64::from_le_bytes(count.try_into().unwrap()) as usize;
+        if !is_over {
+            // Sockets hold the first lists, while nobody reads.
+            send(&mut other, &[set("0/awaited", "")]);
+            assert_serves(&mut other);
+        }
+        let listed = read(&mut lister, KEYS * (8 + 12) + (count - KEYS) * (8 + 9));
+        assert!(listed[..KEYS / 2 * 20].chunks_exact(20).is_sorted());
+        first = read(&mut lister, 1);
+        if first == [0] {
+            assert!(!is_over, "told once");
+            is_over = true;
+            first = read(&mut lister, 1);
+        }
+    }
+    assert!(is_over, "told behind a list, before what was asked after the lists");
+    assert_eq!([first, read(&mut lister, 3)].concat(), [7, 0, 0, 0]);
+}
+
 #[test]
 fn a_connection_that_says_nothing_is_closed_after_the_hello_timeout() {
     let timeout = Duration::from_millis(100);

@@ -12,4 +12,4 @@ pub mod listen;
 #[cfg(feature = "io")]
 pub mod server;
 
-pub use table::{Applied, ConnId, ENTRY_BYTES, Table, TableLimits, Violation};
+pub use table::{Applied, ConnId, ENTRY_BYTES, Listing, Table, TableLimits, Violation};

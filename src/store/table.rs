@@ -12,6 +12,7 @@
 //! - in a `WAIT` on several keys a non-empty queue counts as there, as it does in a `WAIT` on that key alone;
 //! - `MULTI_SET` is atomic, and `LIST_KEYS` is sorted.
 
+mod listing;
 mod number;
 mod values;
 mod waiters;
@@ -21,6 +22,7 @@ use std::collections::{HashMap, VecDeque};
 use bytes::Bytes;
 
 use crate::proto::{CheckReply, Query, Reply, Request, Sink, WaitReply, put_length};
+pub use listing::Listing;
 use number::{decimal, parse_decimal};
 use values::{Value, Values};
 use waiters::Waiters;
@@ -171,7 +173,11 @@ impl Table {
                     Some(Reply::Wait(WaitReply::StopWaiting))
                 } else {
                     self.check_room(query, &missing[0], (0, waiters::bytes_of(&missing)))?;
-                    self.waiters.register(conn, missing);
+                    if missing.len() > waiters::MAX_KEYS {
+                        let (key, needed, limit) = (missing[0].clone(), missing.len(), waiters::MAX_KEYS);
+                        return Err(Violation::Full { query, key, needed, what: "keys", limit });
+                    }
+                    self.waiters.register(conn, &missing);
                     None
                 }
             }
@@ -185,13 +191,12 @@ impl Table {
                 let is_last = count >= world_size;
                 let keys = [key];
                 let wait_bytes = if is_last { 0 } else { waiters::bytes_of(&keys) };
-                let [key] = keys;
-                self.store_number(&key, count, query, wait_bytes)?;
+                self.store_number(&keys[0], count, query, wait_bytes)?;
                 if is_last {
-                    self.waiters.event(&key, &mut released);
+                    self.waiters.event(&keys[0], &mut released);
                     Some(Reply::Wait(WaitReply::StopWaiting))
                 } else {
-                    self.waiters.register(conn, vec![key]);
+                    self.waiters.register(conn, &keys);
                     None
                 }
             }
@@ -203,7 +208,13 @@ impl Table {
                 }
                 Some(Reply::Integer(i64::from(removed.is_some())))
             }
-            Request::ListKeys => Some(Reply::Keys(self.values.sorted_keys())),
+            Request::ListKeys => {
+                let (mut listing, mut keys) = (self.list_keys(), Vec::with_capacity(self.num_keys()));
+                while listing.left() > 0 {
+                    listing.advance(|key| keys.push(Bytes::copy_from_slice(key)));
+                }
+                Some(Reply::Keys(keys))
+            }
             Request::QueuePush { key, value } => {
                 let is_new = !self.queues.contains_key(&key);
                 let item = ENTRY_BYTES + value.len();
@@ -233,6 +244,24 @@ impl Table {
                 None => {}
             }
         }
+    }
+
+    /// The keys of the reply to `LIST_KEYS` that [`apply`](Self::apply) would return, which many keys take long to put in order for.
+    pub fn list_keys(&self) -> Listing {
+        self.values.list_keys()
+    }
+
+    /// What carrying out this request will cost, in units of about a small `GET`: what it walks through and copies beside what
+    /// was sent.
+    pub fn cost(&self, request: &Request) -> usize {
+        let walked = match request {
+            Request::MultiGet { keys } | Request::Check { keys } | Request::Wait { keys } => keys.len(),
+            Request::MultiSet { pairs } => pairs.len(),
+            Request::ListKeys => self.num_keys(),
+            Request::Append { key, .. } => return 1 + self.values.copied_by_append(key) / BYTES_PER_UNIT,
+            _ => return 1,
+        };
+        1 + walked / KEYS_PER_UNIT
     }
 
     /// Forgets the wait of a connection, if it has one: it gave up, or it has gone.
@@ -367,6 +396,12 @@ impl Table {
 
 /// What an entry of the table counts for beside its bytes: about what its place in the maps takes.
 pub const ENTRY_BYTES: usize = 128;
+
+/// A key of a request for many costs less than a request for it: it brings no decoding, no turn and no message of its own.
+pub(super) const KEYS_PER_UNIT: usize = 16;
+
+/// Copied in the time that a small request takes.
+const BYTES_PER_UNIT: usize = 4 * 1024;
 
 /// Values from this size on are kept as slices of the receive buffer, if they are most of it.
 const WORTH_SHARING_BYTES: usize = 64 * 1024;

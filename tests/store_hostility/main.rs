@@ -252,6 +252,67 @@ fn clients_that_are_killed_while_waiting_leave_no_waiter() {
     });
 }
 
+/// Three clients a round wait for 131,072 keys each: 8 MB sent.
+#[test]
+fn keys_that_are_waited_for_cost_little_and_are_given_back() {
+    const CLIENTS: u64 = 3;
+    const KEYS: u64 = 131_072;
+    // What the allocator keeps of the requests themselves is in there too.
+    const LIMIT_BYTES: u64 = 100;
+    let server = Server::start("");
+    siege("waits for many keys", &server, 2, || {
+        let before = server.resident_kib();
+        let waiting: Vec<Client> = (0..CLIENTS)
+            .map(|number| {
+                let keys = (0..KEYS)
+                    .flat_map(|key| [&12u64.to_le_bytes()[..], format!("{number:02}/{key:09}").as_bytes()].concat());
+                let mut client = Client::connect(server.address());
+                client.send(&[6].into_iter().chain(KEYS.to_le_bytes()).chain(keys).collect::<Vec<u8>>());
+                client
+            })
+            .collect();
+        server.until("waiting", CLIENTS);
+        let each = server.resident_kib().saturating_sub(before) * 1024 / (CLIENTS * KEYS);
+        drop(waiting);
+        server.until("waiting", 0);
+        let kept = server.resident_kib().saturating_sub(before);
+        println!("{each} bytes for each key that is waited for; {kept} KiB are kept afterwards");
+        assert!(each <= LIMIT_BYTES, "{each} bytes for each key");
+        assert!(kept <= 8 * 1024, "{kept} KiB were not given back");
+    });
+}
+
+/// 300,000 keys, which are listed in a loop, several times in each segment.
+#[test]
+fn a_client_that_lists_many_keys_in_a_loop_holds_up_nobody() {
+    const KEYS: u64 = 300_000;
+    const AT_ONCE: usize = 8;
+    let server = Server::start("");
+    let mut lister = Client::connect(server.address());
+    for first in (0..KEYS).step_by(100_000) {
+        let pairs = (first..first + 100_000).flat_map(|key| {
+            [&12u64.to_le_bytes()[..], format!("key{key:09}").as_bytes(), &1u64.to_le_bytes(), b"v"].concat()
+        });
+        lister.send(&[11].into_iter().chain(100_000u64.to_le_bytes()).chain(pairs).collect::<Vec<u8>>());
+    }
+    lister.assert_served();
+    assert_eq!(server.stat("keys"), KEYS);
+    let friend = Friend::of(&server);
+    let start = Instant::now();
+    for _ in 0..3 {
+        lister.send(&[17; AT_ONCE]);
+        let mut reply = vec![0; 8 + KEYS as usize * (8 + 12)];
+        for _ in 0..AT_ONCE {
+            std::io::Read::read_exact(&mut lister.0, &mut reply).unwrap();
+            assert_eq!(reply[..8], KEYS.to_le_bytes());
+            assert!(reply[8..].chunks_exact(20).is_sorted(), "the keys are in order");
+        }
+    }
+    let (took, longest) = (start.elapsed(), friend.finish());
+    println!("{} lists of {KEYS} keys in {took:?}, longest wait of another {longest:?}", 3 * AT_ONCE);
+    assert!(longest <= LATENCY_LIMIT, "another client waited {longest:?}");
+}
+
 #[test]
 fn five_thousand_idle_connections_cost_little_and_hinder_nobody() {
     // Some for the test itself; the server needs as many and inherits the limit.

@@ -70,6 +70,8 @@ impl Server {
         let mut child = Command::new(env::current_exe().unwrap())
             .args(["--exact", "process::the_server_process", "--nocapture"])
             .env(OPTIONS, options)
+            // Large blocks go back to the system when they are freed; else the allocator learns to keep them.
+            .env("MALLOC_MMAP_THRESHOLD_", "131072")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

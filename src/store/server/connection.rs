@@ -1,8 +1,8 @@
 //! One connection, from its first byte to its last.
 //!
 //! Owns the order of reading, carrying out and writing. A connection that is slow, silent or hostile holds up nobody: it is
-//! given a turn only when its socket is ready, and the turn ends after so much work. Between turns it keeps what has come
-//! of a request that is not whole and what the socket has not taken; an idle one keeps no buffer.
+//! given a turn only when its socket is ready, and the turn ends after so much work; a list of all keys takes many. Between turns
+//! it keeps what has come of a request that is not whole and what the socket has not taken; an idle one keeps no buffer.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,11 +13,11 @@ use mio::net::TcpStream;
 use rustix::net::RecvFlags;
 
 use super::hello::{Visitor, preview, recognise};
-use super::hub::{Hub, Rejection};
+use super::hub::{Hub, Rejection, list_more};
 use super::outbox::Outbox;
 use super::{Cause, Place, Upgraded, after};
 use crate::proto::{Decoder, ProtoError, Reply, Request, WaitReply};
-use crate::store::table::{ConnId, Violation};
+use crate::store::table::{ConnId, Listing, Violation};
 
 pub(super) struct Connection {
     pub id: ConnId,
@@ -33,6 +33,10 @@ pub(super) struct Connection {
     input: BytesMut,
     /// What the socket has not taken.
     unsent: Option<Box<Outbox>>,
+    /// A reply that is being written, before any request that came after its own.
+    listing: Option<Box<Listing>>,
+    /// Its wait has ended meanwhile, which is to be told behind that reply.
+    is_released: bool,
     /// The socket may hold more.
     is_readable: bool,
     /// Nothing will come after what the socket holds.
@@ -108,6 +112,8 @@ impl Connection {
             decoder: Decoder::new(hub.options.limits.clone()),
             input: BytesMut::new(),
             unsent: None,
+            listing: None,
+            is_released: false,
             is_readable: false,
             is_ending: false,
         }
@@ -133,11 +139,12 @@ impl Connection {
     /// The rejection that its deadline leads to.
     pub(super) fn on_deadline(&self, hub: &Hub) -> Rejection {
         match self.stage {
-            Stage::Leaving => {
+            // Its sending side is closed.
+            Stage::Open | Stage::Leaving => {
                 let detail = format!("closed with unread replies for {:?}", hub.options.flush_timeout);
                 Rejection::new(Cause::NotReading, detail)
             }
-            Stage::Hello | Stage::Open => {
+            Stage::Hello => {
                 let detail = format!("no VALIDATE within {:?}", hub.options.hello_timeout);
                 Rejection::new(Cause::HelloTimeout, detail).with_preview(preview(&self.input))
             }
@@ -146,6 +153,10 @@ impl Connection {
 
     /// Its wait is over.
     pub(super) fn release(&mut self, hub: &mut Hub) -> io::Result<()> {
+        if self.listing.is_some() {
+            self.is_released = true;
+            return Ok(());
+        }
         let mut outbox = self.take_outbox(hub);
         Reply::Wait(WaitReply::StopWaiting).encode(&mut *outbox);
         let written = write(&self.stream, &mut outbox);
@@ -168,6 +179,13 @@ impl Connection {
             }
             self.deadline.get_or_insert_with(|| after(hub.options.flush_timeout));
         }
+        if self.listing.is_some() && self.unsent.is_some() {
+            // More of the list is made when the socket takes it.
+            if self.is_ending {
+                self.deadline.get_or_insert_with(|| after(hub.options.flush_timeout));
+            }
+            return Ok(After::Event);
+        }
         Ok(next)
     }
 
@@ -186,7 +204,7 @@ impl Connection {
             if self.stage == Stage::Open {
                 self.answer(hub, talk, buf)?;
             }
-            if talk.done >= REQUESTS_PER_TURN {
+            if talk.done >= REQUESTS_PER_TURN || self.listing.is_some() {
                 return Ok(After::Turn);
             }
             if !self.is_readable {
@@ -235,6 +253,19 @@ impl Connection {
     /// Carries out the requests that have come whole, as far as the turn lasts.
     fn answer(&mut self, hub: &mut Hub, talk: &mut Talk, buf: &mut BytesMut) -> Result<(), End> {
         while talk.done < REQUESTS_PER_TURN {
+            if let Some(listing) = &mut self.listing {
+                if talk.outbox.len() > LISTED_AHEAD_BYTES {
+                    return Ok(());
+                }
+                talk.done += list_more(listing, talk.outbox);
+                if listing.left() == 0 {
+                    self.listing = None;
+                    if std::mem::take(&mut self.is_released) {
+                        Reply::Wait(WaitReply::StopWaiting).encode(talk.outbox);
+                    }
+                }
+                continue;
+            }
             let request = match self.decoder.decode(buf) {
                 Ok(Some(request)) => request,
                 Ok(None) => return Ok(()),
@@ -244,9 +275,9 @@ impl Connection {
                 continue;
             }
             self.check_reading(hub, talk.outbox)?;
-            hub.apply(self.id, request, talk.outbox)?;
-            talk.done += 1;
+            talk.done += hub.cost(&request);
             talk.requests += 1;
+            self.listing = hub.apply(self.id, request, talk.outbox)?.map(Box::new);
         }
         Ok(())
     }
@@ -395,6 +426,9 @@ fn write(stream: &TcpStream, outbox: &mut Outbox) -> io::Result<()> {
 /// How long a connection may go on before the others have theirs. Without it, one that always has more to say would
 /// never let go of the thread.
 const REQUESTS_PER_TURN: usize = 128;
+
+/// A list is not continued while more than this waits to be sent.
+const LISTED_AHEAD_BYTES: usize = 256 * 1024;
 
 /// So many bytes received count as one request.
 const BYTES_PER_REQUEST: usize = 4 * 1024;

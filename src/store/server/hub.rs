@@ -14,8 +14,8 @@ use super::outbox::Outbox;
 use super::stats::Counters;
 use super::{Cause, Place, ServerOptions};
 use crate::bounded_log::{LeftOut, LogBudget};
-use crate::proto::{Reply, Request, WaitReply};
-use crate::store::table::{ConnId, Table, Violation};
+use crate::proto::{Reply, Request, Sink, WaitReply, put_length};
+use crate::store::table::{ConnId, KEYS_PER_UNIT, Listing, Table, Violation};
 
 pub(super) struct Hub {
     pub options: ServerOptions,
@@ -100,11 +100,27 @@ impl Hub {
         say_left_out(self.log_budget.end());
     }
 
+    /// What carrying out a request will cost, as [`Table::cost`] has it.
+    pub(super) fn cost(&self, request: &Request) -> usize {
+        self.table.cost(request)
+    }
+
     /// Carries out one request of a connection and queues its reply. Others that it releases are noted in `released`.
-    pub(super) fn apply(&mut self, id: ConnId, request: Request, outbox: &mut Outbox) -> Result<(), Violation> {
+    /// What comes back is a reply that is to be written piece by piece.
+    pub(super) fn apply(
+        &mut self,
+        id: ConnId,
+        request: Request,
+        outbox: &mut Outbox,
+    ) -> Result<Option<Listing>, Violation> {
         if let Request::MultiGet { keys } = &request {
             self.table.multi_get(keys, outbox);
-            return Ok(());
+            return Ok(None);
+        }
+        if request == Request::ListKeys {
+            let listing = self.table.list_keys();
+            put_length(outbox, listing.left());
+            return Ok(Some(listing).filter(|listing| listing.left() > 0));
         }
         let applied = self.table.apply(id, request)?;
         for released in applied.released {
@@ -117,7 +133,7 @@ impl Hub {
         if let Some(reply) = applied.reply {
             reply.encode(outbox);
         }
-        Ok(())
+        Ok(None)
     }
 
     /// The client will read no release any more.
@@ -162,6 +178,15 @@ impl Hub {
     pub(super) fn summarise(&mut self, now: Instant) {
         say_left_out(self.log_budget.summaries(now));
     }
+}
+
+/// Writes the next piece of the reply to `LIST_KEYS`; what that has cost, as [`Table::cost`] has it.
+pub(super) fn list_more(listing: &mut Listing, outbox: &mut Outbox) -> usize {
+    let count = listing.advance(|key| {
+        put_length(outbox, key.len());
+        outbox.put(key);
+    });
+    1 + count / KEYS_PER_UNIT
 }
 
 fn say_left_out(summaries: Vec<LeftOut>) {

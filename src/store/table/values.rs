@@ -10,10 +10,14 @@ use bytes::{Bytes, BytesMut};
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry as Place;
 
+use super::listing::Listing;
+
 /// A map from keys to values.
 #[derive(Debug, Default)]
 pub(super) struct Values {
     entries: HashTable<Entry>,
+    /// Of all keys.
+    key_bytes: usize,
     /// Keyed at random: keys come from the network.
     hasher: RandomState,
 }
@@ -136,6 +140,7 @@ impl Values {
             }
             Place::Vacant(place) => {
                 place.insert(Entry::new(key, value));
+                self.key_bytes += key.len();
                 None
             }
         }
@@ -151,28 +156,37 @@ impl Values {
     /// Removes a key; the length of its value.
     pub(super) fn remove(&mut self, key: &[u8]) -> Option<usize> {
         match self.place(key) {
-            Place::Occupied(place) => Some(place.remove().0.value().len()),
+            Place::Occupied(place) => {
+                let removed = place.remove().0.value().len();
+                self.key_bytes -= key.len();
+                Some(removed)
+            }
             Place::Vacant(_) => None,
         }
     }
 
-    /// All keys in order, in one allocation.
-    pub(super) fn sorted_keys(&self) -> Vec<Bytes> {
-        let mut keys: Vec<&[u8]> = self.entries.iter().map(Entry::key).collect();
-        keys.sort_unstable();
-        let mut copies = Bytes::from(keys.concat());
-        keys.iter().map(|key| copies.split_to(key.len())).collect()
+    /// All keys as they are now.
+    pub(super) fn list_keys(&self) -> Listing {
+        Listing::new(self.entries.iter().map(Entry::key), self.key_bytes)
+    }
+
+    /// How many bytes an `append` would copy beside those that it adds: those of a value that is on its way to somebody.
+    pub(super) fn copied_by_append(&self, key: &[u8]) -> usize {
+        match self.get(key) {
+            Some(Value::Large(value)) if !value.is_unique() => value.len(),
+            _ => 0,
+        }
     }
 
     fn place(&mut self, key: &[u8]) -> Place<'_, Entry> {
-        let Values { entries, hasher } = self;
+        let Values { entries, hasher, .. } = self;
         let is_key = |entry: &Entry| entry.key() == key;
         entries.entry(hash(hasher, key), is_key, |entry| hash(hasher, entry.key()))
     }
 }
 
 /// Of the key's bytes alone: `hash_one` adds their number, which tells lists of slices apart, and costs a further write.
-fn hash(hasher: &RandomState, key: &[u8]) -> u64 {
+pub(super) fn hash(hasher: &RandomState, key: &[u8]) -> u64 {
     let mut state = hasher.build_hasher();
     state.write(key);
     state.finish()
@@ -219,7 +233,7 @@ mod tests {
             }
         }
         assert_eq!(values.len(), model.len());
-        assert_eq!(values.sorted_keys(), model.keys().copied().map(Bytes::from_static).collect::<Vec<_>>());
+        assert_eq!(values.list_keys().left(), model.len());
         assert_eq!(values.remove(b"key"), model.remove(&b"key"[..]).map(|value| value.len()));
         assert_eq!(values.remove(b"key"), None);
         assert!(!values.contains(b"key"));
