@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -87,6 +88,18 @@ def test_an_exception_is_named_on_every_node(start: Start) -> None:
         assert "rank      : 1" in text
 
 
+def test_a_failure_on_a_terminal_points_to_how_to_know_more_elsewhere(start: Start) -> None:
+    # Its words are on the terminal alone.
+    on_terminal = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+    options = {"nnodes": "2", "restarts": 0, "script": FAMILY}
+    there = start(2, "--raise", "0", conf="node_rank=0", under=[sys.executable, "-c", on_terminal], **options)
+    here = start(3, "--raise", "0", conf="node_rank=1", **options)
+    text = failure_of([there, here])[1]
+    assert "exit code 1 on 127.0.0.2" in text
+    assert "the sky fell" not in text
+    assert "https://pytorch.org/docs/stable/elastic/errors.html" in text
+
+
 def test_a_kill_is_told_with_what_it_may_mean(start: Start) -> None:
     # pains row 23: the most frequent SIGKILL is the kernel's, for want of memory.
     nodes = [start(n, nnodes="2", restarts=0, script=FAMILY) for n in (2, 3)]
@@ -140,3 +153,17 @@ def test_a_restart_is_told_of_without_asking(start: Start, tmp_path: Path) -> No
     assert node.wait() == 0
     (told,) = [line for line in node.lines if "elastic_rs" in line]
     assert re.match(r"\[elastic_rs\] \S+ WARNING agent: \[job\] round 1, node rank 0, after .* exit code 7", told)
+
+
+def test_restarts_are_told_in_torch_s_words(start: Start, tmp_path: Path) -> None:
+    # Logs are searched for them.
+    done = tmp_path / "done"
+    options = {"nnodes": "1:2", "restarts": 1, "script": FAMILY}
+    first = start(2, "--exit=0:7", "--until", done, **options)
+    first.line(r"exit code 7.* 1/1 attempts left; will restart worker group")
+    first.line(r"round 2 is complete")
+    second = start(3, "--until", done, **options)
+    first.line(r"Detected 1 new nodes; will restart worker group")
+    place(second, 2)
+    done.touch()
+    assert [node.wait() for node in (first, second)] == [0, 0]
