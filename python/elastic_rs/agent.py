@@ -140,7 +140,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         """
         try:
             return cast("RunResult", super().run(role))
-        except _Signalled as ended:
+        except _SignalError as ended:
             raise _Ended(ended.error) from None
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - as in torch: the spec's counts
@@ -340,7 +340,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
                 result = RunResult(WorkerState.FAILED, failures=failures)
             case "signal":
                 assert self._signal is not None
-                raise _Signalled(self._signal)
+                raise _SignalError(self._signal)
             case _:
                 assert step.error is not None
                 raise step.error
@@ -401,7 +401,7 @@ def _workers_of(place: Placement, count: int) -> list[Worker]:
     return [Worker(i, first_rank + i, first_role_rank + i, world_size, role_world_size) for i in range(count)]
 
 
-class _Signalled(BaseException):
+class _SignalError(Exception):
     """A signal ended the agent. PyTorch's ``run`` does not know it: it would tell of the signal a second time."""
 
     def __init__(self, error: SignalException) -> None:

@@ -28,6 +28,7 @@ from helpers.ports import free_port
 from torch.distributed.elastic import timer
 from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticAgent, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent as TheirAgent
+from torch.distributed.elastic.metrics import api as metrics
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, LogsSpecs, SignalException, Std
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousHandler, RendezvousParameters
@@ -259,12 +260,27 @@ def test_workers_have_the_environment_that_torch_gives(
         assert {**ours[rank], **dict.fromkeys(differ)} == {**theirs[rank], **dict.fromkeys(differ)}
 
 
+@contextlib.contextmanager
+def metrics_of_torch() -> Iterator[set[str]]:
+    """Give the names of the metrics that PyTorch's handler gets meanwhile."""
+
+    class Metrics(metrics.MetricHandler):
+        def emit(self, metric_data: metrics.MetricData) -> None:
+            names.add(metric_data.name)
+
+    names: set[str] = set()
+    metrics.configure(Metrics(), group="torchelastic")
+    try:
+        yield names
+    finally:
+        metrics.configure(metrics.NullMetricHandler(), group="torchelastic")
+
+
 def told_by(
     agent: Any, destination: str, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[tuple[str, str, int | None]], set[str]]:
     """Run it and return the events it has recorded and the names of its metrics."""
     handlers = pytest.importorskip("torch.distributed.elastic.events.handlers")
-    from torch.distributed.elastic.metrics import api as metrics
 
     class Events(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -273,19 +289,11 @@ def told_by(
             assert about["hostname"] == socket.getfqdn()
             events.append((event["name"].rpartition(".")[2], event["source"], about["global_rank"]))
 
-    class Metrics(metrics.MetricHandler):
-        def emit(self, metric_data: metrics.MetricData) -> None:
-            names.add(metric_data.name)
-
     events: list[tuple[str, str, int | None]] = []
-    names: set[str] = set()
     monkeypatch.setitem(handlers._log_handlers, destination, Events())
-    metrics.configure(Metrics(), group="torchelastic")
-    try:
+    with metrics_of_torch() as names:
         agent.run()
         assert agent.get_event_succeeded().metadata["state"] == "SUCCEEDED"
-    finally:
-        metrics.configure(metrics.NullMetricHandler(), group="torchelastic")
     return events, names
 
 
@@ -680,10 +688,11 @@ def test_a_signal_ends_workers_and_agent(agent_of: Any, tmp_path: Path, entry: s
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(SignalException) as caught:
+    with pytest.raises(SignalException) as caught, metrics_of_torch() as names:
         agent.run()
     thread.join()
     assert caught.value.sigval == signal.SIGTERM
+    assert "SimpleElasticAgent.run.failure" in names
     assert isinstance(caught.value, SystemExit)
     assert caught.value.code == 128 + signal.SIGTERM
     pids = [int((tmp_path / str(i)).read_text()) for i in (0, 1)]
