@@ -10,13 +10,14 @@ VENV := build/venv
 PY := $(VENV)/bin/python
 # What follows `make demo DEMO_ARGS=…`, `make test-python PYTEST_ARGS=…`, `make bench BENCH_ARGS=… STORE_BENCH_ARGS=…` is
 # passed on, the last to benches/rendezvous.py and benches/store.py; AGENT_BENCH_ARGS=… to benches/agent.py and
-# RUN_BENCH_ARGS=… to benches/run.py.
+# RUN_BENCH_ARGS=… to benches/run.py, GPU_CHECK_ARGS=… to tools/gpu_check.py.
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 STORE_BENCH_ARGS ?=
 AGENT_BENCH_ARGS ?=
 RUN_BENCH_ARGS ?=
+GPU_CHECK_ARGS ?=
 # For cargo. CI sets --locked, so that a forgotten Cargo.lock is an error there and no nuisance while working.
 CARGO_FLAGS ?=
 
@@ -26,7 +27,7 @@ export PYO3_PYTHON := $(CURDIR)/$(PY)
 say = @printf '\n==> %s\n'
 
 .PHONY: help setup build demo test test-long fuzz lint fmt test-rust test-python test-compat stubs check-stubs bench clean \
-	check-fmt check-clippy check-purity check-ruff check-mypy require-cargo
+	gpu-check check-fmt check-clippy check-purity check-ruff check-mypy require-cargo
 
 help: ## list the targets
 	@printf 'Targets:\n'
@@ -194,6 +195,13 @@ bench: build ## run the benchmarks, about half an hour; results go to benches/re
 	@$(PY) benches/run.py $(RUN_BENCH_ARGS)
 	$(say) 'bench: restarts, torchrun, cold and warm (benches/warm.py)'
 	@$(PY) benches/warm.py $(WARM_BENCH_ARGS)
+
+# For a machine where torch and elastic_rs are installed: this Python is taken, and nothing is built.
+GPU_PYTHON ?=
+
+gpu-check: $(if $(GPU_PYTHON),,build) ## on a machine with NVIDIA GPUs: elastic_rs beside torchrun; a table, and docs/gpu.md
+	$(say) 'gpu-check: tools/gpu_check.py'
+	@$(or $(GPU_PYTHON),$(PY)) tools/gpu_check.py $(GPU_CHECK_ARGS)
 
 clean: ## remove what was built in the tree; the cached environment stays
 	$(say) 'clean'

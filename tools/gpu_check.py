@@ -1,0 +1,288 @@
+"""What elastic_rs does on a machine with NVIDIA GPUs, beside torchrun: a table, and docs/gpu.md. Needs no network.
+
+    make gpu-check                                    # builds elastic_rs, and takes the PyTorch of `make setup`
+    make gpu-check GPU_PYTHON=/opt/venv/bin/python    # builds nothing: that Python has torch and elastic_rs
+    make gpu-check GPU_CHECK_ARGS='--repetitions 10'
+
+Nothing else should use the GPUs meanwhile. ``--device cpu`` is a rehearsal, which shows that this program works and
+writes no page. Exit codes: 0, all checks passed; 1, one did not; 2, the command line is not understood; 3, there is no
+GPU, and nothing was done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from gpu_jobs import COLD, LAUNCHERS, STOCK, TORCHRUN, WARM, CheckError, DeviceMemory, Job, Restart, resident, restarts
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "gpu.md"
+PASSED, FAILED, NO_GPU = 0, 1, 3
+GIB = 1 << 30
+MIB = 1 << 20
+REHEARSAL = "rehearsal, no GPU"
+COUNT = "from elastic_rs._run_devices import count_of; print(count_of({kind!r}))"
+# A module after whose import no fork can use the device. A thread stands in for that where there is no device.
+INITIALISES = {
+    "cuda": "import torch\ntorch.zeros(1, device='cuda')\n",
+    "cpu": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
+}
+REFUSAL = "what it has imported"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    what: str
+    theirs: str
+    """Of torchrun, or of PyTorch."""
+    ours: str
+    passed: bool
+
+
+class Check:
+    """All checks, on one kind of device."""
+
+    def __init__(self, kind: str, workers: int, folder: Path, repetitions: int, size: int) -> None:
+        self.kind, self.workers, self.folder = kind, workers, folder
+        self.repetitions, self.size = repetitions, size
+        self._took: dict[str, float] = {}
+        self._used = DeviceMemory().used if kind == "cuda" else resident
+
+    def rows(self) -> Iterator[Row]:
+        """Carry all of them out, each as soon as it is asked for. One that cannot be is a row that says so."""
+        for what, check in (
+            ("devices counted", self._count),
+            ("doctor", self._doctor),
+            *((f"all-reduce, {name}", lambda name=name: self._all_reduce(name)) for name in (TORCHRUN, COLD, WARM)),
+            ("warm start refused after initialisation", self._refused),
+        ):
+            yield _told(what, check)
+        measured: dict[str, list[Restart] | CheckError] = {}
+        for name in (STOCK, COLD, WARM):
+            try:
+                measured[name] = self._restarts(name)
+            except CheckError as error:
+                measured[name] = error
+        for name in (COLD, WARM):
+            yield from _restart_rows(name, measured[STOCK], measured[name])
+
+    def _count(self) -> Row:
+        kind = "gpu" if self.kind == "cuda" else "cpu"
+        ours = _output([sys.executable, "-c", COUNT.format(kind=kind)])
+        if self.kind == "cuda":
+            theirs = _output([sys.executable, "-c", "import torch; print(torch.cuda.device_count())"])
+        else:
+            ask = "from torch.distributed.run import determine_local_world_size as ask; print(ask('cpu'))"
+            theirs = _output([sys.executable, "-c", ask])
+        return Row(f"`--nproc-per-node={kind}`", theirs, ours, passed=theirs == ours)
+
+    def _doctor(self) -> Row:
+        kind = "gpu" if self.kind == "cuda" else "cpu"
+        told = subprocess.run(
+            [sys.executable, "-m", "elastic_rs.run", "doctor", f"--nproc-per-node={kind}"],
+            capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+        found = re.search(r"^(?:ok|note|mend) +gpus +(.*)$", told.stdout, re.MULTILINE)
+        text = found[1] if found else f"no line about GPUs: {told.stdout[-200:]}{told.stderr[-200:]}"
+        theirs = str(self.workers) if self.kind == "cuda" else "0"
+        passed = text.startswith(f"{theirs} of ") if self.kind == "cuda" else found is not None
+        return Row("`elastic-run doctor`: GPUs", theirs, text, passed=passed)
+
+    def _all_reduce(self, name: str) -> Row:
+        for one in {STOCK, name} - self._took.keys():
+            with self._job(one, "all-reduce") as job:
+                events = job.told("reduced")
+                kinds = {event.value for event in events if event.what == "up"}
+                self._took[one] = job.wait()
+                if kinds != {"warm" if one == WARM else "cold"}:
+                    raise CheckError(f"{one}: its workers were started {', '.join(sorted(kinds))}: {job.tail()}")
+        backend = "NCCL" if self.kind == "cuda" else "Gloo"
+        what = f"{backend} all-reduce, {self.workers} ranks, {name}: start to end"
+        return Row(what, f"{self._took[STOCK]:.1f} s", f"{self._took[name]:.1f} s", passed=True)
+
+    def _refused(self) -> Row:
+        module = "gpu_check_initialises"
+        (self.folder / f"{module}.py").write_text(INITIALISES[self.kind])
+        launcher = [*LAUNCHERS[COLD], f"--warm-start={module}"]
+        with Job(launcher, self.folder, self.workers, ["all-reduce", self.kind, self.size]) as job:
+            kinds = {event.value for event in job.told("reduced") if event.what == "up"}
+            job.wait()
+            said = next((line for line in job.log().splitlines() if REFUSAL in line), "nothing said")
+        passed = kinds == {"cold"} and REFUSAL in said
+        text = f"workers started {', '.join(sorted(kinds))}: {said.rpartition(' WARNING ')[2]}"
+        return Row("`--warm-start` of a module that has initialised the device", "-", text, passed=passed)
+
+    def _restarts(self, name: str) -> list[Restart]:
+        with self._job(name, "restart", f"--max-restarts={self.repetitions}") as job:
+            return restarts(job, self.repetitions, self._used, self.size)
+
+    def _job(self, name: str, mode: str, *flags: str) -> Job:
+        return Job([*LAUNCHERS[name], *flags], self.folder, self.workers, [mode, self.kind, self.size])
+
+
+def _told(what: str, check: object) -> Row:
+    try:
+        return check()  # type: ignore[operator,no-any-return]
+    except (CheckError, OSError, ValueError, subprocess.SubprocessError) as error:
+        return Row(what, "-", f"not carried out: {error}", passed=False)
+
+
+def _restart_rows(name: str, theirs: list[Restart] | CheckError, ours: list[Restart] | CheckError) -> Iterator[Row]:
+    """Judge what came of killing workers. What torchrun came to is shown; ours is what may fail."""
+    if isinstance(ours, CheckError):
+        yield Row(f"restart, {name}", "-", f"not carried out: {ours}", passed=False)
+        return
+    stock = [] if isinstance(theirs, CheckError) else theirs
+    back = [one.given_back for one in ours]
+    in_time = all(one.given_back is not None and one.given_back <= one.up for one in ours)
+    yield Row(
+        f"killed worker's memory is free, {name}", _median([one.given_back for one in stock]), _median(back), in_time
+    )
+    yield Row(
+        f"next worker's first line, {name}",
+        _median([one.up for one in stock]),
+        _median([one.up for one in ours]),
+        passed=True,
+    )
+    what = f"next workers have context and model, {name}"
+    yield Row(what, _median([one.ready for one in stock]), _median([one.ready for one in ours]), passed=True)
+
+
+def _median(values: list[float | None] | list[float]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "not seen" if values else "-"
+    text = f"{statistics.median(known) * 1e3:.0f} ms (at most {max(known) * 1e3:.0f})"
+    return text if len(known) == len(values) else f"{text}, {len(values) - len(known)} of {len(values)} not seen"
+
+
+def _output(command: list[str]) -> str:
+    told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    if told.returncode != 0:
+        raise CheckError((told.stderr.strip().splitlines() or [f"exit code {told.returncode}"])[-1])
+    return told.stdout.split()[-1]
+
+
+def table(rows: list[Row]) -> str:
+    """Return the table as Markdown, which is readable on a terminal too."""
+    lines = [("check", "torchrun, PyTorch", "elastic_rs", "passed"), ("---",) * 4]
+    lines += [(row.what, row.theirs, row.ours, "yes" if row.passed else "**no**") for row in rows]
+    escaped = [[cell.replace("|", r"\|").replace("\n", " ") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in escaped)
+
+
+INTRODUCTION = """\
+# On NVIDIA GPUs
+
+`make gpu-check` runs elastic_rs beside torchrun on a machine with NVIDIA GPUs, prints a table, and writes this page.
+It needs no network. It works with one GPU; with several, jobs have a rank for each. With
+`GPU_PYTHON=/path/to/python` it builds nothing, and takes the torch and the elastic_rs of that Python. Nothing else
+should use the GPUs meanwhile, since memory is watched for whole devices. `python tools/gpu_check.py` ends with 0 if all
+checks passed, with 1 if one did not, and with 3 if there is no GPU. For the last two `make` ends with 2.
+
+Checks, and what it takes to pass:
+
+- **Devices.** `--nproc-per-node=gpu` and the doctor count what `torch.cuda.device_count()` counts.
+- **All-reduce.** An NCCL job of ten sums, each of which is checked: under torchrun with c10d, torchrun with
+  `rust-c10d`, `elastic-run`, and `elastic-run --warm-start`, whose workers initialise CUDA after the fork.
+- **Refusal.** A module of `--warm-start` initialises CUDA. Workers are executed as always, and the log says why.
+- **Memory.** A worker with a CUDA context and a model of 1 GiB is killed. The memory of all workers is free again
+  before the next worker runs its first line.
+- **Restarts.** From the kill to the next worker's first line, and to the moment when all workers have a context and the
+  model again: median and maximum.
+"""
+
+
+def page(rows: list[Row], facts: list[str]) -> str:
+    """Return docs/gpu.md: without rows, that of a check that has not been run."""
+    if not rows:
+        return (
+            f"{INTRODUCTION}\n**It has not been run yet:** no machine with a GPU was at hand. There are no figures.\n"
+        )
+    heading = "\n".join(f"- {fact}" for fact in facts)
+    return f"{INTRODUCTION}\n## Result\n\n{heading}\n\n{table(rows)}\n"
+
+
+def facts_of(repetitions: int, size: int) -> list[str]:
+    """Return what figures depend on: GPU and driver, versions, machine, date and command."""
+    import torch
+
+    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    gpus = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    return [
+        f"{time.strftime('%Y-%m-%d', time.gmtime())}, {gpus}, driver {DeviceMemory().driver()}",
+        f"torch {torch.__version__} (CUDA {torch.version.cuda}), elastic_rs {metadata.version('elastic_rs')}, "
+        f"Python {platform.python_version()}",
+        f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores",
+        f"`make gpu-check GPU_CHECK_ARGS='--repetitions {repetitions} --model-bytes {size}'`",
+    ]
+
+
+def why_no_gpu() -> str:
+    """Say why PyTorch can use no GPU here; empty if it can."""
+    import torch
+    from elastic_rs import _elastic_rs
+
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is not built for CUDA"
+    if torch.cuda.is_available() and torch.cuda.device_count() > 0:
+        return ""
+    try:
+        count = _elastic_rs.visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    except RuntimeError as error:
+        return str(error)
+    return f"the driver knows {count}, but torch {torch.__version__} (CUDA {torch.version.cuda}) can use none"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the checks, print the table, write the page, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="gpu_check.py", description="elastic_rs on NVIDIA GPUs, beside torchrun")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: a rehearsal without a GPU")
+    parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="kills of a worker per launcher (5)")
+    parser.add_argument("--model-bytes", type=int, default=GIB, metavar="N", help="size of the model (1 GiB)")
+    parser.add_argument("--output", type=Path, default=PAGE, metavar="FILE", help="the page (docs/gpu.md)")
+    args = parser.parse_args(argv)
+    if args.repetitions < 1 or args.model_bytes < MIB:
+        parser.error(f"--repetitions and --model-bytes must be at least 1 and {MIB}")
+    if args.device == "cuda":
+        if why := why_no_gpu():
+            print(f"gpu-check: there is no GPU to be checked: {why}; nothing was run, {args.output} is as it was")
+            return NO_GPU
+        import torch
+
+        workers = torch.cuda.device_count()
+    else:
+        print(f"gpu-check: {REHEARSAL}: figures are those of the CPU, and no page is written", flush=True)
+        workers = 2
+    rows = []
+    try:
+        facts = facts_of(args.repetitions, args.model_bytes) if args.device == "cuda" else []
+    except CheckError as error:
+        print(f"gpu-check: NOT OK: {error}; nothing was run")
+        return FAILED
+    with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
+        for row in Check(args.device, workers, Path(folder), args.repetitions, args.model_bytes).rows():
+            print(f"gpu-check: {'ok' if row.passed else 'NOT OK'}: {row.what}: {row.ours}", flush=True)
+            rows.append(row)
+    print(f"\n{table(rows)}")
+    if args.device == "cuda":
+        args.output.write_text(page(rows, facts))
+        print(f"\ngpu-check: {args.output} is written")
+    return PASSED if all(row.passed for row in rows) else FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
