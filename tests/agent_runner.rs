@@ -185,6 +185,28 @@ async fn a_failure_restarts_all_workers_of_all_nodes_and_costs_one_restart() {
 }
 
 #[tokio::test]
+async fn a_job_that_fails_while_a_node_prepares_its_start_ends_there_too() {
+    let host = host();
+    let [mut one, mut two] = two_placed(&host, &settings(2, 2, 0), 1).await;
+    one.start(&["exit 3"]).await;
+    // The other waits for a template, say, and asks no more for its next step.
+    let (cause, ()) = tokio::join!(one.cause(), within(two.runner.start_withdrawn()));
+    assert_eq!(two.cause().await, cause);
+    assert_eq!(two.exits(), []);
+}
+
+#[tokio::test]
+async fn a_start_that_hangs_is_broken_off_when_the_job_has_failed() {
+    let host = host();
+    let [mut one, mut two] = two_placed(&host, &settings(2, 2, 0), 1).await;
+    one.start(&["exit 3"]).await;
+    let hangs = std::future::pending::<()>();
+    let (cause, started) = tokio::join!(one.cause(), within(two.runner.while_starting(hangs)));
+    assert_eq!(started, None);
+    assert_eq!(two.cause().await, cause);
+}
+
+#[tokio::test]
 async fn a_signal_leaves_at_once_and_the_others_begin_anew() {
     let host = host();
     let settings = settings(1, 2, 0);

@@ -181,6 +181,39 @@ fn a_second_signal_does_not_wait_for_the_grace() {
     assert_eq!(job.ends().outcomes, [(0, Outcome::Signal(15))]);
 }
 
+/// A node that waited for its template was deaf: it joined the next round only once it had loaded.
+#[test]
+fn a_node_that_prepares_its_start_joins_the_next_round_at_once() {
+    let mut job = job(2, 0, |agents| agents.start = (Duration::from_secs(60), Duration::from_secs(60)));
+    job.at(Duration::from_secs(10), Action::Terminate(1));
+    job.at(Duration::from_secs(20), Action::Start(1, Duration::from_secs(600)));
+    run(&mut job, 19.0);
+    assert_eq!(job.hosts()[0].placements.len(), 1);
+    run(&mut job, 20.1);
+    assert_eq!(job.hosts()[0].placements.len(), 2);
+    assert!(job.workers().is_empty(), "the workers of neither round run");
+    run(&mut job, 81.0);
+    assert_eq!(job.workers().len(), 2);
+}
+
+/// As above, with a job that ends: a worker was started, and killed at once.
+#[test]
+fn a_job_that_fails_while_a_node_prepares_its_start_ends_there_too() {
+    let mut job = job(3, 0, |agents| agents.start = (Duration::from_secs(1), Duration::from_secs(60)));
+    // Of those that run already, one fails.
+    let first = (1..60).find_map(|second| {
+        run(&mut job, f64::from(second));
+        job.workers().keys().next().copied()
+    });
+    let failing = first.unwrap();
+    assert_eq!(job.workers().len(), 1, "the others still prepare theirs");
+    let now = job.now();
+    job.at(now, Action::FailWorkers(failing));
+    run(&mut job, now.as_secs_f64() + 0.5);
+    assert!(job.workers().is_empty());
+    assert_eq!(causes(&job).len(), 3);
+}
+
 /// The others' workers may never finish; the agent's have.
 #[test]
 fn the_exit_barrier_ends_in_time_and_leaves_the_others_undisturbed() {

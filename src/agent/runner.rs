@@ -4,7 +4,7 @@
 //! Python functions or programs, and who the rendezvous is, is its business. [`Runner::next`] may be dropped and called again.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::future::pending;
+use std::future::{Future, pending};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,9 @@ use crate::wait::until;
 const FAREWELL: Duration = Duration::from_secs(1);
 /// How long workers may take to be gone once they are killed.
 const KILL: Duration = Duration::from_secs(5);
+/// How long a start that is under way may take to be complete once something has happened that ends it. Only a file system
+/// that hangs makes it take so long.
+pub const START_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What the front end is to do. Asked for again before it is answered, it is the same again.
 #[derive(Clone, Debug)]
@@ -118,8 +121,11 @@ impl Runner {
                 self.on_exited(exited);
             }
             self.perform();
-            if let Some(step) = self.steps.front() {
-                return step.clone();
+            if let Some(step) = self.steps.front().cloned() {
+                if matches!(step, Step::Start(_)) && self.look_at_session() {
+                    continue; // there may be nothing to start any more
+                }
+                return step;
             }
             if self.crew.is_none() && self.ending.is_some() && !self.first.is_awaited() {
                 if let Some(farewell) = &mut self.farewell {
@@ -130,20 +136,54 @@ impl Runner {
                 self.steps.extend(self.ending.take().map(Step::End));
                 continue;
             }
-            let deadline = self.machine.next_deadline();
-            let look_at = self.sleepers.next_look(Instant::now()).filter(|_| self.machine.is_running());
-            tokio::select! {
-                event = next_of(&mut self.crew) => self.on_crew(event),
-                (exited, words, later) = self.first.told() => {
-                    self.on_told(exited, words);
-                    later.into_iter().for_each(|exited| self.on_told(exited, String::new()));
-                }
-                view = change_of(self.session.as_deref(), self.seen.as_ref()) => self.on_view(&view),
-                () = until([deadline, look_at].into_iter().flatten().min()) => {
-                    self.machine.on_tick(Instant::now());
-                    self.look_for_sleepers();
-                }
+            self.turn().await;
+        }
+    }
+
+    /// Wait for whatever happens next, and act on it. May be dropped.
+    async fn turn(&mut self) {
+        let deadline = self.machine.next_deadline();
+        let look_at = self.sleepers.next_look(Instant::now()).filter(|_| self.machine.is_running());
+        tokio::select! {
+            event = next_of(&mut self.crew) => self.on_crew(event),
+            (exited, words, later) = self.first.told() => {
+                self.on_told(exited, words);
+                later.into_iter().for_each(|exited| self.on_told(exited, String::new()));
             }
+            view = change_of(self.session.as_deref(), self.seen.as_ref()) => self.on_view(&view),
+            () = until([deadline, look_at].into_iter().flatten().min()) => {
+                self.machine.on_tick(Instant::now());
+                self.look_for_sleepers();
+            }
+        }
+    }
+
+    /// Wait until the start that the front end was asked for is no longer wanted: the session or a signal has ended the round.
+    /// Whatever else happens meanwhile is acted on too. A front end waits for this beside everything that a start waits for
+    /// before any worker runs, so that no worker is started for a job that has ended. May be dropped.
+    pub async fn start_withdrawn(&mut self) {
+        loop {
+            self.perform();
+            if !self.steps.iter().any(|step| matches!(step, Step::Start(_))) {
+                return;
+            }
+            self.turn().await;
+        }
+    }
+
+    /// Carry out a start, once workers may have begun. `None`: the session has said something that concerns this agent, and the
+    /// start was not complete [`START_PATIENCE`] later. It is dropped then, which kills workers that have begun.
+    ///
+    /// A start is not broken off at once: it takes milliseconds, and workers that run are asked to end before they are killed.
+    pub async fn while_starting<T>(&self, starting: impl Future<Output = T>) -> Option<T> {
+        let patience_ends = async {
+            change_of(self.session.as_deref(), self.seen.as_ref()).await;
+            tokio::time::sleep(START_PATIENCE).await;
+        };
+        tokio::select! {
+            biased;
+            started = starting => Some(started),
+            () = patience_ends => None,
         }
     }
 
@@ -351,6 +391,16 @@ impl Runner {
     fn on_view(&mut self, view: &View) {
         self.seen = Some(Seen::of(view));
         self.machine.on_view(view);
+    }
+
+    /// Act on what the session has said, without waiting for it. False if that is nothing new.
+    fn look_at_session(&mut self) -> bool {
+        let Some(view) = self.session.as_ref().map(|session| session.view()) else { return false };
+        let news = self.seen.as_ref().is_some_and(|seen| *seen != Seen::of(&view));
+        if news {
+            self.on_view(&view);
+        }
+        news
     }
 
     fn look_for_sleepers(&mut self) {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;
+use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -16,7 +17,7 @@ use super::job::{Fixed, Job, LogFolder};
 use super::signals::Receiver;
 use crate::agent::Outcome;
 use crate::agent::crew::Crew;
-use crate::agent::runner::{Runner, Started, Step};
+use crate::agent::runner::{Runner, START_PATIENCE, Started, Step};
 use crate::host::Sessions;
 use crate::process::{AttemptFolder, Consoles, Exited, Group, LogFolders, Template, is_full};
 use crate::rendezvous::message::{JoinWorkers, Placement, Verdict};
@@ -24,6 +25,7 @@ use crate::rendezvous::node::JoinError;
 use crate::rendezvous::session::Session;
 use crate::store::listen::{bind, bind_wildcard};
 use crate::store::server::{ServerOptions, StoreServer};
+use crate::wait::until;
 
 /// How it ended.
 #[derive(Debug)]
@@ -193,15 +195,20 @@ impl Node {
     async fn start(&mut self, placement: Placement) -> Result<(), LaunchError> {
         self.first_rank = placement.workers.map_or(0, |ranks| ranks.first_rank);
         self.error_files.clear();
-        let attempt = match self.attempt(placement.round.0).await {
-            Ok(attempt) => attempt,
+        let making = self.attempt(placement.round.0);
+        let attempt = match heeding(&mut self.signals, &mut self.runner, making).await {
+            None => return Ok(()),
+            Some(Ok((folders, attempt))) => {
+                self.folders = folders;
+                attempt
+            }
             // Nothing but recorded exceptions would be in it, which are no reason for workers not to run.
-            Err(error) if is_full(&error) && !self.job.logs.fill_files() => {
+            Some(Err(error)) if is_full(&error) && !self.job.logs.fill_files() => {
                 let run_id = &self.job.workers.run_id;
                 tracing::warn!(target: "elastic_rs::agent", "[{run_id}] {error}; exceptions of workers are not recorded");
                 None
             }
-            Err(error) => {
+            Some(Err(error)) => {
                 self.runner.not_started(0, self.first_rank, &error.to_string());
                 return Ok(());
             }
@@ -214,41 +221,24 @@ impl Node {
         }
         let consoles = Consoles::own().map_err(|error| LaunchError(format!("no console: {error}")))?;
         if let Some(template) = &self.template {
-            tokio::select! {
-                biased;
-                signal = self.signals.next() => {
-                    self.runner.signal(signal);
-                    return Ok(());
-                }
-                () = template.loaded(&specs) => {}
+            let loaded = heeding(&mut self.signals, &mut self.runner, template.loaded(&specs)).await;
+            if loaded.is_none() {
+                return Ok(());
             }
         }
         let filters = self.job.filters(attempt.as_ref());
-        let mut starting = pin!(Group::start_from(self.template.as_ref(), specs, filters, consoles));
-        let mut waits = None;
-        let started = loop {
-            tokio::select! {
-                biased;
-                // The start is not broken off: workers that run already are asked to end, as any others. A second signal does.
-                signal = self.signals.next() => match waits.replace(signal) {
-                    None => {}
-                    Some(first) => {
-                        self.runner.signal(first);
-                        return Ok(());
-                    }
-                },
-                started = &mut starting => break started,
-            }
-        };
+        let starting = Group::start_from(self.template.as_ref(), specs, filters, consoles);
+        let (started, signal) = finishing(&mut self.signals, self.runner.while_starting(starting)).await;
         match started {
-            Ok(group) => {
+            Some(Ok(group)) => {
                 self.tell_start(&placement, restarts, &group);
                 let started = Started { error_files: self.error_files.clone(), first_rank: self.first_rank };
                 self.runner.started(Crew::Spawned(Box::new(group)), started);
             }
-            Err(error) => self.runner.not_started(error.local_rank, self.first_rank, &error.to_string()),
+            Some(Err(error)) => self.runner.not_started(error.local_rank, self.first_rank, &error.to_string()),
+            None => {} // the runner knows why, or is told below
         }
-        if let Some(signal) = waits {
+        if let Some(signal) = signal {
             self.runner.signal(signal);
         }
         Ok(())
@@ -263,26 +253,31 @@ impl Node {
         }
     }
 
-    /// The folder of a round's logs, if there is to be one. File systems may hang.
-    async fn attempt(&mut self, round: u64) -> io::Result<Option<AttemptFolder>> {
+    /// Make the folder of a round's logs, if there is to be one, and this node's folder of logs if it is the first. File systems
+    /// may hang.
+    fn attempt(
+        &self,
+        round: u64,
+    ) -> impl Future<Output = io::Result<(Option<Arc<LogFolders>>, Option<AttemptFolder>)>> + use<> {
         let log_dir = match &self.job.log_folder {
-            LogFolder::Nowhere => return Ok(None),
-            LogFolder::Temporary => None,
-            LogFolder::In(folder) => Some(folder.clone()),
+            LogFolder::Nowhere => None,
+            LogFolder::Temporary => Some(None),
+            LogFolder::In(folder) => Some(Some(folder.clone())),
         };
         let (known, workers) = (self.folders.clone(), &self.job.workers);
         let (run_id, count) = (workers.run_id.clone(), workers.local_world_size);
-        let made = spawn_blocking(move || {
-            let folders = match known {
-                Some(folders) => folders,
-                None => Arc::new(LogFolders::create(log_dir.as_deref(), &run_id)?),
-            };
-            let attempt = folders.attempt(round.saturating_sub(1), count)?;
-            Ok::<_, io::Error>((folders, attempt))
-        });
-        let (folders, attempt) = made.await.map_err(io::Error::other)??;
-        self.folders = Some(folders);
-        Ok(Some(attempt))
+        async move {
+            let Some(log_dir) = log_dir else { return Ok((None, None)) };
+            let made = spawn_blocking(move || {
+                let folders = match known {
+                    Some(folders) => folders,
+                    None => Arc::new(LogFolders::create(log_dir.as_deref(), &run_id)?),
+                };
+                let attempt = folders.attempt(round.saturating_sub(1), count)?;
+                Ok::<_, io::Error>((Some(folders), Some(attempt)))
+            });
+            made.await.map_err(io::Error::other)?
+        }
     }
 
     fn tell_start(&self, placement: &Placement, restarts: u32, group: &Group) {
@@ -361,6 +356,39 @@ impl Node {
     fn addr(&self) -> String {
         let addr = self.session.view().addr.or_else(|| self.job.local_addr.clone());
         addr.unwrap_or_else(|| self.job.name.clone())
+    }
+}
+
+/// Do what a start needs before any worker runs. `None`: a signal or the session has ended the round meanwhile, and the work was
+/// dropped.
+async fn heeding<T>(signals: &mut Receiver, runner: &mut Runner, work: impl Future<Output = T>) -> Option<T> {
+    let mut work = pin!(work);
+    loop {
+        tokio::select! {
+            biased;
+            signal = signals.next() => runner.signal(signal),
+            () = runner.start_withdrawn() => return None,
+            done = &mut work => return Some(done),
+        }
+    }
+}
+
+/// Carry out a start to its end, so that workers that run already are asked to end before they are killed. Gives the signal that
+/// came meanwhile as well. A second signal, or [`START_PATIENCE`] after the first, breaks it off.
+async fn finishing<T>(signals: &mut Receiver, starting: impl Future<Output = Option<T>>) -> (Option<T>, Option<i32>) {
+    let (mut starting, mut first, mut patience_ends) = (pin!(starting), None, None);
+    loop {
+        tokio::select! {
+            biased;
+            signal = signals.next() => {
+                if first.is_some() {
+                    return (None, first);
+                }
+                (first, patience_ends) = (Some(signal), Some(Instant::now() + START_PATIENCE));
+            }
+            started = &mut starting => return (started, first),
+            () = until(patience_ends) => return (None, first),
+        }
     }
 }
 

@@ -5,11 +5,10 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use elastic_rs::agent::crew::{Adopted, Crew, overheard};
 use elastic_rs::agent::environment::{self, Workers};
-use elastic_rs::agent::runner::{self, Runner, Started};
+use elastic_rs::agent::runner::{self, Runner, START_PATIENCE, Started};
 use elastic_rs::agent::{self, Budget, Policy};
 use elastic_rs::process::{Consoles, Copies, Exit, Filter, FilterOptions, Group, Output, Signal, WorkerSpec};
 use elastic_rs::rendezvous::message;
@@ -197,9 +196,6 @@ fn output(path: PathBuf, tee: bool, prefix: Option<String>) -> Output {
     }
 }
 
-/// How long signals wait for a start to be complete.
-const START_PATIENCE: Duration = Duration::from_secs(5);
-
 /// One node's agent: runs the workers of each round. It decides; the caller carries out its steps and answers.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct Agent {
@@ -284,8 +280,8 @@ impl Agent {
             .map_err(PyValueError::new_err)
     }
 
-    /// Answers ``start``: start these programs. Returns their process ids by local rank; empty if one could not be started,
-    /// which is a failure of that worker like any other.
+    /// Answers ``start``: start these programs. Returns their process ids by local rank. They are empty if one could not be
+    /// started, which is a failure of that worker like any other, and if the round ended before the start was complete.
     ///
     /// ``error_files`` are where workers may record their exceptions. A filter is a path, which gets the lines of teed streams
     /// that contain one of the texts. ``stdout_fd`` and ``stderr_fd`` are where teed lines are shown; they stay the caller's.
@@ -311,9 +307,20 @@ impl Agent {
         let consoles = Consoles { stdout: copy_of(stdout_fd)?, stderr: copy_of(stderr_fd)? };
         let template = template.map(|it| &it.0);
         if let Some(template) = template {
-            block_on(py, template.loaded(&specs))?;
+            let loaded = block_on(py, async {
+                let mut runner = self.runner.lock().await;
+                tokio::select! {
+                    biased;
+                    () = runner.start_withdrawn() => false,
+                    () = template.loaded(&specs) => true,
+                }
+            })?;
+            if !loaded {
+                return Ok(BTreeMap::new());
+            }
         }
-        let mut starting = pin!(Group::start_from(template, specs, filters, consoles));
+        let starting = Group::start_from(template, specs, filters, consoles);
+        let mut starting = pin!(async { self.runner.lock().await.while_starting(starting).await });
         // A signal does not break it off: workers that run already are asked to end, as any others. A file system that hangs
         // must not hold it up for ever.
         let runtime = handle()?;
@@ -324,7 +331,7 @@ impl Agent {
         };
         let mut runner = self.runner.blocking_lock();
         Ok(match started {
-            Ok(group) => {
+            Some(Ok(group)) => {
                 let pids = group.pids();
                 runner.started(
                     Crew::Spawned(Box::new(group)),
@@ -332,10 +339,11 @@ impl Agent {
                 );
                 pids
             }
-            Err(error) => {
+            Some(Err(error)) => {
                 runner.not_started(error.local_rank, first_rank, &error.to_string());
                 BTreeMap::new()
             }
+            None => BTreeMap::new(),
         })
     }
 

@@ -50,3 +50,18 @@ def test_nodes_come_and_go(start: Start, job: Job, tmp_path: Path) -> None:
     done.touch()
     assert first.wait() == 0
     assert not any("started cold" in line for line in first.lines)
+
+
+@pytest.mark.parametrize("agent", ["run"], indirect=True)
+def test_a_job_that_fails_while_a_template_loads_starts_no_worker_there(start: Start, tmp_path: Path) -> None:
+    # The module waits for a writer that never comes.
+    os.mkfifo(gate := tmp_path / "gate")
+    (tmp_path / "slow.py").write_text(f"open({str(gate)!r}).read()\n")
+    (script := tmp_path / "train.py").write_text("import os, sys\nprint('RAN', os.environ['RANK'])\nsys.exit(3)\n")
+    options, env = ["--warm-start=slow"], {"PYTHONPATH": str(tmp_path)}
+    first = start(2, nnodes="2", restarts=0, script=script, options=options, env=env)
+    second = start(3, nnodes="2", restarts=0, script=script)
+    assert (first.wait(), second.wait()) == (1, 1)
+    started = [line for line in first.lines if "train.py runs as rank" in line]
+    assert not started, first.tail()
+    assert any("exit code 3" in line or "exitcode  : 3" in line for line in first.lines), first.tail()
