@@ -19,6 +19,7 @@ use crate::rendezvous::message::MAGIC;
 use crate::store::listen::{BindError, bind, bind_wildcard};
 use crate::store::server::{Controller, ServerOptions, StoreServer, Upgrade, Upgraded};
 use crate::threads;
+use crate::wait::telling_if_slow;
 
 /// A store with a coordinator behind the same port. Dropping it stops both.
 #[derive(Debug)]
@@ -192,7 +193,17 @@ pub struct Sessions(watch::Receiver<usize>);
 impl Sessions {
     /// Wait until every session has ended, at most `limit`. True if all have.
     pub async fn ended(mut self, limit: Duration) -> bool {
-        timeout(limit, self.0.wait_for(|count| *count == 0)).await.is_ok()
+        let count = self.0.clone();
+        let ended = async { timeout(limit, self.0.wait_for(|count| *count == 0)).await.is_ok() };
+        let ended = telling_if_slow(ended, || {
+            let count = *count.borrow();
+            let nodes = if count == 1 { "1 node".to_owned() } else { format!("{count} nodes") };
+            format!(
+                "this process hosts the coordinator, and waits up to {limit:.0?} for {nodes} to leave; another signal ends \
+                 the wait"
+            )
+        });
+        ended.await
     }
 }
 

@@ -1,14 +1,31 @@
-//! Waiting for a moment that there may not be.
+//! Waiting for a moment that there may not be, and for what may take a while.
 
-use std::future::pending;
-use std::time::Instant;
+use std::future::{Future, pending};
+use std::pin::pin;
+use std::time::{Duration, Instant};
 
-use tokio::time::sleep_until;
+use tokio::time::{sleep, sleep_until};
 
 /// Waits until `deadline`; for ever without one.
 pub(crate) async fn until(deadline: Option<Instant>) {
     match deadline {
         Some(at) => sleep_until(at.into()).await,
         None => pending().await,
+    }
+}
+
+/// How long an operator looks at nothing without wondering.
+const SLOW: Duration = Duration::from_secs(1);
+
+/// Do some work, and tell the operator what is waited for if it takes more than a second.
+pub(crate) async fn telling_if_slow<T>(work: impl Future<Output = T>, text: impl FnOnce() -> String) -> T {
+    let mut work = pin!(work);
+    tokio::select! {
+        biased;
+        done = &mut work => done,
+        () = sleep(SLOW) => {
+            tracing::warn!("{}", text());
+            work.await
+        }
     }
 }

@@ -13,7 +13,7 @@ const SIGTERM: i32 = 15;
 const SIGINT: i32 = 2;
 
 fn policy(budget: Budget) -> Policy {
-    Policy { budget, workers: 2, grace: GRACE, exit_barrier_timeout: Duration::from_secs(300) }
+    Policy { budget, workers: 2, grace: GRACE, exit_barrier_timeout: Some(Duration::from_secs(20)) }
 }
 
 fn placement(round: u64, restart: u32) -> Placement {
@@ -94,14 +94,16 @@ fn a_failure_after_the_job_was_declared_a_success_waits_for_nobody() {
     }
 }
 
+/// What the operator is told unasked.
+fn warned(agent: &mut AgentMachine) -> Option<String> {
+    agent.take_commands().into_iter().find_map(|command| match command {
+        Command::Warn(text) => Some(text),
+        _ => None,
+    })
+}
+
 #[test]
 fn workers_that_begin_anew_are_told_of_unasked() {
-    let warned = |agent: &mut AgentMachine| {
-        agent.take_commands().into_iter().find_map(|command| match command {
-            Command::Warn(text) => Some(text),
-            _ => None,
-        })
-    };
     let mut agent = running(Budget::Job);
     assert_eq!(warned(&mut agent), None);
     agent.on_interrupted(Round(1), "a node waits");
@@ -131,11 +133,59 @@ fn the_exit_barrier_ends_in_time_too() {
     agent.on_worker_succeeded(1, now);
     does(&mut agent);
     let until = agent.next_deadline().unwrap();
-    assert_eq!(until, now + Duration::from_secs(300));
+    assert_eq!(until, now + Duration::from_secs(20));
+    agent.on_unfinished("1 of 2 nodes has finished; still at work (node1)");
     agent.on_tick(until - Duration::from_millis(1));
     assert_eq!(does(&mut agent), []);
     agent.on_tick(until);
+    let commands = agent.take_commands();
+    let said = "the other nodes' workers have not finished within 20s (exit_barrier_timeout): 1 of 2 nodes has finished; \
+                still at work (node1); this node's have, and it leaves";
+    assert_eq!(commands, [Command::Warn(said.to_owned()), end(Outcome::Succeeded)]);
+}
+
+#[test]
+fn whoever_has_finished_says_every_thirty_seconds_whom_it_waits_for() {
+    let begin = Instant::now();
+    let mut agent = AgentMachine::new(Policy { exit_barrier_timeout: None, ..policy(Budget::Job) }, "node0".into());
+    agent.on_placed(placement(1, 0));
+    agent.on_worker_succeeded(0, begin);
+    agent.on_worker_succeeded(1, begin);
+    does(&mut agent);
+    for half_minutes in 1..=200 {
+        agent.on_unfinished(&format!("still at work (node{half_minutes})"));
+        let at = agent.next_deadline().unwrap();
+        assert_eq!(at, begin + Duration::from_secs(30) * half_minutes);
+        agent.on_tick(at);
+        let told = warned(&mut agent).unwrap();
+        assert!(told.ends_with(&format!("still at work (node{half_minutes})")), "{told}");
+    }
+    agent.on_closed(succeeded());
     assert_eq!(does(&mut agent), [end(Outcome::Succeeded)]);
+}
+
+#[test]
+fn the_node_that_fails_says_which_restart_it_is_and_that_none_is_left() {
+    let mut agent = running(Budget::Job);
+    agent.on_worker_failed(failure(1), false);
+    does(&mut agent);
+    agent.on_interrupted(Round(1), "rank 1 ended; restart 1 of 2");
+    assert_eq!(warned(&mut agent).as_deref(), Some("restarting all workers: rank 1 ended; restart 1 of 2"));
+    // Once all have stopped, which may be before the answer comes.
+    let mut agent = running(Budget::Job);
+    agent.on_worker_failed(failure(1), false);
+    agent.on_stopped();
+    does(&mut agent);
+    agent.on_interrupted(Round(1), "rank 1 ended; restart 1 of 2");
+    assert_eq!(warned(&mut agent).as_deref(), Some("restarting all workers: rank 1 ended; restart 1 of 2"));
+    let mut agent = running(Budget::Job);
+    agent.on_worker_failed(failure(1), false);
+    does(&mut agent);
+    agent.on_closed(failed(Some(failure(1))));
+    assert_eq!(warned(&mut agent).as_deref(), Some("the job has failed: no restart is left"));
+    let mut agent = running(Budget::Node(0));
+    agent.on_worker_failed(failure(1), false);
+    assert!(warned(&mut agent).is_some_and(|text| text.ends_with("; no restarts left on this node")));
 }
 
 #[test]

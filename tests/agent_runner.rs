@@ -52,7 +52,7 @@ fn session(host: &Host, number: u128, settings: &Settings) -> Arc<Session> {
 }
 
 fn policy(budget: Budget, workers: u32) -> Policy {
-    Policy { budget, workers, grace: LIMIT, exit_barrier_timeout: LIMIT }
+    Policy { budget, workers, grace: LIMIT, exit_barrier_timeout: None }
 }
 
 /// A front end: its workers are helpers that do what `scripts` says in each round.

@@ -54,12 +54,7 @@ const GRACE: Duration = Duration::from_secs(7);
 fn job(hosts: usize, max_restarts: u32, change: impl FnOnce(&mut Agents)) -> Simulation {
     let mut settings = Settings::new(hosts as u32, hosts as u32);
     settings.max_restarts = Some(max_restarts);
-    let mut agents = Agents {
-        hosts: (0..hosts).collect(),
-        grace: GRACE,
-        exit_barrier_timeout: Duration::from_secs(300),
-        ..Agents::default()
-    };
+    let mut agents = Agents { hosts: (0..hosts).collect(), grace: GRACE, ..Agents::default() };
     change(&mut agents);
     if agents.restarts_left.is_some() {
         settings.max_restarts = None;
@@ -214,10 +209,24 @@ fn a_job_that_fails_while_a_node_prepares_its_start_ends_there_too() {
     assert_eq!(causes(&job).len(), 3);
 }
 
-/// The others' workers may never finish; the agent's have.
+/// Rank 0 takes an hour to write its last checkpoint. The nodes that had finished left after five minutes.
+#[test]
+fn a_node_that_has_finished_waits_for_the_others_as_long_as_they_live() {
+    let mut job = job(3, 0, |_| {});
+    job.at(Duration::from_secs(10), Action::ReportDone(0));
+    job.at(Duration::from_secs(20), Action::ReportDone(2));
+    run(&mut job, 4000.0);
+    assert!(job.ends().outcomes.is_empty());
+    job.at(Duration::from_secs(4000), Action::ReportDone(1));
+    run(&mut job, 4001.0);
+    let succeeded = job.ends().outcomes.iter().filter(|(_, outcome)| *outcome == Outcome::Succeeded);
+    assert_eq!(succeeded.count(), 3);
+}
+
+/// The others' workers may never finish; the agent's have. That the user would rather not wait is the user's to say.
 #[test]
 fn the_exit_barrier_ends_in_time_and_leaves_the_others_undisturbed() {
-    let mut job = job(2, 0, |_| {});
+    let mut job = job(2, 0, |agents| agents.exit_barrier_timeout = Some(Duration::from_secs(300)));
     job.at(Duration::from_secs(10), Action::ReportDone(0));
     run(&mut job, 309.0);
     assert!(job.ends().outcomes.is_empty());

@@ -33,6 +33,6 @@ fn a_node_that_waits_says_what_for() {
         now += Duration::from_millis(100);
     }
     assert_eq!(told.len(), 1, "{told:?}");
-    assert!(told[0].starts_with("waiting for 30s: "), "{told:?}");
+    assert!(told[0].starts_with("waiting for 3s: "), "{told:?}");
     assert!(told[0].contains("node1"), "{told:?}");
 }

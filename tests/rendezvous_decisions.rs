@@ -207,7 +207,7 @@ fn newcomers_that_ask_for_something_else_give_way_to_the_members_of_a_running_jo
     let member = |node: u64| Hello { placed: Some(placed(node)), ..hello(node, &Settings::new(2, 2)) };
     bench.greet(1, member(1), 1);
     bench.greet(2, member(2), 2);
-    assert!(bench.rejection(9).contains("`job`, which runs with 2 to 2 nodes"), "{}", bench.rejection(9));
+    assert!(bench.rejection(9).contains("`job`, which runs with 2 nodes"), "{}", bench.rejection(9));
     bench.noted_once(0, "1 node(s) are sent away: host:1 has come back");
     assert_eq!((bench.run().round(), bench.run().restart()), (Round(4), 3));
     assert!(!bench.run().knows(NodeId(9)) && bench.run().knows(NodeId(1)));

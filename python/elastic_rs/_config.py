@@ -54,6 +54,8 @@ class RendezvousConfig:
     """See ``rejoin_limit``."""
     agent: str = "rust"
     """Which agent runs the workers under ``torchrun``: ``rust``, or PyTorch's own (``torch``)."""
+    exit_barrier_timeout: float | None = None
+    """How long a node whose workers have succeeded waits for the other nodes'; None: for as long as they run."""
     restart_budget: str = "job"
     """What ``--max-restarts`` counts with our agent: the ``job``'s restarts, or each ``node``'s own (PyTorch's way)."""
 
@@ -272,6 +274,7 @@ _KEYS: dict[str, Callable[[str, Any], Any]] = {
     "reconnect_grace": _seconds(", zero or more", _not_negative, most=_LONGEST_GRACE_S),
     "coordinator_timeout": _positive,
     "drain_timeout": _zero_or_more,
+    "exit_barrier_timeout": _zero_or_more,
     "node_rank": _integer(0, 2**31 - 1),
     "on_partition": _one_of("stop", "continue"),
     "agent": _one_of("rust", "torch"),

@@ -21,7 +21,7 @@ class Agent:
     """
     One node's agent: runs the workers of each round. It decides; the caller carries out its steps and answers.
     """
-    def __new__(cls, /, *, session: Session | None, name: str, run_id: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, restarts_left: SupportsIndex | None, grace_s: SupportsFloat | SupportsIndex, exit_barrier_timeout_s: SupportsFloat | SupportsIndex, use_agent_store: bool, virtual_local_rank: bool, uninterruptible_sleep_s: SupportsFloat | SupportsIndex) -> Agent:
+    def __new__(cls, /, *, session: Session | None, name: str, run_id: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, restarts_left: SupportsIndex | None, grace_s: SupportsFloat | SupportsIndex, exit_barrier_timeout_s: SupportsFloat | SupportsIndex | None, use_agent_store: bool, virtual_local_rank: bool, uninterruptible_sleep_s: SupportsFloat | SupportsIndex) -> Agent:
         """
         ``session`` tells of other nodes; without one the caller does. With ``restarts_left`` this agent counts its own
         restarts, as PyTorch's does; without, the coordinator counts the job's. Times in seconds;
@@ -817,7 +817,7 @@ def follow_parent() -> None:
     Have the calling process killed when the thread that started it ends: for workers that are Python functions.
     """
 
-def launch(session: Session, host: Host | None, *, name: str, entrypoint: str, command: SupportsGetItem[int, str], run_id: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, restarts_left: SupportsIndex | None, grace_s: SupportsFloat | SupportsIndex, uninterruptible_sleep_s: SupportsFloat | SupportsIndex, node_rank: SupportsIndex | None, join_timeout_s: SupportsFloat | SupportsIndex, close_timeout_s: SupportsFloat | SupportsIndex, drain_timeout_s: SupportsFloat | SupportsIndex, local_addr: str | None, fixed_master: tuple[str, SupportsIndex] | None, use_agent_store: bool, virtual_local_rank: bool, log_dir: str | PathLike[str] | None, log_files: bool, redirects: str, tee: str, shown_ranks: SupportsGetItem[int, SupportsIndex] | None, stdout_filters: SupportsGetItem[int, str], stderr_filters: SupportsGetItem[int, str], prefix: str | None, signals: SupportsGetItem[int, SupportsIndex], warm: tuple[SupportsGetItem[int, str], SupportsIndex, str] | None = None) -> Launched:
+def launch(session: Session, host: Host | None, *, name: str, entrypoint: str, command: SupportsGetItem[int, str], run_id: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, restarts_left: SupportsIndex | None, grace_s: SupportsFloat | SupportsIndex, exit_barrier_timeout_s: SupportsFloat | SupportsIndex | None, uninterruptible_sleep_s: SupportsFloat | SupportsIndex, node_rank: SupportsIndex | None, join_timeout_s: SupportsFloat | SupportsIndex, close_timeout_s: SupportsFloat | SupportsIndex, drain_timeout_s: SupportsFloat | SupportsIndex, local_addr: str | None, fixed_master: tuple[str, SupportsIndex] | None, use_agent_store: bool, virtual_local_rank: bool, log_dir: str | PathLike[str] | None, log_files: bool, redirects: str, tee: str, shown_ranks: SupportsGetItem[int, SupportsIndex] | None, stdout_filters: SupportsGetItem[int, str], stderr_filters: SupportsGetItem[int, str], prefix: str | None, signals: SupportsGetItem[int, SupportsIndex], warm: tuple[SupportsGetItem[int, str], SupportsIndex, str] | None = None) -> Launched:
     """
     Run the workers of one node until the job, or this node's part in it, has ended. Nothing is left of them then.
 

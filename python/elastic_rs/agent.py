@@ -63,6 +63,10 @@ def _measured(name: str) -> Callable[[F], F]:
     return measured
 
 
+_NOT_GIVEN = float("300")
+"""PyTorch's default, told by its identity from a 300 of the caller's."""
+
+
 class LocalElasticAgent(TorchLocalElasticAgent):
     """Runs the workers of one node, as ``torch.distributed.elastic.agent.server.LocalElasticAgent``.
 
@@ -71,7 +75,8 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             with another handler than ours, which has to be asked for waiting nodes; nothing else is polled.
         logs_specs: where the workers' output goes.
         start_method: of ``torch.multiprocessing``, for functions: ``spawn``, ``fork``, ``forkserver``.
-        exit_barrier_timeout: seconds to wait for the other nodes' workers once ours have succeeded.
+        exit_barrier_timeout: seconds to wait for the other nodes' workers once ours have succeeded. If it is not given,
+            ``--rdzv-conf exit_barrier_timeout`` says it, or there is no limit; with another handler than ours, 300 s.
         log_line_prefix_template: of teed lines; ``${role_name}``, ``${rank}``, ``${local_rank}``, ``${hostname}``.
         shutdown_timeout: seconds between the first signal and SIGKILL whenever workers are stopped: at a restart, at
             the end, and when the agent itself gets a signal.
@@ -85,7 +90,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         spec: WorkerSpec,
         logs_specs: LogsSpecs,
         start_method: str = "spawn",
-        exit_barrier_timeout: float = 300,
+        exit_barrier_timeout: float = _NOT_GIVEN,
         log_line_prefix_template: str | None = None,
         shutdown_timeout: int = 30,
         health_check_server: Any = None,
@@ -107,6 +112,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         self._group: Any = self._worker_group
         spare_torch_the_wait()
         self._grace_s = shutdown_timeout
+        self._barrier_s = None if exit_barrier_timeout is _NOT_GIVEN else exit_barrier_timeout
         self._sleep_limit_s: float = getattr(
             self, "_uninterruptible_state_timeout", uninterruptible_state_timeout or 0.0
         )
@@ -191,11 +197,17 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             max_restarts=spec.max_restarts,
             restarts_left=None if job_counts else self._remaining_restarts,
             grace_s=self._grace_s,
-            exit_barrier_timeout_s=self._exit_barrier_timeout,
+            exit_barrier_timeout_s=self._barrier_limit(),
             use_agent_store=spec.rdzv_handler.use_agent_store,
             virtual_local_rank=getattr(spec, "virtual_local_rank", False),
             uninterruptible_sleep_s=self._sleep_limit_s,
         )
+
+    def _barrier_limit(self) -> float | None:
+        """Return how many seconds to wait for the other nodes' workers; None is for as long as they run."""
+        if self._handler is None:
+            return self._exit_barrier_timeout
+        return self._handler.exit_barrier_timeout if self._barrier_s is None else self._barrier_s
 
     def _do(self, agent: Agent, step: Step) -> RunResult | None:
         """Carry out a step; a result at the end."""

@@ -114,6 +114,11 @@ class RustC10dRendezvousHandler(NodeHandler):
         """Whether the coordinator counts restarts, for an agent of ours."""
         return self._max_restarts is not None
 
+    @property
+    def exit_barrier_timeout(self) -> float | None:
+        """How many seconds an agent of ours waits for the other nodes' workers; None is for as long as they run."""
+        return self._config.exit_barrier_timeout
+
     @functools.cached_property
     def _session(self) -> Session:
         """This node's session; connects in the background from its first use on."""

@@ -115,6 +115,7 @@ def _take_part(meeting: Rendezvous, local_addr: str | None, settings: dict[str, 
             join_timeout_s=config.join_timeout,
             close_timeout_s=config.close_timeout,
             drain_timeout_s=config.drain_timeout,
+            exit_barrier_timeout_s=config.exit_barrier_timeout,
             local_addr=local_addr,
             fixed_master=(meeting.host, port) if meeting.fixed else None,
             # As PyTorch's `static` and `c10d` have it.

@@ -15,7 +15,7 @@
 
 use std::collections::BTreeSet;
 use std::mem;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::policy::{Budget, Outcome, Policy};
 use crate::process::{Signal, StopPolicy};
@@ -57,6 +57,9 @@ fn farewell(signal: i32) -> String {
 /// SIGTERM's number, the same on every platform PyTorch's agent runs on.
 const SIGTERM: i32 = 15;
 
+/// How often a node that has finished says whom it waits for.
+const TELL_EVERY: Duration = Duration::from_secs(30);
+
 const TOO_LATE: &str = "a worker failed after the job had been declared a success";
 
 #[derive(Clone, Debug)]
@@ -68,8 +71,12 @@ enum Phase {
     Stopping(Next),
     /// Nothing runs. The coordinator has been told of a failure and has not answered.
     Deciding,
+    /// All workers of this node have succeeded, those of other nodes have not.
     Finishing {
-        until: Instant,
+        since: Instant,
+        until: Option<Instant>,
+        /// When to say next who is waited for.
+        tell_at: Instant,
     },
     Ended,
 }
@@ -93,6 +100,8 @@ pub struct AgentMachine {
     first_failure: Option<Box<Failure>>,
     /// The job was declared a success while workers of this node still run: there is nobody left to wait for.
     closed_well: bool,
+    /// While this node has finished: who has not, in the coordinator's words.
+    unfinished: Option<String>,
     commands: Vec<Command>,
 }
 
@@ -107,6 +116,7 @@ impl AgentMachine {
             restarts: 0,
             first_failure: None,
             closed_well: false,
+            unfinished: None,
             commands: vec![Command::Join],
         }
     }
@@ -153,10 +163,18 @@ impl AgentMachine {
             self.end(Outcome::Succeeded);
             return;
         }
-        let limit = self.policy.exit_barrier_timeout;
         self.commands.push(Command::Done(self.round));
-        self.tell(format!("all workers of this node succeeded; waiting up to {limit:.0?} for the other nodes"));
-        self.phase = Phase::Finishing { until: now + limit };
+        let limit = self.policy.exit_barrier_timeout;
+        let at_most = limit.map_or_else(String::new, |limit| format!(" for up to {limit:.0?} (exit_barrier_timeout)"));
+        self.tell(format!("all workers of this node succeeded; waiting for those of the other nodes{at_most}"));
+        self.unfinished = None;
+        let until = limit.and_then(|limit| now.checked_add(limit));
+        self.phase = Phase::Finishing { since: now, until, tell_at: now + TELL_EVERY };
+    }
+
+    /// Who has not finished yet, while this node has, as the coordinator puts it.
+    pub fn on_unfinished(&mut self, unfinished: &str) {
+        self.unfinished = Some(unfinished.to_owned());
     }
 
     /// A worker failed: it ended otherwise, or could not be started. Later ones of the same round are consequences.
@@ -167,6 +185,7 @@ impl AgentMachine {
             return;
         }
         if hopeless {
+            self.warn(format!("{failure}; a restart cannot help"));
             self.give_up(failure);
             return;
         }
@@ -182,7 +201,10 @@ impl AgentMachine {
                 self.commands.push(Command::Report(Box::new(failure)));
                 self.stop(SIGTERM, Next::Decide);
             }
-            Budget::Node(0) => self.give_up(failure),
+            Budget::Node(0) => {
+                self.warn(format!("{failure}; no restarts left on this node"));
+                self.give_up(failure);
+            }
             Budget::Node(left) => {
                 let before = *left; // as PyTorch counts them
                 *left -= 1;
@@ -215,8 +237,15 @@ impl AgentMachine {
                 self.warn(format!("restarting all workers: {reason}"));
                 self.stop(SIGTERM, Next::Join);
             }
-            Phase::Stopping(next) if matches!(next, Next::Decide) => *next = Next::Join,
-            Phase::Deciding => self.join(),
+            // The coordinator has counted the failure of this very node, or what came before it.
+            Phase::Stopping(next) if matches!(next, Next::Decide) => {
+                *next = Next::Join;
+                self.warn(format!("restarting all workers: {reason}"));
+            }
+            Phase::Deciding => {
+                self.warn(format!("restarting all workers: {reason}"));
+                self.join();
+            }
             Phase::Finishing { .. } => {
                 self.warn(format!("starting all workers again, though they had succeeded: {reason}"));
                 self.join();
@@ -251,7 +280,7 @@ impl AgentMachine {
                     }
                     _ => {}
                 }
-                self.tell(format!("the job has failed: {reason}"));
+                self.warn(format!("the job has failed: {reason}"));
                 self.end_after_stop(Outcome::Failed { cause: failure, reason });
             }
         }
@@ -300,19 +329,27 @@ impl AgentMachine {
 
     /// Time has passed.
     pub fn on_tick(&mut self, now: Instant) {
-        if matches!(self.phase, Phase::Finishing { until } if until <= now) {
-            let limit = self.policy.exit_barrier_timeout;
-            self.tell(format!(
-                "the other nodes' workers have not finished within {limit:.0?}; this node's have, and it leaves"
-            ));
+        let Phase::Finishing { since, until, tell_at } = &mut self.phase else { return };
+        let unfinished = self.unfinished.as_deref().unwrap_or("the coordinator has not said whose");
+        let waited = now.saturating_duration_since(*since);
+        if until.is_some_and(|until| until <= now) {
+            let text = format!(
+                "the other nodes' workers have not finished within {waited:.0?} (exit_barrier_timeout): {unfinished}; this \
+                 node's have, and it leaves"
+            );
+            self.warn(text);
             self.end(Outcome::Succeeded);
+        } else if *tell_at <= now {
+            *tell_at = now + TELL_EVERY;
+            let text = format!("this node has finished and has waited for the others for {waited:.0?}: {unfinished}");
+            self.warn(text);
         }
     }
 
     /// When to call [`AgentMachine::on_tick`] at the latest.
     pub fn next_deadline(&self) -> Option<Instant> {
         match self.phase {
-            Phase::Finishing { until } => Some(until),
+            Phase::Finishing { until, tell_at, .. } => Some(until.map_or(tell_at, |until| until.min(tell_at))),
             _ => None,
         }
     }

@@ -11,6 +11,7 @@ pub struct Seen {
     must_re_form: bool,
     closed: bool,
     cut_off: bool,
+    unfinished: Option<String>,
 }
 
 impl Seen {
@@ -21,12 +22,13 @@ impl Seen {
             must_re_form: view.waiting > 0,
             closed: view.closed.is_some(),
             cut_off: view.failed.is_some(),
+            unfinished: view.unfinished.clone(),
         }
     }
 
     /// A place has just been taken: whatever the view says besides is news.
     pub fn placed(placement: &Placement) -> Self {
-        Self { round: placement.round, must_re_form: false, closed: false, cut_off: false }
+        Self { round: placement.round, must_re_form: false, closed: false, cut_off: false, unfinished: None }
     }
 }
 
@@ -39,6 +41,8 @@ impl AgentMachine {
             self.on_cut_off(error.clone());
         } else if view.waiting > 0 {
             self.on_interrupted(view.round, &view.reason);
+        } else if let Some(unfinished) = &view.unfinished {
+            self.on_unfinished(unfinished);
         }
     }
 }

@@ -23,8 +23,9 @@ pub struct Policy {
     pub workers: u32,
     /// How long workers may take to end once they were asked to, on every path. Default 30 s, as PyTorch's.
     pub grace: Duration,
-    /// How long to wait for the other nodes' workers once all of ours have succeeded. Default 300 s, as PyTorch's.
-    pub exit_barrier_timeout: Duration,
+    /// How long to wait for the other nodes' workers once all of ours have succeeded. Default `None`: for as long as they run.
+    /// PyTorch's agent gives up after 300 s, although rank 0 may take longer to write its last checkpoint.
+    pub exit_barrier_timeout: Option<Duration>,
 }
 
 /// How an agent's work ended.

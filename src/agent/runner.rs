@@ -56,6 +56,15 @@ pub struct Started {
     pub first_rank: u32,
 }
 
+/// Of a node in a round.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    rank: u32,
+    world_size: u32,
+    /// When it was given.
+    since: Instant,
+}
+
 /// One agent at work.
 #[derive(Debug)]
 pub struct Runner {
@@ -63,8 +72,8 @@ pub struct Runner {
     session: Option<Arc<Session>>,
     run_id: String,
     role: String,
-    /// The node's rank and the moment its workers were started, once it has a place.
-    place: Option<(u32, Instant)>,
+    /// This node's place, once it has one.
+    place: Option<Place>,
     crew: Option<Crew>,
     started: Started,
     kills_before: OomKills,
@@ -191,7 +200,8 @@ impl Runner {
     pub fn placed(&mut self, placement: Placement) {
         self.answered(|step| matches!(step, Step::Join));
         self.seen = self.session.as_ref().map(|_| Seen::placed(&placement));
-        self.place = Some((placement.rank, Instant::now()));
+        let Placement { rank, world_size, .. } = placement;
+        self.place = Some(Place { rank, world_size, since: Instant::now() });
         self.first = First::default(); // what is still read concerns nobody
         self.machine.on_placed(placement);
     }
@@ -317,7 +327,9 @@ impl Runner {
                 None => self.steps.push_back(Step::Barrier),
             },
             Command::Report(failure) => {
-                tracing::warn!("{}stopping all workers: {failure}; the others are told", self.whose());
+                let others = self.place.is_some_and(|place| place.world_size > 1);
+                let told = if others { "; the others are told" } else { "" };
+                tracing::warn!("{}stopping all workers: {failure}{told}", self.whose());
                 if let Some(session) = &self.session {
                     session.report_failure(self.machine.round(), *failure);
                 }
@@ -337,7 +349,7 @@ impl Runner {
 
     /// What a line of the log begins with.
     fn whose(&self) -> String {
-        let Some((rank, since)) = self.place else { return format!("[{}] ", self.run_id) };
+        let Some(Place { rank, since, .. }) = self.place else { return format!("[{}] ", self.run_id) };
         let (run_id, round, after) = (&self.run_id, self.machine.round(), since.elapsed().as_secs_f64());
         format!("[{run_id}] round {round}, node rank {rank}, after {after:.1} s: ")
     }

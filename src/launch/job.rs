@@ -29,6 +29,8 @@ pub struct Job {
     pub budget: Budget,
     /// How long workers may take to end once they were asked to.
     pub grace: Duration,
+    /// How long to wait for the other nodes' workers once all of this node's have succeeded; `None`: for as long as they run.
+    pub exit_barrier_timeout: Option<Duration>,
     /// How long a worker may sleep uninterruptibly; zero: as long as it likes.
     pub uninterruptible_sleep: Duration,
     /// The rank to ask for.
@@ -89,7 +91,7 @@ impl Job {
             budget: self.budget,
             workers: self.workers.local_world_size,
             grace: self.grace,
-            exit_barrier_timeout: EXIT_BARRIER_TIMEOUT,
+            exit_barrier_timeout: self.exit_barrier_timeout,
         }
     }
 
@@ -177,9 +179,6 @@ fn argument(arg: &OsString, local_rank: u32) -> OsString {
     OsString::from_vec(substitute(arg.as_bytes(), known))
 }
 
-/// PyTorch's, which no flag of torchrun changes.
-const EXIT_BARRIER_TIMEOUT: Duration = Duration::from_secs(300);
-
 const NO_RANKS: &str = "a node of this job has not said how many workers it has, so that they have no ranks: it runs \
     PyTorch's agent (`--rdzv-conf agent=torch`), which cannot be mixed with others";
 
@@ -204,6 +203,7 @@ mod tests {
             },
             budget: Budget::Job,
             grace: Duration::from_secs(30),
+            exit_barrier_timeout: None,
             uninterruptible_sleep: Duration::ZERO,
             node_rank: None,
             join_timeout: Duration::from_secs(600),

@@ -25,7 +25,7 @@ use crate::rendezvous::node::JoinError;
 use crate::rendezvous::session::Session;
 use crate::store::listen::{bind, bind_wildcard};
 use crate::store::server::{ServerOptions, StoreServer};
-use crate::wait::until;
+use crate::wait::{telling_if_slow, until};
 
 /// How it ended.
 #[derive(Debug)]
@@ -334,7 +334,14 @@ impl Node {
             session.leave(reason.to_owned(), close_timeout).await;
             // Clients that are still reading when their server vanishes print stack traces.
             if let Some(store) = store {
-                let _ = spawn_blocking(move || store.drain(drain_timeout)).await;
+                let drained = spawn_blocking(move || store.drain(drain_timeout));
+                let _ = telling_if_slow(drained, || {
+                    format!(
+                        "waiting up to {drain_timeout:.0?} for workers elsewhere to let go of the round's store, which is \
+                         here; another signal ends the wait"
+                    )
+                })
+                .await;
             }
             if let Some(host) = host {
                 host.ended(drain_timeout).await;

@@ -29,8 +29,9 @@ pub(super) fn disagreement(run: &Run, name: &str, theirs: &Settings) -> Option<S
     let (ours, id) = (&run.settings, &run.id);
     if (ours.min_nodes, ours.max_nodes) != (theirs.min_nodes, theirs.max_nodes) {
         return Some(format!(
-            "{name} asks for {} to {} nodes, but run `{id}` was opened for {} to {}: give every node the same `--nnodes`",
-            theirs.min_nodes, theirs.max_nodes, ours.min_nodes, ours.max_nodes
+            "{name} asks for {} nodes, but run `{id}` was opened for {}: give every node the same `--nnodes`",
+            theirs.node_counts(),
+            ours.node_counts()
         ));
     }
     if ours.ranks_as_asked != theirs.ranks_as_asked {
@@ -62,9 +63,9 @@ pub(super) fn give_way(run: &mut Run, hello: &Hello, now: Instant, out: &mut Vec
     if !member || run.world.is_some() || run.closed.is_some() || agrees {
         return Vec::new();
     }
-    let (min, max) = (hello.settings.min_nodes, hello.settings.max_nodes);
+    let counts = hello.settings.node_counts();
     let reason = format!(
-        "{} has come back to run `{}`, which runs with {min} to {max} nodes and was opened by nodes that ask for something else: \
+        "{} has come back to run `{}`, which runs with {counts} nodes and was opened by nodes that ask for something else: \
          give every node the same `--nnodes`, `--max-restarts`, `restart_budget` and agent",
         hello.name, run.id
     );

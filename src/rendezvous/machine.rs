@@ -21,7 +21,7 @@ use super::members::{
     welcome,
 };
 use super::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Waits};
-use super::state::{Ends, Filed, Node, Run, SessionId, Status};
+use super::state::{Ends, Filed, Node, Run, SessionId};
 use super::text::{tidy, tidy_verdict};
 
 /// What the driver is to do.
@@ -151,8 +151,7 @@ impl Machine {
                 return;
             }
             NodeMessage::Heartbeat => {
-                let node = run.nodes.get(&id).filter(|node| matches!(node.status, Status::Waiting { .. }));
-                let waits = node.map(|node| Waits { progress: run.progress(now), spare: run.is_spare(node) });
+                let waits = run.nodes.get(&id).and_then(|node| run.waits(node, now));
                 out.push(Command::Send { session, message: CoordinatorMessage::Heartbeat { waits } });
                 return;
             }

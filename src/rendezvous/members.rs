@@ -161,10 +161,9 @@ pub(super) fn on_join(run: &mut Run, id: NodeId, session: SessionId, join: Join,
         run.newcomer_since.get_or_insert(now);
     }
     if first_time {
-        let (min, max) = (run.settings.min_nodes, run.settings.max_nodes);
         let known = run.waiting.len() + run.active.len();
         let verb = if new { "joined" } else { "is back" };
-        note(run, format!("{label} {verb} ({known} of {min} to {max} nodes)"), out);
+        note(run, format!("{label} {verb} ({known} of {} nodes)", run.settings.node_counts()), out);
     }
 }
 
@@ -206,7 +205,7 @@ pub(super) fn on_failed(
             } else {
                 format!("all {limit} restarts are used up")
             };
-            let cause = format!("{failure}; {restarts} (max_restarts)");
+            let cause = format!("{failure}; no restarts left: {restarts} (max_restarts)");
             close(run, Verdict::Failed { by: failure.node.clone(), cause, failure: Some(Box::new(failure)) }, out);
         }
         limit => {

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::message::{CoordinatorMessage, Failure, Hello, Join, JoinWorkers, NodeMessage, Placement, Round, Verdict};
-use super::pending::{Joining, Link, Report, WITHDRAW_GRACE, back_off};
+use super::pending::{ASK_AFTER, Joining, Link, Report, WITHDRAW_GRACE, back_off};
 use super::text::{tidy, tidy_failure, tidy_message, tidy_verdict};
 
 pub use super::view::{JoinError, NodeCommand, View};
@@ -103,9 +103,10 @@ impl NodeMachine {
             placed.active = false;
         }
         self.hello.joining = true;
-        self.view.waiting = 0;
+        (self.view.waiting, self.view.unfinished) = (0, None);
         let join = Join { round: self.view.round, store_port, node_rank, workers };
-        if matches!(self.link, Link::Up { welcomed: true, .. }) {
+        if let Link::Up { welcomed: true, beat_at, .. } = &mut self.link {
+            *beat_at = (*beat_at).min(now + ASK_AFTER);
             self.commands.push(NodeCommand::Send(NodeMessage::Join(join.clone())));
         }
         let deadline = now + timeout;
@@ -324,6 +325,11 @@ impl NodeMachine {
     /// Whether the node has said goodbye: once its commands are performed, nothing is left to do.
     pub fn has_left(&self) -> bool {
         self.left
+    }
+
+    /// Of which job.
+    pub fn run_id(&self) -> &str {
+        &self.hello.run_id
     }
 
     /// How things stand.

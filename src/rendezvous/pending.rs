@@ -7,6 +7,10 @@ use super::message::{Failure, Join, NodeMessage, Round};
 /// How long the answer to a `Withdraw` is waited for.
 pub(super) const WITHDRAW_GRACE: Duration = Duration::from_secs(1);
 
+/// How long after it was asked for a place the coordinator is asked how that goes, so that the operator can be told soon. Later
+/// answers come with the heartbeats.
+pub(super) const ASK_AFTER: Duration = Duration::from_secs(2);
+
 /// A join that waits for its answer.
 #[derive(Clone, Debug)]
 pub(super) struct Joining {

@@ -4,14 +4,16 @@ use std::time::{Duration, Instant};
 
 use super::message::{Failure, NodeMessage, Placed, Placement, Verdict, Waits};
 use super::node::{NodeCommand, NodeMachine};
-use super::pending::{Link, Report};
+use super::pending::{ASK_AFTER, Link, Report};
 use super::settings::Settings;
 
 impl NodeMachine {
     pub(super) fn on_welcome(&mut self, addr: String) {
         if let Link::Up { welcomed, answered_at, beat_at } = &mut self.link {
             *welcomed = true;
-            *beat_at = (*answered_at + self.hello.settings.keep_alive_interval).max(*beat_at);
+            let interval = self.hello.settings.keep_alive_interval;
+            let interval = if self.joining.is_some() { interval.min(ASK_AFTER) } else { interval };
+            *beat_at = (*answered_at + interval).max(*beat_at);
             let hello_at = *answered_at;
             self.vouch(hello_at);
         }
@@ -97,9 +99,15 @@ impl NodeMachine {
     }
 
     pub(super) fn on_waits(&mut self, waits: Option<Waits>, now: Instant) {
-        if let (Some(joining), Some(Waits { progress, spare })) = (&mut self.joining, waits) {
-            joining.progress = Some(progress);
-            joining.be_spare(spare, now);
+        match (&mut self.joining, waits) {
+            (Some(joining), Some(Waits { progress, spare })) => {
+                joining.progress = Some(progress);
+                joining.be_spare(spare, now);
+            }
+            (None, Some(Waits { progress, .. })) if matches!(self.report, Some(Report::Done { .. })) => {
+                self.view.unfinished = Some(progress);
+            }
+            _ => {}
         }
     }
 }

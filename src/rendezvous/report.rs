@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use super::cas::node::CasNode;
 use super::node::NodeMachine;
 
-/// How often a node that waits says what for.
+/// When a node that waits first says what for: after this the operator wonders.
+const WAITING_FIRST: Duration = Duration::from_secs(3);
+/// How often it does from then on.
 const WAITING_EVERY: Duration = Duration::from_secs(30);
 /// How often it does while that stays the same: a spare may wait for days.
 const UNCHANGED_EVERY: Duration = Duration::from_secs(600);
@@ -118,7 +120,7 @@ impl Reporter {
             self.waiting = None;
             return None;
         };
-        let first = || Waiting { since, look_at: since + WAITING_EVERY, told: None };
+        let first = || Waiting { since, look_at: since + WAITING_FIRST, told: None };
         let waiting = self.waiting.get_or_insert_with(first);
         if now < waiting.look_at {
             return None;

@@ -171,16 +171,16 @@ async fn drive(shared: Arc<Shared>, host: String, port: u16, source: Option<IpAd
     let mut probing = None;
     let mut reporter = Reporter::default();
     loop {
-        let (commands, deadline, left, news) = {
+        let (commands, deadline, left, news, run_id) = {
             let mut machine = shared.machine.lock();
             let now = Instant::now();
             machine.on_tick(now);
             let news = reporter.look(&*machine, now);
             let deadline = [machine.next_deadline(), reporter.next_deadline(&*machine)].into_iter().flatten().min();
-            (machine.take_commands(), deadline, machine.has_left(), news)
+            (machine.take_commands(), deadline, machine.has_left(), news, machine.run_id().to_owned())
         };
         for text in news {
-            tracing::warn!("{text}");
+            tracing::warn!("[{run_id}] {text}");
         }
         for command in commands {
             match command {

@@ -86,6 +86,12 @@ impl Settings {
         self.keep_alive_interval * self.keep_alive_max_attempt
     }
 
+    /// Fewest and most nodes in words: `2`, or `2 to 4`.
+    pub fn node_counts(&self) -> String {
+        let Self { min_nodes, max_nodes, .. } = self;
+        if min_nodes == max_nodes { min_nodes.to_string() } else { format!("{min_nodes} to {max_nodes}") }
+    }
+
     /// Check the settings by themselves.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::admission::{Departures, Place};
-use super::message::{Failure, Hello, Join, NodeId, Placed, Round, Verdict, WorkerRanks};
+use super::message::{Failure, Hello, Join, NodeId, Placed, Round, Verdict, Waits, WorkerRanks};
 use super::ranks::natural_order;
 use super::settings::Settings;
 use super::standing::Standing;
@@ -165,6 +165,8 @@ pub struct Run {
     pub(super) told: bool,
     /// Nodes that run workers of the current round.
     pub(super) active: BTreeSet<NodeId>,
+    /// Of these, the ones whose workers have not all succeeded.
+    pub(super) unfinished: BTreeSet<NodeId>,
     /// Nodes that wait for a place in the next one.
     pub(super) waiting: BTreeSet<NodeId>,
     /// Of the active ones, those whose workers have all succeeded.
@@ -230,6 +232,7 @@ impl Run {
             restart: 0,
             told: false,
             active: BTreeSet::new(),
+            unfinished: BTreeSet::new(),
             waiting: BTreeSet::new(),
             done_count: 0,
             returning_count: 0,
@@ -333,13 +336,29 @@ impl Run {
             && self.closed.is_none()
     }
 
+    /// What a node is told that waits: for its place, or, having finished, for the others to finish.
+    pub(super) fn waits(&self, node: &Node, now: Instant) -> Option<Waits> {
+        match node.status {
+            Status::Waiting { .. } => Some(Waits { progress: self.progress(now), spare: self.is_spare(node) }),
+            Status::Active if node.done => {
+                let (done, all) = (self.done_count, self.active.len());
+                let have = if done == 1 { "has" } else { "have" };
+                let text =
+                    format!("{done} of {all} nodes {have} finished; still at work{}", self.list(&self.unfinished));
+                Some(Waits { progress: text, spare: false })
+            }
+            Status::Active | Status::Idle => None,
+        }
+    }
+
     /// How the next round stands, in words: who is in, who is missing, what is waited for and until when.
     pub fn progress(&self, now: Instant) -> String {
-        let Settings { min_nodes, max_nodes, .. } = self.settings;
+        let min_nodes = self.settings.min_nodes;
         let mut text = format!(
-            "round {}: {} of {min_nodes} to {max_nodes} nodes have joined{}",
+            "round {}: {} of {} nodes have joined{}",
             self.next_round(),
             self.waiting.len(),
+            self.settings.node_counts(),
             self.list(&self.waiting),
         );
         if !self.active.is_empty() {

@@ -48,6 +48,7 @@ impl Run {
         let status = node.map(|node| &node.status);
         for (set, belongs) in [
             (&mut self.active, status == Some(&Status::Active)),
+            (&mut self.unfinished, status == Some(&Status::Active) && !node.is_some_and(|node| node.done)),
             (&mut self.waiting, matches!(status, Some(Status::Waiting { .. }))),
         ] {
             if belongs {
@@ -104,14 +105,18 @@ impl Run {
         for (counter, fresh) in self.counters().into_iter().zip(fresh) {
             *counter = fresh;
         }
-        (self.active, self.waiting) = self.fresh_sets();
+        (self.active, self.unfinished, self.waiting) = self.fresh_sets();
     }
 
-    fn fresh_sets(&self) -> (BTreeSet<NodeId>, BTreeSet<NodeId>) {
-        let of = |which: fn(&Status) -> bool| {
-            self.nodes.iter().filter(|(_, node)| which(&node.status)).map(|(id, _)| *id).collect()
-        };
-        (of(|status| *status == Status::Active), of(|status| matches!(status, Status::Waiting { .. })))
+    /// Who is active, who of these has not finished, and who waits.
+    fn fresh_sets(&self) -> (BTreeSet<NodeId>, BTreeSet<NodeId>, BTreeSet<NodeId>) {
+        let of =
+            |which: fn(&Node) -> bool| self.nodes.iter().filter(|(_, node)| which(node)).map(|(id, _)| *id).collect();
+        (
+            of(|node| node.status == Status::Active),
+            of(|node| node.status == Status::Active && !node.done),
+            of(|node| matches!(node.status, Status::Waiting { .. })),
+        )
     }
 
     /// Compare the counters with a recount.
@@ -121,10 +126,10 @@ impl Run {
     #[cfg(any(test, feature = "sim"))]
     pub fn check(&self) -> Result<(), String> {
         let counters = [self.returning_count, self.unreachable_count, self.done_count, self.connected_count];
-        let kept = ((counters, self.present_count), (&self.active, &self.waiting));
-        let ([returning, unreachable, done, connected, present], (active, waiting)) =
+        let kept = ((counters, self.present_count), (&self.active, &self.unfinished, &self.waiting));
+        let ([returning, unreachable, done, connected, present], (active, unfinished, waiting)) =
             (self.fresh_count(), self.fresh_sets());
-        let fresh = (([returning, unreachable, done, connected], present), (&active, &waiting));
+        let fresh = (([returning, unreachable, done, connected], present), (&active, &unfinished, &waiting));
         if kept == fresh { Ok(()) } else { Err(format!("counters are {kept:?}, a recount gives {fresh:?}")) }
     }
 }

@@ -77,4 +77,6 @@ pub struct View {
     pub addr: Option<String>,
     /// Since when the coordinator has been out of reach, if it is.
     pub out_of_reach_since: Option<Instant>,
+    /// While the workers of this node have succeeded, and those of others have not: whose, in the coordinator's words.
+    pub unfinished: Option<String>,
 }

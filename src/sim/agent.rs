@@ -28,7 +28,7 @@ pub struct Agents {
     /// How long workers may take to end.
     pub grace: Duration,
     /// How long a node waits for the others at the end.
-    pub exit_barrier_timeout: Duration,
+    pub exit_barrier_timeout: Option<Duration>,
     /// Shortest and longest time from the decision to start workers until they run.
     pub start: (Duration, Duration),
     /// Shortest and longest time that a worker takes to end when asked to.

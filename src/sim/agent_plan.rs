@@ -50,8 +50,8 @@ fn draw_agents(plan: &mut Plan, dice: &mut Dice) {
         hosts: ours,
         // Within what a plan allows for a stop.
         grace: dice.duration((Duration::ZERO, Duration::from_secs(4))),
-        // Longer than any history: who has finished, and is not awaited, is a scenario of its own.
-        exit_barrier_timeout: Duration::from_secs(3600),
+        // Who has finished, and does not wait for all, is a scenario of its own.
+        exit_barrier_timeout: None,
         start: (Duration::ZERO, start),
         stop: (Duration::ZERO, Duration::from_millis(200)),
         stubborn: [0, 20, 100][dice.between(0, 2) as usize],

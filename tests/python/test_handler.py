@@ -152,7 +152,7 @@ def test_a_join_timeout_says_who_is_in_and_how_many_are_missing(make: Make) -> N
     # pains row 9: with PyTorch's backend the message is empty.
     handler = make("3", join_timeout=0.5)
     expected = (
-        r"no round completed within .*: round 1: 1 of 3 to 3 nodes have joined \(127\.0\.0\.2 .*\); 2 more needed"
+        r"no round completed within .*: round 1: 1 of 3 nodes have joined \(127\.0\.0\.2 .*\); 2 more needed"
     )
     with pytest.raises(RendezvousTimeoutError, match=expected) as caught:
         handler.next_rendezvous()
@@ -161,7 +161,7 @@ def test_a_join_timeout_says_who_is_in_and_how_many_are_missing(make: Make) -> N
 
 def test_nodes_that_ask_for_other_numbers_are_refused_with_both(make: Make) -> None:
     make("1").next_rendezvous()
-    with pytest.raises(RendezvousError, match=r"asks for 2 to 4 nodes, but run `job` was opened for 1 to 1") as caught:
+    with pytest.raises(RendezvousError, match=r"asks for 2 to 4 nodes, but run `job` was opened for 1:") as caught:
         make("2:4").next_rendezvous()
     assert not isinstance(caught.value, RendezvousConnectionError)
 

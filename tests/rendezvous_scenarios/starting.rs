@@ -104,7 +104,7 @@ fn different_node_counts_are_refused_naming_both() {
     raw::join(&mut machine, 1, 0, now);
     raw::hello(&mut machine, 2, Settings::new(3, 3), now);
     let told = raw::told(&mut machine, 2);
-    assert!(told.contains("node2 asks for 3 to 3 nodes, but run `job` was opened for 2 to 4"), "{told}");
+    assert!(told.contains("node2 asks for 3 nodes, but run `job` was opened for 2 to 4"), "{told}");
     raw::hello(&mut machine, 3, Settings { max_restarts: Some(3), ..Settings::new(2, 4) }, now);
     let told = raw::told(&mut machine, 3);
     let both = "node3 asks for 3 restarts of the job, but run `job` was opened for restarts counted by each node";

@@ -19,7 +19,7 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use crate::errors;
-use crate::rendezvous::{Placement, Session, seconds};
+use crate::rendezvous::{Placement, Session, limit, seconds};
 use crate::runtime::{block_on, block_on_task, detach, handle};
 use crate::warm::Template;
 
@@ -206,7 +206,8 @@ pub struct Agent {
 #[pymethods]
 impl Agent {
     /// ``session`` tells of other nodes; without one the caller does. With ``restarts_left`` this agent counts its own
-    /// restarts, as PyTorch's does; without, the coordinator counts the job's. Times in seconds;
+    /// restarts, as PyTorch's does; without, the coordinator counts the job's. Times in seconds; without
+    /// ``exit_barrier_timeout_s`` it waits for the other nodes' workers as long as they run;
     /// ``uninterruptible_sleep_s`` of zero means that nobody looks for it.
     #[new]
     #[pyo3(signature = (*, session, name, run_id, role, local_world_size, max_restarts, restarts_left, grace_s,
@@ -221,7 +222,7 @@ impl Agent {
         max_restarts: u32,
         restarts_left: Option<u32>,
         grace_s: f64,
-        exit_barrier_timeout_s: f64,
+        exit_barrier_timeout_s: Option<f64>,
         use_agent_store: bool,
         virtual_local_rank: bool,
         uninterruptible_sleep_s: f64,
@@ -230,7 +231,7 @@ impl Agent {
             budget: restarts_left.map_or(Budget::Job, Budget::Node),
             workers: local_world_size,
             grace: seconds("shutdown_timeout", grace_s)?,
-            exit_barrier_timeout: seconds("exit_barrier_timeout", exit_barrier_timeout_s)?,
+            exit_barrier_timeout: limit("exit_barrier_timeout", exit_barrier_timeout_s)?,
         };
         let session = session.map(|session| Arc::clone(&session.0));
         let mut runner = Runner::new(policy, name, run_id.clone(), role.clone(), session);

@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 use crate::agent::Failure;
 use crate::errors::class_of_join;
 use crate::host::Host;
-use crate::rendezvous::{Session, seconds};
+use crate::rendezvous::{Session, limit, seconds};
 use crate::runtime::{block_on_task, detach, handle};
 
 /// How :func:`launch` ended.
@@ -86,7 +86,7 @@ impl From<Ended> for Launched {
 /// Raises ``ValueError`` for what is not allowed, and ``RuntimeError`` if this node alone cannot go on.
 #[pyfunction]
 #[pyo3(signature = (session, host, *, name, entrypoint, command, run_id, role, local_world_size, max_restarts, restarts_left,
-    grace_s, uninterruptible_sleep_s, node_rank, join_timeout_s, close_timeout_s, drain_timeout_s, local_addr, fixed_master,
+    grace_s, exit_barrier_timeout_s, uninterruptible_sleep_s, node_rank, join_timeout_s, close_timeout_s, drain_timeout_s, local_addr, fixed_master,
     use_agent_store, virtual_local_rank, log_dir, log_files, redirects, tee, shown_ranks, stdout_filters, stderr_filters,
     prefix, signals, warm = None))]
 #[expect(clippy::too_many_arguments, reason = "one named argument per setting, checked here once")]
@@ -103,6 +103,7 @@ pub fn launch(
     max_restarts: u32,
     restarts_left: Option<u32>,
     grace_s: f64,
+    exit_barrier_timeout_s: Option<f64>,
     uninterruptible_sleep_s: f64,
     node_rank: Option<u32>,
     join_timeout_s: f64,
@@ -142,6 +143,7 @@ pub fn launch(
         workers: Workers { run_id, role, local_world_size, max_restarts, use_agent_store, virtual_local_rank },
         budget: restarts_left.map_or(Budget::Job, Budget::Node),
         grace: seconds("shutdown_timeout", grace_s)?,
+        exit_barrier_timeout: limit("exit_barrier_timeout", exit_barrier_timeout_s)?,
         uninterruptible_sleep: seconds("uninterruptible_state_timeout", uninterruptible_sleep_s)?,
         node_rank,
         join_timeout: seconds("join_timeout", join_timeout_s)?,

@@ -257,6 +257,11 @@ pub fn seconds(name: &str, value: f64) -> PyResult<Duration> {
         .map_err(|error| PyValueError::new_err(format!("{name} is `{value}` seconds, must be zero or more: {error}")))
 }
 
+/// As [`seconds`], of a time limit that there may not be.
+pub fn limit(name: &str, value: Option<f64>) -> PyResult<Option<Duration>> {
+    value.map(|value| seconds(name, value)).transpose()
+}
+
 /// Raises ``ValueError`` if a job cannot have this name: it is too long, or has control characters.
 #[pyfunction]
 pub fn validate_run_id(run_id: &str) -> PyResult<()> {

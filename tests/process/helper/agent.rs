@@ -40,7 +40,7 @@ pub fn run_within(procs: &str, script: &str) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let limit = Duration::from_secs(60);
-        let policy = Policy { budget: Budget::Node(0), workers: 1, grace: limit, exit_barrier_timeout: limit };
+        let policy = Policy { budget: Budget::Node(0), workers: 1, grace: limit, exit_barrier_timeout: Some(limit) };
         let mut runner = Runner::new(policy, "agent".to_owned(), "job".to_owned(), "role".to_owned(), None);
         loop {
             match runner.next().await {

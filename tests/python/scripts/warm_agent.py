@@ -32,7 +32,7 @@ def main() -> int:
         max_restarts=int(restarts),
         restarts_left=int(restarts),
         grace_s=30.0,
-        exit_barrier_timeout_s=30.0,
+        exit_barrier_timeout_s=None,
         use_agent_store=True,
         virtual_local_rank=False,
         uninterruptible_sleep_s=0.0,

@@ -120,7 +120,7 @@ def test_a_spare_that_was_not_needed_ends_well(start: Start, job: Job, tmp_path:
         place(node, 2)
     spare = start(4, "--until", done, nnodes="2:2", script=FAMILY)
     host = next(node for node in nodes if any("hosts the coordinator" in line for line in node.lines))
-    host.line(r"127\.0\.0\.4 .* joined \(3 of 2 to 2 nodes\)")
+    host.line(r"127\.0\.0\.4 .* joined \(3 of 2 nodes\)")
     assert job.workers(spare) == {}
     done.touch()
     assert [node.wait() for node in [*nodes, spare]] == [0, 0, 0]
@@ -151,8 +151,11 @@ def test_a_restart_is_told_of_without_asking(start: Start, tmp_path: Path) -> No
     (tmp_path / "done").touch()
     node = start(2, "--exit=0:7", "--until", tmp_path / "done", **options)
     assert node.wait() == 0
-    (told,) = [line for line in node.lines if "elastic_rs" in line]
-    assert re.match(r"\[elastic_rs\] \S+ WARNING agent: \[job\] round 1, node rank 0, after .* exit code 7", told)
+    told = [line for line in node.lines if "elastic_rs" in line]
+    assert len(told) == 2, node.tail()
+    said = r"\[elastic_rs\] \S+ WARNING agent: \[job\] round 1, node rank 0, after .*: {}: rank 0 .* exit code 7{}"
+    assert re.match(said.format("stopping all workers", ""), told[0]), "there are no others to be told"
+    assert re.match(said.format("restarting all workers", ".*; restart 1 of 1"), told[1])
 
 
 def test_restarts_are_told_in_torch_s_words(start: Start, tmp_path: Path) -> None:
@@ -167,3 +170,35 @@ def test_restarts_are_told_in_torch_s_words(start: Start, tmp_path: Path) -> Non
     place(second, 2)
     done.touch()
     assert [node.wait() for node in (first, second)] == [0, 0]
+
+
+def test_a_node_with_no_restarts_left_says_so(start: Start) -> None:
+    options = {"nnodes": "1", "restarts": 1, "script": FAMILY, "env": {"ELASTIC_RS_LOG": ""}}
+    node = start(2, "--raise=0", **options)
+    assert node.wait() == 1
+    node.line(r"WARNING agent: .*the job has failed: rank 0 .* exit code 1.*; no restarts left: all 1 restarts are used up")
+
+
+def test_a_node_that_waits_for_another_says_so_at_once(start: Start) -> None:
+    node = start(2, nnodes="2", env={"ELASTIC_RS_LOG": ""})
+    line = node.line(r"WARNING .*\[job\] waiting for \d+s: .*").group()
+    assert re.search(r"waiting for [3-9]s: round 1: 1 of 2 nodes have joined \(127\.0\.0\.2 .*\); 1 more needed", line)
+    node.signal(signal.SIGINT)
+    assert node.wait() == 130
+
+
+def test_a_host_that_was_interrupted_says_whom_it_waits_for(start: Start) -> None:
+    host = start(2, nnodes="2", conf="drain_timeout=60")
+    host.line(JOINED.format(2))
+    guest = start(3, nnodes="3", run_id="other")
+    host.line(r"\[other\] .*127\.0\.0\.3 .* joined")
+    guest.signal(signal.SIGSTOP)
+    try:
+        host.signal(signal.SIGINT)
+        host.line(r"WARNING .*waits up to 60s for 1 node to leave; another signal ends the wait")
+        host.signal(signal.SIGINT)
+        assert host.wait() == 130
+    finally:
+        guest.signal(signal.SIGCONT)
+    guest.signal(signal.SIGINT)
+    assert guest.wait() == 130
