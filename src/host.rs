@@ -21,6 +21,10 @@ use crate::store::server::{Controller, ServerOptions, StoreServer, Upgrade, Upgr
 use crate::threads;
 use crate::wait::telling_if_slow;
 
+mod worker_store;
+
+pub use worker_store::Reach;
+
 /// A store with a coordinator behind the same port. Dropping it stops both.
 #[derive(Debug)]
 pub struct Host {
@@ -152,6 +156,11 @@ impl Host {
     /// The addresses it listens on, all with the same port.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
+    }
+
+    /// Whether it listens on loopback alone, so that whoever reaches it is on this machine.
+    pub fn is_on_loopback(&self) -> bool {
+        self.addresses.iter().all(|address| address.ip().is_loopback())
     }
 
     /// Whether its threads have ended, which nobody but [`stop`](Self::stop) should have brought about.

@@ -96,6 +96,50 @@ fn a_join_before_the_connection_is_sent_with_the_welcome() {
     assert!(node.take_outcome().is_none(), "answered once");
 }
 
+/// The port of the join that is sent now, if one is.
+fn joins_with(node: &mut NodeMachine) -> Option<u16> {
+    node.take_commands().into_iter().find_map(|command| match command {
+        NodeCommand::Send(NodeMessage::Join(join)) => Some(join.store_port),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_worker_store_is_opened_for_the_address_that_others_are_told() {
+    let now = Instant::now();
+    let mut node = node(now);
+    node.join_with_new_store(None, None, seconds(600), now);
+    assert_eq!(node.wanted_store(), None, "nobody has said where others see this node");
+    assert_eq!(connects_at(&mut node), now);
+    node.on_connected(now);
+    // It keeps no place for a node whose join may not come.
+    let commands = node.take_commands();
+    assert!(matches!(&commands[..], [NodeCommand::Send(NodeMessage::Hello(hello))] if !hello.joining));
+    node.on_message(welcome(), now);
+    assert_eq!(joins_with(&mut node), None);
+    assert_eq!(node.wanted_store().as_deref(), Some("10.0.0.7"));
+    node.on_store_opened("10.0.0.7".into(), 29_500);
+    assert_eq!((joins_with(&mut node), node.wanted_store()), (Some(29_500), None));
+
+    // Seen under another address after a reconnect: the store has to be found there.
+    node.on_disconnected("reset".into(), false, now);
+    let at = connects_at(&mut node);
+    node.on_connected(at);
+    node.on_message(CoordinatorMessage::Welcome { addr: "10.0.0.8".into() }, at);
+    assert_eq!(joins_with(&mut node), None);
+    assert_eq!(node.wanted_store().as_deref(), Some("10.0.0.8"));
+    node.on_store_opened("10.0.0.8".into(), 29_500);
+    assert_eq!(joins_with(&mut node), Some(29_500));
+    node.on_message(place(1), at);
+    assert_eq!(node.take_outcome().expect("answered").expect("placed").round, Round(1));
+
+    // Once it is known, it is asked for at once.
+    node.join_with_new_store(None, None, seconds(600), at);
+    assert_eq!(node.wanted_store().as_deref(), Some("10.0.0.8"));
+    node.abandon();
+    assert_eq!(node.wanted_store(), None);
+}
+
 #[test]
 fn a_reconnect_tells_round_and_rank_and_asks_for_nothing() {
     let now = Instant::now();

@@ -19,7 +19,6 @@ from torch.distributed.elastic.events.api import NodeState
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from elastic_rs import _elastic_rs
 from elastic_rs._host_name import host_name, spare_torch_the_wait, wait_for_readers
 from elastic_rs._round_store import RoundStore
 from elastic_rs.errors import RendezvousClosedError, RendezvousError
@@ -85,15 +84,10 @@ class NodeHandler(RendezvousHandler):
         """Join the next round, and give what ``then`` makes of the place."""
         started = time.monotonic()
         self._record(f"The node '{self._name}' attempts to join the next round of the rendezvous '{self._run_id}'.")
-        # Every round has an empty store of its own: no key of an earlier attempt can be read (pytorch #135712).
-        store = self._listen_for_workers()
+        store: StoreServer | None = None
         try:
-            placement = self._session.join(
-                store_port=store.port,
-                node_rank=self._config.node_rank,
-                timeout_s=self._config.join_timeout,
-                **how,
-            )
+            # Every round has an empty store of its own: no key of an earlier attempt can be read (pytorch #135712).
+            placement, store = self._meet(**how)
             if self._worker_store is not None:
                 self._worker_store.stop()
                 self._worker_store = None
@@ -103,7 +97,8 @@ class NodeHandler(RendezvousHandler):
                 store.stop()
             result = then(placement)
         except BaseException as error:
-            store.stop()
+            if store is not None:
+                store.stop()
             self._explain(error)
             self._record(f"{type(error).__name__}: {error}", NodeState.FAILED)
             raise
@@ -221,15 +216,9 @@ class NodeHandler(RendezvousHandler):
     def _rejoin(self) -> None:
         self._must_rejoin = True
 
-    def _listen_for_workers(self) -> StoreServer:
-        """Start an empty store for this node's next generation of workers: on its own address, if that can be bound."""
-        if self._local_addr is not None:
-            try:
-                return _elastic_rs.StoreServer.listen(self._local_addr, 0)
-            except (OSError, ValueError) as error:
-                # A name, or an address that is another's view of this machine (NAT): others know how to get here.
-                logger.debug("the worker store listens on all addresses: %s", error)
-        return _elastic_rs.StoreServer.listen(None, 0)
+    def _meet(self, **how: Any) -> tuple[Placement, StoreServer]:
+        """Take part in the next round with an empty store for this node's next generation of workers."""
+        raise NotImplementedError
 
     def _addr(self) -> str:
         addr: str | None = None

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
 
-    from elastic_rs._elastic_rs import CasSession, Placement, View
+    from elastic_rs._elastic_rs import CasSession, Placement, StoreServer, View
 
 __all__ = ["DynamicRendezvousHandler", "RendezvousSettings", "RendezvousTimeout", "create_handler"]
 
@@ -200,6 +200,27 @@ class DynamicRendezvousHandler(NodeHandler):
     @property
     def _session(self) -> CasSession:
         return self._cas
+
+    def _meet(self, **how: Any) -> tuple[Placement, StoreServer]:
+        store = self._listen_for_workers()
+        try:
+            placement = self._session.join(
+                store_port=store.port, node_rank=self._config.node_rank, timeout_s=self._config.join_timeout, **how
+            )
+        except BaseException:
+            store.stop()
+            raise
+        return placement, store
+
+    def _listen_for_workers(self) -> StoreServer:
+        """Start an empty store: on this node's own address, if that can be bound."""
+        if self._local_addr is not None:
+            try:
+                return _elastic_rs.StoreServer.listen(self._local_addr, 0)
+            except (OSError, ValueError) as error:
+                # A name, or an address that is another's view of this machine (NAT): others know how to get here.
+                logger.debug("the worker store listens on all addresses: %s", error)
+        return _elastic_rs.StoreServer.listen(None, 0)
 
     def get_backend(self) -> str:
         """Return the backend's name."""

@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.events import construct_and_record_rdzv_event
 from torch.distributed.elastic.events.api import NodeState
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
     from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-    from elastic_rs._elastic_rs import Failure, Host, Placement, Session
+    from elastic_rs._elastic_rs import Failure, Host, Placement, Session, StoreServer
 
 __all__ = ["DEFAULT_PORT", "RustC10dRendezvousHandler", "create_rust_c10d_handler"]
 
@@ -157,6 +157,11 @@ class RustC10dRendezvousHandler(NodeHandler):
     def session(self) -> Session:
         """The session, for an agent of ours that listens to it."""
         return self._session
+
+    def _meet(self, **how: Any) -> tuple[Placement, StoreServer]:
+        return self._session.join(
+            node_rank=self._config.node_rank, timeout_s=self._config.join_timeout, host=self._host, **how
+        )
 
     def get_backend(self) -> str:
         """Return ``rust-c10d``."""

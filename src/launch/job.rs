@@ -11,6 +11,7 @@ use super::substitute::substitute;
 use crate::agent::crew::overheard;
 use crate::agent::environment::{self, Workers};
 use crate::agent::{Budget, Policy};
+use crate::host::Reach;
 use crate::process::{AttemptFolder, Filter, FilterOptions, TemplateSpec, WorkerSpec};
 use crate::rendezvous::message::Placement;
 
@@ -41,8 +42,8 @@ pub struct Job {
     pub close_timeout: Duration,
     /// How long this process serves others at the end.
     pub drain_timeout: Duration,
-    /// Where others find this node's worker store, if the user has said so.
-    pub local_addr: Option<String>,
+    /// Who is to reach this node's worker stores, and where.
+    pub reach: Reach,
     /// Workers' master is not the round's.
     pub fixed: Option<Fixed>,
     /// Where logs are kept.
@@ -209,7 +210,7 @@ mod tests {
             join_timeout: Duration::from_secs(600),
             close_timeout: Duration::from_secs(30),
             drain_timeout: Duration::from_secs(5),
-            local_addr: None,
+            reach: Reach::default(),
             fixed: None,
             log_folder: LogFolder::Temporary,
             logs: LogOptions { tee: "3".parse().unwrap(), ..LogOptions::default() },

@@ -5,7 +5,6 @@ use std::env;
 use std::ffi::OsString;
 use std::future::Future;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
@@ -21,10 +20,8 @@ use crate::agent::runner::{Runner, START_PATIENCE, Started, Step};
 use crate::host::Sessions;
 use crate::process::{AttemptFolder, Consoles, Exited, Group, LogFolders, Template, is_full};
 use crate::rendezvous::message::{JoinWorkers, Placement, Verdict};
-use crate::rendezvous::node::JoinError;
 use crate::rendezvous::session::Session;
-use crate::store::listen::{bind, bind_wildcard};
-use crate::store::server::{ServerOptions, StoreServer};
+use crate::store::server::StoreServer;
 use crate::wait::{telling_if_slow, until};
 
 /// How it ended.
@@ -136,25 +133,18 @@ impl Node {
 
     async fn join(&mut self) -> Result<(), LaunchError> {
         let began = Instant::now();
-        // Every round has an empty store of its own: no key of an earlier attempt can be read.
-        let store = match listen(self.job.local_addr.as_deref()) {
-            Ok(store) => store,
-            Err(error) => {
-                self.runner.no_place(JoinError::Connection(format!("cannot listen for workers: {error}")));
-                return Ok(());
-            }
-        };
         let Job { node_rank, join_timeout, .. } = self.job;
         let workers =
             JoinWorkers { role: self.job.workers.role.clone(), local_world_size: self.job.workers.local_world_size };
-        let placement = tokio::select! {
+        // Every round has an empty store of its own: no key of an earlier attempt can be read.
+        let (placement, store) = tokio::select! {
             biased;
             signal = self.signals.next() => {
                 self.runner.signal(signal);
                 return Ok(());
             }
-            placed = self.session.join(store.port(), node_rank, Some(workers), join_timeout) => match placed {
-                Ok(placement) => placement,
+            joined = self.job.reach.join(&self.session, node_rank, Some(workers), join_timeout) => match joined {
+                Ok(joined) => joined,
                 Err(error) => {
                     self.runner.no_place(error);
                     return Ok(());
@@ -361,7 +351,7 @@ impl Node {
     }
 
     fn addr(&self) -> String {
-        let addr = self.session.view().addr.or_else(|| self.job.local_addr.clone());
+        let addr = self.session.view().addr.or_else(|| self.job.reach.local_addr.clone());
         addr.unwrap_or_else(|| self.job.name.clone())
     }
 }
@@ -397,15 +387,4 @@ async fn finishing<T>(signals: &mut Receiver, starting: impl Future<Output = Opt
             () = until(patience_ends) => return (None, first),
         }
     }
-}
-
-/// An empty store for the next generation of workers: on this node's own address, if that can be bound.
-fn listen(local_addr: Option<&str>) -> io::Result<StoreServer> {
-    // A name, or an address that is another's view of this machine (NAT), cannot: others know how to get here.
-    let own = local_addr.and_then(|addr| addr.parse::<IpAddr>().ok()).and_then(|ip| bind(SocketAddr::new(ip, 0)).ok());
-    let listener = match own {
-        Some(listener) => listener,
-        None => bind_wildcard(0).map_err(|error| io::Error::other(error.to_string()))?,
-    };
-    StoreServer::start(vec![listener], ServerOptions::default())
 }

@@ -203,9 +203,9 @@ pub(super) fn on_failed(
             let restarts = if limit == 0 {
                 "no restarts are allowed".to_owned()
             } else {
-                format!("all {limit} restarts are used up")
+                format!("no restarts left: all {limit} restarts are used up")
             };
-            let cause = format!("{failure}; no restarts left: {restarts} (max_restarts)");
+            let cause = format!("{failure}; {restarts} (max_restarts)");
             close(run, Verdict::Failed { by: failure.node.clone(), cause, failure: Some(Box::new(failure)) }, out);
         }
         limit => {

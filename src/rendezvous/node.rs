@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::message::{CoordinatorMessage, Failure, Hello, Join, JoinWorkers, NodeMessage, Placement, Round, Verdict};
-use super::pending::{ASK_AFTER, Joining, Link, Report, WITHDRAW_GRACE, back_off};
+use super::pending::{Joining, Link, Report, Store, WITHDRAW_GRACE, back_off};
 use super::text::{tidy, tidy_failure, tidy_message, tidy_verdict};
 
 pub use super::view::{JoinError, NodeCommand, View};
@@ -83,6 +83,58 @@ impl NodeMachine {
         timeout: Duration,
         now: Instant,
     ) {
+        self.begin_join(Store::Open, store_port, node_rank, workers, timeout, now);
+    }
+
+    /// As [`NodeMachine::join`], but the worker store is opened once the coordinator has welcomed this node, and it is known under which
+    /// address others will look for it: see [`NodeMachine::wanted_store`].
+    pub fn join_with_new_store(
+        &mut self,
+        node_rank: Option<u32>,
+        workers: Option<JoinWorkers>,
+        timeout: Duration,
+        now: Instant,
+    ) {
+        self.begin_join(Store::OpenFor(None), 0, node_rank, workers, timeout, now);
+    }
+
+    /// The address for which a worker store is to be opened, if a join waits for one; answer with
+    /// [`NodeMachine::on_store_opened`]. Asked for again when the address changes before the node has its place.
+    pub fn wanted_store(&self) -> Option<String> {
+        let welcomed = matches!(self.link, Link::Up { welcomed: true, .. });
+        let joining = self.joining.as_ref().filter(|joining| welcomed && joining.withdrawn_at.is_none())?;
+        let addr = self.view.addr.as_ref()?;
+        (!joining.is_ready(Some(addr))).then(|| addr.clone())
+    }
+
+    /// The store that was wanted for `addr` listens on this port.
+    pub fn on_store_opened(&mut self, addr: String, port: u16) {
+        let Some(joining) = &mut self.joining else { return };
+        joining.join.store_port = port;
+        joining.store = Store::OpenFor(Some(addr));
+        // Not before: a coordinator that takes up this node on a new connection would wait for a join that may not come.
+        self.hello.joining = true;
+        self.send_join();
+    }
+
+    /// Ask for the place, once the coordinator listens and the store that it needs is open.
+    pub(super) fn send_join(&mut self) {
+        let welcomed = matches!(self.link, Link::Up { welcomed: true, .. });
+        let joining = self.joining.as_ref().filter(|joining| welcomed && joining.is_ready(self.view.addr.as_deref()));
+        if let Some(joining) = joining {
+            self.commands.push(NodeCommand::Send(NodeMessage::Join(joining.join.clone())));
+        }
+    }
+
+    fn begin_join(
+        &mut self,
+        store: Store,
+        store_port: u16,
+        node_rank: Option<u32>,
+        workers: Option<JoinWorkers>,
+        timeout: Duration,
+        now: Instant,
+    ) {
         (self.outcome, self.report, self.view.fenced) = (None, None, None);
         let refusal = match (&self.view.failed, &self.view.closed) {
             _ if self.left => Some(JoinError::Connection(LEFT.to_owned())),
@@ -102,15 +154,11 @@ impl NodeMachine {
         if let Some(placed) = &mut self.hello.placed {
             placed.active = false;
         }
-        self.hello.joining = true;
+        self.hello.joining = store == Store::Open;
         (self.view.waiting, self.view.unfinished) = (0, None);
         let join = Join { round: self.view.round, store_port, node_rank, workers };
-        if let Link::Up { welcomed: true, beat_at, .. } = &mut self.link {
-            *beat_at = (*beat_at).min(now + ASK_AFTER);
-            self.commands.push(NodeCommand::Send(NodeMessage::Join(join.clone())));
-        }
-        let deadline = now + timeout;
-        self.joining = Some(Joining { join, since: now, deadline, spare: false, withdrawn_at: None, progress: None });
+        self.joining = Some(Joining::new(join, store, now, now + timeout));
+        self.send_join();
     }
 
     /// Nobody waits for the pending join any more (Ctrl-C). Without effect once its outcome has been taken.
@@ -280,7 +328,8 @@ impl NodeMachine {
                 if now >= answered_at + lease {
                     self.commands.push(NodeCommand::Disconnect);
                     self.lose(format!("{} was silent for {lease:.1?}", self.endpoint), now);
-                } else if now >= beat_at {
+                } else if now >= beat_at || (welcomed && self.joining.as_mut().is_some_and(|joining| joining.asks(now)))
+                {
                     self.commands.push(NodeCommand::Send(NodeMessage::Heartbeat));
                     self.beats.push_back(now);
                     let beat_at = now + self.hello.settings.keep_alive_interval;
@@ -309,7 +358,9 @@ impl NodeMachine {
             Link::Up { answered_at, beat_at, .. } => Some(beat_at.min(answered_at + self.hello.settings.lease())),
         };
         let join = self.joining.as_ref().and_then(Joining::next_deadline);
-        [link, join, self.needed_until(), self.fence_at()].into_iter().flatten().min()
+        let welcomed = matches!(self.link, Link::Up { welcomed: true, .. });
+        let ask = self.joining.as_ref().filter(|_| welcomed).and_then(Joining::ask_at);
+        [link, join, ask, self.needed_until(), self.fence_at()].into_iter().flatten().min()
     }
 
     /// What to do now, in order.

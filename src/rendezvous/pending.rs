@@ -7,23 +7,60 @@ use super::message::{Failure, Join, NodeMessage, Round};
 /// How long the answer to a `Withdraw` is waited for.
 pub(super) const WITHDRAW_GRACE: Duration = Duration::from_secs(1);
 
-/// How long after it was asked for a place the coordinator is asked how that goes, so that the operator can be told soon. Later
-/// answers come with the heartbeats.
-pub(super) const ASK_AFTER: Duration = Duration::from_secs(2);
+/// When a node that waits for its place asks how that goes, so that its operator can be told soon: a heartbeat ahead of time.
+const ASK_AFTER: Duration = Duration::from_secs(2);
 
 /// A join that waits for its answer.
 #[derive(Clone, Debug)]
 pub(super) struct Joining {
     pub join: Join,
+    pub store: Store,
     pub since: Instant,
     pub deadline: Instant,
     /// The job is full and runs without this node, as it was last told.
     pub spare: bool,
     pub withdrawn_at: Option<Instant>,
     pub progress: Option<String>,
+    /// The coordinator was asked how it goes.
+    asked: bool,
+}
+
+/// The worker store that a join brings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Store {
+    /// It is open already.
+    Open,
+    /// It is opened once the coordinator has said under which address others look for this node: for which it is open.
+    OpenFor(Option<String>),
 }
 
 impl Joining {
+    /// A join that begins now.
+    pub fn new(join: Join, store: Store, now: Instant, deadline: Instant) -> Self {
+        Self { join, store, since: now, deadline, spare: false, withdrawn_at: None, progress: None, asked: false }
+    }
+
+    /// When to ask the coordinator how it goes, unless that is known by then.
+    pub fn ask_at(&self) -> Option<Instant> {
+        let unknown = !self.asked && self.progress.is_none() && self.withdrawn_at.is_none();
+        unknown.then(|| self.since + ASK_AFTER)
+    }
+
+    /// Whether to ask now; once.
+    pub fn asks(&mut self, now: Instant) -> bool {
+        let due = self.ask_at().is_some_and(|at| at <= now);
+        self.asked |= due;
+        due
+    }
+
+    /// Whether the store is open that others will look for at `addr`.
+    pub fn is_ready(&self, addr: Option<&str>) -> bool {
+        match &self.store {
+            Store::Open => true,
+            Store::OpenFor(opened) => opened.is_some() && opened.as_deref() == addr,
+        }
+    }
+
     /// Whether to give up. A spare waits for as long as it takes, as in PyTorch.
     pub fn is_due(&self, now: Instant) -> bool {
         !self.spare && now >= self.deadline

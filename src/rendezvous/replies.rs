@@ -4,16 +4,14 @@ use std::time::{Duration, Instant};
 
 use super::message::{Failure, NodeMessage, Placed, Placement, Verdict, Waits};
 use super::node::{NodeCommand, NodeMachine};
-use super::pending::{ASK_AFTER, Link, Report};
+use super::pending::{Link, Report};
 use super::settings::Settings;
 
 impl NodeMachine {
     pub(super) fn on_welcome(&mut self, addr: String) {
         if let Link::Up { welcomed, answered_at, beat_at } = &mut self.link {
             *welcomed = true;
-            let interval = self.hello.settings.keep_alive_interval;
-            let interval = if self.joining.is_some() { interval.min(ASK_AFTER) } else { interval };
-            *beat_at = (*answered_at + interval).max(*beat_at);
+            *beat_at = (*answered_at + self.hello.settings.keep_alive_interval).max(*beat_at);
             let hello_at = *answered_at;
             self.vouch(hello_at);
         }
@@ -22,12 +20,12 @@ impl NodeMachine {
         self.unanswered = 0;
         self.view.addr = Some(addr);
         self.view.out_of_reach_since = None;
-        if let Some(joining) = &self.joining {
-            let message = match joining.withdrawn_at {
-                Some(_) => NodeMessage::Withdraw,
-                None => NodeMessage::Join(joining.join.clone()),
-            };
-            self.commands.push(NodeCommand::Send(message));
+        match &self.joining {
+            Some(joining) if joining.withdrawn_at.is_some() => {
+                self.commands.push(NodeCommand::Send(NodeMessage::Withdraw));
+            }
+            Some(_) => self.send_join(),
+            None => {}
         }
         if let Some(report) = &self.report {
             self.commands.push(NodeCommand::Send(report.message()));

@@ -71,13 +71,48 @@ impl Session {
         workers: Option<JoinWorkers>,
         timeout: Duration,
     ) -> Result<Placement, JoinError> {
+        let ask = |machine: &mut NodeMachine| machine.join(store_port, node_rank, workers, timeout, Instant::now());
+        self.outcome_of(ask, |_| Ok(store_port)).await
+    }
+
+    /// As [`Session::join`], with a worker store that `open` opens once it is known under which address others will look for this
+    /// node. It is given that address and returns the store's port. It is called again if the address changes.
+    ///
+    /// # Errors
+    /// As [`Session::join`]; and `Connection` if the store cannot be opened.
+    pub async fn join_opening(
+        &self,
+        open: impl FnMut(&str) -> io::Result<u16> + Send,
+        node_rank: Option<u32>,
+        workers: Option<JoinWorkers>,
+        timeout: Duration,
+    ) -> Result<Placement, JoinError> {
+        let ask = |machine: &mut NodeMachine| machine.join_with_new_store(node_rank, workers, timeout, Instant::now());
+        self.outcome_of(ask, open).await
+    }
+
+    async fn outcome_of(
+        &self,
+        join: impl FnOnce(&mut NodeMachine),
+        mut open: impl FnMut(&str) -> io::Result<u16>,
+    ) -> Result<Placement, JoinError> {
         let Ok(_turn) = self.turn.try_lock() else { return Err(JoinError::Busy) };
         let mut steps = self.shared.steps.subscribe();
-        self.ask(|machine| machine.join(store_port, node_rank, workers, timeout, Instant::now()));
+        self.ask(join);
         let _abandoned_when_dropped = Pending(self);
         loop {
-            if let Some(outcome) = self.shared.machine.lock().take_outcome() {
+            let (outcome, wanted) = {
+                let mut machine = self.shared.machine.lock();
+                (machine.take_outcome(), machine.wanted_store())
+            };
+            if let Some(outcome) = outcome {
                 return outcome;
+            }
+            if let Some(addr) = wanted {
+                let port = open(&addr)
+                    .map_err(|error| JoinError::Connection(format!("cannot listen for workers: {error}")))?;
+                self.ask(|machine| machine.on_store_opened(addr, port));
+                continue;
             }
             // The sender lives in `shared`: it cannot be gone.
             let _ = steps.changed().await;

@@ -175,7 +175,7 @@ impl Simulation {
             let node_rank = self.options.node_ranks.get(&host).copied();
             let workers = Some(JoinWorkers { role: "default".to_owned(), local_world_size: worker_count(host) });
             process.done = false;
-            process.machine.join(30_000 + host as u16, node_rank, workers, process.join_timeout, now);
+            process.machine.join_with_new_store(node_rank, workers, process.join_timeout, now);
             // Impatience is for the first join: later ones may fall into the calm.
             process.join_timeout = self.options.join_timeout;
         }

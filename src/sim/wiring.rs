@@ -275,6 +275,9 @@ impl Simulation {
         let Some(process) = &mut self.hosts[host].process else {
             return Ok(());
         };
+        if let Some(addr) = process.machine.wanted_store() {
+            process.machine.on_store_opened(addr, 30_000 + host as u16);
+        }
         for command in process.machine.take_commands() {
             let Some(process) = &mut self.hosts[host].process else {
                 break;

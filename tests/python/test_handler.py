@@ -151,9 +151,7 @@ def test_an_exception_under_way_at_shutdown_leaves_the_rendezvous_open(make: Mak
 def test_a_join_timeout_says_who_is_in_and_how_many_are_missing(make: Make) -> None:
     # pains row 9: with PyTorch's backend the message is empty.
     handler = make("3", join_timeout=0.5)
-    expected = (
-        r"no round completed within .*: round 1: 1 of 3 nodes have joined \(127\.0\.0\.2 .*\); 2 more needed"
-    )
+    expected = r"no round completed within .*: round 1: 1 of 3 nodes have joined \(127\.0\.0\.2 .*\); 2 more needed"
     with pytest.raises(RendezvousTimeoutError, match=expected) as caught:
         handler.next_rendezvous()
     assert isinstance(caught.value, ElasticError)

@@ -189,6 +189,11 @@ impl Host {
 }
 
 impl Host {
+    /// Whether it listens on loopback alone.
+    pub fn is_on_loopback(&self) -> bool {
+        self.0.lock().is_on_loopback()
+    }
+
     /// To wait for their end without holding the host.
     pub fn sessions(&self) -> Sessions {
         self.0.lock().sessions()

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use elastic_rs::agent::environment::Workers;
 use elastic_rs::agent::{Budget, Outcome};
 use elastic_rs::devices::{Wanted, nvidia};
+use elastic_rs::host::Reach;
 use elastic_rs::launch::{Ended, Fixed, Job, LogFolder, LogOptions, Signals, Warm, run as run_job};
 use elastic_rs::process::{self, Signal, StreamsOf};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -124,6 +125,9 @@ pub fn launch(
     signals: Vec<i32>,
     warm: Option<(Vec<OsString>, usize, String)>,
 ) -> PyResult<Launched> {
+    let mut reach = Reach::new(local_addr, session.is_alone());
+    reach.on_one_machine = host.is_some_and(Host::is_on_loopback);
+    reach.unused = fixed_master.is_some();
     if command.is_empty() {
         return Err(PyValueError::new_err("command is empty, must name a program"));
     }
@@ -149,7 +153,7 @@ pub fn launch(
         join_timeout: seconds("join_timeout", join_timeout_s)?,
         close_timeout: seconds("close_timeout", close_timeout_s)?,
         drain_timeout: seconds("drain_timeout", drain_timeout_s)?,
-        local_addr,
+        reach,
         fixed: fixed_master.map(|(addr, port)| Fixed { addr, port }),
         log_folder: match log_dir {
             _ if !log_files => LogFolder::Nowhere,

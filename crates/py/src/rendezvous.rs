@@ -3,15 +3,19 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use elastic_rs::host::Reach;
 use elastic_rs::rendezvous::message::{self, Hello, NodeId, Verdict};
 use elastic_rs::rendezvous::settings::{OnPartition, Settings};
 use elastic_rs::rendezvous::{node, session};
+use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::agent::Failure;
 use crate::errors;
+use crate::host::Host;
 use crate::runtime::{block_on, handle};
+use crate::store::StoreServer;
 
 /// A node's place in a completed round.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
@@ -147,7 +151,14 @@ impl View {
 
 /// A node's session with the coordinator; connects in the background.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
-pub struct Session(pub(crate) Arc<session::Session>);
+pub struct Session(pub(crate) Arc<session::Session>, Mutex<Reach>);
+
+impl Session {
+    /// Whether the job never has another node.
+    pub fn is_alone(&self) -> bool {
+        self.1.lock().alone
+    }
+}
 
 #[pymethods]
 impl Session {
@@ -193,30 +204,35 @@ impl Session {
         };
         let node = NodeId(rand::random());
         let process = *PROCESS.get_or_init(rand::random);
+        let reach = Reach::new(local_addr.clone(), max_nodes == 1);
         let hello = Hello { local_addr, process, node_rank, ..Hello::new(run_id, node, name, settings) };
         hello.validate().map_err(PyValueError::new_err)?;
         let timeout = seconds("coordinator_timeout", coordinator_timeout_s)?;
-        Ok(Self(Arc::new(session::Session::open(&handle()?, hello, host, port, timeout))))
+        Ok(Self(Arc::new(session::Session::open(&handle()?, hello, host, port, timeout)), Mutex::new(reach)))
     }
 
-    /// Take part in the next round; blocks until it has completed.
+    /// Take part in the next round; blocks until it has completed. Gives the place, and an empty store that listens for the workers
+    /// of this round where they look for it, if this node has rank 0. ``host`` is the coordinator, if this process serves it.
     ///
     /// Raises ``RendezvousTimeoutError``, ``RendezvousClosedError``, ``RendezvousGracefulExitError`` (a spare that was not
     /// needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``.
-    #[pyo3(signature = (*, store_port, node_rank, timeout_s, workers = None))]
+    #[pyo3(signature = (*, node_rank, timeout_s, workers = None, host = None))]
     fn join(
         &self,
         py: Python<'_>,
-        store_port: u16,
         node_rank: Option<u32>,
         timeout_s: f64,
         workers: Option<(String, u32)>,
-    ) -> PyResult<Placement> {
+        host: Option<&Host>,
+    ) -> PyResult<(Placement, StoreServer)> {
         let timeout = seconds("join_timeout", timeout_s)?;
         let workers = workers.map(|(role, local_world_size)| message::JoinWorkers { role, local_world_size });
-        block_on(py, self.0.join(store_port, node_rank, workers, timeout))?
-            .map(Placement)
-            .map_err(|error| errors::from_join(py, &error))
+        let mut reach = self.1.lock().clone();
+        reach.on_one_machine = host.is_some_and(Host::is_on_loopback);
+        let joined = block_on(py, reach.join(&self.0, node_rank, workers, timeout))?;
+        *self.1.lock() = reach;
+        let (placement, store) = joined.map_err(|error| errors::from_join(py, &error))?;
+        Ok((Placement(placement), StoreServer(store)))
     }
 
     /// How things stand. Raises as :meth:`join` does when this node can no longer take part.

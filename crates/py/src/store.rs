@@ -18,7 +18,7 @@ use crate::runtime::{block_on, detach};
 ///
 /// Ends when it is told to, or when this object is collected, unless :meth:`stop_when_closed` ties it to a connection.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
-pub struct StoreServer(server::StoreServer);
+pub struct StoreServer(pub(crate) server::StoreServer);
 
 #[pymethods]
 impl StoreServer {

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::super::message::{Hello, Join, NodeId, Placement, Round, Verdict};
-use super::super::pending::{Joining, back_off};
+use super::super::pending::{Joining, Store, back_off};
 use super::super::standing::Standing;
 use super::super::text::{tidy, tidy_verdict};
 use super::super::view::{JoinError, View};
@@ -131,7 +131,7 @@ impl CasNode {
         self.view.waiting = 0;
         let join = Join { round: self.view.round, store_port, node_rank, workers: None };
         let deadline = now + timeout;
-        self.joining = Some(Joining { join, since: now, deadline, spare: false, withdrawn_at: None, progress: None });
+        self.joining = Some(Joining::new(join, Store::Open, now, deadline));
         self.quiet_looks = 0;
         // Each join gives the backend the same time to work again.
         self.failing_since = None;

@@ -176,7 +176,9 @@ def test_a_node_with_no_restarts_left_says_so(start: Start) -> None:
     options = {"nnodes": "1", "restarts": 1, "script": FAMILY, "env": {"ELASTIC_RS_LOG": ""}}
     node = start(2, "--raise=0", **options)
     assert node.wait() == 1
-    node.line(r"WARNING agent: .*the job has failed: rank 0 .* exit code 1.*; no restarts left: all 1 restarts are used up")
+    node.line(
+        r"WARNING agent: .*the job has failed: rank 0 .* exit code 1.*; no restarts left: all 1 restarts are used up"
+    )
 
 
 def test_a_node_that_waits_for_another_says_so_at_once(start: Start) -> None:

@@ -1,0 +1,142 @@
+//! The empty store that a node brings to each round: where it listens.
+//!
+//! Whoever gets rank 0 serves the workers of the round with it. It listens where they look for it and nowhere else, as far as
+//! that is known.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use crate::rendezvous::message::{JoinWorkers, Placement};
+use crate::rendezvous::node::JoinError;
+use crate::rendezvous::session::Session;
+use crate::store::listen::{bind, bind_wildcard};
+use crate::store::server::{ServerOptions, StoreServer};
+
+/// Who is to reach the worker stores of a node.
+#[derive(Clone, Debug, Default)]
+pub struct Reach {
+    /// The address that others use, if the user has said so (`--local-addr`).
+    pub local_addr: Option<String>,
+    /// The job never has another node (`max_nodes=1`): its workers are all on this machine.
+    pub alone: bool,
+    /// The coordinator listens on loopback alone, so that all nodes are on this machine.
+    pub on_one_machine: bool,
+    /// Workers use another store (`--rdzv-backend=static`).
+    pub unused: bool,
+    /// That the stores listen on all addresses was said.
+    told: bool,
+}
+
+impl Reach {
+    /// Of a node that others find at `local_addr`, if it is given, and that is `alone` or has others elsewhere.
+    pub fn new(local_addr: Option<String>, alone: bool) -> Self {
+        Self { local_addr, alone, ..Self::default() }
+    }
+
+    /// Take part in the next round with a store of this reach. Gives the place and the store, which has no clients yet.
+    ///
+    /// # Errors
+    /// As [`Session::join`]; `Connection` also if nothing can be listened on.
+    pub async fn join(
+        &mut self,
+        session: &Session,
+        node_rank: Option<u32>,
+        workers: Option<JoinWorkers>,
+        timeout: Duration,
+    ) -> Result<(Placement, StoreServer), JoinError> {
+        let mut opened: Option<StoreServer> = None;
+        let open = |addr: &str| {
+            // The address has changed meanwhile: others were told the port.
+            let port = opened.take().map_or(0, |before| {
+                before.stop();
+                before.port()
+            });
+            let store =
+                self.open(addr, port).or_else(|error| if port == 0 { Err(error) } else { self.open(addr, 0) })?;
+            Ok(opened.insert(store).port())
+        };
+        let mut placement = session.join_opening(open, node_rank, workers, timeout).await?;
+        let store = opened.ok_or_else(|| JoinError::Connection("no store was opened for workers".to_owned()))?;
+        if self.alone && store.local_addr().ip().is_loopback() {
+            placement.master_addr = store.local_addr().ip().to_string();
+        }
+        Ok((placement, store))
+    }
+
+    /// A store for workers that look for this node at `addr`.
+    fn open(&mut self, addr: &str, port: u16) -> io::Result<StoreServer> {
+        let own = match self.place(addr) {
+            Ok(ip) => bind(SocketAddr::new(ip, port)).map_err(|error| error.source),
+            Err(why) => Err(io::Error::other(why)),
+        };
+        let listener = match own {
+            Ok(listener) => listener,
+            Err(_) if self.is_local() => {
+                let loopback = |ip: IpAddr| bind(SocketAddr::new(ip, port));
+                let listener = loopback(Ipv4Addr::LOCALHOST.into()).or_else(|_| loopback(Ipv6Addr::LOCALHOST.into()));
+                listener.map_err(|error| io::Error::other(error.to_string()))?
+            }
+            Err(why) => {
+                if !std::mem::replace(&mut self.told, true) {
+                    tracing::info!(
+                        target: "elastic_rs::rendezvous",
+                        "the stores of this node's workers listen on all addresses, since others find it at `{addr}`: {why}"
+                    );
+                }
+                bind_wildcard(port).map_err(|error| io::Error::other(error.to_string()))?
+            }
+        };
+        StoreServer::start(vec![listener], ServerOptions::default())
+    }
+
+    /// Whether nobody on another machine is to reach the stores.
+    fn is_local(&self) -> bool {
+        self.alone || self.unused
+    }
+
+    /// The one address to listen on, if it is one.
+    fn place(&self, addr: &str) -> Result<IpAddr, &'static str> {
+        let given = self.local_addr.as_deref();
+        if given.is_none() && self.is_local() {
+            return Ok(Ipv4Addr::LOCALHOST.into());
+        }
+        let ip: IpAddr = given.unwrap_or(addr).parse().map_err(|_| "a name may mean another address to them")?;
+        if given.is_none() && ip.is_loopback() && !self.on_one_machine {
+            // The coordinator runs here. Nodes elsewhere are told the address by which they have reached it.
+            return Err("nodes on other machines would not find it there");
+        }
+        Ok(ip)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where a store listens whose node is announced under this address.
+    fn listens(reach: &mut Reach, addr: &str) -> IpAddr {
+        reach.open(addr, 0).unwrap().local_addr().ip()
+    }
+
+    #[test]
+    fn a_store_listens_where_workers_look_for_it() {
+        let localhost: IpAddr = Ipv4Addr::LOCALHOST.into();
+        let alone = Reach { alone: true, ..Reach::default() };
+        for addr in ["127.0.0.1", "198.51.100.1", "node1"] {
+            assert_eq!(listens(&mut alone.clone(), addr), localhost, "alone, seen as {addr}");
+        }
+        let given = |addr: &str| Reach::new(Some(addr.to_owned()), false);
+        assert_eq!(listens(&mut given("127.0.0.3"), "127.0.0.3").to_string(), "127.0.0.3");
+        assert_eq!(listens(&mut Reach { alone: true, ..given("127.0.0.3") }, "127.0.0.3").to_string(), "127.0.0.3");
+        assert_eq!(listens(&mut Reach { alone: true, ..given("node1") }, "node1"), localhost);
+        assert_eq!(listens(&mut Reach { on_one_machine: true, ..Reach::default() }, "127.0.0.1"), localhost);
+        // Where others find this node is not known here, or not its own.
+        for addr in ["127.0.0.1", "198.51.100.1"] {
+            assert!(listens(&mut Reach::default(), addr).is_unspecified(), "seen as {addr}");
+        }
+        for addr in ["node1", "198.51.100.1"] {
+            assert!(listens(&mut given(addr), addr).is_unspecified(), "given as {addr}");
+        }
+    }
+}

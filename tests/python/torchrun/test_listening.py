@@ -1,0 +1,86 @@
+"""On which addresses agents listen: those where workers look for their store, and no others."""
+
+import ipaddress
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from helpers.procs import Process
+
+from .conftest import Start, place
+
+pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(240)]
+
+LISTENS = "0A"
+
+
+def listens_on(node: Process) -> set[tuple[str, int]]:
+    """Return the addresses and ports on which a process accepts TCP connections, as ``ss -ltnp`` shows them."""
+    links = [descriptor.readlink().name for descriptor in Path(f"/proc/{node.pid}/fd").iterdir()]
+    inodes = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{node.pid}/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == LISTENS and rest[5] in inodes:
+                address, _, port = local.partition(":")
+                words = [bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8)]
+                found.add((str(ipaddress.ip_address(b"".join(words))), int(port, 16)))
+    return found
+
+
+def end(*nodes: Process) -> None:
+    for node in nodes:
+        node.signal(signal.SIGTERM)
+    assert [node.wait() for node in nodes] == [143] * len(nodes)
+
+
+def own_address() -> str:
+    """Return an address of this machine by which others may know it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("198.51.100.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+        return str(probe.getsockname()[0])
+
+
+def test_a_job_of_one_node_listens_on_loopback_alone(start: Start) -> None:
+    node = start(2, "--quiet", nnodes="1", local_addr=False)
+    address, _, port = place(node, 1)["master"].partition(":")
+    listening = listens_on(node)
+    assert (address, int(port)) in listening
+    assert {ip for ip, _ in listening} == {"127.0.0.1"}
+    end(node)
+
+
+@pytest.mark.parametrize("agent", ["rust", "run"], indirect=True)
+def test_a_job_of_one_node_whose_endpoint_others_can_reach_has_a_store_that_they_cannot(start: Start) -> None:
+    own = own_address()
+    node = start(2, "--quiet", nnodes="1", local_addr=False, endpoint=own)
+    address, _, port = place(node, 1)["master"].partition(":")
+    assert address == "127.0.0.1"
+    assert {ip for ip, at in listens_on(node) if at == int(port)} == {"127.0.0.1"}
+    end(node)
+
+
+@pytest.mark.parametrize("agent", ["rust", "run"], indirect=True)
+def test_a_node_without_an_address_given_listens_where_the_others_look_for_it(start: Start) -> None:
+    own = own_address()
+    nodes = [start(number, "--quiet", nnodes="2", local_addr=False, endpoint=own) for number in (2, 3)]
+    masters = {place(node, 2)["master"] for node in nodes}
+    assert {master.partition(":")[0] for master in masters} == {own}
+    assert {ip for node in nodes for ip, _ in listens_on(node)} == {own}
+    end(nodes[0])
+    end(nodes[1])
+
+
+@pytest.mark.parametrize("agent", ["rust", "run"], indirect=True)
+def test_an_address_that_is_not_this_machine_s_is_listened_for_on_all_and_the_log_says_so(start: Start) -> None:
+    node = start(2, "--quiet", nnodes="1:2", local_addr=False, options=["--local-addr=localhost"])
+    line = node.line(r"workers listen on all addresses, since others find it at `localhost`: a name may mean")
+    assert line
+    assert place(node, 1)["master"].startswith("localhost:")
+    assert any(ip in {"::", "0.0.0.0"} for ip, _ in listens_on(node))
+    end(node)
