@@ -325,14 +325,15 @@ impl NodeMachine {
             }
             Link::Up { welcomed, answered_at, beat_at } => {
                 let lease = self.hello.settings.lease();
+                let asks = welcomed && self.joining.as_mut().is_some_and(|joining| joining.asks(now));
                 if now >= answered_at + lease {
                     self.commands.push(NodeCommand::Disconnect);
                     self.lose(format!("{} was silent for {lease:.1?}", self.endpoint), now);
-                } else if now >= beat_at || (welcomed && self.joining.as_mut().is_some_and(|joining| joining.asks(now)))
-                {
+                } else if asks || now >= beat_at {
                     self.commands.push(NodeCommand::Send(NodeMessage::Heartbeat));
                     self.beats.push_back(now);
-                    let beat_at = now + self.hello.settings.keep_alive_interval;
+                    // One that asks is beside the others.
+                    let beat_at = if now >= beat_at { now + self.hello.settings.keep_alive_interval } else { beat_at };
                     self.link = Link::Up { welcomed, answered_at, beat_at };
                 }
             }

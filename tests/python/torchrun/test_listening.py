@@ -33,7 +33,8 @@ def listens_on(node: Process) -> set[tuple[str, int]]:
 def end(*nodes: Process) -> None:
     for node in nodes:
         node.signal(signal.SIGTERM)
-    assert [node.wait() for node in nodes] == [143] * len(nodes)
+    for node in nodes:
+        node.wait()
 
 
 def own_address() -> str:
@@ -72,8 +73,7 @@ def test_a_node_without_an_address_given_listens_where_the_others_look_for_it(st
     masters = {place(node, 2)["master"] for node in nodes}
     assert {master.partition(":")[0] for master in masters} == {own}
     assert {ip for node in nodes for ip, _ in listens_on(node)} == {own}
-    end(nodes[0])
-    end(nodes[1])
+    end(*nodes)
 
 
 @pytest.mark.parametrize("agent", ["rust", "run"], indirect=True)
