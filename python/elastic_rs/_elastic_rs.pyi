@@ -24,7 +24,8 @@ class Agent:
     def __new__(cls, /, *, session: Session | None, name: str, run_id: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, restarts_left: SupportsIndex | None, grace_s: SupportsFloat | SupportsIndex, exit_barrier_timeout_s: SupportsFloat | SupportsIndex | None, use_agent_store: bool, virtual_local_rank: bool, uninterruptible_sleep_s: SupportsFloat | SupportsIndex) -> Agent:
         """
         ``session`` tells of other nodes; without one the caller does. With ``restarts_left`` this agent counts its own
-        restarts, as PyTorch's does; without, the coordinator counts the job's. Times in seconds;
+        restarts, as PyTorch's does; without, the coordinator counts the job's. Times in seconds; without
+        ``exit_barrier_timeout_s`` it waits for the other nodes' workers as long as they run;
         ``uninterruptible_sleep_s`` of zero means that nobody looks for it.
         """
     def adopt(self, /, pids: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex]], *, first_rank: SupportsIndex, error_files: SupportsGetItem[int, tuple[SupportsIndex, str | PathLike[str]]]) -> None:
@@ -86,8 +87,8 @@ class Agent:
         """
     def start(self, /, commands: SupportsGetItem[int, WorkerCommand], *, first_rank: SupportsIndex, error_files: SupportsGetItem[int, tuple[SupportsIndex, str | PathLike[str]]], stdout_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None, stderr_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None, stdout_fd: SupportsIndex = 1, stderr_fd: SupportsIndex = 2, template: Template | None = None) -> dict[int, int]:
         """
-        Answers ``start``: start these programs. Returns their process ids by local rank; empty if one could not be started,
-        which is a failure of that worker like any other.
+        Answers ``start``: start these programs. Returns their process ids by local rank. They are empty if one could not be
+        started, which is a failure of that worker like any other, and if the round ended before the start was complete.
 
         ``error_files`` are where workers may record their exceptions. A filter is a path, which gets the lines of teed streams
         that contain one of the texts. ``stdout_fd`` and ``stderr_fd`` are where teed lines are shown; they stay the caller's.
@@ -529,9 +530,10 @@ class Session:
         """
         End the job for everybody. With a ``cause``, it failed, and all others stop.
         """
-    def join(self, /, *, store_port: SupportsIndex, node_rank: SupportsIndex | None, timeout_s: SupportsFloat | SupportsIndex, workers: tuple[str, SupportsIndex] | None = None) -> Placement:
+    def join(self, /, *, node_rank: SupportsIndex | None, timeout_s: SupportsFloat | SupportsIndex, workers: tuple[str, SupportsIndex] | None = None, host: Host | None = None) -> tuple[Placement, StoreServer]:
         """
-        Take part in the next round; blocks until it has completed.
+        Take part in the next round; blocks until it has completed. Gives the place, and an empty store that listens for the workers
+        of this round where they look for it, if this node has rank 0. ``host`` is the coordinator, if this process serves it.
 
         Raises ``RendezvousTimeoutError``, ``RendezvousClosedError``, ``RendezvousGracefulExitError`` (a spare that was not
         needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``.

@@ -204,3 +204,21 @@ def test_a_host_that_was_interrupted_says_whom_it_waits_for(start: Start) -> Non
         guest.signal(signal.SIGCONT)
     guest.signal(signal.SIGINT)
     assert guest.wait() == 130
+
+
+def test_a_limit_of_the_exit_barrier_names_who_is_not_waited_for(start: Start, tmp_path: Path) -> None:
+    # Without the key there is none: see `agent_sim`.
+    conf = "keep_alive_interval=0.1,keep_alive_max_attempt=900,exit_barrier_timeout=3"
+    done = {number: tmp_path / f"done{number}" for number in (2, 3)}
+    nodes = {n: start(n, "--until", done[n], nnodes="2", script=FAMILY, conf=conf) for n in (2, 3)}
+    for node in nodes.values():
+        place(node, 2)
+    host = next(number for number, node in nodes.items() if any("hosts the coord" in line for line in node.lines))
+    guest = 5 - host
+    done[guest].touch()
+    said = nodes[guest].line(r"WARNING agent: .* have not finished within 3s \(exit_barrier_timeout\): .*").group()
+    assert re.search(rf"1 of 2 nodes has finished; still at work \(127\.0\.0\.{host} .*this node's have, and", said)
+    assert nodes[guest].wait() == 0
+    assert nodes[host].running
+    done[host].touch()
+    assert nodes[host].wait() == 0
