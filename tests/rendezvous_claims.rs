@@ -141,7 +141,7 @@ fn who_only_says_hello_decides_nothing() {
     }
     assert!(bench.is_placed(1, 1) && bench.is_placed(2, 1));
     bench.say(VISITOR, join(0));
-    assert!(bench.rejection(VISITOR).contains("`job` was opened for 2 to 2: give every node the same `--nnodes`"));
+    assert!(bench.rejection(VISITOR).contains("`job` was opened for 2: give every node the same `--nnodes`"));
     assert!(bench.ended.contains(&SessionId(VISITOR)));
 }
 
