@@ -45,6 +45,20 @@ fn a_replaced_agent_that_comes_back_is_refused() {
     assert!(bench.run().knows(NodeId(20)) && !bench.run().knows(NodeId(2)));
 }
 
+/// Its place moves with it, so that the agent started anew there is known for the same, and no ghost enters the next world.
+#[test]
+fn an_agent_that_came_back_from_another_address_is_replaced_there_when_started_anew() {
+    let settings = Settings::new(2, 3);
+    let mut bench = Bench::formed(3, &settings);
+    bench.machine.on_disconnected(SessionId(2), bench.now);
+    bench.greet(12, hello(2, &settings), 7);
+    bench.greet(20, Hello { node: NodeId(20), process: 20, ..hello(2, &settings) }, 7);
+    assert_eq!((bench.run().knows(NodeId(2)), &bench.ended[..]), (false, &[SessionId(12)][..]));
+    // An agent of that name at the old address is another one.
+    bench.greet(21, Hello { node: NodeId(21), process: 21, ..hello(2, &settings) }, 1);
+    assert!(bench.run().knows(NodeId(20)) && bench.run().knows(NodeId(21)));
+}
+
 /// Several agents on one host, or one address for many (NAT), or several handlers in one process are no duplicates.
 #[test]
 fn agents_that_share_an_address_are_not_taken_for_one() {

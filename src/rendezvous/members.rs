@@ -103,9 +103,9 @@ pub(super) fn readmit(
 ) {
     let mut newer = Node::new(hello, session, ends, now);
     apply_terms(run, &mut newer);
-    run.update(hello.node, |node| {
-        node.map(|node| Node { status: node.status, placed: node.placed, done: node.done, ..newer })
-    });
+    if let Some(Node { status, placed, done, .. }) = run.nodes.get(&hello.node).cloned() {
+        run.resettle(hello.node, Node { status, placed, done, ..newer });
+    }
     let runs = hello.placed.is_some_and(|placed| placed.active && placed.round == run.round);
     if !hello.joining && !runs {
         stand_down(run, hello.node, "gave up its place", out);

@@ -28,12 +28,23 @@ impl Run {
         self.update(id, |_| Some(node));
     }
 
+    /// A known node has introduced itself anew, perhaps at another place, which it takes unless another node has it.
+    pub(super) fn resettle(&mut self, id: NodeId, node: Node) {
+        self.vacate(id);
+        self.places.entry(place_of(&node)).or_insert(id);
+        self.update(id, |_| Some(node));
+    }
+
     /// Forget a node.
     pub(super) fn remove(&mut self, id: NodeId) {
+        self.vacate(id);
+        self.update(id, |_| None);
+    }
+
+    fn vacate(&mut self, id: NodeId) {
         if let Some(place) = self.nodes.get(&id).map(place_of).filter(|place| self.places.get(place) == Some(&id)) {
             self.places.remove(&place);
         }
-        self.update(id, |_| None);
     }
 
     /// Something was heard of a node: no counter changes.
