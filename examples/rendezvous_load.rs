@@ -69,7 +69,7 @@ async fn nodes(port: u16, run_id: &str, numbers: std::ops::Range<u32>, world: u3
         let (began, ended) = match order.as_str() {
             "join" => join(&sessions).await,
             "await-change" => (now(), all(&sessions, told).await),
-            "leave" => (now(), all(&sessions, |session| session.leave("asked to".to_owned(), PATIENCE)).await),
+            "leave" => (now(), all(&sessions, |session| session.leave("asked to".to_owned(), None, PATIENCE)).await),
             other => panic!("unknown order `{other}`"),
         };
         say(&format!(r#"{{"began": {began}, "ended": {ended}}}"#));

@@ -100,7 +100,7 @@ fn rendezvous() {
     };
     let join =
         |round, node_rank| NodeMessage::Join(Join { round: Round(round), store_port: 29500, node_rank, workers: None });
-    let placed = |active| Some(Placed { round: Round(1), rank: 1, world_size: 2, world: 1, active, restart: 0 });
+    let placed = |active| Some(Placed { round: Round(1), rank: 1, world_size: 2, world: 1, active, restart: 0, host: None });
 
     long_texts(hello);
     let mut script = Vec::new();
@@ -110,7 +110,7 @@ fn rendezvous() {
     }
     say(&mut script, 0, &NodeMessage::Heartbeat);
     write("session", "three-join-at-once", &script);
-    say(&mut script, 1, &NodeMessage::Leave { reason: "SIGTERM".into() });
+    say(&mut script, 1, &NodeMessage::Leave { reason: "SIGTERM".into(), signal: None });
     script.extend_from_slice(&[1, 200]); // four seconds
     say(&mut script, 0, &join(1, None));
     say(&mut script, 2, &join(1, None));
@@ -244,7 +244,7 @@ fn long_texts(hello: impl Fn(u128, Option<Placed>) -> NodeMessage) {
             &NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None }),
         );
     }
-    say(&mut script, 0, &NodeMessage::Leave { reason: "x".repeat(65_500) });
+    say(&mut script, 0, &NodeMessage::Leave { reason: "x".repeat(65_500), signal: None });
     write("session", "a-long-reason", &script);
 }
 

@@ -3,9 +3,12 @@
 //! Owns the decision whether this process is that one ([`claim`]) and the coordinator's thread. Here alone store and
 //! rendezvous meet: the store's server hands over the connections that open with the session protocol's magic.
 
+use std::fs;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::process;
+use std::sync::OnceLock;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -15,6 +18,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 
 use crate::rendezvous::coordinator::{self, Incoming};
+use crate::rendezvous::home::Home;
+use crate::rendezvous::machine::Machine;
 use crate::rendezvous::message::MAGIC;
 use crate::store::listen::{BindError, bind, bind_wildcard};
 use crate::store::server::{Controller, ServerOptions, StoreServer, Upgrade, Upgraded};
@@ -140,9 +145,10 @@ impl Host {
         let store = StoreServer::start(listeners, options)?;
         let (count, sessions) = watch::channel(0);
         let ends_store = EndsStore(store.controller());
+        let machine = Machine::at_home(home(&addresses));
         let run = move || {
             let _ends_store = ends_store;
-            run(&runtime, upgraded, count, hello_timeout, log_period);
+            run(&runtime, machine, upgraded, count, hello_timeout, log_period);
         };
         let thread = threads::spawn(format!("host-{port}"), run)?;
         Ok(Self { store, addresses, sessions, thread: Some(thread), started_by: process::id() })
@@ -262,6 +268,7 @@ impl Drop for EndsStore {
 /// The coordinator, until the store's server has ended. Drops its sessions then.
 fn run(
     runtime: &Runtime,
+    machine: Machine,
     mut upgraded: mpsc::UnboundedReceiver<Upgraded>,
     count: watch::Sender<usize>,
     hello_timeout: Duration,
@@ -284,8 +291,38 @@ fn run(
     };
     runtime.block_on(async {
         tokio::spawn(handing_over);
-        coordinator::run(incoming, count, hello_timeout, log_period).await;
+        coordinator::run(machine, incoming, count, hello_timeout, log_period).await;
     });
+}
+
+/// A number for this process, drawn when it is first asked for: tells it from others that have its name and address.
+pub fn process_number() -> u64 {
+    static NUMBER: OnceLock<u64> = OnceLock::new();
+    *NUMBER.get_or_init(random)
+}
+
+/// What a coordinator in this process, on these addresses, knows of where it is.
+fn home(addresses: &[SocketAddr]) -> Home {
+    static LIFE: OnceLock<u64> = OnceLock::new();
+    Home { process: process_number(), place: place(addresses), life: *LIFE.get_or_init(random) }
+}
+
+/// A digest of what one listener at a time can have. Addresses of two network namespaces, or of two machines, may be the same;
+/// the number of a namespace may be given anew, but only once all processes in it have ended.
+fn place(addresses: &[SocketAddr]) -> Option<u64> {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let namespace = fs::read_link("/proc/self/ns/net").ok()?;
+    let mut addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    addresses.sort();
+    let text = format!("{} {} {}", boot.trim(), namespace.display(), addresses.join(" "));
+    // FNV-1a: the same in every build.
+    let digest = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    Some(text.bytes().fold(0xcbf2_9ce4_8422_2325, digest))
+}
+
+/// The standard library's maps are keyed at random, by the system.
+fn random() -> u64 {
+    RandomState::new().hash_one(process::id())
 }
 
 /// Listen on each address. Where the system chose the port, it is the same for all.
@@ -370,6 +407,15 @@ mod tests {
         assert!(error.to_string().contains(&format!("in use by pid {}", process::id())), "{error}");
         let error = Host::listen(Some("no such name"), 0, ServerOptions::default()).unwrap_err();
         assert!(error.to_string().starts_with("cannot resolve `no such name`: "), "{error}");
+    }
+
+    #[test]
+    fn a_host_started_anew_where_another_was_knows_the_place_again() {
+        let first = host_of(claim("127.0.0.1", 0, None).unwrap());
+        let here = home(first.addresses());
+        assert_eq!(here, home(&[SocketAddr::from(([127, 0, 0, 1], first.port()))]));
+        let elsewhere = [SocketAddr::from(([127, 0, 0, 2], first.port())), SocketAddr::from(([127, 0, 0, 1], 1))];
+        assert!(here.place.is_some() && elsewhere.iter().all(|other| home(&[*other]).place != here.place));
     }
 
     #[test]

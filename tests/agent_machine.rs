@@ -27,6 +27,7 @@ fn placement(round: u64, restart: u32) -> Placement {
         reason: "all are in".into(),
         restart,
         workers: None,
+        host: None,
     }
 }
 
@@ -315,7 +316,10 @@ fn workers_that_had_succeeded_run_again_when_the_world_re_forms() {
 fn a_signal_leaves_at_once_and_ends_when_the_workers_have() {
     let mut agent = running(Budget::Job);
     agent.on_signal(SIGINT);
-    assert_eq!(does(&mut agent), [Command::Leave("its agent got SIGINT".into()), stop(SIGINT)]);
+    assert_eq!(
+        does(&mut agent),
+        [Command::Leave { reason: "its agent got SIGINT".into(), signal: SIGINT }, stop(SIGINT)]
+    );
     agent.on_closed(failed(None));
     agent.on_interrupted(Round(1), "a node left");
     assert_eq!(does(&mut agent), [], "it is on its way out");
@@ -338,7 +342,7 @@ fn a_signal_during_another_stop_does_not_begin_a_second_grace() {
     agent.on_interrupted(Round(1), "a node waits");
     does(&mut agent);
     agent.on_signal(SIGTERM);
-    assert_eq!(does(&mut agent), [Command::Leave("its agent got SIGTERM".into())]);
+    assert_eq!(does(&mut agent), [Command::Leave { reason: "its agent got SIGTERM".into(), signal: SIGTERM }]);
     agent.on_stopped();
     assert_eq!(does(&mut agent), [end(Outcome::Signal(SIGTERM))]);
 }
@@ -353,7 +357,10 @@ fn a_signal_where_nothing_runs_ends_it_at_once() {
     does(&mut deciding);
     for mut agent in [joining, deciding] {
         agent.on_signal(SIGTERM);
-        assert_eq!(does(&mut agent), [Command::Leave("its agent got SIGTERM".into()), end(Outcome::Signal(SIGTERM))]);
+        assert_eq!(
+            does(&mut agent),
+            [Command::Leave { reason: "its agent got SIGTERM".into(), signal: SIGTERM }, end(Outcome::Signal(SIGTERM))]
+        );
         agent.on_signal(SIGTERM);
         assert_eq!(does(&mut agent), []);
     }

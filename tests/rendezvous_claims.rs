@@ -234,7 +234,7 @@ fn come_and_go(bench: &mut Bench, session: u64, hello: Hello, round: &mut u64) {
     bench.say(session, join(0));
     bench.say(1, join(*round));
     assert!(bench.is_placed(session, *round + 1), "{:?}", bench.last(session));
-    bench.say(session, NodeMessage::Leave { reason: "crash".into() });
+    bench.say(session, NodeMessage::Leave { reason: "crash".into(), signal: None });
     bench.say(1, join(*round + 1));
     bench.pass(2 * SECOND);
     *round += 2;

@@ -161,7 +161,7 @@ fn failures_late_reports_and_verdicts_are_each_said_once_with_their_reason() {
     bench.noted_once(0, "all 1 restarts are used up (max_restarts)");
     assert_eq!(bench.run().standing(), Standing::Closed);
     bench.say(1, NodeMessage::Close(Verdict::Succeeded { by: "host:1".into() }));
-    bench.say(2, NodeMessage::Leave { reason: "the job is over".into() });
+    bench.say(2, NodeMessage::Leave { reason: "the job is over".into(), signal: None });
     bench.noted_once(0, "10.0.0.1 (host:2) left: the job is over");
     assert_eq!(bench.notes.iter().filter(|note| note.starts_with("closed")).count(), 1, "{:#?}", bench.notes);
 }
@@ -180,7 +180,7 @@ fn a_restarted_coordinator_says_whom_it_waits_for_and_when_that_is_over() {
 }
 
 fn placed(node: u64) -> Placed {
-    Placed { round: Round(4), rank: node as u32 - 1, world_size: 2, world: 77, active: true, restart: 3 }
+    Placed { round: Round(4), rank: node as u32 - 1, world_size: 2, world: 77, active: true, restart: 3, host: None }
 }
 
 #[test]
@@ -239,7 +239,7 @@ fn joins_in_a_burst_make_one_round() {
 
     // Twenty more come while it runs, and ten are lost: one round more.
     for node in 1..=10 {
-        bench.say(node, NodeMessage::Leave { reason: "a test".into() });
+        bench.say(node, NodeMessage::Leave { reason: "a test".into(), signal: None });
     }
     for node in NODES + 1..=NODES + 20 {
         bench.greet(node, hello(node, &settings), 1);
@@ -265,7 +265,7 @@ fn a_run_that_has_ended_is_remembered_for_an_hour_and_then_forgotten() {
     bench.greet(1, of("ended", 1), 1);
     bench.say(1, join(0));
     bench.say(1, NodeMessage::Close(Verdict::Succeeded { by: "host:1".into() }));
-    bench.say(1, NodeMessage::Leave { reason: "the job is over".into() });
+    bench.say(1, NodeMessage::Leave { reason: "the job is over".into(), signal: None });
     bench.pass(VACANT_FOR - SECOND);
     // Who is turned away does not count.
     bench.greet(3, Hello { name: "forged\nline".into(), ..of("ended", 3) }, 3);
@@ -276,7 +276,7 @@ fn a_run_that_has_ended_is_remembered_for_an_hour_and_then_forgotten() {
     assert!(matches!(bench.last(2), CoordinatorMessage::Closed { .. }), "{:?}", bench.last(2));
     bench.pass(10 * SECOND);
     assert_eq!(bench.machine.run_count(), 1);
-    bench.say(2, NodeMessage::Leave { reason: "too late".into() });
+    bench.say(2, NodeMessage::Leave { reason: "too late".into(), signal: None });
     bench.pass(VACANT_FOR - SECOND);
     assert_eq!(bench.machine.run_count(), 1);
     let due = bench.machine.next_deadline().unwrap();
@@ -304,7 +304,7 @@ fn strangers_leave_nothing_behind() {
     for number in 0..50 {
         bench.greet(number, of(&format!("opened {number}"), number), 1);
         match number % 2 {
-            0 => bench.say(number, NodeMessage::Leave { reason: "was only looking".into() }),
+            0 => bench.say(number, NodeMessage::Leave { reason: "was only looking".into(), signal: None }),
             _ => bench.machine.on_disconnected(SessionId(number), bench.now),
         }
     }
@@ -319,7 +319,7 @@ fn no_more_than_a_thousand_ended_runs_are_remembered() {
         let (session, run) = (100 + number, format!("ended {number}"));
         bench.greet(session, of(&run, session), 1);
         bench.say(session, NodeMessage::Close(Verdict::Succeeded { by: "a test".into() }));
-        bench.say(session, NodeMessage::Leave { reason: "the job is over".into() });
+        bench.say(session, NodeMessage::Leave { reason: "the job is over".into(), signal: None });
         bench.now += Duration::from_micros(1);
     }
     assert_eq!(bench.machine.run_count(), 1 + VACANT_RUNS);

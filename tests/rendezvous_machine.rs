@@ -104,7 +104,7 @@ fn ranks_are_as_asked_where_that_is_agreed() {
             other => panic!("{other:?}"),
         };
         assert_eq!((rank(&bench, 1), rank(&bench, 2)), (1, 0));
-        bench.say(2, NodeMessage::Leave { reason: "gone".into() });
+        bench.say(2, NodeMessage::Leave { reason: "gone".into(), signal: None });
         bench.say(1, join_as(1, 1));
         bench.greet(3, ranked(3, 0), 1);
         bench.say(3, join_as(0, 0));
@@ -142,7 +142,7 @@ fn a_host_that_comes_and_goes_is_not_let_in_for_ever() {
         bench.say(session, join(0));
         bench.say(1, join(round));
         assert!(bench.is_placed(session, round + 1), "turn {turn}");
-        bench.say(session, NodeMessage::Leave { reason: "crash".into() });
+        bench.say(session, NodeMessage::Leave { reason: "crash".into(), signal: None });
         bench.say(1, join(round + 1));
         bench.pass(Duration::from_secs(2));
         round += 2;
@@ -154,7 +154,7 @@ fn a_host_that_comes_and_goes_is_not_let_in_for_ever() {
     assert_eq!(bench.rejection(200), text);
     bench.greet(201, hello(201, &settings), 8);
     assert!(matches!(bench.last(201), CoordinatorMessage::Welcome { .. }), "other hosts are not concerned");
-    bench.say(201, NodeMessage::Leave { reason: "test".into() });
+    bench.say(201, NodeMessage::Leave { reason: "test".into(), signal: None });
     for _ in 0..60 {
         bench.say(1, NodeMessage::Heartbeat);
         bench.pass(Duration::from_secs(10));

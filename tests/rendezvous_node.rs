@@ -21,7 +21,7 @@ fn seconds(number: u64) -> Duration {
 }
 
 fn welcome() -> CoordinatorMessage {
-    CoordinatorMessage::Welcome { addr: "10.0.0.7".into() }
+    CoordinatorMessage::Welcome { addr: "10.0.0.7".into(), hosted: false }
 }
 
 fn place(round: u64) -> CoordinatorMessage {
@@ -35,6 +35,7 @@ fn place(round: u64) -> CoordinatorMessage {
         reason: "all 1 nodes are in".into(),
         restart: 0,
         workers: None,
+        host: None,
     })
 }
 
@@ -326,7 +327,7 @@ fn a_node_that_has_left_does_not_introduce_itself_again() {
     let now = Instant::now();
     let mut node = node(now);
     assert_eq!(connects_at(&mut node), now);
-    node.leave("SIGTERM".into());
+    node.leave("SIGTERM".into(), Some(15));
     node.on_connected(now);
     assert_eq!(node.take_commands(), [NodeCommand::Disconnect]);
     node.join(1, None, None, seconds(1), now);
@@ -436,8 +437,8 @@ fn a_coordinator_that_goes_and_comes_back_is_told_of() {
     node.on_disconnected("the coordinator closed the connection".into(), false, now);
     assert_eq!(reporter.look(&node, now), [""; 0], "it may be back in a moment");
     let gone = told(&mut node, &mut reporter, now, seconds(20));
-    let text = "the coordinator at head:29400 is out of reach: the coordinator closed the connection; this node carries on \
-                and tries again";
+    let text = "the coordinator at head:29400 is out of reach: the coordinator closed the connection; this node waits for it \
+                for up to 60s (coordinator_timeout)";
     assert_eq!(gone, [(1, text.to_owned())]);
     let at = connects_at(&mut node);
     node.on_connected(at);

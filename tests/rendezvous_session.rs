@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use elastic_rs::rendezvous::codec;
 use elastic_rs::rendezvous::coordinator::{self, Incoming};
+use elastic_rs::rendezvous::machine::Machine;
 use elastic_rs::rendezvous::message::{CoordinatorMessage, Failure, Hello, MAGIC, NodeId, Placement, Round, Verdict};
 use elastic_rs::rendezvous::node::{JoinError, View};
 use elastic_rs::rendezvous::session::Session;
@@ -59,7 +60,7 @@ impl Coordinator {
             };
             tokio::select! {
                 () = accepting => {}
-                () = coordinator::run(incoming, count, PATIENCE, PATIENCE) => {}
+                () = coordinator::run(Machine::new(), incoming, count, PATIENCE, PATIENCE) => {}
             }
         });
         Self { address, sessions, task }
@@ -120,7 +121,7 @@ async fn sixty_four_nodes_form_one_world() {
     }
     coordinator.until_sessions(64).await;
     for session in &sessions {
-        session.leave("test is over".into(), PATIENCE).await;
+        session.leave("test is over".into(), None, PATIENCE).await;
     }
     coordinator.until_sessions(0).await;
 }
@@ -250,7 +251,7 @@ async fn who_is_done_waits_for_the_last_live_member() {
     let lost = sessions.pop().unwrap();
     // Done, then gone: nobody is disturbed. What was said before a goodbye is sent before it.
     lost.report_done(Round(1));
-    lost.leave("finished".into(), PATIENCE).await;
+    lost.leave("finished".into(), None, PATIENCE).await;
     assert_eq!(sessions[0].view().waiting, 0);
     sessions[0].report_done(Round(1));
     sessions[1].report_done(Round(1));

@@ -7,7 +7,7 @@ mod seeds;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use elastic_rs::sim::plan::live;
+use elastic_rs::sim::plan::{live, live_with_host};
 use elastic_rs::sim::strange_plan;
 use seeds::{asked_for, live_through};
 
@@ -35,6 +35,12 @@ fn check_among_strangers(seeds: impl IntoIterator<Item = u64>) -> BTreeMap<&'sta
 #[test]
 fn invariants_hold_for_all_seeds() {
     check(asked_for(300));
+}
+
+/// The coordinator is in the process of the first host's agent: it stands still, ends and comes back with that.
+#[test]
+fn invariants_hold_with_the_coordinator_in_an_agents_process() {
+    live_through(asked_for(300), live_with_host, "rendezvous_sim invariants_hold_with_the_coordinator");
 }
 
 /// Several runs on one coordinator, agents at another's place, other settings and versions, ranks asked for, limits on coming back.

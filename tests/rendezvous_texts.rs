@@ -66,7 +66,7 @@ fn the_longest_texts_make_no_message_that_outgrows_its_frame() {
     assert!(matches!(said(&mut machine).as_slice(), [CoordinatorMessage::Rejected { .. }]));
 
     let reason = "\u{1b}語".repeat(20_000);
-    machine.on_message(SessionId(0), NodeMessage::Leave { reason: reason.clone() }, now);
+    machine.on_message(SessionId(0), NodeMessage::Leave { reason: reason.clone(), signal: None }, now);
     let told = said(&mut machine);
     assert!(
         told.iter().any(|message| matches!(message, CoordinatorMessage::Status { reason, .. } if reason.len() > 4096))
@@ -118,7 +118,7 @@ fn separators_and_bidi_controls_forge_no_lines() {
         }
         greet(&mut machine, 1, good, Instant::now());
         said(&mut machine);
-        machine.on_message(SessionId(1), NodeMessage::Leave { reason: bad.clone() }, Instant::now());
+        machine.on_message(SessionId(1), NodeMessage::Leave { reason: bad.clone(), signal: None }, Instant::now());
         let notes: Vec<_> = machine.take_commands().iter().map(|command| format!("{command:?}")).collect();
         assert!(notes.iter().any(|note| note.contains("node [job] closed")), "{notes:?}");
     }

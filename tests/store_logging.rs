@@ -239,7 +239,7 @@ fn a_flood_of_decisions_is_logged_in_part_and_of_another_run_in_full() {
     let listener = listen::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
     let host = Host::start(vec![listener], ServerOptions::default()).unwrap();
     let join = || NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None });
-    let leave = || NodeMessage::Leave { reason: "had enough".to_owned() };
+    let leave = || NodeMessage::Leave { reason: "had enough".to_owned(), signal: None };
     let loops = (0..FLOOD).flat_map(|_| [join(), NodeMessage::Withdraw]).chain([leave()]);
     say(&host, Hello::new("restless", NodeId(1), "node1:1", Settings::new(2, 2)), loops);
     say(&host, Hello::new("calm", NodeId(2), "node2:1", Settings::new(2, 2)), [join(), leave()]);
@@ -264,7 +264,7 @@ fn a_flood_of_decisions_in_many_runs_is_bounded_for_all_of_them_together() {
     let host = Host::start(vec![listener], options).unwrap();
     let join = || NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None });
     for run in 0..RUNS {
-        let leave = NodeMessage::Leave { reason: "had enough".to_owned() };
+        let leave = NodeMessage::Leave { reason: "had enough".to_owned(), signal: None };
         let loops = (0..FLOOD).flat_map(|_| [join(), NodeMessage::Withdraw]).chain([leave]);
         say(&host, Hello::new(format!("run {run}"), NodeId(1), "node1:1", Settings::new(2, 2)), loops);
     }

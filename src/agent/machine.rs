@@ -38,7 +38,12 @@ pub enum Command {
     /// Tell the coordinator that all workers of this node have succeeded.
     Done(Round),
     /// Say goodbye to the coordinator.
-    Leave(String),
+    Leave {
+        /// Why, for the others.
+        reason: String,
+        /// The signal that ended this agent.
+        signal: i32,
+    },
     /// End the job for everybody.
     Close(Verdict),
     /// For the operator.
@@ -50,8 +55,8 @@ pub enum Command {
 }
 
 /// What the others are told of this node's going.
-fn farewell(signal: i32) -> String {
-    format!("its agent got {}", Signal(signal))
+fn farewell(signal: i32) -> Command {
+    Command::Leave { reason: format!("its agent got {}", Signal(signal)), signal }
 }
 
 /// SIGTERM's number, the same on every platform PyTorch's agent runs on.
@@ -229,12 +234,22 @@ impl AgentMachine {
 
     /// The world must re-form: nodes wait, a member was lost, a worker failed somewhere, or this node was out of reach too long.
     pub fn on_interrupted(&mut self, round: Round, reason: &str) {
+        self.join_anew(round, reason, ("restarting all workers", "starting all workers again"));
+    }
+
+    /// The world must re-form, and cannot until a coordinator runs again.
+    pub fn on_host_gone(&mut self, round: Round, reason: &str) {
+        self.join_anew(round, reason, ("stopping all workers", "waiting for another round"));
+    }
+
+    /// What is said when workers run, and when they have succeeded.
+    fn join_anew(&mut self, round: Round, reason: &str, (stopping, again): (&str, &str)) {
         if round != self.round {
             return;
         }
         match &mut self.phase {
             Phase::Running { .. } => {
-                self.warn(format!("restarting all workers: {reason}"));
+                self.warn(format!("{stopping}: {reason}"));
                 self.stop(SIGTERM, Next::Join);
             }
             // The coordinator has counted the failure of this very node, or what came before it.
@@ -247,7 +262,7 @@ impl AgentMachine {
                 self.join();
             }
             Phase::Finishing { .. } => {
-                self.warn(format!("starting all workers again, though they had succeeded: {reason}"));
+                self.warn(format!("{again}, though they had succeeded: {reason}"));
                 self.join();
             }
             Phase::Joining | Phase::Stopping(_) | Phase::Ended => {}
@@ -268,6 +283,13 @@ impl AgentMachine {
                 // The join that follows says so.
                 Phase::Joining | Phase::Stopping(_) | Phase::Ended => {}
             },
+            Verdict::Stopped { .. } => {
+                if matches!(self.phase, Phase::Joining | Phase::Ended | Phase::Stopping(Next::End(_))) {
+                    return;
+                }
+                self.warn(format!("stopping all workers: the job was {verdict}"));
+                self.end_after_stop(Outcome::NoPlace(JoinError::Closed { verdict, spare: false }));
+            }
             Verdict::Failed { cause: reason, failure, .. } => {
                 match &mut self.phase {
                     Phase::Joining | Phase::Ended => return,
@@ -312,14 +334,14 @@ impl AgentMachine {
                 return;
             }
             *next = Next::End(Box::new(Outcome::Signal(signal)));
-            self.commands.push(Command::Leave(farewell(signal)));
+            self.commands.push(farewell(signal));
             return;
         }
         if matches!(self.phase, Phase::Ended) {
             return;
         }
         // At once: the others need not wait for our workers' goodbyes.
-        self.commands.push(Command::Leave(farewell(signal)));
+        self.commands.push(farewell(signal));
         if matches!(self.phase, Phase::Running { .. }) {
             self.stop(signal, Next::End(Box::new(Outcome::Signal(signal))));
         } else {

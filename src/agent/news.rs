@@ -39,6 +39,8 @@ impl AgentMachine {
             self.on_closed(verdict.clone());
         } else if let Some(error) = &view.failed {
             self.on_cut_off(error.clone());
+        } else if view.waiting > 0 && view.stopped.is_some() {
+            self.on_host_gone(view.round, &view.reason);
         } else if view.waiting > 0 {
             self.on_interrupted(view.round, &view.reason);
         } else if let Some(unfinished) = &view.unfinished {

@@ -339,9 +339,10 @@ impl Runner {
                     session.close(verdict);
                 }
             }
-            Command::Leave(reason) => {
+            Command::Leave { reason, signal } => {
                 if let Some(session) = self.session.clone() {
-                    self.farewell = Some(tokio::spawn(async move { session.leave(reason, FAREWELL).await }));
+                    self.farewell =
+                        Some(tokio::spawn(async move { session.leave(reason, Some(signal), FAREWELL).await }));
                 }
             }
         }

@@ -321,7 +321,7 @@ impl Node {
         let Job { close_timeout, drain_timeout, .. } = self.job;
         let (session, store, host) = (&self.session, self.store.take(), self.host.clone());
         let farewell = async {
-            session.leave(reason.to_owned(), close_timeout).await;
+            session.leave(reason.to_owned(), None, close_timeout).await;
             // Clients that are still reading when their server vanishes print stack traces.
             if let Some(store) = store {
                 let drained = spawn_blocking(move || store.drain(drain_timeout));

@@ -111,7 +111,11 @@ mod tests {
 
     #[test]
     fn any_split_of_the_stream_gives_the_same_messages() {
-        let sent = [NodeMessage::Heartbeat, NodeMessage::Leave { reason: "SIGTERM".into() }, NodeMessage::Withdraw];
+        let sent = [
+            NodeMessage::Heartbeat,
+            NodeMessage::Leave { reason: "SIGTERM".into(), signal: None },
+            NodeMessage::Withdraw,
+        ];
         let mut stream = BytesMut::new();
         for message in &sent {
             encode_frame(message, &mut stream);

@@ -44,6 +44,8 @@ pub struct Incoming {
 const UNREAD_LIMIT: usize = 64;
 /// How long what was sent to an ended session is given to leave.
 const FAREWELL: Duration = Duration::from_secs(5);
+/// How long what was sent is given to leave at this coordinator's end.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long a single message may take to leave while the session lives. A slow node may take its time.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -64,7 +66,10 @@ enum Event {
 ///
 /// A connection that has not said Hello after `hello_timeout` is closed. Sessions that are refused or ended for what they
 /// said, and the decisions on each run, are logged one by one up to a bound in each `log_period`, then counted.
+///
+/// What was said to nodes is written before this returns, or has had [`LAST_WORDS`] to leave: the process may end then.
 pub async fn run(
+    mut machine: Machine,
     mut incoming: mpsc::UnboundedReceiver<Incoming>,
     sessions: watch::Sender<usize>,
     hello_timeout: Duration,
@@ -74,10 +79,11 @@ pub async fn run(
         tracing::warn!(what, count, "more of the same was not logged");
     }));
     let mut summarising = pin!(log.summarise());
-    let mut machine = Machine::new();
     let mut writers: HashMap<SessionId, mpsc::Sender<BytesMut>> = HashMap::new();
     let (events_in, mut events) = mpsc::channel(1024);
     let mut next_session = 0;
+    // Each writing task holds a sender, and drops it when it has written all.
+    let (writing, mut written) = mpsc::channel::<()>(1);
     loop {
         tokio::select! {
             // What has arrived is heard before anybody is judged for silence.
@@ -86,9 +92,10 @@ pub async fn run(
                 Some(connection) => {
                     next_session += 1;
                     let session = SessionId(next_session);
-                    tokio::spawn(attend(session, connection, events_in.clone(), hello_timeout, log.clone()));
+                    let attending = attend(session, connection, events_in.clone(), writing.downgrade(), hello_timeout, log.clone());
+                    tokio::spawn(attending);
                 }
-                None => return,
+                None => break,
             },
             Some(event) = events.recv() => on_event(event, &mut machine, &mut writers),
             () = until(machine.next_deadline()) => machine.on_tick(Instant::now().into_std()),
@@ -97,6 +104,8 @@ pub async fn run(
         perform(&mut machine, &mut writers, &log);
         sessions.send_if_modified(|count| std::mem::replace(count, machine.session_count()) != machine.session_count());
     }
+    drop((writers, events, writing));
+    let _ = timeout(LAST_WORDS, written.recv()).await;
 }
 
 fn on_event(event: Event, machine: &mut Machine, writers: &mut HashMap<SessionId, mpsc::Sender<BytesMut>>) {
@@ -154,6 +163,7 @@ async fn attend(
     session: SessionId,
     connection: Incoming,
     events: mpsc::Sender<Event>,
+    writes: mpsc::WeakSender<()>,
     hello_timeout: Duration,
     log: Arc<BoundedLog>,
 ) {
@@ -179,10 +189,11 @@ async fn attend(
             return;
         }
     };
+    let Some(writes) = writes.upgrade() else { return };
     let (outbox, outgoing) = mpsc::channel(UNREAD_LIMIT);
     let writing = tokio::spawn(async move {
         write(writer, outgoing).await;
-        drop(kept);
+        drop((kept, writes));
     });
     let ends = Ends { peer: peer.ip(), local: local.ip() };
     if events.send(Event::Hello { session, hello, ends, writer: outbox }).await.is_err() {

@@ -6,7 +6,7 @@ use super::machine::Command;
 use super::members::{close, interrupt, note, status};
 use super::message::{CoordinatorMessage, JoinWorkers, NodeId, Placement, Round, Verdict};
 use super::ranks::{self, Candidate};
-use super::state::{Node, Run, Status, World};
+use super::state::{LAST_LOOK, Node, Run, Status, World};
 
 /// Close the round if it can be closed, and tell members when the world must re-form.
 pub(super) fn decide(run: &mut Run, now: Instant, out: &mut Vec<Command>) {
@@ -26,9 +26,7 @@ pub(super) fn decide(run: &mut Run, now: Instant, out: &mut Vec<Command>) {
 
 fn advance(run: &mut Run, now: Instant, out: &mut Vec<Command>) {
     end_hold(run, now, out);
-    if run.is_all_done() {
-        let nodes = u32::try_from(run.active.len()).unwrap_or(u32::MAX);
-        close(run, Verdict::AllDone { round: run.round, nodes }, out);
+    if close_if_all_done(run, out) {
         return;
     }
     let enough = run.waiting.len() >= run.settings.min_nodes as usize;
@@ -42,6 +40,16 @@ fn advance(run: &mut Run, now: Instant, out: &mut Vec<Command>) {
         run.ready_since = None;
     }
     tell(run, out);
+}
+
+/// Every live member of an undisturbed world has finished: that is the job's end.
+pub(super) fn close_if_all_done(run: &mut Run, out: &mut Vec<Command>) -> bool {
+    let done = run.is_all_done();
+    if done {
+        let nodes = u32::try_from(run.active.len()).unwrap_or(u32::MAX);
+        close(run, Verdict::AllDone { round: run.round, nodes }, out);
+    }
+    done
 }
 
 /// After a restart of this coordinator: stop waiting for members of the world it did not form, once all have reported or the
@@ -59,8 +67,22 @@ fn end_hold(run: &mut Run, now: Instant, out: &mut Vec<Command>) {
         if run.is_all_done() {
             return;
         }
-        let missing = format!("{} of {size} members of round {}", size - reported, run.round);
-        interrupt(run, format!("{missing} did not report to the restarted coordinator"), out);
+        let reason = match run.gone_rank.filter(|_| reported + run.gone_count() >= size) {
+            Some(rank) => {
+                format!(
+                    "node rank {rank} of round {} has ended with the coordinator that its process hosted",
+                    run.round
+                )
+            }
+            None => {
+                let missing = format!("{} of {size} members of round {}", size - reported, run.round);
+                format!("{missing} did not report to the restarted coordinator")
+            }
+        };
+        interrupt(run, reason, out);
+    } else if reported + run.gone_count() >= size && until > now + LAST_LOOK {
+        // Nobody else is expected. Those who have finished say so right after they have reported.
+        run.hold_until = Some(now + LAST_LOOK);
     }
 }
 
@@ -157,6 +179,7 @@ fn complete(run: &mut Run, why_now: &str, now: Instant, out: &mut Vec<Command>) 
     run.told = false;
     run.ready_since = None;
     run.hold_until = None;
+    run.gone_rank = None;
     run.strangers_until = None;
     run.close_at = None;
     run.newcomer_since = (!run.waiting.is_empty()).then_some(now);
@@ -189,6 +212,7 @@ pub(super) fn placement(run: &Run, rank: u32) -> Option<CoordinatorMessage> {
         reason: world.reason.clone(),
         restart: world.restart,
         workers: world.workers.as_ref().and_then(|workers| workers.get(rank as usize)).copied(),
+        host: run.host_seat(),
     }))
 }
 

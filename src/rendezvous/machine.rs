@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use super::admission::{give_way, refusal, replace_older};
 use super::claims::impossible;
 use super::decide::decide;
+use super::home::{Home, Leaving};
 use super::members::{
     check_no_later_than, close, depart, expire, introduce, note, on_done, on_failed, on_join, readmit, stand_down,
     welcome,
@@ -51,8 +52,8 @@ pub enum Command {
 /// All runs of one coordinator.
 #[derive(Clone, Debug, Default)]
 pub struct Machine {
-    runs: BTreeMap<String, Run>,
-    sessions: BTreeMap<SessionId, (String, NodeId)>,
+    pub(super) runs: BTreeMap<String, Run>,
+    pub(super) sessions: BTreeMap<SessionId, (String, NodeId)>,
     /// Runs that nobody is in any more: no event costs more because there are many.
     remembered: BTreeMap<String, Run>,
     /// Since when nobody has been in them.
@@ -61,11 +62,15 @@ pub struct Machine {
     due: BTreeSet<(Instant, String)>,
     /// Runs that have nodes and no connection: since when.
     deserted: BTreeSet<(Instant, String)>,
-    commands: Vec<Command>,
+    pub(super) commands: Vec<Command>,
+    /// The process that this coordinator is in, if it is known.
+    pub(super) home: Option<Home>,
+    /// That process ends.
+    pub(super) leaving: Option<Leaving>,
 }
 
 /// How late a tick may be before the machine takes itself to have been stalled.
-const STALL: Duration = Duration::from_millis(500);
+pub(super) const STALL: Duration = Duration::from_millis(500);
 /// How long a run is remembered that nobody is in any more: a node that comes late still learns how the job ended, and one
 /// that returns finds the number of its round. Longer than any node does without its coordinator by default
 /// (`coordinator_timeout`, 300 s).
@@ -82,9 +87,17 @@ impl Machine {
         Self::default()
     }
 
+    /// The same, in a process that is known.
+    pub fn at_home(home: Home) -> Self {
+        Self { home: Some(home), ..Self::default() }
+    }
+
     /// A node introduced itself on a new connection.
     pub fn on_hello(&mut self, session: SessionId, hello: Hello, ends: Ends, now: Instant) {
         self.advance(now);
+        if self.turns_away(session, &hello) {
+            return;
+        }
         self.recollect(&hello.run_id);
         let newer = Node::new(&hello, session, ends, now);
         let impossible = || impossible(self.runs.get(&hello.run_id), &hello);
@@ -126,8 +139,9 @@ impl Machine {
             if let Some(older) = replace_older(run, hello.node, &newer, &mut self.commands) {
                 self.sessions.remove(&older);
             }
-            introduce(run, &hello, session, ends, now, &mut self.commands);
+            introduce(run, &hello, session, ends, self.home.as_ref(), now, &mut self.commands);
         }
+        run.meet_host(&hello, self.home.as_ref());
         welcome(run, &hello, session, &mut self.commands);
         check_no_later_than(run, hello.node);
         decide(run, now, &mut self.commands);
@@ -167,10 +181,16 @@ impl Machine {
                 out.push(Command::Send { session, message });
                 stand_down(run, id, "gave up waiting just as the round completed", out);
             }
-            NodeMessage::Leave { reason } => {
+            NodeMessage::Leave { reason, signal } => {
                 let reason = tidy(&reason);
                 let label = run.nodes.get(&id).map(Node::label).unwrap_or_default();
                 note(run, format!("{label} left: {reason}"), out);
+                if run.is_host(id) {
+                    self.sessions.remove(&session);
+                    out.push(Command::End { session });
+                    self.on_host_left(&run_id, id, &reason, signal, now);
+                    return;
+                }
                 depart(run, id, &format!("left: {reason}"), now, out);
                 run.remove(id);
                 self.sessions.remove(&session);
@@ -241,7 +261,7 @@ impl Machine {
     }
 
     /// Something has happened in a run: put it where it belongs.
-    fn settle(&mut self, run_id: &str, now: Instant) {
+    pub(super) fn settle(&mut self, run_id: &str, now: Instant) {
         self.file(run_id, now);
         self.leave_if_vacant(run_id, now);
         while self.deserted.len() > DESERTED_RUNS {

@@ -6,6 +6,7 @@ use std::time::Instant;
 use super::admission::disagreement;
 use super::claims::{apply_terms, believe, bind, differ, terms};
 use super::decide::{placement, why};
+use super::home::Home;
 use super::machine::Command;
 use super::message::{CoordinatorMessage, Failure, Hello, Join, NodeId, Placed, Round, Verdict};
 use super::state::{Ends, LAST_LOOK, Node, Run, SessionId, Status};
@@ -17,6 +18,7 @@ pub(super) fn introduce(
     hello: &Hello,
     session: SessionId,
     ends: Ends,
+    home: Option<&Home>,
     now: Instant,
     out: &mut Vec<Command>,
 ) {
@@ -27,6 +29,9 @@ pub(super) fn introduce(
             recall(run, placed, &node, now, out);
         }
         believe(run, placed, &mut node, hello, now, out);
+        if node.placed.is_some() {
+            run.hear_of_host(placed, home);
+        }
         if node.status == Status::Active && run.hold_until.is_none() {
             let reason = format!("{} came back after it had been given up", node.label());
             interrupt(run, reason, out);
@@ -59,7 +64,7 @@ fn recall(run: &mut Run, placed: Placed, node: &Node, now: Instant, out: &mut Ve
 pub(super) fn welcome(run: &Run, hello: &Hello, session: SessionId, out: &mut Vec<Command>) {
     let Some(node) = run.nodes.get(&hello.node) else { return };
     let mut send = |message| out.push(Command::Send { session, message });
-    send(CoordinatorMessage::Welcome { addr: node.addr() });
+    send(CoordinatorMessage::Welcome { addr: node.addr(), hosted: run.is_host(hello.node) });
     if run.is_bound() && differ(&run.settings, &hello.settings) {
         send(terms(&run.settings));
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::home::HostSeat;
 use super::settings::Settings;
 use super::text::tidy;
 
@@ -51,6 +52,8 @@ pub enum NodeMessage {
     Leave {
         /// Why, for the others' logs.
         reason: String,
+        /// The signal that ended the agent, if one did.
+        signal: Option<i32>,
     },
     /// The job is over: nobody is admitted any more.
     Close(Verdict),
@@ -92,6 +95,8 @@ pub struct Hello {
     pub placed: Option<Placed>,
     /// The node waits for its next place; its [`Join`] follows.
     pub joining: bool,
+    /// The node's own process hosts a coordinator. The coordinator believes it of its own process alone.
+    pub hosts: bool,
 }
 
 impl Hello {
@@ -108,6 +113,7 @@ impl Hello {
             settings,
             placed: None,
             joining: false,
+            hosts: false,
         }
     }
 }
@@ -128,6 +134,8 @@ pub struct Placed {
     pub active: bool,
     /// The job's restart number, as far as the node has been told.
     pub restart: u32,
+    /// Which rank was the coordinator's host.
+    pub host: Option<HostSeat>,
 }
 
 /// Asks for a place in the next round, and brings everything the others need to know.
@@ -231,12 +239,19 @@ pub enum Verdict {
         /// How many members there were.
         nodes: u32,
     },
+    /// A person ended the job on the node that hosts the coordinator (Ctrl-C): nobody can go on without it.
+    Stopped {
+        /// The node.
+        by: String,
+        /// What ended it, in words.
+        cause: String,
+    },
 }
 
 impl Verdict {
-    /// Whether the job has failed.
+    /// Whether the job has failed, or was ended before it could succeed.
     pub fn is_failure(&self) -> bool {
-        matches!(self, Self::Failed { .. })
+        matches!(self, Self::Failed { .. } | Self::Stopped { .. })
     }
 }
 
@@ -249,6 +264,7 @@ impl fmt::Display for Verdict {
             Self::AllDone { round, nodes } => {
                 write!(f, "closed: all {nodes} live nodes of round {round} have finished")
             }
+            Self::Stopped { by, cause } => write!(f, "ended by {by}: {cause}"),
         }
     }
 }
@@ -265,6 +281,8 @@ pub enum CoordinatorMessage {
     Welcome {
         /// The address under which others will look for this node.
         addr: String,
+        /// The node is in the coordinator's own process.
+        hosted: bool,
     },
     /// How things stand, pushed to running members when it changes.
     Status {
@@ -318,6 +336,13 @@ pub enum CoordinatorMessage {
         /// See [`Settings::keep_alive_max_attempt`].
         keep_alive_max_attempt: u32,
     },
+    /// The coordinator's process ends. It decides nothing more, and closes the connection.
+    Leaving {
+        /// What ends it, in words.
+        why: String,
+        /// The node's world must re-form: a member of it was in that process.
+        interrupts: bool,
+    },
 }
 
 /// How things stand for a node that waits for its place.
@@ -352,4 +377,6 @@ pub struct Placement {
     pub restart: u32,
     /// Ranks of this node's workers, if every member said how many it has.
     pub workers: Option<WorkerRanks>,
+    /// Which rank is the coordinator's host, if one is.
+    pub host: Option<HostSeat>,
 }

@@ -10,6 +10,7 @@
 //! | [`message`], [`text`], [`codec`] | what nodes and the coordinator say to each other; bounds on texts; frames |
 //! | [`state`], `tally`, [`ranks`] | what the coordinator knows of one run; what is counted of it; who gets which rank |
 //! | [`machine`], `admission`, `claims`, `members`, `decide` | events in, commands out; who may come in; what a node's word counts for; what becomes of a node; when a round closes, and as what |
+//! | [`home`] | the process that hosts the coordinator: which node is in it, and what follows when that goes |
 //! | [`standing`] | what is decided at the moment, and why, in words |
 //! | [`node`], `replies`, `pending`, `view` | a node's side of its session; what it is told; what it has under way; what it hands out |
 //! | [`fence`] | when a node that is cut off stops its workers |
@@ -27,6 +28,7 @@ pub mod codec;
 pub mod coordinator;
 mod decide;
 pub mod fence;
+pub mod home;
 pub mod machine;
 mod members;
 pub mod message;

@@ -36,6 +36,10 @@ pub struct NodeMachine {
     pub(super) report: Option<Report>,
     pub(super) view: View,
     pub(super) left: bool,
+    /// The coordinator is in this process, as it has said: see [`super::fence`].
+    pub(super) hosted: bool,
+    /// The lease has ended; one last look before the workers are stopped.
+    pub(super) suspect: bool,
     /// A join was abandoned, and the coordinator has not said yet that it knows.
     withdrawing: bool,
     pub(super) commands: Vec<NodeCommand>,
@@ -68,6 +72,8 @@ impl NodeMachine {
             report: None,
             view: View { out_of_reach_since: Some(now), ..View::default() },
             left: false,
+            hosted: false,
+            suspect: false,
             withdrawing: false,
             commands: Vec::new(),
         }
@@ -211,10 +217,10 @@ impl NodeMachine {
         }
     }
 
-    /// Say goodbye. Nothing is sent or received afterwards.
-    pub fn leave(&mut self, reason: String) {
+    /// Say goodbye. Nothing is sent or received afterwards. `signal` is what ended the agent, if one did.
+    pub fn leave(&mut self, reason: String, signal: Option<i32>) {
         if !self.left && matches!(self.link, Link::Up { welcomed: true, .. }) {
-            self.commands.push(NodeCommand::Send(NodeMessage::Leave { reason: tidy(&reason) }));
+            self.commands.push(NodeCommand::Send(NodeMessage::Leave { reason: tidy(&reason), signal }));
         }
         self.left = true;
         self.resolve(Err(JoinError::Connection(LEFT.to_owned())));
@@ -277,7 +283,8 @@ impl NodeMachine {
         match tidy_message(message) {
             CoordinatorMessage::Rejected { reason } => self.fail(JoinError::Rejected(reason)),
             CoordinatorMessage::Ended { reason } => self.fail(JoinError::Rejected(reason)),
-            CoordinatorMessage::Welcome { addr } => self.on_welcome(addr),
+            CoordinatorMessage::Welcome { addr, hosted } => self.on_welcome(addr, hosted),
+            CoordinatorMessage::Leaving { why, interrupts } => self.on_leaving(why, interrupts, now),
             CoordinatorMessage::Status { waiting, reason, restart, failure } => {
                 self.on_status(waiting, reason, restart, failure);
             }
@@ -342,7 +349,9 @@ impl NodeMachine {
         if self.needed_until().is_some_and(|until| now >= until) {
             let text = format!(
                 "the coordinator at {} has been out of reach for {:.1?} (coordinator_timeout): {}",
-                self.endpoint, self.coordinator_timeout, self.last_error
+                self.endpoint,
+                self.coordinator_timeout,
+                self.why_away()
             );
             self.fail(JoinError::Connection(text));
         }
@@ -408,7 +417,8 @@ impl NodeMachine {
                 } else {
                     let text = format!(
                         "could not reach the coordinator at {} in {after:.1?}: {}",
-                        self.endpoint, self.last_error
+                        self.endpoint,
+                        self.why_away()
                     );
                     self.resolve(Err(JoinError::Connection(text)));
                 }
@@ -428,7 +438,7 @@ impl NodeMachine {
     }
 
     /// There is no connection any more.
-    fn lose(&mut self, cause: String, now: Instant) {
+    pub(super) fn lose(&mut self, cause: String, now: Instant) {
         self.withdrawing = false;
         self.last_error = cause;
         self.retry(now);

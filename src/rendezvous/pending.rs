@@ -120,6 +120,9 @@ pub(super) enum Link {
     },
 }
 
+/// From so many tries on [`back_off`] is at its longest.
+pub(super) const SLOW_TRIES: u32 = 6;
+
 /// A delay that doubles up to two seconds, spread by half so that many nodes do not come at once.
 pub(super) fn back_off(tries: u32, seed: u64) -> Duration {
     const FIRST: Duration = Duration::from_millis(50);

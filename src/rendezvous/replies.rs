@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use super::message::{Failure, NodeMessage, Placed, Placement, Verdict, Waits};
 use super::node::{NodeCommand, NodeMachine};
-use super::pending::{Link, Report};
+use super::pending::{Link, Report, SLOW_TRIES};
 use super::settings::Settings;
 
 impl NodeMachine {
-    pub(super) fn on_welcome(&mut self, addr: String) {
+    pub(super) fn on_welcome(&mut self, addr: String, hosted: bool) {
         if let Link::Up { welcomed, answered_at, beat_at } = &mut self.link {
             *welcomed = true;
             *beat_at = (*answered_at + self.hello.settings.keep_alive_interval).max(*beat_at);
@@ -16,6 +16,8 @@ impl NodeMachine {
             self.vouch(hello_at);
         }
         self.ever_welcomed = true;
+        self.hosted = hosted;
+        self.view.stopped = None;
         self.tries = 0;
         self.unanswered = 0;
         self.view.addr = Some(addr);
@@ -42,8 +44,8 @@ impl NodeMachine {
         if !wanted {
             return;
         }
-        let Placement { round, rank, world_size, world, restart, .. } = placement;
-        self.hello.placed = Some(Placed { round, rank, world_size, world, active: true, restart });
+        let Placement { round, rank, world_size, world, restart, host, .. } = placement;
+        self.hello.placed = Some(Placed { round, rank, world_size, world, active: true, restart, host });
         (self.view.restart, self.view.failure) = (restart, None);
         self.view.round = round;
         self.view.waiting = 0;
@@ -85,6 +87,20 @@ impl NodeMachine {
         if let Link::Up { answered_at, beat_at, .. } = &mut self.link {
             *beat_at = (*beat_at).min(*answered_at + keep_alive_interval);
         }
+    }
+
+    /// The coordinator's process ends: nobody decides there any more, as where a connection is refused.
+    pub(super) fn on_leaving(&mut self, why: String, interrupts: bool, now: Instant) {
+        self.vouch(self.attempt_at);
+        self.view.stopped = Some(why);
+        if interrupts && self.joining.is_none() && self.hello.placed.is_some_and(|placed| placed.active) {
+            self.view.waiting = self.view.waiting.max(1);
+            self.view.reason = self.why_out_of_reach();
+        }
+        self.commands.push(NodeCommand::Disconnect);
+        // It may take a while to go, and is not asked again and again.
+        self.tries = self.tries.max(SLOW_TRIES);
+        self.lose("its process ends".to_owned(), now);
     }
 
     /// A heartbeat was answered: answers come in the order of what they answer.

@@ -57,7 +57,14 @@ impl Reported for NodeMachine {
 
     fn does_without(&self) -> Option<(Instant, String)> {
         let until = self.needed_until().filter(|_| !self.left && self.view.failed.is_none())?;
-        Some((until.checked_sub(self.coordinator_timeout)?, self.why_out_of_reach()))
+        let (why, limit) = (self.why_out_of_reach(), self.coordinator_timeout);
+        let runs = self.joining.is_none() && self.hello.placed.is_some_and(|placed| placed.active);
+        let meanwhile = match runs && self.view.waiting == 0 {
+            true => "this node's workers run on, and it tries again",
+            false => "this node waits for it",
+        };
+        let text = format!("{why}; {meanwhile} for up to {limit:.0?} (coordinator_timeout)");
+        Some((until.checked_sub(limit)?, text))
     }
 
     fn in_reach(&self) -> bool {
@@ -66,8 +73,22 @@ impl Reported for NodeMachine {
 }
 
 impl NodeMachine {
-    fn why_out_of_reach(&self) -> String {
-        format!("the coordinator at {} is out of reach: {}", self.endpoint, self.last_error)
+    pub(super) fn why_out_of_reach(&self) -> String {
+        let endpoint = &self.endpoint;
+        match &self.view.stopped {
+            None => format!("the coordinator at {endpoint} is out of reach: {}", self.last_error),
+            Some(why) => format!(
+                "the coordinator at {endpoint} was stopped: {why}; no world can form until one runs there again"
+            ),
+        }
+    }
+
+    /// Why it has been out of reach, for an error that says so.
+    pub(super) fn why_away(&self) -> String {
+        match &self.view.stopped {
+            None => self.last_error.clone(),
+            Some(why) => format!("it was stopped ({why}), and has not come back: {}", self.last_error),
+        }
     }
 }
 
@@ -105,7 +126,7 @@ impl Reporter {
         match (node.does_without(), self.away_since) {
             (Some((since, text)), None) if now >= since + AWAY_AFTER => {
                 self.away_since = Some(since);
-                Some(format!("{text}; this node carries on and tries again"))
+                Some(text)
             }
             (None, Some(since)) => {
                 self.away_since = None;

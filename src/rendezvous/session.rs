@@ -156,15 +156,21 @@ impl Session {
         self.shared.machine.lock().waits().map(|(_, what)| what)
     }
 
+    /// Whether the coordinator has ever welcomed this node.
+    pub fn was_welcomed(&self) -> bool {
+        self.shared.machine.lock().view().addr.is_some()
+    }
+
     /// End the job for everybody, once the coordinator hears of it.
     pub fn close(&self, verdict: Verdict) {
         self.ask(|machine| machine.close(verdict));
     }
 
     /// Say goodbye and end the session; what was said before is sent first. Waits at most `limit`. A pending join ends.
-    pub async fn leave(&self, reason: String, limit: Duration) {
+    /// `signal` is what ended the agent, if one did.
+    pub async fn leave(&self, reason: String, signal: Option<i32>, limit: Duration) {
         let mut gone = self.shared.gone.subscribe();
-        self.ask(|machine| machine.leave(reason));
+        self.ask(|machine| machine.leave(reason, signal));
         if timeout(limit, gone.wait_for(|gone| *gone)).await.is_err() {
             self.task.abort();
             self.shared.steps.send_modify(|step| *step += 1);

@@ -10,7 +10,12 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::admission::{Departures, Place};
+<<<<<<< HEAD
 use super::message::{Failure, Hello, Join, NodeId, Placed, Round, Verdict, Waits, WorkerRanks};
+=======
+use super::home::Home;
+use super::message::{Failure, Hello, Join, NodeId, Placed, Round, Verdict, WorkerRanks};
+>>>>>>> 47c323a (rendezvous: spare others a wait or restart when the host stops or ends)
 use super::ranks::natural_order;
 use super::settings::Settings;
 use super::standing::Standing;
@@ -212,6 +217,10 @@ pub struct Run {
     pub(super) vacant_since: Option<Instant>,
     /// Under which times the run is in the machine's indexes.
     pub(super) filed: Filed,
+    /// The node in the coordinator's own process.
+    pub(super) host: Option<(NodeId, Home)>,
+    /// The rank of the current world whose process hosted the coordinator before this one, and is known to have ended.
+    pub(super) gone_rank: Option<u32>,
     /// What was decided last, as it was logged.
     pub(super) standing: Standing,
 }
@@ -255,6 +264,8 @@ impl Run {
             check_at: None,
             vacant_since: None,
             filed: Filed::default(),
+            host: None,
+            gone_rank: None,
             standing: Standing::default(),
         }
     }
@@ -428,6 +439,7 @@ impl Run {
         self.told = false;
         self.ready_since = None;
         self.hold_until = self.closed.is_none().then_some(hold_until);
+        self.gone_rank = None;
         self.recount();
         over
     }

@@ -186,6 +186,7 @@ pub fn tidy_verdict(verdict: &Verdict) -> Verdict {
             failure: failure.as_ref().map(|failure| Box::new(tidy_failure(failure, tidy(&failure.node)))),
         },
         Verdict::AllDone { .. } => verdict.clone(),
+        Verdict::Stopped { by, cause } => Verdict::Stopped { by: tidy(by), cause: tidy(cause) },
     }
 }
 

@@ -11,6 +11,7 @@ use super::queue::Time;
 use super::simulation::{Action, Event, Simulation, run_id};
 use super::worlds::Violation;
 use crate::process::Signal;
+use crate::rendezvous::home::Home;
 use crate::rendezvous::message::{Failure, Hello, JoinWorkers, NodeId, NodeMessage, Placement};
 use crate::rendezvous::node::NodeMachine;
 use crate::rendezvous::state::{Ends, SessionId};
@@ -22,14 +23,12 @@ impl Simulation {
             Action::Start(host, timeout) => return self.start(host, timeout),
             Action::Kill(host) => self.kill(host, false),
             Action::PowerOff(host) => self.kill(host, true),
-            Action::Terminate(host) => {
-                self.note_fault(host, now);
-                if self.hosts[host].ours.is_some() {
-                    return self.signal_agent(host, Signal::TERM.0);
-                }
-                self.leave(host, "SIGTERM", Exit::Terminated)?;
-            }
+            Action::Terminate(host) => return self.terminate(host, Signal::TERM),
+            Action::Interrupt(host) => return self.terminate(host, Signal::INT),
             Action::Stall(host, time) => {
+                if self.options.coordinator_on == Some(host) {
+                    self.act(Action::StallCoordinator(time))?;
+                }
                 self.hosts[host].stalled_until = self.hosts[host].stalled_until.max(now + time);
                 self.note_fault(host, now + time);
                 self.queue.push(now + time, Event::Resume(Some(host)));
@@ -85,22 +84,18 @@ impl Simulation {
                 self.coordinator_fault = self.coordinator_fault.max(now + time);
                 self.queue.push(now + time, Event::Resume(None));
             }
-            Action::CrashCoordinator => {
-                self.coordinator_fault = self.coordinator_fault.max(now);
-                self.coordinator.crash();
-                self.deferred.remove(&None);
-                for conn in self.network.at_coordinator() {
-                    let told_within = self.options.delay.1 * 20;
-                    self.network.release(conn, End::Coordinator);
-                    self.network.sever(conn, told_within, &mut self.dice, &mut self.queue);
-                }
-            }
+            Action::CrashCoordinator => self.crash_coordinator(),
             Action::StartCoordinator => {
                 self.coordinator_fault = self.coordinator_fault.max(now);
                 if !self.coordinator.up {
-                    self.coordinator.restart();
-                    self.ledgers.iter_mut().for_each(Ledger::on_restart);
+                    self.pids += 1;
+                    self.start_coordinator(self.pids, PLACE);
                 }
+            }
+            Action::MoveCoordinator => {
+                self.crash_coordinator();
+                self.pids += 1;
+                self.start_coordinator(self.pids, PLACE + 1);
             }
             Action::Intrude(hello, said) => return self.intrude(*hello, said),
         }
@@ -127,6 +122,32 @@ impl Simulation {
         Ok(())
     }
 
+    pub(super) fn crash_coordinator(&mut self) {
+        self.coordinator_fault = self.coordinator_fault.max(self.now());
+        self.coordinator.crash();
+        self.deferred.remove(&None);
+        for conn in self.network.at_coordinator() {
+            let told_within = self.options.delay.1 * 20;
+            self.network.release(conn, End::Coordinator);
+            self.network.sever(conn, told_within, &mut self.dice, &mut self.queue);
+        }
+    }
+
+    /// The coordinator starts in a process of its own, or in the agent's of its host.
+    fn start_coordinator(&mut self, pid: u64, place: u64) {
+        let hosted = self.options.coordinator_on.is_some();
+        self.coordinator.restart(hosted.then_some(Home { process: pid, place: Some(place), life: pid }));
+        self.ledgers.iter_mut().for_each(Ledger::on_restart);
+    }
+
+    fn terminate(&mut self, host: HostId, signal: Signal) -> Result<(), Violation> {
+        self.note_fault(host, self.now());
+        if self.hosts[host].ours.is_some() {
+            return self.signal_agent(host, signal.0);
+        }
+        self.leave_by(host, &format!("its agent got {signal}"), Some(signal.0), Exit::Terminated)
+    }
+
     fn note_fault(&mut self, host: HostId, until: Time) {
         let last = &mut self.hosts[host].last_fault;
         *last = until.max(*last);
@@ -138,6 +159,12 @@ impl Simulation {
         }
         self.pids += 1;
         let pid = self.pids;
+        let hosts = self.options.coordinator_on == Some(host);
+        if hosts {
+            // The agent before, if it still serves, has the port no longer than its process lives.
+            self.crash_coordinator();
+            self.start_coordinator(pid, PLACE);
+        }
         let id = NodeId(u128::from(self.dice.number()) << 64 | u128::from(self.dice.number()));
         let strangers = &self.options.strangers;
         let settings = strangers.settings_of(host).unwrap_or(&self.options.settings).clone();
@@ -145,6 +172,7 @@ impl Simulation {
         let hello = Hello {
             local_addr: self.options.local_addrs.get(&host).cloned(),
             process: pid,
+            hosts,
             node_rank: self.options.node_ranks.get(&host).copied(),
             ..Hello::new(run_id(strangers.run_of(host)), id, name, settings)
         };
@@ -188,6 +216,9 @@ impl Simulation {
         };
         // Guards end an agent's workers with it.
         (self.hosts[host].ours, self.hosts[host].crew) = (None, None);
+        if self.options.coordinator_on == Some(host) {
+            self.crash_coordinator();
+        }
         let fault = self.hosts[host].last_fault;
         self.expect_notice(host, &process, fault);
         if let Some(conn) = process.conn {
@@ -220,10 +251,14 @@ impl Simulation {
 
     /// The agent says goodbye, closes its connection and ends.
     pub(super) fn leave(&mut self, host: HostId, reason: &str, exit: Exit) -> Result<(), Violation> {
+        self.leave_by(host, reason, None, exit)
+    }
+
+    fn leave_by(&mut self, host: HostId, reason: &str, signal: Option<i32>, exit: Exit) -> Result<(), Violation> {
         let Some(process) = &mut self.hosts[host].process else {
             return Ok(());
         };
-        process.machine.leave(reason.to_owned());
+        process.machine.leave(reason.to_owned(), signal);
         process.agent = Agent::Stopping { again: false };
         self.after_node(host)?;
         let Some(process) = self.hosts[host].process.take() else {
@@ -235,6 +270,10 @@ impl Simulation {
             self.network.close(conn, End::Node, &mut self.dice, &mut self.queue);
         }
         self.remark(|| format!("host{host} exits: {exit:?}"));
+        if self.options.coordinator_on == Some(host) {
+            // It serves on for a moment, in which the others hear the last of it.
+            self.queue.push(self.now() + DRAIN, Event::HostEnds(self.coordinator.incarnation));
+        }
         self.hosts[host].exits.push(exit);
         Ok(())
     }
@@ -260,6 +299,11 @@ impl Simulation {
         }
     }
 }
+
+/// Where the coordinator listens whose host is one of the job's.
+const PLACE: u64 = 29_400;
+/// How long its process serves on when its agent has left.
+const DRAIN: Duration = Duration::from_secs(5);
 
 /// What an agent says of a failed worker.
 fn failure_of(host: HostId, placement: &Placement) -> Failure {

@@ -227,8 +227,8 @@ impl Simulation {
                     )));
                 }
             }
-            Command::Leave(reason) => {
-                process.machine.leave(reason);
+            Command::Leave { reason, signal } => {
+                process.machine.leave(reason, Some(signal));
                 self.flush_node(host)?;
                 let conn = self.hosts[host].process.as_mut().and_then(|process| process.conn.take());
                 if let Some(conn) = conn {

@@ -10,6 +10,7 @@ use bytes::BytesMut;
 use super::network::HostId;
 use super::queue::Time;
 use crate::rendezvous::codec::{CodecError, decode_frame, decode_preamble};
+use crate::rendezvous::home::Home;
 use crate::rendezvous::machine::Machine;
 use crate::rendezvous::message::NodeMessage;
 use crate::rendezvous::state::{Ends, SessionId};
@@ -39,9 +40,9 @@ pub(super) struct Coordinator {
 }
 
 impl Coordinator {
-    pub fn new() -> Self {
+    pub fn new(up: bool) -> Self {
         Self {
-            up: true,
+            up,
             incarnation: 1,
             machine: Machine::new(),
             stalled_until: Time::ZERO,
@@ -59,9 +60,11 @@ impl Coordinator {
         self.peers.clear();
     }
 
-    pub fn restart(&mut self) {
+    /// Start again, in the process that is told.
+    pub fn restart(&mut self, home: Option<Home>) {
         self.up = true;
         self.incarnation += 1;
+        self.machine = home.map_or_else(Machine::new, Machine::at_home);
     }
 
     pub fn accept(&mut self, conn: SessionId, host: HostId, seen_as: HostId) {

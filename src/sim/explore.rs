@@ -199,13 +199,18 @@ fn applies(job: &Simulation, action: &Action) -> bool {
         Action::FailWorkers(host) | Action::ReportFailure(host) | Action::ReportDone(host) => {
             process(host).is_some_and(|process| process.running().is_some())
         }
-        Action::Kill(host) | Action::PowerOff(host) | Action::Terminate(host) | Action::Close(host, _) => {
-            process(host).is_some()
-        }
+        Action::Kill(host)
+        | Action::PowerOff(host)
+        | Action::Terminate(host)
+        | Action::Interrupt(host)
+        | Action::Close(host, _) => process(host).is_some(),
         Action::CrashCoordinator | Action::StallCoordinator(_) => job.coordinator.up,
-        Action::Start(..) | Action::StartCoordinator | Action::Stall(..) | Action::Cut(..) | Action::Intrude(..) => {
-            true
-        }
+        Action::Start(..)
+        | Action::StartCoordinator
+        | Action::MoveCoordinator
+        | Action::Stall(..)
+        | Action::Cut(..)
+        | Action::Intrude(..) => true,
     }
 }
 

@@ -117,10 +117,25 @@ impl Plan {
             clocks: draw_clocks(seed, hosts),
             agents: Agents::default(),
             strangers: Strangers::default(),
+            coordinator_on: None,
         };
         let mut plan = Self { options, actions: Vec::new(), calm_at: Time::ZERO };
         plan.draw_starts(&mut dice);
         plan.draw_faults(&mut dice);
+        plan
+    }
+
+    /// The same, with the coordinator in the process of the first host's agent: it dies and comes back with that.
+    pub fn draw_with_host(seed: u64) -> Self {
+        let mut plan = Self::draw(seed);
+        plan.options.coordinator_on = Some(0);
+        for (_, action) in &mut plan.actions {
+            match action {
+                Action::CrashCoordinator => *action = Action::Kill(0),
+                Action::StartCoordinator => *action = Action::Start(0, plan.options.join_timeout),
+                _ => {}
+            }
+        }
         plan
     }
 
@@ -231,6 +246,14 @@ pub fn live(seed: u64, keep_history: bool) -> Result<Report, Box<Failure>> {
     live_plan(seed, &Plan::draw(seed), keep_history).map(|(report, _)| report)
 }
 
+/// The same, with the coordinator in the process of the first host's agent.
+///
+/// # Errors
+/// As [`live`].
+pub fn live_with_host(seed: u64, keep_history: bool) -> Result<Report, Box<Failure>> {
+    live_plan(seed, &Plan::draw_with_host(seed), keep_history).map(|(report, _)| report)
+}
+
 /// The same for a plan that was drawn from the seed in another way. Gives the job as it was left, too.
 pub(super) fn live_plan(seed: u64, plan: &Plan, keep_history: bool) -> Result<(Report, Simulation), Box<Failure>> {
     let mut job = Simulation::new(plan.options.clone());
@@ -271,6 +294,9 @@ fn live_through(job: &mut Simulation, plan: &Plan) -> Result<(), Violation> {
     job.run_until(job.now() + GONE_WITHIN)?;
     if let Some(host) = job.hosts().iter().position(|host| host.process.is_some()) {
         return Err(Violation::contract(format!("host{host} has not gone {GONE_WITHIN:?} after the close")));
+    }
+    if plan.options.coordinator_on.is_some() {
+        return Ok(()); // its host has gone, and its memory with it
     }
     // A closed rendezvous admits nobody, and says so.
     for by in &closed_by {

@@ -50,6 +50,8 @@ pub struct Options {
     pub agents: Agents,
     /// Hosts that are not of this job, or not as it expects them.
     pub strangers: Strangers,
+    /// The host whose agent's process is the coordinator's too: they stand still, end and start together.
+    pub coordinator_on: Option<HostId>,
 }
 
 impl Options {
@@ -69,6 +71,7 @@ impl Options {
             clocks: BTreeMap::new(),
             agents: Agents::default(),
             strangers: Strangers::default(),
+            coordinator_on: None,
         }
     }
 }
@@ -84,6 +87,8 @@ pub enum Action {
     PowerOff(HostId),
     /// SIGTERM: the agent says goodbye and goes.
     Terminate(HostId),
+    /// Ctrl-C: the same by SIGINT.
+    Interrupt(HostId),
     /// SIGSTOP, and SIGCONT later.
     Stall(HostId, Duration),
     /// The connection breaks.
@@ -106,6 +111,8 @@ pub enum Action {
     StartCoordinator,
     /// Somebody who is not of the job introduces itself with any claim, says this, and is gone without a goodbye.
     Intrude(Box<Hello>, Vec<NodeMessage>),
+    /// The same, where it was not before: the address has been given to another machine.
+    MoveCoordinator,
 }
 
 /// What happens at some time.
@@ -149,6 +156,8 @@ pub enum Event {
     AgentTick(HostId, u64),
     /// Our agent has got a signal at that time, and must have gone.
     MustBeGone(HostId, u64, Time),
+    /// The process that hosts the coordinator ends, whose agent has left: in this life of it.
+    HostEnds(u32),
     /// A loss must have been noticed by now.
     Noticed(Loss),
 }
@@ -202,7 +211,7 @@ impl Simulation {
             queue: Queue::new(),
             dice: Dice::new(options.seed ^ 0x5EED),
             network: Network::new(options.delay),
-            coordinator: Coordinator::new(),
+            coordinator: Coordinator::new(options.coordinator_on.is_none()),
             hosts: (0..options.hosts).map(|_| Host::default()).collect(),
             ledgers: (0..options.strangers.runs()).map(|run| Ledger::new(run, options.settings.clone())).collect(),
             digest: Digest::default(),
@@ -311,6 +320,8 @@ impl Simulation {
         match event {
             Event::Act(action) => self.act(action)?,
             Event::Resume(whose) => self.resume(whose)?,
+            Event::HostEnds(life) if life == self.coordinator.incarnation => self.crash_coordinator(),
+            Event::HostEnds(_) => {}
             Event::Syn(host, pid) => self.on_syn(host, pid),
             Event::Connected(host, pid, conn) => self.on_connected(host, pid, conn)?,
             Event::ConnectFailed(host, pid, error) => {
@@ -354,7 +365,12 @@ impl Simulation {
             | Event::AgentTick(host, _)
             | Event::Stopped(host, _) => Some(*host),
             Event::Deliver { .. } | Event::Eof { .. } | Event::CoordinatorTick => None,
-            Event::Act(_) | Event::Resume(_) | Event::Syn(..) | Event::Noticed(_) | Event::MustBeGone(..) => {
+            Event::Act(_)
+            | Event::Resume(_)
+            | Event::HostEnds(_)
+            | Event::Syn(..)
+            | Event::Noticed(_)
+            | Event::MustBeGone(..) => {
                 return Some(event);
             }
         };

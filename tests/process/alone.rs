@@ -14,5 +14,6 @@ pub fn alone() -> Placement {
         reason: String::new(),
         restart: 0,
         workers: None,
+        host: None,
     }
 }

@@ -8,6 +8,7 @@ mod claims;
 mod coordinator;
 mod failures;
 mod growing;
+mod host;
 mod job;
 mod losses;
 mod raw;

@@ -1,5 +1,6 @@
 //! Errors of the core → exceptions of `elastic_rs.errors`. The one place where this is decided.
 
+use elastic_rs::rendezvous::message::Verdict;
 use elastic_rs::rendezvous::node::JoinError;
 use elastic_rs::store::client::StoreError;
 use pyo3::prelude::*;
@@ -25,6 +26,7 @@ pub fn from_join(py: Python<'_>, error: &JoinError) -> PyErr {
 pub fn class_of_join(error: &JoinError) -> &'static str {
     match error {
         JoinError::Timeout { .. } => "RendezvousTimeoutError",
+        JoinError::Closed { verdict: Verdict::Stopped { .. }, .. } => "RendezvousClosedError",
         JoinError::Closed { spare: true, .. } => "RendezvousGracefulExitError",
         JoinError::Closed { .. } => "RendezvousClosedError",
         JoinError::Connection(_) => "RendezvousConnectionError",

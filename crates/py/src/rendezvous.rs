@@ -1,9 +1,9 @@
 //! `Session` and `Placement`: a node's place at the rendezvous.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_rs::host::Reach;
+use elastic_rs::host::{Reach, process_number};
 use elastic_rs::rendezvous::message::{self, Hello, NodeId, Verdict};
 use elastic_rs::rendezvous::settings::{OnPartition, Settings};
 use elastic_rs::rendezvous::{node, session};
@@ -55,6 +55,7 @@ impl Placement {
             reason: String::new(),
             restart: 0,
             workers: Some(workers),
+            host: None,
         })
     }
 
@@ -140,7 +141,7 @@ impl View {
             return Err(errors::from_join(py, error));
         }
         let failure = match &view.closed {
-            Some(verdict @ Verdict::Failed { .. }) => Some(verdict.to_string()),
+            Some(verdict) if verdict.is_failure() => Some(verdict.to_string()),
             _ => None,
         };
         let node::View { waiting, reason, addr, fenced, closed, failure: cause, .. } = view;
@@ -162,11 +163,12 @@ impl Session {
 
 #[pymethods]
 impl Session {
-    /// Start a session for one node with the coordinator at ``host:port``. All times in seconds.
+    /// Start a session for one node with the coordinator at ``host:port``. All times in seconds. ``hosts``: this process hosts it,
+    /// and goes with this node.
     #[new]
     #[pyo3(signature = (*, host, port, run_id, name, local_addr, min_nodes, max_nodes, last_call_timeout_s, settle_timeout_s,
         keep_alive_interval_s, keep_alive_max_attempt, reconnect_grace_s, coordinator_timeout_s, node_rank = None, on_partition = "stop", rejoin_limit = 20,
-        rejoin_window_s = 3600.0, max_restarts = None, ranks_as_asked = false))]
+        rejoin_window_s = 3600.0, max_restarts = None, ranks_as_asked = false, hosts = false))]
     #[expect(clippy::too_many_arguments, reason = "one named argument per setting, checked here once")]
     fn new(
         host: &str,
@@ -188,6 +190,7 @@ impl Session {
         rejoin_window_s: f64,
         max_restarts: Option<u32>,
         ranks_as_asked: bool,
+        hosts: bool,
     ) -> PyResult<Self> {
         let settings = Settings {
             last_call_timeout: seconds("last_call_timeout", last_call_timeout_s)?,
@@ -203,9 +206,9 @@ impl Session {
             ..Settings::new(min_nodes, max_nodes)
         };
         let node = NodeId(rand::random());
-        let process = *PROCESS.get_or_init(rand::random);
+        let process = process_number();
         let reach = Reach::new(local_addr.clone(), max_nodes == 1);
-        let hello = Hello { local_addr, process, node_rank, ..Hello::new(run_id, node, name, settings) };
+        let hello = Hello { local_addr, process, node_rank, hosts, ..Hello::new(run_id, node, name, settings) };
         hello.validate().map_err(PyValueError::new_err)?;
         let timeout = seconds("coordinator_timeout", coordinator_timeout_s)?;
         Ok(Self(Arc::new(session::Session::open(&handle()?, hello, host, port, timeout)), Mutex::new(reach)))
@@ -240,6 +243,12 @@ impl Session {
         View::from_core(py, self.0.view())
     }
 
+    /// Whether the coordinator has ever welcomed this node.
+    #[getter]
+    fn was_welcomed(&self) -> bool {
+        self.0.was_welcomed()
+    }
+
     /// End the job for everybody. With a ``cause``, it failed, and all others stop.
     #[pyo3(signature = (*, by, cause = None))]
     fn close(&self, by: String, cause: Option<String>) {
@@ -250,15 +259,14 @@ impl Session {
     }
 
     /// Say goodbye and end the session, waiting at most ``timeout_s`` for what is still to be sent. Later calls do nothing.
-    #[pyo3(signature = (reason, *, timeout_s = 1.0))]
-    fn leave(&self, py: Python<'_>, reason: String, timeout_s: f64) -> PyResult<()> {
+    ///
+    /// ``signal`` is what ended this process, if one did. SIGINT, of the process that hosts the coordinator, ends the job.
+    #[pyo3(signature = (reason, *, timeout_s = 1.0, signal = None))]
+    fn leave(&self, py: Python<'_>, reason: String, timeout_s: f64, signal: Option<i32>) -> PyResult<()> {
         let timeout = seconds("timeout_s", timeout_s)?;
-        block_on(py, self.0.leave(reason, timeout))
+        block_on(py, self.0.leave(reason, signal, timeout))
     }
 }
-
-/// What tells this process from others that have the same name and address.
-static PROCESS: OnceLock<u64> = OnceLock::new();
 
 fn on_partition_of(text: &str) -> PyResult<OnPartition> {
     [OnPartition::Stop, OnPartition::Continue]

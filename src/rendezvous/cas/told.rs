@@ -98,7 +98,7 @@ impl CasNode {
     fn take_place(&mut self, placement: Placement) {
         let Placement { round, rank, world_size, world, restart, .. } = placement;
         let wanted = self.joining.as_ref().is_some_and(|joining| joining.withdrawn_at.is_none());
-        self.hello.placed = Some(Placed { round, rank, world_size, world, active: wanted, restart });
+        self.hello.placed = Some(Placed { round, rank, world_size, world, active: wanted, restart, host: None });
         self.view.round = round;
         self.view.waiting = 0;
         self.view.reason.clear();

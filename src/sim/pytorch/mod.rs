@@ -187,7 +187,7 @@ impl PyTorch {
             }
             Action::Start(..) | Action::ReportDone(_) => {}
             // To the others it is all the same how an agent goes: it says no goodbye on SIGTERM either.
-            Action::Kill(host) | Action::PowerOff(host) | Action::Terminate(host) => {
+            Action::Kill(host) | Action::PowerOff(host) | Action::Terminate(host) | Action::Interrupt(host) => {
                 if let Some(held) = self.hosts[host].agent.take().and_then(|agent| agent.running()) {
                     let within = self.options.settings.lease() + Duration::from_secs(1) + self.options.delay.1 * 10;
                     self.queue.push(now + within, Event::Noticed(held.round, now, self.hosts[host].last_fault));
@@ -225,8 +225,8 @@ impl PyTorch {
                 self.store.up = false;
             }
             Action::StartCoordinator if !self.store.up => self.store = Store::default(),
-            // Its store believes any client anything: there is nothing to show.
-            Action::StartCoordinator | Action::Intrude(..) => {}
+            // Its store believes any client anything: there is nothing to show of intruders.
+            Action::StartCoordinator | Action::MoveCoordinator | Action::Intrude(..) => {}
         }
     }
 
