@@ -522,9 +522,10 @@ class Session:
     """
     A node's session with the coordinator; connects in the background.
     """
-    def __new__(cls, /, *, host: str, port: SupportsIndex, run_id: str, name: str, local_addr: str | None, min_nodes: SupportsIndex, max_nodes: SupportsIndex, last_call_timeout_s: SupportsFloat | SupportsIndex, settle_timeout_s: SupportsFloat | SupportsIndex, keep_alive_interval_s: SupportsFloat | SupportsIndex, keep_alive_max_attempt: SupportsIndex, reconnect_grace_s: SupportsFloat | SupportsIndex, coordinator_timeout_s: SupportsFloat | SupportsIndex, node_rank: SupportsIndex | None = None, on_partition: str = "stop", rejoin_limit: SupportsIndex = 20, rejoin_window_s: SupportsFloat | SupportsIndex = 3600.0, max_restarts: SupportsIndex | None = None, ranks_as_asked: bool = False) -> Session:
+    def __new__(cls, /, *, host: str, port: SupportsIndex, run_id: str, name: str, local_addr: str | None, min_nodes: SupportsIndex, max_nodes: SupportsIndex, last_call_timeout_s: SupportsFloat | SupportsIndex, settle_timeout_s: SupportsFloat | SupportsIndex, keep_alive_interval_s: SupportsFloat | SupportsIndex, keep_alive_max_attempt: SupportsIndex, reconnect_grace_s: SupportsFloat | SupportsIndex, coordinator_timeout_s: SupportsFloat | SupportsIndex, node_rank: SupportsIndex | None = None, on_partition: str = "stop", rejoin_limit: SupportsIndex = 20, rejoin_window_s: SupportsFloat | SupportsIndex = 3600.0, max_restarts: SupportsIndex | None = None, ranks_as_asked: bool = False, hosts: bool = False) -> Session:
         """
-        Start a session for one node with the coordinator at ``host:port``. All times in seconds.
+        Start a session for one node with the coordinator at ``host:port``. All times in seconds. ``hosts``: this process hosts it,
+        and goes with this node.
         """
     def close(self, /, *, by: str, cause: str | None = None) -> None:
         """
@@ -538,13 +539,20 @@ class Session:
         Raises ``RendezvousTimeoutError``, ``RendezvousClosedError``, ``RendezvousGracefulExitError`` (a spare that was not
         needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``.
         """
-    def leave(self, /, reason: str, *, timeout_s: SupportsFloat | SupportsIndex = 1.0) -> None:
+    def leave(self, /, reason: str, *, timeout_s: SupportsFloat | SupportsIndex = 1.0, signal: SupportsIndex | None = None) -> None:
         """
         Say goodbye and end the session, waiting at most ``timeout_s`` for what is still to be sent. Later calls do nothing.
+
+        ``signal`` is what ended this process, if one did. SIGINT, of the process that hosts the coordinator, ends the job.
         """
     def view(self, /) -> View:
         """
         How things stand. Raises as :meth:`join` does when this node can no longer take part.
+        """
+    @property
+    def was_welcomed(self, /) -> bool:
+        """
+        Whether the coordinator has ever welcomed this node.
         """
 
 @final

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from elastic_rs import _elastic_rs
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from elastic_rs._config import RendezvousConfig
     from elastic_rs._elastic_rs import Host, Session
 
-__all__ = ["claim", "open_session"]
+__all__ = ["claim", "open_session", "why_not_host"]
 
 logger = logging.getLogger("elastic_rs.rendezvous")
 
@@ -30,6 +31,17 @@ def claim(host: str, port: int, config: RendezvousConfig) -> tuple[Host | None, 
     return claimed, ""
 
 
+def why_not_host(why: str, started: float) -> str:
+    """Say why this process did not host the coordinator, for an error that comes later: it was so when it started.
+
+    Args:
+        why: what :func:`claim` said.
+        started: when, as ``time.monotonic()`` tells it.
+    """
+    ago = time.monotonic() - started
+    return f"this process did not host the coordinator itself; when it started, {ago:.0f} s ago, the reason was: {why}"
+
+
 def open_session(
     config: RendezvousConfig,
     *,
@@ -40,6 +52,7 @@ def open_session(
     nodes: tuple[int, int],
     max_restarts: int | None,
     ranks_as_asked: bool = False,
+    hosts: bool = False,
 ) -> Session:
     """Open a node's session with the coordinator at the endpoint; it connects in the background.
 
@@ -52,6 +65,7 @@ def open_session(
         nodes: fewest and most.
         max_restarts: the job's budget; None if nodes count for themselves.
         ranks_as_asked: ranks are those of ``config.node_rank``, in every round.
+        hosts: this process hosts the coordinator, which goes when this node does.
     """
     return _elastic_rs.Session(
         host=endpoint[0],
@@ -73,4 +87,5 @@ def open_session(
         rejoin_window_s=config.rejoin_window,
         max_restarts=max_restarts,
         ranks_as_asked=ranks_as_asked,
+        hosts=hosts,
     )

@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.events import construct_and_record_rdzv_event
 from torch.distributed.elastic.events.api import NodeState
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
@@ -168,19 +170,23 @@ class NodeHandler(RendezvousHandler):
             self._close()
             self._leave("the job is over", limit)
         else:
-            self._leave(f"{type(error).__name__}: {error}", limit)
+            reason, number = _farewell(error)
+            self._leave(reason, limit, number)
         self._record(f"The node '{self._name}' has left the rendezvous '{self._run_id}'.", NodeState.SUCCEEDED)
         return True
 
-    def _leave(self, reason: str, timeout: float) -> None:
-        """Say goodbye, then stay for the others if this process serves them."""
+    def _leave(self, reason: str, timeout: float, signal: int | None = None) -> None:
+        """Say goodbye, then stay for the others if this process serves them. A signal is what ended this process."""
         if self._ended:
             return
         self._ended = True
-        self._session.leave(reason, timeout_s=timeout)
+        self._say_goodbye(reason, timeout, signal)
         # Clients that are still reading when their server vanishes print stack traces; a moment's patience avoids it.
         if self._worker_store is not None:
             self._worker_store.drain(timeout_s=self._config.drain_timeout)
+
+    def _say_goodbye(self, reason: str, timeout: float, signal: int | None) -> None:  # noqa: ARG002 - for a subclass
+        self._session.leave(reason, timeout_s=timeout)
 
     @property
     def _session(self) -> Session | CasSession:
@@ -254,6 +260,14 @@ def _first_cause(error: ChildFailedError) -> str:
     return text
 
 
+def _farewell(error: BaseException | None) -> tuple[str, int | None]:
+    """Say why an agent goes that has met this exception, and which signal that stands for."""
+    number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else getattr(error, "sigval", None)
+    if isinstance(error, (KeyboardInterrupt, SignalException)) and number is not None:
+        return f"its agent got {signal.Signals(number).name}", int(number)
+    return f"{type(error).__name__}: {error}" if error else "its process ended", None
+
+
 def _say_goodbye_at_exit(handler: NodeHandler) -> None:
     reference = weakref.ref(handler)
     pid = os.getpid()
@@ -261,9 +275,8 @@ def _say_goodbye_at_exit(handler: NodeHandler) -> None:
     def goodbye() -> None:
         handler = reference()
         if handler is not None and os.getpid() == pid:
-            error = getattr(sys, "last_value", None)
-            reason = f"{type(error).__name__}: {error}" if error else "its process ended"
-            handler._leave(reason, timeout=1.0)  # noqa: SLF001 - this function is the handler's own
+            reason, number = _farewell(getattr(sys, "last_value", None))
+            handler._leave(reason, 1.0, number)  # noqa: SLF001 - this function is the handler's own
 
     atexit.register(goodbye)
 

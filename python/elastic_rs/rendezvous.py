@@ -11,6 +11,7 @@ import functools
 import logging
 import os
 import socket
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from torch.distributed.elastic.events.api import NodeState
 from elastic_rs import _elastic_rs
 from elastic_rs._config import RendezvousConfig, parse_endpoint, warn_of_no_endpoint
 from elastic_rs._host_name import host_name
-from elastic_rs._node import claim, open_session
+from elastic_rs._node import claim, open_session, why_not_host
 from elastic_rs._node_handler import NodeHandler
 from elastic_rs.errors import RendezvousClosedError, RendezvousConnectionError
 from elastic_rs.store import TCPStore
@@ -83,6 +84,7 @@ class RustC10dRendezvousHandler(NodeHandler):
         if not params.endpoint:
             warn_of_no_endpoint(params.max_nodes, port)
         self._name = f"{socket.gethostname()}:{os.getpid()}"
+        self._started = time.monotonic()
         self._host: Host | None
         self._host, self._why_not_host = self._claim(host, port)
         if self._host is not None:
@@ -130,6 +132,7 @@ class RustC10dRendezvousHandler(NodeHandler):
             local_addr=self._local_addr,
             nodes=self._nodes,
             max_restarts=self._max_restarts,
+            hosts=self._host is not None,
         )
 
     def join(self) -> Placement | Failure:
@@ -170,13 +173,16 @@ class RustC10dRendezvousHandler(NodeHandler):
     def _close(self, cause: str | None = None) -> None:
         self._session.close(by=self._label(), cause=cause)
 
-    def _leave(self, reason: str, timeout: float) -> None:
+    def _leave(self, reason: str, timeout: float, signal: int | None = None) -> None:
         if not self._ended:
             if "_session" in self.__dict__:  # else nobody has heard of this node
-                super()._leave(reason, timeout)
+                super()._leave(reason, timeout, signal)
             self._ended = True
             if self._host is not None:
                 self._host.drain(timeout_s=self._config.drain_timeout)
+
+    def _say_goodbye(self, reason: str, timeout: float, signal: int | None) -> None:
+        self._session.leave(reason, timeout_s=timeout, signal=signal)
 
     def _claim(self, host: str, port: int) -> tuple[Host | None, str]:
         """Become the coordinator's host, if that is this process's part. The second value says why it is not."""
@@ -193,8 +199,8 @@ class RustC10dRendezvousHandler(NodeHandler):
         return self._round_store(store, placement.round, placement.world_size, timeout)
 
     def _explain(self, error: BaseException) -> None:
-        if self._why_not_host and isinstance(error, RendezvousConnectionError):
-            error.add_note(f"This process did not host the coordinator itself: {self._why_not_host}.")
+        if self._why_not_host and isinstance(error, RendezvousConnectionError) and not self._session.was_welcomed:
+            error.add_note(why_not_host(self._why_not_host, self._started))
 
 
 def _default_port(params: RendezvousParameters, config: RendezvousConfig) -> int:

@@ -11,6 +11,7 @@ try:
     import contextlib
     import logging
     import os
+    import time
     from typing import TYPE_CHECKING, Any
 
     from elastic_rs._run_flags import PROG, UsageError, fail, parse
@@ -80,12 +81,12 @@ def _run(argv: Sequence[str]) -> int:
 def _take_part(meeting: Rendezvous, local_addr: str | None, settings: dict[str, Any]) -> int:
     """Meet the other nodes, run the workers, and return the exit code. ``settings`` are what no rendezvous concerns."""
     from elastic_rs import _elastic_rs
-    from elastic_rs._node import claim, open_session
+    from elastic_rs._node import claim, open_session, why_not_host
 
     config, where = meeting.config, f"{meeting.host}:{meeting.port}"
-    name = f"{os.uname().nodename}:{os.getpid()}"
+    name, started = f"{os.uname().nodename}:{os.getpid()}", time.monotonic()
     try:
-        host, why_not_host = claim(meeting.host, meeting.port, config)
+        host, why = claim(meeting.host, meeting.port, config)
     except OSError as error:
         return _cannot(
             "RendezvousConnectionError", f"cannot host the coordinator at {where}: {error.strerror or error}"
@@ -104,6 +105,7 @@ def _take_part(meeting: Rendezvous, local_addr: str | None, settings: dict[str, 
             nodes=meeting.nodes,
             max_restarts=settings["max_restarts"] if job_counts else None,
             ranks_as_asked=meeting.fixed,
+            hosts=host is not None,
         )
         launched = _elastic_rs.launch(
             session,
@@ -129,7 +131,7 @@ def _take_part(meeting: Rendezvous, local_addr: str | None, settings: dict[str, 
     finally:
         if host is not None:
             host.stop()
-    hint = f"this process did not host the coordinator itself: {why_not_host}" if why_not_host else ""
+    hint = why_not_host(why, started) if why and not session.was_welcomed else ""
     if host is not None and (launched.reason or "").startswith("could not reach the coordinator"):
         hint = f"this process hosts it, so `{meeting.host}` must be an address of this machine"
         hint += ", which has node rank 0" if meeting.fixed and config.node_rank == 0 else ""
