@@ -32,7 +32,7 @@ fn endless(settings: &Settings) -> Settings {
 }
 
 fn claim(world: u64, round: u64) -> Placed {
-    Placed { round: Round(round), rank: 0, world_size: 2, world, active: true, restart: 0 }
+    Placed { round: Round(round), rank: 0, world_size: 2, world, active: true, restart: 0, host: None }
 }
 
 impl Bench {
@@ -316,7 +316,7 @@ fn the_lease_of_the_run_is_every_nodes() {
     let mut node = NodeMachine::new(hello(2, &slow), "coordinator:1".into(), 300 * SECOND, bench.now);
     node.on_tick(bench.now);
     node.on_connected(bench.now);
-    node.on_message(CoordinatorMessage::Welcome { addr: "10.0.0.2".into() }, bench.now);
+    node.on_message(CoordinatorMessage::Welcome { addr: "10.0.0.2".into(), hosted: false }, bench.now);
     node.on_message(terms, bench.now);
     assert_eq!(node.next_deadline(), Some(bench.now + 5 * SECOND), "it shows so often that it lives");
 }

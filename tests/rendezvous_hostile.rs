@@ -92,8 +92,15 @@ fn strangers_beside_a_running_job_change_nothing_but_a_number() {
         join_both(&sessions[0], &sessions[1]).await;
         for number in 0..50 {
             let round = if number % 2 == 0 { u64::MAX } else { 1 << 48 };
-            let placed =
-                Placed { round: Round(round), rank: 0, world_size: 2, world: number, active: true, restart: u32::MAX };
+            let placed = Placed {
+                round: Round(round),
+                rank: 0,
+                world_size: 2,
+                world: number,
+                active: true,
+                restart: u32::MAX,
+                host: None,
+            };
             let hello = Hello { placed: Some(placed), ..stranger(66 + u128::from(number), Settings::new(2, 2)) };
             let answer = attack(host.port(), hello, &[]).await;
             assert_eq!(matches!(answer, CoordinatorMessage::Rejected { .. }), round == u64::MAX, "{answer:?}");

@@ -125,13 +125,14 @@ fn tidy_lines(text: &str) -> String {
 
 /// What a coordinator says, with its texts tidied: a node logs them, and whatever listens at the endpoint may have written them.
 pub(super) fn tidy_message(message: CoordinatorMessage) -> CoordinatorMessage {
-    use CoordinatorMessage::{Closed, Complete, Ended, Heartbeat, Rejected, Status, Welcome, Withdrawn};
+    use CoordinatorMessage::{Closed, Complete, Ended, Heartbeat, Leaving, Rejected, Status, Welcome, Withdrawn};
     let failed = |failure: Box<Failure>| Box::new(tidy_failure(&failure, plain(&failure.node)));
     let waits = |waits: Waits| Waits { progress: plain(&waits.progress), ..waits };
     match message {
         Rejected { reason } => Rejected { reason: plain(&reason) },
         Ended { reason } => Ended { reason: plain(&reason) },
-        Welcome { addr } => Welcome { addr: plain(&addr) },
+        Welcome { addr, hosted } => Welcome { addr: plain(&addr), hosted },
+        Leaving { why, interrupts } => Leaving { why: plain(&why), interrupts },
         Withdrawn { progress } => Withdrawn { progress: plain(&progress) },
         Status { waiting, reason, restart, failure } => {
             Status { waiting, reason: plain(&reason), restart, failure: failure.map(failed) }

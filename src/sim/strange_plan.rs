@@ -77,6 +77,7 @@ fn draw_intruders(plan: &mut Plan, dice: &mut Dice) {
             world: dice.number(),
             active: dice.chance(50),
             restart: 0,
+            host: None,
         });
         let node = NodeId(u128::from(dice.number()));
         let hello = Hello::new(run_id(run), node, format!("intruder{number}"), settings.clone());

@@ -15,7 +15,8 @@ fn intruder(number: u64, joins: bool) -> Action {
         last_call_timeout: LONGEST_WAIT,
         ..Settings::new(3, 3)
     };
-    let placed = Placed { round: Round(1 << 40), rank: 0, world_size: 3, world: number, active: !joins, restart: 0 };
+    let placed =
+        Placed { round: Round(1 << 40), rank: 0, world_size: 3, world: number, active: !joins, restart: 0, host: None };
     let hello = Hello::new(RUN_ID, NodeId(u128::from(number)), format!("intruder{number}"), settings);
     let join = Join { round: Round(1 << 40), store_port: 1, node_rank: None, workers: None };
     let said = if joins { vec![NodeMessage::Join(join)] } else { vec![] };
