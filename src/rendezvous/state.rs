@@ -10,12 +10,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::admission::{Departures, Place};
-<<<<<<< HEAD
-use super::message::{Failure, Hello, Join, NodeId, Placed, Round, Verdict, Waits, WorkerRanks};
-=======
 use super::home::Home;
-use super::message::{Failure, Hello, Join, NodeId, Placed, Round, Verdict, WorkerRanks};
->>>>>>> 47c323a (rendezvous: spare others a wait or restart when the host stops or ends)
+use super::message::{Failure, Hello, Join, NodeId, Placed, Round, Verdict, Waits, WorkerRanks};
 use super::ranks::natural_order;
 use super::settings::Settings;
 use super::standing::Standing;

@@ -77,11 +77,8 @@ pub struct View {
     pub addr: Option<String>,
     /// Since when the coordinator has been out of reach, if it is.
     pub out_of_reach_since: Option<Instant>,
-<<<<<<< HEAD
     /// While the workers of this node have succeeded, and those of others have not: whose, in the coordinator's words.
     pub unfinished: Option<String>,
-=======
     /// What ended the coordinator's process, if it has said so: no world can form until one runs there again.
     pub stopped: Option<String>,
->>>>>>> 47c323a (rendezvous: spare others a wait or restart when the host stops or ends)
 }
