@@ -71,7 +71,7 @@ fn hello(machine: &mut Machine, number: u64, settings: &Settings, now: Instant) 
     let begun = Instant::now();
     greet(machine, number, format!("newcomer {number}"), settings.clone(), now);
     let took = begun.elapsed();
-    machine.on_message(SessionId(number), NodeMessage::Leave { reason: "measured".to_owned() }, now);
+    machine.on_message(SessionId(number), NodeMessage::Leave { reason: "measured".to_owned(), signal: None }, now);
     machine.take_commands();
     took
 }
