@@ -126,7 +126,7 @@ fn a_worker_store_is_opened_for_the_address_that_others_are_told() {
     node.on_disconnected("reset".into(), false, now);
     let at = connects_at(&mut node);
     node.on_connected(at);
-    node.on_message(CoordinatorMessage::Welcome { addr: "10.0.0.8".into() }, at);
+    node.on_message(CoordinatorMessage::Welcome { addr: "10.0.0.8".into(), hosted: false }, at);
     assert_eq!(joins_with(&mut node), None);
     assert_eq!(node.wanted_store().as_deref(), Some("10.0.0.8"));
     node.on_store_opened("10.0.0.8".into(), 29_500);
