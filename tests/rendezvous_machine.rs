@@ -199,14 +199,15 @@ fn the_first_failure_of_a_round_is_its_cause_and_is_told_to_all() {
             (77, "10.0.0.1 (host:2)", "out of memory\nat line 3")
         );
         let text = "rank 3 (local rank 1, role trainer, pid 77) on 10.0.0.1 (host:2) ended with SIGKILL: out of memory; restart \
-                    1 of 2";
+                    1 of 2; 2/2 attempts left; will restart worker group";
         assert_eq!(reason, text);
     }
     assert_eq!(bench.notes.iter().filter(|note| note.contains("is interrupted")).count(), 1, "{:?}", bench.notes);
     assert_eq!(
         bench.run().reason(),
         Some(
-            "rank 3 (local rank 1, role trainer, pid 77) on 10.0.0.1 (host:2) ended with SIGKILL: out of memory; restart 1 of 2; 2/2 attempts left; will restart worker group"
+            "rank 3 (local rank 1, role trainer, pid 77) on 10.0.0.1 (host:2) ended with SIGKILL: out of memory; restart \
+             1 of 2; 2/2 attempts left; will restart worker group"
         )
     );
 }
