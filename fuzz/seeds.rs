@@ -100,7 +100,8 @@ fn rendezvous() {
     };
     let join =
         |round, node_rank| NodeMessage::Join(Join { round: Round(round), store_port: 29500, node_rank, workers: None });
-    let placed = |active| Some(Placed { round: Round(1), rank: 1, world_size: 2, world: 1, active, restart: 0, host: None });
+    let placed =
+        |active| Some(Placed { round: Round(1), rank: 1, world_size: 2, world: 1, active, restart: 0, host: None });
 
     long_texts(hello);
     let mut script = Vec::new();
