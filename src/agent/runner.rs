@@ -247,7 +247,7 @@ impl Runner {
     /// This process got a signal that it handles. A second one kills what is left of the workers.
     pub fn signal(&mut self, signal: i32) {
         let name = Signal(signal);
-        let text = match (self.signalled, self.place) {
+        let text = match (self.signalled, &self.crew) {
             (true, _) => format!("received {name}: killing what is left of the workers"),
             (false, None) => format!("received {name}: leaving the job"),
             // PyTorch's words, which logs are searched for.
