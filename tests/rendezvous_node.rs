@@ -62,6 +62,17 @@ fn connected(now: Instant) -> NodeMachine {
 }
 
 #[test]
+fn a_node_without_a_descriptor_for_its_first_connection_fails_at_once() {
+    let now = Instant::now();
+    let mut node = node(now);
+    node.join(29500, None, None, seconds(600), now);
+    node.on_tick(now);
+    node.on_out_of_descriptors("10.0.0.1:29400: Too many open files (os error 24)".into(), now);
+    let Some(Err(JoinError::Connection(text))) = node.take_outcome() else { panic!("it waits") };
+    assert!(text.contains("Too many open files") && text.contains("ulimit -n"), "{text}");
+}
+
+#[test]
 fn tries_again_at_growing_intervals_up_to_two_seconds() {
     let mut now = Instant::now();
     let mut node = node(now);

@@ -249,6 +249,19 @@ impl NodeMachine {
         self.retry(now);
     }
 
+    /// This process has no file descriptor left for the connection asked for. A node that has never been welcomed fails at once,
+    /// since it holds none that it could give back by waiting; a member tries again.
+    pub fn on_out_of_descriptors(&mut self, error: String, now: Instant) {
+        if !self.ever_welcomed {
+            let text = format!(
+                "cannot connect to the coordinator at {}: {error}: allow this process more open files (`ulimit -n`)",
+                self.endpoint
+            );
+            self.fail(JoinError::Connection(text));
+        }
+        self.on_connect_failed(error, false, now);
+    }
+
     /// The connection ended. `foreign` says that what came over it was not this protocol.
     pub fn on_disconnected(&mut self, cause: String, foreign: bool, now: Instant) {
         if foreign {

@@ -1,5 +1,6 @@
 //! Drives [`NodeMachine`]: one connection to the coordinator, kept by a task that needs nobody's attention between rounds.
 
+use std::fmt::Display;
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use parking_lot::Mutex;
+use rustix::io::Errno;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpSocket, TcpStream, lookup_host};
@@ -270,6 +272,7 @@ async fn drive(shared: Arc<Shared>, host: String, port: u16, source: Option<IpAd
                         connection = Some(Connection { reader, writer, incoming: BytesMut::new(), outgoing });
                         machine.on_connected(Instant::now());
                     }
+                    Err(error) if error.out_of_descriptors => machine.on_out_of_descriptors(error.text, Instant::now()),
                     Err(error) => machine.on_connect_failed(error.text, error.refused, Instant::now()),
                 }
             }
@@ -333,6 +336,18 @@ struct ConnectError {
     text: String,
     /// A host that is there said so: nobody listens.
     refused: bool,
+    /// The cause is this process's own limit on open files.
+    out_of_descriptors: bool,
+}
+
+impl ConnectError {
+    fn new(what: impl Display, error: &io::Error) -> Self {
+        Self {
+            text: format!("{what}: {error}"),
+            refused: is_refusal(error),
+            out_of_descriptors: Errno::from_io_error(error) == Some(Errno::MFILE),
+        }
+    }
 }
 
 async fn in_time(connecting: impl Future<Output = io::Result<TcpStream>>) -> io::Result<TcpStream> {
@@ -352,10 +367,9 @@ fn is_refusal(error: &io::Error) -> bool {
 /// Connect to the first of the host's addresses that answers; from `source`, if that is an address of this machine from which it can be
 /// reached.
 async fn connect(host: String, port: u16, source: Option<IpAddr>) -> Result<TcpStream, ConnectError> {
-    let failed = |text: String| ConnectError { text, refused: false };
     let resolved = lookup_host((host.as_str(), port)).await;
-    let addresses = resolved.map_err(|error| failed(format!("cannot resolve `{host}`: {error}")))?;
-    let (mut errors, mut refused) = (Vec::new(), false);
+    let addresses = resolved.map_err(|error| ConnectError::new(format_args!("cannot resolve `{host}`"), &error))?;
+    let mut errors: Vec<ConnectError> = Vec::new();
     for address in addresses {
         let source = source.filter(|source| source.is_ipv4() == address.is_ipv4());
         let mut connected = match source {
@@ -370,13 +384,15 @@ async fn connect(host: String, port: u16, source: Option<IpAddr>) -> Result<TcpS
         }
         let error = match connected {
             Ok(stream) => {
-                return stream.set_nodelay(true).map(|()| stream).map_err(|error| failed(error.to_string()));
+                return stream.set_nodelay(true).map(|()| stream).map_err(|error| ConnectError::new(address, &error));
             }
             Err(error) => error,
         };
-        refused |= is_refusal(&error);
-        errors.push(format!("{address}: {error}"));
+        errors.push(ConnectError::new(address, &error));
     }
-    let text = if errors.is_empty() { format!("`{host}` has no address") } else { errors.join(", ") };
-    Err(ConnectError { text, refused })
+    let texts: Vec<&str> = errors.iter().map(|error| error.text.as_str()).collect();
+    let text = if texts.is_empty() { format!("`{host}` has no address") } else { texts.join(", ") };
+    let refused = errors.iter().any(|error| error.refused);
+    let out_of_descriptors = errors.iter().any(|error| error.out_of_descriptors);
+    Err(ConnectError { text, refused, out_of_descriptors })
 }
