@@ -36,6 +36,8 @@ def check(args: argparse.Namespace) -> None:
 def why_not(args: argparse.Namespace) -> str:
     """Say why there is nothing to run; empty if there is, or if only the worker can tell."""
     script = args.training_script
+    if "$" in script and not args.no_python:
+        return ""  # `${local_rank}` is replaced, by another number for each worker; a program's name is left as it is
     if args.run_path:
         return _script(script)
     if args.no_python:
@@ -77,7 +79,7 @@ def _missing(what: str, path: str) -> str:
     try:
         os.stat(path)  # noqa: PTH116
     except FileNotFoundError:
-        where = "" if path.startswith("/") else f" in `{_shown(os.getcwd())}`"  # noqa: PTH109
+        where = "" if path.startswith("/") else f" in {_here()}"
         return f"the {what} `{_shown(path)}` does not exist{where}"
     except OSError as error:
         return f"the {what} `{_shown(path)}` cannot be opened: {error.strerror}"
@@ -86,21 +88,27 @@ def _missing(what: str, path: str) -> str:
 
 def _module(name: str) -> str:
     """Look for the package alone: what is in it may be decided by its own code, which does not run here."""
+    flags = sys.flags
+    if flags.isolated or flags.ignore_environment or flags.no_user_site or flags.no_site:
+        return ""  # workers are started without these options, and may find more
     from importlib import util
 
-    package, folder = name.partition(".")[0], os.getcwd()  # noqa: PTH109
-    sys.path.insert(0, folder)
+    package = name.partition(".")[0]
+    sys.path.insert(0, "")  # the current folder
     try:
         found = util.find_spec(package) is not None
     except (ImportError, ValueError):
         found = True  # it is there, and is odd
     finally:
-        sys.path.remove(folder)
-    return (
-        ""
-        if found
-        else f"no module is named `{_shown(package)}`, neither in `{_shown(folder)}` nor for {sys.executable}"
-    )
+        sys.path.remove("")
+    return "" if found else f"no module is named `{_shown(package)}`, neither in {_here()} nor for {sys.executable}"
+
+
+def _here() -> str:
+    try:
+        return f"`{_shown(os.getcwd())}`"  # noqa: PTH109
+    except OSError as error:
+        return f"the current folder, which cannot be used ({error.strerror})"
 
 
 def _shown(path: str) -> str:

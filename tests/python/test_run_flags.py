@@ -518,6 +518,39 @@ def test_what_can_be_run_is_run(tmp_path: Path, argv: list[str]) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
 
 
+@pytest.mark.parametrize("name", ["train_${local_rank}.py", "train_$local_rank.py"])
+def test_a_script_may_be_another_for_each_worker(tmp_path: Path, name: str) -> None:
+    for local_rank in range(2):
+        (tmp_path / f"train_{local_rank}.py").write_text("print('ran')")
+    command = [sys.executable, "-m", "elastic_rs.run", "--standalone", "--nproc-per-node=2", name]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ran\nran\n", "")
+
+
+@pytest.mark.parametrize("argv", [["train.py"], ["-m", "no_such_module"]])
+def test_a_current_folder_that_was_removed_is_named(tmp_path: Path, argv: list[str]) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    code = "import os, sys; os.rmdir(os.getcwd()); from elastic_rs import run; sys.exit(run.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "--standalone", *argv]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    text = "in the current folder, which cannot be used (No such file or directory)"
+    assert text in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_module_that_only_workers_find_is_run(tmp_path: Path) -> None:
+    (tmp_path / "only_workers.py").write_text("print('ran')")
+    where = os.path.dirname(os.path.dirname(run.__file__))  # noqa: PTH120
+    code = f"import sys; sys.path.insert(0, {where!r}); from elastic_rs import run; sys.exit(run.main(sys.argv[1:]))"
+    command = [sys.executable, "-I", "-c", code, "--standalone", "-m", "only_workers"]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
+
+
 def test_a_program_in_pythons_place_reads_its_arguments_as_it_likes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "elastic_rs.run", "--standalone", "s3://bucket/train.py"]
     env = {**os.environ, "PYTHON_EXEC": "echo"}
