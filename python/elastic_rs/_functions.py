@@ -109,7 +109,8 @@ class Functions:
         with contextlib.suppress(Exception):  # there is none, or its writer was killed in the middle
             text = pickle.loads(file.read_bytes())  # noqa: S301 - as PyTorch does: our own worker has written it
             file.unlink()
-            return str(text)
+            # The core takes UTF-8: a file name that is none leaves half characters in a message.
+            return str(text).encode(errors="backslashreplace").decode()
         return ""
 
     def close(self) -> None:

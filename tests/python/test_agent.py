@@ -183,6 +183,13 @@ def test_a_value_that_cannot_be_pickled_is_named_as_the_cause(agent_of: Any, sta
     assert "ret_val_.put(ret)" in first.message, "and where"
 
 
+def test_a_failure_whose_words_are_no_utf_8_is_told(agent_of: Any) -> None:
+    result = agent_of(functions.fails_over_a_name_that_is_no_text, start_method="fork").run()
+    assert result.is_failed()
+    (failure,) = result.failures.values()
+    assert failure.message["message"] == "ValueError: no file \udcff"
+
+
 def test_a_function_that_cannot_be_pickled_is_an_error_and_leaves_nothing(agent_of: Any) -> None:
     agent = agent_of(lambda: None, start_method="spawn")
     # Which of the two depends on Python's version.

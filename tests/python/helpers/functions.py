@@ -72,6 +72,10 @@ def unreadable() -> Any:
     return Unreadable() if rank() == 0 else rank()
 
 
+def fails_over_a_name_that_is_no_text() -> None:
+    raise ValueError("no file " + os.fsdecode(b"\xff"))
+
+
 def unpicklable() -> Any:
     return lambda: None
 
