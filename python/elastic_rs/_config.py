@@ -133,6 +133,8 @@ def _check_bare_ipv6(text: str, default_port: int | None) -> None:
     host, _, port = text.rpartition(":")
     if not _is_ipv6(text):
         return
+    if "%" in text:
+        raise ValueError(f"the rendezvous endpoint is `{text}`, must be an address without a zone (`%...`)")
     if not (_is_ipv6(host) and port.isdecimal()):
         ways = f"[{text}]:PORT" if default_port is None else f"[{text}] or [{text}]:PORT"
         raise ValueError(f"the rendezvous endpoint is `{text}`, must have brackets around an IPv6 address: {ways}")

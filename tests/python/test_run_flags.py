@@ -429,6 +429,11 @@ def test_an_ipv6_address_without_brackets_is_told_at_once(capsys: pytest.Capture
         assert f"is `{endpoint}`, must have brackets around an IPv6 address: [{endpoint}]" in text
 
 
+def test_no_brackets_are_asked_for_where_they_would_not_help(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "--rdzv-backend=c10d", "--rdzv-endpoint=fe80::1%eth0", "x")
+    assert "is `fe80::1%eth0`, must be an address without a zone" in text
+
+
 def test_a_port_behind_an_ipv6_address_without_brackets_is_read_as_pytorch_does(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
