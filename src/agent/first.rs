@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::future::pending;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -86,15 +86,27 @@ impl First {
 
 /// What a worker said of its end, after what it could not say: that memory was short, or its logs' file system full.
 async fn words_of(stderr_tail: Vec<u8>, error_file: Option<PathBuf>, killed: Option<OomKills>) -> String {
-    let read = spawn_blocking(move || {
-        let recorded = error_file.as_ref().and_then(|file| fs::read_to_string(file).ok());
-        let no_logs = error_file.as_ref().and_then(|file| file.parent()).and_then(why_no_more_logs);
-        (recorded, killed.map(|before| OomKills::now().hint(before)), no_logs)
-    });
-    let (recorded, killed, no_logs) = match timeout(READ_TIMEOUT, read).await {
-        Ok(Ok(read)) => read,
-        _ => (None, None, None),
+    let folder = error_file.as_deref().and_then(Path::parent).map(Path::to_owned);
+    let read = move || {
+        let recorded = error_file.and_then(|file| fs::read_to_string(file).ok());
+        (recorded, killed.map(|before| OomKills::now().hint(before)))
     };
+    let look = move || folder.as_deref().and_then(why_no_more_logs);
+    told_by(stderr_tail, read, look).await
+}
+
+/// `read`: what the worker has recorded, and a hint if it was killed. `look`: what has become of its logs. They are asked
+/// apart: to look means to write, which takes long while a checkpoint is written to the same disk, and what was recorded is
+/// not to be lost for that.
+async fn told_by(
+    stderr_tail: Vec<u8>,
+    read: impl FnOnce() -> (Option<String>, Option<&'static str>) + Send + 'static,
+    look: impl FnOnce() -> Option<String> + Send + 'static,
+) -> String {
+    let (read, look) = (timeout(READ_TIMEOUT, spawn_blocking(read)), timeout(READ_TIMEOUT, spawn_blocking(look)));
+    let (read, look) = tokio::join!(read, look);
+    let (recorded, killed) = read.ok().and_then(Result::ok).unwrap_or_default();
+    let no_logs = look.ok().and_then(Result::ok).flatten();
     let (killed, no_logs) = (killed.unwrap_or_default(), no_logs.unwrap_or_default());
     // What is left of standard error on a full disk is older than the failure.
     let words = match recorded.as_deref().and_then(account::recorded) {
@@ -102,4 +114,20 @@ async fn words_of(stderr_tail: Vec<u8>, error_file: Option<PathBuf>, killed: Opt
         None => [killed.to_owned(), no_logs, account::last_words(&stderr_tail)],
     };
     words.into_iter().filter(|words| !words.is_empty()).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_disk_that_is_slow_to_write_costs_no_recorded_words() {
+        let recorded = r#"{"message": "ValueError: the cause"}"#.to_owned();
+        let slow = || {
+            std::thread::sleep(READ_TIMEOUT + Duration::from_millis(300));
+            None
+        };
+        let words = told_by(b"goodbye".to_vec(), move || (Some(recorded), None), slow).await;
+        assert_eq!(words, "ValueError: the cause");
+    }
 }
