@@ -204,11 +204,14 @@ pub(super) fn message_socket() -> Result<(OwnedFd, OwnedFd), Errno> {
 /// Receives a message from such a socket.
 ///
 /// The kernel says `ECONNRESET` once, and *before* it hands out what the other end sent last, if that has closed with messages
-/// unread. So `receive` is asked again: its next answers are those messages, and then the end.
+/// unread. So `receive` is asked again: its next answers are those messages, and then the end. A kernel that says it a second
+/// time (that of a sandbox, say) has no such messages.
 pub(super) fn received<T>(mut receive: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    let mut was_reset = false;
     loop {
         match receive() {
-            Err(Errno::INTR | Errno::CONNRESET) => {}
+            Err(Errno::INTR) => {}
+            Err(Errno::CONNRESET) if !was_reset => was_reset = true,
             result => return result,
         }
     }
@@ -355,6 +358,19 @@ fn lifted(fd: OwnedFd) -> Result<OwnedFd, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_socket_that_says_again_and_again_that_it_was_reset_has_ended() {
+        let mut answers = [Err(Errno::INTR), Err(Errno::CONNRESET), Ok(7)].into_iter();
+        assert_eq!(received(|| answers.next().unwrap()), Ok(7));
+        let mut asked = 0;
+        let result: Result<(), Errno> = received(|| {
+            asked += 1;
+            assert!(asked < 10, "it is asked for ever");
+            Err(Errno::CONNRESET)
+        });
+        assert_eq!(result, Err(Errno::CONNRESET));
+    }
 
     #[test]
     fn a_program_is_looked_for_in_the_workers_own_path() {
