@@ -190,6 +190,25 @@ fn the_node_that_fails_says_which_restart_it_is_and_that_none_is_left() {
 }
 
 #[test]
+fn nobody_says_that_workers_are_restarted_when_the_host_of_the_coordinator_has_gone() {
+    let reason = "the host of the coordinator got SIGTERM";
+    let failing = || {
+        let mut agent = running(Budget::Job);
+        agent.on_worker_failed(failure(1), false);
+        agent
+    };
+    let mut stopping = failing();
+    does(&mut stopping);
+    stopping.on_host_gone(Round(1), reason);
+    assert_eq!(warned(&mut stopping), Some(format!("stopping all workers: {reason}")));
+    let mut stopped = failing();
+    stopped.on_stopped();
+    does(&mut stopped);
+    stopped.on_host_gone(Round(1), reason);
+    assert_eq!(warned(&mut stopped), Some(format!("waiting for another round: {reason}")));
+}
+
+#[test]
 fn a_failure_is_reported_before_the_other_workers_have_stopped_and_counted_by_the_coordinator() {
     let mut agent = running(Budget::Job);
     agent.on_worker_failed(failure(1), false);

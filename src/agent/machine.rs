@@ -234,16 +234,18 @@ impl AgentMachine {
 
     /// The world must re-form: nodes wait, a member was lost, a worker failed somewhere, or this node was out of reach too long.
     pub fn on_interrupted(&mut self, round: Round, reason: &str) {
-        self.join_anew(round, reason, ("restarting all workers", "starting all workers again"));
+        let restarting = "restarting all workers";
+        self.join_anew(round, reason, (restarting, restarting, "starting all workers again"));
     }
 
     /// The world must re-form, and cannot until a coordinator runs again.
     pub fn on_host_gone(&mut self, round: Round, reason: &str) {
-        self.join_anew(round, reason, ("stopping all workers", "waiting for another round"));
+        let waiting = "waiting for another round";
+        self.join_anew(round, reason, ("stopping all workers", waiting, waiting));
     }
 
-    /// What is said when workers run, and when they have succeeded.
-    fn join_anew(&mut self, round: Round, reason: &str, (stopping, again): (&str, &str)) {
+    /// What is said when workers run, when they have been stopped, and when they have succeeded.
+    fn join_anew(&mut self, round: Round, reason: &str, (stopping, stopped, again): (&str, &str, &str)) {
         if round != self.round {
             return;
         }
@@ -255,10 +257,10 @@ impl AgentMachine {
             // The coordinator has counted the failure of this very node, or what came before it.
             Phase::Stopping(next) if matches!(next, Next::Decide) => {
                 *next = Next::Join;
-                self.warn(format!("restarting all workers: {reason}"));
+                self.warn(format!("{stopping}: {reason}"));
             }
             Phase::Deciding => {
-                self.warn(format!("restarting all workers: {reason}"));
+                self.warn(format!("{stopped}: {reason}"));
                 self.join();
             }
             Phase::Finishing { .. } => {
