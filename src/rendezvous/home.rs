@@ -52,13 +52,15 @@ pub struct HostSeat {
 pub(super) struct Leaving {
     /// The run of the node in it.
     run_id: String,
+    /// Whether the world of that run must re-form: not if the node was a spare, or had finished.
+    interrupts: bool,
     why: String,
 }
 
 impl Leaving {
-    /// What a node is told. The world of the node that goes must re-form.
+    /// What a node is told.
     fn message(&self, run_id: &str) -> CoordinatorMessage {
-        CoordinatorMessage::Leaving { why: self.why.clone(), interrupts: self.run_id == run_id }
+        CoordinatorMessage::Leaving { why: self.why.clone(), interrupts: self.interrupts && self.run_id == run_id }
     }
 }
 
@@ -110,7 +112,9 @@ impl Machine {
     pub(super) fn on_host_left(&mut self, run_id: &str, id: NodeId, reason: &str, signal: Option<i32>, now: Instant) {
         let Some(run) = self.runs.get_mut(run_id) else { return };
         let label = run.nodes.get(&id).map(Node::label).unwrap_or_default();
+        let must_re_form = run.waiting_for_members() > 0;
         depart(run, id, &format!("left: {reason}"), now, &mut self.commands);
+        let interrupts = must_re_form || run.interrupted.is_some();
         run.remove(id);
         run.host = None;
         let out = &mut self.commands;
@@ -122,8 +126,8 @@ impl Machine {
             close(run, Verdict::Stopped { by: label.clone(), cause }, out);
             self.end_sessions(|of| of == run_id, None);
         }
-        let leaving =
-            Leaving { run_id: run_id.to_owned(), why: format!("{label}, whose process hosted it, left: {reason}") };
+        let why = format!("{label}, whose process hosted it, left: {reason}");
+        let leaving = Leaving { run_id: run_id.to_owned(), interrupts, why };
         let ended: Vec<String> =
             self.runs.iter().filter(|(_, run)| run.closed.is_some()).map(|(id, _)| id.clone()).collect();
         self.end_sessions(|of| !ended.iter().any(|ended| ended == of), Some(&leaving));

@@ -340,7 +340,7 @@ pub enum CoordinatorMessage {
     Leaving {
         /// What ends it, in words.
         why: String,
-        /// The node's world must re-form: a member of it was in that process.
+        /// The node's world must re-form: a member of it was in that process, and its workers ran.
         interrupts: bool,
     },
 }

@@ -190,6 +190,34 @@ fn sigterm_of_the_host_stops_the_others_until_it_is_back() {
     }
 }
 
+/// A spare is in no world: that of the others is not disturbed by its end, though it hosts the coordinator.
+#[test]
+fn sigterm_of_a_host_that_is_a_spare_lets_the_others_train_on() {
+    let mut job = Job::with(Options { coordinator_on: Some(0), ..Options::exact(3, Settings::new(2, 2)) });
+    (0..3).for_each(|host| job.start(seconds(host as u64), host));
+    assert_eq!(job.world(seconds(10)), (1, ranks(&[0, 1])[..].iter().copied().chain([None]).collect()));
+    // Its place is the spare's while it is away.
+    job.at(seconds(10), Action::Kill(0));
+    job.at(seconds(12), Action::StartCoordinator);
+    assert_eq!(job.world(seconds(40)), (2, vec![None, Some(0), Some(1)]));
+    job.start(seconds(40), 0);
+    assert_eq!(job.world(seconds(60)), (2, vec![None, Some(0), Some(1)]));
+    job.at(seconds(60), Action::Terminate(0));
+    assert_eq!(job.world(seconds(90)), (2, vec![None, Some(0), Some(1)]), "nothing has happened to their world");
+    job.start(seconds(90), 0);
+    assert_eq!(job.world(seconds(120)), (2, vec![None, Some(0), Some(1)]));
+}
+
+/// Nor by that of a host whose workers have succeeded, as with any other node.
+#[test]
+fn sigterm_of_a_host_that_has_finished_lets_the_others_train_on() {
+    let mut job = hosted(3, 3);
+    assert_eq!(job.world(seconds(10)), (1, ranks(&[0, 1, 2])));
+    job.at(seconds(10), Action::ReportDone(0));
+    job.at(seconds(20), Action::Terminate(0));
+    assert_eq!(job.world(seconds(40)), (1, vec![None, Some(1), Some(2)]));
+}
+
 /// Without a host that comes back they end when `coordinator_timeout` is over, with what was the matter.
 #[test]
 fn nodes_that_wait_for_a_host_in_vain_say_what_had_ended_it() {
