@@ -457,3 +457,25 @@ fn a_coordinator_that_goes_and_comes_back_is_told_of() {
     assert_eq!(reporter.look(&node, now + seconds(21)), ["the coordinator is back after 21s"]);
     assert_eq!(told(&mut node, &mut reporter, now + seconds(22), seconds(20)), []);
 }
+
+/// The store took until the end of the join to open.
+#[test]
+fn a_store_that_opens_after_the_join_was_given_up_asks_for_no_place() {
+    let now = Instant::now();
+    let mut node = connected(now);
+    node.join_with_new_store(None, None, seconds(5), now);
+    let addr = node.wanted_store().expect("it is welcome");
+    let late = now + seconds(5);
+    node.on_tick(late);
+    let said = node.take_commands();
+    assert!(said.contains(&NodeCommand::Send(NodeMessage::Withdraw)), "{said:?}");
+    node.on_store_opened(addr, 4711);
+    assert_eq!(node.take_commands(), []);
+    // Nor on a new connection.
+    node.on_disconnected("cut".into(), false, late);
+    connects_at(&mut node);
+    node.on_connected(late);
+    let said = node.take_commands();
+    let [NodeCommand::Send(NodeMessage::Hello(hello))] = &said[..] else { panic!("{said:?}") };
+    assert!(!hello.joining);
+}

@@ -115,7 +115,7 @@ impl NodeMachine {
 
     /// The store that was wanted for `addr` listens on this port.
     pub fn on_store_opened(&mut self, addr: String, port: u16) {
-        let Some(joining) = &mut self.joining else { return };
+        let Some(joining) = self.joining.as_mut().filter(|joining| joining.withdrawn_at.is_none()) else { return };
         joining.join.store_port = port;
         joining.store = Store::OpenFor(Some(addr));
         // Not before: a coordinator that takes up this node on a new connection would wait for a join that may not come.
