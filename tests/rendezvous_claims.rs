@@ -187,6 +187,28 @@ fn a_restart_number_that_is_taken_up_is_said() {
     assert_eq!(said, 1, "{:?}", bench.notes);
 }
 
+/// Before the job began, a visitor with a budget of its own said that it was used up.
+#[test]
+fn a_visitor_before_the_job_uses_up_no_restarts() {
+    let settings = Settings { max_restarts: Some(3), ..Settings::new(2, 2) };
+    let boundless = Settings { max_restarts: Some(u32::MAX), ..settings.clone() };
+    let mut bench = Bench::new();
+    let placed = Some(Placed { restart: u32::MAX, ..claim(5, 7) });
+    bench.visit(VISITOR, Hello { placed, ..hello(VISITOR, &boundless) }, vec![]);
+    for node in [1, 2] {
+        bench.greet(node, hello(node, &settings), node as u8);
+        bench.say(node, join(0));
+    }
+    for _ in 0..25 {
+        bench.say(1, NodeMessage::Heartbeat);
+        bench.say(2, NodeMessage::Heartbeat);
+        bench.pass(SECOND);
+    }
+    assert_eq!(bench.run().round(), Round(8));
+    bench.say(1, NodeMessage::Failed { round: Round(8), failure: failure() });
+    assert_eq!((bench.run().restart(), bench.run().closed()), (1, None));
+}
+
 /// A coordinator that has just started cannot tell a member of before from a stranger. It gives all of them together the time that a
 /// member needs to report, and not each of them anew.
 #[test]

@@ -50,6 +50,14 @@ impl Run {
         none_runs && self.is_young(now) && !self.knows_world(placed) && placed.round > self.round
     }
 
+    /// The run's settings are another node's. A restart number that was only claimed counts against the budget of those who claimed it.
+    pub(super) fn adopt(&mut self, settings: &Settings) {
+        if settings.max_restarts != self.settings.max_restarts && !self.has_formed() {
+            self.restart = 0;
+        }
+        self.settings = settings.clone();
+    }
+
     /// Whether others have to ask for the same: a node is there that takes part, or a world of this coordinator's runs.
     pub(super) fn is_bound(&self) -> bool {
         self.present_count > 0 || (self.has_formed() && !self.active.is_empty())
@@ -71,7 +79,7 @@ pub(super) fn bind(run: &mut Run, settings: &Settings, now: Instant, out: &mut V
     if run.present_count > 0 {
         return;
     }
-    run.settings = settings.clone();
+    run.adopt(settings);
     let gone: Vec<_> = run.waiting.iter().copied().filter(|id| disagrees(run, run.nodes.get(id))).collect();
     for id in gone {
         stand_down(run, id, "asks for something else than the nodes that are here, and its connection has ended", out);

@@ -125,7 +125,7 @@ impl Machine {
             run
         });
         if run.nodes.is_empty() {
-            run.settings = hello.settings.clone();
+            run.adopt(&hello.settings);
         }
         run.vacant_since = None;
         if let Some(old) = run.nodes.get(&hello.node).and_then(|node| node.session) {
