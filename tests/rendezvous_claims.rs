@@ -115,6 +115,30 @@ fn a_visitor_that_has_joined_and_gone_holds_nobody_up() {
     }
 }
 
+/// A visitor that stayed until others had joined left them its limits: they waited a day for their last call.
+#[test]
+fn the_limits_of_a_visitor_go_with_it() {
+    let settings = Settings::new(2, 3);
+    let mut bench = Bench::new();
+    bench.greet(VISITOR, hello(VISITOR, &endless(&settings)), 66);
+    bench.say(VISITOR, join(0));
+    bench.greet(1, hello(1, &settings), 1);
+    bench.say(1, join(0));
+    bench.machine.on_disconnected(SessionId(VISITOR), bench.now);
+    bench.take();
+    let terms = CoordinatorMessage::Terms { keep_alive_interval: 5 * SECOND, keep_alive_max_attempt: 3 };
+    assert_eq!(bench.last(1), &terms);
+    bench.greet(2, hello(2, &settings), 2);
+    bench.say(2, join(0));
+    for _ in 0..31 {
+        bench.say(1, NodeMessage::Heartbeat);
+        bench.say(2, NodeMessage::Heartbeat);
+        bench.pass(SECOND);
+    }
+    let placed = bench.said.iter().filter(|(_, message)| matches!(message, CoordinatorMessage::Complete(_))).count();
+    assert_eq!(placed, 2, "{:?}", bench.last(1));
+}
+
 /// A world that a visitor formed alone, with `--nnodes=1:2`, is not waited for by those who come after.
 #[test]
 fn a_world_of_a_visitor_that_has_gone_is_not_waited_for() {

@@ -3,7 +3,7 @@
 //! Whoever reaches the port can claim anything, so a claim counts only where it can be true.
 //!
 //! - **Settings** are those of the first node that takes part, and is there: a node that only says Hello decides nothing, and neither does
-//!   one that joined and whose connection has ended.
+//!   one that joined and whose connection has ended. When that node goes while no workers run, they are those of the next one.
 //! - **A place** in a world that this coordinator has formed, or was told of before, is checked against the world's id. That is a
 //!   digest over random ids, which only members know.
 //! - **A place in an unknown world** can be a member's only while this coordinator is *young*: until every node that an earlier life of
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use super::admission::disagreement;
 use super::machine::Command;
 use super::members::{note, stand_down};
-use super::message::{CoordinatorMessage, Hello, Placed, Round};
+use super::message::{CoordinatorMessage, Hello, NodeId, Placed, Round};
 use super::settings::Settings;
 use super::state::{Node, Run, Status};
 
@@ -75,10 +75,37 @@ pub(super) fn impossible(run: Option<&Run>, hello: &Hello) -> Option<String> {
 }
 
 /// A node takes part: if no other that is connected does, the run's settings are its own.
-pub(super) fn bind(run: &mut Run, settings: &Settings, now: Instant, out: &mut Vec<Command>) {
-    if run.present_count > 0 {
+pub(super) fn bind(run: &mut Run, id: NodeId, settings: &Settings, now: Instant, out: &mut Vec<Command>) {
+    if run.present_count == 0 {
+        run.bound_to = Some(id);
+        apply(run, settings, now, out);
+    }
+}
+
+/// The node whose settings the run has may have gone: they are those of the first that waits then. Not while workers run: a member that
+/// is cut off could not be told of a shorter lease.
+pub(super) fn bind_to_an_heir(run: &mut Run, now: Instant, out: &mut Vec<Command>) {
+    let takes_part = |id| run.nodes.get(&id).is_some_and(|node| node.session.is_some() && node.status != Status::Idle);
+    if !run.active.is_empty() || run.bound_to.is_none_or(takes_part) {
         return;
     }
+    let arrival = |node: &Node| match node.status {
+        Status::Waiting { arrival, .. } if node.session.is_some() => Some(arrival),
+        _ => None,
+    };
+    let waiting = run.waiting.iter().filter_map(|id| run.nodes.get(id).map(|node| (*id, node)));
+    let heir = waiting.filter_map(|(id, node)| Some((arrival(node)?, id, &node.asked))).min_by_key(|(at, ..)| *at);
+    if let Some((_, id, asked)) = heir {
+        let asked = asked.clone();
+        run.bound_to = Some(id);
+        if asked != run.settings {
+            apply(run, &asked, now, out);
+        }
+    }
+}
+
+/// The run's settings are these from now on.
+fn apply(run: &mut Run, settings: &Settings, now: Instant, out: &mut Vec<Command>) {
     run.adopt(settings);
     let gone: Vec<_> = run.waiting.iter().copied().filter(|id| disagrees(run, run.nodes.get(id))).collect();
     for id in gone {

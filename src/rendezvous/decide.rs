@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use super::claims::bind_to_an_heir;
 use super::machine::Command;
 use super::members::{close, interrupt, note, status};
 use super::message::{CoordinatorMessage, JoinWorkers, NodeId, Placement, Round, Verdict};
@@ -13,6 +14,7 @@ pub(super) fn decide(run: &mut Run, now: Instant, out: &mut Vec<Command>) {
     run.close_at = None;
     run.young_until = run.young_until.filter(|until| now < *until);
     if run.closed.is_none() {
+        bind_to_an_heir(run, now, out);
         advance(run, now, out);
     }
     // Each decision is logged with its reason, once: when it changes.

@@ -25,7 +25,7 @@ pub(super) fn introduce(
     let mut node = Node::new(hello, session, ends, now);
     if let Some(placed) = hello.placed {
         if run.takes_up(&placed, now) {
-            bind(run, &hello.settings, now, out);
+            bind(run, hello.node, &hello.settings, now, out);
             recall(run, placed, &node, now, out);
         }
         believe(run, placed, &mut node, hello, now, out);
@@ -136,7 +136,7 @@ pub(super) fn on_join(run: &mut Run, id: NodeId, session: SessionId, join: Join,
         out.push(Command::End { session });
         return;
     }
-    bind(run, &asked, now, out);
+    bind(run, id, &asked, now, out);
     let Some(node) = run.nodes.get(&id) else { return };
     let mut arrival = None;
     match (&node.status, node.placed) {

@@ -211,6 +211,8 @@ pub struct Run {
     pub(super) check_at: Option<Instant>,
     /// Since when nobody has been in this run.
     pub(super) vacant_since: Option<Instant>,
+    /// The node whose settings the run has.
+    pub(super) bound_to: Option<NodeId>,
     /// Under which times the run is in the machine's indexes.
     pub(super) filed: Filed,
     /// The node in the coordinator's own process.
@@ -259,6 +261,7 @@ impl Run {
             close_at: None,
             check_at: None,
             vacant_since: None,
+            bound_to: None,
             filed: Filed::default(),
             host: None,
             gone_rank: None,
