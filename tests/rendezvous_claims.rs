@@ -186,12 +186,12 @@ fn claimed_places_do_not_touch_a_running_world() {
     }
     assert_eq!(said(&bench) - before, 40, "answers to heartbeats, and nothing else: {:?}", bench.last(1));
     assert_eq!((bench.run().round(), bench.run().restart()), (Round(1), 0));
-    // The budget is unspent, and the next round has a number that nobody has named.
+    // The budget is unspent, and each claim has moved the next round's number by 2^20 at most.
     bench.say(1, NodeMessage::Failed { round: Round(1), failure: failure() });
     assert_eq!((bench.run().restart(), bench.run().closed()), (1, None));
     bench.say(1, join(1));
     bench.say(2, join(1));
-    let next = (1 << 48) + 1;
+    let next = 2 + 20 * ((1 << 20) + 1);
     assert!(bench.is_placed(1, next) && bench.is_placed(2, next), "{:?}", bench.last(1));
     // Its members are known, whatever their number.
     let CoordinatorMessage::Complete(place) = bench.last(1).clone() else { unreachable!() };

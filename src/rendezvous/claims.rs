@@ -23,6 +23,10 @@ use super::state::{Node, Run, Status};
 
 /// Largest number of a round in an unknown world. Far above what a job counts, far below where numbers end.
 const LARGEST_ROUND: Round = Round(1 << 48);
+/// How far a claim of an unknown world moves the numbers of later rounds once this coordinator has formed a world, or is no longer young.
+/// Far more than a job counts, and so little that nobody brings them to [`LARGEST_ROUND`], beyond which members of a known world
+/// would be refused by the next life of this coordinator.
+const LARGEST_STEP: u64 = 1 << 20;
 /// For what is on the way when the last lease ends.
 const SLACK: Duration = Duration::from_secs(5);
 /// Worlds of other lives that are remembered. A run has a few at most.
@@ -167,7 +171,9 @@ pub(super) fn believe(
             note(run, text, out);
         }
     } else {
-        run.named = run.named.max(placed.round);
+        let restarted = run.is_young(now) && !run.has_formed();
+        let most = if restarted { LARGEST_ROUND } else { Round(run.next_round().0 + LARGEST_STEP) };
+        run.named = run.named.max(placed.round.min(most));
         let named_anew = run.strangers.len() < MOST_STRANGERS && run.strangers.insert(placed.world);
         if run.is_young(now) && (named_anew || placed.active) {
             // Others of that world may run too, and are not known: they are given the time to report. That one of them has

@@ -208,7 +208,7 @@ struct Connection {
     outgoing: BytesMut,
 }
 
-async fn drive(shared: Arc<Shared>, host: String, port: u16, source: Option<IpAddr>) {
+async fn drive(shared: Arc<Shared>, host: String, port: u16, mut source: Option<IpAddr>) {
     let mut connection: Option<Connection> = None;
     let mut connecting = None;
     let mut probing = None;
@@ -265,7 +265,9 @@ async fn drive(shared: Arc<Shared>, host: String, port: u16, source: Option<IpAd
                 connecting = None;
                 let mut machine = shared.machine.lock();
                 match opened {
-                    Ok(stream) => {
+                    Ok((stream, from_source)) => {
+                        // Where nothing comes back to that address, no later connection waits for it.
+                        source = source.filter(|_| from_source);
                         let (reader, writer) = stream.into_split();
                         let mut outgoing = BytesMut::new();
                         codec::encode_preamble(&mut outgoing);
@@ -321,7 +323,7 @@ async fn wait_for<F: Future + Unpin>(pending: &mut Option<F>) -> F::Output {
 async fn speaks_c10d(host: String, port: u16) -> bool {
     const NONCE: u32 = 0x454C_525A;
     let greeted = async {
-        let mut stream = connect(host, port, None).await.ok()?;
+        let (mut stream, _) = connect(host, port, None).await.ok()?;
         let mut greeting = BytesMut::new();
         Request::<&[u8]>::Validate.encode(&mut greeting);
         Request::<&[u8]>::Ping { nonce: NONCE }.encode(&mut greeting);
@@ -336,6 +338,8 @@ struct ConnectError {
     text: String,
     /// A host that is there said so: nobody listens.
     refused: bool,
+    /// Nothing came back in time: somebody may listen there.
+    silent: bool,
     /// The cause is this process's own limit on open files.
     out_of_descriptors: bool,
 }
@@ -345,6 +349,7 @@ impl ConnectError {
         Self {
             text: format!("{what}: {error}"),
             refused: is_refusal(error),
+            silent: error.kind() == io::ErrorKind::TimedOut,
             out_of_descriptors: Errno::from_io_error(error) == Some(Errno::MFILE),
         }
     }
@@ -365,8 +370,8 @@ fn is_refusal(error: &io::Error) -> bool {
 }
 
 /// Connect to the first of the host's addresses that answers; from `source`, if that is an address of this machine from which it can be
-/// reached.
-async fn connect(host: String, port: u16, source: Option<IpAddr>) -> Result<TcpStream, ConnectError> {
+/// reached. False where it cannot.
+async fn connect(host: String, port: u16, source: Option<IpAddr>) -> Result<(TcpStream, bool), ConnectError> {
     let resolved = lookup_host((host.as_str(), port)).await;
     let addresses = resolved.map_err(|error| ConnectError::new(format_args!("cannot resolve `{host}`"), &error))?;
     let mut errors: Vec<ConnectError> = Vec::new();
@@ -377,14 +382,19 @@ async fn connect(host: String, port: u16, source: Option<IpAddr>) -> Result<TcpS
             None => in_time(TcpStream::connect(address)).await,
         };
         // The address is another machine's, or the way back does not lead to it. That others use it is all that was asked for.
+        let mut from_source = true;
         if let (Some(_), Err(error)) = (source, &connected)
             && !is_refusal(error)
         {
+            from_source = false;
             connected = in_time(TcpStream::connect(address)).await;
         }
         let error = match connected {
             Ok(stream) => {
-                return stream.set_nodelay(true).map(|()| stream).map_err(|error| ConnectError::new(address, &error));
+                return stream
+                    .set_nodelay(true)
+                    .map(|()| (stream, from_source))
+                    .map_err(|error| ConnectError::new(address, &error));
             }
             Err(error) => error,
         };
@@ -392,7 +402,9 @@ async fn connect(host: String, port: u16, source: Option<IpAddr>) -> Result<TcpS
     }
     let texts: Vec<&str> = errors.iter().map(|error| error.text.as_str()).collect();
     let text = if texts.is_empty() { format!("`{host}` has no address") } else { texts.join(", ") };
-    let refused = errors.iter().any(|error| error.refused);
-    let out_of_descriptors = errors.iter().any(|error| error.out_of_descriptors);
-    Err(ConnectError { text, refused, out_of_descriptors })
+    let any = |holds: fn(&ConnectError) -> bool| errors.iter().any(holds);
+    let silent = any(|error| error.silent);
+    // Where one of several addresses is silent, the coordinator may be behind that one.
+    let refused = !silent && any(|error| error.refused);
+    Err(ConnectError { refused, silent, out_of_descriptors: any(|error| error.out_of_descriptors), text })
 }
