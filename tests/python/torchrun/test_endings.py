@@ -189,21 +189,20 @@ def test_a_node_that_waits_for_another_says_so_at_once(start: Start) -> None:
     assert node.wait() == 130
 
 
-def test_a_host_that_was_interrupted_says_whom_it_waits_for(start: Start) -> None:
-    host = start(2, nnodes="2", conf="drain_timeout=60")
+def test_a_host_that_was_interrupted_waits_for_nobody(start: Start) -> None:
+    # It stayed `drain_timeout` for every session, five seconds by default, and said nothing meanwhile.
+    host = start(2, nnodes="2", conf="drain_timeout=600")
     host.line(JOINED.format(2))
     guest = start(3, nnodes="3", run_id="other")
     host.line(r"\[other\] .*127\.0\.0\.3 .* joined")
     guest.signal(signal.SIGSTOP)
     try:
         host.signal(signal.SIGINT)
-        host.line(r"WARNING .*waits up to 60s for 1 node to leave; another signal ends the wait")
-        host.signal(signal.SIGINT)
         assert host.wait() == 130
     finally:
         guest.signal(signal.SIGCONT)
     guest.signal(signal.SIGINT)
-    assert guest.wait() == 130
+    assert guest.wait() in {1, 130}  # whichever it hears of first: its own signal, or the coordinator's end
 
 
 def test_a_limit_of_the_exit_barrier_names_who_is_not_waited_for(start: Start, tmp_path: Path) -> None:

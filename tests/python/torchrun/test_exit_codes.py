@@ -16,7 +16,6 @@ KINDS = {
     "all workers succeeded": ([], ["true"], 0),
     "a worker ended with 3": ([], ["sh", "-c", "exit 3"], 1),
     "a worker was killed": ([], ["sh", "-c", "kill -KILL $$"], 1),
-    "the program does not exist": ([], ["/no/such/program"], 1),
     "too few nodes came in time": (["--nnodes=2", "--rdzv-conf=join_timeout=0.2"], ["true"], 1),
 }
 
@@ -31,6 +30,13 @@ def command(launcher: str, options: Sequence[str], program: Sequence[str], endpo
 def test_the_exit_code_says_what_kind_of_failure_it_was(job: Job, launcher: str, kind: str) -> None:
     options, program, code = KINDS[kind]
     node = job.start(command(launcher, options, program))
+    assert node.wait() == code, node.tail()
+
+
+@pytest.mark.parametrize(("launcher", "code"), [("torchrun", 1), ("elastic-run", 2)])
+def test_a_program_that_does_not_exist_ends_with_its_own_code(job: Job, launcher: str, code: int) -> None:
+    # elastic-run looks before it starts anything; under torchrun the workers cannot be started.
+    node = job.start(command(launcher, [], ["/no/such/program"]))
     assert node.wait() == code, node.tail()
 
 
