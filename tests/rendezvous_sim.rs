@@ -87,6 +87,13 @@ fn survivors_are_those_of_the_world_that_goes_on() {
     check([16_713]);
 }
 
+/// The calm began while the coordinator served on for the moment after its host's agent had left: it passed for one that runs, and was
+/// not started when that moment was over.
+#[test]
+fn a_coordinator_that_ends_with_its_host_is_started_again() {
+    live_through([505, 736, 3990], live_with_host, "rendezvous_sim invariants_hold_with_the_coordinator");
+}
+
 #[test]
 fn a_seed_is_a_whole_history() {
     // One that breaks an invariant breaks the same one at the same moment.

@@ -87,6 +87,10 @@ impl Simulation {
             Action::CrashCoordinator => self.crash_coordinator(),
             Action::StartCoordinator => {
                 self.coordinator_fault = self.coordinator_fault.max(now);
+                if self.coordinator.ends {
+                    // The process before has the port no longer, as when its host starts anew.
+                    self.crash_coordinator();
+                }
                 if !self.coordinator.up {
                     self.pids += 1;
                     self.start_coordinator(self.pids, PLACE);
@@ -272,6 +276,7 @@ impl Simulation {
         self.remark(|| format!("host{host} exits: {exit:?}"));
         if self.options.coordinator_on == Some(host) {
             // It serves on for a moment, in which the others hear the last of it.
+            self.coordinator.ends = true;
             self.queue.push(self.now() + DRAIN, Event::HostEnds(self.coordinator.incarnation));
         }
         self.hosts[host].exits.push(exit);

@@ -36,6 +36,8 @@ pub(super) struct Coordinator {
     pub stalled_until: Time,
     /// For when the next tick is in the queue.
     pub tick_at: Option<Time>,
+    /// The agent in its process has left: it serves on for a moment only.
+    pub ends: bool,
     peers: BTreeMap<SessionId, Peer>,
 }
 
@@ -47,6 +49,7 @@ impl Coordinator {
             machine: Machine::new(),
             stalled_until: Time::ZERO,
             tick_at: None,
+            ends: false,
             peers: BTreeMap::new(),
         }
     }
@@ -56,6 +59,7 @@ impl Coordinator {
         self.up = false;
         self.machine = Machine::new();
         self.tick_at = None;
+        self.ends = false;
         self.stalled_until = Time::ZERO;
         self.peers.clear();
     }
@@ -101,7 +105,7 @@ impl Coordinator {
 
     /// What decides the future, for [`super::fingerprint`].
     pub fn describe(&self, out: &mut impl fmt::Write) -> fmt::Result {
-        write!(out, "{} {} {:?} {:?}", self.up, self.incarnation, self.machine, self.peers)
+        write!(out, "{} {} {} {:?} {:?}", self.up, self.ends, self.incarnation, self.machine, self.peers)
     }
 
     /// Hand a message to the machine as the driver does: the first is a `Hello`.
