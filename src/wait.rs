@@ -1,4 +1,4 @@
-//! Waiting for a moment that there may not be, and for what may take a while.
+//! Sleep until an optional deadline, and tell the operator about slow waits.
 
 use std::future::{Future, pending};
 use std::pin::pin;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::time::{sleep, sleep_until};
 
-/// Waits until `deadline`; for ever without one.
+/// Sleep until `deadline`; for ever without one.
 pub(crate) async fn until(deadline: Option<Instant>) {
     match deadline {
         Some(at) => sleep_until(at.into()).await,

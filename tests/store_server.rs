@@ -111,6 +111,15 @@ fn strangers_are_closed_and_counted_and_disturb_nobody() {
     assert_eq!(stats.rejected_total(), strangers.len() as u64);
 }
 
+/// Set `count` keys without values, named `0/…` and `1/…`, and wait until they are there.
+fn set_many(client: &mut TcpStream, count: usize) {
+    for half in 0..2 {
+        let pairs = (0..count / 2).map(|number| (Bytes::from(format!("{half}/{number:010}")), Bytes::new()));
+        send(client, &[Request::MultiSet { pairs: pairs.collect() }]);
+    }
+    assert_serves(client);
+}
+
 /// Each of these lists is several megabytes, of which sockets hold the first few while their client does not read.
 #[test]
 fn a_client_that_lists_many_keys_again_and_again_gives_others_their_turn() {
@@ -118,11 +127,7 @@ fn a_client_that_lists_many_keys_again_and_again_gives_others_their_turn() {
     const LISTS: usize = 14;
     let server = start(ServerOptions::default());
     let (mut lister, mut other) = (client(&server), client(&server));
-    for half in 0..2 {
-        let pairs = (0..KEYS / 2).map(|number| (Bytes::from(format!("{half}/{number:010}")), Bytes::new()));
-        send(&mut other, &[Request::MultiSet { pairs: pairs.collect() }]);
-    }
-    assert_serves(&mut other);
+    set_many(&mut other, KEYS);
     send(&mut lister, &vec![Request::ListKeys; LISTS]);
     let mut counts = vec![read(&mut lister, 8)];
     send(&mut other, &[set("3/more", "")]);
@@ -146,11 +151,7 @@ fn a_wait_that_ends_while_keys_are_listed_is_told_behind_a_list() {
     const LISTS: usize = 6;
     let server = start(ServerOptions::default());
     let (mut lister, mut other) = (client(&server), client(&server));
-    for half in 0..2 {
-        let pairs = (0..KEYS / 2).map(|number| (Bytes::from(format!("{half}/{number:010}")), Bytes::new()));
-        send(&mut other, &[Request::MultiSet { pairs: pairs.collect() }]);
-    }
-    assert_serves(&mut other);
+    set_many(&mut other, KEYS);
     // No client of PyTorch's asks on while it waits; the protocol lets it.
     let lists = vec![Request::ListKeys; LISTS];
     send(&mut lister, &[&[wait("0/awaited")], &lists[..], &[Request::Ping { nonce: 7 }]].concat());

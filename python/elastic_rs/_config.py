@@ -193,7 +193,7 @@ def _unknown(key: str) -> str:
 
 
 def _seconds(allowed: str, holds: Callable[[float], bool], *, most: float = 315_360_000) -> Callable[[str, Any], float]:
-    # Without a bound of its own: ten years. What others have to wait for has one, which is the core's.
+    # Without `most`, ten years. Limits that other nodes have to wait for have the core's bound.
     if most < 315_360_000:
         allowed += f", at most {most:g}"
 

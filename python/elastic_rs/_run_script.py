@@ -87,7 +87,7 @@ def _missing(what: str, path: str) -> str:
 
 
 def _module(name: str) -> str:
-    """Look for the package alone: what is in it may be decided by its own code, which does not run here."""
+    """Look for the package alone: which modules it has may depend on its own code, which does not run here."""
     flags = sys.flags
     if flags.isolated or flags.ignore_environment or flags.no_user_site or flags.no_site:
         return ""  # workers are started without these options, and may find more

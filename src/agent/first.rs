@@ -124,6 +124,7 @@ mod tests {
     async fn a_disk_that_is_slow_to_write_costs_no_recorded_words() {
         let recorded = r#"{"message": "ValueError: the cause"}"#.to_owned();
         let slow = || {
+            // The disk: a look that never ended would keep the test's runtime from ending.
             std::thread::sleep(READ_TIMEOUT + Duration::from_millis(300));
             None
         };

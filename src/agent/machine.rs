@@ -80,7 +80,7 @@ enum Phase {
     Finishing {
         since: Instant,
         until: Option<Instant>,
-        /// When to say next who is waited for.
+        /// When to name the unfinished nodes next.
         tell_at: Instant,
     },
     Ended,
@@ -105,7 +105,7 @@ pub struct AgentMachine {
     first_failure: Option<Box<Failure>>,
     /// The job was declared a success while workers of this node still run: there is nobody left to wait for.
     closed_well: bool,
-    /// While this node has finished: who has not, in the coordinator's words.
+    /// The nodes whose workers still run, in the coordinator's words. Used while this node has finished.
     unfinished: Option<String>,
     commands: Vec<Command>,
 }
@@ -177,7 +177,7 @@ impl AgentMachine {
         self.phase = Phase::Finishing { since: now, until, tell_at: now + TELL_EVERY };
     }
 
-    /// Who has not finished yet, while this node has, as the coordinator puts it.
+    /// The coordinator names the nodes whose workers still run.
     pub fn on_unfinished(&mut self, unfinished: &str) {
         self.unfinished = Some(unfinished.to_owned());
     }
@@ -244,7 +244,7 @@ impl AgentMachine {
         self.join_anew(round, reason, ("stopping all workers", waiting, waiting));
     }
 
-    /// What is said when workers run, when they have been stopped, and when they have succeeded.
+    /// Join the next round. The three texts are for workers that run, that have been stopped, and that have succeeded.
     fn join_anew(&mut self, round: Round, reason: &str, (stopping, stopped, again): (&str, &str, &str)) {
         if round != self.round {
             return;

@@ -281,7 +281,7 @@ pub fn seconds(name: &str, value: f64) -> PyResult<Duration> {
         .map_err(|error| PyValueError::new_err(format!("{name} is `{value}` seconds, must be zero or more: {error}")))
 }
 
-/// As [`seconds`], of a time limit that there may not be.
+/// As [`seconds`], for an optional time limit.
 pub fn limit(name: &str, value: Option<f64>) -> PyResult<Option<Duration>> {
     value.map(|value| seconds(name, value)).transpose()
 }
