@@ -1,0 +1,63 @@
+"""Pages name what exists: links and anchors lead somewhere, and the map is true of the tree."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+DECISIONS = ROOT / "docs" / "decisions"
+MAP = ROOT / "ARCHITECTURE.md"
+
+
+def anchors(page: Path) -> set[str]:
+    """Return what GitHub makes of a page's headings."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_decisions_are_numbered_once_and_listed() -> None:
+    files = sorted(DECISIONS.glob("[0-9]*.md"))
+    assert [int(file.name[:4]) for file in files] == list(range(1, len(files) + 1))
+    index = (DECISIONS / "README.md").read_text()
+    for file in files:
+        title, *_ = file.read_text().splitlines()
+        assert f"| {int(file.name[:4])} | [{title.removeprefix('# ')}]({file.name}) |" in index, file.name
+        assert {"## Context", "## Decision"} <= set(file.read_text().splitlines()), file.name
+
+
+def test_every_page_is_in_the_list_of_pages() -> None:
+    listed = set(re.findall(r"\]\(([^)#\s]+)", (ROOT / "docs" / "README.md").read_text()))
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert pages <= listed, pages - listed
+
+
+def test_the_map_is_short_and_names_what_exists() -> None:
+    text = MAP.read_text()
+    assert len(text.splitlines()) <= 130
+    named = set(re.findall(r"`((?:src|crates|python|tests|tools)/[\w./-]+)`", text))
+    assert len(named) > 20
+    for name in named:
+        assert (ROOT / name).exists() or (ROOT / f"{name}.rs").exists(), name
+
+
+def test_the_map_has_every_room() -> None:
+    text = MAP.read_text()
+    rooms = {path.stem for path in (ROOT / "src").iterdir()} - {"lib"}
+    for room in sorted(rooms):
+        assert f"`src/{room}" in text, room
