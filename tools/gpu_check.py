@@ -188,21 +188,22 @@ INTRODUCTION = """\
 # On NVIDIA GPUs
 
 `make gpu-check` runs elastic_rs beside torchrun on a machine with NVIDIA GPUs, prints a table, and writes this page.
-It needs no network. It works with one GPU; with several, jobs have a rank for each. With
-`GPU_PYTHON=/path/to/python` it builds nothing, and takes the torch and the elastic_rs of that Python. Nothing else
-should use the GPUs meanwhile, since memory is watched for whole devices. `python tools/gpu_check.py` ends with 0 if all
-checks passed, with 1 if one did not, and with 3 if there is no GPU. For the last two `make` ends with 2.
+It needs no network. It works with one GPU. With several, jobs have a rank for each. With `GPU_PYTHON=/path/to/python`
+it builds nothing, and uses the torch and the elastic_rs of that Python. Nothing else should use the GPUs meanwhile,
+because memory is watched for whole devices. `python tools/gpu_check.py` ends with 0 if all checks passed, with 1 if one
+did not, and with 3 if there is no GPU. For the last two `make` ends with 2.
 
-Checks, and what it takes to pass:
+The checks, and what it takes to pass them:
 
 - **Devices.** `--nproc-per-node=gpu` and the doctor count what `torch.cuda.device_count()` counts.
 - **All-reduce.** An NCCL job of ten sums, each of which is checked: under torchrun with c10d, torchrun with
   `rust-c10d`, `elastic-run`, and `elastic-run --warm-start`, whose workers initialise CUDA after the fork.
-- **Refusal.** A module of `--warm-start` initialises CUDA. Workers are executed as always, and the log says why.
+- **Refusal.** A module of `--warm-start` initialises CUDA. Workers are executed without a fork server, and the log says
+  why.
 - **Memory.** A worker with a CUDA context and a model of 1 GiB is killed. The memory of all workers is free again
   before the next worker runs its first line.
-- **Restarts.** From the kill to the next worker's first line, and to the moment when all workers have a context and the
-  model again: median and maximum.
+- **Restarts.** The time from the kill to the next worker's first line, and to the moment when all workers have a
+  context and the model again: median and maximum.
 """
 
 
