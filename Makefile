@@ -73,11 +73,11 @@ test-long: build ## the tests that draw at random, with many more draws: about a
 	$(say) 'test-long: tests marked long (pytest)'
 	@$(PY) -m pytest tests/python -m long $(PYTEST_ARGS)
 	$(say) 'test-long: codec and table, $(LONG_CASES) cases of each property (proptest)'
-	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store_properties
+	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store properties::
 	$(say) 'test-long: rendezvous and agents, $(LONG_SEEDS) simulated jobs'
-	@ELASTIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test rendezvous_sim --test rendezvous_cas_sim --test agent_sim -- --nocapture
+	@ELASTIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test simulation -- --nocapture rendezvous:: cas:: agent::
 	$(say) 'test-long: small jobs exhaustively, with more time and more faults'
-	@ELASTIC_RS_EXPLORE_LONG=1 cargo test --quiet --release $(CARGO_FLAGS) --all-features --test rendezvous_explore -- --nocapture
+	@ELASTIC_RS_EXPLORE_LONG=1 cargo test --quiet --release $(CARGO_FLAGS) --all-features --test simulation -- --nocapture explore::
 
 # libFuzzer needs code that counts its branches; these flags are what cargo-fuzz sets, and rustc's stable release knows
 # them. They are for the target alone (hence --target), not for build scripts.

@@ -6,19 +6,20 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-/// Text of all Rust and Python files below, by name without extension; files of one name are joined.
+/// Text of all Rust and Python files below, by name; files of one name are joined. `tests/store/server.rs` is `store_server` and
+/// `server`.
 fn sources(directory: &Path, found: &mut HashMap<String, String>) {
     for entry in fs::read_dir(directory).unwrap().map(Result::unwrap) {
         let path = entry.path();
         if path.is_dir() {
             sources(&path, found);
         } else if path.extension().is_some_and(|extension| extension == "rs" || extension == "py") {
-            let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-            // `store_vectors::…` is a test of the file `store_vectors/main.rs` too.
-            let directory = directory.file_name().unwrap().to_string_lossy().into_owned();
             let text = fs::read_to_string(&path).unwrap();
-            for name in [name, directory] {
-                found.entry(name).or_default().push_str(&text);
+            let parts = path.with_extension("");
+            let parts: Vec<_> = parts.iter().map(|part| part.to_string_lossy()).collect();
+            let parts = parts.strip_suffix(&["mod".into()]).unwrap_or(&parts);
+            for name in [&parts[parts.len() - 1..], &parts[parts.len() - 2..]] {
+                found.entry(name.join("_")).or_default().push_str(&text);
             }
         }
     }

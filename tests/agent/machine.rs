@@ -1,0 +1,432 @@
+//! What an agent does, event by event. With the rendezvous and workers around it, it is simulated in `simulation/agent`.
+use std::time::{Duration, Instant};
+
+use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
+use elastic_rs::process::{Signal, StopPolicy};
+use elastic_rs::rendezvous::message::{Failure, Placement, Round, Verdict};
+use elastic_rs::rendezvous::node::JoinError;
+
+const GRACE: Duration = Duration::from_secs(7);
+const SIGTERM: i32 = 15;
+const SIGINT: i32 = 2;
+
+fn policy(budget: Budget) -> Policy {
+    Policy { budget, workers: 2, grace: GRACE, exit_barrier_timeout: Some(Duration::from_secs(20)) }
+}
+
+fn placement(round: u64, restart: u32) -> Placement {
+    Placement {
+        round: Round(round),
+        rank: 0,
+        world_size: 2,
+        world: 1,
+        master_addr: "node0".into(),
+        master_port: 1,
+        reason: "all are in".into(),
+        restart,
+        workers: None,
+        host: None,
+    }
+}
+
+fn failure(local_rank: u32) -> Failure {
+    Failure {
+        node: "node0".into(),
+        role: "default".into(),
+        local_rank,
+        global_rank: local_rank,
+        pid: 7,
+        exit: "exit code 3".into(),
+        returncode: 3,
+        message: String::new(),
+        counts: true,
+    }
+}
+
+fn failed(cause: Option<Failure>) -> Verdict {
+    Verdict::Failed { by: "node1".into(), cause: "no restart is left".into(), failure: cause.map(Box::new) }
+}
+
+fn succeeded() -> Verdict {
+    Verdict::AllDone { round: Round(1), nodes: 2 }
+}
+
+/// An agent whose workers of round 1 run.
+fn running(budget: Budget) -> AgentMachine {
+    let mut agent = AgentMachine::new(policy(budget), "node0".into());
+    assert_eq!(does(&mut agent), [Command::Join]);
+    agent.on_placed(placement(1, 0));
+    assert_eq!(does(&mut agent), [Command::Start(Box::new(placement(1, 0)))]);
+    agent
+}
+
+/// What it does, but for what it says.
+fn does(agent: &mut AgentMachine) -> Vec<Command> {
+    agent
+        .take_commands()
+        .into_iter()
+        .filter(|command| !matches!(command, Command::Tell(_) | Command::Warn(_)))
+        .collect()
+}
+
+fn stop(signal: i32) -> Command {
+    Command::Stop(StopPolicy { signal: Signal(signal), grace: GRACE, ..StopPolicy::default() })
+}
+
+fn end(outcome: Outcome) -> Command {
+    Command::End(Box::new(outcome))
+}
+
+/// Seed 4412: a member whose connection was broken for longer than the grace still ran when the others were done, which closed the
+/// job. When its workers failed later it waited for an answer for ever.
+#[test]
+fn a_failure_after_the_job_was_declared_a_success_waits_for_nobody() {
+    for budget in [Budget::Job, Budget::Node(3)] {
+        let mut agent = running(budget);
+        agent.on_closed(succeeded());
+        assert_eq!(does(&mut agent), []);
+        agent.on_worker_failed(Failure { node: String::new(), ..failure(1) }, false);
+        assert_eq!(does(&mut agent), [stop(SIGTERM)]);
+        agent.on_stopped();
+        let reason = "a worker failed after the job had been declared a success".to_owned();
+        assert_eq!(does(&mut agent), [end(Outcome::Failed { cause: Some(Box::new(failure(1))), reason })]);
+    }
+}
+
+/// What the operator is told unasked.
+fn warned(agent: &mut AgentMachine) -> Option<String> {
+    agent.take_commands().into_iter().find_map(|command| match command {
+        Command::Warn(text) => Some(text),
+        _ => None,
+    })
+}
+
+#[test]
+fn workers_that_begin_anew_are_told_of_unasked() {
+    let mut agent = running(Budget::Job);
+    assert_eq!(warned(&mut agent), None);
+    agent.on_interrupted(Round(1), "a node waits");
+    assert_eq!(warned(&mut agent).as_deref(), Some("restarting all workers: a node waits"));
+    let mut agent = running(Budget::Node(1));
+    agent.on_worker_failed(failure(0), false);
+    assert!(warned(&mut agent).is_some_and(|text| text.contains("exit code 3; restarting all workers")));
+}
+
+#[test]
+fn it_ends_when_the_workers_of_all_nodes_have_succeeded() {
+    let now = Instant::now();
+    let mut agent = running(Budget::Job);
+    agent.on_worker_succeeded(1, now);
+    assert_eq!(does(&mut agent), []);
+    agent.on_worker_succeeded(0, now);
+    assert_eq!(does(&mut agent), [Command::Done(Round(1))]);
+    agent.on_closed(succeeded());
+    assert_eq!(does(&mut agent), [end(Outcome::Succeeded)]);
+}
+
+#[test]
+fn the_exit_barrier_ends_in_time_too() {
+    let now = Instant::now();
+    let mut agent = running(Budget::Job);
+    agent.on_worker_succeeded(0, now);
+    agent.on_worker_succeeded(1, now);
+    does(&mut agent);
+    let until = agent.next_deadline().unwrap();
+    assert_eq!(until, now + Duration::from_secs(20));
+    agent.on_unfinished("1 of 2 nodes has finished; still at work (node1)");
+    agent.on_tick(until - Duration::from_millis(1));
+    assert_eq!(does(&mut agent), []);
+    agent.on_tick(until);
+    let commands = agent.take_commands();
+    let said = "the other nodes' workers have not finished within 20s (exit_barrier_timeout): 1 of 2 nodes has finished; \
+                still at work (node1); this node's have, and it leaves";
+    assert_eq!(commands, [Command::Warn(said.to_owned()), end(Outcome::Succeeded)]);
+}
+
+#[test]
+fn whoever_has_finished_says_every_thirty_seconds_whom_it_waits_for() {
+    let begin = Instant::now();
+    let mut agent = AgentMachine::new(Policy { exit_barrier_timeout: None, ..policy(Budget::Job) }, "node0".into());
+    agent.on_placed(placement(1, 0));
+    agent.on_worker_succeeded(0, begin);
+    agent.on_worker_succeeded(1, begin);
+    does(&mut agent);
+    for half_minutes in 1..=200 {
+        agent.on_unfinished(&format!("still at work (node{half_minutes})"));
+        let at = agent.next_deadline().unwrap();
+        assert_eq!(at, begin + Duration::from_secs(30) * half_minutes);
+        agent.on_tick(at);
+        let told = warned(&mut agent).unwrap();
+        assert!(told.ends_with(&format!("still at work (node{half_minutes})")), "{told}");
+    }
+    agent.on_closed(succeeded());
+    assert_eq!(does(&mut agent), [end(Outcome::Succeeded)]);
+}
+
+#[test]
+fn the_node_that_fails_says_which_restart_it_is_and_that_none_is_left() {
+    let mut agent = running(Budget::Job);
+    agent.on_worker_failed(failure(1), false);
+    does(&mut agent);
+    agent.on_interrupted(Round(1), "rank 1 ended; restart 1 of 2");
+    assert_eq!(warned(&mut agent).as_deref(), Some("restarting all workers: rank 1 ended; restart 1 of 2"));
+    // Once all have stopped, which may be before the answer comes.
+    let mut agent = running(Budget::Job);
+    agent.on_worker_failed(failure(1), false);
+    agent.on_stopped();
+    does(&mut agent);
+    agent.on_interrupted(Round(1), "rank 1 ended; restart 1 of 2");
+    assert_eq!(warned(&mut agent).as_deref(), Some("restarting all workers: rank 1 ended; restart 1 of 2"));
+    let mut agent = running(Budget::Job);
+    agent.on_worker_failed(failure(1), false);
+    does(&mut agent);
+    agent.on_closed(failed(Some(failure(1))));
+    assert_eq!(warned(&mut agent).as_deref(), Some("the job has failed: no restart is left"));
+    let mut agent = running(Budget::Node(0));
+    agent.on_worker_failed(failure(1), false);
+    assert!(warned(&mut agent).is_some_and(|text| text.ends_with("; no restarts left on this node")));
+}
+
+#[test]
+fn nobody_says_that_workers_are_restarted_when_the_host_of_the_coordinator_has_gone() {
+    let reason = "the host of the coordinator got SIGTERM";
+    let failing = || {
+        let mut agent = running(Budget::Job);
+        agent.on_worker_failed(failure(1), false);
+        agent
+    };
+    let mut stopping = failing();
+    does(&mut stopping);
+    stopping.on_host_gone(Round(1), reason);
+    assert_eq!(warned(&mut stopping), Some(format!("stopping all workers: {reason}")));
+    let mut stopped = failing();
+    stopped.on_stopped();
+    does(&mut stopped);
+    stopped.on_host_gone(Round(1), reason);
+    assert_eq!(warned(&mut stopped), Some(format!("waiting for another round: {reason}")));
+}
+
+#[test]
+fn a_failure_is_reported_before_the_other_workers_have_stopped_and_counted_by_the_coordinator() {
+    let mut agent = running(Budget::Job);
+    agent.on_worker_failed(failure(1), false);
+    assert_eq!(does(&mut agent), [Command::Report(Box::new(failure(1))), stop(SIGTERM)]);
+    // The other worker ends because of ours: a consequence.
+    agent.on_worker_failed(failure(0), false);
+    assert_eq!(does(&mut agent), []);
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [], "whether to go on is the coordinator's");
+    agent.on_interrupted(Round(1), "rank 1 failed");
+    assert_eq!(does(&mut agent), [Command::Join]);
+    agent.on_placed(placement(2, 1));
+    assert_eq!((does(&mut agent), agent.restarts()), (vec![Command::Start(Box::new(placement(2, 1)))], 1));
+}
+
+#[test]
+fn the_coordinators_word_may_come_while_workers_are_being_stopped() {
+    let mut agent = running(Budget::Job);
+    agent.on_worker_failed(failure(1), false);
+    does(&mut agent);
+    agent.on_interrupted(Round(1), "rank 1 failed");
+    assert_eq!(does(&mut agent), [], "the old workers are still there");
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [Command::Join]);
+}
+
+#[test]
+fn with_no_restart_left_every_agent_stops_its_workers_and_names_the_first_cause() {
+    for own in [true, false] {
+        let mut agent = running(Budget::Job);
+        if own {
+            agent.on_worker_failed(failure(1), false);
+            does(&mut agent);
+        }
+        agent.on_closed(failed(Some(failure(1))));
+        assert_eq!(does(&mut agent), if own { vec![] } else { vec![stop(SIGTERM)] });
+        agent.on_stopped();
+        let outcome = Outcome::Failed { cause: Some(Box::new(failure(1))), reason: "no restart is left".into() };
+        assert_eq!(does(&mut agent), [end(outcome)]);
+    }
+}
+
+#[test]
+fn a_job_that_fails_while_this_node_waits_for_the_others_has_failed_here_too() {
+    let now = Instant::now();
+    let mut agent = running(Budget::Job);
+    agent.on_worker_succeeded(0, now);
+    agent.on_worker_succeeded(1, now);
+    does(&mut agent);
+    agent.on_closed(failed(None));
+    assert_eq!(does(&mut agent), [end(Outcome::Failed { cause: None, reason: "no restart is left".into() })]);
+}
+
+#[test]
+fn counting_for_itself_it_restarts_as_often_as_it_may_and_then_closes_the_job() {
+    let mut agent = running(Budget::Node(1));
+    agent.on_worker_failed(failure(1), false);
+    assert_eq!(does(&mut agent), [stop(SIGTERM)]);
+    agent.on_stopped();
+    assert_eq!((does(&mut agent), agent.restarts()), (vec![Command::Join], 1));
+    agent.on_placed(placement(2, 0));
+    does(&mut agent);
+    // Others are told whose it was.
+    agent.on_worker_failed(Failure { node: String::new(), ..failure(0) }, false);
+    let cause = Some(Box::new(failure(0)));
+    let reason = failure(0).to_string();
+    let verdict = Verdict::Failed { by: "node0".into(), cause: reason.clone(), failure: cause.clone() };
+    assert_eq!(does(&mut agent), [Command::Close(verdict), stop(SIGTERM)]);
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [end(Outcome::Failed { cause, reason })]);
+}
+
+#[test]
+fn the_first_cause_is_the_one_that_the_coordinator_names() {
+    let mut agent = running(Budget::Node(0));
+    agent.on_worker_failed(failure(0), false);
+    does(&mut agent);
+    agent.on_closed(failed(Some(failure(3))));
+    agent.on_stopped();
+    let outcome = Outcome::Failed { cause: Some(Box::new(failure(3))), reason: "no restart is left".into() };
+    assert_eq!(does(&mut agent), [end(outcome)]);
+}
+
+#[test]
+fn a_hopeless_failure_is_not_restarted() {
+    let mut agent = running(Budget::Job);
+    agent.on_worker_failed(failure(1), true);
+    assert!(matches!(&does(&mut agent)[..], [Command::Close(Verdict::Failed { .. }), Command::Stop(_)]));
+}
+
+#[test]
+fn a_world_that_must_re_form_stops_the_workers_first() {
+    let mut agent = running(Budget::Job);
+    agent.on_interrupted(Round(1), "a node waits");
+    assert_eq!(does(&mut agent), [stop(SIGTERM)]);
+    agent.on_interrupted(Round(1), "another one waits");
+    assert_eq!(does(&mut agent), []);
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [Command::Join]);
+}
+
+#[test]
+fn news_of_an_old_round_are_no_news() {
+    let mut agent = running(Budget::Job);
+    agent.on_interrupted(Round(0), "long ago");
+    agent.on_placed(placement(1, 0));
+    agent.on_no_place(JoinError::Busy);
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), []);
+}
+
+#[test]
+fn workers_that_had_succeeded_run_again_when_the_world_re_forms() {
+    let now = Instant::now();
+    let mut agent = running(Budget::Job);
+    agent.on_worker_succeeded(0, now);
+    agent.on_worker_succeeded(1, now);
+    does(&mut agent);
+    agent.on_interrupted(Round(1), "rank 3 failed");
+    assert_eq!(does(&mut agent), [Command::Join]);
+}
+
+#[test]
+fn a_signal_leaves_at_once_and_ends_when_the_workers_have() {
+    let mut agent = running(Budget::Job);
+    agent.on_signal(SIGINT);
+    assert_eq!(
+        does(&mut agent),
+        [Command::Leave { reason: "its agent got SIGINT".into(), signal: SIGINT }, stop(SIGINT)]
+    );
+    agent.on_closed(failed(None));
+    agent.on_interrupted(Round(1), "a node left");
+    assert_eq!(does(&mut agent), [], "it is on its way out");
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [end(Outcome::Signal(SIGINT))]);
+}
+
+#[test]
+fn a_second_signal_kills() {
+    let mut agent = running(Budget::Job);
+    agent.on_signal(SIGINT);
+    does(&mut agent);
+    agent.on_signal(SIGINT);
+    assert_eq!(does(&mut agent), [Command::Kill]);
+}
+
+#[test]
+fn a_signal_during_another_stop_does_not_begin_a_second_grace() {
+    let mut agent = running(Budget::Job);
+    agent.on_interrupted(Round(1), "a node waits");
+    does(&mut agent);
+    agent.on_signal(SIGTERM);
+    assert_eq!(does(&mut agent), [Command::Leave { reason: "its agent got SIGTERM".into(), signal: SIGTERM }]);
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [end(Outcome::Signal(SIGTERM))]);
+}
+
+#[test]
+fn a_signal_where_nothing_runs_ends_it_at_once() {
+    let mut joining = AgentMachine::new(policy(Budget::Job), "node0".into());
+    does(&mut joining);
+    let mut deciding = running(Budget::Job);
+    deciding.on_worker_failed(failure(0), false);
+    deciding.on_stopped();
+    does(&mut deciding);
+    for mut agent in [joining, deciding] {
+        agent.on_signal(SIGTERM);
+        assert_eq!(
+            does(&mut agent),
+            [Command::Leave { reason: "its agent got SIGTERM".into(), signal: SIGTERM }, end(Outcome::Signal(SIGTERM))]
+        );
+        agent.on_signal(SIGTERM);
+        assert_eq!(does(&mut agent), []);
+    }
+}
+
+#[test]
+fn how_a_join_that_fails_ends_the_agent() {
+    let closed = |verdict, spare| JoinError::Closed { verdict, spare };
+    let timeout = JoinError::Timeout { after: GRACE, progress: "1 of 2".into() };
+    let cause = Some(Box::new(failure(3)));
+    let cases = [
+        (closed(succeeded(), true), Outcome::NotNeeded),
+        (closed(succeeded(), false), Outcome::NoPlace(closed(succeeded(), false))),
+        (closed(failed(Some(failure(3))), true), Outcome::Failed { cause, reason: "no restart is left".into() }),
+        (timeout.clone(), Outcome::NoPlace(timeout)),
+    ];
+    for (error, outcome) in cases {
+        let mut agent = AgentMachine::new(policy(Budget::Job), "node0".into());
+        does(&mut agent);
+        agent.on_no_place(error);
+        assert_eq!(does(&mut agent), [end(outcome)]);
+    }
+}
+
+#[test]
+fn a_node_that_is_cut_off_stops_its_workers_before_it_ends() {
+    let error = JoinError::Connection("the coordinator stayed away".into());
+    let mut agent = running(Budget::Job);
+    agent.on_cut_off(error.clone());
+    assert_eq!(does(&mut agent), [stop(SIGTERM)]);
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [end(Outcome::NoPlace(error.clone()))]);
+
+    let now = Instant::now();
+    let mut agent = running(Budget::Job);
+    agent.on_worker_succeeded(0, now);
+    agent.on_worker_succeeded(1, now);
+    does(&mut agent);
+    agent.on_cut_off(error);
+    assert_eq!(does(&mut agent), [end(Outcome::Succeeded)], "its own workers have succeeded");
+}
+
+#[test]
+fn a_job_declared_a_success_lets_the_last_workers_finish() {
+    let now = Instant::now();
+    let mut agent = running(Budget::Job);
+    agent.on_closed(Verdict::Succeeded { by: "node1".into() });
+    assert_eq!(does(&mut agent), []);
+    agent.on_worker_succeeded(0, now);
+    agent.on_worker_succeeded(1, now);
+    assert_eq!(does(&mut agent), [end(Outcome::Succeeded)]);
+}

@@ -1,0 +1,59 @@
+//! Small agents: they start one worker and wait for its end.
+
+use std::env;
+use std::fs;
+use std::time::Duration;
+
+use elastic_rs::agent::crew::Crew;
+use elastic_rs::agent::runner::{Runner, Started, Step};
+use elastic_rs::agent::{Budget, Outcome, Policy};
+use elastic_rs::process::{Consoles, Event, FilterOptions, Group, WorkerSpec};
+
+#[path = "../../alone.rs"]
+mod alone;
+
+async fn start(script: &str) -> Group {
+    let mut spec = WorkerSpec::new(0, env::current_exe().expect("a path"));
+    spec.args = script.split(' ').map(Into::into).collect();
+    spec.env = env::vars_os().collect();
+    let consoles = Consoles::own().expect("streams");
+    Group::start(vec![spec], FilterOptions::default(), consoles).await.expect("a worker")
+}
+
+/// The worker does what `script` says; its end is told.
+pub fn run(script: &str) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let mut group = start(script).await;
+        while let Some(event) = group.next_event().await {
+            if let Event::Exited(exited) = event {
+                println!("worker: {}", exited.exit);
+            }
+        }
+        println!("gone");
+    });
+}
+
+/// The same in a control group, whose file of processes is `procs`, with a whole agent: the job's failure is told.
+pub fn run_within(procs: &str, script: &str) {
+    fs::write(procs, std::process::id().to_string()).expect("a control group");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let limit = Duration::from_secs(60);
+        let policy = Policy { budget: Budget::Node(0), workers: 1, grace: limit, exit_barrier_timeout: Some(limit) };
+        let mut runner = Runner::new(policy, "agent".to_owned(), "job".to_owned(), "role".to_owned(), None);
+        loop {
+            match runner.next().await {
+                Step::Join => runner.placed(alone::alone()),
+                Step::Start(_) => {
+                    runner.started(Crew::Spawned(Box::new(start(script).await)), Started::default());
+                }
+                Step::End(outcome) => match *outcome {
+                    Outcome::Failed { cause: Some(cause), .. } => return println!("{}\n{}", cause.exit, cause.message),
+                    outcome => return println!("{outcome:?}"),
+                },
+                step => panic!("{step:?}"),
+            }
+        }
+    });
+}

@@ -1,0 +1,426 @@
+//! An agent at work: the runner between real workers and a real coordinator, with this test as its front end.
+
+use std::collections::BTreeMap;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::time::Duration;
+
+use elastic_rs::agent::crew::{Adopted, Crew};
+use elastic_rs::agent::runner::{Runner, Started, Step};
+use elastic_rs::agent::{Budget, Outcome, Policy};
+use elastic_rs::host::Host;
+use elastic_rs::process::{Exit, Signal, WorkerSpec};
+use elastic_rs::rendezvous::message::{Failure, Hello, JoinWorkers, NodeId, Placement};
+use elastic_rs::rendezvous::session::Session;
+use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::store::server::ServerOptions;
+use rustix::fs::{FileType, Mode};
+use tokio::runtime::Handle;
+
+use crate::alone::alone;
+use crate::process::support::{Folder, LIMIT, Shown, Traces, helper, start, within};
+
+/// Of a job in which nothing is waited for.
+fn settings(min_nodes: u32, max_nodes: u32, max_restarts: u32) -> Settings {
+    let mut settings = Settings::new(min_nodes, max_nodes);
+    (settings.reconnect_grace, settings.settle_timeout) = (Duration::from_millis(20), Duration::from_millis(20));
+    settings.max_restarts = Some(max_restarts);
+    settings
+}
+
+fn host() -> Host {
+    Host::listen(Some("127.0.0.1"), 0, ServerOptions::default()).unwrap()
+}
+
+fn session(host: &Host, number: u128, settings: &Settings) -> Arc<Session> {
+    let name = format!("node{number}");
+    let hello = Hello::new("job", NodeId(number), name.clone(), settings.clone());
+    let hello = Hello { local_addr: Some(name), ..hello };
+    Arc::new(Session::open(&Handle::current(), hello, "127.0.0.1", host.port(), LIMIT))
+}
+
+fn policy(budget: Budget, workers: u32) -> Policy {
+    Policy { budget, workers, grace: LIMIT, exit_barrier_timeout: None }
+}
+
+/// A front end: its workers are helpers that do what `scripts` says in each round.
+struct Node {
+    runner: Runner,
+    session: Option<Arc<Session>>,
+    traces: Traces,
+    workers: u32,
+    error_files: BTreeMap<u32, PathBuf>,
+    /// What the workers of the last round show.
+    shown: Option<Shown>,
+}
+
+impl Node {
+    fn new(session: Option<Arc<Session>>, budget: Budget, workers: u32) -> Self {
+        let runner = Runner::new(policy(budget, workers), "agent".into(), "job".into(), "role".into(), session.clone());
+        Self { runner, session, traces: Traces::new(), workers, error_files: BTreeMap::new(), shown: None }
+    }
+
+    async fn next(&mut self) -> Step {
+        within(self.runner.next()).await
+    }
+
+    /// Joins, and returns what to start.
+    async fn placed(&mut self) -> Placement {
+        assert!(matches!(self.next().await, Step::Join));
+        match &self.session {
+            Some(session) => {
+                let workers = JoinWorkers { role: "role".into(), local_world_size: self.workers };
+                let place = within(session.join(1000, None, Some(workers), LIMIT)).await.unwrap();
+                self.runner.placed(place);
+            }
+            None => self.runner.placed(alone()),
+        }
+        match self.next().await {
+            Step::Start(place) => *place,
+            step => panic!("{step:?}"),
+        }
+    }
+
+    fn specs(&self, scripts: &[&str]) -> Vec<WorkerSpec> {
+        (0..).zip(scripts).map(|(rank, script)| self.traces.worker(rank, script)).collect()
+    }
+
+    async fn start(&mut self, scripts: &[&str]) {
+        let (group, shown) = start(self.specs(scripts)).await.unwrap();
+        self.shown = Some(shown);
+        let first_rank = self.session.as_ref().map_or(0, |_| 10);
+        let started = Started { error_files: self.error_files.clone(), first_rank };
+        self.runner.started(Crew::Spawned(Box::new(group)), started);
+    }
+
+    fn line(&self) -> String {
+        self.shown.as_ref().unwrap().line()
+    }
+
+    /// Until the agent has nothing more to do, which is the next step.
+    async fn outcome(&mut self) -> Outcome {
+        match self.next().await {
+            Step::End(outcome) => *outcome,
+            step => panic!("{step:?}"),
+        }
+    }
+
+    async fn cause(&mut self) -> Failure {
+        match self.outcome().await {
+            Outcome::Failed { cause: Some(cause), .. } => *cause,
+            outcome => panic!("{outcome:?}"),
+        }
+    }
+
+    /// How the workers of the last round ended, in that order.
+    fn exits(&self) -> Vec<(u32, String)> {
+        self.runner.exits().iter().map(|exited| (exited.local_rank, exited.exit.to_string())).collect()
+    }
+
+    /// Gets a signal while it waits, as a front end does: the wait is given up and begun anew.
+    async fn signal(&mut self, number: i32) {
+        tokio::select! {
+            biased;
+            step = self.runner.next() => panic!("{step:?}"),
+            () = std::future::ready(()) => self.runner.signal(number),
+        }
+    }
+}
+
+/// Two nodes with `workers` each, in one world.
+async fn two_placed(host: &Host, settings: &Settings, workers: u32) -> [Node; 2] {
+    let [mut one, mut two] =
+        [1, 2].map(|number| Node::new(Some(session(host, number, settings)), Budget::Job, workers));
+    tokio::join!(one.placed(), two.placed());
+    [one, two]
+}
+
+#[tokio::test]
+async fn workers_that_all_succeed_end_the_job_well() {
+    let host = host();
+    let mut node = Node::new(Some(session(&host, 1, &settings(1, 1, 0))), Budget::Job, 2);
+    let place = node.placed().await;
+    assert_eq!((place.rank, place.world_size, place.restart), (0, 1, 0));
+    node.start(&["exit 0", "exit 0"]).await;
+    assert_eq!(node.outcome().await, Outcome::Succeeded);
+    assert_eq!(node.exits().len(), 2);
+}
+
+#[tokio::test]
+async fn a_failure_restarts_all_workers_of_all_nodes_and_costs_one_restart() {
+    let host = host();
+    let settings = settings(2, 2, 1);
+    let [mut one, mut two] = two_placed(&host, &settings, 2).await;
+    one.start(&["complain boom exit 3", "say ready pause"]).await;
+    two.start(&["say ready pause", "say ready pause"]).await;
+    let (first, second) = tokio::join!(one.placed(), two.placed());
+    assert_eq!((first.restart, second.restart, first.round), (1, 1, second.round));
+    assert_eq!(one.exits(), [(0, "exit code 3".into()), (1, "SIGTERM".into())]);
+    assert_eq!(two.exits().iter().map(|(_, exit)| exit.as_str()).collect::<Vec<_>>(), ["SIGTERM", "SIGTERM"]);
+    assert_eq!((one.traces.alive().len(), two.traces.alive().len()), (0, 0));
+
+    // None is left: every node names the cause.
+    one.start(&["pause", "pause"]).await;
+    two.start(&["pause", "complain again exit 4"]).await;
+    let (told, own) = tokio::join!(one.cause(), two.cause());
+    assert_eq!(told, own);
+    assert_eq!(
+        (told.node.contains("node2"), told.local_rank, told.global_rank, told.exit.as_str()),
+        (true, 1, 11, "exit code 4")
+    );
+    assert_eq!(told.message, "again");
+    assert_eq!(one.runner.restarts(), 1);
+}
+
+#[tokio::test]
+async fn a_job_that_fails_while_a_node_prepares_its_start_ends_there_too() {
+    let host = host();
+    let [mut one, mut two] = two_placed(&host, &settings(2, 2, 0), 1).await;
+    one.start(&["exit 3"]).await;
+    // The other waits for a template, say, and asks no more for its next step.
+    let (cause, ()) = tokio::join!(one.cause(), within(two.runner.start_withdrawn()));
+    assert_eq!(two.cause().await, cause);
+    assert_eq!(two.exits(), []);
+}
+
+#[tokio::test]
+async fn a_start_that_hangs_is_broken_off_when_the_job_has_failed() {
+    let host = host();
+    let [mut one, mut two] = two_placed(&host, &settings(2, 2, 0), 1).await;
+    one.start(&["exit 3"]).await;
+    let hangs = std::future::pending::<()>();
+    let (cause, started) = tokio::join!(one.cause(), within(two.runner.while_starting(hangs)));
+    assert_eq!(started, None);
+    assert_eq!(two.cause().await, cause);
+}
+
+#[tokio::test]
+async fn a_signal_leaves_at_once_and_the_others_begin_anew() {
+    let host = host();
+    let settings = settings(1, 2, 0);
+    let [mut one, mut two] = two_placed(&host, &settings, 1).await;
+    one.start(&["ignore 15 say ready pause"]).await;
+    two.start(&["say ready pause"]).await;
+    assert_eq!((one.line(), two.line()), ("ready".into(), "ready".into()));
+    one.signal(15).await;
+    // Its worker stays, and nobody waits for that.
+    let place = tokio::select! {
+        place = two.placed() => place,
+        step = one.runner.next() => panic!("{step:?}"),
+    };
+    assert_eq!(place.world_size, 1);
+    two.start(&["exit 0"]).await;
+    assert_eq!(two.outcome().await, Outcome::Succeeded);
+    one.signal(15).await;
+    assert_eq!(one.outcome().await, Outcome::Signal(15));
+    assert_eq!(one.exits(), [(0, "SIGKILL".into())], "the second signal kills");
+}
+
+#[tokio::test]
+async fn without_a_session_the_node_counts_its_own_restarts() {
+    let mut node = Node::new(None, Budget::Node(1), 1);
+    node.placed().await;
+    node.start(&["exit 3"]).await;
+    node.placed().await;
+    assert_eq!(node.runner.restarts(), 1);
+    node.start(&["complain boom exit 4"]).await;
+    let cause = node.cause().await;
+    assert_eq!((cause.exit.as_str(), cause.message.as_str()), ("exit code 4", "boom"));
+}
+
+#[tokio::test]
+async fn without_a_session_the_front_end_waits_for_the_others() {
+    let mut node = Node::new(None, Budget::Node(0), 1);
+    node.placed().await;
+    node.start(&["exit 0"]).await;
+    assert!(matches!(node.next().await, Step::Barrier));
+    assert!(matches!(node.next().await, Step::Barrier), "until it is answered");
+    node.runner.all_done();
+    assert_eq!(node.outcome().await, Outcome::Succeeded);
+}
+
+#[tokio::test]
+async fn workers_that_cannot_be_started_have_failed() {
+    let mut node = Node::new(None, Budget::Node(0), 1);
+    node.placed().await;
+    node.runner.not_started(0, 5, "no such file");
+    let cause = node.cause().await;
+    assert_eq!((cause.exit.as_str(), cause.global_rank, cause.pid), ("a failure to start", 5, 0));
+    assert_eq!(cause.message, "no such file");
+}
+
+#[tokio::test]
+async fn a_runner_that_is_dropped_leaves_nothing() {
+    let mut node = Node::new(None, Budget::Node(0), 1);
+    node.placed().await;
+    node.start(&["child stubborn daemon stubborn ignore 15 say ready pause"]).await;
+    assert_eq!(node.line(), "ready");
+    let Node { runner, traces, shown: _shown, .. } = node;
+    drop(runner);
+    traces.wait_until_none_is_left();
+}
+
+#[tokio::test]
+async fn a_front_end_that_gives_up_leaves_nothing_either() {
+    let mut node = Node::new(None, Budget::Node(0), 1);
+    node.placed().await;
+    node.start(&["daemon stubborn ignore 15 say ready pause"]).await;
+    assert_eq!(node.line(), "ready");
+    within(node.runner.close()).await;
+    assert_eq!(node.traces.alive(), [0_u32; 0]);
+}
+
+/// A file that nobody gets to the end of: as if its file system hung. Dropping it lets go of who tries.
+struct Endless(PathBuf);
+
+impl Endless {
+    fn new(folder: &Folder) -> Self {
+        let path = folder.0.join("error.json");
+        rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Endless {
+    fn drop(&mut self) {
+        // A pipe's end that may read and write does not wait for another.
+        drop(std::fs::OpenOptions::new().read(true).write(true).open(&self.0));
+    }
+}
+
+#[tokio::test]
+async fn the_first_failure_is_the_cause_however_late_its_account_comes() {
+    let mut node = Node::new(None, Budget::Node(0), 3);
+    let folder = Folder::new(&node.traces);
+    let endless = Endless::new(&folder);
+    node.error_files = BTreeMap::from([(1, endless.0.clone())]);
+    node.placed().await;
+    node.start(&["pause", "complain boom exit 3", "pause"]).await;
+    let cause = node.cause().await;
+    assert_eq!((cause.local_rank, cause.exit.as_str(), cause.message.as_str()), (1, "exit code 3", "boom"));
+    let exits = node.exits();
+    assert_eq!((exits.len(), &exits[0]), (3, &(1, "exit code 3".to_owned())));
+    assert!(exits[1..].iter().all(|(_, exit)| exit == "SIGTERM"), "{exits:?}");
+}
+
+/// Children of this process, leading sessions of their own, as the workers are that `torch.multiprocessing` starts.
+struct Children(Vec<Child>);
+
+impl Children {
+    fn new(traces: &Traces, scripts: &[&str]) -> Self {
+        let child = |script: &&str| {
+            let mut command = Command::new("setsid");
+            command.arg(helper()).args(script.split(' ')).envs([traces.variable()]).spawn().unwrap()
+        };
+        Self(scripts.iter().map(child).collect())
+    }
+
+    fn adopted(&self) -> Crew {
+        Crew::Adopted(Adopted::new(&(0..).zip(self.0.iter().map(Child::id)).collect()).unwrap())
+    }
+
+    fn reap(&mut self, local_rank: u32) -> Exit {
+        let status = self.0[local_rank as usize].wait().unwrap();
+        match status.signal() {
+            Some(signal) => Exit::Signal { signal: Signal(signal), core_dumped: false },
+            None => Exit::Code(status.code().unwrap()),
+        }
+    }
+}
+
+#[tokio::test]
+async fn adopted_workers_are_stopped_together_and_reaped_by_the_front_end() {
+    let mut node = Node::new(None, Budget::Node(0), 2);
+    node.placed().await;
+    let mut children = Children::new(&node.traces, &["pause", "exit 3"]);
+    node.runner.started(children.adopted(), Started::default());
+    let Step::Reap { local_rank: 1 } = node.next().await else { panic!("not the one that failed") };
+    // The other has its signal already: it ends though nobody has said how the first did.
+    assert_eq!(children.reap(0).to_string(), "SIGTERM");
+    node.runner.reaped(1, children.reap(1), String::new());
+    let Step::Reap { local_rank: 0 } = node.next().await else { panic!("not the other") };
+    node.runner.reaped(0, Exit::Signal { signal: Signal::TERM, core_dumped: false }, String::new());
+    let cause = node.cause().await;
+    assert_eq!((cause.local_rank, cause.exit.as_str()), (1, "exit code 3"));
+    assert_eq!(node.exits().len(), 2);
+}
+
+#[tokio::test]
+async fn adopted_workers_that_succeed_do_not_stop_the_others() {
+    let mut node = Node::new(None, Budget::Node(0), 2);
+    node.placed().await;
+    let folder = Folder::new(&node.traces);
+    let go = folder.0.join("go");
+    let mut children = Children::new(&node.traces, &["exit 0", &format!("wait-file {}", go.display())]);
+    node.runner.started(children.adopted(), Started::default());
+    let Step::Reap { local_rank: 0 } = node.next().await else { panic!("not the one that ended") };
+    node.runner.reaped(0, children.reap(0), String::new());
+    std::fs::write(&go, "").unwrap();
+    let Step::Reap { local_rank: 1 } = node.next().await else { panic!("not the other") };
+    node.runner.reaped(1, children.reap(1), String::new());
+    assert!(matches!(node.next().await, Step::Barrier));
+}
+
+#[tokio::test]
+async fn adopted_workers_are_killed_when_the_runner_is_dropped() {
+    let mut node = Node::new(None, Budget::Node(0), 1);
+    node.placed().await;
+    let mut children = Children::new(&node.traces, &["ignore 15 pause"]);
+    node.runner.started(children.adopted(), Started::default());
+    drop(node.runner);
+    assert_eq!(children.reap(0).to_string(), "SIGKILL");
+}
+
+/// A control group whose memory is limited. `None` where this machine has none that we may make.
+struct Limited(PathBuf);
+
+impl Limited {
+    fn new(mebibytes: u32) -> Option<Self> {
+        let bytes = (mebibytes << 20).to_string();
+        // Version 1, and 2; without swap, where there is a limit for that.
+        let files = [
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", bytes.as_str()),
+            ("/sys/fs/cgroup", "memory.max", "memory.swap.max", "0"),
+        ];
+        files.into_iter().find_map(|(root, limit, swap, swap_bytes)| {
+            let folder = PathBuf::from(format!("{root}/elastic_rs-{}", std::process::id()));
+            std::fs::create_dir(&folder).ok()?;
+            let limited = Self(folder);
+            // On version 1's root of all groups this is a plain folder, which takes no file.
+            std::fs::write(limited.0.join(limit), &bytes).ok()?;
+            let _ = std::fs::write(limited.0.join(swap), swap_bytes);
+            Some(limited)
+        })
+    }
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        // It can be removed once its last process is reaped.
+        let began = std::time::Instant::now();
+        while std::fs::remove_dir(&self.0).is_err() && began.elapsed() < LIMIT {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn a_worker_that_was_killed_for_want_of_memory_is_told_with_that() {
+    let Some(limited) = Limited::new(64) else {
+        return eprintln!("not tested: no control group of memory to write to");
+    };
+    let traces = Traces::new();
+    let procs = limited.0.join("cgroup.procs");
+    let mut agent = Command::new(helper());
+    // What is not killed, has more than the group may.
+    agent.arg("agent-within").arg(procs).arg("eat 200 exit 0").envs([traces.variable()]);
+    let told = agent.output().unwrap();
+    assert_eq!(
+        String::from_utf8(told.stdout).unwrap(),
+        "SIGKILL\nkilled for want of memory: its control group's limit was reached (OOM)\n",
+        "{}",
+        String::from_utf8_lossy(&told.stderr)
+    );
+}

@@ -1,0 +1,36 @@
+//! A node over a shared cell, event by event: what its operator is told. What it decides is simulated in `simulation/cas`.
+use std::time::{Duration, Instant};
+
+use elastic_rs::rendezvous::cas::node::{CasCommand, CasNode, Liveness};
+use elastic_rs::rendezvous::message::{Hello, NodeId};
+use elastic_rs::rendezvous::report::Reporter;
+use elastic_rs::rendezvous::settings::Settings;
+
+#[test]
+fn a_node_that_waits_says_what_for() {
+    // Pains row 9: silence for ten minutes, then an error.
+    let mut now = Instant::now();
+    let hello = Hello::new("job", NodeId(1), "host:1", Settings::new(2, 2));
+    let hello = Hello { local_addr: Some("node1".into()), ..hello };
+    let mut node = CasNode::new(hello, Liveness::Counters, now);
+    let mut reporter = Reporter::default();
+    node.join(1, None, Duration::from_secs(600), now);
+    let (mut cell, mut told) = (None, Vec::new());
+    for _ in 0..310 {
+        node.on_tick(now);
+        while let Some(command) = node.take_command() {
+            match command {
+                CasCommand::Read => node.on_state(cell.as_deref(), now),
+                CasCommand::Write(bytes) => {
+                    cell = Some(bytes);
+                    node.on_written(now);
+                }
+            }
+        }
+        told.extend(reporter.look(&node, now));
+        now += Duration::from_millis(100);
+    }
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].starts_with("waiting for 3s: "), "{told:?}");
+    assert!(told[0].contains("node1"), "{told:?}");
+}

@@ -1,0 +1,324 @@
+//! Each decision of the coordinator has a reason in words, which is logged once and reaches those whom it concerns; and what the
+//! coordinator remembers of runs that nobody is in any more.
+
+use std::time::Duration;
+
+use crate::bench::{Bench, failure, hello, join};
+use elastic_rs::rendezvous::machine::{VACANT_FOR, VACANT_RUNS};
+use elastic_rs::rendezvous::message::{
+    CoordinatorMessage, Failure, Hello, NodeId, NodeMessage, Placed, Round, Verdict, Waits,
+};
+use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::rendezvous::standing::Standing;
+use elastic_rs::rendezvous::state::SessionId;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+impl Bench {
+    /// Go to where the coordinator wants to look next, `times` times.
+    fn look(&mut self, times: usize) {
+        for _ in 0..times {
+            let at = self.machine.next_deadline().unwrap();
+            self.pass(at.saturating_duration_since(self.now));
+        }
+    }
+
+    /// The only line of the log since `from` that has this in it.
+    fn noted_once(&self, from: usize, text: &str) {
+        let count = self.notes[from..].iter().filter(|note| note.contains(text)).count();
+        assert_eq!(count, 1, "`{text}` in {:#?}", &self.notes[from..]);
+    }
+
+    fn progress(&self) -> String {
+        self.run().progress(self.now)
+    }
+
+    /// What a node that waits hears with its next heartbeat.
+    fn heard_waiting(&mut self, session: u64) -> Waits {
+        self.say(session, NodeMessage::Heartbeat);
+        match self.last(session) {
+            CoordinatorMessage::Heartbeat { waits: Some(waits) } => waits.clone(),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// A node beats for long: nothing is decided anew, and nothing is logged again.
+fn nothing_new_is_said(bench: &mut Bench, sessions: &[u64]) {
+    let before = bench.notes.len();
+    for _ in 0..3 {
+        for session in sessions {
+            bench.say(*session, NodeMessage::Heartbeat);
+        }
+        bench.machine.on_tick(bench.now);
+        bench.take();
+    }
+    assert_eq!(bench.notes.len(), before, "{:#?}", &bench.notes[before..]);
+}
+
+#[test]
+fn gathering_last_call_and_completion_are_each_said_once_with_their_reason() {
+    let settings = Settings::new(2, 4);
+    let mut bench = Bench::new();
+    for node in 1..=3 {
+        bench.greet(node, hello(node, &settings), node as u8);
+    }
+    bench.say(1, join(0));
+    assert_eq!(bench.run().standing(), Standing::Gathering);
+    bench.noted_once(0, "round 1 waits for 2 more nodes");
+    nothing_new_is_said(&mut bench, &[1]);
+
+    bench.say(2, join(0));
+    assert_eq!(bench.run().standing(), Standing::LastCall);
+    let why = "others may come within the last call (last_call_timeout)";
+    bench.noted_once(0, &format!("round 1 could form with 2 nodes, but {why}"));
+    assert!(bench.progress().ends_with(&format!("; closes within 30.0 s: {why}")), "{}", bench.progress());
+    assert!(bench.heard_waiting(1).progress.contains(why), "a node that waits is told");
+    nothing_new_is_said(&mut bench, &[1, 2]);
+
+    // A third one comes: what is decided stays, and only its coming is said.
+    let before = bench.notes.len();
+    bench.say(3, join(0));
+    assert_eq!(bench.notes[before..], ["10.0.0.3 (host:3) joined (3 of 2 to 4 nodes)".to_owned()]);
+
+    bench.look(1);
+    bench.pass(settings.last_call_timeout);
+    assert_eq!(bench.run().standing(), Standing::Undisturbed);
+    bench.noted_once(0, "round 1 is complete with 3 nodes: the last call of 30.0 s ended (10.0.0.1 (host:1), ");
+    let CoordinatorMessage::Complete(place) = bench.last(3) else { panic!("{:?}", bench.last(3)) };
+    assert!(place.reason.starts_with("the last call of 30.0 s ended"), "a member is told: {}", place.reason);
+    nothing_new_is_said(&mut bench, &[1, 2, 3]);
+}
+
+#[test]
+fn a_newcomer_a_loss_and_settling_are_each_said_once_with_their_reason() {
+    let settings = Settings { settle_timeout: 5 * SECOND, ..Settings::new(1, 3) };
+    let mut bench = Bench::new();
+    for node in 1..=3 {
+        bench.greet(node, hello(node, &settings), node as u8);
+        bench.say(node, join(0));
+    }
+    let before = bench.notes.len();
+    bench.machine.on_disconnected(SessionId(3), bench.now);
+    bench.pass(settings.reconnect_grace);
+    let lost = "10.0.0.3 (host:3) is lost: its connection ended 0.5 s ago";
+    bench.noted_once(before, &format!("round 1 is interrupted: {lost}"));
+    assert_eq!(bench.run().standing(), Standing::Reforming);
+    let CoordinatorMessage::Status { waiting: 1, reason, .. } = bench.last(1) else { panic!("{:?}", bench.last(1)) };
+    assert_eq!(reason, lost, "a member is told");
+
+    bench.say(1, join(1));
+    bench.say(2, join(1));
+    assert_eq!(bench.run().standing(), Standing::Settling);
+    let why = "a replacement may come for those who are gone (settle_timeout)";
+    bench.noted_once(before, why);
+    assert!(bench.heard_waiting(2).progress.contains(why));
+    nothing_new_is_said(&mut bench, &[1, 2]);
+
+    // The connection of one ends as the round could form.
+    bench.machine.on_disconnected(SessionId(2), bench.now);
+    bench.take();
+    assert_eq!(bench.run().standing(), Standing::Reconnecting);
+    bench.noted_once(before, "the connection of a node has ended, which has its grace to come back");
+    bench.pass(settings.reconnect_grace);
+    bench.noted_once(before, "10.0.0.2 (host:2) no longer waits: it is lost");
+    bench.pass(settings.settle_timeout);
+    assert!(bench.is_placed(1, 2));
+
+    // Somebody comes: the members are told why they are to stop, and so is the log.
+    let before = bench.notes.len();
+    bench.greet(4, hello(4, &settings), 4);
+    bench.say(4, join(0));
+    bench.noted_once(before, "members of round 2 are to stop: 1 node waits to join (10.0.0.4 (host:4)); Detected 1 new nodes; will restart worker group");
+    // And goes again before anybody has stopped.
+    bench.say(4, NodeMessage::Withdraw);
+    bench.noted_once(before, "10.0.0.4 (host:4) no longer waits: it gave up waiting");
+    assert_eq!(bench.run().standing(), Standing::Undisturbed);
+}
+
+#[test]
+fn failures_late_reports_and_verdicts_are_each_said_once_with_their_reason() {
+    let settings = Settings { max_restarts: Some(1), ..Settings::new(2, 2) };
+    let mut bench = Bench::formed(2, &settings);
+    bench.say(1, NodeMessage::Failed { round: Round(1), failure: failure() });
+    bench.noted_once(
+        0,
+        "round 1 is interrupted: rank 3 (local rank 1, role trainer, pid 77) on 10.0.0.1 (host:1) ended",
+    );
+    bench.say(2, NodeMessage::Failed { round: Round(1), failure: Box::new(Failure { pid: 78, ..*failure() }) });
+    bench.noted_once(0, "; which follows from this: rank 3");
+    bench.say(1, join(1));
+    bench.say(2, join(1));
+    bench.say(2, NodeMessage::Failed { round: Round(1), failure: failure() });
+    bench.noted_once(0, "what 10.0.0.1 (host:2) reports of round 1 changes nothing: it is over, the current one is 2");
+    bench.say(2, NodeMessage::Done { round: Round(2) });
+    bench.noted_once(0, "1 of 2 live nodes of round 2 have finished");
+    bench.say(1, NodeMessage::Failed { round: Round(2), failure: failure() });
+    bench.noted_once(0, "all 1 restarts are used up (max_restarts)");
+    assert_eq!(bench.run().standing(), Standing::Closed);
+    bench.say(1, NodeMessage::Close(Verdict::Succeeded { by: "host:1".into() }));
+    bench.say(2, NodeMessage::Leave { reason: "the job is over".into(), signal: None });
+    bench.noted_once(0, "10.0.0.1 (host:2) left: the job is over");
+    assert_eq!(bench.notes.iter().filter(|note| note.starts_with("closed")).count(), 1, "{:#?}", bench.notes);
+}
+
+#[test]
+fn a_restarted_coordinator_says_whom_it_waits_for_and_when_that_is_over() {
+    let settings = Settings::new(2, 3);
+    let mut bench = Bench::new();
+    let member = |node: u64| Hello { placed: Some(placed(node)), ..hello(node, &settings) };
+    bench.greet(1, member(1), 1);
+    assert_eq!(bench.run().standing(), Standing::Recalling);
+    bench.noted_once(0, "of which this coordinator knows nothing: it was restarted, and waits 15.0 s for the others");
+    bench.greet(2, member(2), 2);
+    bench.noted_once(0, "all 2 members of round 4 have reported");
+    assert_eq!(bench.run().standing(), Standing::Undisturbed);
+}
+
+fn placed(node: u64) -> Placed {
+    Placed { round: Round(4), rank: node as u32 - 1, world_size: 2, world: 77, active: true, restart: 3, host: None }
+}
+
+#[test]
+fn a_coordinator_that_stood_still_and_an_agent_started_anew_are_each_said_once() {
+    let settings = Settings::new(2, 2);
+    let mut bench = Bench::formed(2, &settings);
+    bench.pass(settings.lease() + 45 * SECOND);
+    bench.noted_once(0, "this coordinator stood still: it is 45.0s late, and renews every lease");
+    assert!(bench.ended.is_empty(), "nobody is judged by it");
+    bench.greet(20, Hello { node: NodeId(20), process: 20, ..hello(2, &settings) }, 1);
+    bench.noted_once(0, "10.0.0.1 (host:2) is replaced: 10.0.0.1 (host:2) has come from the same place");
+    bench.greet(21, hello(2, &settings), 1);
+    assert!(bench.rejection(21).contains("was replaced by a newer agent at the same place"));
+    nothing_new_is_said(&mut bench, &[1, 20]);
+}
+
+/// A newcomer with another `--nnodes` that was quicker to find the restarted coordinator than the job that runs would have had all of
+/// its members refused.
+#[test]
+fn newcomers_that_ask_for_something_else_give_way_to_the_members_of_a_running_job() {
+    let mut bench = Bench::new();
+    bench.greet(9, hello(9, &Settings::new(1, 9)), 9);
+    bench.say(9, join(0));
+    let member = |node: u64| Hello { placed: Some(placed(node)), ..hello(node, &Settings::new(2, 2)) };
+    bench.greet(1, member(1), 1);
+    bench.greet(2, member(2), 2);
+    assert!(bench.rejection(9).contains("`job`, which runs with 2 nodes"), "{}", bench.rejection(9));
+    bench.noted_once(0, "1 node(s) are sent away: host:1 has come back");
+    assert_eq!((bench.run().round(), bench.run().restart()), (Round(4), 3));
+    assert!(!bench.run().knows(NodeId(9)) && bench.run().knows(NodeId(1)));
+    assert!(matches!(bench.last(2), CoordinatorMessage::Status { waiting: 0, .. }));
+    // Nobody gives way in a job that runs.
+    let other = Hello { placed: Some(placed(1)), ..hello(7, &Settings::new(1, 7)) };
+    bench.greet(7, other, 7);
+    assert!(bench.rejection(7).contains("give every node the same `--nnodes`"), "{}", bench.rejection(7));
+}
+
+// Many at once.
+
+/// Lightning's and NVRx's flapping worlds: each arrival made a round of its own.
+#[test]
+fn joins_in_a_burst_make_one_round() {
+    const NODES: u64 = 200;
+    let settings = Settings { last_call_timeout: 3 * SECOND, ..Settings::new(2, 300) };
+    let mut bench = Bench::new();
+    for node in 1..=NODES {
+        bench.greet(node, hello(node, &settings), 1);
+        bench.say(node, join(0));
+        bench.now += Duration::from_millis(10);
+        bench.machine.on_tick(bench.now);
+    }
+    bench.pass(3 * SECOND);
+    assert_eq!(bench.run().round(), Round(1));
+    let CoordinatorMessage::Complete(place) = bench.last(NODES) else { panic!("{:?}", bench.last(NODES)) };
+    assert_eq!(place.world_size, NODES as u32);
+
+    // Twenty more come while it runs, and ten are lost: one round more.
+    for node in 1..=10 {
+        bench.say(node, NodeMessage::Leave { reason: "a test".into(), signal: None });
+    }
+    for node in NODES + 1..=NODES + 20 {
+        bench.greet(node, hello(node, &settings), 1);
+        bench.say(node, join(0));
+    }
+    for node in 11..=NODES {
+        bench.say(node, join(1));
+    }
+    bench.pass(3 * SECOND);
+    assert_eq!(bench.run().round(), Round(2));
+    assert!(bench.is_placed(NODES + 20, 2) && bench.is_placed(11, 2));
+}
+
+// Runs that nobody is in any more.
+
+fn of(run: &str, node: u64) -> Hello {
+    Hello { run_id: run.into(), ..hello(node, &Settings::new(1, 1)) }
+}
+
+#[test]
+fn a_run_that_has_ended_is_remembered_for_an_hour_and_then_forgotten() {
+    let mut bench = Bench::new();
+    bench.greet(1, of("ended", 1), 1);
+    bench.say(1, join(0));
+    bench.say(1, NodeMessage::Close(Verdict::Succeeded { by: "host:1".into() }));
+    bench.say(1, NodeMessage::Leave { reason: "the job is over".into(), signal: None });
+    bench.pass(VACANT_FOR - SECOND);
+    // Who is turned away does not count.
+    bench.greet(3, Hello { name: "forged\nline".into(), ..of("ended", 3) }, 3);
+    assert!(bench.rejection(3).contains("control characters"));
+    assert_eq!(bench.machine.next_deadline().unwrap() - bench.now, SECOND);
+    // Who comes late learns how it ended; from then on it is remembered for another hour.
+    bench.greet(2, of("ended", 2), 2);
+    assert!(matches!(bench.last(2), CoordinatorMessage::Closed { .. }), "{:?}", bench.last(2));
+    bench.pass(10 * SECOND);
+    assert_eq!(bench.machine.run_count(), 1);
+    bench.say(2, NodeMessage::Leave { reason: "too late".into(), signal: None });
+    bench.pass(VACANT_FOR - SECOND);
+    assert_eq!(bench.machine.run_count(), 1);
+    let due = bench.machine.next_deadline().unwrap();
+    assert_eq!(due - bench.now, SECOND);
+    bench.pass(SECOND);
+    assert_eq!((bench.machine.run_count(), bench.machine.next_deadline()), (0, None));
+    bench.noted_once(0, "nobody has been here for 3600s: this run is forgotten");
+}
+
+#[test]
+fn a_lost_node_leaves_its_run_as_one_that_says_goodbye_does() {
+    let mut bench = Bench::new();
+    bench.greet(1, of("lost", 1), 1);
+    bench.say(1, join(0));
+    bench.machine.on_disconnected(SessionId(1), bench.now);
+    bench.pass(SECOND);
+    assert!(bench.machine.run("lost").is_some_and(|run| run.round() == Round(1)), "its number is not given again");
+    bench.pass(VACANT_FOR);
+    assert_eq!(bench.machine.run_count(), 0);
+}
+
+#[test]
+fn strangers_leave_nothing_behind() {
+    let mut bench = Bench::new();
+    for number in 0..50 {
+        bench.greet(number, of(&format!("opened {number}"), number), 1);
+        match number % 2 {
+            0 => bench.say(number, NodeMessage::Leave { reason: "was only looking".into(), signal: None }),
+            _ => bench.machine.on_disconnected(SessionId(number), bench.now),
+        }
+    }
+    bench.pass(SECOND);
+    assert_eq!(bench.machine.run_count(), 0);
+}
+
+#[test]
+fn no_more_than_a_thousand_ended_runs_are_remembered() {
+    let mut bench = Bench::formed(2, &Settings::new(2, 2));
+    for number in 0..VACANT_RUNS as u64 + 50 {
+        let (session, run) = (100 + number, format!("ended {number}"));
+        bench.greet(session, of(&run, session), 1);
+        bench.say(session, NodeMessage::Close(Verdict::Succeeded { by: "a test".into() }));
+        bench.say(session, NodeMessage::Leave { reason: "the job is over".into(), signal: None });
+        bench.now += Duration::from_micros(1);
+    }
+    assert_eq!(bench.machine.run_count(), 1 + VACANT_RUNS);
+    assert!(bench.machine.run("ended 49").is_none() && bench.machine.run("ended 50").is_some(), "the oldest go first");
+    assert_eq!(bench.run().nodes().count(), 2, "who is in a run keeps it");
+}

@@ -1,0 +1,137 @@
+//! Hostile connections over real sockets, beside a job of two honest nodes. What the coordinator decides about each claim is in
+//! `claims`.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use elastic_rs::host::Host;
+use elastic_rs::rendezvous::codec::{decode_frame, encode_frame, encode_preamble};
+use elastic_rs::rendezvous::message::{CoordinatorMessage, Hello, Join, NodeId, NodeMessage, Placed, Placement, Round};
+use elastic_rs::rendezvous::session::Session;
+use elastic_rs::rendezvous::settings::{LONGEST_GRACE, LONGEST_LEASE, Settings};
+use elastic_rs::store::server::ServerOptions;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::{Builder, Handle, Runtime};
+
+/// Long enough for a loaded machine, and shorter than what strangers ask for.
+const PATIENCE: Duration = Duration::from_secs(45);
+
+fn host() -> (Host, Runtime) {
+    let listener = elastic_rs::store::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let host = Host::start(vec![listener], ServerOptions::default()).unwrap();
+    (host, Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap())
+}
+
+fn honest(port: u16, number: u128) -> Session {
+    let hello = Hello { process: number as u64, ..Hello::new("job", NodeId(number), "node:1", Settings::new(2, 2)) };
+    Session::open(&Handle::current(), hello, "127.0.0.1", port, PATIENCE)
+}
+
+async fn join_both(one: &Session, other: &Session) -> [Placement; 2] {
+    let (one, other) = tokio::join!(one.join(1, None, None, PATIENCE), other.join(2, None, None, PATIENCE));
+    [one.unwrap(), other.unwrap()]
+}
+
+/// Say all this, wait for the first answer, and hang up.
+async fn attack(port: u16, hello: Hello, said: &[NodeMessage]) -> CoordinatorMessage {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    let mut bytes = BytesMut::new();
+    encode_preamble(&mut bytes);
+    encode_frame(&NodeMessage::Hello(Box::new(hello)), &mut bytes);
+    said.iter().for_each(|message| encode_frame(message, &mut bytes));
+    stream.write_all(&bytes).await.unwrap();
+    let mut answer = BytesMut::new();
+    loop {
+        if let Some(message) = decode_frame(&mut answer).unwrap() {
+            return message;
+        }
+        assert!(stream.read_buf(&mut answer).await.unwrap() > 0, "no answer");
+    }
+}
+
+fn stranger(number: u128, settings: Settings) -> Hello {
+    Hello { process: number as u64, ..Hello::new("job", NodeId(number), "stranger:1", settings) }
+}
+
+fn join() -> NodeMessage {
+    NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None })
+}
+
+#[test]
+fn strangers_before_a_job_do_not_hang_it() {
+    let (host, runtime) = host();
+    let longest = Settings {
+        keep_alive_interval: LONGEST_LEASE,
+        keep_alive_max_attempt: 1,
+        reconnect_grace: LONGEST_GRACE,
+        ..Settings::new(2, 2)
+    };
+    let years = Settings { reconnect_grace: Duration::from_secs(300_000_000), ..Settings::new(2, 2) };
+    runtime.block_on(async {
+        let answer = attack(host.port(), stranger(66, years), &[join()]).await;
+        assert!(matches!(answer, CoordinatorMessage::Rejected { .. }), "{answer:?}");
+        for (number, settings) in [(67, longest.clone()), (68, Settings { max_nodes: 9, ..longest.clone() })] {
+            let answer = attack(host.port(), stranger(number, settings), &[join()]).await;
+            assert!(matches!(answer, CoordinatorMessage::Welcome { .. }), "{answer:?}");
+        }
+        let places = join_both(&honest(host.port(), 1), &honest(host.port(), 2)).await;
+        assert!(places.iter().all(|place| (place.world_size, place.round) == (2, Round(1))));
+    });
+}
+
+#[test]
+fn strangers_beside_a_running_job_change_nothing_but_a_number() {
+    let (host, runtime) = host();
+    runtime.block_on(async {
+        let sessions = [honest(host.port(), 1), honest(host.port(), 2)];
+        join_both(&sessions[0], &sessions[1]).await;
+        for number in 0..50 {
+            let round = if number % 2 == 0 { u64::MAX } else { 1 << 48 };
+            let placed = Placed {
+                round: Round(round),
+                rank: 0,
+                world_size: 2,
+                world: number,
+                active: true,
+                restart: u32::MAX,
+                host: None,
+            };
+            let hello = Hello { placed: Some(placed), ..stranger(66 + u128::from(number), Settings::new(2, 2)) };
+            let answer = attack(host.port(), hello, &[]).await;
+            assert_eq!(matches!(answer, CoordinatorMessage::Rejected { .. }), round == u64::MAX, "{answer:?}");
+        }
+        for session in &sessions {
+            let view = session.view();
+            assert_eq!((view.waiting, view.restart, view.failed), (0, 0, None));
+        }
+        let places = join_both(&sessions[0], &sessions[1]).await;
+        let next = Round(2 + 25 * ((1 << 20) + 1));
+        assert!(places.iter().all(|place| (place.round, place.restart) == (next, 0)), "{places:?}");
+    });
+}
+
+/// Places and departures go by the connection's address, so nodes of one machine that have each their own connect from it.
+#[test]
+fn a_node_connects_from_its_local_addr_if_it_can() {
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        for (local_addr, seen) in [
+            (Some("127.0.0.2"), "127.0.0.2"),
+            (None, "127.0.0.1"),
+            // Another machine's, another family's, a name.
+            (Some("203.0.113.9"), "127.0.0.1"),
+            (Some("::1"), "127.0.0.1"),
+            (Some("node7.example"), "127.0.0.1"),
+        ] {
+            let hello = Hello::new("job", NodeId(1), "node:1", Settings::new(1, 1));
+            let hello = Hello { local_addr: local_addr.map(str::to_owned), ..hello };
+            let _session = Session::open(&Handle::current(), hello, "127.0.0.1", port, PATIENCE);
+            let (_stream, peer) = tokio::time::timeout(PATIENCE, listener.accept()).await.unwrap().unwrap();
+            assert_eq!(peer.ip(), seen.parse::<IpAddr>().unwrap(), "{local_addr:?}");
+        }
+    });
+}

@@ -1,0 +1,279 @@
+//! The coordinator's decisions by themselves: who may come in, reports that come too late, several runs, and what it costs.
+
+use std::time::Duration;
+
+use crate::bench::{Bench, failure, hello, join};
+use elastic_rs::rendezvous::message::{
+    CoordinatorMessage, Failure, Hello, Join, JoinWorkers, NodeId, NodeMessage, Round, Verdict,
+};
+use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::rendezvous::state::{SessionId, Status};
+
+// One agent to a place.
+
+/// NVRx duplicate-address guard: a pod is restarted, and the connection of the agent before has not ended yet. The older session
+/// is ended with a reason, the newer is let in at once and takes the place, and nobody waits for a lease.
+#[test]
+fn a_restarted_pod_takes_the_place_of_its_agent_before() {
+    let mut bench = Bench::formed(2, &Settings::new(2, 2));
+    let again = Hello { node: NodeId(20), process: 20, ..hello(2, &Settings::new(2, 2)) };
+    bench.greet(20, again, 1);
+    assert!(bench.ended.contains(&SessionId(2)));
+    let reason = bench.rejection(2);
+    let text = "another agent (host:2) has come from the place of this one (10.0.0.1 (host:2)), which is taken to have been \
+                restarted: agents that share an address need a `node_rank` each";
+    assert_eq!(reason, text);
+    let CoordinatorMessage::Status { waiting: 1, reason, .. } = bench.last(1) else { panic!("{:?}", bench.last(1)) };
+    assert_eq!(reason, "10.0.0.1 (host:2) was replaced by host:2, started anew at the same place");
+    bench.say(20, join(0));
+    bench.say(1, join(1));
+    assert!(bench.is_placed(20, 2) && bench.is_placed(1, 2));
+}
+
+/// The older agent may not have heard that it was replaced: it must not take its place back from the newer.
+#[test]
+fn a_replaced_agent_that_comes_back_is_refused() {
+    let settings = Settings::new(2, 2);
+    let mut bench = Bench::formed(2, &settings);
+    bench.greet(20, Hello { node: NodeId(20), process: 20, ..hello(2, &settings) }, 1);
+    bench.greet(21, hello(2, &settings), 1);
+    assert_eq!(bench.rejection(21), "host:2 was replaced by a newer agent at the same place (10.0.0.1)");
+    assert!(bench.run().knows(NodeId(20)) && !bench.run().knows(NodeId(2)));
+}
+
+/// Its place moves with it, so that the agent started anew there is known for the same, and no ghost enters the next world.
+#[test]
+fn an_agent_that_came_back_from_another_address_is_replaced_there_when_started_anew() {
+    let settings = Settings::new(2, 3);
+    let mut bench = Bench::formed(3, &settings);
+    bench.machine.on_disconnected(SessionId(2), bench.now);
+    bench.greet(12, hello(2, &settings), 7);
+    bench.greet(20, Hello { node: NodeId(20), process: 20, ..hello(2, &settings) }, 7);
+    assert_eq!((bench.run().knows(NodeId(2)), &bench.ended[..]), (false, &[SessionId(12)][..]));
+    // An agent of that name at the old address is another one.
+    bench.greet(21, Hello { node: NodeId(21), process: 21, ..hello(2, &settings) }, 1);
+    assert!(bench.run().knows(NodeId(20)) && bench.run().knows(NodeId(21)));
+}
+
+/// Several agents on one host, or one address for many (NAT), or several handlers in one process are no duplicates.
+#[test]
+fn agents_that_share_an_address_are_not_taken_for_one() {
+    let settings = Settings::new(4, 8);
+    let mut bench = Bench::new();
+    let ranked = |node, rank| Hello { node_rank: Some(rank), name: "pod:1".into(), ..hello(node, &settings) };
+    bench.greet(1, hello(1, &settings), 1);
+    bench.greet(2, hello(2, &settings), 1);
+    // The same process.
+    bench.greet(3, Hello { name: "host:2".into(), process: 2, ..hello(3, &settings) }, 1);
+    // The same name at another address.
+    bench.greet(4, Hello { name: "host:2".into(), ..hello(4, &settings) }, 2);
+    // The same name, which pods on the host's network may have, and ranks of their own.
+    bench.greet(5, ranked(5, 0), 1);
+    bench.greet(6, ranked(6, 1), 1);
+    assert_eq!((bench.ended.len(), bench.run().nodes().count()), (0, 6));
+    // The same rank at the same address: one agent, started anew.
+    bench.greet(7, Hello { name: "pod:9".into(), ..ranked(7, 1) }, 1);
+    assert_eq!(bench.ended, [SessionId(6)]);
+}
+
+// Ranks.
+
+fn join_as(round: u64, rank: u32) -> NodeMessage {
+    let workers = Some(JoinWorkers { role: "trainer".into(), local_world_size: 2 });
+    NodeMessage::Join(Join { round: Round(round), store_port: 1, node_rank: Some(rank), workers })
+}
+
+/// `torchrun --rdzv-backend=static`: a node's rank is the one it was given, in every round. Elsewhere a survivor becomes rank 0
+/// when the one before is gone.
+#[test]
+fn ranks_are_as_asked_where_that_is_agreed() {
+    for as_asked in [true, false] {
+        let settings = Settings { ranks_as_asked: as_asked, settle_timeout: Duration::ZERO, ..Settings::new(2, 2) };
+        let ranked = |node: u64, rank| Hello { node_rank: Some(rank), ..hello(node, &settings) };
+        let mut bench = Bench::new();
+        for (node, rank) in [(1, 1), (2, 0)] {
+            bench.greet(node, ranked(node, rank), 1);
+            bench.say(node, join_as(0, rank));
+        }
+        let rank = |bench: &Bench, node| match bench.last(node) {
+            CoordinatorMessage::Complete(place) => place.rank,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((rank(&bench, 1), rank(&bench, 2)), (1, 0));
+        bench.say(2, NodeMessage::Leave { reason: "gone".into(), signal: None });
+        bench.say(1, join_as(1, 1));
+        bench.greet(3, ranked(3, 0), 1);
+        bench.say(3, join_as(0, 0));
+        let expected = if as_asked { (1, 0) } else { (0, 1) };
+        assert_eq!((rank(&bench, 1), rank(&bench, 3)), expected);
+    }
+}
+
+#[test]
+fn whose_ranks_are_another_matter_is_refused() {
+    let mut bench = Bench::formed(2, &Settings::new(2, 2));
+    bench.greet(9, hello(9, &Settings { ranks_as_asked: true, ..Settings::new(2, 2) }), 1);
+    let text = "host:9 asks for ranks as --node-rank says, but run `job` was opened for ranks that the rendezvous gives: give every \
+                node the same `--rdzv-backend`";
+    assert_eq!(bench.rejection(9), text);
+}
+
+// Coming and going.
+
+/// #147064: a node that leaves and rejoins for ever restarts the whole job each time, and bypasses max_restarts.
+#[test]
+fn a_host_that_comes_and_goes_is_not_let_in_for_ever() {
+    let settings = Settings {
+        rejoin_limit: 3,
+        rejoin_window: Duration::from_secs(600),
+        last_call_timeout: Duration::ZERO,
+        settle_timeout: Duration::ZERO,
+        ..Settings::new(1, 2)
+    };
+    let mut bench = Bench::formed(1, &settings);
+    let mut round = 1;
+    for turn in 0..3 {
+        let session = 100 + turn;
+        bench.greet(session, hello(session, &settings), 9);
+        bench.say(session, join(0));
+        bench.say(1, join(round));
+        assert!(bench.is_placed(session, round + 1), "turn {turn}");
+        bench.say(session, NodeMessage::Leave { reason: "crash".into(), signal: None });
+        bench.say(1, join(round + 1));
+        bench.pass(Duration::from_secs(2));
+        round += 2;
+        assert!(bench.is_placed(1, round));
+    }
+    bench.greet(200, hello(200, &settings), 9);
+    let text = "nodes at 10.0.0.9 have interrupted the job 3 times within 600s by going (rejoin_limit, rejoin_window): see why \
+                they end, or raise the limit";
+    assert_eq!(bench.rejection(200), text);
+    bench.greet(201, hello(201, &settings), 8);
+    assert!(matches!(bench.last(201), CoordinatorMessage::Welcome { .. }), "other hosts are not concerned");
+    bench.say(201, NodeMessage::Leave { reason: "test".into(), signal: None });
+    for _ in 0..60 {
+        bench.say(1, NodeMessage::Heartbeat);
+        bench.pass(Duration::from_secs(10));
+    }
+    bench.greet(202, hello(202, &settings), 9);
+    assert!(matches!(bench.last(202), CoordinatorMessage::Welcome { .. }), "the window is over");
+}
+
+// Reports.
+
+/// NVRx 6d7b54d: what was said of round N and arrives in N+1 is answered as stale, and not applied.
+#[test]
+fn reports_of_an_earlier_round_are_answered_as_stale() {
+    let settings = Settings { max_restarts: Some(0), ..Settings::new(2, 2) };
+    let mut bench = Bench::formed(2, &settings);
+    bench.say(1, join(1));
+    bench.say(2, join(1));
+    assert!(bench.is_placed(1, 2));
+    let stale = CoordinatorMessage::Stale { round: Round(1), current: Round(2) };
+    bench.say(1, NodeMessage::Failed { round: Round(1), failure: failure() });
+    assert_eq!(bench.last(1), &stale);
+    bench.say(2, NodeMessage::Done { round: Round(1) });
+    assert_eq!(bench.last(2), &stale);
+    assert!(bench.run().closed().is_none() && bench.run().restart() == 0);
+    assert!(bench.run().nodes().all(|(_, status, _)| *status == Status::Active));
+}
+
+#[test]
+fn the_first_failure_of_a_round_is_its_cause_and_is_told_to_all() {
+    let settings = Settings { max_restarts: Some(2), ..Settings::new(3, 3) };
+    let mut bench = Bench::formed(3, &settings);
+    bench.say(2, NodeMessage::Failed { round: Round(1), failure: failure() });
+    bench.say(3, NodeMessage::Failed { round: Round(1), failure: Box::new(Failure { pid: 78, ..*failure() }) });
+    assert_eq!(bench.run().restart(), 1);
+    for node in 1..=3 {
+        let CoordinatorMessage::Status { waiting: 1, reason, restart: 1, failure: Some(told) } = bench.last(node)
+        else {
+            panic!("{:?}", bench.last(node))
+        };
+        assert_eq!(
+            (told.pid, told.node.as_str(), told.message.as_str()),
+            (77, "10.0.0.1 (host:2)", "out of memory\nat line 3")
+        );
+        let text = "rank 3 (local rank 1, role trainer, pid 77) on 10.0.0.1 (host:2) ended with SIGKILL: out of memory; restart \
+                    1 of 2; 2/2 attempts left; will restart worker group";
+        assert_eq!(reason, text);
+    }
+    assert_eq!(bench.notes.iter().filter(|note| note.contains("is interrupted")).count(), 1, "{:?}", bench.notes);
+    assert_eq!(
+        bench.run().reason(),
+        Some(
+            "rank 3 (local rank 1, role trainer, pid 77) on 10.0.0.1 (host:2) ended with SIGKILL: out of memory; restart \
+             1 of 2; 2/2 attempts left; will restart worker group"
+        )
+    );
+}
+
+#[test]
+fn a_failure_that_does_not_count_costs_no_restart() {
+    let settings = Settings { max_restarts: Some(0), ..Settings::new(2, 2) };
+    let mut bench = Bench::formed(2, &settings);
+    let failure = Box::new(Failure { counts: false, ..*failure() });
+    bench.say(1, NodeMessage::Failed { round: Round(1), failure });
+    assert_eq!((bench.run().restart(), bench.run().closed()), (0, None));
+    assert!(matches!(bench.last(2), CoordinatorMessage::Status { waiting: 1, restart: 0, failure: Some(_), .. }));
+}
+
+#[test]
+fn a_spent_budget_closes_with_the_failure_itself() {
+    let settings = Settings { max_restarts: Some(0), ..Settings::new(2, 2) };
+    let mut bench = Bench::formed(2, &settings);
+    bench.say(1, NodeMessage::Failed { round: Round(1), failure: failure() });
+    for node in [1, 2] {
+        let CoordinatorMessage::Closed { verdict: Verdict::Failed { failure: Some(told), cause, .. }, .. } =
+            bench.last(node)
+        else {
+            panic!("{:?}", bench.last(node))
+        };
+        assert_eq!((told.global_rank, told.exit.as_str()), (3, "SIGKILL"));
+        assert!(cause.ends_with("; no restarts are allowed (max_restarts)"), "{cause}");
+    }
+}
+
+#[test]
+fn workers_that_cannot_be_counted_are_refused() {
+    let mut bench = Bench::new();
+    bench.greet(1, hello(1, &Settings::new(1, 1)), 1);
+    let workers = Some(JoinWorkers { role: "trainer".into(), local_world_size: 0 });
+    bench.say(1, NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers }));
+    assert_eq!(bench.rejection(1), "local_world_size is `0`, must be from 1 to 65535");
+}
+
+#[test]
+fn without_every_members_workers_there_are_no_ranks_of_workers() {
+    let mut bench = Bench::new();
+    for node in [1, 2] {
+        bench.greet(node, hello(node, &Settings::new(2, 2)), 1);
+    }
+    bench.say(1, join(0));
+    bench.say(2, NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None }));
+    assert!(matches!(bench.last(1), CoordinatorMessage::Complete(place) if place.workers.is_none()));
+}
+
+// Several runs.
+
+/// Pains row 17: two jobs on one endpoint were one job.
+#[test]
+fn runs_of_one_coordinator_do_not_concern_one_another() {
+    let settings = Settings::new(2, 2);
+    let mut bench = Bench::formed(2, &settings);
+    let other = |node| Hello { run_id: "other".into(), ..hello(node, &Settings::new(1, 1)) };
+    // Even the same node may be in both.
+    bench.greet(11, other(1), 1);
+    bench.say(11, join(0));
+    assert!(bench.is_placed(11, 1));
+    let before = bench.said.len();
+    bench.say(11, NodeMessage::Failed { round: Round(1), failure: failure() });
+    bench.say(11, NodeMessage::Close(Verdict::Succeeded { by: "host:1".into() }));
+    assert!(bench.said[before..].iter().all(|(to, _)| *to == SessionId(11)));
+    assert!(bench.machine.run("other").unwrap().closed().is_some() && bench.run().closed().is_none());
+    bench.greet(12, other(3), 1);
+    assert!(matches!(bench.last(12), CoordinatorMessage::Closed { .. }));
+    bench.say(1, join(1));
+    bench.say(2, join(1));
+    assert!(bench.is_placed(2, 2));
+}

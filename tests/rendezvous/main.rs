@@ -1,0 +1,14 @@
+//! The rendezvous through its public API: the machines event by event, and their drivers over real sockets.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod bench;
+mod cas_node;
+mod claims;
+mod decisions;
+mod hostile;
+mod machine;
+mod node;
+mod session;
+mod texts;
+mod unread;

@@ -1,0 +1,238 @@
+//! Whole histories of jobs with our agents and their workers under seeded faults; what is checked is in `src/sim/agent.rs` and
+//! `src/sim/invariants.rs`.
+//!
+//! `ELASTIC_RS_SIM_SEEDS` sets how many seeds are lived through, `ELASTIC_RS_SIM_SEED` the first one.
+
+use std::time::Duration;
+
+use crate::seeds::{asked_for, live_through};
+use elastic_rs::agent::Outcome;
+use elastic_rs::rendezvous::message::Failure;
+use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::sim::agent::Agents;
+use elastic_rs::sim::agent_plan::{Counts, live};
+use elastic_rs::sim::simulation::{Action, Options, Simulation};
+
+fn check(seeds: impl IntoIterator<Item = u64>) -> Counts {
+    let mut ends = Counts::new();
+    let lived = live_through(seeds, live, "simulation agent::invariants_hold_for_all_seeds");
+    for (kind, count) in lived.into_iter().flat_map(|(_, counts)| counts) {
+        *ends.entry(kind).or_default() += count;
+    }
+    ends
+}
+
+#[test]
+fn invariants_hold_for_all_seeds() {
+    let seeds = asked_for(200);
+    let few = seeds.end - seeds.start < 200;
+    let ends = check(seeds);
+    if few {
+        return;
+    }
+    // What never comes up is not tested.
+    for kind in ["succeeded", "not needed", "failed", "no place", "signal"] {
+        assert!(ends.contains_key(kind), "no agent ended as `{kind}`: {ends:?}");
+    }
+}
+
+#[test]
+fn a_seed_is_a_whole_history() {
+    for seed in 0..10 {
+        let (Ok(one), Ok(other)) = (live(seed, false), live(seed, true)) else { continue };
+        assert_eq!(one, other, "seed {seed}");
+    }
+}
+
+// What has happened to others: see "Agent and workers" in the list of scenarios. Times are exact: messages take none.
+
+const GRACE: Duration = Duration::from_secs(7);
+
+/// Agents of ours on all hosts, whose workers run and end at once when asked to, unless `change` says otherwise.
+fn job(hosts: usize, max_restarts: u32, change: impl FnOnce(&mut Agents)) -> Simulation {
+    let mut settings = Settings::new(hosts as u32, hosts as u32);
+    settings.max_restarts = Some(max_restarts);
+    let mut agents = Agents { hosts: (0..hosts).collect(), grace: GRACE, ..Agents::default() };
+    change(&mut agents);
+    if agents.restarts_left.is_some() {
+        settings.max_restarts = None;
+    }
+    let mut job = Simulation::new(Options { agents, ..Options::exact(hosts, settings) });
+    job.start_all(Duration::ZERO);
+    job
+}
+
+fn run(job: &mut Simulation, seconds: f64) {
+    job.run_until(Duration::from_secs_f64(seconds)).unwrap_or_else(|violation| panic!("{violation}"));
+}
+
+/// Each agent's cause, all of which have failed.
+fn causes(job: &Simulation) -> Vec<Failure> {
+    let cause = |outcome: &Outcome| match outcome {
+        Outcome::Failed { cause: Some(cause), .. } => (**cause).clone(),
+        outcome => panic!("{outcome:?}"),
+    };
+    job.ends().outcomes.iter().map(|(_, outcome)| cause(outcome)).collect()
+}
+
+/// #60910: a failure at the start was retried for ever.
+#[test]
+fn start_up_failures_count_against_max_restarts() {
+    let mut job = job(1, 3, |agents| {
+        agents.bad_starts = 100;
+        agents.bad_starts_until = Duration::from_secs(3600);
+    });
+    run(&mut job, 600.0);
+    assert_eq!(job.hosts()[0].placements.len(), 4, "one start and three restarts");
+    assert_eq!(causes(&job)[0].exit, "a failure to start");
+}
+
+/// PyTorch's agents count each for itself, which `restart_budget=node` asks for.
+#[test]
+fn every_node_counts_its_own_failures_if_asked() {
+    let mut job = job(2, 0, |agents| agents.restarts_left = Some(1));
+    for (seconds, host) in [(10, 0), (20, 1), (30, 0)] {
+        job.at(Duration::from_secs(seconds), Action::FailWorkers(host));
+    }
+    run(&mut job, 29.0);
+    assert!(job.ends().outcomes.is_empty());
+    assert_eq!(job.hosts()[1].placements.len(), 3, "one start, and a restart for each node");
+    run(&mut job, 31.0);
+    let causes = causes(&job);
+    assert_eq!(causes.len(), 2);
+    assert!(causes.iter().all(|cause| cause.node.contains("host0")), "{causes:?}");
+}
+
+/// #76287: one node's agent failed, the others ran on for ever.
+#[test]
+fn no_agent_runs_on_when_the_job_has_failed() {
+    let mut job = job(3, 0, |_| {});
+    job.at(Duration::from_secs(10), Action::FailWorkers(1));
+    run(&mut job, 9.9);
+    assert_eq!(job.workers().len(), 3);
+    run(&mut job, 10.0);
+    assert!(job.workers().is_empty());
+    let causes = causes(&job);
+    assert_eq!((causes.len(), causes[0].local_rank), (3, 0));
+    assert!(causes[0].node.contains("host1"), "{causes:?}");
+    assert!(causes.iter().all(|cause| *cause == causes[0]), "{causes:?}");
+}
+
+/// PR #99051, #118891: one trainer crashed, the others held their GPUs in the exit barrier for 5 minutes.
+#[test]
+fn nobody_waits_for_a_barrier_that_cannot_complete() {
+    let mut job = job(2, 0, |_| {});
+    job.at(Duration::from_secs(10), Action::ReportDone(0));
+    job.at(Duration::from_secs(20), Action::FailWorkers(1));
+    run(&mut job, 19.0);
+    assert!(job.ends().outcomes.is_empty(), "the first waits for the second");
+    run(&mut job, 20.0);
+    assert_eq!(causes(&job).len(), 2);
+}
+
+/// PR #192815: the restart path had a grace of its own. And a worker that ignores SIGTERM is killed after it.
+#[test]
+fn a_worker_that_ignores_sigterm_is_killed_after_the_grace_on_every_path() {
+    let ignore = |agents: &mut Agents| agents.stop = (Duration::from_secs(3600), Duration::from_secs(3600));
+    // The third host has three workers: two are left when one fails.
+    let actions = [Action::FailWorkers(2), Action::Terminate(2)];
+    for (action, restarts) in actions.into_iter().flat_map(|action| [(action.clone(), 0), (action, 5)]) {
+        let mut job = job(3, restarts, ignore);
+        job.at(Duration::from_secs(10), action.clone());
+        run(&mut job, 9.9);
+        let generation = job.workers()[&2].0;
+        run(&mut job, 10.0 + 6.9);
+        assert_eq!(job.workers()[&2].0, generation, "{action:?}: within the grace");
+        run(&mut job, 10.0 + 7.1);
+        assert!(job.workers().get(&2).is_none_or(|now| now.0 != generation), "{action:?}: after the grace");
+    }
+}
+
+/// Horovod #3014, #3264: each of the failures that come together cost a restart.
+#[test]
+fn workers_that_fail_at_once_on_all_nodes_cost_one_restart() {
+    let mut job = job(4, 1, |_| {});
+    for host in 0..4 {
+        job.at(Duration::from_secs(10), Action::FailWorkers(host));
+    }
+    run(&mut job, 60.0);
+    assert!(job.ends().outcomes.is_empty());
+    assert_eq!(job.workers().len(), 4);
+    let restarts: Vec<_> = job.hosts().iter().map(|host| host.placements.last().map(|place| place.restart)).collect();
+    assert_eq!(restarts, [Some(1); 4]);
+}
+
+/// lerobot #3818: a second Ctrl-C began a second grace.
+#[test]
+fn a_second_signal_does_not_wait_for_the_grace() {
+    let mut job = job(1, 0, |agents| agents.stop = (Duration::from_secs(3600), Duration::from_secs(3600)));
+    job.at(Duration::from_secs(10), Action::Terminate(0));
+    job.at(Duration::from_secs(11), Action::Terminate(0));
+    run(&mut job, 10.9);
+    assert_eq!(job.workers().len(), 1);
+    run(&mut job, 11.1);
+    assert_eq!(job.ends().outcomes, [(0, Outcome::Signal(15))]);
+}
+
+/// A node that waited for its template was deaf: it joined the next round only once it had loaded.
+#[test]
+fn a_node_that_prepares_its_start_joins_the_next_round_at_once() {
+    let mut job = job(2, 0, |agents| agents.start = (Duration::from_secs(60), Duration::from_secs(60)));
+    job.at(Duration::from_secs(10), Action::Terminate(1));
+    job.at(Duration::from_secs(20), Action::Start(1, Duration::from_secs(600)));
+    run(&mut job, 19.0);
+    assert_eq!(job.hosts()[0].placements.len(), 1);
+    run(&mut job, 20.1);
+    assert_eq!(job.hosts()[0].placements.len(), 2);
+    assert!(job.workers().is_empty(), "the workers of neither round run");
+    run(&mut job, 81.0);
+    assert_eq!(job.workers().len(), 2);
+}
+
+/// As above, with a job that ends: a worker was started, and killed at once.
+#[test]
+fn a_job_that_fails_while_a_node_prepares_its_start_ends_there_too() {
+    let mut job = job(3, 0, |agents| agents.start = (Duration::from_secs(1), Duration::from_secs(60)));
+    // Of those that run already, one fails.
+    let first = (1..60).find_map(|second| {
+        run(&mut job, f64::from(second));
+        job.workers().keys().next().copied()
+    });
+    let failing = first.unwrap();
+    assert_eq!(job.workers().len(), 1, "the others still prepare theirs");
+    let now = job.now();
+    job.at(now, Action::FailWorkers(failing));
+    run(&mut job, now.as_secs_f64() + 0.5);
+    assert!(job.workers().is_empty());
+    assert_eq!(causes(&job).len(), 3);
+}
+
+/// Rank 0 takes an hour to write its last checkpoint. The nodes that had finished left after five minutes.
+#[test]
+fn a_node_that_has_finished_waits_for_the_others_as_long_as_they_live() {
+    let mut job = job(3, 0, |_| {});
+    job.at(Duration::from_secs(10), Action::ReportDone(0));
+    job.at(Duration::from_secs(20), Action::ReportDone(2));
+    run(&mut job, 4000.0);
+    assert!(job.ends().outcomes.is_empty());
+    job.at(Duration::from_secs(4000), Action::ReportDone(1));
+    run(&mut job, 4001.0);
+    let succeeded = job.ends().outcomes.iter().filter(|(_, outcome)| *outcome == Outcome::Succeeded);
+    assert_eq!(succeeded.count(), 3);
+}
+
+/// The others' workers may never finish; the agent's have. That the user would rather not wait is the user's to say.
+#[test]
+fn the_exit_barrier_ends_in_time_and_leaves_the_others_undisturbed() {
+    let mut job = job(2, 0, |agents| agents.exit_barrier_timeout = Some(Duration::from_secs(300)));
+    job.at(Duration::from_secs(10), Action::ReportDone(0));
+    run(&mut job, 309.0);
+    assert!(job.ends().outcomes.is_empty());
+    run(&mut job, 311.0);
+    assert_eq!(job.ends().outcomes, [(0, Outcome::Succeeded)]);
+    run(&mut job, 400.0);
+    assert_eq!(job.hosts()[1].placements.len(), 1);
+    job.at(Duration::from_secs(400), Action::ReportDone(1));
+    run(&mut job, 401.0);
+    assert_eq!(job.ends().outcomes.last(), Some(&(1, Outcome::Succeeded)));
+}

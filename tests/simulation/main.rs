@@ -1,0 +1,9 @@
+//! Whole jobs in virtual time: under faults drawn from seeds, in named scenarios, and exhaustively.
+
+mod agent;
+mod cas;
+mod explore;
+mod pytorch;
+mod rendezvous;
+mod scenarios;
+mod seeds;

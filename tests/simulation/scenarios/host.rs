@@ -1,0 +1,246 @@
+//! A coordinator in the process of one of the job's agents, as `elastic-run` and `torchrun` have it: they are stopped together, and
+//! end together.
+
+use std::time::Duration;
+
+use elastic_rs::rendezvous::message::Verdict;
+use elastic_rs::rendezvous::node::JoinError;
+use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::sim::host::Exit;
+use elastic_rs::sim::network::{End, Partition};
+use elastic_rs::sim::simulation::{Action, Options};
+
+use super::job::{Job, ms, ranks, seconds};
+
+/// A job whose first host has the coordinator. That agent starts at once, the others a second later.
+fn hosted(hosts: usize, min: u32) -> Job {
+    hosted_with(Options::exact(hosts, Settings::new(min, hosts as u32)))
+}
+
+fn hosted_with(options: Options) -> Job {
+    let hosts = options.hosts;
+    let mut job = Job::with(Options { coordinator_on: Some(0), ..options });
+    job.start(seconds(0), 0);
+    (1..hosts).for_each(|host| job.start(seconds(1), host));
+    job
+}
+
+fn fenced(job: &Job, host: usize) -> Option<String> {
+    job.0.hosts()[host].process.as_ref().and_then(|process| process.machine.view().fenced.clone())
+}
+
+// Standing still (Ctrl-Z, a frozen container, a debugger).
+
+/// Nobody can form a world without the coordinator, which stood still with the node.
+#[test]
+fn a_job_of_one_node_that_was_stopped_for_longer_than_its_lease_runs_on() {
+    // The lease is 15 s, counted from the last heartbeat: ends of it are met from before and after.
+    for paused in [14_700, 14_990, 15_000, 15_010, 15_240, 15_300, 15_490, 15_510, 17_000, 3_600_000] {
+        let mut job = hosted(1, 1);
+        job.at(ms(10_001), Action::Stall(0, ms(paused)));
+        assert_eq!(job.world(ms(paused + 20_000)), (1, ranks(&[0])), "{paused} ms");
+        // And again, before it has been heard of.
+        job.at(ms(paused + 20_001), Action::Stall(0, seconds(20)));
+        job.at(ms(paused + 40_100), Action::Stall(0, seconds(20)));
+        assert_eq!(job.world(ms(paused + 70_000)), (1, ranks(&[0])), "{paused} ms");
+        assert_eq!(fenced(&job, 0), None);
+    }
+}
+
+/// The others are cut off meanwhile, and stop. The host's workers are told by the coordinator that the world re-forms.
+#[test]
+fn a_host_that_was_stopped_for_longer_than_the_lease_is_told_by_its_coordinator() {
+    let mut job = hosted(3, 2);
+    assert_eq!(job.world(seconds(10)), (1, ranks(&[0, 1, 2])));
+    job.at(ms(10_001), Action::Stall(0, seconds(40)));
+    job.0.run_until(seconds(49)).expect("invariants hold");
+    let runs: Vec<_> = (0..3).map(|host| job.0.running(host).is_some()).collect();
+    assert_eq!(runs, [true, false, false], "the others cannot know that no world goes on without them");
+    let (round, world) = job.world(seconds(60));
+    assert_eq!((round <= 3, world), (true, ranks(&[0, 1, 2])));
+    assert_eq!(fenced(&job, 0), None);
+    assert!(!job.0.history().iter().any(|line| line.contains("host0") && line.contains("cut off")));
+}
+
+/// What cuts the host's own connection (a virtual address that is moved) stops its workers as any other's: the coordinator goes on
+/// with those whom it hears.
+#[test]
+fn a_host_that_is_cut_off_from_its_own_coordinator_stops_before_the_others_go_on() {
+    for end in [End::Node, End::Coordinator] {
+        let mut job = hosted(3, 2);
+        job.at(ms(10_001), Action::Cut(0, end, seconds(60), Partition::Lost));
+        job.world(seconds(30));
+        assert_eq!(job.world(seconds(33)), (2, vec![None, Some(0), Some(1)]), "{end:?}");
+    }
+}
+
+/// A member whose coordinator is elsewhere is fenced although `--nnodes=1`: a spare takes its place meanwhile.
+#[test]
+fn a_single_node_whose_coordinator_is_elsewhere_gives_way_to_a_spare_when_it_was_stopped() {
+    let mut job = Job::started(2, 1, 1);
+    job.at(ms(10_001), Action::Stall(0, seconds(40)));
+    job.0.run_until(seconds(49)).expect("invariants hold");
+    assert_eq!(job.0.running(1).map(|place| place.round.0), Some(2));
+    assert_eq!(job.world(seconds(70)), (2, vec![None, Some(0)]));
+}
+
+// Killed, and started again.
+
+/// The agent that comes back listens where the one before did, which has therefore ended: nobody waits for its lease.
+#[test]
+fn a_host_that_is_killed_and_started_again_is_not_waited_for_as_a_member() {
+    let mut job = hosted(3, 3);
+    job.at(seconds(10), Action::Kill(0));
+    job.start(seconds(12), 0);
+    assert_eq!(job.world(ms(11_900)), (1, vec![None, Some(1), Some(2)]), "workers run on until the host is back");
+    // Nodes try again within 2 s.
+    assert_eq!(job.world(ms(14_500)), (2, ranks(&[1, 0, 2])));
+    let told = "node rank 0 of round 1 has ended with the coordinator that its process hosted";
+    assert!(job.0.history().iter().any(|line| line.contains(&format!("round 1 is interrupted: {told}"))));
+}
+
+/// Twice: the second time before the world has formed again.
+#[test]
+fn a_host_that_is_killed_twice_is_not_waited_for_either() {
+    let mut job = hosted(3, 3);
+    job.at(seconds(10), Action::Kill(0));
+    job.start(seconds(12), 0);
+    job.at(ms(12_500), Action::Kill(0));
+    job.start(ms(13_000), 0);
+    assert_eq!(job.world(seconds(16)).1.iter().flatten().count(), 3);
+}
+
+/// A coordinator that listens elsewhere cannot know that the host before has ended: it may be cut off, and its workers run.
+#[test]
+fn a_coordinator_at_another_place_waits_for_the_host_of_the_one_before() {
+    let mut job = hosted(3, 2);
+    job.world(seconds(10));
+    job.at(seconds(10), Action::Kill(0));
+    job.at(seconds(12), Action::MoveCoordinator);
+    assert_eq!(job.world(seconds(26)), (1, vec![None, Some(1), Some(2)]));
+    assert_eq!(job.world(seconds(31)), (2, vec![None, Some(0), Some(1)]));
+}
+
+/// The others have finished, and say so right after they have reported: what the host had not finished is not begun anew.
+#[test]
+fn members_that_had_finished_when_the_host_was_killed_end_the_job() {
+    let mut job = hosted(3, 2);
+    job.at(seconds(9), Action::ReportDone(1));
+    job.at(seconds(9), Action::ReportDone(2));
+    job.at(seconds(10), Action::Kill(0));
+    job.at(seconds(12), Action::StartCoordinator);
+    job.0.run_until(seconds(20)).expect("invariants hold");
+    let run = job.0.run().expect("they have come back");
+    assert!(matches!(run.closed(), Some(Verdict::AllDone { nodes: 2, .. })), "{:?}", run.closed());
+}
+
+// Ended by a signal.
+
+/// Ctrl-C on the host ends the job for all, at once, and says who, and by what.
+#[test]
+fn ctrl_c_on_the_host_ends_the_job_for_all() {
+    for min in [1, 3] {
+        let mut job = hosted(3, min);
+        assert_eq!(job.world(seconds(40)), (1, ranks(&[0, 1, 2])));
+        job.at(seconds(40), Action::Interrupt(0));
+        job.world(ms(40_100));
+        for host in [1, 2] {
+            assert!(
+                matches!(job.exits(host), [Exit::Closed(view)] if view.contains("SIGINT")),
+                "{:?}",
+                job.exits(host)
+            );
+        }
+    }
+}
+
+/// Nodes that wait are told too: the one that waits for others, the spare, and the one that comes while the host ends.
+#[test]
+fn ctrl_c_on_the_host_ends_the_wait_of_all() {
+    let mut job = Job::with(Options { coordinator_on: Some(0), ..Options::exact(4, Settings::new(3, 3)) });
+    job.start(seconds(0), 0);
+    job.start(seconds(1), 1);
+    job.at(seconds(5), Action::Interrupt(0));
+    job.start(seconds(6), 2);
+    job.world(seconds(7));
+    for host in [1, 2] {
+        let JoinError::Closed { verdict, .. } = job.join_error(host) else { panic!("{:?}", job.join_error(host)) };
+        let told = "ended by 10.0.0.1 (host0:1): its agent got SIGINT, and its process hosted the coordinator";
+        assert_eq!(verdict.to_string(), told);
+    }
+}
+
+/// A pod that is moved gets SIGTERM, and may come back at the same address: the others stop their workers, and wait for it.
+#[test]
+fn sigterm_of_the_host_stops_the_others_until_it_is_back() {
+    for min in [1, 3] {
+        let mut job = hosted(3, min);
+        assert_eq!(job.world(seconds(40)), (1, ranks(&[0, 1, 2])));
+        job.at(seconds(40), Action::Terminate(0));
+        assert_eq!(job.world(ms(40_100)), (0, vec![None; 3]));
+        let told = "the coordinator at coordinator:29400 was stopped: 10.0.0.1 (host0:1), whose process hosted it, left: its \
+                    agent got SIGTERM; no world can form until one runs there again";
+        assert!(job.0.history().iter().any(|line| line.contains("Leaving")));
+        // None forms in the host's last moments, nor later without it.
+        assert_eq!(job.world(seconds(99)), (0, vec![None; 3]));
+        let view = job.0.hosts()[1].process.as_ref().expect("it waits").machine.view().clone();
+        assert_eq!(view.reason, told);
+        job.start(seconds(100), 0);
+        assert_eq!(job.world(seconds(140)).1.iter().flatten().count(), 3, "min {min}");
+    }
+}
+
+/// A spare is in no world: that of the others is not disturbed by its end, though it hosts the coordinator.
+#[test]
+fn sigterm_of_a_host_that_is_a_spare_lets_the_others_train_on() {
+    let mut job = Job::with(Options { coordinator_on: Some(0), ..Options::exact(3, Settings::new(2, 2)) });
+    (0..3).for_each(|host| job.start(seconds(host as u64), host));
+    assert_eq!(job.world(seconds(10)), (1, ranks(&[0, 1])[..].iter().copied().chain([None]).collect()));
+    // Its place is the spare's while it is away.
+    job.at(seconds(10), Action::Kill(0));
+    job.at(seconds(12), Action::StartCoordinator);
+    assert_eq!(job.world(seconds(40)), (2, vec![None, Some(0), Some(1)]));
+    job.start(seconds(40), 0);
+    assert_eq!(job.world(seconds(60)), (2, vec![None, Some(0), Some(1)]));
+    job.at(seconds(60), Action::Terminate(0));
+    assert_eq!(job.world(seconds(90)), (2, vec![None, Some(0), Some(1)]), "nothing has happened to their world");
+    job.start(seconds(90), 0);
+    assert_eq!(job.world(seconds(120)), (2, vec![None, Some(0), Some(1)]));
+}
+
+/// Nor by that of a host whose workers have succeeded, as with any other node.
+#[test]
+fn sigterm_of_a_host_that_has_finished_lets_the_others_train_on() {
+    let mut job = hosted(3, 3);
+    assert_eq!(job.world(seconds(10)), (1, ranks(&[0, 1, 2])));
+    job.at(seconds(10), Action::ReportDone(0));
+    job.at(seconds(20), Action::Terminate(0));
+    assert_eq!(job.world(seconds(40)), (1, vec![None, Some(1), Some(2)]));
+}
+
+/// Without a host that comes back they end when `coordinator_timeout` is over, with what was the matter.
+#[test]
+fn nodes_that_wait_for_a_host_in_vain_say_what_had_ended_it() {
+    let options = Options { coordinator_timeout: seconds(60), ..Options::exact(2, Settings::new(2, 2)) };
+    let mut job = hosted_with(options);
+    job.world(seconds(10));
+    job.at(seconds(10), Action::Terminate(0));
+    job.world(seconds(80));
+    let text = job.join_error(1).to_string();
+    let told = "the coordinator at coordinator:29400 has been out of reach for 60.0s (coordinator_timeout): it was stopped \
+                (10.0.0.1 (host0:1), whose process hosted it, left: its agent got SIGTERM), and has not come back: connection \
+                refused";
+    assert_eq!(text, told);
+}
+
+/// The host's agent leaves when the job is over, as any other's: nobody is told anything else.
+#[test]
+fn the_end_of_the_job_is_not_taken_for_the_hosts() {
+    let mut job = hosted(2, 2);
+    for host in 0..2 {
+        job.at(seconds(10), Action::ReportDone(host));
+    }
+    job.world(seconds(10) + Duration::from_millis(500));
+    assert!(job.0.history().iter().all(|line| !line.contains("Leaving")));
+    assert!(job.0.run().is_some_and(|run| matches!(run.closed(), Some(Verdict::AllDone { .. }))));
+}
