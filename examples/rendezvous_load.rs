@@ -18,9 +18,9 @@ use std::io::{BufRead, Read, Write};
 use std::time::Duration;
 
 use elastic_rs::host::Host;
-use elastic_rs::rendezvous::message::{Hello, NodeId};
-use elastic_rs::rendezvous::session::Session;
-use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::rendezvous::node::session::Session;
+use elastic_rs::rendezvous::protocol::message::{Hello, NodeId};
+use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::store::server::ServerOptions;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime::{Builder, Handle};

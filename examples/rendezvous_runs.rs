@@ -5,10 +5,10 @@
 
 use std::time::{Duration, Instant};
 
-use elastic_rs::rendezvous::machine::Machine;
-use elastic_rs::rendezvous::message::{Hello, Join, NodeId, NodeMessage, Round};
-use elastic_rs::rendezvous::settings::Settings;
-use elastic_rs::rendezvous::state::{Ends, SessionId};
+use elastic_rs::rendezvous::coordinator::machine::Machine;
+use elastic_rs::rendezvous::decider::state::{Ends, SessionId};
+use elastic_rs::rendezvous::protocol::message::{Hello, Join, NodeId, NodeMessage, Round};
+use elastic_rs::rendezvous::protocol::settings::Settings;
 
 const HELLOS: u64 = 2_000;
 /// How long the jobs are watched at rest, in their own time.

@@ -6,10 +6,10 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use elastic_rs::rendezvous::cas::node::{CasCommand, CasNode, Liveness};
-use elastic_rs::rendezvous::codec::{encode_frame, encode_preamble};
-use elastic_rs::rendezvous::message::{Failure, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Verdict};
-use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::rendezvous::cell::node::{CasCommand, CasNode, Liveness};
+use elastic_rs::rendezvous::protocol::codec::{encode_frame, encode_preamble};
+use elastic_rs::rendezvous::protocol::message::{Failure, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Verdict};
+use elastic_rs::rendezvous::protocol::settings::Settings;
 use serde_json::Value;
 
 /// Longer captures are for the limits; as seeds they would only be slow.

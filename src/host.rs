@@ -17,10 +17,10 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 
-use crate::rendezvous::coordinator::{self, Incoming};
-use crate::rendezvous::home::Home;
-use crate::rendezvous::machine::Machine;
-use crate::rendezvous::message::MAGIC;
+use crate::rendezvous::coordinator::driver::{self, Incoming};
+use crate::rendezvous::coordinator::machine::Machine;
+use crate::rendezvous::decider::home::Home;
+use crate::rendezvous::protocol::message::MAGIC;
 use crate::store::listen::{BindError, bind, bind_wildcard};
 use crate::store::server::{Controller, ServerOptions, StoreServer, Upgrade, Upgraded};
 use crate::threads;
@@ -291,7 +291,7 @@ fn run(
     };
     runtime.block_on(async {
         tokio::spawn(handing_over);
-        coordinator::run(machine, incoming, count, hello_timeout, log_period).await;
+        driver::run(machine, incoming, count, hello_timeout, log_period).await;
     });
 }
 

@@ -4,10 +4,10 @@
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use elastic_rs::rendezvous::cas::blob::Blob;
-use elastic_rs::rendezvous::cas::node::{CasCommand, CasNode, Liveness};
-use elastic_rs::rendezvous::message::{Hello, NodeId, Verdict};
-use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::rendezvous::cell::blob::Blob;
+use elastic_rs::rendezvous::cell::node::{CasCommand, CasNode, Liveness};
+use elastic_rs::rendezvous::protocol::message::{Hello, NodeId, Verdict};
+use elastic_rs::rendezvous::protocol::settings::Settings;
 use libfuzzer_sys::fuzz_target;
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);

@@ -1,6 +1,6 @@
 """Who answers at an address: our coordinator, a store of c10d, something else, or nobody.
 
-Facts: ``src/rendezvous/codec.rs``, and what PyTorch's store does with ``VALIDATE``, ``PING`` and what it does
+Facts: ``src/rendezvous/protocol/codec.rs``, and what PyTorch's store does with ``VALIDATE``, ``PING`` and what it does
 not know.
 """
 

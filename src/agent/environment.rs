@@ -1,6 +1,6 @@
 //! The environment variables of a worker: those of torch 2.15's agent, and `TORCHELASTIC_GENERATION`.
 
-use crate::rendezvous::message::{Placement, WorkerRanks};
+use crate::rendezvous::protocol::message::{Placement, WorkerRanks};
 
 /// What is the same for all workers of a node, in every round.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use super::policy::{Budget, Outcome, Policy};
 use crate::process::{Signal, StopPolicy};
-use crate::rendezvous::message::{Failure, Placement, Round, Verdict};
-use crate::rendezvous::node::JoinError;
+use crate::rendezvous::node::machine::JoinError;
+use crate::rendezvous::protocol::message::{Failure, Placement, Round, Verdict};
 
 /// What the driver is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]

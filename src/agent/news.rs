@@ -1,8 +1,8 @@
 //! What of a session's view concerns an agent, and when it has changed.
 
 use super::machine::AgentMachine;
-use crate::rendezvous::message::{Placement, Round};
-use crate::rendezvous::node::View;
+use crate::rendezvous::node::machine::View;
+use crate::rendezvous::protocol::message::{Placement, Round};
 
 /// What an agent has acted on last.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::rendezvous::message::Failure;
-use crate::rendezvous::node::JoinError;
+use crate::rendezvous::node::machine::JoinError;
+use crate::rendezvous::protocol::message::Failure;
 
 /// Who counts restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

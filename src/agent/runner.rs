@@ -16,9 +16,9 @@ use super::news::Seen;
 use super::policy::{Outcome, Policy};
 use super::sleepers::{Sleeper, Sleepers};
 use crate::process::{Exit, Exited, Signal, reap_strangers_as_process_1};
-use crate::rendezvous::message::{Failure, Placement};
-use crate::rendezvous::node::{JoinError, View};
-use crate::rendezvous::session::Session;
+use crate::rendezvous::node::machine::{JoinError, View};
+use crate::rendezvous::node::session::Session;
+use crate::rendezvous::protocol::message::{Failure, Placement};
 use crate::wait::until;
 
 /// How long a goodbye may take.

@@ -7,9 +7,9 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use crate::rendezvous::message::{JoinWorkers, Placement};
-use crate::rendezvous::node::JoinError;
-use crate::rendezvous::session::Session;
+use crate::rendezvous::node::machine::JoinError;
+use crate::rendezvous::node::session::Session;
+use crate::rendezvous::protocol::message::{JoinWorkers, Placement};
 use crate::store::listen::{bind, bind_wildcard};
 use crate::store::server::{ServerOptions, StoreServer};
 

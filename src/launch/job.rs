@@ -13,7 +13,7 @@ use crate::agent::environment::{self, Workers};
 use crate::agent::{Budget, Policy};
 use crate::host::Reach;
 use crate::process::{AttemptFolder, Filter, FilterOptions, TemplateSpec, WorkerSpec};
-use crate::rendezvous::message::Placement;
+use crate::rendezvous::protocol::message::Placement;
 
 /// What a node is to run, and how.
 #[derive(Clone, Debug)]
@@ -187,7 +187,7 @@ const NO_RANKS: &str = "a node of this job has not said how many workers it has,
 mod tests {
     use super::*;
     use crate::process::{LogFolders, Output};
-    use crate::rendezvous::message::{Round, WorkerRanks};
+    use crate::rendezvous::protocol::message::{Round, WorkerRanks};
 
     fn job() -> Job {
         Job {

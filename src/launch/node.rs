@@ -19,8 +19,8 @@ use crate::agent::crew::Crew;
 use crate::agent::runner::{Runner, START_PATIENCE, Started, Step};
 use crate::host::Sessions;
 use crate::process::{AttemptFolder, Consoles, Exited, Group, LogFolders, Template, is_full};
-use crate::rendezvous::message::{JoinWorkers, Placement, Verdict};
-use crate::rendezvous::session::Session;
+use crate::rendezvous::node::session::Session;
+use crate::rendezvous::protocol::message::{JoinWorkers, Placement, Verdict};
 use crate::store::server::StoreServer;
 use crate::wait::{telling_if_slow, until};
 

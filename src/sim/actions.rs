@@ -11,10 +11,10 @@ use super::queue::Time;
 use super::simulation::{Action, Event, Simulation, run_id};
 use super::worlds::Violation;
 use crate::process::Signal;
-use crate::rendezvous::home::Home;
-use crate::rendezvous::message::{Failure, Hello, JoinWorkers, NodeId, NodeMessage, Placement};
-use crate::rendezvous::node::NodeMachine;
-use crate::rendezvous::state::{Ends, SessionId};
+use crate::rendezvous::decider::home::Home;
+use crate::rendezvous::decider::state::{Ends, SessionId};
+use crate::rendezvous::node::machine::NodeMachine;
+use crate::rendezvous::protocol::message::{Failure, Hello, JoinWorkers, NodeId, NodeMessage, Placement};
 
 impl Simulation {
     pub(super) fn act(&mut self, action: Action) -> Result<(), Violation> {

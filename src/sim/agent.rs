@@ -16,7 +16,7 @@ use super::worlds::Violation;
 use crate::agent::news::Seen;
 use crate::agent::{AgentMachine, Budget, Command, Outcome, Policy};
 use crate::process::Stopping;
-use crate::rendezvous::message::Failure;
+use crate::rendezvous::protocol::message::Failure;
 
 /// Hosts that run our agent, and what their workers are like. None by default: all agents are stock.
 #[derive(Clone, Debug, Default)]

@@ -1,4 +1,4 @@
-//! Jobs over one shared cell: several nodes of [`crate::rendezvous::cas`], each with a clock of its own, a cell that delays and
+//! Jobs over one shared cell: several nodes of [`crate::rendezvous::cell`], each with a clock of its own, a cell that delays and
 //! loses, and stock agents. The invariants are those of jobs with a coordinator, judged from what the cell held.
 
 mod checks;
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use super::queue::{Dice, Queue, Time};
 use super::worlds::Violation;
-use crate::rendezvous::cas::node::{CasCommand, CasNode, Liveness};
-use crate::rendezvous::message::{Hello, NodeId, Placement, Round, Verdict};
-use crate::rendezvous::node::JoinError;
-use crate::rendezvous::settings::Settings;
+use crate::rendezvous::cell::node::{CasCommand, CasNode, Liveness};
+use crate::rendezvous::node::machine::JoinError;
+use crate::rendezvous::protocol::message::{Hello, NodeId, Placement, Round, Verdict};
+use crate::rendezvous::protocol::settings::Settings;
 
 /// How long a caller waits for an answer of the cell before it takes it for lost.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -9,11 +9,11 @@ use bytes::BytesMut;
 
 use super::network::HostId;
 use super::queue::Time;
-use crate::rendezvous::codec::{CodecError, decode_frame, decode_preamble};
-use crate::rendezvous::home::Home;
-use crate::rendezvous::machine::Machine;
-use crate::rendezvous::message::NodeMessage;
-use crate::rendezvous::state::{Ends, SessionId};
+use crate::rendezvous::coordinator::machine::Machine;
+use crate::rendezvous::decider::home::Home;
+use crate::rendezvous::decider::state::{Ends, SessionId};
+use crate::rendezvous::protocol::codec::{CodecError, decode_frame, decode_preamble};
+use crate::rendezvous::protocol::message::NodeMessage;
 
 /// One accepted connection.
 #[derive(Clone, Debug)]

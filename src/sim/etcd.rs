@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use super::queue::{Dice, Queue, Time};
 use super::worlds::Violation;
-use crate::rendezvous::cas::blob::Blob;
-use crate::rendezvous::cas::etcd::{Change, EtcdEvent, EtcdNode, EtcdRequest, LeaseId, Revision, Snapshot};
-use crate::rendezvous::message::{Hello, NodeId, Placement, Round, Verdict};
-use crate::rendezvous::node::JoinError;
-use crate::rendezvous::settings::Settings;
+use crate::rendezvous::cell::blob::Blob;
+use crate::rendezvous::cell::etcd::{Change, EtcdEvent, EtcdNode, EtcdRequest, LeaseId, Revision, Snapshot};
+use crate::rendezvous::node::machine::JoinError;
+use crate::rendezvous::protocol::message::{Hello, NodeId, Placement, Round, Verdict};
+use crate::rendezvous::protocol::settings::Settings;
 
 const PATIENCE: Duration = Duration::from_secs(2);
 /// In a row may come: a lease that ends (15 s) twice, workers that stop (2 s), two last calls (10 s each).

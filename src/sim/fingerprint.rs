@@ -123,7 +123,7 @@ mod tests {
     use super::super::explore;
     use super::super::simulation::Options;
     use super::*;
-    use crate::rendezvous::settings::Settings;
+    use crate::rendezvous::protocol::settings::Settings;
 
     /// A running job at rest looks the same whenever it is looked at, right after a heartbeat was answered.
     #[test]

@@ -13,10 +13,12 @@ use super::network::HostId;
 use super::queue::Time;
 use super::worlds::Held;
 use crate::agent::Outcome;
-use crate::rendezvous::codec::{CodecError, decode_frame, encode_frame, encode_preamble};
-use crate::rendezvous::message::{CoordinatorMessage, MAGIC, NodeId, NodeMessage, PROTOCOL_VERSION, Placement};
-use crate::rendezvous::node::{JoinError, NodeMachine};
-use crate::rendezvous::state::SessionId;
+use crate::rendezvous::decider::state::SessionId;
+use crate::rendezvous::node::machine::{JoinError, NodeMachine};
+use crate::rendezvous::protocol::codec::{CodecError, decode_frame, encode_frame, encode_preamble};
+use crate::rendezvous::protocol::message::{
+    CoordinatorMessage, MAGIC, NodeId, NodeMessage, PROTOCOL_VERSION, Placement,
+};
 
 /// What the agent is doing.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -17,11 +17,13 @@ use super::simulation::run_id;
 use completion::check_told_again;
 
 use super::worlds::{self, Violation};
-use crate::rendezvous::machine::{Command, Machine};
-use crate::rendezvous::message::{CoordinatorMessage, Hello, Join, NodeId, NodeMessage, Placed, Placement, Round};
-use crate::rendezvous::node::JoinError;
-use crate::rendezvous::settings::{OnPartition, Settings};
-use crate::rendezvous::state::SessionId;
+use crate::rendezvous::coordinator::machine::{Command, Machine};
+use crate::rendezvous::decider::state::SessionId;
+use crate::rendezvous::node::machine::JoinError;
+use crate::rendezvous::protocol::message::{
+    CoordinatorMessage, Hello, Join, NodeId, NodeMessage, Placed, Placement, Round,
+};
+use crate::rendezvous::protocol::settings::{OnPartition, Settings};
 
 /// What a node last said on its session, as the coordinator has read it.
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! The simulator: a whole job (coordinator, network, hosts with stock agents or ours) in one thread under virtual time.
 //!
-//! Owns no decision of the product: it drives [`Machine`](crate::rendezvous::machine::Machine),
-//! [`NodeMachine`](crate::rendezvous::node::NodeMachine) and [`AgentMachine`](crate::agent::AgentMachine) as real drivers do, over a network that delays, breaks and silences, and
+//! Owns no decision of the product: it drives [`Machine`](crate::rendezvous::coordinator::machine::Machine),
+//! [`NodeMachine`](crate::rendezvous::node::machine::NodeMachine) and [`AgentMachine`](crate::agent::AgentMachine) as real drivers do, over a network that delays, breaks and silences, and
 //! checks what must always be true after every event. Nothing here reads a clock or a socket; everything random comes from one
 //! seeded generator, so a seed is a whole history and may be replayed.
 //!

@@ -13,8 +13,8 @@ use super::queue::{Dice, Time};
 use super::simulation::{Action, Options, Simulation};
 use super::strangers::Strangers;
 use super::worlds::Violation;
-use crate::rendezvous::message::Verdict;
-use crate::rendezvous::settings::{OnPartition, Settings};
+use crate::rendezvous::protocol::message::Verdict;
+use crate::rendezvous::protocol::settings::{OnPartition, Settings};
 
 /// How long after the last fault the job has settled. The sum of what may have to happen in a row: silence is noticed at both
 /// ends (lease 15 s and last look, twice, should a node come back only to be lost again); a connection is refused by nobody

@@ -15,11 +15,11 @@ use super::queue::{Dice, Digest, Queue, Time};
 use super::strangers::Strangers;
 use super::wiring::REFUSED;
 use super::worlds::Violation;
-use crate::rendezvous::codec::CodecError;
-use crate::rendezvous::machine::Machine;
-use crate::rendezvous::message::{Hello, NodeMessage, Placement, Verdict};
-use crate::rendezvous::settings::Settings;
-use crate::rendezvous::state::{Run, SessionId};
+use crate::rendezvous::coordinator::machine::Machine;
+use crate::rendezvous::decider::state::{Run, SessionId};
+use crate::rendezvous::protocol::codec::CodecError;
+use crate::rendezvous::protocol::message::{Hello, NodeMessage, Placement, Verdict};
+use crate::rendezvous::protocol::settings::Settings;
 
 /// What a job is like, faults aside.
 #[derive(Clone, Debug)]

@@ -12,8 +12,8 @@ use super::queue::Dice;
 use super::simulation::{Action, Simulation, run_id};
 use super::strangers::Strangers;
 use super::worlds::Violation;
-use crate::rendezvous::message::{Hello, NodeId, NodeMessage, Placed, Round};
-use crate::rendezvous::settings::{LONGEST_GRACE, LONGEST_LEASE, LONGEST_WAIT, Settings};
+use crate::rendezvous::protocol::message::{Hello, NodeId, NodeMessage, Placed, Round};
+use crate::rendezvous::protocol::settings::{LONGEST_GRACE, LONGEST_LEASE, LONGEST_WAIT, Settings};
 
 /// How often nodes were refused, by what for.
 pub type Refusals = BTreeMap<&'static str, usize>;

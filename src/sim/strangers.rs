@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::network::HostId;
-use crate::rendezvous::settings::Settings;
+use crate::rendezvous::protocol::settings::Settings;
 
 /// Which hosts are not what the others are.
 #[derive(Clone, Debug, Default)]

@@ -9,11 +9,11 @@ use super::invariants::Known;
 use super::network::{End, HostId};
 use super::simulation::{Event, Simulation, run_id};
 use super::worlds::Violation;
-use crate::rendezvous::codec::CodecError;
-use crate::rendezvous::machine::Command;
-use crate::rendezvous::message::{CoordinatorMessage, NodeMessage};
-use crate::rendezvous::node::{JoinError, NodeCommand};
-use crate::rendezvous::state::SessionId;
+use crate::rendezvous::coordinator::machine::Command;
+use crate::rendezvous::decider::state::SessionId;
+use crate::rendezvous::node::machine::{JoinError, NodeCommand};
+use crate::rendezvous::protocol::codec::CodecError;
+use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeMessage};
 
 /// How long a node waits for a connection that nobody refuses.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -7,7 +7,7 @@ use std::fmt;
 
 use super::network::HostId;
 use super::queue::Time;
-use crate::rendezvous::settings::Settings;
+use crate::rendezvous::protocol::settings::Settings;
 
 /// What may not hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -3,8 +3,8 @@ use std::time::{Duration, Instant};
 
 use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
 use elastic_rs::process::{Signal, StopPolicy};
-use elastic_rs::rendezvous::message::{Failure, Placement, Round, Verdict};
-use elastic_rs::rendezvous::node::JoinError;
+use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::protocol::message::{Failure, Placement, Round, Verdict};
 
 const GRACE: Duration = Duration::from_secs(7);
 const SIGTERM: i32 = 15;

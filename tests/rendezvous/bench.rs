@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use elastic_rs::rendezvous::machine::{Command, Machine};
-use elastic_rs::rendezvous::message::{
+use elastic_rs::rendezvous::coordinator::machine::{Command, Machine};
+use elastic_rs::rendezvous::decider::state::{Ends, SessionId};
+use elastic_rs::rendezvous::protocol::message::{
     CoordinatorMessage, Failure, Hello, Join, JoinWorkers, NodeId, NodeMessage, Round,
 };
-use elastic_rs::rendezvous::settings::Settings;
-use elastic_rs::rendezvous::state::{Ends, SessionId};
+use elastic_rs::rendezvous::protocol::settings::Settings;
 
 /// A machine whose node `n` has session `n`, unless a test says otherwise.
 pub struct Bench {
@@ -79,7 +79,7 @@ impl Bench {
         }
     }
 
-    pub fn run(&self) -> &elastic_rs::rendezvous::state::Run {
+    pub fn run(&self) -> &elastic_rs::rendezvous::decider::state::Run {
         self.machine.run("job").unwrap()
     }
 

@@ -1,10 +1,10 @@
 //! A node over a shared cell, event by event: what its operator is told. What it decides is simulated in `simulation/cas`.
 use std::time::{Duration, Instant};
 
-use elastic_rs::rendezvous::cas::node::{CasCommand, CasNode, Liveness};
-use elastic_rs::rendezvous::message::{Hello, NodeId};
-use elastic_rs::rendezvous::report::Reporter;
-use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::rendezvous::cell::node::{CasCommand, CasNode, Liveness};
+use elastic_rs::rendezvous::node::report::Reporter;
+use elastic_rs::rendezvous::protocol::message::{Hello, NodeId};
+use elastic_rs::rendezvous::protocol::settings::Settings;
 
 #[test]
 fn a_node_that_waits_says_what_for() {

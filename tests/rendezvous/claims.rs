@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::bench::{Bench, failure, hello, join};
-use elastic_rs::rendezvous::machine::{DESERTED_RUNS, VACANT_RUNS};
-use elastic_rs::rendezvous::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Placed, Round};
-use elastic_rs::rendezvous::node::NodeMachine;
-use elastic_rs::rendezvous::settings::{LONGEST_GRACE, LONGEST_LEASE, LONGEST_WAIT, Settings};
-use elastic_rs::rendezvous::state::{Ends, SessionId};
+use elastic_rs::rendezvous::coordinator::machine::{DESERTED_RUNS, VACANT_RUNS};
+use elastic_rs::rendezvous::decider::state::{Ends, SessionId};
+use elastic_rs::rendezvous::node::machine::NodeMachine;
+use elastic_rs::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Placed, Round};
+use elastic_rs::rendezvous::protocol::settings::{LONGEST_GRACE, LONGEST_LEASE, LONGEST_WAIT, Settings};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// A visitor's session, and its place at the end of the address.

@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use crate::bench::{Bench, failure, hello, join};
-use elastic_rs::rendezvous::machine::{VACANT_FOR, VACANT_RUNS};
-use elastic_rs::rendezvous::message::{
+use elastic_rs::rendezvous::coordinator::machine::{VACANT_FOR, VACANT_RUNS};
+use elastic_rs::rendezvous::decider::standing::Standing;
+use elastic_rs::rendezvous::decider::state::SessionId;
+use elastic_rs::rendezvous::protocol::message::{
     CoordinatorMessage, Failure, Hello, NodeId, NodeMessage, Placed, Round, Verdict, Waits,
 };
-use elastic_rs::rendezvous::settings::Settings;
-use elastic_rs::rendezvous::standing::Standing;
-use elastic_rs::rendezvous::state::SessionId;
+use elastic_rs::rendezvous::protocol::settings::Settings;
 
 const SECOND: Duration = Duration::from_secs(1);
 

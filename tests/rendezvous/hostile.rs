@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use elastic_rs::host::Host;
-use elastic_rs::rendezvous::codec::{decode_frame, encode_frame, encode_preamble};
-use elastic_rs::rendezvous::message::{CoordinatorMessage, Hello, Join, NodeId, NodeMessage, Placed, Placement, Round};
-use elastic_rs::rendezvous::session::Session;
-use elastic_rs::rendezvous::settings::{LONGEST_GRACE, LONGEST_LEASE, Settings};
+use elastic_rs::rendezvous::node::session::Session;
+use elastic_rs::rendezvous::protocol::codec::{decode_frame, encode_frame, encode_preamble};
+use elastic_rs::rendezvous::protocol::message::{
+    CoordinatorMessage, Hello, Join, NodeId, NodeMessage, Placed, Placement, Round,
+};
+use elastic_rs::rendezvous::protocol::settings::{LONGEST_GRACE, LONGEST_LEASE, Settings};
 use elastic_rs::store::server::ServerOptions;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use crate::bench::{Bench, failure, hello, join};
-use elastic_rs::rendezvous::message::{
+use elastic_rs::rendezvous::decider::state::{SessionId, Status};
+use elastic_rs::rendezvous::protocol::message::{
     CoordinatorMessage, Failure, Hello, Join, JoinWorkers, NodeId, NodeMessage, Round, Verdict,
 };
-use elastic_rs::rendezvous::settings::Settings;
-use elastic_rs::rendezvous::state::{SessionId, Status};
+use elastic_rs::rendezvous::protocol::settings::Settings;
 
 // One agent to a place.
 

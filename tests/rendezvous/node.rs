@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use elastic_rs::rendezvous::message::{
+use elastic_rs::rendezvous::node::machine::{JoinError, NodeCommand, NodeMachine};
+use elastic_rs::rendezvous::node::report::Reporter;
+use elastic_rs::rendezvous::protocol::message::{
     CoordinatorMessage, Hello, NodeId, NodeMessage, Placement, Round, Verdict, Waits,
 };
-use elastic_rs::rendezvous::node::{JoinError, NodeCommand, NodeMachine};
-use elastic_rs::rendezvous::report::Reporter;
-use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::rendezvous::protocol::settings::Settings;
 
 const COORDINATOR_TIMEOUT: Duration = Duration::from_secs(60);
 

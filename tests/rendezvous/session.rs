@@ -4,13 +4,15 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use elastic_rs::rendezvous::codec;
-use elastic_rs::rendezvous::coordinator::{self, Incoming};
-use elastic_rs::rendezvous::machine::Machine;
-use elastic_rs::rendezvous::message::{CoordinatorMessage, Failure, Hello, MAGIC, NodeId, Placement, Round, Verdict};
-use elastic_rs::rendezvous::node::{JoinError, View};
-use elastic_rs::rendezvous::session::Session;
-use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::rendezvous::coordinator::driver::{self, Incoming};
+use elastic_rs::rendezvous::coordinator::machine::Machine;
+use elastic_rs::rendezvous::node::machine::{JoinError, View};
+use elastic_rs::rendezvous::node::session::Session;
+use elastic_rs::rendezvous::protocol::codec;
+use elastic_rs::rendezvous::protocol::message::{
+    CoordinatorMessage, Failure, Hello, MAGIC, NodeId, Placement, Round, Verdict,
+};
+use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::store::client::{ClientOptions, StoreClient};
 use elastic_rs::store::server::ServerOptions;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -57,7 +59,7 @@ impl Coordinator {
             };
             tokio::select! {
                 () = accepting => {}
-                () = coordinator::run(Machine::new(), incoming, count, PATIENCE, PATIENCE) => {}
+                () = driver::run(Machine::new(), incoming, count, PATIENCE, PATIENCE) => {}
             }
         });
         Self { address, sessions, task }

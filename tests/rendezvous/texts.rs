@@ -3,13 +3,15 @@
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use elastic_rs::rendezvous::codec::encode_frame;
-use elastic_rs::rendezvous::machine::{Command, Machine};
-use elastic_rs::rendezvous::message::{CoordinatorMessage, Failure, Hello, Join, NodeId, NodeMessage, Round, Verdict};
-use elastic_rs::rendezvous::node::NodeMachine;
-use elastic_rs::rendezvous::settings::Settings;
-use elastic_rs::rendezvous::state::{Ends, SessionId};
-use elastic_rs::rendezvous::text::{NAME_LIMIT_BYTES, RUN_ID_LIMIT_BYTES};
+use elastic_rs::rendezvous::coordinator::machine::{Command, Machine};
+use elastic_rs::rendezvous::decider::state::{Ends, SessionId};
+use elastic_rs::rendezvous::node::machine::NodeMachine;
+use elastic_rs::rendezvous::protocol::codec::encode_frame;
+use elastic_rs::rendezvous::protocol::message::{
+    CoordinatorMessage, Failure, Hello, Join, NodeId, NodeMessage, Round, Verdict,
+};
+use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::protocol::text::{NAME_LIMIT_BYTES, RUN_ID_LIMIT_BYTES};
 
 fn hello(number: u64, nodes: u32) -> Hello {
     let (run_id, name) = ("r".repeat(RUN_ID_LIMIT_BYTES), "n".repeat(NAME_LIMIT_BYTES));

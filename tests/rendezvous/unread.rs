@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use elastic_rs::host::Host;
-use elastic_rs::rendezvous::codec::{encode_frame, encode_preamble};
-use elastic_rs::rendezvous::message::{Hello, Join, NodeId, NodeMessage, Round};
-use elastic_rs::rendezvous::session::Session;
-use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::rendezvous::node::session::Session;
+use elastic_rs::rendezvous::protocol::codec::{encode_frame, encode_preamble};
+use elastic_rs::rendezvous::protocol::message::{Hello, Join, NodeId, NodeMessage, Round};
+use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::store::server::ServerOptions;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};

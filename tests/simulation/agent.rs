@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::seeds::{asked_for, live_through};
 use elastic_rs::agent::Outcome;
-use elastic_rs::rendezvous::message::Failure;
-use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::rendezvous::protocol::message::Failure;
+use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::sim::agent::Agents;
 use elastic_rs::sim::agent_plan::{Counts, live};
 use elastic_rs::sim::simulation::{Action, Options, Simulation};

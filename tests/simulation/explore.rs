@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use elastic_rs::rendezvous::settings::{OnPartition, Settings};
+use elastic_rs::rendezvous::protocol::settings::{OnPartition, Settings};
 use elastic_rs::sim::explore::{Bounds, explore, job};
 use elastic_rs::sim::network::{End, Partition};
 use elastic_rs::sim::simulation::{Action, Options, Simulation};

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::sim::invariants::check_settled;
 use elastic_rs::sim::plan::{Plan, SETTLE_WITHIN, live};
 use elastic_rs::sim::pytorch::PyTorch;

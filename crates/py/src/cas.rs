@@ -1,10 +1,10 @@
 //! `CasSession`: a node's place at a rendezvous over a backend with `get_state` and `set_state`.
 
-use elastic_rs::rendezvous::cas::driver::{self, Step};
-use elastic_rs::rendezvous::cas::node::CasCommand;
-use elastic_rs::rendezvous::message::{Hello, NodeId, Verdict};
-use elastic_rs::rendezvous::node::JoinError;
-use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::rendezvous::cell::driver::{self, Step};
+use elastic_rs::rendezvous::cell::node::CasCommand;
+use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::protocol::message::{Hello, NodeId, Verdict};
+use elastic_rs::rendezvous::protocol::settings::Settings;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;

@@ -1,7 +1,7 @@
 //! Errors of the core → exceptions of `elastic_rs.errors`. The one place where this is decided.
 
-use elastic_rs::rendezvous::message::Verdict;
-use elastic_rs::rendezvous::node::JoinError;
+use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::protocol::message::Verdict;
 use elastic_rs::store::client::StoreError;
 use pyo3::prelude::*;
 

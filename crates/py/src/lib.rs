@@ -46,7 +46,7 @@ mod _elastic_rs {
 
     /// Of the rendezvous protocol: both ends of a session must have the same.
     #[pymodule_export]
-    const PROTOCOL_VERSION: u16 = elastic_rs::rendezvous::message::PROTOCOL_VERSION;
+    const PROTOCOL_VERSION: u16 = elastic_rs::rendezvous::protocol::message::PROTOCOL_VERSION;
 
     /// Take over the level of Python's logger ``elastic_rs``. Call it after changing that.
     #[pyfunction]

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use elastic_rs::host::{Reach, process_number};
-use elastic_rs::rendezvous::message::{self, Hello, NodeId, Verdict};
-use elastic_rs::rendezvous::settings::{OnPartition, Settings};
-use elastic_rs::rendezvous::{node, session};
+use elastic_rs::rendezvous::node::{session, view};
+use elastic_rs::rendezvous::protocol::message::{self, Hello, NodeId, Verdict};
+use elastic_rs::rendezvous::protocol::settings::{OnPartition, Settings};
 use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -136,7 +136,7 @@ pub struct View {
 
 impl View {
     /// How things stand, or why this node can no longer take part.
-    pub fn from_core(py: Python<'_>, view: node::View) -> PyResult<Self> {
+    pub fn from_core(py: Python<'_>, view: view::View) -> PyResult<Self> {
         if let Some(error) = &view.failed {
             return Err(errors::from_join(py, error));
         }
@@ -144,7 +144,7 @@ impl View {
             Some(verdict) if verdict.is_failure() => Some(verdict.to_string()),
             _ => None,
         };
-        let node::View { waiting, reason, addr, fenced, closed, failure: cause, .. } = view;
+        let view::View { waiting, reason, addr, fenced, closed, failure: cause, .. } = view;
         let cause = cause.map(Failure::from);
         Ok(Self { waiting, reason, closed: closed.is_some(), failure, cause, addr, fenced })
     }
@@ -289,5 +289,5 @@ pub fn limit(name: &str, value: Option<f64>) -> PyResult<Option<Duration>> {
 /// Raises ``ValueError`` if a job cannot have this name: it is too long, or has control characters.
 #[pyfunction]
 pub fn validate_run_id(run_id: &str) -> PyResult<()> {
-    elastic_rs::rendezvous::text::validate_run_id(run_id).map_err(PyValueError::new_err)
+    elastic_rs::rendezvous::protocol::text::validate_run_id(run_id).map_err(PyValueError::new_err)
 }

@@ -8,7 +8,7 @@ use super::super::simulation::{Event, Simulation};
 use super::super::worlds::Violation;
 use super::{Agents, Crew, CrewEvent, KILLED_WITHIN};
 use crate::process::{self, Signal, StopPolicy, Stopping};
-use crate::rendezvous::message::Placement;
+use crate::rendezvous::protocol::message::Placement;
 
 impl Simulation {
     pub(super) fn start_workers(&mut self, host: HostId, placement: Placement) -> Result<(), Violation> {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::super::worlds::Violation;
 use super::{Agent, Job};
-use crate::rendezvous::cas::blob::Blob;
-use crate::rendezvous::message::Round;
+use crate::rendezvous::cell::blob::Blob;
+use crate::rendezvous::protocol::message::Round;
 
 impl Job {
     /// Judge a state that is about to be written.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::super::worlds::{self, Held, Violation};
 use super::{Ledger, Told, agree, ensure};
-use crate::rendezvous::message::{NodeId, Placement, Round};
-use crate::rendezvous::settings::Settings;
+use crate::rendezvous::protocol::message::{NodeId, Placement, Round};
+use crate::rendezvous::protocol::settings::Settings;
 
 impl Ledger {
     /// A new world: see the module's head for what holds.

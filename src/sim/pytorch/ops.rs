@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::super::queue::Time;
 use super::state::{NodeDesc, State, WallTime};
-use crate::rendezvous::settings::Settings;
+use crate::rendezvous::protocol::settings::Settings;
 
 /// Which operation is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

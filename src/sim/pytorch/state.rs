@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::queue::{Digest, Time};
-use crate::rendezvous::settings::Settings;
+use crate::rendezvous::protocol::settings::Settings;
 
 /// A reading of some host's wall clock, in microseconds of virtual time. Clocks of two hosts need not agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use elastic_rs::rendezvous::message::Round;
-use elastic_rs::rendezvous::settings::{OnPartition, Settings};
+use elastic_rs::rendezvous::protocol::message::Round;
+use elastic_rs::rendezvous::protocol::settings::{OnPartition, Settings};
 use elastic_rs::sim::network::{End, Partition};
 use elastic_rs::sim::simulation::{Action, Options};
 
@@ -204,7 +204,7 @@ fn a_coordinator_that_is_gone_for_longer_than_a_lease_stops_no_workers() {
 /// NVRx 6d7b54d: a message of round N arrived in N+1 and was applied.
 #[test]
 fn a_join_of_an_earlier_round_is_answered_and_not_applied() {
-    let mut machine = elastic_rs::rendezvous::machine::Machine::new();
+    let mut machine = elastic_rs::rendezvous::coordinator::machine::Machine::new();
     let now = std::time::Instant::now();
     for node in [1, 2] {
         raw::hello(&mut machine, node, Settings::new(2, 2), now);
@@ -217,7 +217,7 @@ fn a_join_of_an_earlier_round_is_answered_and_not_applied() {
     assert!(told.contains("round: Round(1), rank: 0"), "{told}");
     let run = machine.run("job").expect("the run is known");
     assert_eq!(run.round(), Round(1));
-    assert!(run.nodes().all(|(_, status, _)| *status == elastic_rs::rendezvous::state::Status::Active));
+    assert!(run.nodes().all(|(_, status, _)| *status == elastic_rs::rendezvous::decider::state::Status::Active));
 }
 
 /// A place that was given before the withdrawal was read, and arrived after the node had joined again, was taken for the

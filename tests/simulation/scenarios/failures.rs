@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use elastic_rs::rendezvous::node::JoinError;
-use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::sim::host::Exit;
 use elastic_rs::sim::simulation::{Action, Options};
 

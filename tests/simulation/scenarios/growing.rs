@@ -1,8 +1,8 @@
 //! Nodes that come to a running job; what closes it.
 
-use elastic_rs::rendezvous::message::Verdict;
-use elastic_rs::rendezvous::node::JoinError;
-use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::protocol::message::Verdict;
+use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::sim::host::Exit;
 use elastic_rs::sim::simulation::{Action, Options};
 

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use elastic_rs::rendezvous::message::Verdict;
-use elastic_rs::rendezvous::node::JoinError;
-use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::protocol::message::Verdict;
+use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::sim::host::Exit;
 use elastic_rs::sim::network::{End, Partition};
 use elastic_rs::sim::simulation::{Action, Options};

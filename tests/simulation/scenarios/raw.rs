@@ -3,10 +3,10 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Instant;
 
-use elastic_rs::rendezvous::machine::{Command, Machine};
-use elastic_rs::rendezvous::message::{Hello, Join, NodeId, NodeMessage, Round};
-use elastic_rs::rendezvous::settings::Settings;
-use elastic_rs::rendezvous::state::{Ends, SessionId};
+use elastic_rs::rendezvous::coordinator::machine::{Command, Machine};
+use elastic_rs::rendezvous::decider::state::{Ends, SessionId};
+use elastic_rs::rendezvous::protocol::message::{Hello, Join, NodeId, NodeMessage, Round};
+use elastic_rs::rendezvous::protocol::settings::Settings;
 
 pub fn hello(machine: &mut Machine, node: u64, settings: Settings, now: Instant) {
     let hello = Hello { joining: true, ..Hello::new("job", NodeId(node.into()), format!("node{node}"), settings) };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use elastic_rs::rendezvous::settings::Settings;
+use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::sim::simulation::Action;
 
 use super::job::{Job, ms, seconds};
@@ -98,7 +98,7 @@ fn a_join_timeout_says_who_is_in_and_how_many_are_missing() {
 /// Nodes started with different `--nnodes` formed nothing, and nobody said why.
 #[test]
 fn different_node_counts_are_refused_naming_both() {
-    let mut machine = elastic_rs::rendezvous::machine::Machine::new();
+    let mut machine = elastic_rs::rendezvous::coordinator::machine::Machine::new();
     let now = std::time::Instant::now();
     raw::hello(&mut machine, 1, Settings::new(2, 4), now);
     raw::join(&mut machine, 1, 0, now);

@@ -1,0 +1,272 @@
+//! Drives [`Machine`]: reads what nodes send, asks the machine, writes what it says.
+//!
+//! One task owns the machine; each connection has a task that reads and one that writes. The task that owns the machine never
+//! waits for a connection: what a node does not read is queued up to a bound, beyond which its session ends.
+//! Where connections come from is the caller's ([`Incoming`]): they share the store's port.
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, timeout};
+
+use super::machine::{Command, Machine};
+use crate::bounded_log::BoundedLog;
+use crate::rendezvous::decider::state::{Ends, SessionId};
+use crate::rendezvous::protocol::codec::{self, CodecError};
+use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage};
+use crate::wait::until;
+
+/// A connection whose first bytes said that it is a session's.
+#[derive(Debug)]
+pub struct Incoming {
+    /// The connection.
+    pub stream: TcpStream,
+    /// What has been read from it, [`crate::rendezvous::protocol::message::MAGIC`] included.
+    pub first_bytes: BytesMut,
+    /// The node's end.
+    pub peer: SocketAddr,
+    /// Our end.
+    pub local: SocketAddr,
+    /// Dropped when the connection is closed, so that whoever accepted it can count those that are open.
+    pub kept: Box<dyn Debug + Send>,
+}
+
+/// How many messages may wait for a node that does not read. In normal running there are two or three per round.
+const UNREAD_LIMIT: usize = 64;
+/// How long what was sent to an ended session is given to leave.
+const FAREWELL: Duration = Duration::from_secs(5);
+/// How long what was sent is given to leave at this coordinator's end.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long a single message may take to leave while the session lives. A slow node may take its time.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How many decisions on a run are written in a log period: far more than a job has that restarts every few seconds.
+const RECORDS_PER_RUN: u64 = 200;
+/// As many more for each node of the run.
+const RECORDS_PER_NODE: u64 = 10;
+/// How many decisions are written in a log period on all runs together: whoever reaches the port can open runs.
+const RECORDS_OF_ALL_RUNS: u64 = 10_000;
+
+enum Event {
+    Hello { session: SessionId, hello: Box<Hello>, ends: Ends, writer: mpsc::Sender<BytesMut> },
+    Message { session: SessionId, message: NodeMessage },
+    Gone { session: SessionId },
+}
+
+/// Serve sessions until `incoming` is closed. `sessions` always tells how many are connected.
+///
+/// A connection that has not said Hello after `hello_timeout` is closed. Sessions that are refused or ended for what they
+/// said, and the decisions on each run, are logged one by one up to a bound in each `log_period`, then counted.
+///
+/// What was said to nodes is written before this returns, or has had [`LAST_WORDS`] to leave: the process may end then.
+pub async fn run(
+    mut machine: Machine,
+    mut incoming: mpsc::UnboundedReceiver<Incoming>,
+    sessions: watch::Sender<usize>,
+    hello_timeout: Duration,
+    log_period: Duration,
+) {
+    let log = Arc::new(BoundedLog::new(log_period, |what, count| {
+        tracing::warn!(what, count, "more of the same was not logged");
+    }));
+    let mut summarising = pin!(log.summarise());
+    let mut writers: HashMap<SessionId, mpsc::Sender<BytesMut>> = HashMap::new();
+    let (events_in, mut events) = mpsc::channel(1024);
+    let mut next_session = 0;
+    // Each writing task holds a sender, and drops it when it has written all.
+    let (writing, mut written) = mpsc::channel::<()>(1);
+    loop {
+        tokio::select! {
+            // What has arrived is heard before anybody is judged for silence.
+            biased;
+            connection = incoming.recv() => match connection {
+                Some(connection) => {
+                    next_session += 1;
+                    let session = SessionId(next_session);
+                    let attending = attend(session, connection, events_in.clone(), writing.downgrade(), hello_timeout, log.clone());
+                    tokio::spawn(attending);
+                }
+                None => break,
+            },
+            Some(event) = events.recv() => on_event(event, &mut machine, &mut writers),
+            () = until(machine.next_deadline()) => machine.on_tick(Instant::now().into_std()),
+            () = &mut summarising => {}
+        }
+        perform(&mut machine, &mut writers, &log);
+        sessions.send_if_modified(|count| std::mem::replace(count, machine.session_count()) != machine.session_count());
+    }
+    drop((writers, events, writing));
+    let _ = timeout(LAST_WORDS, written.recv()).await;
+}
+
+fn on_event(event: Event, machine: &mut Machine, writers: &mut HashMap<SessionId, mpsc::Sender<BytesMut>>) {
+    let now = Instant::now().into_std();
+    match event {
+        Event::Hello { session, hello, ends, writer } => {
+            writers.insert(session, writer);
+            machine.on_hello(session, *hello, ends, now);
+        }
+        Event::Message { session, message } => machine.on_message(session, message, now),
+        Event::Gone { session } => {
+            writers.remove(&session);
+            machine.on_disconnected(session, now);
+        }
+    }
+}
+
+fn perform(machine: &mut Machine, writers: &mut HashMap<SessionId, mpsc::Sender<BytesMut>>, log: &BoundedLog) {
+    for command in machine.take_commands() {
+        match command {
+            Command::Send { session, message } => {
+                if let CoordinatorMessage::Rejected { reason } | CoordinatorMessage::Ended { reason } = &message
+                    && log.admits("turned_away")
+                {
+                    tracing::warn!(session = session.0, "a node is turned away: {reason}");
+                }
+                let Some(writer) = writers.get(&session) else { continue };
+                let mut frame = BytesMut::new();
+                codec::encode_frame(&message, &mut frame);
+                if writer.try_send(frame).is_err() {
+                    // Its connection is closed with the writer; the machine hears of it as of any lost connection.
+                    if log.admits("not_reading") {
+                        tracing::warn!(session = session.0, "a node does not read what it is sent: its session ends");
+                    }
+                    writers.remove(&session);
+                }
+            }
+            Command::End { session } => {
+                writers.remove(&session);
+            }
+            Command::Note { run_id, text } => {
+                let nodes = machine.run(&run_id).map_or(0, |run| run.nodes().len());
+                let of_run =
+                    (format!("decisions of run {run_id}").into(), RECORDS_PER_RUN + RECORDS_PER_NODE * nodes as u64);
+                if log.admits_both(of_run, ("decisions of all runs", RECORDS_OF_ALL_RUNS)) {
+                    tracing::info!("[{run_id}] {text}");
+                }
+            }
+        }
+    }
+}
+
+/// Read one connection until it ends.
+async fn attend(
+    session: SessionId,
+    connection: Incoming,
+    events: mpsc::Sender<Event>,
+    writes: mpsc::WeakSender<()>,
+    hello_timeout: Duration,
+    log: Arc<BoundedLog>,
+) {
+    let Incoming { stream, first_bytes: mut buffer, peer, local, kept } = connection;
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%peer, %error, "cannot set TCP_NODELAY");
+    }
+    let (mut reader, mut writer) = stream.into_split();
+    let hello = match timeout(hello_timeout, read_hello(&mut reader, &mut buffer)).await {
+        Ok(Ok(hello)) => hello,
+        Ok(Err(Some(error))) => {
+            if log.admits("refused") {
+                tracing::warn!(%peer, %error, "a session is refused");
+            }
+            refuse(&mut writer, &error).await;
+            return;
+        }
+        Ok(Err(None)) => return,
+        Err(_) => {
+            if log.admits("hello_timeout") {
+                tracing::warn!(%peer, "a session is refused: no Hello within {hello_timeout:?}");
+            }
+            return;
+        }
+    };
+    let Some(writes) = writes.upgrade() else { return };
+    let (outbox, outgoing) = mpsc::channel(UNREAD_LIMIT);
+    let writing = tokio::spawn(async move {
+        write(writer, outgoing).await;
+        drop((kept, writes));
+    });
+    let ends = Ends { peer: peer.ip(), local: local.ip() };
+    if events.send(Event::Hello { session, hello, ends, writer: outbox }).await.is_err() {
+        return;
+    }
+    let mut writing = writing;
+    loop {
+        tokio::select! {
+            message = read_message::<NodeMessage>(&mut reader, &mut buffer) => match message {
+                Ok(Some(message)) => {
+                    if events.send(Event::Message { session, message }).await.is_err() {
+                        return;
+                    }
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    if log.admits("malformed") {
+                        tracing::warn!(%peer, %error, "a session ends: its bytes make no sense");
+                    }
+                    break;
+                }
+            },
+            // The machine ended the session, or the connection cannot be written to.
+            _ = &mut writing => break,
+        }
+    }
+    let _ = events.send(Event::Gone { session }).await;
+}
+
+/// `Err(None)`: the connection ended first.
+async fn read_hello(reader: &mut OwnedReadHalf, buffer: &mut BytesMut) -> Result<Box<Hello>, Option<CodecError>> {
+    while !codec::decode_preamble(buffer)? {
+        match reader.read_buf(buffer).await {
+            Ok(1..) => {}
+            Ok(0) | Err(_) => return Err(None),
+        }
+    }
+    match read_message(reader, buffer).await? {
+        Some(NodeMessage::Hello(hello)) => Ok(hello),
+        Some(_) => Err(Some(CodecError::Malformed(0))),
+        None => Err(None),
+    }
+}
+
+/// The next message; `None` at the end of the connection.
+pub(in crate::rendezvous) async fn read_message<M: serde::de::DeserializeOwned>(
+    reader: &mut OwnedReadHalf,
+    buffer: &mut BytesMut,
+) -> Result<Option<M>, CodecError> {
+    loop {
+        if let Some(message) = codec::decode_frame(buffer)? {
+            return Ok(Some(message));
+        }
+        match reader.read_buf(buffer).await {
+            Ok(1..) => {}
+            Ok(0) | Err(_) => return Ok(None),
+        }
+    }
+}
+
+async fn refuse(writer: &mut OwnedWriteHalf, error: &CodecError) {
+    let mut frame = BytesMut::new();
+    codec::encode_frame(&CoordinatorMessage::Rejected { reason: error.to_string() }, &mut frame);
+    let _ = timeout(FAREWELL, writer.write_all(&frame)).await;
+}
+
+/// Write until the outbox is closed and empty, or the connection fails.
+async fn write(mut writer: OwnedWriteHalf, mut outgoing: mpsc::Receiver<BytesMut>) {
+    while let Some(frame) = outgoing.recv().await {
+        let limit = if outgoing.is_closed() { FAREWELL } else { PATIENCE };
+        if !matches!(timeout(limit, writer.write_all(&frame)).await, Ok(Ok(()))) {
+            return;
+        }
+    }
+    let _ = writer.shutdown().await;
+}

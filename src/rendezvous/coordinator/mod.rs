@@ -1,0 +1,10 @@
+//! The coordinator: all runs of one process, decided by [`super::decider`].
+//!
+//! | file | what |
+//! |---|---|
+//! | [`machine`] | the registry of runs: which session belongs to which run, when to look at each (pure) |
+//! | `driver` | sockets and timers (feature `io`) |
+
+#[cfg(feature = "io")]
+pub mod driver;
+pub mod machine;

@@ -1,0 +1,485 @@
+//! A node's side of its session: joins, keeps alive, reconnects, and knows how things stand. Pure, as [`crate::rendezvous::coordinator::machine`].
+//!
+//! The driver connects when told to, reports what happened, and performs [`NodeCommand`]s. What a handler asks between
+//! rounds (`num_nodes_waiting`, closed or not) is answered from [`View`], which pushes keep current.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::pending::{Joining, Link, Report, Store, WITHDRAW_GRACE, back_off};
+use crate::rendezvous::protocol::message::{
+    CoordinatorMessage, Failure, Hello, Join, JoinWorkers, NodeMessage, Placement, Round, Verdict,
+};
+use crate::rendezvous::protocol::text::{tidy, tidy_failure, tidy_message, tidy_verdict};
+
+pub use super::view::{JoinError, NodeCommand, View};
+
+/// The state of one node. Made from the [`Hello`] it introduces itself with.
+#[derive(Clone, Debug)]
+pub struct NodeMachine {
+    pub(in crate::rendezvous) hello: Hello,
+    /// Where the coordinator is, for messages.
+    pub(in crate::rendezvous) endpoint: String,
+    pub(in crate::rendezvous) coordinator_timeout: Duration,
+    pub(in crate::rendezvous) link: Link,
+    /// When the heartbeats were sent that are not answered yet.
+    pub(in crate::rendezvous) beats: VecDeque<Instant>,
+    /// When the connection was last asked for.
+    pub(in crate::rendezvous) attempt_at: Instant,
+    /// When the last message was sent that is known to have arrived: see [`super::fence`].
+    pub(in crate::rendezvous) vouched_at: Instant,
+    pub(in crate::rendezvous) ever_welcomed: bool,
+    pub(in crate::rendezvous) tries: u32,
+    /// Connections that were closed before a welcome, in a row.
+    pub(in crate::rendezvous) unanswered: u32,
+    pub(in crate::rendezvous) last_error: String,
+    pub(in crate::rendezvous) joining: Option<Joining>,
+    outcome: Option<Result<Placement, JoinError>>,
+    pub(in crate::rendezvous) report: Option<Report>,
+    pub(in crate::rendezvous) view: View,
+    pub(in crate::rendezvous) left: bool,
+    /// The coordinator is in this process, as it has said: see [`super::fence`].
+    pub(in crate::rendezvous) hosted: bool,
+    /// The lease has ended; one last look before the workers are stopped.
+    pub(in crate::rendezvous) suspect: bool,
+    /// A join was abandoned, and the coordinator has not said yet that it knows.
+    withdrawing: bool,
+    pub(in crate::rendezvous) commands: Vec<NodeCommand>,
+}
+
+/// After how many connections that ended without an answer to ask what listens there, and how often again.
+const PROBE_EVERY: u32 = 3;
+/// A store of PyTorch's takes no notice of a Hello until more bytes follow, then it closes.
+const NUDGE_AFTER: Duration = Duration::from_secs(1);
+const LEFT: &str = "this node has left the rendezvous";
+
+impl NodeMachine {
+    /// A node that will connect to the coordinator at `endpoint` and, once it has been there, does without it for at most
+    /// `coordinator_timeout`.
+    pub fn new(hello: Hello, endpoint: String, coordinator_timeout: Duration, now: Instant) -> Self {
+        Self {
+            hello,
+            endpoint,
+            coordinator_timeout,
+            link: Link::Down { retry_at: now },
+            beats: VecDeque::new(),
+            attempt_at: now,
+            vouched_at: now,
+            ever_welcomed: false,
+            tries: 0,
+            unanswered: 0,
+            last_error: "not tried yet".to_owned(),
+            joining: None,
+            outcome: None,
+            report: None,
+            view: View { out_of_reach_since: Some(now), ..View::default() },
+            left: false,
+            hosted: false,
+            suspect: false,
+            withdrawing: false,
+            commands: Vec::new(),
+        }
+    }
+
+    /// Ask for a place in the next round, giving up at `now + timeout`. The answer comes through [`NodeMachine::take_outcome`].
+    /// `store_port` is where the node's empty worker store listens, `workers` what it says of its workers.
+    pub fn join(
+        &mut self,
+        store_port: u16,
+        node_rank: Option<u32>,
+        workers: Option<JoinWorkers>,
+        timeout: Duration,
+        now: Instant,
+    ) {
+        self.begin_join(Store::Open, store_port, node_rank, workers, timeout, now);
+    }
+
+    /// As [`NodeMachine::join`], but the worker store is opened once the coordinator has welcomed this node, and it is known under which
+    /// address others will look for it: see [`NodeMachine::wanted_store`].
+    pub fn join_with_new_store(
+        &mut self,
+        node_rank: Option<u32>,
+        workers: Option<JoinWorkers>,
+        timeout: Duration,
+        now: Instant,
+    ) {
+        self.begin_join(Store::OpenFor(None), 0, node_rank, workers, timeout, now);
+    }
+
+    /// The address for which a worker store is to be opened, if a join waits for one; answer with
+    /// [`NodeMachine::on_store_opened`]. Asked for again when the address changes before the node has its place.
+    pub fn wanted_store(&self) -> Option<String> {
+        let welcomed = matches!(self.link, Link::Up { welcomed: true, .. });
+        let joining = self.joining.as_ref().filter(|joining| welcomed && joining.withdrawn_at.is_none())?;
+        let addr = self.view.addr.as_ref()?;
+        (!joining.is_ready(Some(addr))).then(|| addr.clone())
+    }
+
+    /// The store that was wanted for `addr` listens on this port.
+    pub fn on_store_opened(&mut self, addr: String, port: u16) {
+        let Some(joining) = self.joining.as_mut().filter(|joining| joining.withdrawn_at.is_none()) else { return };
+        joining.join.store_port = port;
+        joining.store = Store::OpenFor(Some(addr));
+        // Not before: a coordinator that takes up this node on a new connection would wait for a join that may not come.
+        self.hello.joining = true;
+        self.send_join();
+    }
+
+    /// Ask for the place, once the coordinator listens and the store that it needs is open.
+    pub(in crate::rendezvous) fn send_join(&mut self) {
+        let welcomed = matches!(self.link, Link::Up { welcomed: true, .. });
+        let joining = self.joining.as_ref().filter(|joining| welcomed && joining.is_ready(self.view.addr.as_deref()));
+        if let Some(joining) = joining {
+            self.commands.push(NodeCommand::Send(NodeMessage::Join(joining.join.clone())));
+        }
+    }
+
+    fn begin_join(
+        &mut self,
+        store: Store,
+        store_port: u16,
+        node_rank: Option<u32>,
+        workers: Option<JoinWorkers>,
+        timeout: Duration,
+        now: Instant,
+    ) {
+        (self.outcome, self.report, self.view.fenced) = (None, None, None);
+        let refusal = match (&self.view.failed, &self.view.closed) {
+            _ if self.left => Some(JoinError::Connection(LEFT.to_owned())),
+            (Some(error), _) => Some(error.clone()),
+            (None, Some(verdict)) => Some(JoinError::Closed { verdict: verdict.clone(), spare: false }),
+            (None, None) => None,
+        };
+        if let Some(error) = refusal {
+            self.outcome = Some(Err(error));
+            return;
+        }
+        if self.withdrawing {
+            // A place given to the abandoned join may still arrive, and would look like an answer to this one.
+            self.commands.push(NodeCommand::Disconnect);
+            self.lose("an earlier join was abandoned".to_owned(), now);
+        }
+        if let Some(placed) = &mut self.hello.placed {
+            placed.active = false;
+        }
+        self.hello.joining = store == Store::Open;
+        (self.view.waiting, self.view.unfinished) = (0, None);
+        let join = Join { round: self.view.round, store_port, node_rank, workers };
+        self.joining = Some(Joining::new(join, store, now, now + timeout));
+        self.send_join();
+    }
+
+    /// Nobody waits for the pending join any more (Ctrl-C). Without effect once its outcome has been taken.
+    pub fn abandon(&mut self) {
+        let (joining, outcome) = (self.joining.take(), self.outcome.take());
+        let placed = matches!(outcome, Some(Ok(_)));
+        if joining.is_none() && !placed {
+            return;
+        }
+        self.hello.joining = false;
+        if let Some(placed) = self.hello.placed.as_mut().filter(|_| placed) {
+            placed.active = false;
+        }
+        if matches!(self.link, Link::Up { welcomed: true, .. }) {
+            self.withdrawing = true;
+            self.commands.push(NodeCommand::Send(NodeMessage::Withdraw));
+        }
+    }
+
+    /// A worker of `round` has failed. Said until it is answered: by a world that must re-form, by the job's end, or by the
+    /// news that the round is over anyway.
+    pub fn report_failure(&mut self, round: Round, failure: Failure) {
+        let failure = Box::new(tidy_failure(&failure, String::new()));
+        self.tell(Report::Failed { round, failure });
+    }
+
+    /// All workers of `round` have succeeded. The view's `all_done` tells when those of all live members have.
+    pub fn report_done(&mut self, round: Round) {
+        self.tell(Report::Done { round });
+    }
+
+    fn tell(&mut self, report: Report) {
+        let over = self.left || self.view.closed.is_some() || self.view.failed.is_some();
+        let current = self.hello.placed.is_some_and(|placed| placed.active && placed.round == report.round());
+        if over || !current {
+            return;
+        }
+        if matches!(self.link, Link::Up { welcomed: true, .. }) {
+            self.commands.push(NodeCommand::Send(report.message()));
+        }
+        self.report = Some(report);
+    }
+
+    /// End the job for everybody.
+    pub fn close(&mut self, verdict: Verdict) {
+        let verdict = tidy_verdict(&verdict);
+        self.view.closed.get_or_insert_with(|| verdict.clone());
+        if matches!(self.link, Link::Up { welcomed: true, .. }) {
+            self.commands.push(NodeCommand::Send(NodeMessage::Close(verdict)));
+        }
+    }
+
+    /// Say goodbye. Nothing is sent or received afterwards. `signal` is what ended the agent, if one did.
+    pub fn leave(&mut self, reason: String, signal: Option<i32>) {
+        if !self.left && matches!(self.link, Link::Up { welcomed: true, .. }) {
+            self.commands.push(NodeCommand::Send(NodeMessage::Leave { reason: tidy(&reason), signal }));
+        }
+        self.left = true;
+        self.resolve(Err(JoinError::Connection(LEFT.to_owned())));
+    }
+
+    /// The connection asked for is open.
+    pub fn on_connected(&mut self, now: Instant) {
+        if self.left || self.view.failed.is_some() {
+            // Asked for before: a node that has gone must not be introduced again.
+            self.commands.push(NodeCommand::Disconnect);
+            return;
+        }
+        let beat_at = now + self.hello.settings.keep_alive_interval.min(NUDGE_AFTER);
+        self.link = Link::Up { welcomed: false, answered_at: now, beat_at };
+        self.last_error = "it takes connections, but has not answered yet".to_owned();
+        self.beats.clear();
+        self.commands.push(NodeCommand::Send(NodeMessage::Hello(Box::new(self.hello.clone()))));
+    }
+
+    /// The connection asked for could not be opened. `refused`: the other host is there and says that nobody listens.
+    pub fn on_connect_failed(&mut self, error: String, refused: bool, now: Instant) {
+        if refused {
+            self.vouch(self.attempt_at);
+        }
+        self.last_error = error;
+        self.retry(now);
+    }
+
+    /// This process has no file descriptor left for the connection asked for. A node that has never been welcomed fails at once,
+    /// since it holds none that it could give back by waiting; a member tries again.
+    pub fn on_out_of_descriptors(&mut self, error: String, now: Instant) {
+        if !self.ever_welcomed {
+            let text = format!(
+                "cannot connect to the coordinator at {}: {error}: allow this process more open files (`ulimit -n`)",
+                self.endpoint
+            );
+            self.fail(JoinError::Connection(text));
+        }
+        self.on_connect_failed(error, false, now);
+    }
+
+    /// The connection ended. `foreign` says that what came over it was not this protocol.
+    pub fn on_disconnected(&mut self, cause: String, foreign: bool, now: Instant) {
+        if foreign {
+            let text = format!("what listens at {} is not an elastic_rs coordinator: {cause}", self.endpoint);
+            self.fail(JoinError::Connection(text));
+        }
+        if !self.ever_welcomed && matches!(self.link, Link::Up { welcomed: false, .. }) {
+            self.unanswered += 1;
+            if self.unanswered.is_multiple_of(PROBE_EVERY) {
+                self.commands.push(NodeCommand::Probe);
+            }
+        }
+        self.lose(cause, now);
+    }
+
+    /// What listens at the endpoint does, or does not, speak c10d. Asked only while it has never welcomed this node: a
+    /// coordinator answers both protocols, so a store that answers one alone is PyTorch's. Anything else may still become a
+    /// coordinator, such as a proxy whose other end is not up yet.
+    pub fn on_probed(&mut self, speaks_c10d: bool) {
+        if speaks_c10d && !self.ever_welcomed {
+            let text = format!(
+                "what listens at {} is a store of PyTorch's c10d backend, not an elastic_rs coordinator: \
+                 use `--rdzv-backend=rust-c10d` on every node of the job, or another port",
+                self.endpoint
+            );
+            self.fail(JoinError::Connection(text));
+        }
+    }
+
+    /// The coordinator said something.
+    pub fn on_message(&mut self, message: CoordinatorMessage, now: Instant) {
+        match tidy_message(message) {
+            CoordinatorMessage::Rejected { reason } => self.fail(JoinError::Rejected(reason)),
+            CoordinatorMessage::Ended { reason } => self.fail(JoinError::Rejected(reason)),
+            CoordinatorMessage::Welcome { addr, hosted } => self.on_welcome(addr, hosted),
+            CoordinatorMessage::Leaving { why, interrupts } => self.on_leaving(why, interrupts, now),
+            CoordinatorMessage::Status { waiting, reason, restart, failure } => {
+                self.on_status(waiting, reason, restart, failure);
+            }
+            CoordinatorMessage::Complete(placement) => self.on_complete(placement),
+            CoordinatorMessage::Withdrawn { progress } => {
+                self.withdrawing = false;
+                if let Some(joining) = self.joining.as_ref().filter(|joining| joining.withdrawn_at.is_some()) {
+                    let after = joining.deadline - joining.since;
+                    self.resolve(Err(JoinError::Timeout { after, progress }));
+                }
+            }
+            CoordinatorMessage::Closed { verdict, spare } => {
+                self.on_closed(&verdict);
+                self.resolve(Err(JoinError::Closed { verdict, spare }));
+            }
+            CoordinatorMessage::Heartbeat { waits } => {
+                self.on_answer();
+                self.on_waits(waits, now);
+            }
+            CoordinatorMessage::Waits(waits) => self.on_waits(Some(waits), now),
+            CoordinatorMessage::Terms { keep_alive_interval, keep_alive_max_attempt } => {
+                self.on_terms(keep_alive_interval, keep_alive_max_attempt);
+            }
+            CoordinatorMessage::Stale { round, current } => {
+                if self.report.as_ref().is_some_and(|report| report.round() == round) {
+                    let reason = format!("round {round} is over; the current one is {current}");
+                    self.on_status(1, reason, self.view.restart, None);
+                }
+            }
+        }
+    }
+
+    /// Time has passed.
+    pub fn on_tick(&mut self, now: Instant) {
+        if self.left || self.view.failed.is_some() {
+            return;
+        }
+        self.give_up_join_if_due(now);
+        self.fence_if_due(now);
+        match self.link {
+            Link::Down { retry_at } if retry_at <= now => {
+                self.link = Link::Connecting;
+                self.attempt_at = now;
+                self.commands.push(NodeCommand::Connect);
+            }
+            Link::Up { welcomed, answered_at, beat_at } => {
+                let lease = self.hello.settings.lease();
+                let asks = welcomed && self.joining.as_mut().is_some_and(|joining| joining.asks(now));
+                if now >= answered_at + lease {
+                    self.commands.push(NodeCommand::Disconnect);
+                    self.lose(format!("{} was silent for {lease:.1?}", self.endpoint), now);
+                } else if asks || now >= beat_at {
+                    self.commands.push(NodeCommand::Send(NodeMessage::Heartbeat));
+                    self.beats.push_back(now);
+                    // One that asks is beside the others.
+                    let beat_at = if now >= beat_at { now + self.hello.settings.keep_alive_interval } else { beat_at };
+                    self.link = Link::Up { welcomed, answered_at, beat_at };
+                }
+            }
+            Link::Down { .. } | Link::Connecting => {}
+        }
+        if self.needed_until().is_some_and(|until| now >= until) {
+            let text = format!(
+                "the coordinator at {} has been out of reach for {:.1?} (coordinator_timeout): {}",
+                self.endpoint,
+                self.coordinator_timeout,
+                self.why_away()
+            );
+            self.fail(JoinError::Connection(text));
+        }
+    }
+
+    /// When to call [`NodeMachine::on_tick`] at the latest.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        if self.left || self.view.failed.is_some() {
+            return None;
+        }
+        let link = match self.link {
+            Link::Down { retry_at } => Some(retry_at),
+            Link::Connecting => None,
+            Link::Up { answered_at, beat_at, .. } => Some(beat_at.min(answered_at + self.hello.settings.lease())),
+        };
+        let join = self.joining.as_ref().and_then(Joining::next_deadline);
+        let welcomed = matches!(self.link, Link::Up { welcomed: true, .. });
+        let ask = self.joining.as_ref().filter(|_| welcomed).and_then(Joining::ask_at);
+        [link, join, ask, self.needed_until(), self.fence_at()].into_iter().flatten().min()
+    }
+
+    /// What to do now, in order.
+    pub fn take_commands(&mut self) -> Vec<NodeCommand> {
+        std::mem::take(&mut self.commands)
+    }
+
+    /// How the last join ended, once it has; handed out once.
+    pub fn take_outcome(&mut self) -> Option<Result<Placement, JoinError>> {
+        self.outcome.take()
+    }
+
+    /// Whether the node has said goodbye: once its commands are performed, nothing is left to do.
+    pub fn has_left(&self) -> bool {
+        self.left
+    }
+
+    /// Of which job.
+    pub fn run_id(&self) -> &str {
+        &self.hello.run_id
+    }
+
+    /// How things stand.
+    pub fn view(&self) -> &View {
+        &self.view
+    }
+
+    /// How long this node does without the coordinator, if it has to. Of a closed rendezvous nothing more is to be heard: its
+    /// host may have gone with the job while workers here still finish.
+    pub(in crate::rendezvous) fn needed_until(&self) -> Option<Instant> {
+        let since = self.view.out_of_reach_since.filter(|_| self.ever_welcomed && self.view.closed.is_none());
+        since.map(|since| since + self.coordinator_timeout)
+    }
+
+    fn give_up_join_if_due(&mut self, now: Instant) {
+        let Some(joining) = &mut self.joining else { return };
+        let after = joining.deadline - joining.since;
+        match joining.withdrawn_at {
+            None if joining.is_due(now) => {
+                joining.withdrawn_at = Some(now);
+                self.hello.joining = false;
+                if matches!(self.link, Link::Up { welcomed: true, .. }) {
+                    self.commands.push(NodeCommand::Send(NodeMessage::Withdraw));
+                } else {
+                    let text = format!(
+                        "could not reach the coordinator at {} in {after:.1?}: {}",
+                        self.endpoint,
+                        self.why_away()
+                    );
+                    self.resolve(Err(JoinError::Connection(text)));
+                }
+            }
+            Some(at) if now >= at + WITHDRAW_GRACE => {
+                let progress = joining.progress.clone().unwrap_or_else(|| format!("{} does not answer", self.endpoint));
+                self.resolve(Err(JoinError::Timeout { after, progress }));
+                if matches!(self.link, Link::Up { .. }) {
+                    // A place given before the withdrawal was read may still arrive. A new connection keeps it from the next
+                    // join, which it would look like an answer to.
+                    self.commands.push(NodeCommand::Disconnect);
+                    self.lose(format!("{} does not answer", self.endpoint), now);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// There is no connection any more.
+    pub(in crate::rendezvous) fn lose(&mut self, cause: String, now: Instant) {
+        self.withdrawing = false;
+        self.last_error = cause;
+        self.retry(now);
+    }
+
+    /// End the pending join, if there is one.
+    pub(in crate::rendezvous) fn resolve(&mut self, outcome: Result<Placement, JoinError>) {
+        if self.joining.take().is_some() {
+            self.hello.joining = false;
+            self.outcome = Some(outcome);
+        }
+    }
+
+    fn fail(&mut self, error: JoinError) {
+        if self.view.failed.is_none() {
+            self.view.failed = Some(error.clone());
+            self.commands.push(NodeCommand::Disconnect);
+        }
+        self.resolve(Err(error));
+    }
+
+    /// Try again after a while.
+    fn retry(&mut self, now: Instant) {
+        let delay = back_off(self.tries, self.hello.node.0 as u64);
+        self.tries += 1;
+        self.view.out_of_reach_since.get_or_insert(now);
+        self.link = Link::Down { retry_at: now + delay };
+    }
+}

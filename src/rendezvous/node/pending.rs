@@ -1,0 +1,133 @@
+//! What [`super::machine`] has under way: a join that is pending, and its connection.
+
+use std::time::{Duration, Instant};
+
+use crate::rendezvous::protocol::message::{Failure, Join, NodeMessage, Round};
+
+/// How long the answer to a `Withdraw` is waited for.
+pub(in crate::rendezvous) const WITHDRAW_GRACE: Duration = Duration::from_secs(1);
+
+/// When a node that waits for its place asks how that goes, so that its operator can be told soon: a heartbeat ahead of time.
+const ASK_AFTER: Duration = Duration::from_secs(2);
+
+/// A join that waits for its answer.
+#[derive(Clone, Debug)]
+pub(in crate::rendezvous) struct Joining {
+    pub join: Join,
+    pub store: Store,
+    pub since: Instant,
+    pub deadline: Instant,
+    /// The job is full and runs without this node, as it was last told.
+    pub spare: bool,
+    pub withdrawn_at: Option<Instant>,
+    pub progress: Option<String>,
+    /// The coordinator was asked how it goes.
+    asked: bool,
+}
+
+/// The worker store that a join brings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::rendezvous) enum Store {
+    /// It is open already.
+    Open,
+    /// It is opened once the coordinator has said under which address others look for this node: for which it is open.
+    OpenFor(Option<String>),
+}
+
+impl Joining {
+    /// A join that begins now.
+    pub fn new(join: Join, store: Store, now: Instant, deadline: Instant) -> Self {
+        Self { join, store, since: now, deadline, spare: false, withdrawn_at: None, progress: None, asked: false }
+    }
+
+    /// When to ask the coordinator how it goes, unless that is known by then.
+    pub fn ask_at(&self) -> Option<Instant> {
+        let unknown = !self.asked && self.progress.is_none() && self.withdrawn_at.is_none();
+        unknown.then(|| self.since + ASK_AFTER)
+    }
+
+    /// Whether to ask now; once.
+    pub fn asks(&mut self, now: Instant) -> bool {
+        let due = self.ask_at().is_some_and(|at| at <= now);
+        self.asked |= due;
+        due
+    }
+
+    /// Whether the store is open that others will look for at `addr`.
+    pub fn is_ready(&self, addr: Option<&str>) -> bool {
+        match &self.store {
+            Store::Open => true,
+            Store::OpenFor(opened) => opened.is_some() && opened.as_deref() == addr,
+        }
+    }
+
+    /// Whether to give up. A spare waits for as long as it takes, as in PyTorch.
+    pub fn is_due(&self, now: Instant) -> bool {
+        !self.spare && now >= self.deadline
+    }
+
+    /// When to look next.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        match self.withdrawn_at {
+            Some(at) => Some(at + WITHDRAW_GRACE),
+            None => (!self.spare).then_some(self.deadline),
+        }
+    }
+
+    /// Whether the job needs this node. Once it does, the time for joining begins anew.
+    pub fn be_spare(&mut self, spare: bool, now: Instant) {
+        if self.spare && !spare {
+            (self.since, self.deadline) = (now, now + (self.deadline - self.since));
+        }
+        self.spare = spare;
+    }
+}
+
+/// What a node has said of its workers, until nothing depends on it any more: it is said again on each new connection.
+#[derive(Clone, Debug)]
+pub(in crate::rendezvous) enum Report {
+    Failed { round: Round, failure: Box<Failure> },
+    Done { round: Round },
+}
+
+impl Report {
+    pub fn round(&self) -> Round {
+        match self {
+            Self::Failed { round, .. } | Self::Done { round } => *round,
+        }
+    }
+
+    pub fn message(&self) -> NodeMessage {
+        match self.clone() {
+            Self::Failed { round, failure } => NodeMessage::Failed { round, failure },
+            Self::Done { round } => NodeMessage::Done { round },
+        }
+    }
+}
+
+/// The connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::rendezvous) enum Link {
+    Down {
+        retry_at: Instant,
+    },
+    Connecting,
+    /// `answered_at`: when the last message that was answered had been sent.
+    Up {
+        welcomed: bool,
+        answered_at: Instant,
+        beat_at: Instant,
+    },
+}
+
+/// From so many tries on [`back_off`] is at its longest.
+pub(in crate::rendezvous) const SLOW_TRIES: u32 = 6;
+
+/// A delay that doubles up to two seconds, spread by half so that many nodes do not come at once.
+pub(in crate::rendezvous) fn back_off(tries: u32, seed: u64) -> Duration {
+    const FIRST: Duration = Duration::from_millis(50);
+    const LONGEST: Duration = Duration::from_secs(2);
+    let delay = (FIRST * 2_u32.pow(tries.min(10))).min(LONGEST);
+    let spread = (seed ^ u64::from(tries.saturating_add(1))).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+    delay.mul_f64(0.5 + 0.5 * spread as f64 / u32::MAX as f64)
+}

@@ -1,0 +1,133 @@
+//! What a node makes of what the coordinator says. Part of [`super::machine`].
+
+use std::time::{Duration, Instant};
+
+use super::machine::{NodeCommand, NodeMachine};
+use super::pending::{Link, Report, SLOW_TRIES};
+use crate::rendezvous::protocol::message::{Failure, NodeMessage, Placed, Placement, Verdict, Waits};
+use crate::rendezvous::protocol::settings::Settings;
+
+impl NodeMachine {
+    pub(in crate::rendezvous) fn on_welcome(&mut self, addr: String, hosted: bool) {
+        if let Link::Up { welcomed, answered_at, beat_at } = &mut self.link {
+            *welcomed = true;
+            *beat_at = (*answered_at + self.hello.settings.keep_alive_interval).max(*beat_at);
+            let hello_at = *answered_at;
+            self.vouch(hello_at);
+        }
+        self.ever_welcomed = true;
+        self.hosted = hosted;
+        self.view.stopped = None;
+        self.tries = 0;
+        self.unanswered = 0;
+        self.view.addr = Some(addr);
+        self.view.out_of_reach_since = None;
+        match &self.joining {
+            Some(joining) if joining.withdrawn_at.is_some() => {
+                self.commands.push(NodeCommand::Send(NodeMessage::Withdraw));
+            }
+            Some(_) => self.send_join(),
+            None => {}
+        }
+        if let Some(report) = &self.report {
+            self.commands.push(NodeCommand::Send(report.message()));
+        }
+        if let Some(verdict) = &self.view.closed {
+            // Told again, in case the first telling was lost with its connection.
+            self.commands.push(NodeCommand::Send(NodeMessage::Close(verdict.clone())));
+        }
+    }
+
+    pub(in crate::rendezvous) fn on_complete(&mut self, placement: Placement) {
+        // A place that comes after this node has given up is not taken: the coordinator learns so from the withdrawal.
+        let wanted = self.joining.as_ref().is_some_and(|j| j.withdrawn_at.is_none() && placement.round > j.join.round);
+        if !wanted {
+            return;
+        }
+        let Placement { round, rank, world_size, world, restart, host, .. } = placement;
+        self.hello.placed = Some(Placed { round, rank, world_size, world, active: true, restart, host });
+        (self.view.restart, self.view.failure) = (restart, None);
+        self.view.round = round;
+        self.view.waiting = 0;
+        self.view.reason.clear();
+        self.resolve(Ok(placement));
+    }
+
+    pub(in crate::rendezvous) fn on_status(
+        &mut self,
+        waiting: u32,
+        reason: String,
+        restart: u32,
+        failure: Option<Box<Failure>>,
+    ) {
+        if let Some(placed) = &mut self.hello.placed {
+            placed.restart = placed.restart.max(restart);
+            self.view.restart = placed.restart;
+        }
+        if self.joining.is_some() || !self.hello.placed.is_some_and(|placed| placed.active) {
+            return;
+        }
+        if waiting > 0 && matches!(self.report, Some(Report::Failed { .. })) {
+            self.report = None;
+        }
+        (self.view.waiting, self.view.reason) = (waiting, reason);
+        self.view.failure = failure.map(|failure| *failure);
+    }
+
+    pub(in crate::rendezvous) fn on_closed(&mut self, verdict: &Verdict) {
+        self.report = None;
+        self.view.closed = Some(verdict.clone());
+        self.view.all_done |= matches!(verdict, Verdict::AllDone { .. });
+        if let Verdict::Failed { failure: Some(failure), .. } = verdict {
+            self.view.failure = Some((**failure).clone());
+        }
+    }
+
+    /// The run was opened with another lease than this node's. The coordinator judges by it, so this node has to stop its workers by it.
+    pub(in crate::rendezvous) fn on_terms(&mut self, keep_alive_interval: Duration, keep_alive_max_attempt: u32) {
+        let terms = Settings { keep_alive_interval, keep_alive_max_attempt, ..self.hello.settings.clone() };
+        if terms.validate().is_err() {
+            return;
+        }
+        self.hello.settings = terms;
+        if let Link::Up { answered_at, beat_at, .. } = &mut self.link {
+            *beat_at = (*beat_at).min(*answered_at + keep_alive_interval);
+        }
+    }
+
+    /// The coordinator's process ends: nobody decides there any more, as where a connection is refused.
+    pub(in crate::rendezvous) fn on_leaving(&mut self, why: String, interrupts: bool, now: Instant) {
+        self.vouch(self.attempt_at);
+        self.view.stopped = Some(why);
+        if interrupts && self.joining.is_none() && self.hello.placed.is_some_and(|placed| placed.active) {
+            self.view.waiting = self.view.waiting.max(1);
+            self.view.reason = self.why_out_of_reach();
+        }
+        self.commands.push(NodeCommand::Disconnect);
+        // It may take a while to go, and is not asked again and again.
+        self.tries = self.tries.max(SLOW_TRIES);
+        self.lose("its process ends".to_owned(), now);
+    }
+
+    /// A heartbeat was answered: answers come in the order of what they answer.
+    pub(in crate::rendezvous) fn on_answer(&mut self) {
+        let Some(sent_at) = self.beats.pop_front() else { return };
+        if let Link::Up { answered_at, .. } = &mut self.link {
+            *answered_at = sent_at;
+        }
+        self.vouch(sent_at);
+    }
+
+    pub(in crate::rendezvous) fn on_waits(&mut self, waits: Option<Waits>, now: Instant) {
+        match (&mut self.joining, waits) {
+            (Some(joining), Some(Waits { progress, spare })) => {
+                joining.progress = Some(progress);
+                joining.be_spare(spare, now);
+            }
+            (None, Some(Waits { progress, .. })) if matches!(self.report, Some(Report::Done { .. })) => {
+                self.view.unfinished = Some(progress);
+            }
+            _ => {}
+        }
+    }
+}

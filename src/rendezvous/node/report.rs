@@ -1,0 +1,136 @@
+//! What an operator is told unasked about a node: what it waits for, and that the coordinator is out of reach, or back.
+
+use std::time::{Duration, Instant};
+
+use super::machine::NodeMachine;
+
+/// When a node that waits first says what for: after this the operator wonders.
+const WAITING_FIRST: Duration = Duration::from_secs(3);
+/// How often it does from then on.
+const WAITING_EVERY: Duration = Duration::from_secs(30);
+/// How often it does while that stays the same: a spare may wait for days.
+const UNCHANGED_EVERY: Duration = Duration::from_secs(600);
+/// A shorter absence of the coordinator is not worth a word.
+const AWAY_AFTER: Duration = Duration::from_secs(1);
+
+/// A node of which an operator is told.
+pub trait Reported {
+    /// For a node that waits: since when, and what for.
+    fn waits(&self) -> Option<(Instant, String)>;
+    /// For a node that does without the coordinator for the moment: since when, and why.
+    fn does_without(&self) -> Option<(Instant, String)>;
+    /// Whether the coordinator is in reach.
+    fn in_reach(&self) -> bool;
+}
+
+impl Reported for NodeMachine {
+    fn waits(&self) -> Option<(Instant, String)> {
+        let joining = self.joining.as_ref().filter(|joining| joining.withdrawn_at.is_none())?;
+        let what = match (&joining.progress, self.view.out_of_reach_since) {
+            (_, Some(_)) => self.why_out_of_reach(),
+            (Some(progress), None) => progress.clone(),
+            (None, None) => "the round is not complete".to_owned(),
+        };
+        Some((joining.since, what))
+    }
+
+    fn does_without(&self) -> Option<(Instant, String)> {
+        let until = self.needed_until().filter(|_| !self.left && self.view.failed.is_none())?;
+        let (why, limit) = (self.why_out_of_reach(), self.coordinator_timeout);
+        let runs = self.joining.is_none() && self.hello.placed.is_some_and(|placed| placed.active);
+        let meanwhile = match runs && self.view.waiting == 0 {
+            true => "this node's workers run on, and it tries again",
+            false => "this node waits for it",
+        };
+        let text = format!("{why}; {meanwhile} for up to {limit:.0?} (coordinator_timeout)");
+        Some((until.checked_sub(limit)?, text))
+    }
+
+    fn in_reach(&self) -> bool {
+        self.view().out_of_reach_since.is_none()
+    }
+}
+
+impl NodeMachine {
+    pub(in crate::rendezvous) fn why_out_of_reach(&self) -> String {
+        let endpoint = &self.endpoint;
+        match &self.view.stopped {
+            None => format!("the coordinator at {endpoint} is out of reach: {}", self.last_error),
+            Some(why) => format!(
+                "the coordinator at {endpoint} was stopped: {why}; no world can form until one runs there again"
+            ),
+        }
+    }
+
+    /// Why it has been out of reach, for an error that says so.
+    pub(in crate::rendezvous) fn why_away(&self) -> String {
+        match &self.view.stopped {
+            None => self.last_error.clone(),
+            Some(why) => format!("it was stopped ({why}), and has not come back: {}", self.last_error),
+        }
+    }
+}
+
+/// Remembers what has been told.
+#[derive(Debug, Default)]
+pub struct Reporter {
+    waiting: Option<Waiting>,
+    /// Since when the coordinator has been away, once that was told.
+    away_since: Option<Instant>,
+}
+
+/// A pending join.
+#[derive(Debug)]
+struct Waiting {
+    since: Instant,
+    look_at: Instant,
+    /// What was said last, and when.
+    told: Option<(Instant, String)>,
+}
+
+impl Reporter {
+    /// What there is to tell now.
+    pub fn look(&mut self, node: &impl Reported, now: Instant) -> Vec<String> {
+        [self.look_at_link(node, now), self.look_at_join(node, now)].into_iter().flatten().collect()
+    }
+
+    /// When to look next, if nothing happens before.
+    pub fn next_deadline(&self, node: &impl Reported) -> Option<Instant> {
+        let join = self.waiting.as_ref().map(|waiting| waiting.look_at);
+        let away = node.does_without().filter(|_| self.away_since.is_none()).map(|(since, _)| since + AWAY_AFTER);
+        [join, away].into_iter().flatten().min()
+    }
+
+    fn look_at_link(&mut self, node: &impl Reported, now: Instant) -> Option<String> {
+        match (node.does_without(), self.away_since) {
+            (Some((since, text)), None) if now >= since + AWAY_AFTER => {
+                self.away_since = Some(since);
+                Some(text)
+            }
+            (None, Some(since)) => {
+                self.away_since = None;
+                node.in_reach().then(|| format!("the coordinator is back after {:.0?}", now - since))
+            }
+            _ => None,
+        }
+    }
+
+    fn look_at_join(&mut self, node: &impl Reported, now: Instant) -> Option<String> {
+        let Some((since, what)) = node.waits() else {
+            self.waiting = None;
+            return None;
+        };
+        let first = || Waiting { since, look_at: since + WAITING_FIRST, told: None };
+        let waiting = self.waiting.get_or_insert_with(first);
+        if now < waiting.look_at {
+            return None;
+        }
+        waiting.look_at = now + WAITING_EVERY;
+        if waiting.told.as_ref().is_some_and(|(at, before)| *before == what && now < *at + UNCHANGED_EVERY) {
+            return None;
+        }
+        let text = format!("waiting for {:.0?}: {what}", now - waiting.since);
+        waiting.told = Some((now, what));
+        Some(text)
+    }
+}

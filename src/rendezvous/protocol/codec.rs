@@ -1,0 +1,157 @@
+//! Frames of the session protocol: `u32` little-endian length, then that many bytes of postcard.
+
+use bytes::{Buf, BufMut, BytesMut};
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::message::{MAGIC, PROTOCOL_VERSION};
+
+/// Longest frame either side accepts. The longest legitimate one is a few KiB of text.
+pub const FRAME_LIMIT_BYTES: usize = 64 * 1024;
+
+/// Why bytes are not a session's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CodecError {
+    /// The connection does not open with [`MAGIC`].
+    #[error("not a rendezvous session: first bytes `{0}`")]
+    Foreign(String),
+    /// The other end speaks another version.
+    #[error("rendezvous protocol version {theirs} is not spoken here, only version {ours}")]
+    Version {
+        /// What the peer sent.
+        theirs: u16,
+        /// [`PROTOCOL_VERSION`].
+        ours: u16,
+    },
+    /// A frame announces more than [`FRAME_LIMIT_BYTES`].
+    #[error("frame of {announced} bytes announced, at most {limit} are allowed")]
+    TooLong {
+        /// What its length said.
+        announced: usize,
+        /// [`FRAME_LIMIT_BYTES`].
+        limit: usize,
+    },
+    /// A frame's bytes are not a message.
+    #[error("frame of {0} bytes is not a message of this protocol")]
+    Malformed(usize),
+}
+
+/// Append the bytes that open a session.
+pub fn encode_preamble(out: &mut BytesMut) {
+    out.put_slice(MAGIC);
+    out.put_u16_le(PROTOCOL_VERSION);
+}
+
+/// Take the bytes that open a session; `Ok(false)` until all have arrived.
+///
+/// # Errors
+/// [`CodecError::Foreign`], [`CodecError::Version`].
+pub fn decode_preamble(buffer: &mut BytesMut) -> Result<bool, CodecError> {
+    let seen = buffer.len().min(MAGIC.len());
+    if buffer[..seen] != MAGIC[..seen] {
+        return Err(CodecError::Foreign(buffer[..seen].escape_ascii().to_string()));
+    }
+    if buffer.len() < MAGIC.len() + 2 {
+        return Ok(false);
+    }
+    buffer.advance(MAGIC.len());
+    let theirs = buffer.get_u16_le();
+    if theirs != PROTOCOL_VERSION {
+        return Err(CodecError::Version { theirs, ours: PROTOCOL_VERSION });
+    }
+    Ok(true)
+}
+
+/// Append `message` as one frame.
+///
+/// # Panics
+/// If the message is longer than [`FRAME_LIMIT_BYTES`]: whoever builds messages keeps their texts short.
+pub fn encode_frame<M: Serialize>(message: &M, out: &mut BytesMut) {
+    let body = postcard::to_stdvec(message).unwrap_or_else(|error| panic!("a message cannot be serialised: {error}"));
+    assert!(body.len() <= FRAME_LIMIT_BYTES, "a message of {} bytes was built", body.len());
+    out.reserve(4 + body.len());
+    out.put_u32_le(body.len() as u32);
+    out.put_slice(&body);
+}
+
+/// Take one frame from `buffer`; `Ok(None)` until a whole one has arrived.
+///
+/// # Errors
+/// [`CodecError::TooLong`] as soon as the length is known, [`CodecError::Malformed`].
+pub fn decode_frame<M: DeserializeOwned>(buffer: &mut BytesMut) -> Result<Option<M>, CodecError> {
+    let Some(length) = buffer.first_chunk::<4>() else {
+        return Ok(None);
+    };
+    let length = u32::from_le_bytes(*length) as usize;
+    if length > FRAME_LIMIT_BYTES {
+        return Err(CodecError::TooLong { announced: length, limit: FRAME_LIMIT_BYTES });
+    }
+    if buffer.len() < 4 + length {
+        return Ok(None);
+    }
+    buffer.advance(4);
+    let body = buffer.split_to(length);
+    match postcard::take_from_bytes(&body) {
+        Ok((message, [])) => Ok(Some(message)),
+        _ => Err(CodecError::Malformed(length)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rendezvous::protocol::message::NodeMessage;
+
+    #[test]
+    fn a_giant_length_is_refused_before_its_body_arrives() {
+        let mut buffer = BytesMut::from(&[0xff, 0xff, 0xff, 0xff][..]);
+        let error = decode_frame::<NodeMessage>(&mut buffer).unwrap_err();
+        assert_eq!(error, CodecError::TooLong { announced: u32::MAX as usize, limit: FRAME_LIMIT_BYTES });
+    }
+
+    #[test]
+    fn any_split_of_the_stream_gives_the_same_messages() {
+        let sent = [
+            NodeMessage::Heartbeat,
+            NodeMessage::Leave { reason: "SIGTERM".into(), signal: None },
+            NodeMessage::Withdraw,
+        ];
+        let mut stream = BytesMut::new();
+        for message in &sent {
+            encode_frame(message, &mut stream);
+        }
+        for cut in 0..=stream.len() {
+            let mut received = Vec::new();
+            let mut buffer = BytesMut::new();
+            for part in [&stream[..cut], &stream[cut..]] {
+                buffer.extend_from_slice(part);
+                while let Some(message) = decode_frame::<NodeMessage>(&mut buffer).unwrap() {
+                    received.push(message);
+                }
+            }
+            assert_eq!(received, sent, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn bytes_after_the_message_inside_a_frame_are_refused() {
+        let mut buffer = BytesMut::new();
+        encode_frame(&NodeMessage::Heartbeat, &mut buffer);
+        buffer[0] += 1;
+        buffer.put_u8(0);
+        assert!(matches!(decode_frame::<NodeMessage>(&mut buffer), Err(CodecError::Malformed(2))));
+    }
+
+    #[test]
+    fn a_preamble_of_another_version_names_both() {
+        let mut buffer = BytesMut::from(&b"ELRZ\x09\x00"[..]);
+        let text = decode_preamble(&mut buffer).unwrap_err().to_string();
+        assert_eq!(text, "rendezvous protocol version 9 is not spoken here, only version 1");
+    }
+
+    #[test]
+    fn a_foreign_protocol_is_told_at_its_first_wrong_byte() {
+        let mut buffer = BytesMut::from(&b"EHLO"[..]);
+        assert!(matches!(decode_preamble(&mut buffer), Err(CodecError::Foreign(_))));
+    }
+}

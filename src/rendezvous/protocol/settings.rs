@@ -1,0 +1,148 @@
+//! What a node asks of the rendezvous. Owns defaults and checks; reading them from `--rdzv-conf` is the binding's.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Settings of one rendezvous, as each node brings them.
+///
+/// `min_nodes` and `max_nodes`, among others, must agree between all nodes of a run. All other limits are those of the first node that
+/// joined, for every node: the coordinator tells them to nodes that have brought others. `on_partition` alone is each node's own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Fewest nodes with which a round may complete. At least 1.
+    pub min_nodes: u32,
+    /// Most nodes in a round; at this number it completes at once. At least `min_nodes`.
+    pub max_nodes: u32,
+    /// How long a growing round waits for further nodes once `min_nodes` have joined. Default 30 s, as PyTorch's
+    /// `last_call_timeout`. Counted from the first newcomer when a running job grows: its workers train on meanwhile
+    /// until their agents have noticed.
+    pub last_call_timeout: Duration,
+    /// How long a round that lost members waits for a replacement once all survivors are back. Default 1 s. PyTorch has
+    /// no such limit: it waits `last_call_timeout`, although nobody else is expected.
+    pub settle_timeout: Duration,
+    /// How often a silent node is heard of. Default 5 s, as PyTorch's `keep_alive_interval`.
+    pub keep_alive_interval: Duration,
+    /// After how many missed keep-alives a node is lost. Default 3, as PyTorch's `keep_alive_max_attempt`.
+    pub keep_alive_max_attempt: u32,
+    /// How long a node whose connection ended without a goodbye may take to come back and keep its place. Default 0.5 s.
+    pub reconnect_grace: Duration,
+    /// The job's budget: how many failures of workers it survives, wherever they happen. Must agree between all nodes, as
+    /// `min_nodes`. Default `None`: nodes do not report failures, or count for themselves as PyTorch's agents do.
+    pub max_restarts: Option<u32>,
+    /// How often nodes of one address may interrupt the job by going, within `rejoin_window`, before they are not let in again.
+    /// Default 20; 0: as often as they like.
+    pub rejoin_limit: u32,
+    /// See `rejoin_limit`. Default one hour.
+    pub rejoin_window: Duration,
+    /// What this node does when it has heard nothing for its whole lease. Default [`OnPartition::Stop`].
+    pub on_partition: OnPartition,
+    /// In every round ranks follow the ranks that nodes ask for, whoever was in the round before. Must agree between all nodes, as
+    /// `min_nodes`. Default false: survivors keep their ranks, and what is asked for orders newcomers.
+    pub ranks_as_asked: bool,
+}
+
+/// What a node does that is cut off from the coordinator: see [`crate::rendezvous::node::fence`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OnPartition {
+    /// It stops its workers before the others may go on without it: two worlds never run at once.
+    #[default]
+    Stop,
+    /// Its workers run on. If the others go on without it, two worlds run until it hears of that.
+    Continue,
+}
+
+impl fmt::Display for OnPartition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Stop => "stop",
+            Self::Continue => "continue",
+        })
+    }
+}
+
+impl Settings {
+    /// Settings for `min_nodes` to `max_nodes` nodes, all else at its default.
+    pub fn new(min_nodes: u32, max_nodes: u32) -> Self {
+        Self {
+            min_nodes,
+            max_nodes,
+            last_call_timeout: Duration::from_secs(30),
+            settle_timeout: Duration::from_secs(1),
+            keep_alive_interval: Duration::from_secs(5),
+            keep_alive_max_attempt: 3,
+            reconnect_grace: Duration::from_millis(500),
+            max_restarts: None,
+            rejoin_limit: 20,
+            rejoin_window: Duration::from_secs(3600),
+            on_partition: OnPartition::Stop,
+            ranks_as_asked: false,
+        }
+    }
+
+    /// How long a node may be silent before it is lost: `keep_alive_interval * keep_alive_max_attempt`.
+    pub fn lease(&self) -> Duration {
+        self.keep_alive_interval * self.keep_alive_max_attempt
+    }
+
+    /// Fewest and most nodes in words: `2`, or `2 to 4`.
+    pub fn node_counts(&self) -> String {
+        let Self { min_nodes, max_nodes, .. } = self;
+        if min_nodes == max_nodes { min_nodes.to_string() } else { format!("{min_nodes} to {max_nodes}") }
+    }
+
+    /// Check the settings by themselves.
+    ///
+    /// # Errors
+    /// A sentence naming the setting, the value and what is allowed.
+    pub fn validate(&self) -> Result<(), String> {
+        if self.min_nodes < 1 {
+            return Err(format!("min_nodes is `{}`, must be at least 1", self.min_nodes));
+        }
+        if self.max_nodes < self.min_nodes {
+            return Err(format!(
+                "max_nodes is `{}`, must be at least min_nodes (`{}`)",
+                self.max_nodes, self.min_nodes
+            ));
+        }
+        if self.keep_alive_interval < Duration::from_millis(10) || self.keep_alive_interval > LONGEST_LEASE {
+            let given = self.keep_alive_interval;
+            return Err(format!("keep_alive_interval is `{given:?}`, must be from 10ms to {LONGEST_LEASE:?}"));
+        }
+        if self.keep_alive_max_attempt < 1 || self.keep_alive_max_attempt > 1_000 {
+            let given = self.keep_alive_max_attempt;
+            return Err(format!("keep_alive_max_attempt is `{given}`, must be from 1 to 1000"));
+        }
+        for (name, value, longest) in [
+            ("keep_alive_interval * keep_alive_max_attempt", self.lease(), LONGEST_LEASE),
+            ("last_call_timeout", self.last_call_timeout, LONGEST_WAIT),
+            ("settle_timeout", self.settle_timeout, LONGEST_WAIT),
+            ("reconnect_grace", self.reconnect_grace, LONGEST_GRACE),
+            ("rejoin_window", self.rejoin_window, LONGEST_WAIT),
+        ] {
+            if value > longest {
+                return Err(format!("{name} is `{value:?}`, must be at most {longest:?}"));
+            }
+        }
+        if self.rejoin_limit > LARGEST_REJOIN_LIMIT {
+            let given = self.rejoin_limit;
+            return Err(format!("rejoin_limit is `{given}`, must be from 0 to {LARGEST_REJOIN_LIMIT}"));
+        }
+        Ok(())
+    }
+}
+
+/// Longest time for which a silent node may hold up its job.
+pub const LONGEST_LEASE: Duration = Duration::from_secs(3600);
+/// Longest time for which a node may hold up its job after its connection has ended.
+pub const LONGEST_GRACE: Duration = Duration::from_secs(60);
+/// Longest time for which a round may wait for further nodes, and for which departures are remembered.
+pub const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
+/// Departures are remembered one by one.
+const LARGEST_REJOIN_LIMIT: u32 = 1_000;
+/// How late a tick may be before the machine takes itself to have been stalled.
+pub(in crate::rendezvous) const STALL: Duration = Duration::from_millis(500);
+/// After a lease has ended, how long messages that have arrived but were not yet read may still save the node. A host that was
+/// stopped and continues finds its timers due before it has read its sockets.
+pub(in crate::rendezvous) const LAST_LOOK: Duration = Duration::from_millis(250);
