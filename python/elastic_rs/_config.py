@@ -220,7 +220,7 @@ def _not_negative(number: float) -> bool:
 
 _positive = _seconds(" above zero", _above_zero)
 _zero_or_more = _seconds(", zero or more", _not_negative)
-# What a silent or absent node may cost the others: the bounds of Settings::validate in src/rendezvous/protocol/settings.rs.
+# What a silent or absent node may cost the others: the bounds of Settings::validate (src/rendezvous/protocol).
 LONGEST_LEASE_S, _LONGEST_GRACE_S, _LONGEST_WAIT_S = 3600, 60, 86_400
 _keep_alive = _seconds(", 0.01 or more", lambda number: number >= 0.01, most=LONGEST_LEASE_S)
 
