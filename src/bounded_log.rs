@@ -1,8 +1,8 @@
-//! How often a server says the same thing in its log.
+//! Rate limit for log records of one kind.
 //!
-//! Owns the count, and saying what was left out. A port scanner or a client in a loop must not fill a disk: of each kind of
-//! record so many are written in a period of time, and then one that says how many more there were. Counters, where there
-//! are any, are never bounded so.
+//! Owns the counts and the summaries. A port scanner or a client in a loop must not fill a disk. So of each kind of record a
+//! bounded number is written in a period of time, and then one record that says how many more there were. Counters of events
+//! are never limited in this way.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -13,17 +13,17 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{self, sleep_until};
 
-/// The bound on one part's log, for tasks that share it. Dropping it says what was left out until then.
+/// The rate limit of one component's log, for tasks that share it. Dropping it logs what was left out until then.
 #[derive(Debug)]
 pub(crate) struct BoundedLog {
     budget: Mutex<LogBudget>,
-    /// A record was left out.
+    /// Notified when a record was left out.
     left_out: Notify,
     say_left_out: fn(&str, u64),
 }
 
 impl BoundedLog {
-    /// `say_left_out` writes the record that so many more of a kind were not written.
+    /// `say_left_out` writes the summary: the kind, and the number of records that were not written.
     pub(crate) fn new(period: Duration, say_left_out: fn(&str, u64)) -> Self {
         BoundedLog { budget: Mutex::new(LogBudget::new(period)), left_out: Notify::new(), say_left_out }
     }
@@ -33,7 +33,8 @@ impl BoundedLog {
         self.admits_if(|budget, now| budget.admit(kind, now))
     }
 
-    /// The same for records that count twice: towards the limit of their kind, and towards that of all kinds which share `whole`.
+    /// The same for records that count twice: towards the limit of their kind, and towards the limit of all kinds that share
+    /// `whole`.
     pub(crate) fn admits_both(&self, (kind, limit): (Cow<'static, str>, u64), whole: (&'static str, u64)) -> bool {
         self.admits_if(|budget, now| {
             budget.admit_up_to(limit, kind, now) && budget.admit_up_to(whole.1, whole.0.into(), now)
@@ -53,7 +54,7 @@ impl BoundedLog {
         may
     }
 
-    /// Says from time to time what was left out, also when nothing more happens. Never ends.
+    /// Logs at the end of each period what was left out, also when nothing more happens. Never ends.
     pub(crate) async fn summarise(&self) {
         loop {
             let deadline = self.budget.lock().next_deadline();
@@ -68,7 +69,7 @@ impl BoundedLog {
         }
     }
 
-    /// Says what was left out so far.
+    /// Logs what was left out so far.
     pub(crate) fn end(&self) {
         let summaries = self.budget.lock().end();
         self.say(summaries);
@@ -89,7 +90,7 @@ impl Drop for BoundedLog {
 
 /// Counts records by kind within one period of time, which begins with the first of them.
 ///
-/// For a part that runs on one thread and looks at the clock itself; [`BoundedLog`] is for the others.
+/// For a component that runs on one thread and looks at the clock itself. [`BoundedLog`] is for the others.
 #[derive(Debug)]
 pub(crate) struct LogBudget {
     period: Duration,
@@ -97,7 +98,7 @@ pub(crate) struct LogBudget {
     seen: BTreeMap<Cow<'static, str>, Seen>,
 }
 
-/// A kind of record, and how many of it were not written.
+/// A kind of record, and the number of its records that were not written.
 pub(crate) type LeftOut = (Cow<'static, str>, u64);
 
 #[derive(Debug, Default)]
@@ -127,12 +128,12 @@ impl LogBudget {
         may
     }
 
-    /// When [`summaries`](Self::summaries) has something to say; `None` if nothing was left out so far.
+    /// When [`summaries`](Self::summaries) is to be called; `None` if nothing was left out so far.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.ends_at.filter(|_| self.seen.values().any(|seen| seen.left_out > 0))
     }
 
-    /// If the period is over, ends it: each kind of which records were left out, and how many.
+    /// Ends the period if it is over. Returns each kind of which records were left out, and their number.
     pub(crate) fn summaries(&mut self, now: Instant) -> Vec<LeftOut> {
         if self.ends_at.is_none_or(|ends_at| now < ends_at) {
             return Vec::new();
@@ -155,11 +156,11 @@ impl LogBudget {
     }
 }
 
-/// Enough to see who it is and what they want.
+/// Enough to identify a peer and what it does.
 const RECORDS_PER_PERIOD: u64 = 20;
-/// Kinds of which it is said how many records were left out, those with the most; the others are added up.
+/// Kinds that are summarised one by one, those with the most records first. The others are added up.
 const SUMMARIES: usize = 20;
-/// Kinds that a peer may name (runs, say) are counted one by one up to here, and beyond it together.
+/// Number of kinds that are counted one by one. Peers can invent kinds (runs, say), so further ones are counted together.
 const KINDS: usize = 1_000;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! The process others look for: the store and the rendezvous coordinator, on one port.
+//! The host: the store and the rendezvous coordinator on one port.
 //!
-//! Owns the decision whether this process is that one ([`claim`]) and the coordinator's thread. Here alone store and
-//! rendezvous meet: the store's server hands over the connections that open with the session protocol's magic.
+//! Owns the decision whether this process is the host ([`claim`]), and the coordinator's thread. Store and rendezvous meet
+//! only here: the store's server hands over the connections that begin with the session protocol's magic.
 
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
@@ -40,12 +40,12 @@ pub struct Host {
     started_by: u32,
 }
 
-/// What came of an attempt to become the host.
+/// The result of an attempt to become the host.
 #[derive(Debug)]
 pub enum Claim {
     /// This process is the host now.
     Host(Host),
-    /// Another process is, or will be: the reason, in words.
+    /// Another process is the host, or will be. With the reason, in words.
     Guest(String),
 }
 
@@ -53,32 +53,31 @@ pub enum Claim {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {
-    /// The name of the address to listen on means nothing here.
+    /// The name of the address to listen on cannot be resolved here.
     #[error("cannot resolve `{host}`: {source}")]
     Resolve {
-        /// As given.
+        /// The name, as given.
         host: String,
-        /// What the resolver said.
+        /// The resolver's error.
         source: io::Error,
     },
     /// The port cannot be listened on.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// The thread could not be started, or the sockets not be taken over.
+    /// The thread could not be started, or the sockets could not be taken over.
     #[error("cannot start the coordinator's thread: {0}")]
     Start(#[from] io::Error),
 }
 
 /// Become the host of `host:port` if that is this process's part.
 ///
-/// `is_host` is the user's word: `Some(true)` must succeed, `Some(false)` never tries. Without it, whoever can bind the
-/// endpoint's address is the host: binding is the election, so on one machine exactly one process wins, and the answer to
-/// "is this address mine?" is the kernel's. PyTorch compares host names instead, which fails for aliases and further
-/// network cards (pytorch #79388, #80772).
+/// `is_host` is the user's choice: `Some(true)` must succeed, `Some(false)` never tries. Without it, whoever can bind the
+/// endpoint's address is the host. Binding is the election, so on one machine exactly one process wins
+/// (`docs/decisions/0015-the-process-that-can-bind-the-endpoint-is-the-host.md`).
 ///
-/// A literal address, and `localhost`, is listened on as it stands. A name that resolves here to loopback only (Debian's
-/// `127.0.1.1`) cannot be what others see, so then, as when `is_host` is given for an address that is not local, all
-/// addresses are listened on.
+/// On a literal address, and on `localhost`, the host listens as given. It listens on all addresses in two cases: a name
+/// resolves here to loopback only (Debian's `127.0.1.1`), which cannot be the address that others see; or `is_host` is given
+/// for an address that is not local.
 pub fn claim(host: &str, port: u16, is_host: Option<bool>) -> Result<Claim, HostError> {
     if is_host == Some(false) {
         return Ok(Claim::Guest("is_host=0 was given".to_owned()));
@@ -112,7 +111,7 @@ pub fn claim(host: &str, port: u16, is_host: Option<bool>) -> Result<Claim, Host
 impl Host {
     /// Serve on every address of `host`, or on all of this machine if it is `None`. Port 0 lets the system choose.
     ///
-    /// For a process that is nothing but a host; whether one of a job's processes is it, [`claim`] decides.
+    /// For a dedicated process. Among the processes of a job, [`claim`] decides which is the host.
     ///
     /// # Errors
     /// `host` cannot be resolved or is not an address of this machine, the port is taken, or the thread cannot be started.
@@ -164,44 +163,44 @@ impl Host {
         &self.addresses
     }
 
-    /// Whether it listens on loopback alone, so that whoever reaches it is on this machine.
+    /// Whether it listens on loopback alone, so that every peer is on this machine.
     pub fn is_on_loopback(&self) -> bool {
         self.addresses.iter().all(|address| address.ip().is_loopback())
     }
 
-    /// Whether its threads have ended, which nobody but [`stop`](Self::stop) should have brought about.
+    /// Whether its threads have ended. Before [`stop`](Self::stop) that is a bug.
     pub fn has_ended(&self) -> bool {
         self.store.has_ended() || self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// The sessions of this host, to wait for their end without holding it.
+    /// The sessions of this host, to wait for their end without borrowing the host.
     pub fn sessions(&self) -> Sessions {
         Sessions(self.sessions.clone())
     }
 
-    /// Who uses this host, sessions and store clients alike, to wait for their going without holding it.
+    /// The users of this host, sessions and store clients, to wait for their end without borrowing the host.
     pub fn users(&self) -> Users {
         Users { sessions: self.sessions.clone(), controller: self.store.controller() }
     }
 
     /// Close everything and wait until the threads have ended. In a process forked from the one that started it, do nothing:
-    /// the threads did not come along.
+    /// the threads do not exist there.
     pub fn stop(&mut self) {
         if self.started_by != process::id() {
-            // Dropping the handle of a thread that does not exist here would be no harm, waiting for it is.
+            // The thread does not exist here. Dropping its handle is harmless, but joining it would wait for ever.
             self.thread = None;
             return;
         }
-        // With the store's end the coordinator's queue of connections ends, and so does it.
+        // The end of the store closes the coordinator's queue of connections, which ends the coordinator.
         self.store.stop();
         if let Some(thread) = self.thread.take() {
-            // A panic there has been reported by its own thread.
+            // A panic has been reported by the thread itself.
             let _ = thread.join();
         }
     }
 }
 
-/// How many sessions a host has.
+/// The number of sessions of a host.
 #[derive(Clone, Debug)]
 pub struct Sessions(watch::Receiver<usize>);
 
@@ -222,7 +221,7 @@ impl Sessions {
     }
 }
 
-/// Who uses a host.
+/// The users of a host: sessions and store clients.
 #[derive(Clone, Debug)]
 pub struct Users {
     sessions: watch::Receiver<usize>,
@@ -238,7 +237,7 @@ impl Users {
     /// Wait until nobody is connected, at most `limit`. True if all have gone.
     pub async fn gone(self, limit: Duration) -> bool {
         let gone = async {
-            // The store's counters are only read here, and at the end of a process, so nothing announces their changes.
+            // Changes of the store's counters are not announced, so they are polled: only here, at the end of a process.
             while self.count() != (0, 0) {
                 sleep(COUNT_INTERVAL).await;
             }
@@ -255,8 +254,8 @@ impl Drop for Host {
     }
 }
 
-/// Stops the store when the coordinator's thread ends, whatever the reason: nodes must find nobody here, rather than a port
-/// that accepts them and says nothing.
+/// Stops the store when the coordinator's thread ends for whatever reason. Nodes must find a closed port then, not one that
+/// accepts connections and never answers.
 struct EndsStore(Controller);
 
 impl Drop for EndsStore {
@@ -265,7 +264,7 @@ impl Drop for EndsStore {
     }
 }
 
-/// The coordinator, until the store's server has ended. Drops its sessions then.
+/// Runs the coordinator until the store's server has ended, and then drops its sessions.
 fn run(
     runtime: &Runtime,
     machine: Machine,
@@ -295,20 +294,21 @@ fn run(
     });
 }
 
-/// A number for this process, drawn when it is first asked for: tells it from others that have its name and address.
+/// A random number for this process, drawn on first use. It tells the process from others with its name and address.
 pub fn process_number() -> u64 {
     static NUMBER: OnceLock<u64> = OnceLock::new();
     *NUMBER.get_or_init(random)
 }
 
-/// What a coordinator in this process, on these addresses, knows of where it is.
+/// The identity of a coordinator in this process on these addresses.
 fn home(addresses: &[SocketAddr]) -> Home {
     static LIFE: OnceLock<u64> = OnceLock::new();
     Home { process: process_number(), place: place(addresses), life: *LIFE.get_or_init(random) }
 }
 
-/// A digest of what one listener at a time can have. Addresses of two network namespaces, or of two machines, may be the same;
-/// the number of a namespace may be given anew, but only once all processes in it have ended.
+/// A digest that only one listener at a time can have: boot id, network namespace and addresses. Two network namespaces, or
+/// two machines, may have the same addresses. The number of a namespace may be reused, but only once all its processes have
+/// ended (`docs/decisions/0031-the-end-of-the-hosts-process-is-proven.md`).
 fn place(addresses: &[SocketAddr]) -> Option<u64> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let namespace = fs::read_link("/proc/self/ns/net").ok()?;
@@ -320,12 +320,12 @@ fn place(addresses: &[SocketAddr]) -> Option<u64> {
     Some(text.bytes().fold(0xcbf2_9ce4_8422_2325, digest))
 }
 
-/// The standard library's maps are keyed at random, by the system.
+/// A random number from the system, by way of the standard library's randomly keyed hasher.
 fn random() -> u64 {
     RandomState::new().hash_one(process::id())
 }
 
-/// Listen on each address. Where the system chose the port, it is the same for all.
+/// Listen on each address. A port that the system chose for the first is used for all.
 fn bind_all(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, BindError> {
     let mut listeners: Vec<TcpListener> = Vec::new();
     for address in addresses {
@@ -336,12 +336,12 @@ fn bind_all(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, BindError> {
     Ok(listeners)
 }
 
-/// Whether the address belongs to this machine: only then can a socket be bound to it.
+/// Whether the address belongs to this machine, so that a socket can be bound to it.
 fn is_local(ip: IpAddr) -> bool {
     !ip.is_unspecified() && TcpListener::bind((ip, 0)).is_ok()
 }
 
-/// Whether the name is what this machine calls itself, in full or without its domain.
+/// Whether the name is this machine's host name, with or without its domain.
 fn is_own_name(host: &str) -> bool {
     let system = rustix::system::uname();
     let own = system.nodename().to_string_lossy();
@@ -384,7 +384,7 @@ mod tests {
 
     #[test]
     fn an_address_of_another_machine_makes_a_guest() {
-        // TEST-NET-1 of RFC 5737: nobody's.
+        // TEST-NET-1 of RFC 5737: no machine has it.
         assert_eq!(
             why_guest(claim("192.0.2.1", 29400, None).unwrap()),
             "`192.0.2.1` is not an address of this machine"

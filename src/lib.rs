@@ -2,7 +2,8 @@
 //!
 //! Decisions are pure: state machines take events and `now`, and return what to do and when to be called again.
 //! Drivers act: they own the sockets, clocks and threads, and sit behind the feature `io`.
-//! `cargo check --no-default-features --lib` compiles the pure half alone. `ARCHITECTURE.md` has the map.
+//! `cargo check --no-default-features --lib` compiles the pure half alone. `ARCHITECTURE.md` has the map, `docs/decisions` the
+//! reasons.
 
 pub mod agent;
 #[cfg(feature = "io")]

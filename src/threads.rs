@@ -1,8 +1,8 @@
 //! Threads of this library take no signals.
 //!
-//! The kernel hands a process's signal to the main thread if that does not block it, else to any other. A program that blocks
-//! signals to wait for them (`sigwait`) would lose one to a thread of ours that does not, and be ended by it; and a wait of the
-//! main thread is not interrupted by what another one takes.
+//! The kernel delivers a process's signal to the main thread if that does not block it, else to any other thread. A program
+//! may block signals to wait for them (`sigwait`). A thread of ours that does not block a signal would take it, and the
+//! process would be ended by it. A signal that another thread takes does not interrupt a wait of the main thread either.
 
 use std::io;
 use std::mem;
@@ -21,12 +21,12 @@ pub fn spawn<T: Send + 'static>(name: String, run: impl FnOnce() -> T + Send + '
     started
 }
 
-/// From now on the calling thread takes no signals: for threads that are not started by [`spawn`].
+/// Block all signals in the calling thread. For threads that are not started by [`spawn`].
 pub fn take_no_signals() {
     set_mask(libc::SIG_BLOCK, &all_but_faults());
 }
 
-/// A fault of the thread itself cannot wait.
+/// All signals except faults of the thread itself, which cannot be blocked usefully.
 fn all_but_faults() -> libc::sigset_t {
     // SAFETY: a mask on the stack, filled before it is read.
     unsafe {
@@ -39,7 +39,7 @@ fn all_but_faults() -> libc::sigset_t {
     }
 }
 
-/// Changes the calling thread's mask; gives the one before.
+/// Change the calling thread's signal mask, and return the previous one.
 fn set_mask(how: i32, mask: &libc::sigset_t) -> libc::sigset_t {
     // SAFETY: two masks that live as long as the call. It fails for a wrong `how` alone.
     unsafe {

@@ -14,7 +14,7 @@ pub(crate) async fn until(deadline: Option<Instant>) {
     }
 }
 
-/// How long an operator looks at nothing without wondering.
+/// Waits longer than this are reported to the operator.
 const SLOW: Duration = Duration::from_secs(1);
 
 /// Do some work, and tell the operator what is waited for if it takes more than a second.

@@ -1,7 +1,7 @@
 //! How many GPUs workers can use: `--nproc-per-node=gpu`, without PyTorch.
 //!
-//! Owns the rules by which `CUDA_VISIBLE_DEVICES` chooses among the GPUs that are there ([`Wanted`]); [`nvidia`] says which
-//! are. Facts: `_parse_visible_devices` and `_device_count_nvml` in `torch/cuda/__init__.py` (2.15), whose number this is.
+//! Owns the rules by which `CUDA_VISIBLE_DEVICES` selects from the GPUs of a machine ([`Wanted`]). [`nvidia`] lists those.
+//! The count equals torch's: `_parse_visible_devices` and `_device_count_nvml` in `torch/cuda/__init__.py` (2.15).
 
 #[cfg(feature = "io")]
 pub mod nvidia;
@@ -11,26 +11,25 @@ pub mod nvidia;
 pub struct Gpus {
     /// Their UUIDs (`GPU-…`), in the driver's order.
     pub uuids: Vec<String>,
-    /// UUIDs (`MIG-…`) of the parts that some of them are divided into.
+    /// UUIDs (`MIG-…`) of the MIG instances that some of them are divided into.
     pub mig_uuids: Vec<String>,
 }
 
-/// What `CUDA_VISIBLE_DEVICES` says.
+/// The value of `CUDA_VISIBLE_DEVICES`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// It is not set.
     All,
     /// Numbers in the driver's order.
     Numbers(Vec<usize>),
-    /// UUIDs, or what they begin with.
+    /// UUIDs, or prefixes of them.
     Uuids(Vec<String>),
-    /// UUIDs of parts of GPUs.
+    /// UUIDs of MIG instances.
     Mig(Vec<String>),
 }
 
 impl Wanted {
-    /// Reads the variable. What follows the first entry that makes no sense does not count, and an entry given twice hides
-    /// everything, as the driver has it.
+    /// Parses the variable as the driver does. The first invalid entry ends the list. An entry that is given twice hides all GPUs.
     pub fn parse(variable: Option<&str>) -> Self {
         let Some(variable) = variable else { return Self::All };
         if variable.starts_with(GPU) {
@@ -65,7 +64,7 @@ impl Wanted {
                 }
                 found.len()
             }
-            // PyTorch asks CUDA then, which shows a process one part, the first that is named.
+            // PyTorch asks CUDA in this case. CUDA shows a process one MIG instance, the first that is named.
             Self::Mig(begins) => begins.iter().take(1).filter_map(|begin| only_one(begin, &gpus.mig_uuids)).count(),
         }
     }
@@ -88,7 +87,7 @@ fn with_prefix(list: &str, prefix: &str) -> Vec<String> {
     found
 }
 
-/// As `strtoul(3)`: `1gpu` is 1. `None` for what begins with no number, or is below zero.
+/// Parses as `strtoul(3)` does: `1gpu` is 1. `None` if the text does not begin with a number, or the number is negative.
 fn leading_number(text: &str) -> Option<usize> {
     let text = text.trim();
     let digits = text.strip_prefix('+').unwrap_or(text);
@@ -96,7 +95,7 @@ fn leading_number(text: &str) -> Option<usize> {
     digits[..end].parse().ok()
 }
 
-/// Which of `all` begins so, if it is one.
+/// The index of the entry of `all` with this prefix, if there is exactly one.
 fn only_one(begin: &str, all: &[String]) -> Option<usize> {
     let mut found = all.iter().enumerate().filter(|(_, uuid)| uuid.starts_with(begin)).map(|(number, _)| number);
     let first = found.next();
@@ -115,7 +114,7 @@ mod tests {
 
     #[test]
     fn visible_devices_are_counted_as_pytorch_counts_them() {
-        // What torch.cuda.device_count() gives with four GPUs of these UUIDs (for MIG, with CUDA's answer).
+        // The results of torch.cuda.device_count() with four GPUs of these UUIDs (for MIG, with CUDA's answer).
         for (variable, count) in [
             (None, 4),
             (Some(""), 0),

@@ -1,4 +1,4 @@
-//! Which GPUs the NVIDIA driver knows: its management library (NVML), which is loaded when it is needed, or else its files.
+//! The GPUs that the NVIDIA driver knows, by its management library (NVML, loaded on demand) or else by its files in `/proc`.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -9,20 +9,20 @@ use nvml_wrapper::{Device, Nvml};
 
 use super::Gpus;
 
-/// What is installed with every driver; without the number it comes with the development package alone.
+/// Every driver installs this name. The name without the number belongs to the development package.
 const LIBRARY: &str = "libnvidia-ml.so.1";
-/// A folder for each GPU.
+/// Has a folder for each GPU.
 const FILES: &str = "/proc/driver/nvidia/gpus";
 
 /// The GPUs of this machine.
 ///
 /// # Errors
-/// There is no driver, or it does not work: what was tried, and what came of it.
+/// There is no driver, or it does not work. The text says what was tried, and how it failed.
 pub fn gpus() -> Result<Gpus, String> {
     by_library().or_else(|error| by_files(Path::new(FILES)).ok_or_else(|| why_none(&error)))
 }
 
-/// Why there is no driver, or none that works. What the loader says of a library that is not there explains nothing.
+/// Why there is no driver, or none that works. The loader's own message about a missing library would explain nothing.
 fn why_none(error: &NvmlError) -> String {
     match error {
         NvmlError::LibloadingError(cause) if cause.to_string().contains("No such file") => {
@@ -36,7 +36,7 @@ fn by_library() -> Result<Gpus, NvmlError> {
     let nvml = Nvml::builder().lib_path(OsStr::new(LIBRARY)).init()?;
     let mut gpus = Gpus::default();
     for number in 0..nvml.device_count()? {
-        // One that has fallen off the bus has a number, and nothing else.
+        // A GPU that has fallen off the bus has an index, and nothing else.
         let device = nvml.device_by_index(number);
         gpus.uuids.push(device.as_ref().ok().and_then(|device| device.uuid().ok()).unwrap_or_default());
         if let Ok(device) = &device {
@@ -47,12 +47,12 @@ fn by_library() -> Result<Gpus, NvmlError> {
 }
 
 fn parts(device: &Device<'_>) -> Vec<String> {
-    // An error means that it cannot be divided, or is not.
+    // An error means that the GPU cannot be divided, or is not.
     let count = device.mig_device_count().unwrap_or_default();
     (0..count).filter_map(|number| device.mig_device_by_index(number).ok()?.uuid().ok()).collect()
 }
 
-/// What the driver's files tell: there is nothing of parts in them.
+/// Reads the driver's files. They do not list MIG instances.
 fn by_files(folder: &Path) -> Option<Gpus> {
     let mut folders: Vec<_> = fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).collect();
     folders.sort(); // by bus number, which is the driver's order

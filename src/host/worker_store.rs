@@ -1,7 +1,8 @@
-//! The empty store that a node brings to each round: where it listens.
+//! The empty worker store that a node opens for each round.
 //!
-//! Whoever gets rank 0 serves the workers of the round with it. It listens where they look for it and nowhere else, as far as
-//! that is known.
+//! Owns the choice of the address on which it listens. The node that gets rank 0 serves the workers of the round with its
+//! store. A store listens where workers look for it and nowhere else, as far as that is known
+//! (`docs/decisions/0017-every-node-opens-a-worker-store-before-it-joins.md`).
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -13,31 +14,31 @@ use crate::rendezvous::protocol::message::{JoinWorkers, Placement};
 use crate::store::listen::{bind, bind_wildcard};
 use crate::store::server::{ServerOptions, StoreServer};
 
-/// Who is to reach the worker stores of a node.
+/// From where the worker stores of a node must be reachable.
 #[derive(Clone, Debug, Default)]
 pub struct Reach {
-    /// The address that others use, if the user has said so (`--local-addr`).
+    /// The address that other nodes use, if the user has given it (`--local-addr`).
     pub local_addr: Option<String>,
-    /// The job never has another node (`max_nodes=1`): its workers are all on this machine.
+    /// The job never has another node (`max_nodes=1`), so all workers are on this machine.
     pub alone: bool,
     /// The coordinator listens on loopback alone, so that all nodes are on this machine.
     pub on_one_machine: bool,
     /// Workers use another store (`--rdzv-backend=static`).
     pub unused: bool,
-    /// That the stores listen on all addresses was said.
+    /// It has been logged that the stores listen on all addresses.
     told: bool,
 }
 
 impl Reach {
-    /// Of a node that others find at `local_addr`, if it is given, and that is `alone` or has others elsewhere.
+    /// For a node that other nodes reach at `local_addr`, if given. `alone`: the job never has another node.
     pub fn new(local_addr: Option<String>, alone: bool) -> Self {
         Self { local_addr, alone, ..Self::default() }
     }
 
-    /// Take part in the next round with a store of this reach. Gives the place and the store, which has no clients yet.
+    /// Take part in the next round with a new store. Returns the placement and the store, which has no clients yet.
     ///
     /// # Errors
-    /// As [`Session::join`]; `Connection` also if nothing can be listened on.
+    /// As [`Session::join`]. `Connection` also if the store cannot listen.
     pub async fn join(
         &mut self,
         session: &Session,
@@ -47,7 +48,7 @@ impl Reach {
     ) -> Result<(Placement, StoreServer), JoinError> {
         let mut opened: Option<StoreServer> = None;
         let open = |addr: &str| {
-            // The address has changed meanwhile: others were told the port.
+            // The address has changed since, but other nodes have been told the port.
             let port = opened.take().map_or(0, |before| {
                 before.stop();
                 before.port()
@@ -64,7 +65,7 @@ impl Reach {
         Ok((placement, store))
     }
 
-    /// A store for workers that look for this node at `addr`.
+    /// Opens a store for workers that look for this node at `addr`.
     fn open(&mut self, addr: &str, port: u16) -> io::Result<StoreServer> {
         let own = match self.place(addr) {
             Ok(ip) => bind(SocketAddr::new(ip, port)).map_err(|error| error.source),
@@ -90,12 +91,12 @@ impl Reach {
         StoreServer::start(vec![listener], ServerOptions::default())
     }
 
-    /// Whether nobody on another machine is to reach the stores.
+    /// Whether all nodes of the job are on this machine.
     fn is_local(&self) -> bool {
         self.alone || self.unused
     }
 
-    /// The one address to listen on, if it is one.
+    /// The one address to listen on. The error says why it is not known.
     fn place(&self, addr: &str) -> Result<IpAddr, &'static str> {
         let given = self.local_addr.as_deref();
         if given.is_none() && self.is_local() {
@@ -103,7 +104,7 @@ impl Reach {
         }
         let ip: IpAddr = given.unwrap_or(addr).parse().map_err(|_| "a name may mean another address to them")?;
         if given.is_none() && ip.is_loopback() && !self.on_one_machine {
-            // The coordinator runs here. Nodes elsewhere are told the address by which they have reached it.
+            // The coordinator runs here. Nodes elsewhere are told the address by which they reached it.
             return Err("nodes on other machines would not find it there");
         }
         Ok(ip)
@@ -114,7 +115,7 @@ impl Reach {
 mod tests {
     use super::*;
 
-    /// Where a store listens whose node is announced under this address.
+    /// The address on which the store of a node listens that is announced under `addr`.
     fn listens(reach: &mut Reach, addr: &str) -> IpAddr {
         reach.open(addr, 0).unwrap().local_addr().ip()
     }
@@ -131,7 +132,7 @@ mod tests {
         assert_eq!(listens(&mut Reach { alone: true, ..given("127.0.0.3") }, "127.0.0.3").to_string(), "127.0.0.3");
         assert_eq!(listens(&mut Reach { alone: true, ..given("node1") }, "node1"), localhost);
         assert_eq!(listens(&mut Reach { on_one_machine: true, ..Reach::default() }, "127.0.0.1"), localhost);
-        // Where others find this node is not known here, or not its own.
+        // The address at which other nodes find this one is not known here, or is not this machine's.
         for addr in ["127.0.0.1", "198.51.100.1"] {
             assert!(listens(&mut Reach::default(), addr).is_unspecified(), "seen as {addr}");
         }

@@ -1,8 +1,8 @@
 //! Bytes → [`Request`], as they arrive.
 //!
 //! Owns the walk along a query's shape: where a message ends, and whether its lengths are within [`Limits`]. Leaves
-//! reading to the caller. A length is checked as soon as its eight bytes are there, before the body, and nothing is
-//! reserved for it. The position is remembered between calls, so a big request is not walked again for each segment.
+//! reading to the caller. A length is checked as soon as its eight bytes have arrived, before the body, and no memory is
+//! reserved for it. The position is kept between calls, so a big request is not walked again for each segment.
 
 use bytes::{Buf, Bytes, BytesMut};
 
@@ -64,9 +64,9 @@ impl Decoder {
         self.walk.is_some()
     }
 
-    /// After an error about a length: the key that the refused request names, as far as it has arrived. For a log.
+    /// After an error about a length: the key that the refused request names, as far as it has arrived. For the log.
     ///
-    /// `buf` is what the failed call was given. `None` if no key comes before the length, as before a count.
+    /// `buf` is the buffer of the failed call. `None` if no key precedes the length, as with a count.
     pub fn refused_key<'buf>(&self, buf: &'buf [u8]) -> Option<&'buf [u8]> {
         self.failed?;
         self.walk.as_ref()?.last_key(buf)
@@ -100,9 +100,9 @@ struct Walk {
     fields: &'static [Field],
     /// Field of the current round that comes next.
     next: usize,
-    /// Rounds of `fields` that are left, the current one included; `None` until the count has been read.
+    /// Remaining rounds of `fields`, including the current one; `None` until the count has been read.
     rounds: Option<u64>,
-    /// Bytes of the message that are behind us.
+    /// Bytes of the message that have been walked.
     at: usize,
     needed: usize,
 }
@@ -116,7 +116,7 @@ impl Walk {
         Walk { query, fields, next: 0, rounds, at: 1, needed: 1 }
     }
 
-    /// Goes as far as the bytes allow; true once the end has been reached.
+    /// Walks as far as the bytes allow. True once the end has been reached.
     fn advance(&mut self, buf: &[u8], limits: &Limits) -> Result<bool, ProtoError> {
         loop {
             let rounds = match self.rounds {
@@ -214,12 +214,12 @@ impl Walk {
     }
 }
 
-/// Refuses a wrong magic number at its first wrong byte, so that a stranger need not be waited for.
+/// Refuses a wrong magic number at its first wrong byte, without waiting for the rest.
 fn check_magic(seen: &[u8]) -> Result<(), ProtoError> {
     if VALIDATION_MAGIC.to_le_bytes().starts_with(seen) { Ok(()) } else { Err(ProtoError::BadMagic) }
 }
 
-/// Cuts a message that has been walked to its end. The walk has seen every byte, so the getters cannot run short.
+/// Decodes a message that has been walked to its end. The walk has seen every byte, so the getters cannot run short.
 fn cut(query: Query, mut message: Bytes) -> Request {
     message.advance(1);
     let m = &mut message;
@@ -335,7 +335,7 @@ mod tests {
         assert_eq!(first(b"\x13"), Err(ProtoError::UnknownQuery(19)));
     }
 
-    /// The walk resumes: what `needed` says after each byte never falls behind the buffer, and jumps over bodies.
+    /// The walk resumes: after each byte `needed` is beyond the buffer, and it skips bodies.
     #[test]
     fn a_body_is_skipped_and_not_walked_again() {
         let mut decoder = Decoder::validated(Limits::default());

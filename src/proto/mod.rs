@@ -23,14 +23,14 @@ pub const VALIDATION_MAGIC: u32 = 0x3C85_F7CE;
 /// The key under which the workers of a store count themselves. The only key a client sends without a leading slash.
 pub const INIT_KEY: &[u8] = b"init/";
 
-/// What a length or count from the network may be at most. Exactly at the limit is accepted.
+/// Upper limits on lengths and counts from the network. Exactly at the limit is accepted.
 ///
-/// The first three defaults are those of PyTorch's libuv server; it has no limit for a message as a whole.
+/// The first three defaults are those of PyTorch's libuv server. It has no limit on a whole message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// Length of a key as sent, in bytes. Default 8 192.
     pub key_bytes: usize,
-    /// Length of a value in a request, in bytes. Default 8 MiB. A stored value may outgrow it by `APPEND`.
+    /// Length of a value in a request, in bytes. Default 8 MiB. `APPEND` may make a stored value longer.
     pub value_bytes: usize,
     /// Keys or pairs in one `CHECK`, `WAIT`, `MULTI_GET` or `MULTI_SET`. Default 131 072.
     pub list_len: usize,
@@ -44,7 +44,7 @@ impl Default for Limits {
     }
 }
 
-/// Why bytes are not the protocol. The connection they came from cannot be read any further.
+/// Why bytes do not follow the protocol. The rest of their connection cannot be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProtoError {
@@ -54,7 +54,7 @@ pub enum ProtoError {
     /// The connection does not begin with `VALIDATE`.
     #[error("first query is {0:?}, not VALIDATE")]
     NotValidated(Query),
-    /// `VALIDATE` came a second time.
+    /// A second `VALIDATE` arrived.
     #[error("second VALIDATE on one connection")]
     ValidatedTwice,
     /// `VALIDATE` with another magic number.

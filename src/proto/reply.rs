@@ -1,7 +1,7 @@
-//! Replies as values, and how they are written and read.
+//! Replies as values, their encoding and their decoding.
 //!
-//! Owns the layout of each reply and its incremental decoder. Which reply answers which request is
-//! [`Request::reply_shape`](super::Request::reply_shape); a reply by itself does not say what it is.
+//! Owns the layout of each reply and its incremental decoder. [`Request::reply_shape`](super::Request::reply_shape) says which
+//! reply a request has: the bytes of a reply do not say it.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
@@ -11,16 +11,16 @@ use super::decode::part;
 /// The reply to `CHECK`. Note that 0 means yes. Mirrors `CheckResponseType`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckReply {
-    /// All keys are there.
+    /// All keys exist.
     Ready = 0,
-    /// At least one is not.
+    /// At least one key is missing.
     NotReady = 1,
 }
 
 /// The reply to `WAIT` and `BARRIER`, and to `CANCEL_WAIT`. Mirrors `WaitResponseType`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WaitReply {
-    /// The wait is over: what was waited for has come.
+    /// The wait is over: its keys exist, or its barrier is complete.
     StopWaiting = 0,
     /// `CANCEL_WAIT` has been carried out.
     WaitCanceled = 1,
@@ -52,12 +52,12 @@ pub enum Reply {
     Keys(Vec<Bytes>),
 }
 
-/// Where a reply's bytes go. A sink that can keep a [`Bytes`] spares a copy of big values.
+/// The destination of a reply's bytes. A sink that can keep a [`Bytes`] saves a copy of big values.
 pub trait Sink {
-    /// Takes a few bytes by copy.
+    /// Copies a few bytes.
     fn put(&mut self, bytes: &[u8]);
 
-    /// Takes a value, which it may keep rather than copy.
+    /// Takes a value, which the sink may keep instead of copying it.
     fn put_shared(&mut self, bytes: Bytes) {
         self.put(&bytes);
     }
@@ -98,7 +98,7 @@ fn put_value(out: &mut impl Sink, value: Bytes) {
     out.put_shared(value);
 }
 
-/// What comes before a value's bytes.
+/// Writes the length that precedes a value's bytes.
 pub(crate) fn put_length(out: &mut impl Sink, length: usize) {
     out.put(&(length as u64).to_le_bytes());
 }
@@ -131,7 +131,7 @@ pub enum ReplyShape {
 #[derive(Debug)]
 pub struct ReplyDecoder {
     shape: ReplyShape,
-    /// Values that are still to come; `None` until the number before them has been read.
+    /// Remaining values; `None` until the count before them has been read.
     left: Option<u64>,
     at: usize,
     needed: usize,
@@ -250,7 +250,7 @@ mod tests {
             let error = ReplyDecoder::new(shape).decode(&mut buf).unwrap_err();
             assert_eq!(error, ProtoError::ImpossibleLength(u64::MAX), "{shape:?}");
         }
-        // A count that is merely huge is not refused, but it costs nothing until keys arrive.
+        // A count that is merely huge is accepted, but costs nothing until keys arrive.
         let mut buf = BytesMut::from(&(1u64 << 62).to_le_bytes()[..]);
         assert_eq!(ReplyDecoder::new(ReplyShape::Keys).decode(&mut buf), Ok(None));
     }

@@ -1,4 +1,4 @@
-//! Requests as values, and how they are written.
+//! Requests as values, and their encoding.
 //!
 //! Owns the query codes, each query's shape, and the encoder. The decoder is in [`super::decode`].
 //! Facts: query table of the protocol description (`QueryType` in PyTorch's `TCPStoreBackend.hpp`).
@@ -100,8 +100,8 @@ pub(super) enum Field {
 
 /// One request. Keys are as sent: a client has already put its `/` before them.
 ///
-/// A decoded request holds slices of the receive buffer (`B = Bytes`), so what is kept for long is better copied; see
-/// [`crate::store::Table`]. To write one, any `B` that is bytes will do.
+/// A decoded request holds slices of the receive buffer (`B = Bytes`), so parts that are kept for long are better copied:
+/// [`crate::store::Table`] does. A request to be encoded may have any `B` that is bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs, reason = "fields are named as in the protocol description")]
 pub enum Request<B = Bytes> {
@@ -109,29 +109,29 @@ pub enum Request<B = Bytes> {
     Validate,
     /// Stores a value. No reply.
     Set { key: B, value: B },
-    /// Stores `desired` if the value is `expected`; replies with the value that counts.
+    /// Stores `desired` if the value is `expected`. Replies with the value that is then valid.
     CompareSet { key: B, expected: B, desired: B },
     /// Replies with the value, empty if there is none.
     Get { key: B },
     /// Adds to a decimal number and replies with the sum.
     Add { key: B, amount: i64 },
-    /// Asks whether all keys are there.
+    /// Asks whether all keys exist.
     Check { keys: Vec<B> },
-    /// Asks for a reply once all keys are there.
+    /// Asks for a reply once all keys exist.
     Wait { keys: Vec<B> },
     /// Asks for the number of stored keys.
     GetNumKeys,
-    /// Removes a key; replies 1 if it was there.
+    /// Removes a key. Replies 1 if it existed.
     DeleteKey { key: B },
-    /// Concatenates. No reply.
+    /// Appends to a value. No reply.
     Append { key: B, value: B },
     /// Replies with the values one after the other.
     MultiGet { keys: Vec<B> },
     /// Stores several values. No reply.
     MultiSet { pairs: Vec<(B, B)> },
-    /// Ends this connection's wait; replies always.
+    /// Ends this connection's wait. Always has a reply.
     CancelWait,
-    /// Is echoed.
+    /// The server returns the nonce.
     Ping { nonce: u32 },
     /// Adds an item to a queue. No reply.
     QueuePush { key: B, value: B },

@@ -1,7 +1,8 @@
 //! Listening sockets for a store.
 //!
-//! Owns binding, with the options PyTorch's servers set, and an error that says who has the port. Leaves accepting to
-//! [`super::server`]. Facts: section 9.1 of the protocol description (`TCPServer` in PyTorch's `socket.cpp`), `proc(5)`.
+//! Owns binding, with the options that PyTorch's servers set, and an error that names the process which has the port. Leaves
+//! accepting to [`super::server`]. Facts: section 9.1 of the protocol description (`TCPServer` in PyTorch's `socket.cpp`),
+//! `proc(5)`.
 
 use std::fmt;
 use std::io;
@@ -41,9 +42,10 @@ pub fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
     })
 }
 
-/// Takes over a socket that somebody else has bound; it may or may not listen already.
+/// Takes over a bound socket (`master_listen_fd`). It may or may not listen already.
 ///
-/// What `master_listen_fd` gives the server. Errors if the descriptor is no TCP socket, or cannot listen.
+/// # Errors
+/// The descriptor is no TCP socket, or cannot listen.
 pub fn adopt(fd: OwnedFd) -> io::Result<TcpListener> {
     let socket = SockRef::from(&fd);
     if socket.local_addr()?.as_socket().is_none() {
@@ -58,14 +60,14 @@ pub fn adopt(fd: OwnedFd) -> io::Result<TcpListener> {
 /// The kernel cuts it down to `net.core.somaxconn`.
 const BACKLOG: i32 = i32::MAX;
 
-/// Why a port cannot be listened on.
+/// Why binding or listening failed.
 #[derive(Debug)]
 pub struct BindError {
-    /// The address and port that were asked for.
+    /// The requested address and port.
     pub address: SocketAddr,
-    /// Who has the port; only for "address in use".
+    /// Which process has the port. Only for "address in use".
     pub owner: Option<PortOwner>,
-    /// What the system said.
+    /// The system's error.
     pub source: io::Error,
 }
 
@@ -134,8 +136,8 @@ mod tests {
         }
     }
 
-    /// Not a test by itself: what the other process of the next one runs. It ends with its standard input, so that it
-    /// also ends when this process is killed.
+    /// Run by the other process of the next test. It ends with its standard input, so that it also ends when this process is
+    /// killed.
     #[test]
     fn the_other_process() {
         if env::var_os(HOLD_A_PORT).is_some() {

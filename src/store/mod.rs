@@ -1,7 +1,7 @@
 //! The TCP store: what `torch.distributed.TCPStore` is made of, as a table, a server and a client.
 //!
 //! [`Table`] decides and is pure. With the feature `io`, [`server`] puts it behind sockets, [`listen`] makes those
-//! sockets, and [`client`] is the other end. Bytes are [`crate::proto`]'s affair.
+//! sockets, and [`client`] is the other end. [`crate::proto`] encodes and decodes the bytes.
 
 pub mod table;
 

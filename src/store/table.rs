@@ -1,15 +1,15 @@
 //! The store itself: keys, queues and waiters.
 //!
-//! Owns what a request does to the table and who is answered because of it. Leaves bytes to [`crate::proto`] and
-//! sockets to [`super::server`]; there is no clock in it, since only clients give up waiting.
+//! Owns what a request does to the table, and which connections are answered because of it. Leaves bytes to
+//! [`crate::proto`] and sockets to [`super::server`]. The table has no clock: only clients give up waiting.
 //! Facts: sections 4 and 5 of the protocol description, which restate PyTorch's `TCPStoreLibUvBackend.cpp`. Where this
 //! table differs from the libuv server on purpose:
 //!
 //! - `COMPARE_SET` releases waiters when it creates the key, and only then (libuv: always; legacy: never);
-//! - a second `WAIT` or `BARRIER` on a connection that still waits is a [`Violation`]: replies to the two could not be told
-//!   apart. (libuv overwrites the count of the first and keeps its registrations.) No known client does it;
+//! - a second `WAIT` or `BARRIER` on a connection that still waits is a [`Violation`], because replies to the two could not
+//!   be told apart. No known client does it. (libuv overwrites the count of the first and keeps its registrations.);
 //! - a release leaves nothing behind, so a later push to a queue cannot release a wait for another key;
-//! - in a `WAIT` on several keys a non-empty queue counts as there, as it does in a `WAIT` on that key alone;
+//! - in a `WAIT` on several keys a non-empty queue counts as present, as it does in a `WAIT` on that key alone;
 //! - `MULTI_SET` is atomic, and `LIST_KEYS` is sorted.
 
 mod listing;
@@ -27,7 +27,7 @@ use number::{decimal, parse_decimal};
 use values::{Value, Values};
 use waiters::Waiters;
 
-/// Names a connection, in the order of their acceptance.
+/// Identifies a connection. Ids are in the order in which connections were accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnId(pub u64);
 
@@ -36,7 +36,7 @@ pub struct ConnId(pub u64);
 pub struct TableLimits {
     /// Stored keys and queues. Default: no limit, as in PyTorch.
     pub keys: usize,
-    /// What [`Table::stored_bytes`] may come to. Default: no limit, as in PyTorch.
+    /// Upper bound on [`Table::stored_bytes`]. Default: no limit, as in PyTorch.
     pub stored_bytes: usize,
 }
 
@@ -46,17 +46,17 @@ impl Default for TableLimits {
     }
 }
 
-/// What an accepted request led to.
+/// The result of an accepted request.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Applied {
-    /// Connections whose wait is over, each to be sent [`WaitReply::StopWaiting`], in this order, and before `reply`.
+    /// Connections whose wait is over. Each is to be sent [`WaitReply::StopWaiting`], in this order, and before `reply`.
     /// The caller's own connection can be among them.
     pub released: Vec<ConnId>,
-    /// The answer to the request itself; `None` where there is none, or not yet.
+    /// The reply to the request itself. `None` if it has no reply, or has to wait for it.
     pub reply: Option<Reply>,
 }
 
-/// A request that cannot be answered; nothing was changed. The protocol has no error reply: the connection is closed.
+/// A request that is refused. Nothing was changed. The protocol has no error reply, so the connection is closed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
@@ -74,13 +74,13 @@ pub enum Violation {
     Full {
         /// The refused query.
         query: Query,
-        /// The key it names, the first if there are several.
+        /// The key that the request names, the first if there are several.
         key: Bytes,
-        /// What the table would come to hold.
+        /// What the table would hold after the request.
         needed: usize,
         /// The field of [`TableLimits`].
         what: &'static str,
-        /// Its value.
+        /// The value of that field.
         limit: usize,
     },
 }
@@ -104,7 +104,7 @@ impl Table {
 
     /// Carries out one request of `conn`.
     ///
-    /// Slices of the receive buffer that the request holds are kept only where that pins little besides.
+    /// The request holds slices of the receive buffer. A slice is kept only where it is most of its buffer ([`kept`]).
     pub fn apply(&mut self, conn: ConnId, request: Request) -> Result<Applied, Violation> {
         let query = request.query();
         let mut released = Vec::new();
@@ -144,7 +144,7 @@ impl Table {
                     self.waiters.event(&key, &mut released);
                     desired
                 }
-                // Not an error upstream either: the reply claims a value that is not there.
+                // Not an error upstream either: the reply contains a value that is not stored.
                 None => expected,
                 Some(current) if current[..] == expected[..] => {
                     self.check_room(query, &key, self.growth(&key, desired.len()))?;
@@ -232,8 +232,9 @@ impl Table {
         Ok(Applied { released, reply })
     }
 
-    /// Writes the reply to `MULTI_GET` that [`apply`](Self::apply) would return: a handle for each of a hundred small values
-    /// costs more than their bytes.
+    /// Writes the reply to `MULTI_GET` that [`apply`](Self::apply) would return, without a handle for each value.
+    ///
+    /// The handles of a hundred small values cost more than their bytes.
     pub fn multi_get(&self, keys: &[Bytes], out: &mut impl Sink) {
         for key in keys {
             let value = self.values.get(key);
@@ -246,13 +247,13 @@ impl Table {
         }
     }
 
-    /// The keys of the reply to `LIST_KEYS` that [`apply`](Self::apply) would return, which many keys take long to put in order for.
+    /// The keys of the reply to `LIST_KEYS` that [`apply`](Self::apply) would return, to be sorted piece by piece.
     pub fn list_keys(&self) -> Listing {
         self.values.list_keys()
     }
 
-    /// What carrying out this request will cost, in units of about a small `GET`: what it walks through and copies beside what
-    /// was sent.
+    /// The cost of this request, in units of about a small `GET`. It counts the keys that the request walks through, and the
+    /// bytes that it copies besides those that were sent.
     pub fn cost(&self, request: &Request) -> usize {
         let walked = match request {
             Request::MultiGet { keys } | Request::Check { keys } | Request::Wait { keys } => keys.len(),
@@ -264,7 +265,7 @@ impl Table {
         1 + walked / KEYS_PER_UNIT
     }
 
-    /// Forgets the wait of a connection, if it has one: it gave up, or it has gone.
+    /// Forgets the wait of a connection, if it has one. Called when a client gives up, or has gone.
     pub fn disconnect(&mut self, conn: ConnId) {
         self.waiters.forget(conn);
     }
@@ -279,8 +280,8 @@ impl Table {
         self.waiters.count()
     }
 
-    /// Bytes of keys, values, queue items and keys waited for, with [`ENTRY_BYTES`] for each key, queue, item and key
-    /// waited for: many empty ones take memory too.
+    /// Bytes of keys, values, queue items and keys waited for, plus [`ENTRY_BYTES`] for each key, queue, item and key
+    /// waited for. Many empty entries take memory too.
     pub fn stored_bytes(&self) -> usize {
         self.stored_bytes + self.waiters.bytes()
     }
@@ -301,7 +302,7 @@ impl Table {
         }
     }
 
-    /// `more_bytes` are about to be taken by something else.
+    /// `more_bytes`: bytes that the same request stores besides the number.
     fn store_number(&mut self, key: &Bytes, number: i64, query: Query, more_bytes: usize) -> Result<(), Violation> {
         let text = decimal(number);
         let (keys, bytes) = self.growth(key, text.len());
@@ -311,10 +312,10 @@ impl Table {
         Ok(())
     }
 
-    /// `value` is cut from a message of this length.
+    /// `message`: the length of the message that `value` is a slice of.
     fn store(&mut self, key: &Bytes, value: Bytes, message: usize) {
         self.stored_bytes += value.len();
-        // A small value is copied anyway.
+        // A small value is always copied.
         let value = if value.len() < values::LARGE_BYTES { value } else { kept(value, message) };
         match self.values.set(key, value) {
             Some(before) => self.stored_bytes -= before,
@@ -383,7 +384,7 @@ impl Table {
         Ok(())
     }
 
-    /// An upper bound, which counts a repeated key each time: atomic refusal matters more here than the last byte.
+    /// An upper bound: a repeated key counts each time. That a request is refused as a whole matters more than the last byte.
     fn check_room_for_all(&self, query: Query, pairs: &[(Bytes, Bytes)]) -> Result<(), Violation> {
         let Some((first, _)) = pairs.first().filter(|_| self.limits != TableLimits::default()) else {
             return Ok(());
@@ -394,22 +395,23 @@ impl Table {
     }
 }
 
-/// What an entry of the table counts for beside its bytes: about what its place in the maps takes.
+/// What an entry of the table counts for besides its bytes: about the memory of its place in the maps.
 pub const ENTRY_BYTES: usize = 128;
 
-/// A key of a request for many costs less than a request for it: it brings no decoding, no turn and no message of its own.
+/// Keys of one request that cost as much as one small request. A further key costs less than a further request, because it
+/// needs no decoding, turn or message of its own.
 pub(super) const KEYS_PER_UNIT: usize = 16;
 
-/// Copied in the time that a small request takes.
+/// Bytes that are copied in the time that a small request takes.
 const BYTES_PER_UNIT: usize = 4 * 1024;
 
-/// Values from this size on are kept as slices of the receive buffer, if they are most of it.
+/// Values of this size or more are kept as slices of the receive buffer, if they are most of it.
 const WORTH_SHARING_BYTES: usize = 64 * 1024;
 
-/// A value to keep: the slice itself where the `message` it is cut from is little more than it, else a copy.
+/// The value to store: the slice itself if the `message` that it is a slice of is little larger, else a copy.
 ///
-/// A slice pins its whole receive buffer. The server reads a big request into a buffer of its own, so that a big value
-/// pins little else; a small one might keep megabytes alive.
+/// A slice pins its whole receive buffer. The server reads a big request into a separate buffer, so a big value pins little
+/// else. A small value might keep megabytes alive.
 fn kept(value: Bytes, message: usize) -> Bytes {
     let shares = value.len() >= WORTH_SHARING_BYTES && value.len() >= message / 2;
     if shares { value } else { Bytes::copy_from_slice(&value) }

@@ -1,8 +1,8 @@
-//! Reaching a store that may not be there yet.
+//! Connecting to a store that may not listen yet.
 //!
-//! Owns resolving, racing the addresses, and waiting between attempts. Differs from PyTorch on purpose: the time limit
-//! covers everything (resolver, handshake and last pause included), and pauses start short, since in a starting job the
-//! store is usually a moment away.
+//! Owns resolving the name, racing its addresses, and the pauses between attempts. Two things differ from PyTorch on purpose.
+//! The time limit covers everything, including resolver, handshake and last pause. Pauses start short, because in a starting
+//! job the store usually listens a moment later.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use super::error::StoreError;
 use super::link::{Failure, Link};
 
-/// Connects within `limit`, trying again and again. Tries once, and shortly, if the limit is zero.
+/// Connects within `limit`, with as many attempts as it takes. With a limit of zero, makes one short attempt.
 pub(super) async fn connect(host: &str, port: u16, limit: Duration) -> Result<Link, StoreError> {
     let start = Instant::now();
     let deadline = start + limit.min(FOREVER);
@@ -32,7 +32,7 @@ pub(super) async fn connect(host: &str, port: u16, limit: Duration) -> Result<Li
             return Err(StoreError::ConnectTimeout { host, port, timeout: limit, elapsed, attempts, last });
         }
         tracing::debug!(target: "elastic_rs::store::client", host, port, attempts, error = last, "store not reached");
-        // Drawn around the pause, so that the clients of a job do not knock all at once.
+        // Jitter, so that the clients of a job do not all connect at the same time.
         let drawn = pause.mul_f64(rand::rng().random_range(0.5..1.5));
         pause = pause.mul_f64(1.5).min(LONGEST_PAUSE);
         sleep_until(deadline.min(now + drawn)).await;
@@ -40,9 +40,9 @@ pub(super) async fn connect(host: &str, port: u16, limit: Duration) -> Result<Li
     unreachable!("attempts end with the time")
 }
 
-/// Tries every address the host has now. The error says what each of them met.
+/// Tries every address that the host has now. The error says how each of them failed.
 async fn attempt(host: &str, port: u16, deadline: Instant) -> Result<Link, String> {
-    // Only forward, and the answer's addresses are what messages show: a slow reverse zone holds up nobody.
+    // Only a forward look-up. Messages show addresses, so a slow reverse zone delays nothing.
     let end = deadline.max(Instant::now() + SHORTEST_ATTEMPT);
     let addresses: Vec<SocketAddr> = match timeout_at(end, lookup_host((host, port))).await {
         Ok(Ok(addresses)) => addresses.collect(),
@@ -55,8 +55,8 @@ async fn attempt(host: &str, port: u16, deadline: Instant) -> Result<Link, Strin
     })
 }
 
-/// The addresses in the resolver's order, without repetitions, families alternating. So one family that leads nowhere costs
-/// one [`STAGGER`], however many addresses it has.
+/// The addresses in the resolver's order, without repetitions, with alternating families. A family that cannot be reached
+/// therefore costs one [`STAGGER`], however many addresses it has.
 fn interleaved(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
     let mut distinct: Vec<SocketAddr> = Vec::with_capacity(addresses.len());
     for &address in addresses {
@@ -75,11 +75,11 @@ fn interleaved(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
     order
 }
 
-/// Connects to one address after the other, [`STAGGER`] apart or as soon as one has failed, while earlier ones still try
-/// (RFC 8305). The first that is connected and answers as a store is it. The error says what each address met.
+/// Connects to one address after the other, [`STAGGER`] apart or as soon as one has failed, while earlier attempts continue
+/// (RFC 8305). The first connection that answers as a store wins. The error says how each address failed.
 ///
-/// A connection that is made but not answered yet keeps the race from going on for its share of the time: a store under
-/// a storm of connections should not get several of each client.
+/// While a connection is accepted but not answered, no further attempt starts, for its share of the time. A store under a
+/// storm of connections should not get several from each client (`docs/decisions/0013-a-client-races-the-addresses-of-a-name.md`).
 async fn race(addresses: &[SocketAddr], deadline: Instant) -> Result<Link, Vec<String>> {
     let start = Instant::now();
     let deadline = deadline.max(start + SHORTEST_ATTEMPT);
@@ -118,7 +118,7 @@ async fn race(addresses: &[SocketAddr], deadline: Instant) -> Result<Link, Vec<S
             Ok(stream) => {
                 let left = (open.len() + waiting.len() + 1) as u32;
                 let share = (deadline.saturating_duration_since(Instant::now()) / left).max(SHORTEST_ATTEMPT);
-                // Torch's nonce is its process id too. It only has to come back.
+                // torch's nonce is its process id too. The server only has to return it.
                 match timeout(share, Link::open(stream, std::process::id())).await {
                     Ok(Ok(link)) => return Ok(link),
                     Ok(Err(Failure::Lost(cause))) => format!("connected, but it does not answer as a store: {cause}"),
@@ -135,13 +135,13 @@ async fn race(addresses: &[SocketAddr], deadline: Instant) -> Result<Link, Vec<S
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// When the next address is tried beside one that has not answered. What RFC 8305 recommends.
+/// Time after which the next address is tried while one has not answered. RFC 8305 recommends it.
 const STAGGER: Duration = Duration::from_millis(250);
 
-/// How long addresses that swallow packets are tried before the name is resolved again, which may have moved meanwhile.
+/// How long addresses that swallow packets are tried before the name is resolved again: it may have another address by then.
 const LONGEST_CONNECT: Duration = Duration::from_secs(10);
 
-/// What an attempt gets when the time is almost or altogether over.
+/// Time of an attempt when the limit is almost or entirely used up.
 const SHORTEST_ATTEMPT: Duration = Duration::from_millis(100);
 
 /// Longer than any job, and short enough to add to any instant.
@@ -177,7 +177,7 @@ mod tests {
         let address = socket.local_addr().unwrap();
         let fillers = (0..4).map(|_| {
             let filler = Socket::new(Domain::IPV4, Type::STREAM.nonblocking(), None).unwrap();
-            // Some are under way for ever.
+            // Some never complete.
             let _ = filler.connect(&address);
             filler
         });
@@ -195,8 +195,8 @@ mod tests {
         format!("{:08X}:{:04X}", u32::from_ne_bytes(ip.octets()), address.port())
     }
 
-    /// The near ends of connections to this address of 127.0.0.0/8 that are under way: their first packet is not answered yet.
-    /// The kernel may show one twice, or leave one out, while other tests' connections come and go.
+    /// The near ends of connections to this address of 127.0.0.0/8 whose first packet is not answered yet. The kernel may show
+    /// one twice, or leave one out, while other tests' connections come and go.
     fn under_way(address: SocketAddr) -> HashSet<String> {
         let remote = printed(address);
         let rows = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
@@ -224,11 +224,11 @@ mod tests {
         let start = Instant::now();
         let link = race(&[hole.address, store.local_addr()], in_a_minute()).await.unwrap();
         assert_eq!(peer(&link), store.local_addr());
-        // The kernel itself would give the first address two minutes; its share of the time would be thirty seconds.
+        // The kernel itself would give the first address two minutes. Its share of the time would be thirty seconds.
         assert!(start.elapsed() >= STAGGER && start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     }
 
-    /// A store that has begun to listen and does not get to accepting, in a storm of clients.
+    /// A store that listens but does not get to accepting, as in a storm of clients.
     #[tokio::test]
     async fn a_full_backlog_is_waited_out() {
         let BlackHole { address, listener, fillers } = black_hole(5);
@@ -254,7 +254,7 @@ mod tests {
         let error = connect_to(hole.address, limit).await.unwrap_err();
         assert!(start.elapsed() >= limit, "{:?}", start.elapsed());
         let StoreError::ConnectTimeout { attempts, last, .. } = &error else { panic!("{error}") };
-        // The first waits until the end: the kernel asks again by itself. A further one would only be another in the queue.
+        // The first waits until the end: the kernel retransmits by itself. A further one would only be another in the queue.
         assert!(*attempts <= 2, "{error}");
         assert!(last.contains("no answer within"), "{error}");
     }
@@ -296,7 +296,7 @@ mod tests {
         assert_eq!(met.len(), 2);
         assert!(met[0].starts_with(&format!("{closed}: Connection refused")), "{met:?}");
         assert!(met[1].starts_with(&format!("{}: no answer within 3", hole.address)), "{met:?}");
-        // With no time at all, each is tried all the same.
+        // With a limit of zero each is still tried.
         let store = store(4);
         let link = race(&[hole.address, store.local_addr()], Instant::now()).await.unwrap();
         assert_eq!(peer(&link), store.local_addr());

@@ -1,4 +1,4 @@
-//! What can go wrong for a client.
+//! Errors of a store client.
 
 use std::fmt;
 use std::io;
@@ -13,7 +13,7 @@ use crate::proto::ProtoError;
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// What was waited for had not come when the timeout ended. The connection stays usable.
+    /// A wait timed out. The connection stays usable.
     #[error("{operation} of {keys} timed out after {elapsed:?} (timeout {timeout:?}, store at {peer})")]
     WaitTimeout {
         /// The operation, as PyTorch names it.
@@ -52,12 +52,12 @@ pub enum StoreError {
         timeout: Duration,
         /// The time that passed.
         elapsed: Duration,
-        /// How often it was tried.
+        /// Number of attempts.
         attempts: u32,
-        /// What the last attempt met, address by address.
+        /// How the last attempt failed, address by address.
         last: String,
     },
-    /// The connection is gone. This and every later operation fails; whether this one was carried out is not known.
+    /// The connection is lost. This and every later operation fails. Whether this one was carried out is not known.
     #[error("{operation} of {keys} failed after {elapsed:?}: connection to the store at {peer} lost: {cause}")]
     ConnectionLost {
         /// The operation, as PyTorch names it.
@@ -71,7 +71,7 @@ pub enum StoreError {
         /// What ended the connection, during this operation or an earlier one.
         cause: LostCause,
     },
-    /// The other end does not follow the protocol. The connection is closed; every later operation fails.
+    /// The store does not follow the protocol. The connection is closed, and every later operation fails.
     #[error("{operation} of {keys} failed after {elapsed:?}: protocol violation by the store at {peer}: {what}")]
     Protocol {
         /// The operation, as PyTorch names it.
@@ -82,10 +82,10 @@ pub enum StoreError {
         keys: Keys,
         /// The time that passed.
         elapsed: Duration,
-        /// What is wrong with its bytes.
+        /// What is wrong with the bytes that it sent.
         what: ProtoError,
     },
-    /// The queue held nothing, or another client was faster. The connection stays usable.
+    /// The queue was empty, or another client took the item first. The connection stays usable.
     #[error("queue {keys} is empty (store at {peer})")]
     QueueEmpty {
         /// The store.
@@ -104,7 +104,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// Whether trying again can help: at once or later on the same connection, or on a new one where this one is lost.
+    /// Whether trying again can help: on the same connection, or on a new one if this one is lost.
     pub fn is_transient(&self) -> bool {
         match self {
             StoreError::WaitTimeout { .. }
@@ -137,7 +137,7 @@ impl StoreError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LostCause {
-    /// The store closed it: it has ended, or it has refused a request.
+    /// The store closed it, because it has ended or refused a request.
     Closed,
     /// The system reported an error, such as a reset.
     Io {

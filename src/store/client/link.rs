@@ -1,7 +1,7 @@
-//! One connection to a store, and what is still owed on it.
+//! One connection to a store, with unsent requests and unread replies.
 //!
-//! Owns the order of requests and replies. A future that is dropped half-way leaves here what it has not sent and which
-//! reply it has not read; the next operation settles that first, so the two ends cannot fall out of step.
+//! Owns the order of requests and replies. A future that is dropped half-way leaves its unsent bytes and its unread reply
+//! here. The next operation completes these first, so the two ends cannot fall out of step.
 
 use std::borrow::Cow;
 use std::io;
@@ -17,13 +17,13 @@ use tokio::time::timeout;
 use super::error::LostCause;
 use crate::proto::{CheckReply, ProtoError, Reply, ReplyDecoder, ReplyShape, Request, WaitReply};
 
-/// A request that borrows what it can.
+/// A request that borrows keys and values where possible.
 pub(super) type Outgoing<'a> = Request<Cow<'a, [u8]>>;
 
 #[derive(Debug)]
 pub(super) struct Link {
     stream: TcpStream,
-    /// Received and not yet understood.
+    /// Received and not decoded yet.
     input: BytesMut,
     /// Encoded and not yet sent.
     output: BytesMut,
@@ -31,13 +31,13 @@ pub(super) struct Link {
     lost: Option<LostCause>,
 }
 
-/// The reply that the last request still has to get.
+/// The reply that is still expected to the last request.
 #[derive(Debug)]
 enum Owed {
     Reply(ReplyDecoder),
     /// To `WAIT` or `BARRIER`.
     Release(ReplyDecoder),
-    /// To `CANCEL_WAIT`, perhaps after a release that was on its way already.
+    /// To `CANCEL_WAIT`, perhaps after a release that had been sent already.
     Cancel {
         decoder: ReplyDecoder,
         released: bool,
@@ -47,7 +47,7 @@ enum Owed {
 /// Why an exchange failed.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// A wait was given up; the link is in step.
+    /// A wait was given up. Both ends are in step.
     Timeout(Duration),
     Lost(LostCause),
 }
@@ -59,7 +59,7 @@ impl<E: Into<LostCause>> From<E> for Failure {
 }
 
 impl Link {
-    /// Says `VALIDATE` and `PING` on a fresh connection, in one write: PyTorch's libuv server requires it of the first.
+    /// Sends `VALIDATE` and `PING` on a new connection, in one write: PyTorch's libuv server requires `VALIDATE` in one segment.
     pub(super) async fn open(stream: TcpStream, nonce: u32) -> Result<Link, Failure> {
         stream.set_nodelay(true)?;
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
@@ -165,7 +165,7 @@ impl Link {
         self.checked(reply)
     }
 
-    /// Finishes what a dropped operation has left, and notices a connection that has ended meanwhile.
+    /// Completes what a dropped operation has left, and notices a connection that has ended meanwhile.
     async fn settle(&mut self) -> Result<(), Failure> {
         if let Some(cause) = &self.lost {
             return Err(cause.clone().into());
@@ -180,7 +180,7 @@ impl Link {
         self.checked(settled)
     }
 
-    /// Between two exchanges nothing may arrive but the end.
+    /// Between two exchanges nothing may arrive, except the end of the stream.
     fn look_for_the_unexpected(&mut self) -> Result<(), LostCause> {
         if !self.input.is_empty() {
             return Err(ProtoError::Unsolicited.into());
@@ -193,7 +193,7 @@ impl Link {
         }
     }
 
-    /// Asks for the end of the open wait.
+    /// Sends `CANCEL_WAIT` for the open wait.
     fn cancel(&mut self) {
         Outgoing::CancelWait.encode(&mut self.output);
         self.owed = Some(Owed::Cancel { decoder: ReplyDecoder::new(ReplyShape::Wait), released: false });

@@ -26,7 +26,7 @@ use crate::proto::{INIT_KEY, Request};
 /// How a client connects and waits.
 #[derive(Debug, Clone)]
 pub struct ClientOptions {
-    /// How long connecting may take altogether. Default 300 s. With zero it is tried once.
+    /// How long connecting may take altogether. Default 300 s. With zero there is one attempt.
     pub connect_timeout: Duration,
     /// How long operations wait for keys unless told otherwise; `None` is for ever. Default 300 s.
     pub timeout: Option<Duration>,
@@ -53,7 +53,7 @@ pub struct StoreClient {
 }
 
 impl StoreClient {
-    /// Connects to a store, which need not be there yet.
+    /// Connects to a store, which need not listen yet.
     pub async fn connect(host: &str, port: u16, options: ClientOptions) -> Result<StoreClient, StoreError> {
         let start = Instant::now();
         let ClientOptions { connect_timeout, timeout } = options;
@@ -106,7 +106,7 @@ impl StoreClient {
         *self.timeout.lock() = timeout;
     }
 
-    /// Stores a value. Returns when it has been sent: the protocol has no acknowledgement.
+    /// Stores a value. Returns when the request has been sent: the protocol has no acknowledgement.
     pub async fn set(&self, key: &[u8], value: &[u8]) -> Result<(), StoreError> {
         let keys = [key];
         let op = self.begin("set", &keys);
@@ -131,7 +131,7 @@ impl StoreClient {
         op.end(self.link.lock().await.integer(&request).await)
     }
 
-    /// Stores `desired` if the value is `expected`, where empty means missing, and returns the value that counts.
+    /// Stores `desired` if the value is `expected`, where empty means missing. Returns the value that is then valid.
     ///
     /// For a missing key and an `expected` that is not empty it returns `expected`, as PyTorch does.
     pub async fn compare_set(&self, key: &[u8], expected: &[u8], desired: &[u8]) -> Result<Bytes, StoreError> {
@@ -142,7 +142,7 @@ impl StoreClient {
         op.end(self.link.lock().await.value(&request).await)
     }
 
-    /// Removes a key; true if it was there.
+    /// Removes a key. True if it existed.
     pub async fn delete_key(&self, key: &[u8]) -> Result<bool, StoreError> {
         let keys = [key];
         let op = self.begin("delete_key", &keys);
@@ -156,25 +156,25 @@ impl StoreClient {
         op.end(self.link.lock().await.integer(&Request::GetNumKeys).await)
     }
 
-    /// Whether all keys are there.
+    /// Whether all keys exist.
     pub async fn check<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<bool, StoreError> {
         let op = self.begin("check", keys);
         let request = Request::Check { keys: all_sent(keys) };
         op.end(self.link.lock().await.check(&request).await)
     }
 
-    /// Waits until all keys are there.
+    /// Waits until all keys exist.
     pub async fn wait<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<(), StoreError> {
         self.wait_within(keys, self.timeout()).await
     }
 
-    /// Waits until all keys are there, with a timeout of its own; `None` is for ever.
+    /// Waits until all keys exist, with an explicit timeout; `None` is for ever.
     pub async fn wait_within<K: AsRef<[u8]>>(&self, keys: &[K], timeout: Option<Duration>) -> Result<(), StoreError> {
         let op = self.begin("wait", keys);
         op.end(self.link.lock().await.wait(&wait_for(keys), timeout).await)
     }
 
-    /// Concatenates to a value. Returns when it has been sent.
+    /// Appends to a value. Returns when the request has been sent.
     pub async fn append(&self, key: &[u8], value: &[u8]) -> Result<(), StoreError> {
         let keys = [key];
         let op = self.begin("append", &keys);
@@ -190,7 +190,7 @@ impl StoreClient {
         op.end(link.values(&Request::MultiGet { keys: all_sent(keys) }).await)
     }
 
-    /// Stores several values. Returns when they have been sent.
+    /// Stores several values. Returns when the request has been sent.
     pub async fn multi_set<K: AsRef<[u8]>, V: AsRef<[u8]>>(&self, keys: &[K], values: &[V]) -> Result<(), StoreError> {
         if keys.len() != values.len() {
             return Err(StoreError::LengthMismatch { keys: keys.len(), values: values.len() });
@@ -201,7 +201,7 @@ impl StoreClient {
         op.end(self.link.lock().await.send(&Request::MultiSet { pairs }).await)
     }
 
-    /// Adds an item to a queue. Returns when it has been sent.
+    /// Adds an item to a queue. Returns when the request has been sent.
     pub async fn queue_push(&self, key: &[u8], value: &[u8]) -> Result<(), StoreError> {
         let keys = [key];
         let op = self.begin("queue_push", &keys);
@@ -209,9 +209,9 @@ impl StoreClient {
         op.end(self.link.lock().await.send(&request).await)
     }
 
-    /// Takes the oldest item of a queue; if `block`, waits for one.
+    /// Takes the oldest item of a queue. With `block`, waits for one.
     ///
-    /// [`StoreError::QueueEmpty`] also comes when it blocked, if another client was faster.
+    /// With `block` too, the error is [`StoreError::QueueEmpty`] if another client took the item first.
     pub async fn queue_pop(&self, key: &[u8], block: bool) -> Result<Bytes, StoreError> {
         let keys = [key];
         let op = self.begin("queue_pop", &keys);
@@ -237,12 +237,12 @@ impl StoreClient {
         Ok(keys.into_iter().filter(|key| key.starts_with(PREFIX)).map(|key| key.slice(PREFIX.len()..)).collect())
     }
 
-    /// Waits until `world_size` callers have come to this key, which must be fresh.
+    /// Waits until `world_size` callers have reached the barrier at this key. The key must not have been used before.
     pub async fn barrier(&self, key: &[u8], world_size: i64) -> Result<(), StoreError> {
         self.barrier_within(key, world_size, self.timeout()).await
     }
 
-    /// The same with a timeout of its own; `None` is for ever.
+    /// The same with an explicit timeout; `None` is for ever.
     pub async fn barrier_within(&self, key: &[u8], world_size: i64, limit: Option<Duration>) -> Result<(), StoreError> {
         let keys = [key];
         let op = self.begin("barrier", &keys);
@@ -260,7 +260,7 @@ impl StoreClient {
         op.end(self.link.lock().await.integer(&request).await)
     }
 
-    /// Waits until `world_size` workers have joined; `None` is for ever. What the store that owns the server does.
+    /// Waits until `world_size` workers have joined; `None` is for ever. The client that owns the server does this.
     pub async fn wait_for_workers(&self, world_size: i64, limit: Option<Duration>) -> Result<(), StoreError> {
         let keys = [INIT_KEY];
         let op = self.begin("wait_for_workers", &keys);
@@ -286,7 +286,7 @@ impl StoreClient {
     }
 }
 
-/// What an error needs to know of the operation it ends.
+/// The facts of an operation that its error reports.
 struct Operation<'a, K> {
     name: &'static str,
     named: &'a [K],
@@ -313,7 +313,7 @@ impl<K: AsRef<[u8]>> Operation<'_, K> {
     }
 }
 
-/// The key as it is sent. Mirrors `TCPStore::keyPrefix_`.
+/// The key as sent, with its prefix. Mirrors `TCPStore::keyPrefix_`.
 fn sent(key: &[u8]) -> Cow<'static, [u8]> {
     Cow::Owned([PREFIX, key].concat())
 }
@@ -328,5 +328,5 @@ fn wait_for<K: AsRef<[u8]>>(keys: &[K]) -> Outgoing<'static> {
 
 const PREFIX: &[u8] = b"/";
 
-/// How often the owner of a server asks whether all workers are there. Mirrors `waitForWorkers` in `TCPStore.cpp`.
+/// How often the owner of a server asks whether all workers have joined. Mirrors `waitForWorkers` in `TCPStore.cpp`.
 const WORKERS_INTERVAL: Duration = Duration::from_millis(10);

@@ -7,19 +7,19 @@ use std::fmt;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Who has a port.
+/// Which process has a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PortOwner {
     /// This process.
     Process {
-        /// Its id.
+        /// Its process id.
         pid: u32,
         /// Its short name, as in `/proc/<pid>/comm`.
         name: String,
     },
-    /// A socket listens, but its process cannot be seen: it is another user's, or in another pid namespace.
+    /// A socket listens, but `/proc` does not show its process: it is another user's, or in another pid namespace.
     Hidden,
-    /// No listening socket is to be seen: one may be bound without listening, or have closed meanwhile.
+    /// No socket listens there: one may be bound without listening, or have closed meanwhile.
     NotListening,
 }
 
@@ -33,7 +33,7 @@ impl fmt::Display for PortOwner {
     }
 }
 
-/// Looks for the process whose listening socket stands in the way of `address`.
+/// Looks for the process whose listening socket keeps `address` from being bound.
 pub fn find_owner(address: SocketAddr) -> PortOwner {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| fs::read_to_string(path).unwrap_or_default());
     let inodes: Vec<u64> = tables.iter().flat_map(|table| listening_inodes(table, address)).collect();
@@ -63,7 +63,7 @@ fn listening_inodes(table: &str, wanted: SocketAddr) -> Vec<u64> {
         .collect()
 }
 
-/// Reads `0100007F:1F90`: each 32-bit word of the address is printed as a number of the host's byte order.
+/// Parses `0100007F:1F90`. The kernel prints each 32-bit word of the address as a number in the host's byte order.
 fn parse_address(text: &str) -> Option<(IpAddr, u16)> {
     let (ip, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
@@ -91,7 +91,7 @@ fn process_with_socket(inodes: &[u64]) -> Option<PortOwner> {
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
-        // Processes of other users cannot be read: they are passed over.
+        // Processes of other users cannot be read, and are skipped.
         let Ok(descriptors) = fs::read_dir(process.path().join("fd")) else {
             continue;
         };

@@ -12,22 +12,22 @@ use super::ServerOptions;
 /// A listening socket, and when to try it next.
 pub(super) struct Listener {
     socket: TcpListener,
-    /// Somebody may be waiting.
+    /// A connection may be waiting to be accepted.
     is_ready: bool,
-    /// Not before this, since accepting has failed.
+    /// Not to be tried before this instant, because accepting has failed.
     pub paused_until: Option<Instant>,
     delay: Duration,
     last_kind: Option<io::ErrorKind>,
 }
 
-/// What came of an attempt to accept.
+/// The result of an attempt to accept.
 pub(super) enum Accepted {
     Connection(TcpStream, SocketAddr),
     Nobody,
-    /// Most likely no descriptor is free, and the next attempt would fail as fast: there is none for a while.
+    /// Most likely no file descriptor is free, and the next attempt would fail as fast. The listener pauses for a while.
     Failed {
         error: io::Error,
-        /// Not the same error as last time.
+        /// The error differs from the last one, so it is worth logging.
         is_new: bool,
     },
 }
@@ -36,14 +36,14 @@ impl Listener {
     /// Prepares a listening socket.
     pub(super) fn new(socket: std::net::TcpListener, options: &ServerOptions) -> io::Result<Listener> {
         socket.set_nonblocking(true)?;
-        // On Linux what is accepted inherits these, which saves four system calls for each connection.
+        // On Linux accepted sockets inherit these options, which saves four system calls for each connection.
         let keepalive = TcpKeepalive::new().with_time(options.keepalive_idle).with_interval(options.keepalive_interval);
         let options = SockRef::from(&socket);
         options.set_tcp_nodelay(true)?;
         options.set_tcp_keepalive(&keepalive)?;
         Ok(Listener {
             socket: TcpListener::from_std(socket),
-            // Connections may have come before the poll.
+            // Connections may have arrived before the socket was registered with the poll.
             is_ready: true,
             paused_until: None,
             delay: FIRST_DELAY,
@@ -55,7 +55,7 @@ impl Listener {
         &mut self.socket
     }
 
-    /// The poll says that somebody has come.
+    /// The poll reports a connection.
     pub(super) fn on_event(&mut self) {
         self.is_ready = true;
     }
@@ -70,14 +70,14 @@ impl Listener {
             match self.socket.accept() {
                 Ok((stream, peer)) => {
                     (self.delay, self.last_kind, self.paused_until) = (FIRST_DELAY, None, None);
-                    // An IPv4 client of a listener for both is shown as one.
+                    // An IPv4 client of a dual-stack listener is shown with its IPv4 address.
                     return Accepted::Connection(stream, SocketAddr::new(peer.ip().to_canonical(), peer.port()));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     (self.is_ready, self.paused_until) = (false, None);
                     return Accepted::Nobody;
                 }
-                // The client was faster in giving up.
+                // The client has given up already.
                 Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) => {
                 }
                 Err(error) => {

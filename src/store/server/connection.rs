@@ -1,8 +1,9 @@
 //! One connection, from its first byte to its last.
 //!
-//! Owns the order of reading, carrying out and writing. A connection that is slow, silent or hostile holds up nobody: it is
-//! given a turn only when its socket is ready, and the turn ends after so much work; a list of all keys takes many. Between turns
-//! it keeps what has come of a request that is not whole and what the socket has not taken; an idle one keeps no buffer.
+//! Owns the order of reading, carrying out and writing. A connection that is slow, silent or hostile holds up nobody. It gets
+//! a turn only when its socket is ready, and the turn ends after a bounded amount of work. A list of all keys takes many turns.
+//! Between turns a connection keeps the bytes of an incomplete request and those that the socket has not taken. An idle one
+//! keeps no buffer.
 
 use std::io;
 use std::net::SocketAddr;
@@ -22,38 +23,38 @@ use crate::store::table::{ConnId, Listing, Violation};
 pub(super) struct Connection {
     pub id: ConnId,
     pub peer: SocketAddr,
-    /// When it is closed unless it has got further by then.
+    /// When the connection is closed unless it has made progress by then.
     pub deadline: Option<Instant>,
-    /// Whether it stands in line for a turn.
+    /// Whether it is queued for a turn.
     pub in_line: bool,
     stream: TcpStream,
     stage: Stage,
     decoder: Decoder,
-    /// What has come and has not been carried out.
+    /// Bytes received and not carried out yet.
     input: BytesMut,
-    /// What the socket has not taken.
+    /// Bytes that the socket has not taken yet.
     unsent: Option<Box<Outbox>>,
-    /// A reply that is being written, before any request that came after its own.
+    /// A list that is being written. Requests that came after its request have to wait.
     listing: Option<Box<Listing>>,
-    /// Its wait has ended meanwhile, which is to be told behind that reply.
+    /// Its wait has ended meanwhile. The release is to be written behind that list.
     is_released: bool,
-    /// The socket may hold more.
+    /// The socket may hold more bytes.
     is_readable: bool,
-    /// Nothing will come after what the socket holds.
+    /// The peer has closed its sending side: nothing follows the bytes in the socket.
     is_ending: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// It has not said who it is.
+    /// It has not identified itself yet.
     Hello,
     /// A c10d client.
     Open,
-    /// It sends no more and gets the rest of its replies.
+    /// The client has closed its sending side, and gets the rest of its replies.
     Leaving,
 }
 
-/// What a connection needs after its turn.
+/// What a connection waits for after its turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum After {
     /// An event of its socket.
@@ -65,12 +66,12 @@ pub(super) enum After {
 /// Why a connection ends.
 #[derive(Debug)]
 pub(super) enum End {
-    /// Its client closed it, and has had all its replies.
+    /// Its client closed it and has received all its replies.
     Closed,
     /// The server closes it.
     Rejected(Box<Rejection>),
     Lost(io::Error),
-    /// It speaks the protocol of the upgrade at this index; what it has said so far.
+    /// It speaks the protocol of the upgrade at this index. With the bytes received so far.
     Upgrade(usize, BytesMut),
 }
 
@@ -100,7 +101,7 @@ impl From<Violation> for End {
 }
 
 impl Connection {
-    /// A connection that has just been accepted, and is closed at `deadline` unless it has said who it is.
+    /// A connection that was just accepted. It is closed at `deadline` unless it has identified itself.
     pub(super) fn new(id: ConnId, stream: TcpStream, peer: SocketAddr, deadline: Instant, hub: &Hub) -> Self {
         Connection {
             id,
@@ -128,15 +129,15 @@ impl Connection {
         self.stage != Stage::Hello
     }
 
-    /// Notes what the poll says of the socket; whether that is worth a turn.
+    /// Notes an event of the socket. True if the connection needs a turn.
     pub(super) fn on_event(&mut self, event: &mio::event::Event) -> bool {
-        // Events come once: what is not used up now is remembered.
+        // Edge-triggered: the event is not repeated, so the readiness is remembered.
         self.is_ending |= event.is_read_closed() || event.is_error();
         self.is_readable |= event.is_readable() || self.is_ending;
         self.is_readable || (event.is_writable() && self.unsent.is_some())
     }
 
-    /// The rejection that its deadline leads to.
+    /// The rejection when its deadline is over.
     pub(super) fn on_deadline(&self, hub: &Hub) -> Rejection {
         match self.stage {
             // Its sending side is closed.
@@ -168,7 +169,7 @@ impl Connection {
     pub(super) fn take_turn(&mut self, hub: &mut Hub) -> Result<After, End> {
         let mut outbox = self.take_outbox(hub);
         let result = if self.stage == Stage::Leaving { Ok(After::Event) } else { self.converse(hub, &mut outbox) };
-        // Also after an error: what was asked properly before it is answered as far as the socket takes it.
+        // Also after an error: valid requests before it are answered as far as the socket takes the replies.
         let written = write(&self.stream, &mut outbox);
         self.put_back_outbox(hub, outbox);
         let next = result?;
@@ -180,7 +181,7 @@ impl Connection {
             self.deadline.get_or_insert_with(|| after(hub.options.flush_timeout));
         }
         if self.listing.is_some() && self.unsent.is_some() {
-            // More of the list is made when the socket takes it.
+            // The list is continued when the socket takes more.
             if self.is_ending {
                 self.deadline.get_or_insert_with(|| after(hub.options.flush_timeout));
             }
@@ -189,7 +190,7 @@ impl Connection {
         Ok(next)
     }
 
-    /// Carries out requests, those that have come first, until no more come or the turn is over.
+    /// Carries out requests until none is complete or the turn is over. Buffered requests come first.
     fn converse(&mut self, hub: &mut Hub, outbox: &mut Outbox) -> Result<After, End> {
         let mut talk = Talk { outbox, done: 0, requests: 0 };
         let mut buf = self.take_input(hub);
@@ -212,7 +213,7 @@ impl Connection {
             }
             match self.read(buf)? {
                 None => return Ok(After::Event),
-                // The client sends no more. It gets what it asked for, but no release: it counts as gone.
+                // The client has closed its sending side. It gets its replies, but no release: it counts as gone.
                 Some(0) if self.stage == Stage::Open => {
                     hub.forget_wait(self.id);
                     self.stage = Stage::Leaving;
@@ -228,7 +229,7 @@ impl Connection {
         }
     }
 
-    /// Finds out from the first bytes who is there.
+    /// Identifies the peer by its first bytes.
     fn greet(&mut self, hub: &mut Hub, buf: &mut BytesMut) -> Result<(), End> {
         match recognise(buf, &hub.options.upgrades) {
             Visitor::Unknown => {}
@@ -250,7 +251,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Carries out the requests that have come whole, as far as the turn lasts.
+    /// Carries out complete requests, as far as the turn lasts.
     fn answer(&mut self, hub: &mut Hub, talk: &mut Talk, buf: &mut BytesMut) -> Result<(), End> {
         while talk.done < REQUESTS_PER_TURN {
             if let Some(listing) = &mut self.listing {
@@ -287,7 +288,7 @@ impl Connection {
         Rejection::new(cause, error.to_string()).with_key(self.decoder.refused_key(buf)).into()
     }
 
-    /// A client that leaves its replies unread gets no more of them.
+    /// Rejects a client that leaves too many bytes of replies unread.
     fn check_reading(&self, hub: &Hub, outbox: &mut Outbox) -> Result<(), End> {
         let limit = hub.options.reply_buffer_bytes;
         if outbox.len() > limit {
@@ -301,7 +302,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads once; 0 means that no more comes, `None` that nothing has come yet.
+    /// Reads once. 0 is the end of the stream, `None` means that nothing has arrived yet.
     fn read(&mut self, buf: &mut BytesMut) -> io::Result<Option<usize>> {
         let most = self.make_room(buf);
         let room = &mut buf.spare_capacity_mut()[..most];
@@ -314,8 +315,8 @@ impl Connection {
             }
             Err(error) => return Err(error.into()),
         };
-        // A short read has emptied the socket, and what comes next raises an event of its own. Saves one system call in
-        // three where requests come one by one. But the end, once announced, is not announced again.
+        // A short read has emptied the socket, and the next bytes raise another event. That saves one system call in three where
+        // requests come one by one. The end of the stream raises no second event.
         self.is_readable = count == most || self.is_ending;
         // SAFETY: `count` bytes from the old end on have just been written.
         #[expect(unsafe_code, reason = "there is no safe way to read into memory that has not been zeroed")]
@@ -327,8 +328,8 @@ impl Connection {
 
     /// Makes room in the buffer and says how much to read at most.
     ///
-    /// Room grows with what has arrived, not with what was announced. A big request is read exactly to its end: its
-    /// values may be kept as slices of the buffer, which should hold little else.
+    /// The buffer grows with the bytes that have arrived, not with the length that was announced. A big request is read exactly
+    /// to its end: its values may be kept as slices of the buffer, which should hold little else.
     fn make_room(&self, buf: &mut BytesMut) -> usize {
         let missing = self.decoder.needed().saturating_sub(buf.len());
         let spare = buf.capacity() - buf.len();
@@ -340,7 +341,7 @@ impl Connection {
             READ_BYTES
         };
         if missing > READ_BYTES && spare < most {
-            // Leaves the shared buffer, whose end this would be.
+            // Leaves the shared buffer to the others.
             let mut own = BytesMut::with_capacity(buf.len() + most);
             own.extend_from_slice(buf);
             *buf = own;
@@ -349,7 +350,7 @@ impl Connection {
         most
     }
 
-    /// The shared outbox, or the connection's own if something waits in it.
+    /// The shared outbox, or the connection's own if bytes wait in it.
     fn take_outbox(&mut self, hub: &mut Hub) -> Box<Outbox> {
         self.unsent.take().or_else(|| hub.outbox.take()).unwrap_or_default()
     }
@@ -359,7 +360,7 @@ impl Connection {
         *place = Some(outbox);
     }
 
-    /// The shared buffer with what has come so far, or the connection's own if that is more than is worth copying.
+    /// The shared buffer with the bytes received so far, or the connection's own if those are too many to be worth copying.
     fn take_input(&mut self, hub: &mut Hub) -> BytesMut {
         if self.input.len() > READ_BYTES {
             return std::mem::take(&mut self.input);
@@ -385,10 +386,10 @@ impl Connection {
     }
 }
 
-/// What happens in one turn.
+/// The state of one turn.
 struct Talk<'a> {
     outbox: &'a mut Outbox,
-    /// Work, in requests.
+    /// Work done, in requests.
     done: usize,
     /// Requests carried out.
     requests: u64,
@@ -423,18 +424,18 @@ fn write(stream: &TcpStream, outbox: &mut Outbox) -> io::Result<()> {
     Ok(())
 }
 
-/// How long a connection may go on before the others have theirs. Without it, one that always has more to say would
-/// never let go of the thread.
+/// Work of one turn, after which the other connections have theirs. Without a bound, a connection that always has more
+/// requests would keep the thread.
 const REQUESTS_PER_TURN: usize = 128;
 
 /// A list is not continued while more than this waits to be sent.
 const LISTED_AHEAD_BYTES: usize = 256 * 1024;
 
-/// So many bytes received count as one request.
+/// Bytes received that count as one request.
 const BYTES_PER_REQUEST: usize = 4 * 1024;
 
-/// Read at a time, unless a single request is larger: many small requests, and little to copy of a large one.
+/// Bytes read at a time, unless a single request is larger. Enough for many small requests, and little to copy of a large one.
 const READ_BYTES: usize = 16 * 1024;
 
-/// A large request's first piece after that; then each is as large as what has come before it.
+/// The next piece of a large request after that. Each further piece is as large as all before it.
 const GROWTH_BYTES: usize = 64 * 1024;

@@ -1,13 +1,13 @@
 //! The open connections, by their [`ConnId`].
 //!
-//! A place is used again once its connection has gone, under another id: what was meant for the old one finds nobody.
-//! Ids rise with time: the upper half counts connections, the lower one is the place.
+//! A slot is reused once its connection has gone, under another id, so that a message for the old connection reaches nobody.
+//! Ids rise with time: the upper half counts connections, the lower half is the slot.
 
 use crate::store::table::ConnId;
 
 use super::connection::Connection;
 
-/// A list with holes.
+/// A slab of connections.
 #[derive(Default)]
 pub(super) struct Connections {
     places: Vec<Option<Connection>>,
@@ -16,7 +16,7 @@ pub(super) struct Connections {
 }
 
 impl Connections {
-    /// Connections there are, validated or not.
+    /// Number of open connections, validated or not.
     pub(super) fn len(&self) -> usize {
         self.places.len() - self.free.len()
     }
@@ -37,7 +37,7 @@ impl Connections {
         self.at_mut(place_of(id)).filter(|connection| connection.id == id)
     }
 
-    /// The connection at a place, which is what an event names.
+    /// The connection in a slot. Events name slots.
     pub(super) fn at_mut(&mut self, at: usize) -> Option<&mut Connection> {
         self.places.get_mut(at)?.as_mut()
     }
@@ -46,7 +46,7 @@ impl Connections {
         let connection = self.places.get_mut(place_of(id))?.take_if(|connection| connection.id == id)?;
         self.free.push(place_of(id) as u32);
         if self.free.len() == self.places.len() {
-            // Gives back the room that a storm of connections has taken.
+            // Frees the memory that a storm of connections has taken.
             (self.places, self.free) = (Vec::new(), Vec::new());
         }
         Some(connection)
@@ -57,7 +57,7 @@ impl Connections {
     }
 }
 
-/// Where a connection is, as long as it is.
+/// The slot of a connection.
 pub(super) fn place_of(id: ConnId) -> usize {
     id.0 as u32 as usize
 }

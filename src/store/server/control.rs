@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::Stats;
 use super::stats::Counters;
 
-/// Makes the two ends: one to steer a server with, from any thread, and one for the server's thread, which `waker` wakes.
+/// Makes the two ends: one that steers a server from any thread, and one for the server's thread, which `waker` wakes.
 pub(super) fn control(waker: Waker) -> (Controller, Control) {
     let (commands, receiver) = channel();
     let (counters, expected) = (Arc::<Counters>::default(), Arc::<Expected>::default());
@@ -37,17 +37,17 @@ impl Controller {
     /// Makes this client an owner. The server ends when the connections of all its owners have closed; at once if there
     /// is no such connection.
     ///
-    /// Keeps a promise made by [`expect_owner`](Self::expect_owner). `peer` is the client's address as the server sees it, i.e. the client's own local address. IPv4-mapped IPv6
-    /// addresses count as IPv4.
+    /// Keeps a promise made by [`expect_owner`](Self::expect_owner). `peer` is the client's address as the server sees it, which
+    /// is the client's own local address. IPv4-mapped IPv6 addresses count as IPv4.
     pub fn stop_when_closed(&self, peer: SocketAddr) {
         self.expected.tell();
         self.send(Command::StopWhenClosed(peer));
     }
 
-    /// Promises a further owner: until it is named, or given up, the server does not end for want of owners.
+    /// Promises another owner. Until it is named, or given up, the server does not end for lack of owners.
     ///
-    /// False if the server has ended: a new one is needed. So whoever shares a server cannot lose it to a former owner
-    /// while still connecting.
+    /// False if the server has ended, so that a new one is needed. A client that shares a server cannot lose it to a
+    /// former owner while it is still connecting.
     #[must_use]
     pub fn expect_owner(&self) -> bool {
         self.expected.promise()
@@ -77,7 +77,7 @@ impl Controller {
     }
 }
 
-/// Fields are dropped in this order: the server, woken last, finds that nobody is left to tell it anything.
+/// Fields are dropped in this order: the server is woken last, when the channel has closed.
 #[derive(Debug)]
 struct Line {
     commands: Sender<Command>,
@@ -119,7 +119,7 @@ pub(super) enum Command {
 /// Why a server ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// It was told to stop, or nobody was left to tell it.
+    /// It was told to stop, or its last controller was dropped.
     Stopped,
     /// The connection of its last owner closed.
     OwnerGone,
@@ -129,16 +129,16 @@ pub enum Ended {
     DrainTimedOut,
 }
 
-/// The owners that are still to come; `None` once the server takes no more, because it has ended.
+/// Owners that are still to come; `None` once the server has ended.
 ///
-/// Behind a lock, so that a promise and the end for want of owners cannot cross.
+/// Behind a lock, so that a promise and the end for lack of owners cannot cross.
 #[derive(Debug)]
 pub(super) struct Expected(Mutex<Option<Coming>>);
 
 #[derive(Debug, Default)]
 struct Coming {
     promised: usize,
-    /// Commands that settle a promise, or name an owner without one, and that the server has not read yet.
+    /// Commands about owners that the server has not read yet.
     commands: usize,
 }
 
@@ -172,7 +172,7 @@ impl Expected {
         }
     }
 
-    /// Takes no more owners, provided that none is still to come.
+    /// Refuses further owners, unless one is still to come. Returns whether it does.
     pub(super) fn end_if_none(&self) -> bool {
         let mut coming = self.0.lock();
         if coming.as_ref().is_none_or(|coming| coming.promised == 0 && coming.commands == 0) {
@@ -181,7 +181,7 @@ impl Expected {
         coming.is_none()
     }
 
-    /// Takes no more owners, and forgets those that are still to come.
+    /// Refuses further owners, and forgets the promised ones.
     pub(super) fn end(&self) {
         *self.0.lock() = None;
     }

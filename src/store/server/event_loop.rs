@@ -1,6 +1,7 @@
 //! The server's loop: wait for sockets, give each that is ready its turn, look at the clock.
 //!
-//! One system call tells which sockets are ready; beside it a request that comes alone costs one to read and one to write.
+//! One system call tells which sockets are ready. Besides it a single request costs one call to read and one to write.
+//! `docs/decisions/0010-the-store-server-has-its-own-event-loop.md` has the reasons.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
@@ -26,12 +27,12 @@ pub(super) struct EventLoop {
     poll: Poll,
     listeners: Vec<Listener>,
     connections: Connections,
-    /// Connections to have a turn before the next wait.
+    /// Connections that get a turn before the next wait.
     line: VecDeque<ConnId>,
     deadlines: BTreeSet<(Instant, ConnId)>,
     hub: Hub,
     life: Life,
-    /// Something has happened that may be the end.
+    /// Something has happened that may end the server.
     may_be_over: bool,
 }
 
@@ -76,7 +77,7 @@ impl EventLoop {
                     break Ended::Stopped;
                 }
             }
-            // Once for each that is in line now: who needs a further turn is served again when the others have had theirs.
+            // Once for each connection that is queued now. One that needs another turn is served again after the others.
             for _ in 0..self.line.len() {
                 if let Some(id) = self.line.pop_front() {
                     self.give_turn(id);
@@ -102,7 +103,7 @@ impl EventLoop {
                 let Some(connection) = self.connections.at_mut(at) else {
                     return;
                 };
-                // Who stands in line already waits for the others first.
+                // A connection that is queued already waits for the others first.
                 if connection.on_event(event) && !connection.in_line {
                     let id = connection.id;
                     self.give_turn(id);
@@ -118,7 +119,7 @@ impl EventLoop {
         connection.in_line = false;
         let deadline = connection.deadline;
         let hub = &mut self.hub;
-        // What is wrong with one connection must not end the others.
+        // A fault in one connection must not end the others.
         let result = catch_unwind(AssertUnwindSafe(|| connection.take_turn(hub)));
         if connection.deadline != deadline {
             self.deadlines.extend(connection.deadline.map(|deadline| (deadline, id)));
@@ -138,12 +139,12 @@ impl EventLoop {
         self.release();
     }
 
-    /// Tells the connections whose waits a turn has ended.
+    /// Writes a release to each connection whose wait a turn has ended.
     fn release(&mut self) {
         if self.hub.released.is_empty() {
             return;
         }
-        // In the order of their waits: the first has been waiting longest.
+        // In the order of their waits: the first has waited longest.
         let mut released = std::mem::take(&mut self.hub.released);
         for id in released.drain(..) {
             let Some(connection) = self.connections.get_mut(id) else {
@@ -177,7 +178,7 @@ impl EventLoop {
             End::Closed if connection.is_client() => tracing::debug!(target: LOG_TARGET, %peer, "connection closed"),
             End::Closed => tracing::debug!(target: LOG_TARGET, %peer, "connection closed before VALIDATE"),
             End::Rejected(rejection) => {
-                // A client that sees the end of its connection finds the counter in its place.
+                // Counted before the close, so that a client that sees its connection end finds it counted.
                 self.hub.reject(peer, &rejection);
                 drop(connection);
             }
@@ -204,13 +205,13 @@ impl EventLoop {
         }
     }
 
-    /// Takes a connection out; it is closed when what is returned is dropped.
+    /// Removes a connection. It is closed when the returned value is dropped.
     fn close(&mut self, id: ConnId) -> Option<Connection> {
         let mut connection = self.connections.remove(id)?;
         if let Some(deadline) = connection.deadline {
             self.deadlines.remove(&(deadline, id));
         }
-        // Not left to closing: a process forked from this one may hold the socket open.
+        // Shut down explicitly: a process forked from this one may hold the socket open.
         let _ = self.poll.registry().deregister(connection.stream());
         if connection.is_client() {
             self.hub.on_closed(id);
@@ -220,7 +221,7 @@ impl EventLoop {
         Some(connection)
     }
 
-    /// Accepts those who wait, though not so many at once that the open connections would wait for long.
+    /// Accepts waiting connections, but not so many at once that the open ones would wait for long.
     fn accept(&mut self) {
         for at in 0..self.listeners.len() {
             let mut left = ACCEPTED_AT_ONCE;
@@ -310,14 +311,14 @@ fn is_same(one: SocketAddr, other: SocketAddr) -> bool {
 pub(super) const WAKE: usize = 0;
 const FIRST_LISTENER: usize = 1;
 
-/// Told by one system call.
+/// Events that one system call may report.
 const EVENTS: usize = 1024;
 
-/// Room for connections to be told, kept from one release to the next.
+/// Capacity for released connections that is kept from one release to the next.
 const KEPT_RELEASES: usize = 1024;
 
-/// A flood of connections must not keep the open ones from being served.
+/// Connections accepted before the open ones are served again.
 const ACCEPTED_AT_ONCE: usize = 64;
 
-/// The kind of record, beside those of [`Cause`].
+/// A kind of log record, besides those of [`Cause`].
 const ACCEPT_ERROR: &str = "accept_error";

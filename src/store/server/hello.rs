@@ -1,4 +1,4 @@
-//! Who is at the door: c10d, another protocol we know, or a stranger.
+//! What a new connection speaks: c10d, another protocol that the server knows, or something else.
 //!
 //! Owns the decision from a connection's first bytes. Leaves reading them to [`super::connection`].
 
@@ -9,13 +9,13 @@ use super::Upgrade;
 /// What the first bytes of a connection say.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Visitor {
-    /// Too few bytes to tell.
+    /// Too few bytes to decide.
     Unknown,
-    /// A c10d client; its `VALIDATE` is complete.
+    /// A c10d client, whose `VALIDATE` is complete.
     Client,
     /// The magic of the upgrade at this index.
     Upgrade(usize),
-    /// Neither.
+    /// Neither: a stranger.
     Foreign,
 }
 
@@ -34,7 +34,7 @@ pub(super) fn recognise(first: &[u8], upgrades: &[Upgrade]) -> Visitor {
 
 /// The first line of a stranger's bytes as printable text, at most [`PREVIEW_BYTES`] of them.
 ///
-/// `None` if they begin like a c10d query: then they may hold keys and values, which are nobody's business.
+/// `None` if they begin like a c10d query: then they may hold keys and values, which must not be logged.
 pub(super) fn preview(first: &[u8]) -> Option<String> {
     let code = *first.first()?;
     if Query::from_code(code).is_some() {

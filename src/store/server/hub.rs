@@ -1,4 +1,4 @@
-//! What the connections of one server share: the table, the counters, the log, and buffers for whoever's turn it is.
+//! What the connections of one server share: the table, the counters, the log, and the buffers for the present turn.
 //!
 //! Owns carrying out a request. Everything here runs on one thread, so a request is atomic.
 
@@ -20,13 +20,13 @@ use crate::store::table::{ConnId, KEYS_PER_UNIT, Listing, Table, Violation};
 pub(super) struct Hub {
     pub options: ServerOptions,
     pub counters: Arc<Counters>,
-    /// Waits that requests have ended, and whose connections are still to be told.
+    /// Connections whose waits have ended, and which are still to be sent a release.
     pub released: Vec<ConnId>,
-    /// For reading, empty between turns: only a connection that is in the middle of a request has a buffer of its own.
+    /// The shared read buffer, empty between turns. Only a connection in the middle of a request has its own.
     pub input: BytesMut,
-    /// For writing, likewise: only a client that does not read costs one of its own.
+    /// The shared write buffer, likewise. Only a client that does not read has its own.
     pub outbox: Option<Box<Outbox>>,
-    /// What connections that were handed over share.
+    /// Shared by the connections that were handed over.
     pub handed_over: Place,
     table: Table,
     /// c10d clients that are connected.
@@ -38,11 +38,11 @@ pub(super) struct Hub {
 #[derive(Debug)]
 pub(super) struct Rejection {
     pub cause: Cause,
-    /// In words.
+    /// The reason, in words.
     pub detail: String,
-    /// How a stranger began.
+    /// The first bytes of a stranger.
     pub preview: Option<String>,
-    /// The key that a request names, where its size is what is wrong.
+    /// The key that a request names, if the request is refused for a size.
     pub key: Option<String>,
 }
 
@@ -93,20 +93,20 @@ impl Hub {
         self.forget_wait(id);
     }
 
-    /// The server has ended: nobody is connected any more, and the log will say no more.
+    /// The server has ended: no client is connected. Writes the last summaries to the log.
     pub(super) fn on_end(&mut self) {
         self.counters.connections_open.store(0, Relaxed);
         self.counters.waiting.store(0, Relaxed);
         say_left_out(self.log_budget.end());
     }
 
-    /// What carrying out a request will cost, as [`Table::cost`] has it.
+    /// The cost of a request, as of [`Table::cost`].
     pub(super) fn cost(&self, request: &Request) -> usize {
         self.table.cost(request)
     }
 
-    /// Carries out one request of a connection and queues its reply. Others that it releases are noted in `released`.
-    /// What comes back is a reply that is to be written piece by piece.
+    /// Carries out one request of a connection and queues its reply. Connections that it releases are noted in `released`.
+    /// Returns a list that is to be written piece by piece.
     pub(super) fn apply(
         &mut self,
         id: ConnId,
@@ -136,13 +136,13 @@ impl Hub {
         Ok(None)
     }
 
-    /// The client will read no release any more.
+    /// Forgets the wait of a client that will read no release.
     pub(super) fn forget_wait(&mut self, id: ConnId) {
         self.table.disconnect(id);
         self.count(0);
     }
 
-    /// Brings the counters up to date after this many requests.
+    /// Updates the counters after this many requests.
     pub(super) fn count(&self, requests: u64) {
         let counters = &self.counters;
         // Only this thread writes them, so nothing is lost between reading and writing.
@@ -169,18 +169,18 @@ impl Hub {
         self.log_budget.admit(kind, now)
     }
 
-    /// When [`summarise`](Self::summarise) has something to say.
+    /// When [`summarise`](Self::summarise) is to be called next.
     pub(super) fn next_summary(&self) -> Option<Instant> {
         self.log_budget.next_deadline()
     }
 
-    /// Says what the log has left out, if it is time.
+    /// Logs how many records were left out, if the period is over.
     pub(super) fn summarise(&mut self, now: Instant) {
         say_left_out(self.log_budget.summaries(now));
     }
 }
 
-/// Writes the next piece of the reply to `LIST_KEYS`; what that has cost, as [`Table::cost`] has it.
+/// Writes the next piece of the reply to `LIST_KEYS`. Returns its cost, as of [`Table::cost`].
 pub(super) fn list_more(listing: &mut Listing, outbox: &mut Outbox) -> usize {
     let count = listing.advance(|key| {
         put_length(outbox, key.len());
@@ -195,5 +195,5 @@ fn say_left_out(summaries: Vec<LeftOut>) {
     }
 }
 
-/// One target for all of the server's records, whichever file they come from.
+/// The target of all of the server's log records.
 pub(super) const LOG_TARGET: &str = "elastic_rs::store::server";

@@ -10,13 +10,13 @@ use super::after;
 use super::control::{Command, Control, Ended, Expected};
 use crate::store::table::ConnId;
 
-/// What the server has been told about its end.
+/// What decides when the server ends: owners, draining, a command to stop.
 pub(super) struct Life {
     commands: Receiver<Command>,
     expected: Arc<Expected>,
-    /// Owners decide about the end.
+    /// Whether the server ends with its owners.
     is_owned: bool,
-    /// Those that are left.
+    /// The owners that are connected.
     owners: HashSet<ConnId>,
     drain_until: Option<Instant>,
 }
@@ -27,12 +27,12 @@ impl Life {
         Life { commands, expected, is_owned: false, owners: HashSet::new(), drain_until: None }
     }
 
-    /// When draining has taken long enough.
+    /// When the time for draining is over.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.drain_until
     }
 
-    /// Hears what it is told; `find` knows a client by its address. The end, if this is it.
+    /// Reads pending commands. `find` looks a client up by its address. Returns why the server ends, if it does.
     pub(super) fn listen(&mut self, find: impl Fn(SocketAddr) -> Option<ConnId>) -> Option<Ended> {
         loop {
             match self.commands.try_recv() {
@@ -52,7 +52,7 @@ impl Life {
                     return Some(Ended::Stopped);
                 }
                 Err(TryRecvError::Disconnected) => {
-                    // Nobody is left to keep a promise.
+                    // No controller is left that could keep a promise.
                     self.expected.end();
                     return None;
                 }
@@ -65,10 +65,10 @@ impl Life {
         self.owners.remove(&id);
     }
 
-    /// Whether this is the end, with so many clients connected.
+    /// Why the server ends now, with this many clients connected, if it does.
     pub(super) fn is_over(&self, open_count: usize) -> Option<Ended> {
         match self.drain_until {
-            // Draining was asked for in so many words, so the owners' going does not cut it short.
+            // Draining was asked for explicitly, so the end of the owners does not cut it short.
             Some(_) if open_count == 0 => Some(Ended::Drained),
             Some(until) if Instant::now() >= until => Some(Ended::DrainTimedOut),
             None if self.is_owned && self.owners.is_empty() && self.expected.end_if_none() => Some(Ended::OwnerGone),

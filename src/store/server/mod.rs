@@ -4,14 +4,14 @@
 //! lifetime. Leaves decisions to the table, bytes to [`crate::proto`], and listening sockets to [`super::listen`].
 //! Facts: sections 2, 8 and 9 of the protocol description; it names the accidents of PyTorch's servers that are not copied.
 //!
-//! One thread of its own serves all connections ([`StoreServer`]), so the table needs no lock and every request is
-//! atomic. It waits for sockets itself, without an async runtime, and never for Python. It does log through `tracing`: a
-//! subscriber that takes the GIL must do so on a thread of its own, or a Python thread that holds the GIL while it waits
-//! for this server waits for ever.
+//! One dedicated thread serves all connections ([`StoreServer`]), so the table needs no lock and every request is atomic. The
+//! thread waits for sockets itself, without an async runtime, and never for Python. It logs through `tracing`. A subscriber
+//! that takes the GIL must do so on another thread: a Python thread may hold the GIL while it waits for this server, and
+//! both would wait for ever (`docs/decisions/0003-servers-never-wait-for-python.md`).
 //!
-//! To read: `event_loop` waits for sockets and gives them turns, `accept` lets them in, `connection` talks to them (`hello`
-//! decides who is at the door), `hub` applies what they ask, `outbox` holds what they have not read yet, `life` knows
-//! when it all ends.
+//! In the order in which to read: `event_loop` waits for sockets and gives connections turns, `accept` accepts them,
+//! `connection` reads and writes (`hello` identifies the peer), `hub` carries out requests, `outbox` holds bytes that a client
+//! has not read yet, `life` decides when the server ends.
 
 mod accept;
 mod connection;
@@ -39,34 +39,34 @@ pub use control::{Controller, Ended};
 pub use stats::{Cause, Stats};
 pub use thread::StoreServer;
 
-/// How a server behaves. Every limit exceeded costs the connection that exceeds it, and is counted and logged.
+/// Options of a server. A connection that exceeds a limit is closed, counted and logged.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
-    /// What lengths in requests may be at most.
+    /// Limits on lengths in requests.
     pub limits: Limits,
-    /// What the table may hold at most.
+    /// Limits on what the table holds.
     pub table: TableLimits,
-    /// Connections that may be open at once, handed over ones included; a further one is closed at once. Default 1 048 576.
+    /// Connections that may be open at once, including those handed over. A further one is closed at once. Default 1 048 576.
     pub max_connections: usize,
     /// How long a connection may take to say `VALIDATE` (or the magic of an upgrade). Default 30 s.
     ///
-    /// [`Host`](crate::host::Host) gives a session as long again to say Hello.
-    /// PyTorch's servers wait for ever.
+    /// [`Host`](crate::host::Host) gives a session as long again to send its `Hello`. PyTorch's servers wait for ever.
     pub hello_timeout: Duration,
-    /// How much may wait for a client that does not read its replies. Default 64 MiB.
+    /// Bytes of replies that may wait for a client that does not read them. Default 64 MiB.
     ///
     /// A connection that sends a further request while more than this waits is closed. A single reply may be larger: it is
     /// delivered as fast as the client reads.
     pub reply_buffer_bytes: usize,
-    /// How long a client that has closed its sending side may take to read the rest. Default 30 s.
+    /// How long a client that has closed its sending side may take to read the remaining replies. Default 30 s.
     pub flush_timeout: Duration,
-    /// How long a connection is silent before the kernel asks whether its host is still there. Default 60 s.
+    /// How long a connection is silent before the kernel probes its host (TCP keep-alive). Default 60 s.
     ///
-    /// PyTorch's servers never ask, and keep the connection of a host that vanished. A client that is merely silent stays.
+    /// PyTorch's servers have no keep-alive and keep the connection of a host that vanished. A client that is merely silent is
+    /// kept.
     pub keepalive_idle: Duration,
-    /// How long it waits for the answer before it asks again, `net.ipv4.tcp_keepalive_probes` (9) times. Default 30 s.
+    /// Time between probes. After `net.ipv4.tcp_keepalive_probes` (9) unanswered ones the connection is lost. Default 30 s.
     pub keepalive_interval: Duration,
-    /// Of each cause so many (20) rejections are logged in this time, then how many more there were. Default 60 s.
+    /// In this time 20 rejections of each cause are logged, and then how many more there were. Default 60 s.
     pub log_period: Duration,
     /// Other protocols on the same port.
     pub upgrades: Vec<Upgrade>,
@@ -94,7 +94,7 @@ impl Default for ServerOptions {
 pub struct Upgrade {
     /// Its first bytes. The first byte is never 0, which begins every c10d connection.
     pub magic: &'static [u8],
-    /// Who takes over.
+    /// Receives the connections.
     pub to: UnboundedSender<Upgraded>,
 }
 
@@ -103,28 +103,28 @@ pub struct Upgrade {
 pub struct Upgraded {
     /// The connection, non-blocking and with `TCP_NODELAY` set.
     pub stream: TcpStream,
-    /// What has been read from it, the magic included.
+    /// The bytes read from it so far, including the magic.
     pub first_bytes: BytesMut,
     /// The other end.
     pub peer: SocketAddr,
     /// This end: the address by which the other end reached the server.
     pub local: SocketAddr,
-    /// Keeps the connection counted towards `max_connections`: to be held as long as it is open.
+    /// Counts the connection towards `max_connections`. To be held as long as it is open.
     pub place: Place,
 }
 
-/// A place among a server's connections. Clones share it; it is free when the last is dropped.
+/// A slot that counts towards a server's `max_connections`. Clones share it. It is freed when the last clone is dropped.
 #[derive(Debug, Clone, Default)]
 pub struct Place(Arc<()>);
 
 impl Place {
-    /// How many others share it.
+    /// Number of other clones.
     fn shared(&self) -> usize {
         Arc::strong_count(&self.0) - 1
     }
 }
 
-/// When this time is over.
+/// The instant after this time.
 fn after(timeout: Duration) -> Instant {
     Instant::now() + timeout.min(FOREVER)
 }

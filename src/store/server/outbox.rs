@@ -1,7 +1,7 @@
-//! What a client has not read yet.
+//! The bytes that a client has not read yet.
 //!
-//! Owns the bytes between a reply and the socket. Big values are queued as they are, shared with the table; the rest is
-//! gathered into one buffer. No I/O: the connection asks for slices and says how much of them has gone.
+//! Owns the bytes between a reply and the socket. Big values are queued as they are, shared with the table. The rest is
+//! gathered into one buffer. No I/O: the connection asks for slices, and says how many bytes were sent.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -13,9 +13,9 @@ use crate::proto::Sink;
 /// A queue of bytes to send.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    /// Go first.
+    /// Sent first.
     segments: VecDeque<Bytes>,
-    /// Goes last, and takes further small pieces.
+    /// Sent last. Further small pieces are appended here.
     tail: BytesMut,
     len: usize,
 }
@@ -41,7 +41,7 @@ impl Outbox {
         (slices, count)
     }
 
-    /// Takes `count` bytes, which have been sent, off the front.
+    /// Removes `count` bytes, which were sent, from the front.
     pub(super) fn advance(&mut self, mut count: usize) {
         self.len -= count;
         while let Some(segment) = self.segments.front_mut() {
@@ -82,14 +82,14 @@ impl Sink for Outbox {
     }
 }
 
-/// Slices of one vectored write.
+/// Most slices of one vectored write.
 const SLICES: usize = 64;
 
-/// Values from this size on are shared rather than copied. Low, so that a reply that names one value many times costs
-/// little memory.
+/// Values of this size or more are shared and not copied. The number is low, so that a reply that names one value many
+/// times takes little memory.
 const WORTH_SHARING_BYTES: usize = 512;
 
-/// What an empty outbox may keep. There is one for all connections that have read theirs.
+/// Capacity that an empty outbox may keep. All connections without unread replies share one.
 const IDLE_BYTES: usize = 256 * 1024;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What a server counts, readable from any thread.
+//! The counters of a server, readable from any thread.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -24,7 +24,7 @@ pub enum Cause {
     NotReading,
     /// `max_connections` were open.
     TooManyConnections,
-    /// An upgrade's magic, but nobody takes over such connections any more.
+    /// The magic of an upgrade, but its receiver has ended.
     UpgradeGone,
 }
 
@@ -66,11 +66,11 @@ impl Cause {
 pub struct Stats {
     /// Validated c10d connections that are open.
     pub connections_open: u64,
-    /// Connections accepted since the start, rejected and upgraded ones included.
+    /// Connections accepted since the start, including rejected and upgraded ones.
     pub connections_accepted: u64,
     /// Connections handed over to another protocol.
     pub connections_upgraded: u64,
-    /// Times that accepting failed, for instance for want of file descriptors.
+    /// Failed attempts to accept, for instance because no file descriptor was free.
     pub accept_errors: u64,
     /// Requests carried out, `VALIDATE` not counted.
     pub requests: u64,

@@ -1,4 +1,4 @@
-//! A server on a thread of its own.
+//! A server on a dedicated thread.
 
 use std::io;
 use std::mem;
@@ -18,7 +18,7 @@ use crate::threads;
 /// A running server. Dropping it stops the server and waits for its thread, unless
 /// [`stop_when_closed`](Self::stop_when_closed) was called: then the server outlives it.
 ///
-/// In a process forked from the one that started it, it does nothing: the thread did not come along.
+/// In a process forked from the one that started it, dropping it does nothing: the thread does not exist there.
 #[derive(Debug)]
 pub struct StoreServer {
     controller: Controller,
@@ -30,13 +30,13 @@ pub struct StoreServer {
 #[derive(Debug)]
 enum Thread {
     Running(JoinHandle<Ended>),
-    /// It ends with its owners' connections.
+    /// The server ends with its owners' connections.
     Released(JoinHandle<Ended>),
     Ended(Ended),
 }
 
 impl StoreServer {
-    /// Starts a server on these listeners; at least one. See [`super::super::listen`] for making them.
+    /// Starts a server on these listeners, at least one. [`super::super::listen`] makes them.
     pub fn start(listeners: Vec<TcpListener>, options: ServerOptions) -> io::Result<StoreServer> {
         let local_addr = match listeners.first() {
             Some(listener) => listener.local_addr()?,
@@ -67,7 +67,7 @@ impl StoreServer {
         self.controller.stats()
     }
 
-    /// Another way to steer the server. While one is kept, dropping `self` still stops the server.
+    /// A handle that steers the server. Dropping `self` still stops the server while a handle exists.
     pub fn controller(&self) -> Controller {
         self.controller.clone()
     }
@@ -81,7 +81,7 @@ impl StoreServer {
         self.join();
     }
 
-    /// Ties the server's life to an owner's connection, named by the client's local address.
+    /// Ties the server's lifetime to an owner's connection, named by the client's local address.
     ///
     /// The server then ends when the connections of all owners named so have closed (at once if they have), and dropping
     /// `self` no longer stops it. [`stop`](Self::stop) still does.
@@ -97,7 +97,7 @@ impl StoreServer {
         };
     }
 
-    /// Promises a further owner, see [`Controller::expect_owner`]; false if the server has ended.
+    /// Promises another owner: [`Controller::expect_owner`]. False if the server has ended.
     #[must_use]
     pub fn expect_owner(&self) -> bool {
         !self.is_inherited() && self.controller.expect_owner()
@@ -110,9 +110,9 @@ impl StoreServer {
         }
     }
 
-    /// Waits until every client has disconnected, or `timeout`, then stops; true if all had gone.
+    /// Waits until every client has disconnected, or for `timeout`, then stops. True if all had disconnected.
     ///
-    /// Clients that close a moment later than this is called thus never see a reset. New ones are served meanwhile.
+    /// So clients that close a moment later than this call never see a reset. New clients are served meanwhile.
     pub fn drain(&self, timeout: Duration) -> bool {
         if self.is_inherited() {
             return false;
@@ -148,7 +148,7 @@ impl Drop for StoreServer {
     fn drop(&mut self) {
         let thread = mem::replace(self.thread.get_mut(), Thread::Ended(Ended::Stopped));
         match thread {
-            // Joining a thread that fork has not copied would wait for ever.
+            // Fork does not copy threads: joining would wait for ever.
             Thread::Running(handle) | Thread::Released(handle) if self.started_by != process::id() => {
                 mem::forget(handle)
             }

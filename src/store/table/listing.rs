@@ -1,7 +1,7 @@
-//! The keys of one moment, in order.
+//! The reply to `LIST_KEYS`: the keys that the table held at one moment, sorted.
 //!
-//! Owns putting them in order piece by piece: of 300,000 keys that takes tens of milliseconds, in which a server has others to
-//! serve. Only the copy is made at once, so that a list is what the table held at one moment.
+//! Owns sorting them piece by piece. Sorting 300,000 keys takes tens of milliseconds, and the server has other clients to
+//! serve meanwhile. The copy of the keys is made at once, so that the list is of one moment.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -11,18 +11,18 @@ use bytes::Bytes;
 /// Keys to be listed.
 #[derive(Debug)]
 pub struct Listing {
-    /// All keys, one behind the other.
+    /// All keys, concatenated.
     text: Bytes,
-    /// Where each begins and ends in it: in runs of [`PIECE_KEYS`], of which those before `sorted` are in order.
+    /// Begin and end of each key in `text`, in runs of [`PIECE_KEYS`]. The runs before `sorted` are sorted.
     keys: Vec<(usize, usize)>,
     sorted: usize,
-    /// The first key of each run that is left, and its place in `keys`.
+    /// The first remaining key of each run, and its index in `keys`.
     heads: BinaryHeap<Reverse<(Bytes, usize)>>,
     left: usize,
 }
 
 impl Listing {
-    /// Copies these keys, which have so many bytes in all.
+    /// Copies these keys, which have `bytes` bytes in all.
     pub(super) fn new<'a>(keys: impl ExactSizeIterator<Item = &'a [u8]>, bytes: usize) -> Listing {
         let (mut text, mut places) = (Vec::with_capacity(bytes), Vec::with_capacity(keys.len()));
         for key in keys {
@@ -39,7 +39,7 @@ impl Listing {
         self.left
     }
 
-    /// Does a piece of the work, and gives `each` the keys that come next, if it has come to that; over how many keys it went.
+    /// Does a piece of the work. Once all runs are sorted, calls `each` with the next keys. Returns the number of keys processed.
     pub fn advance(&mut self, mut each: impl FnMut(&[u8])) -> usize {
         if self.sorted < self.keys.len() {
             return self.sort();
@@ -59,7 +59,7 @@ impl Listing {
         given
     }
 
-    /// Puts the next run in order.
+    /// Sorts the next run.
     fn sort(&mut self) -> usize {
         let (first, end) = (self.sorted, self.keys.len().min(self.sorted + PIECE_KEYS));
         let Listing { text, keys, .. } = self;
@@ -71,7 +71,7 @@ impl Listing {
     }
 }
 
-/// Keys of one piece of work: about a fifth of a millisecond.
+/// Keys of one piece of work, which takes about a fifth of a millisecond.
 const PIECE_KEYS: usize = 2048;
 
 #[cfg(test)]

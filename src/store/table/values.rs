@@ -1,8 +1,8 @@
-//! Keys and their values, in little memory.
+//! The map from keys to values, in little memory.
 //!
-//! Owns how they lie in it. A small value lies behind its key in one block of exactly that size; a place in the map is 24
-//! bytes. A larger one is shared with the replies that name it. A million keys of 8 bytes with values of 64 take 130 bytes
-//! each, of which 80 are the block: two maps' places of `Bytes`, with a block for each, took 249.
+//! Owns the memory layout. A small value lies behind its key in one block of exactly that size. An entry of the map takes 24
+//! bytes. A larger value is shared with the replies that name it. A million keys of 8 bytes with values of 64 take 130 bytes
+//! each, of which 80 are the block. `docs/decisions/0011-a-key-and-its-small-value-are-one-block.md` has the alternatives.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -16,7 +16,7 @@ use super::listing::Listing;
 #[derive(Debug, Default)]
 pub(super) struct Values {
     entries: HashTable<Entry>,
-    /// Of all keys.
+    /// Bytes of all keys.
     key_bytes: usize,
     /// Keyed at random: keys come from the network.
     hasher: RandomState,
@@ -24,7 +24,7 @@ pub(super) struct Values {
 
 #[derive(Debug)]
 enum Entry {
-    /// Key and value one behind the other.
+    /// Key and value, concatenated.
     Small {
         block: Box<[u8]>,
         key_len: u32,
@@ -103,7 +103,7 @@ impl Entry {
             *self = Entry::new(self.key(), [&self.value(), more].concat().into());
             return;
         };
-        // In place unless the old value is on its way to somebody, so that many appends are not quadratic.
+        // In place, unless a reply that is being sent holds the old value: many appends must not be quadratic.
         let mut value = match std::mem::take(&mut large.value).try_into_mut() {
             Ok(value) => value,
             Err(shared) => {
@@ -130,7 +130,7 @@ impl Values {
         self.get(key).is_some()
     }
 
-    /// Stores a value, of which a small one is copied and a larger one kept; the length of the one before it.
+    /// Stores a value and returns the length of the previous one. A small value is copied, a larger one kept.
     pub(super) fn set(&mut self, key: &[u8], value: Bytes) -> Option<usize> {
         match self.place(key) {
             Place::Occupied(mut place) => {
@@ -146,14 +146,14 @@ impl Values {
         }
     }
 
-    /// Lengthens a value that is there.
+    /// Appends to an existing value.
     pub(super) fn append(&mut self, key: &[u8], more: &[u8]) {
         if let Place::Occupied(mut place) = self.place(key) {
             place.get_mut().append(more);
         }
     }
 
-    /// Removes a key; the length of its value.
+    /// Removes a key and returns the length of its value.
     pub(super) fn remove(&mut self, key: &[u8]) -> Option<usize> {
         match self.place(key) {
             Place::Occupied(place) => {
@@ -170,7 +170,7 @@ impl Values {
         Listing::new(self.entries.iter().map(Entry::key), self.key_bytes)
     }
 
-    /// How many bytes an `append` would copy beside those that it adds: those of a value that is on its way to somebody.
+    /// How many bytes an `append` would copy besides those that it adds: the old value's, if a reply that is being sent holds it.
     pub(super) fn copied_by_append(&self, key: &[u8]) -> usize {
         match self.get(key) {
             Some(Value::Large(value)) if !value.is_unique() => value.len(),
@@ -185,15 +185,16 @@ impl Values {
     }
 }
 
-/// Of the key's bytes alone: `hash_one` adds their number, which tells lists of slices apart, and costs a further write.
+/// Hashes the key's bytes alone. `hash_one` would also write their number, which costs time and only tells lists of slices
+/// apart.
 pub(super) fn hash(hasher: &RandomState, key: &[u8]) -> u64 {
     let mut state = hasher.build_hasher();
     state.write(key);
     state.finish()
 }
 
-/// Values from this size on are shared with the replies that name them: below, copying costs less than sharing. Low, so that
-/// a reply that names one value many times costs little memory.
+/// Values of this size or more are shared with the replies that name them. Below, copying costs less than sharing. The
+/// number is low, so that a reply that names one value many times takes little memory.
 pub(super) const LARGE_BYTES: usize = 512;
 
 #[cfg(test)]

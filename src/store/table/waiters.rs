@@ -1,8 +1,8 @@
-//! Who waits for which keys, and what one event means for them.
+//! Which connection waits for which keys, and which waits an event ends.
 //!
-//! Owns the order of release, and how waits lie in memory: a key that one connection waits for takes 33 to 45 bytes beside its own,
-//! since connections may wait for a hundred thousand keys each. All keys of a wait are in two blocks, which go with it. Those who wait
-//! for the same key form a ring, in the order of their waits, and a table has the first of each ring.
+//! Owns the order of release and the memory layout of waits. Connections may wait for a hundred thousand keys each, so a key
+//! that one connection waits for takes only 33 to 45 bytes besides its own. All keys of a wait are in two blocks, which are
+//! freed with the wait. Waits for the same key form a ring, in their order, and a table has the first of each ring.
 
 use std::collections::HashMap;
 use std::hash::RandomState;
@@ -21,12 +21,12 @@ pub(super) struct Waiters {
     first: HashTable<Place>,
     /// Keyed at random: keys come from the network.
     hasher: RandomState,
-    /// Places are used again.
+    /// Open waits. Free slots are reused.
     waits: Vec<Option<Wait>>,
-    /// Places that may be free.
+    /// Slots of `waits` that may be free.
     free: Vec<u32>,
     places: HashMap<ConnId, u32>,
-    /// What [`bytes_of`] says of all open waits.
+    /// The sum of [`bytes_of`] over all open waits.
     bytes: usize,
 }
 
@@ -37,7 +37,7 @@ struct Wait {
     /// Keys without an event so far.
     outstanding: u32,
     bytes: usize,
-    /// All keys, one behind the other.
+    /// All keys, concatenated.
     text: Box<[u8]>,
     keys: Box<[Key]>,
 }
@@ -45,15 +45,15 @@ struct Wait {
 /// A key of a wait.
 #[derive(Debug, Clone, Copy)]
 struct Key {
-    /// Where it ends in the wait's text.
+    /// End of the key in the wait's text.
     end: usize,
-    /// Its neighbours in the ring of those who wait for the same key. [`NOWHERE`]: it is in none, since its event has come, or
-    /// the wait has named it before.
+    /// Neighbours in the ring of waits for the same key. [`NOWHERE`]: the key is in no ring, because its event has come or
+    /// because the wait names it twice.
     previous: Place,
     next: Place,
 }
 
-/// Where a key of a wait is: the wait's place, and the key's number in it.
+/// Position of a key: the slot of its wait, and the key's index in that wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Place {
     wait: u32,
@@ -62,10 +62,10 @@ struct Place {
 
 const NOWHERE: Place = Place { wait: u32::MAX, key: u32::MAX };
 
-/// Keys that a wait may have at most: their numbers are 32 bits wide.
+/// Most keys that a wait may have: their indices are 32 bits wide.
 pub(super) const MAX_KEYS: usize = u32::MAX as usize;
 
-/// What a wait for these keys counts for.
+/// Bytes that a wait for these keys counts for.
 pub(super) fn bytes_of(keys: &[Bytes]) -> usize {
     keys.iter().map(|key| ENTRY_BYTES + key.len()).sum()
 }
@@ -80,7 +80,7 @@ impl Waiters {
         self.places.len()
     }
 
-    /// What the open waits count for.
+    /// Bytes that the open waits count for.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -91,7 +91,7 @@ impl Waiters {
         self.first.is_empty() && self.places.is_empty() && self.waits.iter().all(Option::is_none) && self.bytes == 0
     }
 
-    /// Opens a wait of `conn`, which has none, for these keys; at least one, and at most [`MAX_KEYS`].
+    /// Opens a wait of `conn` for these keys: at least one, and at most [`MAX_KEYS`]. `conn` must have no open wait.
     pub(super) fn register(&mut self, conn: ConnId, keys: &[Bytes]) {
         let bytes = bytes_of(keys);
         let mut end = 0;
@@ -124,12 +124,13 @@ impl Waiters {
         self.end(wait);
     }
 
-    /// `key` has been stored: everybody registered under it needs one key less.
+    /// `key` has been stored: each wait that is registered under it needs one key less.
     ///
-    /// Counts events and does not look again: a key that is deleted before the others arrive still counts, as upstream.
+    /// Counts events and does not look at the keys again. A key that is deleted before the others arrive still counts, as
+    /// upstream.
     pub(super) fn event(&mut self, key: &Bytes, released: &mut Vec<ConnId>) {
         if self.first.is_empty() {
-            // The common case, and hashing the key once more would be the dearest part of a small `SET`.
+            // The common case. Hashing the key once more would be the most expensive part of a small `SET`.
             return;
         }
         let Some(first) = self.take_ring(key) else {
@@ -146,7 +147,7 @@ impl Waiters {
         }
     }
 
-    /// An item was pushed: releases at most one waiter, the first that needs nothing else.
+    /// An item was pushed. Releases at most one waiter: the first that needs no other key.
     pub(super) fn pushed(&mut self, key: &Bytes, released: &mut Vec<ConnId>) {
         while let Some(first) = self.first_of(key) {
             self.unlink(first);
@@ -157,7 +158,7 @@ impl Waiters {
         }
     }
 
-    /// Counts one event for a wait; whose it is, if that was the last: then the wait is gone.
+    /// Counts one event for a wait. If it was the last, ends the wait and returns its connection.
     fn has_one_less(&mut self, at: u32) -> Option<ConnId> {
         let wait = self.wait_mut(at)?;
         wait.outstanding -= 1;
@@ -175,7 +176,7 @@ impl Waiters {
 
     fn add(&mut self, wait: Wait) -> u32 {
         while let Some(at) = self.free.pop() {
-            // The list may have become shorter since, and longer again.
+            // The list may have shrunk since, and grown again.
             if let Some(place @ None) = self.waits.get_mut(at as usize) {
                 *place = Some(wait);
                 return at;
@@ -185,7 +186,7 @@ impl Waiters {
         (self.waits.len() - 1) as u32
     }
 
-    /// Takes out a wait whose keys are in no ring, and gives back memory that is far more than what is left needs.
+    /// Removes a wait whose keys are in no ring. Frees memory if far more is held than the remaining waits need.
     fn end(&mut self, at: u32) {
         let Some(wait) = self.waits.get_mut(at as usize).and_then(Option::take) else {
             return;
@@ -208,7 +209,7 @@ impl Waiters {
         }
     }
 
-    /// Puts a key at the end of its ring; false if its wait is in that already.
+    /// Appends a key to its ring. False if its wait is in that ring already.
     fn link(&mut self, place: Place) -> bool {
         let Waiters { first, waits, hasher, .. } = self;
         let text = text_of(waits, place);
@@ -225,7 +226,7 @@ impl Waiters {
             return true;
         }
         let last = key_of(waits, head).previous;
-        // A key named twice is one registration: one event brings both.
+        // A key that is named twice is one registration: one event satisfies both.
         if last.wait == place.wait {
             return false;
         }
@@ -234,7 +235,7 @@ impl Waiters {
         true
     }
 
-    /// Takes a key out of its ring, if it is in one.
+    /// Removes a key from its ring, if it is in one.
     fn unlink(&mut self, place: Place) {
         let Waiters { first, waits, hasher, .. } = self;
         let Key { previous, next, .. } = key_of(waits, place);
@@ -252,7 +253,7 @@ impl Waiters {
         self.leave_ring(place);
     }
 
-    /// Marks a key as being in no ring, and returns what came behind it.
+    /// Marks a key as being in no ring, and returns the key that followed it.
     fn leave_ring(&mut self, place: Place) -> Place {
         let Some(key) = key_mut(&mut self.waits, place) else {
             return NOWHERE;
@@ -265,7 +266,7 @@ impl Waiters {
         self.first.find(hash(&self.hasher, key), |place| text_of(&self.waits, *place) == key).copied()
     }
 
-    /// Takes the ring of a key out of the table; its first.
+    /// Removes the ring of a key from the table, and returns its first member.
     fn take_ring(&mut self, key: &[u8]) -> Option<Place> {
         let Waiters { first, waits, hasher, .. } = self;
         let head = first.find_entry(hash(hasher, key), |place| text_of(waits, *place) == key).ok()?;
@@ -273,7 +274,7 @@ impl Waiters {
     }
 }
 
-/// A key that is registered. Places in the table and in rings are those of open waits.
+/// The key at a position. Positions in the table and in rings are always those of open waits.
 fn key_of(waits: &[Option<Wait>], place: Place) -> Key {
     let wait = waits.get(place.wait as usize).and_then(Option::as_ref);
     let key = wait.and_then(|wait| wait.keys.get(place.key as usize));
@@ -303,12 +304,12 @@ fn key_mut(waits: &mut [Option<Wait>], place: Place) -> Option<&mut Key> {
     waits.get_mut(place.wait as usize)?.as_mut()?.keys.get_mut(place.key as usize)
 }
 
-/// Whether so many places are far more than what is in them, and worth giving back.
+/// Whether a list of this capacity holds so much less that its memory is worth freeing.
 fn is_too_large(len: usize, capacity: usize) -> bool {
     capacity > KEPT_PLACES && capacity / 8 > len
 }
 
-/// Places that an empty list may keep.
+/// Capacity that an empty list may keep.
 const KEPT_PLACES: usize = 4096;
 
 #[cfg(test)]
