@@ -32,7 +32,7 @@ PASSED, FAILED, NO_GPU = 0, 1, 3
 GIB = 1 << 30
 MIB = 1 << 20
 REHEARSAL = "rehearsal, no GPU"
-COUNT = "from elastic_rs._run_devices import count_of; print(count_of({kind!r}))"
+COUNT = "from elastic_rs.run._devices import count_of; print(count_of({kind!r}))"
 # A module after whose import no fork can use the device. A thread stands in for that where there is no device.
 INITIALISES = {
     "cuda": "import torch\ntorch.zeros(1, device='cuda')\n",

@@ -12,8 +12,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from elastic_rs._install import install, uninstall
-
 if TYPE_CHECKING:
     from elastic_rs.agent import LocalElasticAgent as LocalElasticAgent
     from elastic_rs.c10d_backend import C10dRendezvousBackend as C10dRendezvousBackend
@@ -22,6 +20,8 @@ if TYPE_CHECKING:
     from elastic_rs.dynamic import RendezvousSettings as RendezvousSettings
     from elastic_rs.dynamic import RendezvousTimeout as RendezvousTimeout
     from elastic_rs.dynamic import create_handler as create_handler
+    from elastic_rs.integration._install import install as install
+    from elastic_rs.integration._install import uninstall as uninstall
     from elastic_rs.rendezvous import RustC10dRendezvousHandler as RustC10dRendezvousHandler
     from elastic_rs.rendezvous import create_rust_c10d_handler as create_rust_c10d_handler
     from elastic_rs.store import TCPStore as TCPStore
@@ -52,6 +52,8 @@ _HOMES = {
     "create_backend": "elastic_rs.c10d_backend",
     "create_handler": "elastic_rs.dynamic",
     "create_rust_c10d_handler": "elastic_rs.rendezvous",
+    "install": "elastic_rs.integration._install",
+    "uninstall": "elastic_rs.integration._install",
 }
 
 

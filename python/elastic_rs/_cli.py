@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from elastic_rs import _elastic_rs
-from elastic_rs._plugin import show_logs
+from elastic_rs._logging import show_logs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

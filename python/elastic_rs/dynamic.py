@@ -23,8 +23,8 @@ from torch.distributed.elastic.events.api import NodeState
 from torch.distributed.elastic.rendezvous import api
 
 from elastic_rs import _elastic_rs
-from elastic_rs._config import RendezvousConfig
-from elastic_rs._node_handler import NodeHandler
+from elastic_rs.rendezvous._config import RendezvousConfig
+from elastic_rs.rendezvous._node_handler import NodeHandler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

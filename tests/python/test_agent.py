@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import elastic_rs
 import pytest
-from elastic_rs._failures import NOT_AVAILABLE, failures_of
-from elastic_rs._functions import Functions
-from elastic_rs._run_report import Failure as OurFailure
+from elastic_rs.agent._failures import NOT_AVAILABLE, failures_of
+from elastic_rs.agent._functions import Functions
+from elastic_rs.run._report import Failure as OurFailure
 from helpers import functions
 from helpers.ports import free_port
 from torch.distributed.elastic import timer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from elastic_rs._config import RendezvousConfig
+from elastic_rs.rendezvous._config import RendezvousConfig
 
 
 def test_defaults_are_pytorchs_where_pytorch_has_them() -> None:

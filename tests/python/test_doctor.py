@@ -18,12 +18,13 @@ from resource import RLIM_INFINITY
 from typing import TYPE_CHECKING
 
 import pytest
-from elastic_rs import _doctor_net as net
-from elastic_rs import _doctor_node as node
-from elastic_rs import _elastic_rs, _run_flags, _run_options, run
-from elastic_rs._doctor_findings import Answer, Finding, Question, asked
-from elastic_rs._doctor_peer import Reached, reach
+from elastic_rs import _elastic_rs, run
 from elastic_rs._elastic_rs import PROTOCOL_VERSION
+from elastic_rs.doctor import _net as net
+from elastic_rs.doctor import _node as node
+from elastic_rs.doctor._findings import Answer, Finding, Question, asked
+from elastic_rs.doctor._peer import Reached, reach
+from elastic_rs.run import _flags, _options
 
 if TYPE_CHECKING:
     from helpers.procs import Job
@@ -151,9 +152,9 @@ def test_verdicts(finding: Finding, verdict: str, text: str) -> None:
     ],
 )  # fmt: skip
 def test_rank_order(flags: tuple[str, ...], text: str) -> None:
-    args = _run_flags.parse([*flags, "x"])
-    alone = _run_options.is_alone(args, _run_options.nodes_of(args.nnodes))
-    finding = net.ranks(_run_options.rendezvous_of(args), "vm", "10.0.0.1", alone=alone)
+    args = _flags.parse([*flags, "x"])
+    alone = _options.is_alone(args, _options.nodes_of(args.nnodes))
+    finding = net.ranks(_options.rendezvous_of(args), "vm", "10.0.0.1", alone=alone)
     assert finding.verdict == "ok"
     assert text in finding.text
 
@@ -214,7 +215,7 @@ def test_torch_is_found_without_being_imported(tmp_path: Path) -> None:
     fake.mkdir()
     (fake / "__init__.py").write_text("raise SystemExit('imported')")
     (fake / "version.py").write_text('__version__ = "2.5.1"\n')
-    code = "from elastic_rs._doctor_node import find_torch; print(*find_torch())"
+    code = "from elastic_rs.doctor._node import find_torch; print(*find_torch())"
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     told = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert told.stdout == f"2.5.1 {fake}\n", "what stands in the way of the real one is what workers would import"

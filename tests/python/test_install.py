@@ -10,7 +10,7 @@ import elastic_rs
 import pytest
 import torch.distributed as dist
 from elastic_rs import create_rust_c10d_handler
-from elastic_rs._launcher import take_over
+from elastic_rs.integration._launcher import take_over
 from torch._C._distributed_c10d import TCPStore as TheirStore
 from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.agent.server.api import WorkerSpec

@@ -13,8 +13,9 @@ import zipfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from elastic_rs import _run_flags, _run_options, _run_path, run
-from elastic_rs._config import RendezvousConfig
+from elastic_rs import run
+from elastic_rs.rendezvous._config import RendezvousConfig
+from elastic_rs.run import _flags, _options, _path
 from torch.distributed.run import get_args_parser
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ FLAGS = [pytest.param(action, id=action.dest) for action in ACTIONS if action.op
 
 
 def test_every_flag_of_torchrun_is_there_with_all_its_spellings() -> None:
-    ours, others = flags_of(_run_flags.parser()), flags_of(get_args_parser())
+    ours, others = flags_of(_flags.parser()), flags_of(get_args_parser())
     assert ours.keys() == others.keys() | OWN
     for dest, other in others.items():
         own = ours[dest]
@@ -62,13 +63,13 @@ def test_every_flag_of_torchrun_is_there_with_all_its_spellings() -> None:
 @pytest.mark.parametrize("action", FLAGS)
 def test_a_flag_is_read_as_torchrun_reads_it(action: argparse.Action) -> None:
     for name in action.option_strings:
-        assert outcome(_run_flags.parse, [name]) == outcome(theirs, [name]) == "refused", "there is no script"
+        assert outcome(_flags.parse, [name]) == outcome(theirs, [name]) == "refused", "there is no script"
         if action.nargs == 0:
-            assert outcome(_run_flags.parse, [name, *SCRIPT]) == outcome(theirs, [name, *SCRIPT])
+            assert outcome(_flags.parse, [name, *SCRIPT]) == outcome(theirs, [name, *SCRIPT])
             continue
         for value in VALUES:
             for argv in ([name, value, *SCRIPT], [f"{name}={value}", *SCRIPT]):
-                assert outcome(_run_flags.parse, argv) == outcome(theirs, argv), argv
+                assert outcome(_flags.parse, argv) == outcome(theirs, argv), argv
 
 
 @pytest.mark.parametrize("action", FLAGS)
@@ -78,11 +79,11 @@ def test_a_variable_stands_for_a_flag_where_it_does_in_torchrun(
     flag = action.option_strings[-1]
     for value in VALUES:
         monkeypatch.setenv(f"PET_{action.dest.upper()}", value)
-        assert outcome(_run_flags.parse, SCRIPT) == outcome(theirs, SCRIPT), value
+        assert outcome(_flags.parse, SCRIPT) == outcome(theirs, SCRIPT), value
         if action.nargs != 0:
             # What the command line says goes first.
             argv = [f"{flag}=1", *SCRIPT]
-            assert outcome(_run_flags.parse, argv) == outcome(theirs, argv), value
+            assert outcome(_flags.parse, argv) == outcome(theirs, argv), value
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_a_variable_stands_for_a_flag_where_it_does_in_torchrun(
     ],
 )
 def test_other_ways_to_write_a_command_line_are_read_alike(argv: list[str]) -> None:
-    assert outcome(_run_flags.parse, argv) == outcome(theirs, argv)
+    assert outcome(_flags.parse, argv) == outcome(theirs, argv)
 
 
 @pytest.mark.parametrize(
@@ -114,22 +115,22 @@ def test_other_ways_to_write_a_command_line_are_read_alike(argv: list[str]) -> N
 )
 def test_modules_of_a_warm_start_come_behind_an_equals_sign(argv: list[str], modules: str | None) -> None:
     rest = ["--warm-start=x", "--warm_start=a=b", "--warm-start"]
-    args = _run_flags.parse([*argv, "train.py", *rest])
+    args = _flags.parse([*argv, "train.py", *rest])
     assert (args.warm_start, args.training_script, args.training_script_args) == (modules, "train.py", rest)
 
 
 def test_a_variable_asks_for_warm_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_WARM_START", "numpy")
-    assert _run_flags.parse(SCRIPT).warm_start == "numpy"
-    assert _run_flags.parse(["--warm-start", *SCRIPT]).warm_start == "torch"
+    assert _flags.parse(SCRIPT).warm_start == "numpy"
+    assert _flags.parse(["--warm-start", *SCRIPT]).warm_start == "torch"
 
 
 def test_a_warm_start_needs_this_python(caplog: pytest.LogCaptureFixture) -> None:
-    assert _run_options.warm_of("torch", ["/bin/echo", "hello"]) is None
+    assert _options.warm_of("torch", ["/bin/echo", "hello"]) is None
     expected = "--warm-start has no effect: their program is `/bin/echo`, not this Python, `"
     assert caplog.messages[0].startswith(expected)
-    assert _run_options.warm_of("torch", [sys.executable, "-u", "train.py"]) is not None
-    assert _run_options.warm_of(None, [sys.executable, "-u", "train.py"]) is None
+    assert _options.warm_of("torch", [sys.executable, "-u", "train.py"]) is not None
+    assert _options.warm_of(None, [sys.executable, "-u", "train.py"]) is None
 
 
 def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -268,24 +269,24 @@ def test_a_mistake_is_told_before_pytorch_takes_over(
 @pytest.mark.parametrize("seconds", ["inf", "1e30", "nan", "-1", "x", ""])
 def test_a_sleep_without_end_is_not_looked_for(monkeypatch: pytest.MonkeyPatch, seconds: str) -> None:
     monkeypatch.setenv("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", seconds)
-    assert _run_options.launch_options_of(_run_flags.parse(SCRIPT))["uninterruptible_sleep_s"] == 0
+    assert _options.launch_options_of(_flags.parse(SCRIPT))["uninterruptible_sleep_s"] == 0
 
 
 def test_what_torchrun_reads_as_numbers_is_read_alike() -> None:
     def shown(ranks: str) -> Any:
-        args = _run_flags.parse([f"--local-ranks-filter={ranks}", *SCRIPT])
-        return _run_options.log_options_of(args)["shown_ranks"]
+        args = _flags.parse([f"--local-ranks-filter={ranks}", *SCRIPT])
+        return _options.log_options_of(args)["shown_ranks"]
 
     assert [shown(ranks) for ranks in ("", "-1", "99999999999", " 1 ,1_0")] == [None, [], [], [1, 10]]
-    assert _run_options.nodes_of("1_0") == (10, 10)
-    assert _run_options.nodes_of(" 1: 2") == (1, 2)
+    assert _options.nodes_of("1_0") == (10, 10)
+    assert _options.nodes_of(" 1: 2") == (1, 2)
 
 
 def test_an_empty_address_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _run_options.local_addr_of(_run_flags.parse(["--local-addr=", *SCRIPT])) is None
+    assert _options.local_addr_of(_flags.parse(["--local-addr=", *SCRIPT])) is None
     monkeypatch.setenv("PET_LOCAL_ADDR", "")
-    assert _run_options.local_addr_of(_run_flags.parse(SCRIPT)) is None
-    assert _run_options.local_addr_of(_run_flags.parse(["--local-addr=127.0.0.2", *SCRIPT])) == "127.0.0.2"
+    assert _options.local_addr_of(_flags.parse(SCRIPT)) is None
+    assert _options.local_addr_of(_flags.parse(["--local-addr=127.0.0.2", *SCRIPT])) == "127.0.0.2"
 
 
 @pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/full"])
@@ -356,21 +357,21 @@ def test_help_says_by_itself_what_rdzv_conf_takes(capsys: pytest.CaptureFixture[
 
 def test_what_a_command_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
     def command(*argv: str) -> tuple[str, list[str]]:
-        return _run_options.command_of(_run_flags.parse(argv))
+        return _options.command_of(_flags.parse(argv))
 
     python = sys.executable
     assert command("a.py", "-x", "1") == ("a.py", [python, "-u", "a.py", "-x", "1"])
     assert command("-m", "pkg.a", "-x") == ("pkg.a", [python, "-u", "-m", "pkg.a", "-x"])
     assert command("--no-python", "true", "-x") == ("true", ["true", "-x"])
-    run_path = [python, "-u", _run_path.__file__, sys.path[0], "/a.py", "x"]
+    run_path = [python, "-u", _path.__file__, sys.path[0], "/a.py", "x"]
     assert command("--run-path", "--no-python", "/a.py", "x") == ("/a.py", run_path)
     monkeypatch.setenv("PYTHON_EXEC", "/opt/python")
     assert command("a.py") == ("/opt/python", ["/opt/python", "-u", "a.py"])
 
 
 def test_where_nodes_meet_is_what_torchrun_makes_of_the_flags() -> None:
-    def meeting(*flags: str) -> _run_options.Rendezvous:
-        return _run_options.rendezvous_of(_run_flags.parse([*flags, "x"]))
+    def meeting(*flags: str) -> _options.Rendezvous:
+        return _options.rendezvous_of(_flags.parse([*flags, "x"]))
 
     for alone in ([], ["--standalone"], ["--standalone", "--rdzv-backend=etcd", "--rdzv-id=a"]):
         found = meeting(*alone)
@@ -410,7 +411,7 @@ def test_where_nodes_meet_is_what_torchrun_makes_of_the_flags() -> None:
     ],
 )
 def test_an_endpoint_is_read_as_pytorch_reads_it(endpoint: str) -> None:
-    from elastic_rs._config import parse_endpoint
+    from elastic_rs.rendezvous._config import parse_endpoint
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
     def read(parse: Callable[[str, int], tuple[str, int]]) -> tuple[str, int] | None:
@@ -437,7 +438,7 @@ def test_no_brackets_are_asked_for_where_they_would_not_help(capsys: pytest.Capt
 def test_a_port_behind_an_ipv6_address_without_brackets_is_read_as_pytorch_does(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from elastic_rs._config import parse_endpoint
+    from elastic_rs.rendezvous._config import parse_endpoint
 
     assert parse_endpoint("2001:db8::1:29400", 1) == ("2001:db8::1", 29400)
     assert not caplog.records, "a part of an address has four digits at most"
@@ -450,8 +451,8 @@ def test_a_port_behind_an_ipv6_address_without_brackets_is_read_as_pytorch_does(
 
 @pytest.mark.parametrize("address", ["::1", "[::1]", "2001:db8::1"])
 def test_a_master_address_of_ipv6_needs_no_brackets(caplog: pytest.LogCaptureFixture, address: str) -> None:
-    args = _run_flags.parse(["--nnodes=2", f"--master-addr={address}", "--master-port=2950", "x"])
-    meeting = _run_options.rendezvous_of(args)
+    args = _flags.parse(["--nnodes=2", f"--master-addr={address}", "--master-port=2950", "x"])
+    meeting = _options.rendezvous_of(args)
     assert (meeting.host, meeting.port) == (address.strip("[]"), 2950)
     assert not caplog.records
 
@@ -548,7 +549,7 @@ def test_a_current_folder_that_was_removed_is_named(tmp_path: Path, argv: list[s
 
 def test_a_module_that_only_workers_find_is_run(tmp_path: Path) -> None:
     (tmp_path / "only_workers.py").write_text("print('ran')")
-    where = os.path.dirname(os.path.dirname(run.__file__))  # noqa: PTH120
+    where = os.path.dirname(os.path.dirname(os.path.dirname(run.__file__)))  # noqa: PTH120
     code = f"import sys; sys.path.insert(0, {where!r}); from elastic_rs import run; sys.exit(run.main(sys.argv[1:]))"
     command = [sys.executable, "-I", "-c", code, "--standalone", "-m", "only_workers"]
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
@@ -565,7 +566,7 @@ def test_a_program_in_pythons_place_reads_its_arguments_as_it_likes(tmp_path: Pa
 
 @pytest.mark.parametrize("conf", ["", " ", "a=1", " a = 1 , b=x=y ", "a", "a=", "=1", "a=1,,b=2", ","])
 def test_a_configuration_is_read_as_pytorch_reads_it(conf: str) -> None:
-    from elastic_rs._config import parse_conf
+    from elastic_rs.rendezvous._config import parse_conf
     from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
 
     def read(parse: Callable[[str], dict[str, str]]) -> dict[str, str] | None:
@@ -591,7 +592,7 @@ def test_torch_is_not_imported() -> None:
 def test_cpus_are_those_that_this_process_may_use() -> None:
     from torch._utils import cpu_count  # type: ignore[attr-defined]
 
-    assert _run_options.workers_of("cpu") == cpu_count()
+    assert _options.workers_of("cpu") == cpu_count()
 
 
 def test_devices_are_as_many_as_torchrun_finds(
@@ -606,7 +607,7 @@ def test_devices_are_as_many_as_torchrun_finds(
         except ValueError as error:
             expected = str(error).rstrip(".")
         if isinstance(expected, int):
-            assert _run_options.workers_of(kind) == expected, kind
+            assert _options.workers_of(kind) == expected, kind
         else:
             text = said(capsys, f"--nproc-per-node={kind}", "x")
             assert expected in text

@@ -7,8 +7,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from elastic_rs._run_path import record
-from elastic_rs._run_report import Failure, hand_up, report, root_cause
+from elastic_rs.run._path import record
+from elastic_rs.run._report import Failure, hand_up, report, root_cause
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, get_error_handler

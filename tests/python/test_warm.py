@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from elastic_rs import _warm
+from elastic_rs.warm import _plan
 
 if TYPE_CHECKING:
     from helpers.procs import Job, Process
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SCRIPTS = Path(__file__).parent / "scripts"
 DUMP = SCRIPTS / "dump.py"
 COLD = "-"
-MAIN = _warm.CODE.encode()
+MAIN = _plan.CODE.encode()
 # Quickly loaded. What matters is how workers come to be, not what has been imported.
 WARM = "json"
 
@@ -121,9 +121,9 @@ def test_a_warm_worker_ends_as_a_cold_one(job: Job, tmp_path: Path, ending: str)
         ended = agent.line(r"worker 0 \(\d+\) ended with (.*)")[1]
         output = [(logs / f"0-0.{name}").read_text() for name in ("stdout", "stderr")]
         if ending == "hook_fails":  # the frame that replaces the hook shows in the error of the hook itself
-            output[1] = re.sub(r'  File ".*_template.*\.py".*\n(    .*\n)+', "", output[1])
+            output[1] = re.sub(r'  File ".*/warm/_\w+\.py".*\n(    .*\n)+', "", output[1])
         if ending == "fault":  # the dump has all frames, those of the template below the script's
-            output[1] = re.sub(r'  File ".*_template.*\.py".*\n|  File "<string>".*\n', "", output[1])
+            output[1] = re.sub(r'  File ".*/warm/_\w+\.py".*\n|  File "<string>".*\n', "", output[1])
         ends[modules] = code, ended, *(re.sub(r"0x[0-9a-f]+", "0x", text) for text in output)
     assert ends[WARM] == ends[COLD]
 
@@ -280,14 +280,14 @@ def test_what_training_does_with_processes(job: Job) -> None:
 
 HOW = """
     import os, sys
-    os.write(1, b"warm\\n" if "elastic_rs._template" in sys.modules else b"cold\\n")
+    os.write(1, b"warm\\n" if "elastic_rs.warm._template" in sys.modules else b"cold\\n")
 """
 
 FAMILY = """
     import os, signal, subprocess, sys
     code = "import os, signal; os.setsid(); print('child', flush=True); signal.pause()"
     daemon = subprocess.Popen([sys.executable, "-c", code])
-    how = "warm" if "elastic_rs._template" in sys.modules else "cold"
+    how = "warm" if "elastic_rs.warm._template" in sys.modules else "cold"
     os.write(1, f"{how} {os.getpid()}\\n".encode())  # in one piece
     signal.pause()
 """
@@ -344,8 +344,8 @@ MODULES = {
         threading.Thread(target=threading.Event().wait, name="helper", daemon=True).start()
     """,
     "with_device": """
-        from elastic_rs import _template_checks
-        _template_checks.DEVICES = (__file__,)
+        from elastic_rs.warm import _checks
+        _checks.DEVICES = (__file__,)
         kept = open(__file__)
     """,
     "with_process": "import subprocess, sys; kept = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=-1)",
@@ -437,7 +437,7 @@ def test_another_program_has_no_template(job: Job) -> None:
 def test_a_script_that_is_changed_is_read_anew(job: Job, tmp_path: Path) -> None:
     text = """
         import pathlib, sys
-        pathlib.Path(__file__).write_text("import sys; print('changed', 'elastic_rs._template' in sys.modules)")
+        pathlib.Path(__file__).write_text("import sys; print('changed', 'elastic_rs.warm._template' in sys.modules)")
         sys.exit(1)
     """
     agent = run(job, WARM, script(tmp_path, text), restarts=1)

@@ -36,7 +36,7 @@ if args.clock:
     dt.datetime = Shifted  # type: ignore[misc]
 
 if args.fault:
-    from elastic_rs._node_handler import NodeHandler
+    from elastic_rs.rendezvous._node_handler import NodeHandler
 
     real_join = NodeHandler._join
 

@@ -13,7 +13,8 @@ import signal
 import sys
 from pathlib import Path
 
-from elastic_rs import _elastic_rs, _warm
+from elastic_rs import _elastic_rs
+from elastic_rs.warm import _plan
 
 FAILED = 1
 
@@ -78,7 +79,7 @@ def _stop(*_: object) -> None:
 
 
 def _template(command: list[str], modules: list[str]) -> _elastic_rs.Template | None:
-    plan = _warm.plan(command, modules)
+    plan = _plan.plan(command, modules)
     if isinstance(plan, str):
         _say(f"agent: no template: {plan}")
         return None

@@ -11,15 +11,15 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from elastic_rs._doctor_findings import Answer, Finding, Question, asked, mend, note, ok
-from elastic_rs._doctor_peer import Reached, family_of, reach
 from elastic_rs._elastic_rs import PROTOCOL_VERSION
-from elastic_rs._node import claim
+from elastic_rs.doctor._findings import Answer, Finding, Question, asked, mend, note, ok
+from elastic_rs.doctor._peer import Reached, family_of, reach
+from elastic_rs.rendezvous._node import claim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elastic_rs._run_options import Rendezvous
+    from elastic_rs.run._options import Rendezvous
 
 __all__ = ["findings"]
 

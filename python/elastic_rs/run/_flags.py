@@ -324,7 +324,7 @@ class _Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         import textwrap
 
-        from elastic_rs._config import shown_defaults  # which nothing else here needs
+        from elastic_rs.rendezvous._config import shown_defaults  # which nothing else here needs
 
         keys = textwrap.fill(shown_defaults(), 110, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
         return f"{super().format_help()}\nkeys of --rdzv-conf and their defaults, times in seconds:\n{keys}\n"

@@ -19,11 +19,11 @@ from torch.distributed.elastic.events import construct_and_record_rdzv_event
 from torch.distributed.elastic.events.api import NodeState
 
 from elastic_rs import _elastic_rs
-from elastic_rs._config import RendezvousConfig, parse_endpoint, warn_of_no_endpoint
 from elastic_rs._host_name import host_name
-from elastic_rs._node import claim, open_session, why_not_host
-from elastic_rs._node_handler import NodeHandler
 from elastic_rs.errors import RendezvousClosedError, RendezvousConnectionError
+from elastic_rs.rendezvous._config import RendezvousConfig, parse_endpoint, warn_of_no_endpoint
+from elastic_rs.rendezvous._node import claim, open_session, why_not_host
+from elastic_rs.rendezvous._node_handler import NodeHandler
 from elastic_rs.store import TCPStore
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_PORT", "RustC10dRendezvousHandler", "create_rust_c10d_handler"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("elastic_rs.rendezvous")
 
 DEFAULT_PORT = 29400
 """Port of an endpoint that names none, as in PyTorch's ``c10d`` backend. A job of one node needs no endpoint at all."""
@@ -68,8 +68,10 @@ class RustC10dRendezvousHandler(NodeHandler):
 
     Args:
         params: run id, endpoint, node counts and configuration, as torchrun passes them. The configuration's keys are
-            those of :class:`elastic_rs._config.RendezvousConfig`.
+            those of :class:`elastic_rs.rendezvous._config.RendezvousConfig`.
     """
+
+    __module__ = "elastic_rs.rendezvous"
 
     def __init__(self, params: RendezvousParameters) -> None:
         if not params.run_id:

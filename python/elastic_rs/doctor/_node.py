@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastic_rs import _elastic_rs
-from elastic_rs._doctor_findings import Finding, asked, mend, note, ok
-from elastic_rs._run_devices import OTHERS
+from elastic_rs.doctor._findings import Finding, asked, mend, note, ok
+from elastic_rs.run._devices import OTHERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,7 +130,7 @@ def _gpus(nproc: str, workers: int | None, limit_s: float) -> Finding:
             f"NVIDIA's driver has not answered within {limit_s:g} s",
             "look whether nvidia-smi answers and what dmesg says of Xid; workers would hang as this did",
         )
-    others = [path for path in OTHERS if os.path.exists(path)]  # noqa: PTH110 - as _run_devices
+    others = [path for path in OTHERS if os.path.exists(path)]  # noqa: PTH110 - as run/_devices
     return gpus(
         there.value or 0,
         seen.value or 0,

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _elastic_rs
-from elastic_rs._config import RendezvousConfig, parse_conf, parse_endpoint
-from elastic_rs._run_flags import UsageError
+from elastic_rs.rendezvous._config import RendezvousConfig, parse_conf, parse_endpoint
+from elastic_rs.run._flags import UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -147,7 +147,7 @@ def workers_of(text: str) -> int:
     try:
         count = int(text)
     except ValueError:
-        from elastic_rs._run_devices import count_of
+        from elastic_rs.run._devices import count_of
 
         return count_of(text)
     if not 0 < count <= MAX_WORKERS:
@@ -195,12 +195,12 @@ def warm_of(modules: str | None, command: list[str]) -> tuple[list[str], int, st
     """Read ``--warm-start``: what the core is told of a template, if there is to be one."""
     if modules is None:
         return None
-    from elastic_rs import _warm
+    from elastic_rs.warm import _plan
 
     names = [name.strip() for name in modules.split(",")]
     if not all(part.isidentifier() for name in names for part in name.split(".")):
         raise UsageError(f"--warm-start is `{modules}`, must be names of modules: torch,torch.distributed")
-    plan = _warm.plan(command, names)
+    plan = _plan.plan(command, names)
     if isinstance(plan, str):
         logger.warning("--warm-start has no effect: %s", plan)
         return None
@@ -213,9 +213,9 @@ def command_of(args: argparse.Namespace) -> tuple[str, list[str]]:
     python = os.getenv("PYTHON_EXEC", sys.executable)
     if args.run_path:
         # Not by `-m`, which would find a folder `elastic_rs` of the user's first.
-        from elastic_rs import _run_path
+        from elastic_rs.run import _path
 
-        return script, [sys.executable, "-u", _run_path.__file__, sys.path[0], script, *rest]
+        return script, [sys.executable, "-u", _path.__file__, sys.path[0], script, *rest]
     if args.no_python:
         if args.module:
             raise UsageError("--no-python and --module are given, must be one of them at most: a program is no module")

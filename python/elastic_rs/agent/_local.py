@@ -32,12 +32,12 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 
 from elastic_rs import _elastic_rs
-from elastic_rs._consoles import Consoles
-from elastic_rs._failures import failures_of
-from elastic_rs._functions import Functions
-from elastic_rs._generation import Generation, line_prefixes, start_programs
 from elastic_rs._host_name import spare_torch_the_wait, wait_for_readers
-from elastic_rs._worker_logs import ByGeneration, remove_temporary
+from elastic_rs.agent._consoles import Consoles
+from elastic_rs.agent._failures import failures_of
+from elastic_rs.agent._functions import Functions
+from elastic_rs.agent._generation import Generation, line_prefixes, start_programs
+from elastic_rs.agent._worker_logs import ByGeneration, remove_temporary
 from elastic_rs.rendezvous import RustC10dRendezvousHandler
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalElasticAgent"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("elastic_rs.agent")
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
@@ -84,6 +84,8 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         uninterruptible_state_timeout: seconds a worker may spend in uninterruptible sleep before the job is given up.
             Default: ``TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT``, else never.
     """
+
+    __module__ = "elastic_rs.agent"
 
     def __init__(  # noqa: PLR0917 - as torch's
         self,

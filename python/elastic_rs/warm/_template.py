@@ -1,6 +1,6 @@
 """The template of warm starts: a process that imports modules and then forks the workers that import them too.
 
-The agent executes ``python -u -c CODE MODULES ARGS``, where CODE is that of ``_warm``, which calls :func:`main`, and
+The agent executes ``python -u -c CODE MODULES ARGS``, where CODE is that of ``_plan``, which calls :func:`main`, and
 ARGS are what workers have behind ``python``. In a worker :func:`main` runs the script as the interpreter would, and
 returns, so that the interpreter ends as always. Facts: ``Modules/main.c`` and ``Python/pythonrun.c`` of CPython.
 """
@@ -14,9 +14,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elastic_rs import _template_checks, _template_main
 from elastic_rs._elastic_rs import Nest
-from elastic_rs._template_main import Program, UnreadableError
+from elastic_rs.warm import _checks, _program
+from elastic_rs.warm._program import Program, UnreadableError
 
 if TYPE_CHECKING:
     from elastic_rs._elastic_rs import Egg
@@ -52,8 +52,8 @@ def serve() -> Program:
     before = Before(dict(os.environ), [_Stream.of(name) for name in STREAMS])
     # Modules are found where workers find them, and see the command line as they do.
     program = Program(args)
-    shared = _template_checks.Shared()
-    if reason := _nameless() or _load(modules) or shared.why_not() or _template_checks.why_not():
+    shared = _checks.Shared()
+    if reason := _nameless() or _load(modules) or shared.why_not() or _checks.why_not():
         nest.refuse(reason)
         os._exit(0)
     nest.ready()
@@ -106,7 +106,7 @@ def _load(modules: list[str]) -> str:
 def _next_worker(nest: Nest) -> Egg:
     """Fork guards, each of which forks its worker; return in workers only."""
     while (egg := nest.next_egg()) is not None:
-        if reason := _template_checks.why_not():
+        if reason := _checks.why_not():
             nest.refuse(reason)
             break
         guard = os.fork()
@@ -191,7 +191,7 @@ def _hide_template(error: BaseException) -> None:
     """Let an uncaught exception be shown as if the script were all there is."""
     if isinstance(error, SystemExit):
         return
-    hook, ours = sys.excepthook, {__file__, _template_main.__file__, "<string>"}
+    hook, ours = sys.excepthook, {__file__, _program.__file__, "<string>"}
 
     def show(kind: Any, error: BaseException, trace: Any) -> None:
         while trace is not None and trace.tb_frame.f_code.co_filename in ours:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Consoles"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("elastic_rs.agent")
 
 # Only a stream that does not take what it is given is given up.
 END_S = 5.0

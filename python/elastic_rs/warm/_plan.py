@@ -6,8 +6,6 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elastic_rs import _run_path
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -17,7 +15,7 @@ DEFAULT_MODULES = ("torch",)
 
 CODE = (
     "import sys; first = sys.path[:1]; del sys.path[:1]; "
-    "from elastic_rs._template import main; sys.path[:0] = first; main()"
+    "from elastic_rs.warm._template import main; sys.path[:0] = first; main()"
 )
 """What a template executes; the modules and the workers' arguments follow.
 
@@ -49,7 +47,9 @@ def plan(command: Sequence[str], modules: Sequence[str] = DEFAULT_MODULES) -> Pl
     found = target(command[1:])
     if found is None:
         return "their command line is not `python -u SCRIPT` or `python -u -m MODULE`"
-    if command[1 + found[1]] == _run_path.__file__:
+    from elastic_rs.run import _path  # not in a template, which reads this module too
+
+    if command[1 + found[1]] == _path.__file__:
         return "--run-path makes a `__main__` of its own, which is not that of modules imported before"
     return Plan(["-u", "-c", CODE, ",".join(modules)], found[1] + 1, ", ".join(f"`{name}`" for name in modules))
 

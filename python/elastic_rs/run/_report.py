@@ -13,9 +13,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elastic_rs._failures import NO_TRACEBACK, NOT_AVAILABLE, failures_of
 from elastic_rs._host_name import host_name
-from elastic_rs._run_path import write_error_file
+from elastic_rs.agent._failures import NO_TRACEBACK, NOT_AVAILABLE, failures_of
+from elastic_rs.run._path import write_error_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,7 +14,7 @@ try:
     import time
     from typing import TYPE_CHECKING, Any
 
-    from elastic_rs._run_flags import PROG, UsageError, fail, parse
+    from elastic_rs.run._flags import PROG, UsageError, fail, parse
 except KeyboardInterrupt:
     # As in `main`, which is not there yet.
     raise SystemExit(130) from None
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elastic_rs._elastic_rs import Launched
-    from elastic_rs._run_options import Rendezvous
+    from elastic_rs.run._options import Rendezvous
 
 __all__ = ["main"]
 
@@ -54,24 +54,24 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     if argv[:1] == ["doctor"]:
-        from elastic_rs import _doctor
+        from elastic_rs import doctor
 
-        return _doctor.main(argv[1:])
+        return doctor.main(argv[1:])
     args = parse(argv)
     # Not before: `--help` needs none of it.
-    from elastic_rs import _run_options, _run_script
-    from elastic_rs._config import warn_of_no_endpoint
-    from elastic_rs._plugin import show_logs_if_asked
+    from elastic_rs._logging import show_logs_if_asked
+    from elastic_rs.rendezvous._config import warn_of_no_endpoint
+    from elastic_rs.run import _options, _script
 
     show_logs_if_asked()
-    if why := _run_options.why_torch(args):
-        from elastic_rs._run_torch import hand_over
+    if why := _options.why_torch(args):
+        from elastic_rs.run._torch import hand_over
 
         hand_over(argv, args, why)
         return 0
-    meeting, local_addr = _run_options.rendezvous_of(args), _run_options.local_addr_of(args)
-    settings = _run_options.launch_options_of(args)
-    _run_script.check(args)
+    meeting, local_addr = _options.rendezvous_of(args), _options.local_addr_of(args)
+    settings = _options.launch_options_of(args)
+    _script.check(args)
     if not meeting.fixed and not args.rdzv_endpoint:
         warn_of_no_endpoint(meeting.nodes[1], meeting.port)
     _prepare_environment(args, settings["local_world_size"])
@@ -81,7 +81,7 @@ def _run(argv: Sequence[str]) -> int:
 def _take_part(meeting: Rendezvous, local_addr: str | None, settings: dict[str, Any]) -> int:
     """Meet the other nodes, run the workers, and return the exit code. ``settings`` are what no rendezvous concerns."""
     from elastic_rs import _elastic_rs
-    from elastic_rs._node import claim, open_session, why_not_host
+    from elastic_rs.rendezvous._node import claim, open_session, why_not_host
 
     config, where = meeting.config, f"{meeting.host}:{meeting.port}"
     name, started = f"{os.uname().nodename}:{os.getpid()}", time.monotonic()
@@ -168,11 +168,11 @@ def _told(launched: Launched, entrypoint: str, hint: str) -> int:
         case "signal":
             return 128 + (launched.signal or 0)
         case "failed":
-            from elastic_rs import _run_report
+            from elastic_rs.run import _report
 
-            found = _run_report.failures(launched)
-            sys.stderr.write(f"{_run_report.report(entrypoint, found)}\n")
-            _run_report.hand_up(found[_run_report.root_cause(found)])
+            found = _report.failures(launched)
+            sys.stderr.write(f"{_report.report(entrypoint, found)}\n")
+            _report.hand_up(found[_report.root_cause(found)])
             return FAILED
         case _:
             text = launched.reason or "this node found no place in the job"
@@ -186,11 +186,7 @@ def _cannot(kind: str, text: str) -> int:
     sys.stderr.write(f"{PROG}: error: {kind}: {text}\n")
     # Where it has run out of descriptors, nothing can be imported either.
     with contextlib.suppress(OSError):
-        from elastic_rs._run_path import record
+        from elastic_rs.run._path import record
 
         record(f"{kind}: {text}", "")
     return FAILED
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -89,8 +89,8 @@ def _install_agent() -> None:
     import torch.distributed.launcher.api  # noqa: F401 - holds the name too
     from torch.distributed.elastic.agent.server import local_elastic_agent as theirs
 
-    from elastic_rs._launcher import _new_agent
     from elastic_rs.agent import LocalElasticAgent
+    from elastic_rs.integration._launcher import _new_agent
 
     _replace("agent", {theirs.LocalElasticAgent: LocalElasticAgent, _new_agent: LocalElasticAgent})
 

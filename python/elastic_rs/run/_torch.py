@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elastic_rs import _run_script
-from elastic_rs._run_flags import UsageError
-from elastic_rs._run_options import BACKENDS, is_alone, launch_options_of, nodes_of, rendezvous_of
+from elastic_rs.run import _script
+from elastic_rs.run._flags import UsageError
+from elastic_rs.run._options import BACKENDS, is_alone, launch_options_of, nodes_of, rendezvous_of
 
 if TYPE_CHECKING:
     import argparse
@@ -40,7 +40,7 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
     except ImportError as error:
         raise UsageError(f"{why} needs PyTorch, which cannot be imported: {error}") from None
     _check_names(checked)
-    _run_script.check(checked)
+    _script.check(checked)
     parse_args: Any = run.parse_args  # untyped
     args = parse_args(argv)
     if is_alone(args, nodes_of(args.nnodes)):

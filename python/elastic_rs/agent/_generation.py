@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
     from torch.distributed.elastic.multiprocessing import LogsSpecs
 
-    from elastic_rs._consoles import Consoles
     from elastic_rs._elastic_rs import Agent
+    from elastic_rs.agent._consoles import Consoles
 
 
 @dataclass

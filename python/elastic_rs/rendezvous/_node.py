@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from elastic_rs import _elastic_rs
 
 if TYPE_CHECKING:
-    from elastic_rs._config import RendezvousConfig
     from elastic_rs._elastic_rs import Host, Session
+    from elastic_rs.rendezvous._config import RendezvousConfig
 
 __all__ = ["claim", "open_session", "why_not_host"]
 

@@ -1,53 +1,10 @@
-"""What torchrun finds through the entry-point group ``torchrun.handlers``.
-
-PyTorch loads entry points while ``torch.distributed.elastic.rendezvous`` is itself half imported
-(``rendezvous/registry.py``, ``_register_out_of_tree_handlers``), so this module must not import torch: it returns a
-creator that does, once a handler is asked for.
-"""
+"""Where this package's log records go in its own commands, and under torchrun."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
-
-
-def rust_c10d() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """Return the creator of handlers for the rendezvous backend ``rust-c10d``."""
-    return create_rust_c10d
-
-
-def create_rust_c10d(params: RendezvousParameters) -> RendezvousHandler:
-    """Create a handler for the rendezvous backend ``rust-c10d``, as torchrun does."""
-    show_logs_if_asked()
-    from elastic_rs._launcher import take_over
-    from elastic_rs.rendezvous import create_rust_c10d_handler
-
-    handler = create_rust_c10d_handler(params)
-    if handler.wants_agent:
-        take_over()
-    else:
-        _warn_of_log_folder(params.run_id)
-    return handler
-
-
-def _warn_of_log_folder(run_id: str) -> None:
-    """Say that PyTorch's agent cannot make a log folder for this run id. Our agent shortens the folder's name."""
-    from elastic_rs._elastic_rs import log_folder_name
-
-    if log_folder_name(run_id) != run_id:
-        logging.getLogger("elastic_rs.rendezvous").warning(
-            "PyTorch's agent (--rdzv-conf agent=torch) starts no worker with this run id: it names a log folder after "
-            "it, which must have no slash and at most 246 bytes; this one has %d bytes. Give a shorter --rdzv-id, "
-            "--log-dir=/dev/null, or leave out agent=torch",
-            len(run_id.encode()),
-        )
 
 
 def show_logs_if_asked() -> None:

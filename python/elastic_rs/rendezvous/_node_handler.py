@@ -22,8 +22,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from elastic_rs._host_name import host_name, spare_torch_the_wait, wait_for_readers
-from elastic_rs._round_store import RoundStore
 from elastic_rs.errors import RendezvousClosedError, RendezvousError
+from elastic_rs.rendezvous._round_store import RoundStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
-    from elastic_rs._config import RendezvousConfig
     from elastic_rs._elastic_rs import CasSession, Placement, Session, StoreServer, View
+    from elastic_rs.rendezvous._config import RendezvousConfig
 
 __all__ = ["NodeHandler"]
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.elastic.multiprocessing import MultiprocessContext
 
 if TYPE_CHECKING:
-    from elastic_rs._generation import Generation
+    from elastic_rs.agent._generation import Generation
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("elastic_rs.agent")
 
 # Only a value that was cut off in the middle is waited for.
 THREAD_END_S = 5.0

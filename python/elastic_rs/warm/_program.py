@@ -16,7 +16,7 @@ from importlib.machinery import PathFinder, SourceFileLoader, SourcelessFileLoad
 from pkgutil import get_importer
 from typing import TYPE_CHECKING, Any
 
-from elastic_rs._warm import target
+from elastic_rs.warm._plan import target
 
 if TYPE_CHECKING:
     from collections.abc import Callable

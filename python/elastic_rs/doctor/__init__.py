@@ -9,13 +9,14 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from elastic_rs import _doctor_net, _doctor_node, _run_flags, _run_options, _run_script
-from elastic_rs._run_flags import PROG, UsageError
+from elastic_rs.doctor import _net, _node
+from elastic_rs.run import _flags, _options, _script
+from elastic_rs.run._flags import PROG, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from elastic_rs._doctor_findings import Finding
+    from elastic_rs.doctor._findings import Finding
 
 __all__ = ["main"]
 
@@ -61,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         UsageError: the command line is not understood.
     """
     to_mend = 0
-    for finding in _look(_run_flags.parse(argv, _parser())):
+    for finding in _look(_flags.parse(argv, _parser())):
         # Each as soon as it is known: some questions take their time.
         _say(str(finding))
         to_mend += finding.verdict == "mend"
@@ -86,34 +87,34 @@ def _look(args: argparse.Namespace) -> Iterator[Finding]:
     limit_s = args.network_timeout
     if not 0 < limit_s <= LONGEST_S:
         raise UsageError(f"--network-timeout is `{limit_s:g}`, must be above 0 s and at most {LONGEST_S:g}")
-    nodes = _run_options.nodes_of(args.nnodes)
+    nodes = _options.nodes_of(args.nnodes)
     if args.rdzv_endpoint and args.rdzv_backend == "static" and nodes[1] == 1:
         # Ranks by hand for one node, at an endpoint: nobody asks the doctor about that.
         args.rdzv_backend = "c10d"
     # All that may be wrong with the command line, before anything is printed.
-    meeting = _run_options.rendezvous_of(args)
+    meeting = _options.rendezvous_of(args)
     workers = _workers(args.nproc_per_node)
-    yield from _doctor_node.findings(args.nproc_per_node, workers, nodes[1], args.log_dir, limit_s)
+    yield from _node.findings(args.nproc_per_node, workers, nodes[1], args.log_dir, limit_s)
     if args.training_script:
-        yield _doctor_node.script(args.training_script, _run_script.why_not(args))
-    alone = _run_options.is_alone(args, nodes)
+        yield _node.script(args.training_script, _script.why_not(args))
+    alone = _options.is_alone(args, nodes)
     given = bool(args.rdzv_endpoint or (meeting.fixed and args.master_addr != "127.0.0.1"))
-    yield from _doctor_net.findings(meeting, args.local_addr, limit_s, alone=alone, given=given)
+    yield from _net.findings(meeting, args.local_addr, limit_s, alone=alone, given=given)
 
 
 def _workers(text: str) -> int | None:
     """Read ``--nproc-per-node``; None for kinds of devices, which may need PyTorch to be counted."""
     if text != "cpu" and text.isidentifier():
         return None
-    return _run_options.workers_of(text)
+    return _options.workers_of(text)
 
 
 def _parser() -> argparse.ArgumentParser:
-    made = _run_flags.parser(f"{PROG} doctor [flags] [SCRIPT ...]", DESCRIPTION, EPILOG)
+    made = _flags.parser(f"{PROG} doctor [flags] [SCRIPT ...]", DESCRIPTION, EPILOG)
     made.add_argument_group("of doctor").add_argument(
         "--network-timeout",
         "--network_timeout",
-        type=_run_flags.seconds,
+        type=_flags.seconds,
         default=5.0,
         metavar="SECONDS",
         help="how long each question to the network, a name server or a driver may take (5)",

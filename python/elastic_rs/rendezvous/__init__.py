@@ -1,0 +1,22 @@
+"""A node's part in a rendezvous: what ``--rdzv-conf`` says, the session, and handlers for PyTorch's agent.
+
+Importing this package does not import torch, which ``elastic-run`` does without; the names below do, on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from elastic_rs.rendezvous._handler import DEFAULT_PORT as DEFAULT_PORT
+    from elastic_rs.rendezvous._handler import RustC10dRendezvousHandler as RustC10dRendezvousHandler
+    from elastic_rs.rendezvous._handler import create_rust_c10d_handler as create_rust_c10d_handler
+
+__all__ = ["DEFAULT_PORT", "RustC10dRendezvousHandler", "create_rust_c10d_handler"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("elastic_rs.rendezvous._handler"), name)
