@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -114,5 +115,28 @@ def test_torchrun_s_launcher_is_taken_over_for_our_handlers_alone(monkeypatch: p
 
 
 def test_importing_the_package_does_not_import_torch() -> None:
-    script = "import sys, elastic_rs; elastic_rs.install; sys.exit('torch' in sys.modules)"
+    faces = "elastic_rs.agent, elastic_rs.rendezvous, elastic_rs.run, elastic_rs.integration._plugin"
+    script = f"import sys, {faces}; elastic_rs.install; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("agent", ["LocalElasticAgent"]),
+        ("aio", ["TCPStore"]),
+        ("c10d_backend", ["C10dRendezvousBackend", "create_backend"]),
+        ("dynamic", ["DynamicRendezvousHandler", "RendezvousSettings", "RendezvousTimeout", "create_handler"]),
+        ("errors", ["ElasticError", "RendezvousError", "StoreError"]),
+        ("rendezvous", ["DEFAULT_PORT", "RustC10dRendezvousHandler", "create_rust_c10d_handler"]),
+        ("run", ["main"]),
+        ("store", ["TCPStore"]),
+    ],
+)
+def test_public_paths_lead_to_public_names(module: str, names: list[str]) -> None:
+    home = importlib.import_module(f"elastic_rs.{module}")
+    for name in names:
+        value = getattr(home, name)
+        assert not isinstance(value, type) or value.__module__ == home.__name__, "what error texts and pickles show"
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        getattr(home, "nothing")  # noqa: B009 - mypy knows that there is none
