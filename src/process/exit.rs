@@ -15,10 +15,10 @@ impl Signal {
     pub const KILL: Signal = Signal(9);
     /// Asks a process to end.
     pub const TERM: Signal = Signal(15);
-    /// Lets a stopped process go on.
+    /// Continues a stopped process.
     pub const CONT: Signal = Signal(18);
 
-    /// The signal of this name, with or without `SIG`, as `--signals-to-handle` lists them.
+    /// The signal with this name, with or without `SIG`, as in `--signals-to-handle`.
     pub fn from_name(name: &str) -> Option<Signal> {
         let name = name.trim();
         let name = name.strip_prefix("SIG").unwrap_or(name);
@@ -42,7 +42,7 @@ impl fmt::Display for Signal {
     }
 }
 
-/// From number 1 on.
+/// The names of signals 1 to 31.
 const NAMES: [&str; 31] = [
     "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM", "TERM",
     "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO",
@@ -62,7 +62,7 @@ pub enum Exit {
         /// Whether the kernel wrote a core dump.
         core_dumped: bool,
     },
-    /// Its guard was killed from outside, which ended the worker (SIGKILL) without anybody left to see its status.
+    /// Its guard was killed from outside. That ended the worker (SIGKILL), and nobody could read its status.
     Unseen,
 }
 

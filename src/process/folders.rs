@@ -1,4 +1,4 @@
-//! The folders that workers' logs and error files are in, laid out as torchrun's.
+//! The folders of workers' logs and error files, with torchrun's layout.
 
 use std::borrow::Cow;
 use std::fs;
@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 use rand::RngExt;
 use rustix::fs::Access;
 
-/// How long the part of a folder's name may be that comes from the run id: a file system allows 255 bytes, and `_RANDOM`
-/// follows, of which PyTorch's is 9 bytes long.
+/// Longest part of a folder's name that comes from the run id. A file system allows 255 bytes, and `_RANDOM` follows, which
+/// is 9 bytes long in PyTorch.
 const NAME_BYTES: usize = 246;
-/// How much of a longer run id is kept at either end, around three dots.
+/// Bytes that are kept at either end of a longer run id, around three dots.
 const KEPT_BYTES: usize = (NAME_BYTES - 3) / 2;
 
 /// The run id as the beginning of a log folder's name.
 ///
-/// A run id may hold any character and 1,024 bytes; the name of a folder may not. Of a run id that is too long the
-/// beginning and the end are kept. Folders of two such ids are still told apart by the random part that follows.
+/// A run id may have any character and 1,024 bytes. The name of a folder may not. Of a run id that is too long, the
+/// beginning and the end are kept. The random part that follows still tells the folders of two such ids apart.
 pub fn folder_name(run_id: &str) -> Cow<'_, str> {
     let name =
         if run_id.contains(['/', '\0']) { Cow::Owned(run_id.replace(['/', '\0'], "_")) } else { Cow::Borrowed(run_id) };
@@ -31,19 +31,20 @@ pub fn folder_name(run_id: &str) -> Cow<'_, str> {
 
 /// The logs of one agent's run: `LOG_DIR/RUN_ID_RANDOM/attempt_GENERATION/LOCAL_RANK/{stdout.log,stderr.log,error.json}`.
 ///
-/// Nothing is deleted while the job lives: PyTorch numbers attempts by a restart count that does not advance on every node,
-/// and deletes the logs of the attempt before on those.
+/// Nothing is deleted while the job runs. (PyTorch numbers attempts by a restart count that does not advance on every node.
+/// On a node where it does not, it deletes the logs of the previous attempt.)
 #[derive(Debug)]
 pub struct LogFolders {
     run: PathBuf,
-    /// The folder that was made because none was asked for.
+    /// The temporary folder, made because none was given.
     temporary: Option<PathBuf>,
 }
 
 impl LogFolders {
     /// Makes the run's folder in `log_dir`, or in a new temporary folder (`torchelastic_RANDOM`) if that is `None`.
     ///
-    /// Errors if it cannot be made, naming it.
+    /// # Errors
+    /// The folder cannot be made. The error names it.
     pub fn create(log_dir: Option<&Path>, run_id: &str) -> io::Result<LogFolders> {
         let temporary = match log_dir {
             Some(_) => None,
@@ -73,12 +74,12 @@ impl LogFolders {
         Ok(AttemptFolder { folder })
     }
 
-    /// The job has succeeded: removes everything if no folder was asked for, unless workers have printed into it, since
-    /// somebody will look for that.
+    /// Removes a temporary folder after success, unless workers have printed into it: users will look for that.
     ///
     /// After a failure, drop this instead: the logs stay.
     ///
-    /// Errors if it cannot be removed, naming it.
+    /// # Errors
+    /// The folder cannot be removed. The error names it.
     pub fn remove_if_temporary(&self) -> io::Result<()> {
         match &self.temporary {
             Some(folder) if !holds_logs(folder) => fs::remove_dir_all(folder).map_err(|error| naming(folder, &error)),
@@ -94,7 +95,7 @@ pub struct AttemptFolder {
 }
 
 impl AttemptFolder {
-    /// The folder itself; lines that filters choose go to `filtered_stdout.log` and `filtered_stderr.log` in it.
+    /// The folder itself. Its `filtered_stdout.log` and `filtered_stderr.log` get the lines that filters select.
     pub fn path(&self) -> &Path {
         &self.folder
     }
@@ -109,7 +110,7 @@ impl AttemptFolder {
         self.of(local_rank, "stderr.log")
     }
 
-    /// Where `@record` writes a worker's exception: its `TORCHELASTIC_ERROR_FILE`.
+    /// The file into which `@record` writes a worker's exception: its `TORCHELASTIC_ERROR_FILE`.
     pub fn error_file(&self, local_rank: u32) -> PathBuf {
         self.of(local_rank, "error.json")
     }
@@ -119,7 +120,7 @@ impl AttemptFolder {
     }
 }
 
-/// Whether there is a log in the folder, or below, that is not empty.
+/// Whether a log in the folder, or below it, is not empty.
 fn holds_logs(folder: &Path) -> bool {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.map(|entry| entry.path()).any(|path| match path.is_dir() {
@@ -128,7 +129,7 @@ fn holds_logs(folder: &Path) -> bool {
     })
 }
 
-/// Where temporary folders are made, by the rules of Python's `tempfile`: the first that is there and can be written to.
+/// The folder for temporary folders, by the rules of Python's `tempfile`: the first candidate that is writable.
 fn temporary_base() -> PathBuf {
     let asked = ["TMPDIR", "TEMP", "TMP"].into_iter().filter_map(std::env::var_os).filter(|folder| !folder.is_empty());
     let known = ["/tmp", "/var/tmp", "/usr/tmp"].map(Into::into);
@@ -138,7 +139,7 @@ fn temporary_base() -> PathBuf {
     asked.chain(known).map(|folder| here.join(folder)).find(usable).unwrap_or(here)
 }
 
-/// As `mkdtemp(3)`: nobody else's folder, and readable for its owner alone.
+/// Makes a new folder that only its owner can read, as `mkdtemp(3)`.
 fn create_unique(base: &Path, prefix: &str) -> io::Result<PathBuf> {
     use std::os::unix::fs::DirBuilderExt;
     loop {

@@ -1,15 +1,17 @@
-//! A worker's guard: the process between the agent and one worker, which outlives neither for long.
+//! A worker's guard: the process between the agent and one worker. It ends shortly after either of them.
 //!
-//! It is forked and never executes anything itself, so from the fork on it may do only what a signal handler may: system
-//! calls on memory that was prepared before. It allocates nothing, takes no lock, and cannot panic.
+//! A guard is forked and executes no program. So from the fork on it may do only what a signal handler may: system calls on
+//! memory that was prepared before. It allocates nothing, takes no lock, and cannot panic.
 //!
-//! Being a process of its own is what makes its promises hold:
-//! - it is its worker's parent for as long as the worker lives, so the worker's parent-death signal means what it should
-//!   (to the kernel "parent" is a thread, and threads of an agent come and go);
-//! - it is a child subreaper: whatever the worker starts, however it detaches itself, is re-parented to the guard and to
-//!   nobody else, so that it is known whose it was;
-//! - it sees the agent end through a pidfd, which tells of SIGKILL too, and which no forked child of the agent can hold up.
-//!   Where the kernel has no pidfds, its own parent-death signal tells the same.
+//! A separate process can promise this:
+//! - It is its worker's parent for as long as the worker lives. So the worker's parent-death signal works as intended. (To the
+//!   kernel "parent" is a thread, and threads of an agent come and go.)
+//! - It is a child subreaper. Whatever the worker starts, however it detaches itself, is re-parented to the guard and to
+//!   nothing else. So the guard knows that it was this worker's.
+//! - It notices the agent's end through a pidfd. That works for SIGKILL too, and no forked child of the agent can keep the pidfd
+//!   from reporting it. Where the kernel has no pidfds, the guard's own parent-death signal does the same.
+//!
+//! `docs/decisions/0039-each-worker-has-a-guard.md` and `0040-…` have the reasons and alternatives.
 
 use std::ffi::{CStr, c_char};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -25,7 +27,7 @@ use descriptors::close_all_but;
 pub(super) use forked::{Descriptors, Hatching, block_signals};
 use worker::{Birth, start_worker};
 
-/// What the guard needs, prepared before the fork. No descriptor is below 3.
+/// The guard's data, prepared before the fork. No descriptor is below 3.
 #[derive(Debug)]
 pub(super) struct Plan<'a> {
     /// The guard's end of the socket that it shares with the agent.
@@ -34,18 +36,18 @@ pub(super) struct Plan<'a> {
     pub agent: RawFd,
     /// The agent's process id.
     pub agent_pid: i32,
-    /// What becomes the worker's standard input, output and error.
+    /// The worker's standard input, output and error.
     pub stdio: [RawFd; 3],
-    /// `/dev/null`, for the guard's own.
+    /// `/dev/null`, for the guard's own streams.
     pub null: RawFd,
     /// Paths to try to execute, in order.
     pub candidates: &'a [*const c_char],
     /// Ends with a null pointer, as does `envp`.
     pub argv: &'a [*const c_char],
     pub envp: &'a [*const c_char],
-    /// Null: the agent's folder.
+    /// Working directory of the worker. Null: the agent's.
     pub cwd: *const c_char,
-    /// Whether what the worker leaves behind may live on, until the agent says otherwise or ends: of a template.
+    /// Whether processes that the child leaves behind may live on, until the agent orders otherwise or ends. True for templates.
     pub keeps: bool,
 }
 
@@ -65,9 +67,9 @@ type Failure = (i32, i32);
 
 /// Forks a guard. Returns its process id and a pidfd of it, if the kernel has pidfds; or `errno`.
 ///
-/// A plain system call, because glibc's `fork` runs what libraries registered with `pthread_atfork`, which would not
-/// hold itself to the rules above. Signals are blocked across it: one to the agent's process group would otherwise run the
-/// agent's handler (Python's writes into a pipe that it shares with the agent) in the guard.
+/// Uses the plain system call, because glibc's `fork` runs handlers that libraries registered with `pthread_atfork`, which do
+/// not follow the rules above. Signals are blocked across the fork. Otherwise a signal to the agent's process group would run
+/// the agent's handler in the guard (Python's writes into a pipe that it shares with the agent).
 pub(super) fn fork(plan: &Plan<'_>) -> Result<(i32, Option<OwnedFd>), i32> {
     // SAFETY: plain system calls on valid, initialised memory; what runs in the child is bound by the rules above.
     unsafe {
@@ -75,7 +77,7 @@ pub(super) fn fork(plan: &Plan<'_>) -> Result<(i32, Option<OwnedFd>), i32> {
         let mut before = std::mem::zeroed();
         libc::sigfillset(&mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-        // Kernels before 5.2 ignore the flag; gVisor and filters of system calls may refuse it.
+        // Kernels before 5.2 ignore the flag. gVisor and seccomp filters may refuse it.
         let forked = clone(libc::CLONE_PIDFD).or_else(|_| clone(0));
         if matches!(forked, Ok((0, _))) {
             run(plan);
@@ -99,22 +101,22 @@ unsafe fn clone(flags: libc::c_int) -> Result<(i32, RawFd), i32> {
 
 struct Guard {
     control: RawFd,
-    /// A pidfd; -1: none, or it has been heard.
+    /// A pidfd of the agent. -1: there is none, or it has reported the end.
     agent: RawFd,
-    /// The guard's parent, whose end is the agent's; 0: the pidfd tells, or whoever is above this guard's parent.
+    /// Process id of the parent whose end means the agent's end. 0: the pidfd reports it, or the guard of this guard's parent.
     parent: i32,
     signals: RawFd,
-    /// Readable once the worker was executed (then empty) or could not be.
+    /// Readable once the worker was executed (then at its end) or could not be executed.
     executed: RawFd,
     leader: i32,
     leader_ended: bool,
-    /// The leader's end does not end what is left of it.
+    /// The end of the leader does not end its remaining descendants.
     keeps: bool,
-    /// Everything below is to end.
+    /// Everything below the guard is to be killed.
     ending: bool,
 }
 
-/// The guard's life. SAFETY: only in a freshly forked child with all signals blocked.
+/// Runs the guard. SAFETY: only in a freshly forked child with all signals blocked.
 unsafe fn run(plan: &Plan<'_>) -> ! {
     unsafe {
         libc::prctl(libc::PR_SET_NAME, NAME.as_ptr());
@@ -123,8 +125,8 @@ unsafe fn run(plan: &Plan<'_>) -> ! {
         }
         let parent = if plan.agent == -1 { plan.agent_pid } else { 0 };
         if parent != 0 {
-            // The kernel sends it when the thread that forked ends, and when the next thread that is the parent does. So the guard
-            // then looks whether its parent is another process. SIGCHLD is what it waits for anyway.
+            // The kernel sends this signal when the thread that forked ends, and when the next thread that is the parent does. So the
+            // guard then compares its parent's process id. It uses SIGCHLD, because it waits for SIGCHLD anyway.
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCHLD);
             if libc::getppid() != parent {
                 libc::_exit(1); // the agent was gone before the line above
@@ -150,26 +152,26 @@ unsafe fn run(plan: &Plan<'_>) -> ! {
 
 const NAME: &CStr = c"worker-guard";
 
-/// A session of its own, since what is sent to the agent's process group should reach the agent alone; and the parent of whatever
-/// is orphaned below. SAFETY: as [`run`].
+/// Makes the guard a session leader, so that signals to the agent's process group do not reach it, and a child subreaper.
+/// SAFETY: as [`run`].
 unsafe fn stand_apart() -> Result<(), Failure> {
     unsafe {
         libc::setsid();
         if libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) == -1 {
             return Err((step::SUBREAPER, errno()));
         }
-        // Ignored, a child would be reaped by the kernel, and nobody would see how a worker ended.
+        // If SIGCHLD were ignored, the kernel would reap children, and the worker's exit status would be lost.
         default_handler(libc::SIGCHLD);
     }
     Ok(())
 }
 
-/// What a guard learns of its worker by.
+/// The descriptors through which a guard learns of its worker.
 #[derive(Debug)]
 struct Senses {
-    /// Of SIGCHLD.
+    /// A signalfd for SIGCHLD.
     signals: RawFd,
-    /// Both ends of a pipe: the one to read from ends once the worker was executed, or has a report why not.
+    /// Both ends of a pipe. The read end is at its end once the worker was executed, or has a report why it was not.
     executed: RawFd,
     failures: RawFd,
 }
@@ -194,7 +196,7 @@ impl Senses {
     }
 }
 
-/// The worker's streams must end with the worker, and its folder be free to be removed. SAFETY: as [`run`].
+/// Releases the worker's streams, which must end with the worker, and its folder, which may be removed. SAFETY: as [`run`].
 unsafe fn let_go_of_stdio(null: RawFd) {
     unsafe {
         for fd in 0..3 {
@@ -210,12 +212,12 @@ impl Guard {
         Guard { control, agent, parent, signals, executed, leader, leader_ended: false, keeps, ending: false }
     }
 
-    /// Waits for the worker, the agent and its orders, until nothing is left below. SAFETY: as [`run`].
+    /// Waits for the worker, the agent and its orders, until no descendant is left. SAFETY: as [`run`].
     unsafe fn watch(mut self) -> ! {
         loop {
             let poll = |fd: RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
             let mut fds = [poll(self.signals), poll(self.executed), poll(self.control), poll(self.agent)];
-            // Every death below wakes us, so this limit is a safety net, and an idle guard has none.
+            // Every death below wakes the guard, so this limit is a safety net. An idle guard has none.
             let limit_ms = if self.ending { 100 } else { -1 };
             let ready = unsafe { libc::poll(fds.as_mut_ptr(), 4, limit_ms) };
             if ready == -1 {
@@ -263,13 +265,13 @@ impl Guard {
             return;
         }
         match Order::decode(&bytes[..usize::try_from(read).unwrap_or(0)]) {
-            // Until it is reaped, the leader's number cannot become a stranger's.
+            // Until the leader is reaped, its process id cannot be reused.
             Some(Order::Signal(signal)) if !self.leader_ended => unsafe {
                 libc::kill(-self.leader, signal);
             },
             Some(Order::Signal(_)) => {}
             Some(Order::Kill) => self.ending = true,
-            // The agent has let go.
+            // The agent has closed the socket.
             None => {
                 self.control = -1;
                 self.ending = true;
@@ -277,7 +279,7 @@ impl Guard {
         }
     }
 
-    /// Takes note of every child that has ended. Ends the guard when there is none left.
+    /// Handles every child that has ended. Ends the guard when no child is left.
     unsafe fn reap(&mut self) {
         unsafe {
             let mut drained: libc::signalfd_siginfo = std::mem::zeroed();
@@ -304,7 +306,7 @@ impl Guard {
         }
     }
 
-    /// The leader has ended and is not reaped yet, so its group is still its own: now is the time to kill that.
+    /// The leader has ended and is not reaped yet, so its process group id cannot have been reused. Kills the group now.
     unsafe fn on_leader_ended(&mut self, info: &libc::siginfo_t) {
         unsafe {
             libc::kill(-self.leader, libc::SIGKILL);
@@ -317,12 +319,12 @@ impl Guard {
         self.ending |= !self.keeps;
     }
 
-    /// Kills every child and its group. Grandchildren become children when their parents die, which brings us here again.
+    /// Kills every child and its group. Grandchildren become children when their parents die, which leads here again.
     unsafe fn kill_children(&self) {
         unsafe {
             let list = libc::open(c"/proc/thread-self/children".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
             if list == -1 {
-                // A kernel without that list: what left the worker's session cannot be found.
+                // A kernel without this list: processes that have left the worker's session cannot be found.
                 if !self.leader_ended {
                     libc::kill(-self.leader, libc::SIGKILL);
                 }
@@ -352,14 +354,14 @@ impl Guard {
     }
 }
 
-/// Kills a child and the group it is in. It is unreaped, so neither number can be a stranger's.
+/// Kills a child and its process group. The child is not reaped, so neither id can have been reused.
 unsafe fn kill_with_group(pid: i32) {
     if pid <= 1 {
         return;
     }
     unsafe {
         let group = libc::getpgid(pid);
-        // Between fork and `setsid` a worker is in its guard's own group.
+        // Between fork and `setsid` a worker is in its guard's group.
         if group > 1 && group != libc::getpgid(0) {
             libc::kill(-group, libc::SIGKILL);
         }
@@ -370,7 +372,7 @@ unsafe fn kill_with_group(pid: i32) {
 unsafe fn tell(control: RawFd, report: Report) {
     let bytes = report.encode();
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // Three messages always fit into the socket; if nobody is there to hear them, there is nobody to tell.
+    // Three messages always fit into the socket. If the other end is closed, there is nobody to tell.
     unsafe { libc::send(control, bytes.as_ptr().cast(), bytes.len(), flags) };
 }
 
@@ -381,7 +383,8 @@ unsafe fn fail(control: RawFd, (step, errno): Failure) -> ! {
     }
 }
 
-/// A plain system call: glibc's refuses the two signals that it uses itself, which a parent may have ignored too.
+/// Resets a signal's handler. Uses the plain system call: glibc's refuses the two signals that it uses itself, and a parent
+/// may have ignored those too.
 unsafe fn default_handler(signal: i32) {
     // `SIG_DFL`, no flags, an empty mask: all zero in the kernel's `struct sigaction` of every architecture.
     let action = [0_u64; 4];
@@ -395,7 +398,7 @@ fn errno() -> i32 {
     unsafe { *libc::__errno_location() }
 }
 
-/// Pointers to these strings, and a null pointer behind them.
+/// Pointers to these strings, followed by a null pointer.
 pub(super) fn pointers<S: AsRef<CStr>>(strings: &[S]) -> Vec<*const c_char> {
     strings.iter().map(|string| string.as_ref().as_ptr()).chain([ptr::null()]).collect()
 }

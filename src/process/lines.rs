@@ -1,11 +1,11 @@
-//! Splitting a stream into lines, and keeping its end. Pure; memory is bounded.
+//! Splitting a stream into lines, and keeping its last bytes. Pure. Memory is bounded.
 
 use memchr::memchr2;
 
 /// A line longer than this is passed on in pieces.
 const LINE_BYTES: usize = 1 << 20;
 
-/// How much of the end of stderr is kept for failure reports.
+/// Bytes at the end of stderr that are kept for failure reports.
 pub(super) const TAIL_BYTES: usize = 8 << 10;
 
 /// A part of a stream that can be written between the lines of other workers.
@@ -15,11 +15,11 @@ pub(super) enum Part<'a> {
     Line(&'a [u8]),
     /// A line without an end: the last of its stream, or a piece of one that is too long.
     Unended(&'a [u8]),
-    /// The `\n` of a `\r\n` whose `\r` came with the line before.
+    /// The `\n` of a `\r\n` whose `\r` was part of the line before.
     Newline,
 }
 
-/// What of a stream has not yet become a line.
+/// The part of a stream that is not a whole line yet.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     partial: Vec<u8>,
@@ -27,9 +27,9 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Takes the next bytes, and gives every part that is complete with them.
+    /// Takes the next bytes, and passes every part that they complete to `emit`.
     ///
-    /// `\r` ends a line at once, since a progress bar writes nothing behind it until its next step.
+    /// `\r` ends a line at once, because a progress bar writes nothing after it until its next step.
     pub(super) fn feed(&mut self, mut chunk: &[u8], mut emit: impl FnMut(Part<'_>)) {
         if self.after_return && !chunk.is_empty() {
             self.after_return = false;
@@ -61,7 +61,7 @@ impl Lines {
         self.partial.extend_from_slice(chunk);
     }
 
-    /// The stream has ended: gives what is left of it.
+    /// The stream has ended: passes the rest to `emit`.
     pub(super) fn finish(&mut self, mut emit: impl FnMut(Part<'_>)) {
         if !self.partial.is_empty() {
             emit(Part::Unended(&self.partial));
@@ -92,7 +92,7 @@ impl Tail {
             self.bytes.extend_from_slice(&chunk[chunk.len() - TAIL_BYTES..]);
             return;
         }
-        // Cut only when as much again has come, so that small writes do not move the whole tail each time.
+        // Cut only when as much again has arrived, so that small writes do not move the whole tail each time.
         if self.bytes.len() + chunk.len() > 2 * TAIL_BYTES {
             self.bytes.drain(..self.bytes.len() - TAIL_BYTES);
         }

@@ -1,5 +1,5 @@
-//! What an agent and a worker's guard say to each other: fixed-size datagrams, so that the guard, which must not allocate,
-//! reads and writes them from its stack. Both ends are one program, so numbers are in native order and carry no version.
+//! Messages between an agent and a worker's guard: datagrams of a fixed size. The guard must not allocate, so it reads and
+//! writes them on its stack. Both ends are one program, so numbers have native byte order and messages have no version.
 
 /// Bytes of every message: kind and two numbers.
 pub(super) const MESSAGE_BYTES: usize = 12;
@@ -16,13 +16,13 @@ pub(super) enum Order {
 /// From the guard to the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Report {
-    /// The worker was executed, as this process.
+    /// The worker was executed, with this process id.
     Started { pid: i32 },
-    /// It was not, for this `errno`, at this step; the guard ends.
+    /// The worker could not be started: the step that failed, and its `errno`. The guard ends.
     Failed { step: i32, errno: i32 },
     /// The worker has ended: `si_code` and `si_status` of `waitid(2)`. Its group has been killed.
     Exited { code: i32, status: i32 },
-    /// No descendant is left; the guard ends.
+    /// No descendant is left. The guard ends.
     Gone,
 }
 

@@ -1,4 +1,4 @@
-//! Whether a worker could be started and supervised on this machine.
+//! A trial run: whether a worker can be started and supervised on this machine.
 
 use std::ffi::OsString;
 
@@ -7,9 +7,10 @@ use super::group::{Consoles, Event, Group};
 use super::logs::FilterOptions;
 use super::spec::{Input, Output, WorkerSpec};
 
-/// Starts a command as workers are started, and waits until nothing of it is left. Needs a tokio runtime with I/O and time.
+/// Starts a command as workers are started, and waits until no process of it is left. Needs a tokio runtime with I/O and time.
 ///
-/// Errors in words: which system call the machine refuses, or how the command has ended.
+/// # Errors
+/// In words: the system call that the machine refuses, or how the command ended.
 pub async fn rehearse(command: Vec<OsString>) -> Result<(), String> {
     let mut command = command.into_iter();
     let program = command.next().ok_or("no command")?;

@@ -1,32 +1,32 @@
-//! Whether a file system still takes what workers write.
+//! Whether a file system has room for what workers write.
 //!
-//! A worker whose output goes to a file writes it itself, so on a full file system its own writes fail, and what it would say
-//! of that is lost with them. The agent therefore looks itself.
+//! A worker whose output goes to a file writes the file itself. On a full file system its writes fail, and its message about
+//! that is lost with them. The agent therefore checks itself (`docs/decisions/0046-a-full-disk-is-reported-not-prevented.md`).
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
-/// Below this many free bytes a stream that is shown elsewhere as well is not left to its file alone.
+/// With fewer free bytes than this, a stream that is also shown on the console goes through the agent.
 const LITTLE_BYTES: u64 = 1 << 20;
-/// How much is written to see whether that is possible: more than a worker's last line, less than anybody misses.
+/// Bytes of the trial write: more than a worker's last line, less than anybody misses.
 const PROBE_BYTES: usize = 16 << 10;
 
-/// Whether an error says that a file system, or a user's share of it, is full.
+/// Whether an error says that a file system or a quota is full.
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
-/// Whether the file system of a folder has so little room that a worker's log would soon fill it.
+/// Whether the file system of a folder has so little free space that a worker's log would soon fill it.
 pub(super) fn is_short(folder: &Path) -> bool {
-    // Some file systems count nothing, and say 0 of 0.
+    // Some file systems report nothing: 0 of 0.
     rustix::fs::statvfs(folder)
         .is_ok_and(|at| at.f_blocks > 0 && at.f_bavail.saturating_mul(at.f_frsize) < LITTLE_BYTES)
 }
 
-/// What has become of the logs in a worker's folder, if they can no longer be written. `None` if they can, or there are none.
+/// Why the logs in a worker's folder can no longer be written, in words. `None` if they can be written, or there are none.
 ///
-/// Writes a small file and removes it: quotas and reserves are in no number that can be read.
+/// Writes a small file and removes it, because no number that can be read includes quotas and reserved blocks.
 pub(crate) fn why_no_more_logs(folder: &Path) -> Option<String> {
     let is_log = |entry: fs::DirEntry| entry.path().extension().is_some_and(|it| it == "log");
     if !fs::read_dir(folder).ok()?.flatten().any(is_log) {
@@ -44,14 +44,14 @@ pub(crate) fn why_no_more_logs(folder: &Path) -> Option<String> {
 fn probe(folder: &Path) -> io::Result<()> {
     let path = folder.join(format!(".room-{}", std::process::id()));
     let mut file = OpenOptions::new().write(true).create_new(true).open(&path)?;
-    // Some file systems find out only when the bytes are to be kept.
+    // Some file systems report the error only on flush.
     let written = file.write_all(&[0; PROBE_BYTES]).and_then(|()| file.sync_data());
     drop(file);
     fs::remove_file(&path)?;
     written
 }
 
-/// How much the file system says it has left.
+/// The free space that the file system reports.
 fn free(folder: &Path) -> Option<String> {
     let at = rustix::fs::statvfs(folder).ok()?;
     let bytes = at.f_bavail.saturating_mul(at.f_frsize);

@@ -1,4 +1,4 @@
-//! Starting one worker: what its guard needs is prepared here, since the guard must not allocate.
+//! Starting one worker. Its guard must not allocate, so everything that the guard needs is prepared here.
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr, OsString};
@@ -20,38 +20,38 @@ use super::guard::{self, Plan, pointers};
 use super::room::{is_full, is_short};
 use super::spec::{Input, Output, WorkerSpec};
 
-/// A worker's guard, as the agent holds it.
+/// The agent's handle of a worker's guard.
 #[derive(Debug)]
 pub(super) struct Guarded {
-    /// Orders go in, reports come out; closing it ends everything below the guard.
+    /// Socket for orders and reports. Closing it ends everything below the guard.
     pub control: OwnedFd,
-    /// Readable once the guard has ended. A pidfd where the kernel has them; else a pipe, or nothing but the socket's end.
+    /// Readable once the guard has ended: a pidfd, or a pipe where the kernel has no pidfds. `None`: only the socket's end tells.
     pub end: Option<OwnedFd>,
-    /// The guard, if it is this process's child, to be reaped.
+    /// The guard's process id, if it is this process's child and has to be reaped.
     pub child: Option<Pid>,
 }
 
 /// A worker's streams before its start.
 #[derive(Debug)]
 pub(super) struct Opened {
-    /// What becomes its standard input, output and error.
+    /// The worker's standard input, output and error.
     pub stdio: [OwnedFd; 3],
     /// `/dev/null`.
     pub null: OwnedFd,
-    /// What the agent copies from: stdout, stderr.
+    /// What the agent copies: stdout, stderr.
     pub readings: [Option<Reading>; 2],
 }
 
-/// What the agent reads a worker's stream from.
+/// The source from which the agent reads a worker's stream.
 #[derive(Debug)]
 pub(super) enum Reading {
-    /// A pipe; what was asked to be in a file the agent writes.
+    /// A pipe. If the stream also goes to a file, the agent writes it.
     Pipe(OwnedFd),
-    /// The file that the worker writes, and the number of the watch that tells of that.
+    /// The file that the worker writes, and the inotify watch on it.
     File(OwnedFd, i32),
 }
 
-/// Opens what the worker reads and writes. `watch` is an inotify instance, for files that the worker may write itself.
+/// Opens the worker's streams. `watch` is an inotify instance, for files that the worker may write itself.
 pub(super) fn open(spec: &WorkerSpec, watch: Option<&OwnedFd>) -> Result<Opened, StartError> {
     let failed = |source: Errno| StartError::new(spec.local_rank, Stage::Fork, source);
     let null = open_null().map_err(failed)?;
@@ -65,18 +65,18 @@ pub(super) fn open(spec: &WorkerSpec, watch: Option<&OwnedFd>) -> Result<Opened,
     Ok(Opened { stdio: [input, output, error], null, readings: [output_read, error_read] })
 }
 
-/// A template's streams: `socket` is its standard input, and what it prints goes to this process's standard error.
+/// Opens a template's streams. `socket` is its standard input. What it prints goes to this process's standard error.
 pub(super) fn open_template(socket: OwnedFd) -> Result<Opened, Errno> {
     let null = open_null()?;
     let error = || inherited(rustix::stdio::stderr(), &null);
     Ok(Opened { stdio: [lifted(socket)?, error()?, error()?], null, readings: [None, None] })
 }
 
-/// Where a worker's start failed.
+/// The stage at which a worker's start failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Stage {
-    /// Forking, or something it needs: too many processes, descriptors, or too little memory.
+    /// Forking, or a resource that it needs: processes, descriptors, memory.
     Fork,
     /// Opening the file that a stream goes to.
     Stream(PathBuf),
@@ -88,14 +88,14 @@ pub enum Stage {
     Call(&'static str),
 }
 
-/// Why a worker could not be started. Nothing of its group is left running.
+/// Why a worker could not be started. No worker of its group is left running.
 #[derive(Debug)]
 pub struct StartError {
     /// Which worker.
     pub local_rank: u32,
-    /// What failed.
+    /// The stage that failed.
     pub stage: Stage,
-    /// What the system said.
+    /// The system's error.
     pub source: io::Error,
 }
 
@@ -124,7 +124,7 @@ impl StartError {
         StartError { local_rank, stage, source: source.into() }
     }
 
-    /// What the guard reported.
+    /// From the guard's report.
     pub(super) fn reported(spec: &WorkerSpec, step: i32, errno: i32) -> StartError {
         let stage = match (step, &spec.cwd) {
             (guard::step::FOLDER, Some(folder)) => Stage::Folder(folder.clone()),
@@ -139,14 +139,14 @@ impl StartError {
     }
 }
 
-/// Forks the worker's guard, which starts the worker; whether that succeeded is the guard's first report.
+/// Forks the worker's guard, which starts the worker. The guard's first report says whether that succeeded.
 ///
-/// Takes about as long as the process's page tables take to copy: 0.1 ms, or a few ms where PyTorch is loaded.
+/// Takes about as long as copying this process's page tables: 0.1 ms, or a few ms where PyTorch is loaded.
 pub(super) fn spawn(spec: &WorkerSpec, opened: &Opened) -> Result<Guarded, StartError> {
     spawn_with(spec, opened, false)
 }
 
-/// Forks the guard of a template: whatever is orphaned when the template ends lives on.
+/// Forks the guard of a template. Processes that the template leaves behind live on.
 pub(super) fn spawn_template(spec: &WorkerSpec, opened: &Opened) -> Result<Guarded, StartError> {
     spawn_with(spec, opened, true)
 }
@@ -177,14 +177,13 @@ fn spawn_with(spec: &WorkerSpec, opened: &Opened, keeps: bool) -> Result<Guarded
     Ok(Guarded { control, end, child: Pid::from_raw(pid) })
 }
 
-/// What ties a guard to the agent. No descriptor is below 3.
+/// The descriptors that connect a guard to the agent. None is below 3.
 pub(super) struct Ties {
-    /// The agent's end of their socket.
+    /// The agent's end of the socket.
     pub control: OwnedFd,
-    /// The guard's end.
+    /// The guard's end of the socket.
     pub theirs: OwnedFd,
-    /// A pidfd of the agent. `None` where there are none: kernels before 5.3, gVisor, filters of system calls that are older
-    /// than they.
+    /// A pidfd of the agent. `None` where there are none: kernels before 5.3, gVisor, seccomp filters older than pidfds.
     pub agent: Option<OwnedFd>,
 }
 
@@ -196,16 +195,16 @@ impl Ties {
     }
 }
 
-/// Two ends of a socket whose messages stay whole.
+/// Both ends of a socket that preserves message boundaries.
 pub(super) fn message_socket() -> Result<(OwnedFd, OwnedFd), Errno> {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
 
 /// Receives a message from such a socket.
 ///
-/// The kernel says `ECONNRESET` once, and *before* it hands out what the other end sent last, if that has closed with messages
-/// unread. So `receive` is asked again: its next answers are those messages, and then the end. A kernel that says it a second
-/// time (that of a sandbox, say) has no such messages.
+/// If the other end closed with messages unread, the kernel returns `ECONNRESET` once, and *before* the last messages that the
+/// other end sent. So `receive` is called again: it then returns those messages, and then the end. A kernel that returns the
+/// error a second time (that of a sandbox, say) has no such messages.
 pub(super) fn received<T>(mut receive: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     let mut was_reset = false;
     loop {
@@ -217,7 +216,7 @@ pub(super) fn received<T>(mut receive: impl FnMut() -> Result<T, Errno>) -> Resu
     }
 }
 
-/// Command and environment as the kernel takes them.
+/// Command and environment as C strings.
 struct Strings {
     argv: Vec<CString>,
     envp: Vec<CString>,
@@ -239,7 +238,7 @@ impl Strings {
     }
 }
 
-/// The paths that a program's name may mean, as `execvp(3)` has it.
+/// The paths that a program's name may mean, by the rules of `execvp(3)`.
 fn candidates(program: &OsStr, env: &BTreeMap<OsString, OsString>) -> Vec<PathBuf> {
     if program.as_bytes().contains(&b'/') {
         return vec![PathBuf::from(program)];
@@ -250,7 +249,7 @@ fn candidates(program: &OsStr, env: &BTreeMap<OsString, OsString>) -> Vec<PathBu
         .collect()
 }
 
-/// What the worker writes to, and what the agent reads from if it copies.
+/// Opens the end that the worker writes to, and the source that the agent reads if it copies.
 fn open_output(
     spec: &WorkerSpec,
     output: &Output,
@@ -276,17 +275,17 @@ fn open_output(
                 }
             }
             let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(failed)?;
-            // The flag is the open file's: only our end keeps it.
+            // The flag belongs to the open file description: only our end has it.
             rustix::io::ioctl_fionbio(&write, false).map_err(failed)?;
-            // Larger reads, fewer switches. Unprivileged processes may have less, which is no failure.
+            // Larger reads and fewer context switches. Unprivileged processes may get a smaller pipe, which is no failure.
             let _ = fcntl_setpipe_size(&read, PIPE_BYTES);
             (lifted(write).map_err(failed)?, Some(Reading::Pipe(read)))
         }
     })
 }
 
-/// A file for the worker to write and for the agent to follow. `None` if it cannot be followed: it is a device, or the
-/// user has no watches left. Nor is it followed where the worker would soon fail to write it, which the agent survives.
+/// Opens a file that the worker writes and the agent follows. `None` if it cannot be followed: it is a device, or the user has
+/// no inotify watches left. `None` too if the disk is nearly full: the agent can go on without the file, the worker could not.
 fn watched(path: &Path, watch: &OwnedFd) -> io::Result<Option<(OwnedFd, Reading)>> {
     let write = match create(path) {
         Err(error) if is_full(&error) => return Ok(None),
@@ -305,7 +304,7 @@ fn watched(path: &Path, watch: &OwnedFd) -> io::Result<Option<(OwnedFd, Reading)
     })
 }
 
-/// Holds what a worker writes while the agent is busy elsewhere. Larger ones leave the processor's cache.
+/// Size of a pipe, which holds what a worker writes while the agent is busy. A larger one would not fit the processor's cache.
 pub(super) const PIPE_BYTES: usize = 256 << 10;
 
 /// Opens an empty file for appending, so that two streams may share one. Makes its folder.
@@ -321,7 +320,7 @@ fn open_null() -> Result<OwnedFd, Errno> {
     rustix::fs::open(c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).and_then(lifted)
 }
 
-/// A copy of the agent's own stream; `/dev/null` if it is closed.
+/// Duplicates the agent's own stream, or `/dev/null` if that is closed.
 fn inherited(fd: BorrowedFd<'_>, null: &OwnedFd) -> Result<OwnedFd, Errno> {
     match above_stdio(fd) {
         Err(Errno::BADF) => above_stdio(null.as_fd()),
@@ -329,16 +328,16 @@ fn inherited(fd: BorrowedFd<'_>, null: &OwnedFd) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Puts `/dev/null` where a standard stream of this process is closed, as Rust's own programs do when they start. Else the next
-/// socket that is opened takes its number, and workers inherit that as their stream.
+/// Opens `/dev/null` for each closed standard stream of this process, as Rust's own programs do when they start. Otherwise the
+/// next socket gets that number, and workers inherit it as their stream.
 ///
 /// # Errors
 /// No descriptor is left.
 pub fn fill_standard_streams() -> io::Result<()> {
     for fd in 0..3 {
-        // SAFETY: a question about a number.
+        // SAFETY: only queries a descriptor.
         if unsafe { libc::fcntl(fd, libc::F_GETFD) } == -1 {
-            // The lowest that is free: this one.
+            // The kernel returns the lowest free number: this one.
             let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
             std::mem::forget(null);
         }
@@ -350,7 +349,7 @@ fn above_stdio(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     fcntl_dupfd_cloexec(fd, 3)
 }
 
-/// The same above the standard streams, where a descriptor lands if the agent has closed those.
+/// Moves a descriptor above the standard streams. It may be below 3 if the agent has closed those.
 fn lifted(fd: OwnedFd) -> Result<OwnedFd, Errno> {
     if fd.as_raw_fd() > 2 { Ok(fd) } else { above_stdio(fd.as_fd()) }
 }

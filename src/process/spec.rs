@@ -5,22 +5,22 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 
-/// One worker: what is run, and with which streams.
+/// One worker: the program, its environment and its streams.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerSpec {
-    /// Its number on this node, from 0; names the worker in events.
+    /// Its number on this node, from 0. Identifies the worker in events.
     pub local_rank: u32,
-    /// The program; without a slash it is looked for in the `PATH` of [`env`](Self::env).
+    /// The program. A name without a slash is searched in the `PATH` of [`env`](Self::env).
     pub program: OsString,
     /// Its arguments, without the program's own name.
     pub args: Vec<OsString>,
-    /// A command that is put before program and arguments, such as `numactl --cpunodebind=0`. Default empty.
+    /// A command that precedes program and arguments, such as `numactl --cpunodebind=0`. Default empty.
     pub wrapper: Vec<OsString>,
     /// The whole environment: nothing is inherited.
     pub env: BTreeMap<OsString, OsString>,
-    /// The working folder. Default: this process's.
+    /// The working directory. Default: this process's.
     pub cwd: Option<PathBuf>,
-    /// Default: this process's, as PyTorch's workers have it.
+    /// Default: this process's, as for PyTorch's workers.
     pub stdin: Input,
     /// Default: this process's.
     pub stdout: Output,
@@ -29,7 +29,7 @@ pub struct WorkerSpec {
 }
 
 impl WorkerSpec {
-    /// A worker with empty environment, and this process's folder and streams.
+    /// A worker with an empty environment, and this process's working directory and streams.
     pub fn new(local_rank: u32, program: impl Into<OsString>) -> WorkerSpec {
         WorkerSpec {
             local_rank,
@@ -53,7 +53,7 @@ impl WorkerSpec {
 /// Where a worker's standard input comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Input {
-    /// The agent's own. Workers have no controlling terminal, so reading from one fails with EIO, as under PyTorch.
+    /// The agent's own. Workers have no controlling terminal, so reading from a terminal fails with EIO, as under PyTorch.
     #[default]
     Inherit,
     /// Empty.
@@ -68,7 +68,7 @@ pub enum Output {
     Inherit,
     /// Nowhere.
     Null,
-    /// A file, written by the worker itself: nothing is copied. It is emptied first.
+    /// A file that the worker writes itself, without a copy. It is truncated first.
     File(PathBuf),
     /// The agent reads it and copies it to each of these.
     Copied(Copies),
@@ -77,29 +77,29 @@ pub enum Output {
 /// The destinations of a stream that the agent reads.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Copies {
-    /// Gets the bytes as they are. It is emptied first. The worker writes it itself where the agent can follow it (a regular
-    /// file that no other stream goes to), and is then not held up by a console that nobody reads; else it writes into a
-    /// pipe, and the agent writes the file.
+    /// A file that gets the bytes unchanged. It is truncated first. The worker writes it itself if the agent can follow it (a
+    /// regular file that no other stream goes to). A console that nobody reads does not block the worker then. Otherwise the
+    /// worker writes into a pipe, and the agent writes the file.
     pub file: Option<PathBuf>,
-    /// Whether the agent's console gets them: stdout on its stdout, stderr on its stderr.
+    /// Whether the agent's console gets the bytes: stdout on its stdout, stderr on its stderr.
     pub console: bool,
-    /// Put before each line on the console and in the filter file, such as `[default0]:`. A line ends with `\n` or `\r`
-    /// (a progress bar's); only whole lines are written. `None`: the console gets bytes as they come.
+    /// The prefix of each line on the console and in the filter file, such as `[default0]:`. A line ends with `\n` or `\r` (a
+    /// progress bar's). Only whole lines are written. `None`: the console gets bytes as they arrive.
     pub prefix: Option<String>,
 }
 
-/// A file that gets the lines that contain any of some texts, from the streams of all workers that go to the console.
+/// A file for the lines that contain one of some texts, from the streams of all workers that go to the console.
 ///
 /// PyTorch's `--duplicate-stdout-filters` and `--duplicate-stderr-filters`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Filter {
-    /// Gets the matching lines with their prefixes. It is emptied first.
+    /// Gets the matching lines with their prefixes. It is truncated first.
     pub file: PathBuf,
     /// A line that contains one of these matches.
     pub texts: Vec<String>,
 }
 
-/// Which of a worker's output streams an option means: PyTorch's `Std`.
+/// The output streams that an option selects: PyTorch's `Std`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Streams {
     /// Standard output.
@@ -124,7 +124,7 @@ impl Streams {
 pub enum StreamsOf {
     /// The same for every local rank.
     Every(Streams),
-    /// By local rank; none for ranks that are missing.
+    /// By local rank. Ranks that are missing have none.
     Each(BTreeMap<u32, Streams>),
 }
 
@@ -143,7 +143,7 @@ impl StreamsOf {
         }
     }
 
-    /// Whether it is a stream of any worker at all.
+    /// Whether any stream of any worker is selected.
     pub fn any(&self) -> bool {
         match self {
             StreamsOf::Every(streams) => *streams != Streams::default(),
@@ -152,8 +152,8 @@ impl StreamsOf {
     }
 }
 
-/// `3` means both streams of every worker; `0:3,15:1` both of local rank 0 and stdout of 15. As PyTorch's
-/// `Std.from_str`, which takes only one digit for the rank.
+/// `3` means both streams of every worker. `0:3,15:1` means both streams of local rank 0 and stdout of 15. As PyTorch's
+/// `Std.from_str`, which accepts only one digit for the rank.
 impl std::str::FromStr for StreamsOf {
     type Err = StreamsError;
 
@@ -172,10 +172,10 @@ impl std::str::FromStr for StreamsOf {
     }
 }
 
-/// A text that names no streams.
+/// The error of a text that selects no streams.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamsError {
-    /// What was given.
+    /// The text.
     pub text: String,
 }
 

@@ -1,4 +1,4 @@
-//! Stopping workers: when each signal is due, and when to stop waiting. Pure.
+//! Stopping workers: when each signal is due, and when to give up waiting. Pure.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ pub struct StopPolicy {
     /// How long a worker may take to end after that signal before it is killed. Default 30 s, PyTorch's
     /// `--shutdown-timeout`. Zero kills at once.
     pub grace: Duration,
-    /// How long to wait for a worker that was killed. Default 5 s: what is still there then sits in uninterruptible sleep
+    /// How long to wait for a worker that was killed. Default 5 s. A process that is left after that is in uninterruptible sleep
     /// (a hung GPU or file system), which no signal ends. It is reported and not waited for.
     pub kill_timeout: Duration,
 }
@@ -50,7 +50,7 @@ pub enum Command {
 #[derive(Clone, Debug)]
 pub struct Stopping {
     policy: StopPolicy,
-    /// Workers that are not gone, or whose descendants are not.
+    /// Workers that are left, or whose descendants are.
     left: BTreeSet<u32>,
     step: Step,
     began_at: Instant,
@@ -58,11 +58,11 @@ pub struct Stopping {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// Until then they may end by themselves.
+    /// End of the grace period.
     Grace(Instant),
-    /// Until then they are expected to be gone.
+    /// End of the wait after SIGKILL.
     Killed(Instant),
-    /// Nobody is waited for any more.
+    /// The stop is complete, or the rest was given up as stuck.
     Over,
 }
 
@@ -75,7 +75,7 @@ impl Stopping {
             let commands = stopping.on_kill(now);
             return (stopping, commands);
         }
-        // A stopped process takes no signal but SIGKILL and SIGCONT; continued, it has its chance to end well.
+        // A stopped process handles no signal but SIGKILL and SIGCONT. Once continued, it can end by itself.
         let commands = stopping
             .left
             .iter()
@@ -89,7 +89,7 @@ impl Stopping {
         self.left.remove(&local_rank);
     }
 
-    /// Someone does not want to wait for the grace period: a second interrupt.
+    /// Ends the grace period now: a second interrupt.
     pub fn on_kill(&mut self, now: Instant) -> Vec<Command> {
         match self.step {
             Step::Grace(_) => {
@@ -100,7 +100,7 @@ impl Stopping {
         }
     }
 
-    /// What is due at `now`. Calling early is harmless.
+    /// Returns the commands that are due at `now`. Calling early is harmless.
     pub fn poll(&mut self, now: Instant) -> Vec<Command> {
         match self.step {
             Step::Grace(until) if now >= until => self.on_kill(now),
@@ -112,7 +112,7 @@ impl Stopping {
         }
     }
 
-    /// When to call [`poll`](Self::poll) next; `None` once nobody is waited for.
+    /// When to call [`poll`](Self::poll) next; `None` once the stop is over.
     pub fn next_deadline(&self) -> Option<Instant> {
         match self.step {
             Step::Grace(until) | Step::Killed(until) if !self.left.is_empty() => Some(until),
@@ -120,12 +120,12 @@ impl Stopping {
         }
     }
 
-    /// Whether nobody is waited for any more: all are gone, or what is left is stuck.
+    /// Whether the stop is over: all workers are gone, or the rest is stuck.
     pub fn is_over(&self) -> bool {
         self.left.is_empty() || self.step == Step::Over
     }
 
-    /// How long it has taken so far.
+    /// Time since the stop began.
     pub fn elapsed(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.began_at)
     }

@@ -1,15 +1,15 @@
-//! What an agent that is process 1 of its container owes to processes that nobody else waits for.
+//! Reaping orphans when the agent is process 1 of its container.
 //!
-//! Orphans become children of process 1: what `docker exec` started, say. (Descendants of workers are not among them: they
-//! are their guards'.) Which children are strangers cannot be asked, so it is told by their sessions:
-//! - those in this process's own session are left to whoever started them here and may ask for their exit code;
-//! - one that leads a session of its own may have been started so here, as guards, workers that are functions, and what
-//!   `subprocess` starts with `start_new_session` are. Whoever waits for such a child has done so soon after its end, so
-//!   it is reaped only if a minute later it is still there;
-//! - others are members of sessions that began elsewhere, and are reaped at once.
+//! Orphans become children of process 1: processes that `docker exec` left behind, say. (Descendants of workers do not: they
+//! become children of their guards.) The kernel does not say which children are orphans, so their sessions decide:
+//! - A child in this process's session was started here. Code in this process may ask for its exit code, so it is left alone.
+//! - A child that leads a session may have been started here too. Guards, workers that are functions, and processes of
+//!   `subprocess` with `start_new_session` are. Code that waits for such a child does so soon after its end, so the child is
+//!   reaped only if it is still there a minute later.
+//! - Any other child belongs to a session that began elsewhere. It is reaped at once.
 //!
-//! A thread waits for ends with `waitid(2)`, which leaves them as they are. A handler of SIGCHLD would say the same, but is the
-//! program's to set: Python's `signal.signal` takes the place of any other. Pidfds do not tell of children that are new.
+//! A thread waits with `waitid(2)`, which does not reap. `docs/decisions/0042-process-1-tells-orphans-by-their-session.md` has the
+//! alternatives.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,12 +22,12 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
 use crate::threads;
 
-/// After its end, a child that leads its session is left for so long to whoever may have started it here.
+/// How long a session leader that has ended is left to code in this process that may have started it.
 const LEADER_GRACE: Duration = Duration::from_secs(60);
-/// How often to look while there is an end that is not ours to take note of, or no child at all.
+/// How often to look while an ended child is not to be reaped here, or while there is no child.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// If this process is number 1, reaps strangers from now on until it ends. May be called again.
+/// If this process is process 1, reaps orphans from now on until it ends. May be called again.
 pub fn reap_strangers_as_process_1() {
     static STARTED: Once = Once::new();
     if process::id() == 1 {
@@ -43,7 +43,7 @@ fn reap_for_ever() {
     let look = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     let mut strangers = Strangers::default();
     loop {
-        // ECHILD: there are none at the moment.
+        // ECHILD: there are no children at the moment.
         let ended = waitid(WaitId::All, look).is_ok();
         strangers.reap(Instant::now());
         let left = matches!(waitid(WaitId::All, look | WaitIdOptions::NOHANG), Ok(Some(_)));
@@ -53,15 +53,15 @@ fn reap_for_ever() {
     }
 }
 
-/// Children of this process that others have started.
+/// Children of this process that were not started here.
 #[derive(Debug, Default)]
 pub struct Strangers {
-    /// Leaders of sessions that have ended, and when that was seen.
+    /// Session leaders that have ended, and when that was seen.
     leaders: BTreeMap<i32, Instant>,
 }
 
 impl Strangers {
-    /// Reaps those that have ended, as the module's documentation has it; returns how many.
+    /// Reaps orphans that have ended, by the rules of the module's documentation. Returns their number.
     pub fn reap(&mut self, now: Instant) -> usize {
         let own = session(None);
         let ended: Vec<Pid> = children().into_iter().filter(|pid| has_ended(*pid, WaitIdOptions::NOWAIT)).collect();
@@ -85,21 +85,21 @@ impl Strangers {
     }
 }
 
-/// Whether a child has ended. Without `NOWAIT` it is reaped then.
+/// Whether a child has ended. Without `NOWAIT` this also reaps it.
 fn has_ended(pid: Pid, options: WaitIdOptions) -> bool {
     let options = options | WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
     matches!(waitid(WaitId::Pid(pid), options), Ok(Some(_)))
 }
 
-/// The session of a process, or of this one; `None` if it is gone. 0 is the session of a leader outside of this pid namespace,
-/// which process 1 of a container often is in (`rustix::process::getsid` takes 0 for a bug).
+/// The session of a process, or of this one; `None` if the process is gone. 0 is the session of a leader outside this pid
+/// namespace. Process 1 of a container is often in such a session (`rustix::process::getsid` takes 0 for a bug).
 fn session(pid: Option<Pid>) -> Option<i32> {
-    // SAFETY: asks for a number.
+    // SAFETY: only queries a number.
     let session = unsafe { libc::getsid(pid.map_or(0, |pid| pid.as_raw_nonzero().get())) };
     (session >= 0).then_some(session)
 }
 
-/// The children of all threads, those that have ended too.
+/// The children of all threads, including those that have ended.
 fn children() -> Vec<Pid> {
     let Ok(threads) = fs::read_dir("/proc/self/task") else { return Vec::new() };
     let lists = threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());

@@ -1,12 +1,12 @@
-//! Which descriptors a guard keeps.
+//! Closing the descriptors that a guard does not need.
 //!
-//! What holds for the guard holds here: system calls alone, no allocation.
+//! The guard's rules apply: system calls alone, no allocation.
 
 use std::os::fd::RawFd;
 
-/// Closes the agent's sockets and files, which would otherwise stay open for as long as the guard lives.
+/// Closes all descriptors but these: the agent's sockets and files would otherwise stay open as long as the guard lives.
 pub(super) unsafe fn close_all_but<const N: usize>(mut keep: [RawFd; N]) {
-    // Insertion sort: the standard library's promises nothing about what it calls.
+    // Insertion sort, because the standard library's sort does not promise that it allocates nothing.
     for end in 1..N {
         let mut at = end;
         while at > 0 && keep[at - 1] > keep[at] {

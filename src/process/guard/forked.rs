@@ -1,5 +1,5 @@
-//! The guard of a worker that is forked from a template: by the template's own `fork`, of a process with one thread, so
-//! that it may do what any process may until [`watch`](Hatching::watch).
+//! The guard of a worker that is forked from a template. The template forks it with its own `fork` and has a single thread, so
+//! this guard may do what any process may until [`watch`](Hatching::watch).
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -9,14 +9,14 @@ use super::worker::{take_place, take_signals};
 use super::{Guard, NAME, Senses, close_all_but, errno, let_go_of_stdio, stand_apart, step, tell};
 use crate::process::message::Report;
 
-/// What a guard and its worker are given. None is below 3.
+/// The descriptors of a guard and its worker. None is below 3.
 #[derive(Debug)]
 pub(in super::super) struct Descriptors {
     /// The guard's end of the socket that it shares with the agent.
     pub control: OwnedFd,
-    /// A pidfd of the agent. `None` where the kernel has none: then the guard ends with the template's, which is above it.
+    /// A pidfd of the agent. `None` where the kernel has none: then the guard ends with the template's guard, which is above it.
     pub agent: Option<OwnedFd>,
-    /// Closed when the guard ends, and by nobody before: where the kernel has no pidfds.
+    /// Closed when the guard ends and not before. Only where the kernel has no pidfds.
     pub life: Option<OwnedFd>,
     /// What becomes the worker's standard input, output and error.
     pub stdio: [OwnedFd; 3],
@@ -24,7 +24,7 @@ pub(in super::super) struct Descriptors {
     pub null: OwnedFd,
 }
 
-/// A guard whose worker is not forked yet. What it is given when it cannot begin, it has told the agent.
+/// A guard whose worker is not forked yet.
 #[derive(Debug)]
 pub(in super::super) struct Hatching {
     given: Descriptors,
@@ -32,7 +32,7 @@ pub(in super::super) struct Hatching {
     guard: i32,
 }
 
-/// Blocks all signals of the calling thread: those that come between two forks concern neither guard nor worker.
+/// Blocks all signals of the calling thread. Signals that arrive between the two forks are meant for neither guard nor worker.
 pub(in super::super) fn block_signals() {
     // SAFETY: a mask on the stack, filled before it is read.
     unsafe {
@@ -43,11 +43,12 @@ pub(in super::super) fn block_signals() {
 }
 
 impl Hatching {
-    /// The calling process becomes a guard. It should have one thread, and block all signals.
+    /// Makes the calling process a guard. The process should have one thread, and block all signals.
     ///
-    /// Errors with an `errno`, which the agent has been told.
+    /// # Errors
+    /// An `errno`, which has been reported to the agent.
     pub fn begin(given: Descriptors) -> Result<Hatching, i32> {
-        // SAFETY: what a freshly forked child may do, any process may.
+        // SAFETY: any process may do what a freshly forked child may.
         unsafe {
             let senses = stand_apart().and_then(|()| Senses::open());
             let senses = senses.map_err(|(step, errno)| {
@@ -58,7 +59,7 @@ impl Hatching {
         }
     }
 
-    /// In the guard, once it has forked its worker: waits until nothing is left below, and ends the process. -1: there is none.
+    /// In the guard, after it has forked its worker: waits until no descendant is left, and ends the process. -1: no worker.
     pub fn watch(self, worker: i32) -> ! {
         let Descriptors { control, agent, life, null, .. } = &self.given;
         let [control, null] = [control, null].map(AsRawFd::as_raw_fd);
@@ -75,10 +76,10 @@ impl Hatching {
         }
     }
 
-    /// In the guard's child: becomes the worker as far as the kernel is concerned. Signal handlers are left alone: they are those
-    /// of a program that has just been executed, and has loaded what it loads.
+    /// In the guard's child: takes the worker's session, streams and folder. Signal handlers are not reset: they are those of a
+    /// program that was just executed and has imported its modules.
     ///
-    /// Ends the process if that cannot be, after the guard was told why.
+    /// On failure reports the cause to the guard and ends the process.
     pub fn become_worker(self, cwd: &CString) {
         // SAFETY: plain system calls on what this process owns.
         unsafe {
@@ -87,7 +88,7 @@ impl Hatching {
             take_signals();
             libc::close(self.senses.signals);
             libc::close(self.senses.executed);
-            // Last: this tells the guard that the worker has begun.
+            // Last: this tells the guard that the worker was started.
             libc::close(self.senses.failures);
         }
     }

@@ -1,6 +1,6 @@
 //! The process that becomes the worker, until it is executed.
 //!
-//! What holds for the guard holds here: system calls alone, on memory that was prepared before.
+//! The guard's rules apply: system calls alone, on memory that was prepared before.
 
 use std::ffi::c_char;
 use std::mem::MaybeUninit;
@@ -9,20 +9,20 @@ use std::ptr;
 
 use super::{Plan, default_handler, errno, step};
 
-/// What the process that is to become the worker needs.
+/// The data of the process that is to become the worker.
 pub(super) struct Birth<'a> {
     pub plan: &'a Plan<'a>,
     pub guard: i32,
-    /// The end of the pipe that tells why it could not be executed.
+    /// Write end of the pipe that reports why the program could not be executed.
     pub failures: RawFd,
 }
 
-/// Starts the worker in this process's memory, which stands still until the worker is executed or has given up: page tables of the
-/// agent's size are copied for the guard, and should not be for the worker too, which has no use for them.
+/// Starts the worker in this process's memory, as `vfork` does. The guard is suspended until the worker is executed or has
+/// given up. So the agent's page tables are copied for the guard, but not again for the worker, which does not need them.
 ///
 /// SAFETY: only in the guard.
 pub(super) unsafe fn start_worker(birth: &Birth<'_>) -> i32 {
-    // Of its own, since both return from here. In blocks as large as the strictest alignment.
+    // A separate stack, because both processes return from here. In blocks as large as the strictest alignment.
     let mut stack = MaybeUninit::<[u128; WORKER_STACK_BYTES / size_of::<u128>()]>::uninit();
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     // glibc's `clone` is the system call and a jump; it runs no handlers.
@@ -35,11 +35,11 @@ pub(super) unsafe fn start_worker(birth: &Birth<'_>) -> i32 {
 const WORKER_STACK_BYTES: usize = 64 << 10;
 
 extern "C" fn begin_worker(birth: *mut libc::c_void) -> libc::c_int {
-    // SAFETY: `start_worker` has given it a `Birth`, and waits.
+    // SAFETY: `start_worker` passes a `Birth`, and is suspended.
     unsafe { become_worker(&*birth.cast()) }
 }
 
-/// SAFETY: only in the child that is to become the worker. What it writes to memory, the guard finds there.
+/// SAFETY: only in the child that is to become the worker. It shares the guard's memory.
 unsafe fn become_worker(birth: &Birth<'_>) -> ! {
     let Birth { plan, guard, failures } = *birth;
     unsafe {
@@ -53,8 +53,8 @@ unsafe fn become_worker(birth: &Birth<'_>) -> ! {
     }
 }
 
-/// Becomes the leader of a session that ends with the guard, with the worker's streams and folder (null: this one). Ends the process
-/// if that cannot be. SAFETY: only in a child of the guard that is to become the worker, and blocks all signals.
+/// Becomes a session leader that dies with the guard, with the worker's streams and folder (null: the present one). On failure
+/// ends the process. SAFETY: only in a child of the guard that is to become the worker, and blocks all signals.
 pub(super) unsafe fn take_place(guard: i32, stdio: [RawFd; 3], cwd: *const c_char, failures: RawFd) {
     unsafe {
         libc::setsid();
@@ -73,7 +73,7 @@ pub(super) unsafe fn take_place(guard: i32, stdio: [RawFd; 3], cwd: *const c_cha
     }
 }
 
-/// Takes all signals again. SAFETY: as [`take_place`].
+/// Unblocks all signals. SAFETY: as [`take_place`].
 pub(super) unsafe fn take_signals() {
     unsafe {
         let mut nothing = std::mem::zeroed();
@@ -82,7 +82,7 @@ pub(super) unsafe fn take_signals() {
     }
 }
 
-/// Ends what was to become the worker, and tells the guard why. SAFETY: only in that process.
+/// Reports the failed step to the guard, and ends the process. SAFETY: only in the process that was to become the worker.
 unsafe fn give_up(failures: RawFd, step: i32) -> ! {
     unsafe {
         let report = [step, errno()];

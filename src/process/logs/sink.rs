@@ -1,4 +1,4 @@
-//! Where lines go: a console, and a file of those that match.
+//! The destinations of lines: a console, and a file of the lines that match a filter.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -17,10 +17,10 @@ use super::super::spec::Filter;
 pub(super) struct Sink {
     /// `None` once it cannot be written any more.
     console: Option<File>,
-    /// What the console did not take, since the disk that it is on is full.
+    /// Bytes that the console did not take, because it is a file on a full disk.
     lost_bytes: u64,
     filtered: Option<Filtered>,
-    /// Lines of one read, written at once.
+    /// The lines of one read, which are written at once.
     out: Vec<u8>,
 }
 
@@ -34,7 +34,7 @@ impl Sink {
         self.filtered.is_some()
     }
 
-    /// Whether anybody gets to see what this takes.
+    /// Whether the output is shown or filtered at all.
     pub fn is_wanted(&self) -> bool {
         self.console.is_some() || self.filters()
     }
@@ -83,11 +83,11 @@ impl Sink {
     }
 }
 
-/// Short lines with long prefixes make more than was read; this bounds it.
+/// Bound on buffered output: short lines with long prefixes make more than was read.
 const FLUSH_BYTES: usize = 256 << 10;
 
-/// A file that the agent writes. What it does not take is lost, which is told: workers go on. It is given up for good unless the disk is
-/// full, which may pass.
+/// A file that the agent writes. Bytes that cannot be written are lost, which is logged, and workers go on. The file is given up
+/// for good, unless the disk is full, which may pass.
 pub(super) struct LogFile {
     path: PathBuf,
     /// `None` once it is given up.
@@ -96,7 +96,8 @@ pub(super) struct LogFile {
 }
 
 impl LogFile {
-    /// Errors if it cannot be made for another reason than a full disk.
+    /// # Errors
+    /// The file cannot be made, for another reason than a full disk.
     pub fn create(path: &Path) -> io::Result<LogFile> {
         let mut file = LogFile { path: path.to_owned(), open: None, lost_bytes: 0 };
         match create(path) {
@@ -107,7 +108,7 @@ impl LogFile {
         Ok(file)
     }
 
-    /// Writes all of it, if it can.
+    /// Writes all bytes, if possible.
     pub fn write(&mut self, bytes: &[u8]) {
         let (Some(open), false) = (&mut self.open, bytes.is_empty()) else { return };
         let path = self.path.display();
@@ -178,7 +179,7 @@ fn write_console(console: &mut Option<File>, lost_bytes: &mut u64, mut bytes: &[
                 return;
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // Whoever shares the terminal with us may have made it non-blocking.
+            // Another process that shares the terminal may have made it non-blocking.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let _ = poll(&mut [PollFd::new(&*open, PollFlags::OUT)], None);
             }
