@@ -26,5 +26,5 @@ pub async fn rehearse(command: Vec<OsString>) -> Result<(), String> {
             exit = exited.exit;
         }
     }
-    if exit.is_success() { Ok(()) } else { Err(format!("a process that should have succeeded has not: {exit}")) }
+    if exit.is_success() { Ok(()) } else { Err(format!("the trial process failed: {exit}")) }
 }

@@ -104,11 +104,11 @@ impl fmt::Display for StartError {
         let StartError { local_rank, stage, source } = self;
         write!(f, "worker of local rank {local_rank} could not be started: ")?;
         match stage {
-            Stage::Fork => write!(f, "no process for it: {source}"),
+            Stage::Fork => write!(f, "cannot fork a process for it: {source}"),
             Stage::Stream(path) => write!(f, "cannot open `{}` for its output: {source}", path.display()),
-            Stage::Folder(path) => write!(f, "cannot change to folder `{}`: {source}", path.display()),
+            Stage::Folder(path) => write!(f, "cannot change to directory `{}`: {source}", path.display()),
             Stage::Execute(program) => write!(f, "cannot execute `{}`: {source}", program.display()),
-            Stage::Call(call) => write!(f, "no process for it: the system call `{call}` has failed: {source}"),
+            Stage::Call(call) => write!(f, "the system call `{call}` has failed: {source}"),
         }
     }
 }

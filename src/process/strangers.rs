@@ -33,7 +33,7 @@ pub fn reap_strangers_as_process_1() {
     if process::id() == 1 {
         STARTED.call_once(|| {
             if let Err(error) = threads::spawn("strangers".to_owned(), reap_for_ever) {
-                tracing::warn!(%error, "no thread to reap orphans with; those that end stay as zombies");
+                tracing::warn!(%error, "cannot start the thread that reaps orphans: those that end stay as zombies");
             }
         });
     }

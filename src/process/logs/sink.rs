@@ -115,12 +115,14 @@ impl LogFile {
         match open.write_all(bytes) {
             Ok(()) => match std::mem::take(&mut self.lost_bytes) {
                 0 => {}
-                lost => tracing::warn!("log file `{path}` can be written again; it lacks up to {lost} bytes"),
+                lost => {
+                    tracing::warn!("log file `{path}` can be written again; up to {lost} bytes of output were lost")
+                }
             },
             Err(error) if is_full(&error) => {
                 if self.lost_bytes == 0 {
                     tracing::error!(
-                        "log file `{path}` cannot be written: {error}; it lacks what follows until there is room, and workers go on"
+                        "log file `{path}` cannot be written: {error}; output is lost until there is room, and workers go on"
                     );
                 }
                 self.lost_bytes += bytes.len() as u64;
@@ -131,7 +133,7 @@ impl LogFile {
 
     fn give_up(&mut self, error: &io::Error) {
         let path = self.path.display();
-        tracing::error!("log file `{path}` cannot be written: {error}; it lacks what follows, and workers go on");
+        tracing::error!("log file `{path}` cannot be written: {error}; further output is lost, and workers go on");
         self.open = None;
     }
 }
@@ -173,7 +175,9 @@ fn write_console(console: &mut Option<File>, lost_bytes: &mut u64, mut bytes: &[
             // The console is a file, whose disk may have room later.
             Err(error) if is_full(&error) => {
                 if *lost_bytes == 0 {
-                    tracing::error!("the console takes no more of workers' output until there is room: {error}");
+                    tracing::error!(
+                        "the console cannot be written: {error}; workers' output is lost until there is room"
+                    );
                 }
                 *lost_bytes += bytes.len() as u64;
                 return;
@@ -184,13 +188,13 @@ fn write_console(console: &mut Option<File>, lost_bytes: &mut u64, mut bytes: &[
                 let _ = poll(&mut [PollFd::new(&*open, PollFlags::OUT)], None);
             }
             Err(error) => {
-                tracing::warn!(%error, "the console can no longer be written; workers' output goes to files alone");
+                tracing::warn!(%error, "the console can no longer be written; workers' output goes to log files only");
                 *console = None;
             }
         }
     }
     if console.is_some() && *lost_bytes > 0 {
-        tracing::warn!("the console takes workers' output again; it lacks {lost_bytes} bytes");
+        tracing::warn!("the console can be written again; {lost_bytes} bytes of workers' output were lost");
         *lost_bytes = 0;
     }
 }
