@@ -1,4 +1,4 @@
-"""The command ``elastic-rs``. Does not import torch, so that it starts at once and runs where there is none."""
+"""The command ``elastic-rs``. Does not import torch, so that it starts at once and runs where torch is missing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 DEFAULT_PORT = 29400
-"""The port of an endpoint that names none."""
+"""The port of an endpoint without one."""
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -32,17 +32,17 @@ ENDED_BY_ITSELF = 3
 EPILOG = """\
 signals:
   SIGTERM, SIGINT    wait until all nodes and clients have gone, at most --drain-timeout, then end; serve meanwhile
-  a second of them   end at once; within half a second it counts as the first
+  a second of these  end at once; within half a second of the first it is ignored
 
 exit codes:
   0                  ended as asked
-  1                  the address cannot be listened on; the message names who has the port, where the system tells
-  2                  the command line is not understood
+  1                  cannot listen on the address; the message names the process that has the port, where known
+  2                  the command line is not valid
   3                  the server ended by itself, which is a bug
   130, 143           ended at once by a second SIGINT, SIGTERM
 """
 
-# Name, metavar, and what the limit holds; the defaults are the core's.
+# Name, metavar, and what the limit is for. The defaults are the core's.
 LIMITS = [
     ("connections", "N", "connections that may be open at once"),
     ("keys", "N", "stored keys and queues"),
@@ -52,10 +52,10 @@ LIMITS = [
     ("list_len", "N", "keys in one request"),
     ("message_bytes", "BYTES", "length of one request"),
     ("reply_buffer_bytes", "BYTES", "replies that may wait for a client that asks for more"),
-    ("hello_timeout_s", "SECONDS", "time a connection may take to say what it is"),
-    ("flush_timeout_s", "SECONDS", "time a client that has said its last may take to read the rest"),
-    ("keepalive_idle_s", "SECONDS", "silence after which the kernel asks whether a client's host is there"),
-    ("keepalive_interval_s", "SECONDS", "time between such questions while none is answered"),
+    ("hello_timeout_s", "SECONDS", "time in which a new connection must show its protocol"),
+    ("flush_timeout_s", "SECONDS", "time in which a client that has closed its sending side must read the replies"),
+    ("keepalive_idle_s", "SECONDS", "silence after which the kernel probes a client's host"),
+    ("keepalive_interval_s", "SECONDS", "time between such probes while none is answered"),
     ("log_period_s", "SECONDS", "time in which at most 20 rejections of each cause are logged, 0 for all"),
 ]
 
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve = stores.add_subparsers(title="commands", metavar="COMMAND", required=True).add_parser(
         "serve",
-        help="serve a store and a rendezvous in a process of their own",
+        help="serve a store and a rendezvous in a separate process",
         description="Serve a TCP store and the rendezvous coordinator of the backend rust-c10d on one port until told "
         "to end. Agents use it by --rdzv-endpoint=HOST:PORT with --rdzv-conf=is_host=0. One line on stdout, `listening "
         "on ADDRESS:PORT`, says that it is ready.",
@@ -96,10 +96,11 @@ def _parser() -> argparse.ArgumentParser:
         "--log-level",
         choices=LEVELS,
         default=_level_of_environment(),
-        help="of the log on stderr (default: ELASTIC_RS_LOG, or info)",
+        help="level of the log on stderr (default: ELASTIC_RS_LOG, or info)",
     )
     limits = serve.add_argument_group(
-        "limits", "Who exceeds one loses its connection; others are not affected. BYTES and N may end in K, M, G or T."
+        "limits",
+        "A client that exceeds one loses its connection; others are not affected. BYTES and N may end in K, M, G or T.",
     )
     defaults = _elastic_rs.Host.default_limits()
     for name, metavar, what in LIMITS:
@@ -114,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    # Before any thread exists, so that all inherit it: from here on signals wait until they are asked for.
+    # Before any thread exists, so that all inherit the mask: signals stay pending until `sigtimedwait`.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     show_logs(args.log_level.upper())
     limits = {name: getattr(args, name) for name, _, _ in LIMITS}
@@ -126,7 +127,7 @@ def _serve(args: argparse.Namespace) -> int:
     print(f"listening on {', '.join(host.addresses)}", flush=True)
     while (received := signal.sigtimedwait(SIGNALS, _LOOK_INTERVAL_S)) is None:
         if host.stopped:
-            print("elastic-rs: error: the server has ended by itself, which is a bug", file=sys.stderr)
+            print("elastic-rs: error: the server has ended by itself: this is a bug", file=sys.stderr)
             return ENDED_BY_ITSELF
     sessions, clients = host.users
     _say(f"{signal.Signals(received.si_signo).name}: waiting for {sessions} nodes and {clients} clients to go")
@@ -134,7 +135,7 @@ def _serve(args: argparse.Namespace) -> int:
 
     def end_at_once(number: int, _: FrameType | None) -> None:
         if time.monotonic() - since > _SAME_SIGNAL_S:
-            # The interpreter takes its handlers away on its way out: a third signal would change the exit code.
+            # The interpreter restores default handlers when it exits: a third signal would change the exit code.
             for later in SIGNALS:
                 signal.signal(later, signal.SIG_IGN)
             raise SystemExit(128 + number)
@@ -150,9 +151,9 @@ def _serve(args: argparse.Namespace) -> int:
     return ENDED_AS_ASKED
 
 
-# How often it is looked whether the server still runs. Signals are not waited for in steps.
+# How often to check that the server still runs. Signals are noticed at once.
 _LOOK_INTERVAL_S = 5.0
-# Wrappers send a signal to a process and to its group, or pass on what the process got too: that is one request.
+# Wrappers send a signal to a process and to its group, or forward one that the process got too: that is one request.
 _SAME_SIGNAL_S = 0.5
 
 

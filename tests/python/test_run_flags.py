@@ -245,7 +245,7 @@ def test_a_variable_that_is_no_number_is_told(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PET_STANDALONE", "yes")
-    assert said(capsys, "x") == "PET_STANDALONE is `yes`, must be 0 or 1: it stands for --standalone"
+    assert said(capsys, "x") == "PET_STANDALONE is `yes`, must be 0 or 1: it sets --standalone"
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_help_shows_every_flag_once_in_groups_with_examples(capsys: pytest.Captu
         for name in action.option_strings:
             count = len(re.findall(rf"^  (?:-\w, )?{name}(?= |,|$)", text, re.MULTILINE))
             assert count == (0 if "_" in name else 1), name
-    for heading in ("how many:", "how nodes find each other:", "what workers print:", "examples:", "exit codes:"):
+    for heading in ("size of the job:", "how nodes find each other:", "output of workers:", "examples:", "exit codes:"):
         assert f"\n{heading}\n" in text
     assert max(map(len, text.splitlines())) <= 140
 
