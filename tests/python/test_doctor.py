@@ -68,7 +68,7 @@ VERDICTS: list[tuple[Finding, str, str]] = [
     (node.torch("1.13.0", "/t", None), "mend", "older than 2.6"),
     (node.torch("2.16.0a0+git", "/t", None), "note", "newer than 2.15"),
     (node.torch("3.0", "/t", None), "note", "newer than 2.15"),
-    (node.torch(None, "/cwd/torch", None), "mend", "/cwd/torch is no PyTorch"),
+    (node.torch(None, "/cwd/torch", None), "mend", "/cwd/torch is not PyTorch"),
     (node.torch("2.0", "/t", "/opt/python"), "note", "PYTHON_EXEC=/opt/python"),
     (gpus(0, 0), "ok", "none: no driver; CUDA_VISIBLE_DEVICES is `0,9`"),
     (gpus(0, 0, nproc="gpu"), "mend", "--nproc-per-node is `gpu`, but there is none: no driver"),
@@ -89,7 +89,7 @@ VERDICTS: list[tuple[Finding, str, str]] = [
     (node.processes(799, "/sys/fs/cgroup/pids.max", 8), "mend", "--pids-limit=800"),
     (node.script("a.py", ""), "ok", "a.py"),
     (node.script("a.py", "the script `a.py` does not exist"), "mend", "copy it to this node"),
-    (node.supervision("", ""), "ok", "its end seen"),
+    (node.supervision("", ""), "ok", "its end was noticed"),
     (node.supervision("", "Function not implemented"), "ok", "without pidfds (pidfd_open: Function not implemented)"),
     (node.supervision("`signalfd4` has failed: no", ""), "mend", "seccomp"),
     (node.clock(0), "ok", "1970-01-01T00:00:00Z"),
@@ -108,7 +108,7 @@ VERDICTS: list[tuple[Finding, str, str]] = [
     (own_name(Answer(None, 5.0, error="no answer", late=True)), "mend", "cannot be resolved: no answer"),
     (own_name(Answer(None, 0.1, error="unknown"), others=False), "note", "cannot be resolved: unknown"),
     (net.own_reverse("10.0.0.1", Answer("vm", 0.5)), "ok", "10.0.0.1 is vm"),
-    (net.own_reverse("10.0.0.1", Answer(None, 0.5, error="unknown")), "ok", "nameless (unknown)"),
+    (net.own_reverse("10.0.0.1", Answer(None, 0.5, error="unknown")), "ok", "without a name (unknown)"),
     (net.own_reverse("10.0.0.1", Answer("vm", 1.5)), "note", "vm after 1.500 s, which is slow: PyTorch's store"),
     (net.own_reverse("10.0.0.1", Answer(None, 5.0, error="no answer within 5 s", late=True)), "note", "no answer"),
     (net.unresolved("h:1", Answer(None, 0.1, error="unknown"), hosts=False), "mend", "/etc/resolv.conf"),
@@ -125,7 +125,7 @@ VERDICTS: list[tuple[Finding, str, str]] = [
     (net.elsewhere("h:1", NEWER, 600, 5), "mend", "version 2 of the protocol, this node version 1"),
     (net.elsewhere("h:1", STORE, 600, 5), "mend", "a plain c10d store answers"),
     (net.elsewhere("h:1", OTHER, 600, 5), "mend", "it says `SSH-2.0`"),
-    (net.elsewhere("h:1", SILENT, 600, 5), "mend", "says nothing"),
+    (net.elsewhere("h:1", SILENT, 600, 5), "mend", "does not answer"),
     (net.elsewhere("h:1", REFUSED, 600, 5), "note", "nobody listens there yet"),
     (net.elsewhere("h:1", Reached("timeout", "h"), 600, 5), "mend", "nothing came back within 5 s"),
     (net.elsewhere("h:1", Reached("unreachable", "h", "No route to host"), 600, 5), "mend", "No route to host"),
@@ -147,7 +147,7 @@ def test_verdicts(finding: Finding, verdict: str, text: str) -> None:
     [
         ((), "0: the only node"),
         (("--nnodes=4", "--node-rank=2"), "2, by --node-rank, in every round; others see this node as `vm:PID` at"),
-        ((*JOB, "--rdzv-endpoint=h"), "in the first round by address as people count (node9 before node10)"),
+        ((*JOB, "--rdzv-endpoint=h"), "in the first round by natural order of addresses (node9 before node10)"),
         ((*JOB, "--rdzv-endpoint=h", "--rdzv-conf=node_rank=3"), "asks for 3 (node_rank) in the first round"),
     ],
 )  # fmt: skip
@@ -417,7 +417,7 @@ def test_a_free_port(doctor: Doctor) -> None:
     port = free_port()
     said = about("endpoint", doctor(*JOB, f"--rdzv-endpoint=127.0.0.1:{port}"))
     assert said.startswith("ok ")
-    assert "the port is free: it would host the coordinator" in said
+    assert "the port is free: this node would host the coordinator" in said
     with socket.create_server(("127.0.0.1", port)):
         pass  # it is free still
     said = about("endpoint", doctor(*GUEST, f"--rdzv-endpoint=127.0.0.1:{port}"))
@@ -453,7 +453,7 @@ def test_a_black_hole(doctor: Doctor) -> None:
     said = about("endpoint", lines)
     assert said.startswith("mend ")
     assert "nothing came back within 0.3 s" in said
-    assert "to mend: see whether the host is up" in lines[lines.index(said) + 1]
+    assert "to mend: check that the host is up" in lines[lines.index(said) + 1]
 
 
 def test_a_name_server_that_swallows_questions_holds_nothing_up(
@@ -566,7 +566,7 @@ def test_the_exit_code_is_told_where_nobody_reads_on() -> None:
 def test_what_cannot_be_written_is_not_called_healthy() -> None:
     told = shell("doctor > /dev/full")
     assert told.returncode == 1
-    assert told.stderr == "elastic-run: error: cannot write what was found: No space left on device\n"
+    assert told.stderr == "elastic-run: error: cannot write the findings: No space left on device\n"
 
 
 def test_any_terminal_shows_the_findings() -> None:

@@ -1,4 +1,4 @@
-"""``elastic-run doctor``: looks whether a node lacks anything, and prints what to mend. Does not import torch."""
+"""``elastic-run doctor``: checks whether a node lacks anything, and prints what to mend. Does not import torch."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ HEALTHY = 0
 TO_MEND = 1
 
 DESCRIPTION = """\
-Look whether this node lacks anything that the job would need, and print what to mend. Nothing of the job is started:
-the flags are those of elastic-run, and mean the same, so `doctor` may be put before a whole command line."""
+Check whether this node lacks anything that the job would need, and print what to mend. Nothing of the job is started.
+The flags are those of elastic-run and mean the same, so `doctor` may be put before a whole command line."""
 
 EPILOG = """\
 Flags of elastic-run that are not listed are accepted, and so are its PET_* variables. An endpoint without
---rdzv-backend, on a job of one node, is taken for one of c10d.
+--rdzv-backend, on a job of one node, is taken for c10d's.
 
 examples:
-  this machine by itself
+  check this machine alone
     elastic-run doctor
-  will this node find the others?
+  check also whether this node finds the others
     elastic-run doctor --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=node0:29400
 
-Each line begins with ok; with note, which some jobs may mind; or with mend, and then the next line says what to do. A
-script named doctor is run by `elastic-run ./doctor` or `elastic-run -- doctor`.
+Each line begins with ok, with note (which matters to some jobs), or with mend. The line after mend says what to do.
+A script named doctor is run by `elastic-run ./doctor` or `elastic-run -- doctor`.
 
 exit codes:
   0        nothing has to be mended
-  1        something has
-  2        the command line is not understood
+  1        something has to be mended
+  2        the command line is not valid
 """
 
 SHOWN = {
     "help", "nnodes", "nproc_per_node", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf",
     "local_addr", "node_rank", "master_addr", "master_port", "log_dir", "network_timeout",
 }  # fmt: skip
-"""What changes the answers; ``--help`` lists no other flags."""
+"""Flags that change the answers. ``--help`` lists no others."""
 
 LONGEST_S = 600.0
 
@@ -59,11 +59,11 @@ def main(argv: Sequence[str]) -> int:
     """Check this node, print the findings, and return the exit code.
 
     Raises:
-        UsageError: the command line is not understood.
+        UsageError: the command line is not valid.
     """
     to_mend = 0
     for finding in _look(_flags.parse(argv, _parser())):
-        # Each as soon as it is known: some questions take their time.
+        # Each as soon as it is known, because some questions take seconds.
         _say(str(finding))
         to_mend += finding.verdict == "mend"
     _say(f"{to_mend} to mend" if to_mend else "nothing has to be mended")
@@ -71,16 +71,16 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _say(text: str) -> None:
-    """Print, in whatever encoding there is. Where nobody reads on (`| head -1`), the exit code tells nonetheless."""
-    with contextlib.suppress(AttributeError):  # there may be no standard output, or one of a test's
+    """Print, in whatever encoding stdout has. If its reader has gone (`| head -1`), the exit code still tells."""
+    with contextlib.suppress(AttributeError):  # stdout may be missing, or replaced by a test
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         print(text, flush=True)
     except OSError as error:
-        # What is not written yet is tried again when the process ends.
+        # The interpreter would try to flush the rest again when the process ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno != errno.EPIPE:
-            sys.exit(f"{PROG}: error: cannot write what was found: {error.strerror}")
+            sys.exit(f"{PROG}: error: cannot write the findings: {error.strerror}")
 
 
 def _look(args: argparse.Namespace) -> Iterator[Finding]:
@@ -89,9 +89,9 @@ def _look(args: argparse.Namespace) -> Iterator[Finding]:
         raise UsageError(f"--network-timeout is `{limit_s:g}`, must be above 0 s and at most {LONGEST_S:g}")
     nodes = _options.nodes_of(args.nnodes)
     if args.rdzv_endpoint and args.rdzv_backend == "static" and nodes[1] == 1:
-        # Ranks by hand for one node, at an endpoint: nobody asks the doctor about that.
+        # Fixed ranks for one node, with an endpoint: nobody asks the doctor about that.
         args.rdzv_backend = "c10d"
-    # All that may be wrong with the command line, before anything is printed.
+    # Everything that may be wrong with the command line, before anything is printed.
     meeting = _options.rendezvous_of(args)
     workers = _workers(args.nproc_per_node)
     yield from _node.findings(args.nproc_per_node, workers, nodes[1], args.log_dir, limit_s)
@@ -103,7 +103,7 @@ def _look(args: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _workers(text: str) -> int | None:
-    """Read ``--nproc-per-node``; None for kinds of devices, which may need PyTorch to be counted."""
+    """Read ``--nproc-per-node``. None for kinds of devices, which may need PyTorch to count them."""
     if text != "cpu" and text.isidentifier():
         return None
     return _options.workers_of(text)
@@ -111,7 +111,7 @@ def _workers(text: str) -> int | None:
 
 def _parser() -> argparse.ArgumentParser:
     made = _flags.parser(f"{PROG} doctor [flags] [SCRIPT ...]", DESCRIPTION, EPILOG)
-    made.add_argument_group("of doctor").add_argument(
+    made.add_argument_group("flags of doctor").add_argument(
         "--network-timeout",
         "--network_timeout",
         type=_flags.seconds,

@@ -1,4 +1,4 @@
-"""What a check of ``elastic-run doctor`` has to say."""
+"""The findings of ``elastic-run doctor``, and questions with a time limit."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Finding:
     """One line of the report."""
 
     verdict: str
-    """``ok``; ``note``, which some job may mind; or ``mend``, which this one will."""
+    """``ok``; ``note``, which matters to some jobs; or ``mend``, which matters to this one."""
     check: str
-    """What was looked at."""
+    """Name of the check."""
     text: str
     """What was found."""
     remedy: str = ""
@@ -34,7 +34,7 @@ class Finding:
 
 
 def _shown(text: str) -> str:
-    """Escape what is no text and what moves a terminal's cursor: strangers' answers and variables are in here."""
+    """Escape bytes that are no text and control characters: the text has variables and answers of other programs."""
     text = text.encode(errors="surrogateescape").decode(errors="backslashreplace")
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
@@ -45,7 +45,7 @@ def ok(check: str, text: str) -> Finding:
 
 
 def note(check: str, text: str) -> Finding:
-    """Nothing is wrong with elastic-run, but it should be known."""
+    """Nothing is wrong with elastic-run, but the user should know it."""
     return Finding("note", check, text)
 
 
@@ -56,20 +56,20 @@ def mend(check: str, text: str, remedy: str) -> Finding:
 
 @dataclass(frozen=True)
 class Answer(Generic[T]):
-    """What came of a question to something that may never answer."""
+    """The answer to a question that may never be answered."""
 
     value: T | None
     took_s: float
     error: str = ""
     """Why there is no value."""
     late: bool = False
-    """There is none because time was up."""
+    """There is no value because the time was over."""
 
 
 class Question(Generic[T]):
-    """A question to something that blocks for as long as it likes, such as the resolver; asked at once.
+    """A question to something that may block for ever, such as the resolver. It is asked at once.
 
-    One that is never answered is left to itself, in a thread that does not keep the process from ending.
+    A question that is never answered stays in a daemon thread, which does not keep the process from ending.
     """
 
     def __init__(self, ask: Callable[[], T]) -> None:
@@ -80,13 +80,13 @@ class Question(Generic[T]):
         self._thread = Thread(target=self._run, args=(ask,), name="doctor-asks", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError as error:  # what `processes` tells of
+        except RuntimeError as error:  # no thread is left: the check `processes` reports it
             self._error = str(error)
 
     def _run(self, ask: Callable[[], T]) -> None:
         try:
             self._found.append(ask())
-        except (OSError, RuntimeError, ValueError) as error:  # ValueError: a name that no question can hold
+        except (OSError, RuntimeError, ValueError) as error:  # ValueError: a name that cannot be encoded
             self._error = getattr(error, "strerror", None) or str(error) or type(error).__name__
         self._took_s = time.monotonic() - self._began
 

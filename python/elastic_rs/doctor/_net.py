@@ -1,6 +1,6 @@
-"""What ``elastic-run doctor`` asks the network: the names of this node, the endpoint, and where the node would stand.
+"""The checks of ``elastic-run doctor`` on the network: names of this node, the endpoint, and the node's rank.
 
-Every question has a time limit. None of them takes a port that a job may want; a coordinator notes one line in its log.
+Every question has a time limit. None takes a port that a job may use. A coordinator that is asked logs one line.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ SLOW_S = 1.0
 def findings(
     meeting: Rendezvous, local_addr: str | None, limit_s: float, *, alone: bool, given: bool
 ) -> Iterator[Finding]:
-    """Look at names, the endpoint and ranks; each question is given ``limit_s``. ``given``: an endpoint was named."""
+    """Check names, endpoint and ranks. Each question may take ``limit_s``. ``given``: the user named an endpoint."""
     name = os.uname().nodename
     forward = Question(lambda: addresses_of(name))
-    # Most likely that is the address, and then its name is asked for while the endpoint's is.
+    # Most likely this is the address. Then its reverse look-up runs beside the endpoint's look-up.
     usual = own_address([])
     reverse = ask_reverse(usual)
     resolved: Answer[list[str]] = Answer([], 0.0)
@@ -48,16 +48,16 @@ def findings(
     if several and is_loopback(meeting.host):
         flag = "--master-addr" if meeting.fixed else "--rdzv-endpoint"
         why = "" if given else f", since {flag} names no other address"
-        text = f"{meeting.host} is loopback{why}: nodes on other machines cannot find it, each looks at itself"
+        text = f"{meeting.host} is a loopback address{why}: nodes on other machines would connect to themselves"
         found.append(note("endpoint", text))
-    # Who names a loopback endpoint wants several agents on this machine; who names none asks about a node of many.
+    # A loopback endpoint that was named means several agents on this machine. None named: a node among many.
     others = several and not (given and is_loopback(meeting.host))
     gloo = os.environ.get("GLOO_SOCKET_IFNAME")
     yield own_name(name, forward.answer(limit_s), gloo, others=others, local_addr=local_addr)
     if reverse is not None:
         yield own_reverse(seen, reverse.answer(limit_s))
     if alone:
-        yield ok("endpoint", "none is needed: one node, which takes any free port and is found by nobody else")
+        yield ok("endpoint", "none is needed: a job of one node takes any free port")
     yield from found
     yield ranks(meeting, name, seen, alone=alone)
 
@@ -69,14 +69,14 @@ def addresses_of(host: str) -> list[str]:
 
 
 def ask_reverse(address: str) -> Question[str] | None:
-    """Ask for the name of an address; of a name nobody is asked."""
+    """Ask for the name of an address. ``address`` may be a name, for which nothing is asked."""
     if not is_address(address):
         return None
     return Question(lambda: socket.getnameinfo((address, 0), socket.NI_NAMEREQD)[0])
 
 
 def is_address(text: str) -> bool:
-    """Whether it is an address, rather than a name."""
+    """Whether this is an address and not a name."""
     try:
         ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
@@ -85,13 +85,13 @@ def is_address(text: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this means each machine itself, on every machine."""
+    """Whether this name or address means the local machine on every machine."""
     return host == "localhost" or (is_address(host) and ipaddress.ip_address(host.partition("%")[0]).is_loopback)
 
 
 def own_address(addresses: list[str]) -> str:
-    """Return the address that packets to these would come from. None is sent."""
-    for address in addresses or ["192.0.2.1"]:  # nobody's (RFC 5737): the way to it is the default route
+    """Return the source address of packets to these addresses. No packet is sent."""
+    for address in addresses or ["192.0.2.1"]:  # for documentation (RFC 5737): reached by the default route
         try:
             with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
                 probe.connect((address, 9))
@@ -104,7 +104,7 @@ def own_address(addresses: list[str]) -> str:
 def seen_by_others(to_endpoint: str, usual: str, host: str) -> str:
     """Choose between the address that the endpoint sees and that of the default route.
 
-    To a name of its own a node talks over loopback, where nobody else sees it.
+    A node reaches its own name over loopback, an address that other nodes do not see.
     """
     return usual if is_loopback(to_endpoint) and not is_loopback(host) else to_endpoint
 
@@ -112,52 +112,52 @@ def seen_by_others(to_endpoint: str, usual: str, host: str) -> str:
 def own_name(
     name: str, answer: Answer[list[str]], gloo: str | None, *, others: bool, local_addr: str | None
 ) -> Finding:
-    """Judge what this node's own name resolves to. The agent does not ask; Gloo in the workers does.
+    """Judge what this node's own name resolves to. The agent does not use the name; Gloo in the workers does.
 
     Args:
-        name: what this machine calls itself.
+        name: this machine's host name.
         answer: its addresses.
-        gloo: ``GLOO_SOCKET_IFNAME``, with which Gloo does not ask either.
+        gloo: ``GLOO_SOCKET_IFNAME``, with which Gloo does not use the name either.
         others: there are nodes on other machines.
         local_addr: ``--local-addr``.
     """
     check, several = "own name", others and not gloo
     hosts = f"give `{name}` this node's address in /etc/hosts, or set GLOO_SOCKET_IFNAME to its network interface"
     if answer.value is None:
-        why = f"`{name}` cannot be resolved: {answer.error}; elastic-run does not ask, Gloo in the workers does"
+        why = f"`{name}` cannot be resolved: {answer.error}; Gloo in the workers needs it, elastic-run does not"
         return mend(check, why, hosts) if several else note(check, why)
     text = f"`{name}` is {', '.join(answer.value)}, found in {answer.took_s:.3f} s"
     if several and all(map(is_loopback, answer.value)):
-        what = "loopback, as Debian's line `127.0.1.1` in /etc/hosts makes it: Gloo would tell other nodes this address"
+        what = "loopback (Debian's line `127.0.1.1` in /etc/hosts): Gloo would give this address to other nodes"
         return mend(check, f"{text}: {what}", hosts)
     if answer.took_s > SLOW_S:
-        return note(check, f"{text}, which is slow: Gloo in the workers waits for it; a line in /etc/hosts mends it")
+        return note(check, f"{text}, which is slow: Gloo in the workers waits for it; a line in /etc/hosts helps")
     if local_addr is not None and not is_address(local_addr):
         return note(check, f"{text}; --local-addr is the name `{local_addr}`, which all other nodes must resolve")
     return ok(check, text)
 
 
 def own_reverse(address: str, answer: Answer[str]) -> Finding:
-    """Judge how long the name of this node's address takes to be found, or not to be."""
-    what = answer.value or f"nameless ({answer.error})"
+    """Judge how long the reverse look-up of this node's address takes."""
+    what = answer.value or f"without a name ({answer.error})"
     if answer.late or answer.took_s > SLOW_S:
         took = answer.error if answer.late else f"{what} after {answer.took_s:.3f} s"
         return note(
             "reverse name",
-            f"{address}: {took}, which is slow: PyTorch's store and clients ask for names of those they connect "
-            "with, and wait as long; elastic_rs's agent and store ask for none. A line in /etc/hosts mends it",
+            f"{address}: {took}, which is slow: PyTorch's store and clients look up the names of their peers and wait "
+            "as long; elastic_rs's agent and store do not. A line in /etc/hosts helps",
         )
     return ok("reverse name", f"{address} is {what}, found in {answer.took_s:.3f} s")
 
 
 def _endpoint(meeting: Rendezvous, resolved: Answer[list[str]], limit_s: float) -> Finding:
     where = f"[{meeting.host}]:{meeting.port}" if ":" in meeting.host else f"{meeting.host}:{meeting.port}"
-    # Of port 0, so that the port itself stays free for those who come meanwhile.
+    # With port 0, so that the port itself stays free for nodes that start meanwhile.
     own = Answer("", 0.0) if resolved.late else asked(lambda: _why_not_own(meeting, 0), limit_s)
     if own.value is None and not own.late:
         return mend(
             "endpoint",
-            f"{where}: this node is to be the host and cannot: {own.error}",
+            f"{where}: this node must be the host and cannot: {own.error}",
             "leave out is_host=1, or name an address of this node",
         )
     why_not = resolved.error or own.error or own.value or ""
@@ -172,7 +172,7 @@ def _endpoint(meeting: Rendezvous, resolved: Answer[list[str]], limit_s: float) 
     if why_not:
         return elsewhere(f"{where} ({reached.address})", reached, meeting.config.join_timeout, limit_s)
     if reached.listens:
-        # Somebody listens, so this names who, and takes nothing.
+        # A process listens, so this names it, and takes no port.
         told = asked(lambda: _why_not_own(meeting, meeting.port), limit_s)
         taken = told.value or told.error
     else:
@@ -181,7 +181,7 @@ def _endpoint(meeting: Rendezvous, resolved: Answer[list[str]], limit_s: float) 
 
 
 def _why_not_own(meeting: Rendezvous, port: int) -> str:
-    """Say why this node would not host the coordinator, if so: by the decision that the agent itself takes."""
+    """Return why this node would not host the coordinator, if so, by the agent's own rule."""
     host, why = claim(meeting.host, port, meeting.config)
     if host is not None:
         host.stop()
@@ -189,7 +189,7 @@ def _why_not_own(meeting: Rendezvous, port: int) -> str:
 
 
 def _why_not_bound(addresses: list[str], port: int) -> str:
-    """Say why the port cannot be had though nobody listens. Binds without listening, which is in nobody's way."""
+    """Return why the port cannot be bound though nobody listens. Binds without listening, which disturbs nobody."""
     for address in addresses:
         try:
             with socket.socket(family_of(address), socket.SOCK_STREAM) as probe:
@@ -208,25 +208,25 @@ def _is_foreign(error: OSError) -> bool:
 
 
 def unresolved(where: str, resolved: Answer[list[str]], *, hosts: bool) -> Finding:
-    """Judge an endpoint whose name says nothing here."""
+    """Judge an endpoint whose name cannot be resolved here."""
     text = f"{where} cannot be resolved: {resolved.error}"
     if hosts:
-        return note("endpoint", f"{text}; it is this node's own name, so it would host the coordinator all the same")
-    remedy = "give an address instead, add a line to /etc/hosts, or mend the name server in /etc/resolv.conf"
+        return note("endpoint", f"{text}; it is this node's own name, so this node would still host the coordinator")
+    remedy = "give an address instead, add a line to /etc/hosts, or correct the name server in /etc/resolv.conf"
     return mend("endpoint", text, remedy)
 
 
 def here(where: str, reached: Reached, taken: str, *, must: bool) -> Finding:
     """Judge an endpoint that is this node's own. ``must``: this node has to host the coordinator itself."""
-    another = "choose another port, the same on all nodes, or end who has it"
+    another = "choose another port, the same on all nodes, or end the process that has it"
     if not reached.listens:
         if taken:
             return mend("endpoint", f"{where} is this node's: {taken}", "choose another port, above 1023")
         if reached.who != "refused":
-            remedy = "see whether the interface with this address is up (`ip address`), and what a firewall drops"
+            remedy = "check that the interface with this address is up (`ip address`), and what a firewall drops"
             text = reached.said or "nothing came back"
-            return mend("endpoint", f"{where} is this node's, and yet cannot be reached from it: {text}", remedy)
-        return ok("endpoint", f"{where} is this node's and the port is free: it would host the coordinator")
+            return mend("endpoint", f"{where} is this node's, but cannot be reached from it: {text}", remedy)
+        return ok("endpoint", f"{where} is this node's and the port is free: this node would host the coordinator")
     text = f"{where} is this node's: {taken}"
     if reached.who != "coordinator":
         return mend("endpoint", f"{text}. {_who(reached)}", another)
@@ -234,7 +234,7 @@ def here(where: str, reached: Reached, taken: str, *, must: bool) -> Finding:
         return _other_version(text, reached)
     if must:
         return mend("endpoint", f"{text}. It is a coordinator, but this node was told to be the host itself", another)
-    return ok("endpoint", f"{text}. It is a coordinator: this node would join there")
+    return ok("endpoint", f"{text}. It is a coordinator, which this node would join")
 
 
 def elsewhere(where: str, reached: Reached, join_timeout_s: float, limit_s: float) -> Finding:
@@ -243,18 +243,18 @@ def elsewhere(where: str, reached: Reached, join_timeout_s: float, limit_s: floa
         text = f"{where}: a coordinator answers, in {reached.took_s * 1000:.1f} ms"
         return ok("endpoint", text) if reached.version == PROTOCOL_VERSION else _other_version(text, reached)
     if reached.listens:
-        remedy = "choose another port, or run `elastic-rs store serve` there, or the node whose address it is"
+        remedy = "choose another port, or start `elastic-rs store serve` there, or the node with this address"
         return mend("endpoint", f"{where}: {_who(reached)}", remedy)
     if reached.who == "refused":
         return note(
             "endpoint",
-            f"{where} can be reached, but nobody listens there yet: start the node whose address it is, or "
-            f"`elastic-rs store serve` there. Others wait for it, at most {join_timeout_s:g} s",
+            f"{where} can be reached, but nobody listens there yet: start the node with this address, or "
+            f"`elastic-rs store serve` on it. Other nodes wait for it, at most {join_timeout_s:g} s",
         )
     if reached.who == "timeout":
-        remedy = "see whether the host is up, and whether a firewall or network policy drops connections to this port"
+        remedy = "check that the host is up, and that no firewall or network policy drops connections to this port"
         return mend("endpoint", f"{where}: nothing came back within {limit_s:g} s", remedy)
-    return mend("endpoint", f"{where} cannot be reached: {reached.said}", "see to the route from this node to that one")
+    return mend("endpoint", f"{where} cannot be reached: {reached.said}", "check the route from this node to that one")
 
 
 def _other_version(text: str, reached: Reached) -> Finding:
@@ -264,13 +264,13 @@ def _other_version(text: str, reached: Reached) -> Finding:
 
 def _who(reached: Reached) -> str:
     return {
-        "store": "a plain c10d store answers, which has no coordinator: torchrun's own, or a job's",
-        "silent": "somebody accepts connections and says nothing, which is neither a coordinator nor a store",
-    }.get(reached.who, f"something else answers, neither a coordinator nor a store; {reached.said}")
+        "store": "a plain c10d store answers, without a coordinator: torchrun's own, or a job's",
+        "silent": "a process accepts connections but does not answer, so it is neither a coordinator nor a store",
+    }.get(reached.who, f"another program answers, neither a coordinator nor a store: {reached.said}")
 
 
 def ranks(meeting: Rendezvous, name: str, seen: str, *, alone: bool) -> Finding:
-    """Say where this node would stand among the others."""
+    """Say which rank this node would get among the others."""
     who = f"others see this node as `{name}:PID` at {seen or 'an address that is not known yet'}"
     rank = meeting.config.node_rank
     if alone:
@@ -278,7 +278,7 @@ def ranks(meeting: Rendezvous, name: str, seen: str, *, alone: bool) -> Finding:
     if meeting.fixed:
         return ok("rank order", f"{rank}, by --node-rank, in every round; {who}")
     if rank is not None:
-        by = f"this node asks for {rank} (node_rank) in the first round; those that do not ask come after"
+        by = f"this node asks for {rank} (node_rank) in the first round; nodes that ask for none come after"
     else:
-        by = "in the first round by address as people count (node9 before node10), then in the order of joining"
-    return ok("rank order", f"{by}; later survivors keep theirs and newcomers fill the holes; {who}")
+        by = "in the first round by natural order of addresses (node9 before node10), then in the order of joining"
+    return ok("rank order", f"{by}; later, survivors keep their ranks and newcomers fill the holes; {who}")

@@ -1,4 +1,4 @@
-"""What ``elastic-run doctor`` looks at on the node itself: rules, and the reading of what they judge."""
+"""The checks of ``elastic-run doctor`` on the node itself: rules, and code that reads the facts for them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ MIB = 1 << 20
 PYTHON_FROM = (3, 11)
 TORCH_FROM, TORCH_TO = (2, 6), (2, 15)
 THREADS_OF_A_WORKER = 100
-"""A rough number for PyTorch's pools, watchdogs, NCCL's threads and a few DataLoader workers."""
+"""A rough number for PyTorch's thread pools, watchdogs, NCCL's threads and a few DataLoader workers."""
 SPARE_DESCRIPTORS = 128
-"""What an agent has open beside connections: logs, pipes, libraries."""
+"""Descriptors that an agent has open besides connections: logs, pipes, libraries."""
 
 
 def findings(nproc: str, workers: int | None, most_nodes: int, folder: str | None, limit_s: float) -> Iterator[Finding]:
-    """Look at this node.
+    """Check this node.
 
     Args:
         nproc: ``--nproc-per-node``.
-        workers: the same as a number, where it is one.
+        workers: the same as a number, if it is one.
         most_nodes: how many nodes the job may have.
-        folder: where logs go; None for the temporary folder.
-        limit_s: how long the driver of GPUs may take.
+        folder: the folder of logs; None for the temporary folder.
+        limit_s: how long the GPUs' driver may take.
     """
     yield python(sys.version_info[:3], sys.executable)
     yield package(_elastic_rs.VERSION, _installed("elastic_rs"))
@@ -63,11 +63,11 @@ def python(version: tuple[int, ...], executable: str) -> Finding:
 
 
 def package(compiled: str, installed: str | None) -> Finding:
-    """Judge this package: both halves must be of one version."""
+    """Judge this package: its Python part and its compiled part must have one version."""
     if installed is not None and installed != compiled:
         return mend(
             "elastic_rs",
-            f"{installed}, but its compiled half is {compiled}: two installations are mixed",
+            f"{installed}, but its compiled part is {compiled}: two installations are mixed",
             "pip install --force-reinstall --no-deps elastic_rs",
         )
     return ok("elastic_rs", f"{compiled}, {Path(__file__).parent}")
@@ -76,15 +76,15 @@ def package(compiled: str, installed: str | None) -> Finding:
 def torch(version: str | None, where: str | None, other_python: str | None) -> Finding:
     """Judge PyTorch, which workers need and the agent does not."""
     if other_python:
-        return note("torch", f"not looked for: workers run by PYTHON_EXEC={other_python}, which has its own")
+        return note("torch", f"not checked: workers run PYTHON_EXEC={other_python}, which has its own packages")
     if where is None:
-        return note("torch", f"not found by {sys.executable}: elastic-run needs none, scripts that import it do")
+        return note("torch", f"not found by {sys.executable}: elastic-run does not need it, scripts that import it do")
     found = re.match(r"(\d+)\.(\d+)", version or "")
     if found is None:
         return mend(
             "torch",
-            f"{where} is no PyTorch: it names no version",
-            "remove or rename it, if it stands in the way of the real one; else install that anew",
+            f"{where} is not PyTorch: it has no version",
+            "remove or rename it if it hides the real torch; otherwise reinstall torch",
         )
     number = (int(found[1]), int(found[2]))
     if number < TORCH_FROM:
@@ -105,7 +105,7 @@ def find_torch() -> tuple[str | None, str | None]:
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
     where = folders[0] if folders else Path(spec.origin or "torch")
     try:
-        # Of the folder that an import would take, while metadata may be of another.
+        # From the folder that an import would use. The metadata may be another installation's.
         text = (where / "version.py").read_text(errors="replace")
     except OSError:
         text = ""
@@ -128,7 +128,7 @@ def _gpus(nproc: str, workers: int | None, limit_s: float) -> Finding:
         return mend(
             "gpus",
             f"NVIDIA's driver has not answered within {limit_s:g} s",
-            "look whether nvidia-smi answers and what dmesg says of Xid; workers would hang as this did",
+            "check whether nvidia-smi answers, and dmesg for Xid errors; workers would hang too",
         )
     others = [path for path in OTHERS if os.path.exists(path)]  # noqa: PTH110 - as run/_devices
     return gpus(
@@ -145,10 +145,10 @@ def _gpus(nproc: str, workers: int | None, limit_s: float) -> Finding:
 def gpus(
     there: int, seen: int, *, chosen: str | None, nproc: str, workers: int | None, why_none: str, others: list[str]
 ) -> Finding:
-    """Judge NVIDIA's GPUs: ``there`` are so many, of which ``CUDA_VISIBLE_DEVICES`` lets processes see some."""
+    """Judge NVIDIA's GPUs: ``there`` exist, of which ``CUDA_VISIBLE_DEVICES`` leaves ``seen``."""
     variable = "CUDA_VISIBLE_DEVICES is not set" if chosen is None else f"CUDA_VISIBLE_DEVICES is `{chosen}`"
     if there == 0 and others:
-        return note("gpus", f"none of NVIDIA's, but {others[0]}: PyTorch is asked how many those are")
+        return note("gpus", f"none of NVIDIA's, but {others[0]} exists: PyTorch is asked for the number of devices")
     if there == 0:
         text = f"none: {why_none or 'the driver knows none'}{'' if chosen is None else f'; {variable}'}"
         if nproc != "gpu":
@@ -157,7 +157,9 @@ def gpus(
         return mend("gpus", f"--nproc-per-node is `gpu`, but there is {text}", remedy)
     text = f"{seen} of {there} seen by processes, {variable}"
     if seen == 0:
-        remedy = "unset CUDA_VISIBLE_DEVICES, or name devices that there are; it ends at the first that there is not"
+        remedy = (
+            "unset CUDA_VISIBLE_DEVICES, or list existing devices only: the first that does not exist ends the list"
+        )
         return mend("gpus", text, remedy) if nproc == "gpu" else note("gpus", text)
     if workers is not None and workers > seen:
         return note("gpus", f"{text}: fewer than the {workers} workers of --nproc-per-node")
@@ -165,7 +167,7 @@ def gpus(
 
 
 def _workers_of(nproc: str, limit_s: float) -> int:
-    """Say how many workers this node has where devices say it; those that PyTorch alone can count are taken for one."""
+    """Return the number of workers that devices determine. Devices that only PyTorch can count are taken for one."""
     seen = asked(lambda: _elastic_rs.visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")), limit_s).value
     return seen or (len(os.sched_getaffinity(0)) if nproc == "auto" else 1)
 
@@ -173,7 +175,7 @@ def _workers_of(nproc: str, limit_s: float) -> int:
 def descriptors(soft: int, hard: int, workers: int, most_nodes: int) -> Finding:
     """Judge the limit of open files for the node that hosts coordinator and store.
 
-    Each agent and each worker may hold a connection there, and twice that while they begin anew.
+    Each agent and each worker may have a connection there, and a second one while they restart.
     """
     need = 2 * most_nodes * (workers + 1) + SPARE_DESCRIPTORS
     who = f"{most_nodes} node{'s' * (most_nodes > 1)} with {workers} worker{'s' * (workers > 1)} each"
@@ -183,14 +185,14 @@ def descriptors(soft: int, hard: int, workers: int, most_nodes: int) -> Finding:
     if hard == resource.RLIM_INFINITY or hard >= need:
         return mend("descriptors", text, f"ulimit -n {need} before elastic-run")
     remedy = (
-        f"have the hard limit raised: nofile in /etc/security/limits.conf, LimitNOFILE={need} in the systemd unit, "
+        f"raise the hard limit: nofile in /etc/security/limits.conf, LimitNOFILE={need} in the systemd unit, "
         f"or docker run --ulimit nofile={need}; then ulimit -n {need}"
     )
     return mend("descriptors", text, remedy)
 
 
 def processes(limit: int | None, whose: str, workers: int) -> Finding:
-    """Judge how many processes and threads there may be; None is no limit."""
+    """Judge the limit on processes and threads. None: no limit."""
     if limit is None:
         return ok("processes", "no limit on processes and threads")
     need = workers * THREADS_OF_A_WORKER
@@ -202,7 +204,7 @@ def processes(limit: int | None, whose: str, workers: int) -> Finding:
 
 
 def process_limit() -> tuple[int | None, str]:
-    """Return the narrower of this user's limit and the container's, and whose it is."""
+    """Return the lower of this user's limit and the container's, and where it is set."""
     limits = []
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if soft != resource.RLIM_INFINITY and os.geteuid() != 0:  # which does not hold for root
@@ -222,27 +224,27 @@ def _limit(value: int) -> str:
 
 
 def script(name: str, why_not: str) -> Finding:
-    """Judge whether there is what workers are to run."""
+    """Judge whether the script of the workers exists."""
     if why_not:
-        return mend("script", why_not, "copy it to this node, or correct the name; paths begin at the current folder")
+        return mend("script", why_not, "copy it to this node, or correct the name; paths start at the current folder")
     return ok("script", name)
 
 
 def _supervision(limit_s: float) -> Finding:
-    # Without site packages: it starts within milliseconds.
+    # Without site packages, so that it starts within milliseconds.
     tried = asked(lambda: _elastic_rs.rehearse([sys.executable, "-I", "-S", "-c", ""]), limit_s)
     return supervision(tried.error, _why_no_pidfds())
 
 
 def supervision(error: str, why_no_pidfds: str) -> Finding:
-    """Judge whether a worker can be started and supervised; an empty ``error``: a process was, and has ended."""
+    """Judge whether a worker can be started and supervised. An empty ``error``: a trial process was, and has ended."""
     if error:
         remedy = (
-            "let the sandbox or its seccomp profile allow the call that is named (docker run --security-opt "
-            "seccomp=unconfined shows whether that is it), or use a kernel that has it"
+            "allow the named system call in the sandbox or its seccomp profile (docker run --security-opt "
+            "seccomp=unconfined shows whether that is the cause), or use a kernel that has it"
         )
         return mend("supervision", error, remedy)
-    text = "a process was started as workers are, and its end seen"
+    text = "a process was started like a worker, and its end was noticed"
     if why_no_pidfds:
         text += f"; without pidfds (pidfd_open: {why_no_pidfds}), which are not needed"
     return ok("supervision", text)
@@ -257,9 +259,9 @@ def _why_no_pidfds() -> str:
 
 
 def clock(now_s: float) -> Finding:
-    """Show the wall clock, for those who compare logs."""
+    """Show the wall clock, for comparing logs."""
     shown = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now_s))
-    return ok("clock", f"{shown}; only times in logs depend on it: all waiting is by the monotonic clock")
+    return ok("clock", f"{shown}; used for times in logs only: all waiting uses the monotonic clock")
 
 
 def _places(folder: str | None, limit_s: float) -> Iterator[Finding]:
@@ -275,21 +277,21 @@ def _places(folder: str | None, limit_s: float) -> Iterator[Finding]:
 
 
 def _place(check: str, folder: str, limit_s: float, *, least: int, enough: int) -> Finding:
-    # A file system whose server is gone blocks whoever asks, as long as it is gone.
+    # A file system whose server is gone blocks a caller for as long as it is gone.
     answer = asked(lambda: _room_for(folder), limit_s)
     free, why_not = answer.value or (0, answer.error)
     return place(check, folder, free, why_not, least=least, enough=enough)
 
 
 def _room_for(folder: str) -> tuple[int, str]:
-    """Look at the folder, or at that above it that it would be made in: it need not be there yet."""
+    """Check the folder or, if it does not exist yet, the nearest existing folder above it."""
     where = Path(folder).absolute()
     above = (room(str(one)) for one in (where, *where.parents))
     return next(found for found in above if found != (0, os.strerror(errno.ENOENT)))
 
 
 def room(folder: str) -> tuple[int, str]:
-    """Return how many bytes are free there, and why nothing can be written, if so."""
+    """Return the number of free bytes, and why nothing can be written, if so."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"doctor")
@@ -301,7 +303,7 @@ def room(folder: str) -> tuple[int, str]:
 
 
 def place(check: str, folder: str, free: int, why_not: str, *, least: int, enough: int) -> Finding:
-    """Judge a folder that is written to."""
+    """Judge a folder that the job writes to."""
     container = "give the container more: docker run --shm-size=8g, or an emptyDir of medium Memory in a pod"
     elsewhere = "make room there, or name another folder: TMPDIR, --log-dir"
     remedy = container if check == "/dev/shm" else elsewhere  # noqa: S108 - it is meant

@@ -1,4 +1,4 @@
-"""Who answers at an address: our coordinator, a store of c10d, something else, or nobody.
+"""What answers at an address: our coordinator, a c10d store, something else, or nothing.
 
 Facts: ``src/rendezvous/protocol/codec.rs``, and what PyTorch's store does with ``VALIDATE``, ``PING`` and what it does
 not know.
@@ -17,44 +17,44 @@ from dataclasses import dataclass
 
 __all__ = ["Reached", "family_of", "reach"]
 
-# What a client of c10d opens with. PyTorch's store wants the first five bytes in one piece.
+# The first bytes of a c10d client. PyTorch's store requires the first five bytes in one segment.
 VALIDATE = b"\x00" + struct.pack("<I", 0x3C85F7CE)
 PING = b"\x0d"
 # A coordinator refuses version 0 and names its own, in a message whose encoding never changes; no session begins.
 GREETING = b"ELRZ" + struct.pack("<H", 0)
-# PyTorch's store takes no notice of a greeting until more bytes follow; then it closes.
+# PyTorch's store ignores a greeting until more bytes follow. Then it closes the connection.
 NUDGE_AFTER_S = 1.0
 READ_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class Reached:
-    """What came of connecting."""
+    """The result of connecting."""
 
     who: str
     """``coordinator``, ``store``, ``other``, ``silent``; or, for nobody, ``refused``, ``timeout``, ``unreachable``."""
     address: str
-    """That was connected to, or of the error."""
+    """The address that was connected to, or that the error is about."""
     said: str = ""
-    """Of ``other`` and ``unreachable``: what came back."""
+    """Of ``other`` and ``unreachable``: the answer, or the error."""
     version: int = 0
     """Of ``coordinator``: the version of its protocol."""
     took_s: float = 0.0
-    """From connecting to the answer."""
+    """Time from connecting to the answer."""
 
     @property
     def listens(self) -> bool:
-        """Whether somebody accepts connections."""
+        """Whether a process accepts connections."""
         return self.who in {"coordinator", "store", "other", "silent"}
 
 
 def family_of(address: str) -> socket.AddressFamily:
-    """Return what sockets to this address are of."""
+    """Return the address family of this address."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def reach(addresses: list[str], port: int, limit_s: float) -> Reached:
-    """Find out who answers. Connecting and answering may take ``limit_s`` each."""
+    """Find out what answers. Connecting and answering may take ``limit_s`` each."""
     began = time.monotonic()
     connected = _connect(addresses, port, limit_s)
     if isinstance(connected, Reached):
@@ -83,7 +83,7 @@ def reach(addresses: list[str], port: int, limit_s: float) -> Reached:
 
 
 def _connect(addresses: list[str], port: int, limit_s: float) -> tuple[socket.socket, str] | Reached:
-    """Connect to whichever address is first: one that swallows connections must not hide another."""
+    """Connect to all addresses at once and use the first: one that swallows packets must not hide another."""
     deadline = time.monotonic() + limit_s
     failed: dict[str, int] = {}
     waiting = {}
@@ -132,7 +132,7 @@ def _nobody(failed: dict[str, int], silent: list[str]) -> Reached:
 
 
 def _ask(connection: socket.socket, question: bytes, length: int, limit_s: float) -> tuple[bytes, bool]:
-    """Send, and read ``length`` bytes, or until time or the connection is over. The second value: whether this is."""
+    """Send, and read up to ``length`` bytes within the time limit. The second value: whether the connection ended."""
     deadline = time.monotonic() + limit_s
     got = b""
     try:
