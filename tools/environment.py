@@ -1,18 +1,20 @@
 """Make the Python environments of this checkout, or do nothing if they are there.
 
-There are two, since one of them is large, and what some tests need besides:
+There are two, since one of them is large, and what tests need besides:
 
 - The *shared* one, outside the tree, holds PyTorch (5.6 GB) and the tools, and serves every checkout with the same
   pins: ``${ELASTIC_RS_CACHE:-${XDG_CACHE_HOME:-~/.cache}/elastic_rs}/venv-<hash of the pins and the interpreter>``.
   Nothing is ever installed into it after it is complete.
-- Beside it, in ``clients-<hash>``, are programs of others that tests launch (``requirements/clients.txt``). They are no
+- Beside it, in ``plugins-<hash>``, are plugins of pytest (``requirements/plugins.txt``). They are small; with another
+  pin among them the shared environment stays as it is.
+- In ``clients-<hash>`` are programs of others that tests launch (``requirements/clients.txt``). They are no
   part of an environment: what they depend on is left out, so that none of them brings a PyTorch of its own, and only
   their tests see them (``build/clients`` is a link).
 
-- The *local* one, ``build/venv``, sees the shared one through a ``.pth`` file and holds only our own wheel. Were the
-  wheel installed into the shared one, two checkouts that are built or tested at the same time would run each other's
-  code. ``build/venv/bin/python`` is the interpreter for everything: torchrun starts workers with ``sys.executable``, so
-  they see the same packages.
+- The *local* one, ``build/venv``, sees the shared one and the plugins through a ``.pth`` file and holds only our own
+  wheel. Were the wheel installed into the shared one, two checkouts that are built or tested at the same time would run
+  each other's code. ``build/venv/bin/python`` is the interpreter for everything: torchrun starts workers with
+  ``sys.executable``, so they see the same packages.
 
 The stamp which marks the shared environment complete is written last. Without it the environment is made anew: pip
 would take a package whose installation was cut short for an installed one. What was downloaded before comes from pip's
@@ -43,6 +45,7 @@ from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements" / "dev.txt"
+PLUGINS = ROOT / "requirements" / "plugins.txt"
 CLIENTS = ROOT / "requirements" / "clients.txt"
 STAMP = "elastic_rs-complete"
 # Programs of the shared environment that are called by name. Both are native binaries, so a link is enough.
@@ -55,11 +58,9 @@ def main() -> int:
     shared = cached("venv", pins)
     if not (shared / STAMP).exists():
         make_shared(shared, pins)
-    clients = cached("clients", CLIENTS.read_text())
-    if not (clients / STAMP).exists():
-        make_clients(clients, shared / "bin" / "python")
-    link(ROOT / "build" / "clients", clients)
-    make_local(ROOT / "build" / (f"venv-torch-{version}" if version else "venv"), shared)
+    beside = {kind: make_beside(kind, file, shared) for kind, file in (("plugins", PLUGINS), ("clients", CLIENTS))}
+    link(ROOT / "build" / "clients", beside["clients"])
+    make_local(ROOT / "build" / (f"venv-torch-{version}" if version else "venv"), shared, beside["plugins"])
     return 0
 
 
@@ -99,15 +100,20 @@ def make_shared(shared: Path, pins: str) -> None:
         (shared / STAMP).write_text(pins)
 
 
-def make_clients(clients: Path, python: Path) -> None:
-    with incomplete(clients) as lock:
+def make_beside(kind: str, file: Path, shared: Path) -> Path:
+    """Return the folder with what this file names and nothing else, for the shared environment's Python."""
+    folder = cached(kind, file.read_text())
+    if (folder / STAMP).exists():
+        return folder
+    with incomplete(folder) as lock:
         if lock is None:
-            return
-        print(f"    installing programs that tests launch into {clients} (once; 20 MB)", flush=True)
-        shutil.rmtree(clients, ignore_errors=True)
-        options = ["--quiet", "--no-deps", "--target", clients, "-r", CLIENTS]
-        subprocess.run([*pip_install(python), *options], pass_fds=[lock], check=True)
-        (clients / STAMP).write_text(CLIENTS.read_text())
+            return folder
+        print(f"    installing {kind} into {folder} (once; small)", flush=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        options = ["--quiet", "--no-deps", "--target", folder, "-r", file]
+        subprocess.run([*pip_install(shared / "bin" / "python"), *options], pass_fds=[lock], check=True)
+        (folder / STAMP).write_text(file.read_text())
+    return folder
 
 
 @contextlib.contextmanager
@@ -135,7 +141,7 @@ def link(path: Path, target: Path) -> None:
     path.symlink_to(target)
 
 
-def make_local(local: Path, shared: Path) -> None:
+def make_local(local: Path, shared: Path, plugins: Path) -> None:
     python = local / "bin" / "python"
     packages = subprocess.run(
         [shared / "bin" / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
@@ -144,7 +150,8 @@ def make_local(local: Path, shared: Path) -> None:
         text=True,
     ).stdout.strip()
     pth = local / Path(packages).relative_to(shared) / "elastic_rs_shared.pth"
-    if pth.exists() and pth.read_text() == f"{packages}\n" and runs(python):
+    seen = f"{packages}\n{plugins}\n"
+    if pth.exists() and pth.read_text() == seen and runs(python):
         return
     print(f"    making {local.relative_to(ROOT)}, which sees {shared}", flush=True)
     create(local)  # pip, too, comes from the shared environment
@@ -153,7 +160,7 @@ def make_local(local: Path, shared: Path) -> None:
     torchrun = local / "bin" / "torchrun"
     torchrun.write_text('#!/bin/sh\nexec "$(dirname "$0")/python" -m torch.distributed.run "$@"\n')
     torchrun.chmod(0o755)
-    pth.write_text(f"{packages}\n")  # last: what comes before it is then complete
+    pth.write_text(seen)  # last: what comes before it is then complete
 
 
 def create(directory: Path) -> None:

@@ -24,7 +24,6 @@ from elastic_rs.agent._failures import NOT_AVAILABLE, failures_of
 from elastic_rs.agent._functions import Functions
 from elastic_rs.run._report import Failure as OurFailure
 from helpers import functions
-from helpers.ports import free_port
 from torch.distributed.elastic import timer
 from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticAgent, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent as TheirAgent
@@ -53,7 +52,7 @@ def handlers_of_signals() -> Iterator[None]:
 
 
 @pytest.fixture
-def agent_of(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+def agent_of(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Callable[..., Any]]:
     """Return a function that makes an agent; what it was given to join is shut down at the end."""
     made: list[RendezvousHandler] = []
 
@@ -63,7 +62,7 @@ def agent_of(tmp_path: Path) -> Iterator[Callable[..., Any]]:
         nproc: int = 1,
         restarts: int = 0,
         backend: str = "rust-c10d",
-        endpoint: str = f"{NODE}:0",
+        port: int | None = None,
         nodes: str = "1",
         cls: Any = elastic_rs.LocalElasticAgent,
         logs: LogsSpecs | None = None,
@@ -72,11 +71,13 @@ def agent_of(tmp_path: Path) -> Iterator[Callable[..., Any]]:
         **options: Any,
     ) -> Any:
         low, _, high = nodes.partition(":")
+        if port is None:
+            port = 0 if backend == "rust-c10d" else free_port()
         config = {"last_call_timeout": 1, "drain_timeout": 0} if backend == "rust-c10d" else {"is_host": "1"}
         if backend == "static":
             config = {"rank": 0}
         params = RendezvousParameters(
-            backend, endpoint, "job", int(low), int(high or low), local_addr=NODE, **config | (conf or {})
+            backend, f"{NODE}:{port}", "job", int(low), int(high or low), local_addr=NODE, **config | (conf or {})
         )
         made.append(get_rendezvous_handler(params))
         given = {"role": "trainer", "local_world_size": nproc, "max_restarts": restarts, "monitor_interval": 0.05}
@@ -138,14 +139,12 @@ def test_a_function_that_fails_is_the_cause(agent_of: Any, start_method: str, ho
 @pytest.mark.parametrize("backend", ["rust-c10d", "static"])
 @pytest.mark.parametrize("start_method", ["spawn", "fork"])
 def test_functions_are_restarted(agent_of: Any, start_method: str, backend: str) -> None:
-    endpoint = f"{NODE}:{free_port()}"
     agent = agent_of(
         functions.fails_at_first,
         nproc=2,
         restarts=2,
         start_method=start_method,
         backend=backend,
-        endpoint=endpoint,
     )
     result = agent.run()
     assert result.return_values == {0: 1, 1: 1}
@@ -257,7 +256,6 @@ def test_workers_have_the_environment_that_torch_gives(
             cls=cls,
             start_method="fork",
             backend=backend,
-            endpoint=f"{NODE}:{free_port()}",
         )
         seen.append(agent.run().return_values)
     theirs, ours = seen
@@ -318,7 +316,7 @@ def test_events_and_metrics_are_those_of_torch(agent_of: Any, monkeypatch: pytes
     ):
         destination = f"collect{number}"  # torch makes a logger for each, once
         options = {"spec": {"event_log_handler": destination}, "cls": cls, "backend": backend}
-        agent = agent_of("sh", "-c", script, nproc=2, restarts=1, endpoint=f"{NODE}:{free_port()}", **options)
+        agent = agent_of("sh", "-c", script, nproc=2, restarts=1, **options)
         seen.append(told_by(agent, destination, monkeypatch))
     events = [sorted(events) for events, _ in seen]
     assert events[0] == events[1] == events[2]
@@ -340,22 +338,20 @@ def test_the_master_s_address_may_be_given(agent_of: Any, cls: Any, backend: str
         start_method="fork",
         cls=cls,
         backend=backend,
-        endpoint=f"{NODE}:{free_port()}",
         spec=given,
     )
     environment = agent.run().return_values[0]
     assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("elsewhere", "42")
 
 
-def test_theirs_handler_s_exit_barrier_waits_for_the_other_node(agent_of: Any) -> None:
-    port = free_port()
+def test_theirs_handler_s_exit_barrier_waits_for_the_other_node(agent_of: Any, port: int) -> None:
     results: list[RunResult] = []
     with contextlib.ExitStack() as stack:
         for host in ("1", "0"):
             agent = agent_of(
                 "true",
                 backend="c10d",
-                endpoint=f"{NODE}:{port}",
+                port=port,
                 nodes="2",
                 conf={"is_host": host},
             )
@@ -371,7 +367,7 @@ def test_a_waiting_node_makes_workers_begin_anew(agent_of: Any, tmp_path: Path) 
     marks = tmp_path / "marks"
     marks.mkdir()
     script = f'touch {marks}/$TORCHELASTIC_GENERATION; [ "$TORCHELASTIC_GENERATION" = 2 ] || sleep 300'
-    agent = agent_of("sh", "-c", script, backend="static", endpoint=f"{NODE}:{free_port()}")
+    agent = agent_of("sh", "-c", script, backend="static")
     handler = agent.get_worker_group().spec.rdzv_handler
     handler.num_nodes_waiting = lambda: int({path.name for path in marks.iterdir()} == {"1"})
     assert agent.run().return_values == {0: None}
@@ -388,7 +384,7 @@ def test_a_join_that_fails_leaves_nothing_behind(agent_of: Any) -> None:
 
 
 def test_run_may_be_called_again(agent_of: Any) -> None:
-    agent = agent_of(functions.rank, start_method="fork", backend="static", endpoint=f"{NODE}:{free_port()}")
+    agent = agent_of(functions.rank, start_method="fork", backend="static")
     assert [agent.run().return_values for _ in range(2)] == [{0: 0}, {0: 0}]
 
 
@@ -500,7 +496,7 @@ def test_workers_are_bound_to_a_numa_node(
     (tmp_path / "numactl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     options = {"numa_options": binding.NumaOptions(affinity_mode=binding.AffinityMode.NODE)}
-    given: dict[str, Any] = {"backend": "static", "endpoint": f"{NODE}:{free_port()}", "cls": cls, "spec": options}
+    given: dict[str, Any] = {"backend": "static", "cls": cls, "spec": options}
     if entry == "program":
         agent_of("sh", "-c", f"grep Cpus_allowed_list /proc/self/status >> {tmp_path}/bound", nproc=2, **given).run()
         assert (tmp_path / "bound").read_text().split() == ["Cpus_allowed_list:", str(cpu)] * 2
@@ -581,7 +577,6 @@ def test_logs_are_those_of_torch(
                 local_ranks_filter=shown_ranks,
             ),
             backend="static",
-            endpoint=f"{NODE}:{free_port()}",
             log_line_prefix_template=template,
             spec=options,
         )
@@ -685,7 +680,6 @@ def test_a_signal_ends_workers_and_agent(agent_of: Any, tmp_path: Path, entry: s
             f"echo $$$$ > {tmp_path}/$RANK.tmp; mv {tmp_path}/$RANK.tmp {tmp_path}/$RANK; sleep 300",
             nproc=2,
             backend=backend,
-            endpoint=f"{NODE}:{free_port()}",
         )
     )
 

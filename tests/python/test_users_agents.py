@@ -13,7 +13,6 @@ from typing import Any
 import elastic_rs
 import pytest
 from elastic_rs.rendezvous import create_rust_c10d_handler
-from helpers.ports import free_port
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     SimpleElasticAgent,
@@ -83,10 +82,9 @@ Made = Callable[..., RendezvousHandler]
 
 
 @pytest.fixture(params=["rust-c10d", "DynamicRendezvousHandler"])
-def handler_of(request: pytest.FixtureRequest) -> Iterator[Made]:
+def handler_of(request: pytest.FixtureRequest, port: int) -> Iterator[Made]:
     """Return a function that makes a node's handler; all are shut down at the end."""
     made: list[RendezvousHandler] = []
-    port = free_port()
 
     def handler_of(nodes: int) -> RendezvousHandler:
         ours = request.param == "rust-c10d"

@@ -14,7 +14,9 @@ though the test had passed, the test fails. So a test says when its processes en
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import os
 import re
 import select
@@ -30,6 +32,8 @@ from types import TracebackType
 
 import pytest
 
+from .launchers import Forked, Server, is_launcher
+
 MARKER = "ELASTIC_RS_TEST_ID"
 # Generous, since six processes that import torch on two cores take a while; a test that passes never waits for it.
 LIMIT_S = 90.0
@@ -38,29 +42,36 @@ SETTLE_S = 3.0
 TAIL_LINES = 40
 
 
+DEFAULTS = {
+    "GLOO_SOCKET_IFNAME": "lo",  # the host name of the machine may not resolve
+    "OMP_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+@functools.cache
+def _fork_server() -> Server:
+    server = Server({**os.environ, **DEFAULTS, MARKER: "0" * len(uuid.uuid4().hex)}, MARKER)
+    atexit.register(server.close)
+    return server
+
+
 class Process:
     """A process of a job. Its output, standard error included, is kept and written to a log file."""
 
-    def __init__(self, name: str, command: list[str], env: dict[str, str], log: Path) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[bytes] | Forked, output: int, log: Path) -> None:
         self.name = name
         self.log = log
         self._lines: list[str] = []
         self._ended = False
         self._changed = threading.Condition()
-        self._process = subprocess.Popen(
-            command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # a signal to its group does not reach pytest
-        )
+        self._process = process
+        self._output = output
         self._reader = threading.Thread(target=self._read, name=f"reader-{name}", daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as output, self.log.open("wb", buffering=0) as log:
+        with os.fdopen(self._output, "rb") as output, self.log.open("wb", buffering=0) as log:
             for raw in output:
                 log.write(raw)
                 with self._changed:
@@ -136,8 +147,9 @@ class Process:
 class Job:
     """Processes that belong together. Leaving the ``with`` block ends all of them and checks that none was left."""
 
-    def __init__(self, log_directory: Path) -> None:
+    def __init__(self, log_directory: Path, *, cold: bool = False) -> None:
         self.log_directory = log_directory
+        self.cold = cold
         self.id = uuid.uuid4().hex
         self.processes: list[Process] = []
 
@@ -148,15 +160,22 @@ class Job:
     def start(self, command: list[str], *, name: str | None = None, env: dict[str, str] | None = None) -> Process:
         """Start any other program."""
         name = name or f"process-{len(self.processes)}"
-        defaults = {
-            "GLOO_SOCKET_IFNAME": "lo",  # the host name of the machine may not resolve
-            "OMP_NUM_THREADS": "1",
-            "PYTHONUNBUFFERED": "1",
-            MARKER: self.id,
-        }
-        process = Process(name, command, {**os.environ, **defaults, **(env or {})}, self.log_directory / f"{name}.log")
-        self.processes.append(process)
-        return process
+        env = {**os.environ, **DEFAULTS, MARKER: self.id, **(env or {})}
+        output, theirs = os.pipe()
+        if not self.cold and is_launcher(command) and _fork_server().can(env):
+            process: subprocess.Popen[bytes] | Forked = Forked(_fork_server(), command, env, theirs)
+        else:
+            process = subprocess.Popen(
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=theirs,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a signal to its group does not reach pytest
+            )
+        os.close(theirs)
+        self.processes.append(Process(name, process, output, self.log_directory / f"{name}.log"))
+        return self.processes[-1]
 
     def pids(self) -> list[int]:
         """Return every living process of the job: those that were started here, their children, and orphans."""
@@ -265,7 +284,7 @@ _PASSED = pytest.StashKey[bool]()
 @pytest.fixture
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
     """Give the test a job whose processes are gone when the test ends, however it ends."""
-    job = Job(tmp_path)
+    job = Job(tmp_path, cold=request.node.get_closest_marker("cold") is not None)
     yield job
     job.finish(passed=request.node.stash.get(_PASSED, False))
 

@@ -1,7 +1,6 @@
 """What the tests with real torchrun processes share."""
 
 import functools
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,14 +11,6 @@ from helpers.procs import Job, Process
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 WORKER = SCRIPTS / "worker.py"
 FAMILY = SCRIPTS / "family.py"
-
-
-@pytest.fixture
-def port() -> int:
-    """Return a port that nobody uses at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 Start = Callable[..., Process]
