@@ -9,6 +9,10 @@ use std::mem;
 use std::ptr;
 use std::thread::{Builder, JoinHandle};
 
+mod errand;
+
+pub(crate) use errand::{Errand, Progress};
+
 /// Starts a thread that takes no signals.
 ///
 /// # Errors

@@ -15,7 +15,7 @@ use rustix::process::{
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
-use crate::process::{Command, Copies, Event, Exit, Exited, Group, Output, Signal, StopPolicy, Stopping};
+use crate::process::{Command, Copies, Event, Exit, Exited, Group, Output, Signal, StderrEnd, StopPolicy, Stopping};
 use crate::threads;
 use crate::wait::until;
 
@@ -31,14 +31,10 @@ pub enum Crew {
 /// What happens among the workers.
 #[derive(Debug)]
 pub enum CrewEvent {
-    /// A worker has ended badly; how, is told by one of the next two.
-    Failing {
-        /// Which one.
-        local_rank: u32,
-    },
     /// A worker has ended.
     Exited(Exited),
-    /// An adopted worker has ended, and waits to be reaped.
+    /// An adopted worker has ended, and waits to be reaped. How it ended is told before if that is bad and can be seen, else when it
+    /// has been reaped.
     Reap {
         /// Which one.
         local_rank: u32,
@@ -51,12 +47,9 @@ impl Crew {
         match self {
             Self::Spawned(group) => loop {
                 match group.next_event().await? {
-                    Event::Ended { local_rank, exit } if !exit.is_success() => {
-                        return Some(CrewEvent::Failing { local_rank });
-                    }
                     Event::Exited(exited) => return Some(CrewEvent::Exited(exited)),
                     // The group has told the log of those that are stuck; they are not waited for.
-                    Event::Ended { .. } | Event::Gone { .. } | Event::Stuck(_) => {}
+                    Event::Gone { .. } | Event::Stuck(_) => {}
                 }
             },
             Self::Adopted(adopted) => adopted.next_event().await,
@@ -87,10 +80,19 @@ impl Crew {
         }
     }
 
-    pub(super) fn reaped(&mut self, local_rank: u32, exit: Exit, said: String) -> Option<Exited> {
+    /// Where a worker's last words are.
+    pub(super) fn stderr_end(&self, local_rank: u32) -> StderrEnd {
+        match self {
+            Self::Spawned(group) => group.stderr_end(local_rank).unwrap_or_default(),
+            Self::Adopted(_) => StderrEnd::default(),
+        }
+    }
+
+    /// How an adopted worker ended, unless that has been told.
+    pub(super) fn reaped(&mut self, local_rank: u32, exit: Exit) -> Option<Exited> {
         match self {
             Self::Spawned(_) => None,
-            Self::Adopted(adopted) => adopted.reaped(local_rank, exit, said),
+            Self::Adopted(adopted) => adopted.reaped(local_rank, exit),
         }
     }
 }
@@ -120,13 +122,16 @@ pub struct Adopted {
 /// Of an adopted worker.
 struct End {
     local_rank: u32,
-    well: bool,
+    /// `None` if only its parent can see that.
+    exit: Option<Exit>,
 }
 
 #[derive(Debug)]
 struct Member {
     pid: Pid,
     number: u32,
+    /// It has been told how it ended.
+    told: bool,
     /// `None`: a thread waits, which ends with the worker.
     watch: Option<tokio::task::JoinHandle<()>>,
 }
@@ -139,6 +144,10 @@ impl Member {
         if kill_process_group(self.pid, signal).is_err() {
             let _ = kill_process(self.pid, signal);
         }
+    }
+
+    fn exited(&self, local_rank: u32, exit: Exit) -> Exited {
+        Exited { local_rank, pid: self.number, exit, at: Instant::now() }
     }
 }
 
@@ -153,7 +162,7 @@ impl Adopted {
         for (&local_rank, &number) in pids {
             let pid = i32::try_from(number).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
             let watch = watch(pid, local_rank, sender.clone())?;
-            members.insert(local_rank, Member { pid, number, watch });
+            members.insert(local_rank, Member { pid, number, told: false, watch });
         }
         Ok(Self { members, ends, ready: None, stopping: None })
     }
@@ -171,13 +180,14 @@ impl Adopted {
             let deadline = self.stopping.as_ref().and_then(Stopping::next_deadline);
             tokio::select! {
                 end = self.ends.recv() => {
-                    let End { local_rank, well } = end?;
-                    let Some(member) = self.members.get(&local_rank) else { continue };
+                    let End { local_rank, exit } = end?;
+                    let Some(member) = self.members.get_mut(&local_rank) else { continue };
                     // Its group, before it is reaped: then its number may be another's.
                     member.signal(Signal::KILL);
                     self.ready = Some(CrewEvent::Reap { local_rank });
-                    if !well {
-                        return Some(CrewEvent::Failing { local_rank });
+                    if let Some(exit) = exit.filter(|exit| !exit.is_success()) {
+                        member.told = true;
+                        return Some(CrewEvent::Exited(member.exited(local_rank, exit)));
                     }
                 }
                 () = until(deadline) => {}
@@ -185,12 +195,12 @@ impl Adopted {
         }
     }
 
-    fn reaped(&mut self, local_rank: u32, exit: Exit, said: String) -> Option<Exited> {
+    fn reaped(&mut self, local_rank: u32, exit: Exit) -> Option<Exited> {
         let member = self.members.remove(&local_rank)?;
         if let Some(stopping) = &mut self.stopping {
             stopping.on_gone(local_rank);
         }
-        Some(Exited { local_rank, pid: member.number, exit, stderr_tail: said.into_bytes(), at: Instant::now() })
+        (!member.told).then(|| member.exited(local_rank, exit))
     }
 
     fn begin_stop(&mut self, policy: StopPolicy) {
@@ -261,7 +271,7 @@ fn watch(
             waitid(WaitId::Pid(pid), LOOK | WaitIdOptions::NOHANG)?;
             threads::spawn(format!("adopted-{local_rank}"), move || {
                 let ended = waitid(WaitId::Pid(pid), LOOK);
-                let _ = ends.send(End { local_rank, well: is_well(ended) });
+                let _ = ends.send(End { local_rank, exit: seen(ended) });
             })?;
             return Ok(None);
         }
@@ -272,7 +282,7 @@ fn watch(
         // An error means that the runtime ends, and nobody listens.
         if handle.readable().await.is_ok() {
             let ended = waitid(WaitId::Pid(pid), LOOK | WaitIdOptions::NOHANG);
-            let _ = ends.send(End { local_rank, well: is_well(ended) });
+            let _ = ends.send(End { local_rank, exit: seen(ended) });
         }
     })))
 }
@@ -280,11 +290,10 @@ fn watch(
 /// The process stays to be reaped by its parent, which this process has to be; so its number is its own.
 const LOOK: WaitIdOptions = WaitIdOptions::EXITED.union(WaitIdOptions::NOWAIT);
 
-/// Whether a process has ended with code 0.
-fn is_well(ended: Result<Option<WaitIdStatus>, Errno>) -> bool {
-    match ended {
-        Ok(Some(status)) => status.exit_status() == Some(0),
-        // Somebody has reaped it already, who will say.
-        _ => true,
-    }
+/// How a process has ended. `None` if somebody has reaped it already, who will say.
+fn seen(ended: Result<Option<WaitIdStatus>, Errno>) -> Option<Exit> {
+    let status = ended.ok().flatten()?;
+    let signal =
+        status.terminating_signal().map(|number| Exit::Signal { signal: Signal(number), core_dumped: status.dumped() });
+    status.exit_status().map(Exit::Code).or(signal)
 }

@@ -8,56 +8,27 @@
 //!   Joining ─────────▶ Running ───────────────▶ Finishing ─────────────▶ Ended
 //!      ▲                  │ failure, interruption, signal │ interruption      ▲
 //!      │                  ▼                               │                   │
-//!      └────────────── Stopping ◀─── (nothing to stop) ───┘                   │
-//!      ▲                  │ stopped; whether to restart is the coordinator's  │
-//!      └── Deciding ◀─────┴───────────────────────────────────────────────────┘
+//!      │               Stopping ──────────────────────────┼───────────────────┘
+//!      └──────────────────┴───────────────────────────────┘
 //! ```
+//!
+//! What follows a stop is known before it or found out meanwhile: after a failure the coordinator says whether to restart. Which failure
+//! was the first is decided in [`first`].
 
 use std::collections::BTreeSet;
 use std::mem;
 use std::time::{Duration, Instant};
 
+use super::command::Command;
 use super::policy::{Budget, Outcome, Policy};
 use crate::process::{Signal, StopPolicy};
 use crate::rendezvous::node::machine::JoinError;
-use crate::rendezvous::protocol::message::{Failure, Placement, Round, Verdict};
+use crate::rendezvous::protocol::message::{Placement, Round, Verdict};
 
-/// What the driver is to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Command {
-    /// Ask for a place in the next round; answer with `on_placed` or `on_no_place`.
-    Join,
-    /// Start all workers; answer with `on_start_failed` if one cannot be started.
-    Start(Box<Placement>),
-    /// Signal every worker's group, SIGKILL after the grace; answer with `on_stopped` when nothing is left of them.
-    Stop(StopPolicy),
-    /// End the stop under way with SIGKILL, now.
-    Kill,
-    /// Tell the coordinator that a worker failed.
-    Report(Box<Failure>),
-    /// Tell the coordinator that all workers of this node have succeeded.
-    Done(Round),
-    /// Say goodbye to the coordinator.
-    Leave {
-        /// Why, for the others.
-        reason: String,
-        /// The signal that ended this agent.
-        signal: i32,
-    },
-    /// End the job for everybody.
-    Close(Verdict),
-    /// For the operator.
-    Tell(String),
-    /// The same, of what they did not ask for: workers that have to begin anew.
-    Warn(String),
-    /// There is nothing more to do.
-    End(Box<Outcome>),
-}
+mod first;
 
-/// What the others are told of this node's going.
-fn farewell(signal: i32) -> Command {
-    Command::Leave { reason: format!("its agent got {}", Signal(signal)), signal }
-}
+use first::First;
+pub use first::WORDS_LIMIT;
 
 /// SIGTERM's number, the same on every platform PyTorch's agent runs on.
 const SIGTERM: i32 = 15;
@@ -65,17 +36,18 @@ const SIGTERM: i32 = 15;
 /// How often a node that has finished says whom it waits for.
 const TELL_EVERY: Duration = Duration::from_secs(30);
 
-const TOO_LATE: &str = "a worker failed after the job had been declared a success";
-
 #[derive(Clone, Debug)]
 enum Phase {
     Joining,
     Running {
         left: BTreeSet<u32>,
     },
-    Stopping(Next),
-    /// Nothing runs. The coordinator has been told of a failure and has not answered.
-    Deciding,
+    /// Workers are asked to end.
+    Stopping {
+        next: Next,
+        /// Nothing is left of them.
+        over: bool,
+    },
     /// All workers of this node have succeeded, those of other nodes have not.
     Finishing {
         since: Instant,
@@ -90,6 +62,7 @@ enum Phase {
 #[derive(Clone, Debug)]
 enum Next {
     Join,
+    /// What follows from the first failure: with [`Budget::Job`] the coordinator says so when it has been told.
     Decide,
     End(Box<Outcome>),
 }
@@ -102,7 +75,7 @@ pub struct AgentMachine {
     phase: Phase,
     round: Round,
     restarts: u32,
-    first_failure: Option<Box<Failure>>,
+    first: Option<First>,
     /// The job was declared a success while workers of this node still run: there is nobody left to wait for.
     closed_well: bool,
     /// The nodes whose workers still run, in the coordinator's words. Used while this node has finished.
@@ -119,7 +92,7 @@ impl AgentMachine {
             phase: Phase::Joining,
             round: Round::default(),
             restarts: 0,
-            first_failure: None,
+            first: None,
             closed_well: false,
             unfinished: None,
             commands: vec![Command::Join],
@@ -135,7 +108,7 @@ impl AgentMachine {
         if self.policy.budget == Budget::Job {
             self.restarts = placement.restart;
         }
-        self.first_failure = None;
+        self.first = None;
         self.phase = Phase::Running { left: (0..self.policy.workers).collect() };
         self.commands.push(Command::Start(Box::new(placement)));
     }
@@ -182,53 +155,11 @@ impl AgentMachine {
         self.unfinished = Some(unfinished.to_owned());
     }
 
-    /// A worker failed: it ended otherwise, or could not be started. Later ones of the same round are consequences.
-    ///
-    /// `hopeless`: starting it again on this node cannot help (it holds a device in uninterruptible sleep), so the job ends.
-    pub fn on_worker_failed(&mut self, mut failure: Failure, hopeless: bool) {
-        if !matches!(self.phase, Phase::Running { .. }) {
-            return;
-        }
-        if hopeless {
-            self.warn(format!("{failure}; a restart cannot help"));
-            self.give_up(failure);
-            return;
-        }
-        if self.closed_well {
-            // No more is to be heard of a closed rendezvous, nor is there a round to begin anew in.
-            failure.node.clone_from(&self.name);
-            self.end_after_stop(Outcome::Failed { cause: Some(Box::new(failure)), reason: TOO_LATE.to_owned() });
-            return;
-        }
-        self.first_failure = Some(Box::new(failure.clone()));
-        match &mut self.policy.budget {
-            Budget::Job => {
-                self.commands.push(Command::Report(Box::new(failure)));
-                self.stop(SIGTERM, Next::Decide);
-            }
-            Budget::Node(0) => {
-                self.warn(format!("{failure}; no restarts left on this node"));
-                self.give_up(failure);
-            }
-            Budget::Node(left) => {
-                let before = *left; // as PyTorch counts them
-                *left -= 1;
-                self.restarts += 1;
-                self.warn(format!(
-                    "{failure}; restarting all workers; {before} attempts left; will restart worker group"
-                ));
-                self.stop(SIGTERM, Next::Join);
-            }
-        }
-    }
-
     /// Nothing is left of the workers that were to be stopped.
     pub fn on_stopped(&mut self) {
-        let Phase::Stopping(next) = &self.phase else { return };
-        match next.clone() {
-            Next::Join => self.join(),
-            Next::Decide => self.phase = Phase::Deciding,
-            Next::End(outcome) => self.end(*outcome),
+        if let Phase::Stopping { over, .. } = &mut self.phase {
+            *over = true;
+            self.proceed();
         }
     }
 
@@ -249,25 +180,22 @@ impl AgentMachine {
         if round != self.round {
             return;
         }
-        match &mut self.phase {
+        match &self.phase {
             Phase::Running { .. } => {
                 self.warn(format!("{stopping}: {reason}"));
                 self.stop(SIGTERM, Next::Join);
             }
             // The coordinator has counted the failure of this very node, or what came before it.
-            Phase::Stopping(next) if matches!(next, Next::Decide) => {
-                *next = Next::Join;
-                self.warn(format!("{stopping}: {reason}"));
-            }
-            Phase::Deciding => {
-                self.warn(format!("{stopped}: {reason}"));
-                self.join();
+            Phase::Stopping { next: Next::Decide, over } => {
+                let does = if *over { stopped } else { stopping };
+                self.warn(format!("{does}: {reason}"));
+                self.go_on_with(Next::Join);
             }
             Phase::Finishing { .. } => {
                 self.warn(format!("{again}, though they had succeeded: {reason}"));
                 self.join();
             }
-            Phase::Joining | Phase::Stopping(_) | Phase::Ended => {}
+            Phase::Joining | Phase::Stopping { .. } | Phase::Ended => {}
         }
     }
 
@@ -278,15 +206,12 @@ impl AgentMachine {
             Verdict::Succeeded { .. } | Verdict::AllDone { .. } => match &self.phase {
                 Phase::Running { .. } => self.closed_well = true,
                 Phase::Finishing { .. } => self.end(Outcome::Succeeded),
-                Phase::Stopping(Next::Decide) | Phase::Deciding => {
-                    let cause = self.first_failure.take();
-                    self.end_after_stop(Outcome::Failed { cause, reason: TOO_LATE.to_owned() });
-                }
+                Phase::Stopping { next: Next::Decide, .. } => self.fail_too_late(),
                 // The join that follows says so.
-                Phase::Joining | Phase::Stopping(_) | Phase::Ended => {}
+                Phase::Joining | Phase::Stopping { .. } | Phase::Ended => {}
             },
             Verdict::Stopped { .. } => {
-                if matches!(self.phase, Phase::Joining | Phase::Ended | Phase::Stopping(Next::End(_))) {
+                if matches!(self.phase, Phase::Joining | Phase::Ended) || self.ends_after_stop() {
                     return;
                 }
                 self.warn(format!("stopping all workers: the job was {verdict}"));
@@ -295,12 +220,12 @@ impl AgentMachine {
             Verdict::Failed { cause: reason, failure, .. } => {
                 match &mut self.phase {
                     Phase::Joining | Phase::Ended => return,
-                    Phase::Stopping(Next::End(own)) => {
+                    Phase::Stopping { next: Next::End(own), .. } => {
                         // Whose failure was the first is the coordinator's to say.
                         if failure.is_some() && matches!(**own, Outcome::Failed { .. }) {
                             **own = Outcome::Failed { cause: failure, reason };
                         }
-                        return;
+                        return self.proceed();
                     }
                     _ => {}
                 }
@@ -316,7 +241,7 @@ impl AgentMachine {
             Phase::Joining => self.on_no_place(error),
             // The others' workers are not ours to judge: ours have succeeded.
             Phase::Finishing { .. } => self.end(Outcome::Succeeded),
-            Phase::Ended | Phase::Stopping(Next::End(_)) => {}
+            Phase::Ended | Phase::Stopping { next: Next::End(_), .. } => {}
             _ => self.end_after_stop(Outcome::NoPlace(error)),
         }
     }
@@ -330,29 +255,26 @@ impl AgentMachine {
 
     /// This process was told to end. The second time, what is left of the workers is killed at once.
     pub fn on_signal(&mut self, signal: i32) {
-        if let Phase::Stopping(next) = &mut self.phase {
-            if matches!(next, Next::End(outcome) if matches!(**outcome, Outcome::Signal(_))) {
+        match &self.phase {
+            Phase::Ended => return,
+            Phase::Stopping { next: Next::End(outcome), .. } if matches!(**outcome, Outcome::Signal(_)) => {
                 self.commands.push(Command::Kill);
                 return;
             }
-            *next = Next::End(Box::new(Outcome::Signal(signal)));
-            self.commands.push(farewell(signal));
-            return;
-        }
-        if matches!(self.phase, Phase::Ended) {
-            return;
+            _ => {}
         }
         // At once: the others need not wait for our workers' goodbyes.
-        self.commands.push(farewell(signal));
-        if matches!(self.phase, Phase::Running { .. }) {
+        self.commands.push(Command::farewell(signal));
+        if self.is_running() {
             self.stop(signal, Next::End(Box::new(Outcome::Signal(signal))));
         } else {
-            self.end(Outcome::Signal(signal));
+            self.end_after_stop(Outcome::Signal(signal));
         }
     }
 
     /// Time has passed.
     pub fn on_tick(&mut self, now: Instant) {
+        self.give_up_words_if_due(now);
         let Phase::Finishing { since, until, tell_at } = &mut self.phase else { return };
         let unfinished = self.unfinished.as_deref().unwrap_or("the coordinator has not said whose");
         let waited = now.saturating_duration_since(*since);
@@ -374,7 +296,8 @@ impl AgentMachine {
     pub fn next_deadline(&self) -> Option<Instant> {
         match self.phase {
             Phase::Finishing { until, tell_at, .. } => Some(until.map_or(tell_at, |until| until.min(tell_at))),
-            _ => None,
+            Phase::Stopping { .. } => self.words_until(),
+            Phase::Joining | Phase::Running { .. } | Phase::Ended => None,
         }
     }
 
@@ -393,28 +316,9 @@ impl AgentMachine {
         self.round
     }
 
-    /// What a failure of a worker does to the others, whatever is said of it; `None` if they are not to run anyway. So the driver
-    /// may begin before it knows what the worker said, and call [`AgentMachine::on_worker_failed`] then.
-    pub fn stop_for_failure(&self) -> Option<StopPolicy> {
-        self.is_running().then(|| self.stop_policy(SIGTERM))
-    }
-
     /// Whether workers run or may run.
     pub fn is_running(&self) -> bool {
         matches!(self.phase, Phase::Running { .. })
-    }
-
-    fn give_up(&mut self, mut failure: Failure) {
-        // To others it would otherwise be "this node".
-        failure.node.clone_from(&self.name);
-        let cause = failure.to_string();
-        let failure = Some(Box::new(failure));
-        self.commands.push(Command::Close(Verdict::Failed {
-            by: self.name.clone(),
-            cause: cause.clone(),
-            failure: failure.clone(),
-        }));
-        self.stop(SIGTERM, Next::End(Box::new(Outcome::Failed { cause: failure, reason: cause })));
     }
 
     fn join(&mut self) {
@@ -428,20 +332,48 @@ impl AgentMachine {
 
     fn stop(&mut self, signal: i32, next: Next) {
         self.commands.push(Command::Stop(self.stop_policy(signal)));
-        self.phase = Phase::Stopping(next);
+        self.phase = Phase::Stopping { next, over: false };
+    }
+
+    /// Whether this agent's end follows the stop under way.
+    fn ends_after_stop(&self) -> bool {
+        matches!(self.phase, Phase::Stopping { next: Next::End(_), .. })
+    }
+
+    /// What follows the stop under way.
+    fn go_on_with(&mut self, follows: Next) {
+        if let Phase::Stopping { next, .. } = &mut self.phase {
+            *next = follows;
+            self.proceed();
+        }
+    }
+
+    /// Do what follows the stop, once that is over and it is known.
+    fn proceed(&mut self) {
+        let Phase::Stopping { next, over: true } = &self.phase else { return };
+        match next {
+            Next::Join => self.join(),
+            Next::Decide => {}
+            Next::End(outcome) if self.lacks_words(outcome) => {}
+            Next::End(outcome) => {
+                let outcome = (**outcome).clone();
+                self.end(outcome);
+            }
+        }
     }
 
     /// End, but not before the workers have.
     fn end_after_stop(&mut self, outcome: Outcome) {
-        match &mut self.phase {
+        match &self.phase {
             Phase::Running { .. } => self.stop(SIGTERM, Next::End(Box::new(outcome))),
-            Phase::Stopping(next) => *next = Next::End(Box::new(outcome)),
+            Phase::Stopping { .. } => self.go_on_with(Next::End(Box::new(outcome))),
             _ => self.end(outcome),
         }
     }
 
     fn end(&mut self, outcome: Outcome) {
         self.phase = Phase::Ended;
+        let outcome = self.with_late_words(outcome);
         self.commands.push(Command::End(Box::new(outcome)));
     }
 

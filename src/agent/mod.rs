@@ -5,11 +5,10 @@
 
 #[cfg(feature = "io")]
 mod account;
+pub mod command;
 #[cfg(feature = "io")]
 pub mod crew;
 pub mod environment;
-#[cfg(feature = "io")]
-mod first;
 pub mod machine;
 pub mod news;
 pub mod policy;
@@ -17,6 +16,9 @@ pub mod policy;
 pub mod runner;
 #[cfg(feature = "io")]
 mod sleepers;
+#[cfg(feature = "io")]
+mod words;
 
-pub use machine::{AgentMachine, Command};
+pub use command::Command;
+pub use machine::AgentMachine;
 pub use policy::{Budget, Outcome, Policy};

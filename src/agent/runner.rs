@@ -10,19 +10,19 @@ use std::time::{Duration, Instant};
 
 use super::account::OomKills;
 use super::crew::{Crew, CrewEvent};
-use super::first::First;
-use super::machine::{AgentMachine, Command};
+use super::machine::AgentMachine;
 use super::news::Seen;
 use super::policy::{Outcome, Policy};
 use super::sleepers::{Sleeper, Sleepers};
+use super::words::Words;
 use crate::process::{Exit, Exited, Signal, reap_strangers_as_process_1};
 use crate::rendezvous::node::machine::{JoinError, View};
 use crate::rendezvous::node::session::Session;
 use crate::rendezvous::protocol::message::{Failure, Placement};
 use crate::wait::until;
 
-/// How long a goodbye may take.
-const FAREWELL: Duration = Duration::from_secs(1);
+mod perform;
+
 /// How long workers may take to be gone once they are killed.
 const KILL: Duration = Duration::from_secs(5);
 /// How long a start that is under way may take to be complete once something has happened that ends it. Only a file system
@@ -84,7 +84,10 @@ pub struct Runner {
     exits: Vec<Exited>,
     /// Adopted workers of whose ends the front end has told.
     reaped: VecDeque<Exited>,
-    first: First,
+    /// What the first worker of the round that failed said.
+    words: Option<Words>,
+    /// What the front end says adopted workers died of.
+    said: BTreeMap<u32, String>,
     farewell: Option<tokio::task::JoinHandle<()>>,
     /// A signal has ended this agent's work.
     signalled: bool,
@@ -111,7 +114,8 @@ impl Runner {
             ending: None,
             exits: Vec::new(),
             reaped: VecDeque::new(),
-            first: First::default(),
+            words: None,
+            said: BTreeMap::new(),
             farewell: None,
             signalled: false,
             sleepers: Sleepers::default(),
@@ -136,7 +140,7 @@ impl Runner {
                 }
                 return step;
             }
-            if self.crew.is_none() && self.ending.is_some() && !self.first.is_awaited() {
+            if self.crew.is_none() && self.ending.is_some() {
                 if let Some(farewell) = &mut self.farewell {
                     // It is bounded by itself.
                     let _ = farewell.await;
@@ -155,9 +159,8 @@ impl Runner {
         let look_at = self.sleepers.next_look(Instant::now()).filter(|_| self.machine.is_running());
         tokio::select! {
             event = next_of(&mut self.crew) => self.on_crew(event),
-            (exited, words, later) = self.first.told() => {
-                self.on_told(exited, words);
-                later.into_iter().for_each(|exited| self.on_told(exited, String::new()));
+            (local_rank, words, complete) = words_of(&mut self.words) => {
+                self.machine.on_words(local_rank, words, complete);
             }
             view = change_of(self.session.as_deref(), self.seen.as_ref()) => self.on_view(&view),
             () = until([deadline, look_at].into_iter().flatten().min()) => {
@@ -202,7 +205,7 @@ impl Runner {
         self.seen = self.session.as_ref().map(|_| Seen::placed(&placement));
         let Placement { rank, world_size, .. } = placement;
         self.place = Some(Place { rank, world_size, since: Instant::now() });
-        self.first = First::default(); // what is still read concerns nobody
+        self.words = None; // what is still read concerns nobody
         self.machine.on_placed(placement);
     }
 
@@ -218,6 +221,7 @@ impl Runner {
         self.crew = Some(crew);
         self.started = started;
         self.exits.clear();
+        self.said.clear();
         self.sleepers.forget();
         self.kills_before = OomKills::now();
     }
@@ -234,7 +238,11 @@ impl Runner {
     /// The answer to [`Step::Reap`]. `said`: what the worker died of, as far as the front end knows; told if its error file is empty.
     pub fn reaped(&mut self, local_rank: u32, exit: Exit, said: String) {
         self.answered(|step| matches!(step, Step::Reap { local_rank: it } if *it == local_rank));
-        let exited = self.crew.as_mut().and_then(|crew| crew.reaped(local_rank, exit, said));
+        if let Some(words) = &mut self.words {
+            words.on_said(local_rank, said.clone());
+        }
+        self.said.insert(local_rank, said);
+        let exited = self.crew.as_mut().and_then(|crew| crew.reaped(local_rank, exit));
         self.reaped.extend(exited);
     }
 
@@ -293,112 +301,28 @@ impl Runner {
         self.steps.retain(|step| !which(step));
     }
 
-    fn perform(&mut self) {
-        loop {
-            let commands = self.machine.take_commands();
-            if commands.is_empty() {
-                return;
-            }
-            commands.into_iter().for_each(|command| self.perform_one(command));
-        }
-    }
-
-    fn perform_one(&mut self, command: Command) {
-        match command {
-            Command::Join => self.steps.push_back(Step::Join),
-            Command::Start(placement) => self.steps.push_back(Step::Start(placement)),
-            Command::Stop(policy) => {
-                self.answered(|step| matches!(step, Step::Start(_)));
-                match &mut self.crew {
-                    Some(crew) => crew.begin_stop(policy),
-                    None => self.machine.on_stopped(),
-                }
-            }
-            Command::Kill => self.crew.iter_mut().for_each(Crew::kill),
-            Command::Tell(text) => tracing::info!("{}{text}", self.whose()),
-            Command::Warn(text) => tracing::warn!("{}{text}", self.whose()),
-            Command::End(outcome) => {
-                // Only workers that have ended still concern anybody.
-                self.steps.retain(|step| matches!(step, Step::Reap { .. }));
-                self.ending = Some(outcome);
-            }
-            Command::Done(round) => match &self.session {
-                Some(session) => session.report_done(round),
-                None => self.steps.push_back(Step::Barrier),
-            },
-            Command::Report(failure) => {
-                let others = self.place.is_some_and(|place| place.world_size > 1);
-                let told = if others { "; the others are told" } else { "" };
-                tracing::warn!("{}stopping all workers: {failure}{told}", self.whose());
-                if let Some(session) = &self.session {
-                    session.report_failure(self.machine.round(), *failure);
-                }
-            }
-            Command::Close(verdict) => {
-                if let Some(session) = &self.session {
-                    session.close(verdict);
-                }
-            }
-            Command::Leave { reason, signal } => {
-                if let Some(session) = self.session.clone() {
-                    self.farewell =
-                        Some(tokio::spawn(async move { session.leave(reason, Some(signal), FAREWELL).await }));
-                }
-            }
-        }
-    }
-
-    /// What a line of the log begins with.
-    fn whose(&self) -> String {
-        let Some(Place { rank, since, .. }) = self.place else { return format!("[{}] ", self.run_id) };
-        let (run_id, round, after) = (&self.run_id, self.machine.round(), since.elapsed().as_secs_f64());
-        format!("[{run_id}] round {round}, node rank {rank}, after {after:.1} s: ")
-    }
-
     fn on_crew(&mut self, event: Option<CrewEvent>) {
         match event {
-            Some(CrewEvent::Failing { local_rank }) => self.on_failing(local_rank),
             Some(CrewEvent::Exited(exited)) => self.on_exited(exited),
             Some(CrewEvent::Reap { local_rank }) => self.steps.push_back(Step::Reap { local_rank }),
             None => {
                 self.crew = None;
-                self.first.give_up().into_iter().for_each(|exited| self.on_told(exited, String::new()));
                 self.machine.on_stopped();
             }
         }
     }
 
-    /// A worker has ended badly. The others are told to end before anything is read of what it said.
-    fn on_failing(&mut self, local_rank: u32) {
-        let Some(policy) = self.machine.stop_for_failure() else { return };
-        if self.first.begin(local_rank)
-            && let Some(crew) = &mut self.crew
-        {
-            crew.begin_stop(policy);
-        }
-    }
-
     fn on_exited(&mut self, exited: Exited) {
-        if !exited.exit.is_success() {
-            // That of a process that this one is not the parent of (`forkserver`) is known only now.
-            self.on_failing(exited.local_rank);
-        }
-        let error_file = self.started.error_files.get(&exited.local_rank).cloned();
-        if let Some(exited) = self.first.on_exited(exited, error_file, self.kills_before) {
-            self.on_told(exited, String::new());
-        }
-    }
-
-    /// `words` are those of a first failure: nobody asks what later ones, which are consequences, have said.
-    fn on_told(&mut self, exited: Exited, words: String) {
-        if exited.exit.is_success() {
-            self.machine.on_worker_succeeded(exited.local_rank, Instant::now());
-        } else {
-            let ended = (exited.exit.to_string(), exited.exit.returncode());
-            let failure = self.failure(exited.local_rank, exited.pid, ended, words);
-            self.machine.on_worker_failed(failure, false);
-        }
+        let now = Instant::now();
+        let Exited { local_rank, pid, exit, .. } = exited;
         self.exits.push(exited);
+        if exit.is_success() {
+            self.machine.on_worker_succeeded(local_rank, now);
+        } else {
+            let ended = (exit.to_string(), exit.returncode());
+            let failure = self.failure(local_rank, pid, ended, String::new());
+            self.machine.on_worker_exited_badly(failure, now);
+        }
     }
 
     fn on_view(&mut self, view: &View) {
@@ -444,6 +368,13 @@ impl Runner {
 async fn next_of(crew: &mut Option<Crew>) -> Option<CrewEvent> {
     match crew {
         Some(crew) => crew.next_event().await,
+        None => pending().await,
+    }
+}
+
+async fn words_of(words: &mut Option<Words>) -> (u32, String, bool) {
+    match words {
+        Some(words) => words.next().await,
         None => pending().await,
     }
 }

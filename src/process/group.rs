@@ -16,6 +16,7 @@ use super::logs::{FilterOptions, Logs, Source, Which};
 use super::message::Order;
 use super::spawn::{Guarded, Stage, StartError, open, spawn};
 use super::spec::{Output, WorkerSpec};
+use super::stderr_end::StderrEnd;
 use super::stop::{Command, StopPolicy, Stopping};
 use super::warm::{Shared, Template};
 use crate::wait::until;
@@ -44,14 +45,8 @@ impl Consoles {
 /// What a group of workers tells.
 #[derive(Debug)]
 pub enum Event {
-    /// A worker has ended. [`Exited`](Event::Exited) follows, which waits for what it said last.
-    Ended {
-        /// Which worker.
-        local_rank: u32,
-        /// How it ended.
-        exit: Exit,
-    },
-    /// A worker has ended. Its process group has been killed; what else it left behind is being killed.
+    /// A worker has ended. Its process group has been killed; what else it left behind is being killed. What it said last can be
+    /// read at its [`Group::stderr_end`].
     Exited(Exited),
     /// Nothing of a worker is left: no descendant, and nothing unread of what it printed.
     Gone {
@@ -71,8 +66,6 @@ pub struct Exited {
     pub pid: u32,
     /// How it ended.
     pub exit: Exit,
-    /// The last of its standard error, at most 8 KiB: from its file, or from what was copied. Empty if it was neither.
-    pub stderr_tail: Vec<u8>,
     /// When the agent learned of it.
     pub at: Instant,
 }
@@ -147,6 +140,11 @@ impl Group {
         self.members.iter().map(|(rank, member)| (*rank, member.pid)).collect()
     }
 
+    /// Where a worker's last words are; `None` if it is gone.
+    pub fn stderr_end(&self, local_rank: u32) -> Option<StderrEnd> {
+        self.members.get(&local_rank).map(|member| member.stderr_end.clone())
+    }
+
     /// Waits for the next event; `None` once nothing is left of any worker, or only what is stuck.
     ///
     /// While a stop is under way it also sends the signals that become due, so keep calling it. May be cancelled.
@@ -201,7 +199,7 @@ impl Group {
             match event {
                 Event::Exited(exited) => outcome.exited.push(exited),
                 Event::Stuck(left) => outcome.left.push(left),
-                Event::Ended { .. } | Event::Gone { .. } => {}
+                Event::Gone { .. } => {}
             }
         }
         outcome
@@ -229,7 +227,7 @@ impl Group {
                 stopping.on_gone(local_rank);
             }
         }
-        if let Event::Exited(Exited { local_rank, .. }) | Event::Ended { local_rank, .. } = &event
+        if let Event::Exited(Exited { local_rank, .. }) = &event
             && !self.members.contains_key(local_rank)
         {
             return; // it was reported as stuck

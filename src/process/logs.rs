@@ -6,6 +6,7 @@
 //!
 //! A thread, because writing to a console can block. At rest it sleeps in `epoll_wait`.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -25,9 +26,11 @@ use super::spawn::{Reading, Stage, StartError};
 use super::spec::{Copies, Filter};
 use crate::threads;
 
+mod read_end;
 mod sink;
 mod stream;
 
+pub(super) use read_end::ReadEnd;
 use sink::{Filtered, Sink};
 use stream::{Copied, Stream};
 
@@ -64,11 +67,11 @@ pub(super) struct Logs {
     sender: mpsc::Sender<Request>,
     wake: Arc<OwnedFd>,
     progress: Progress,
+    /// The pipes that standard errors come through, by local rank.
+    stderr_pipes: Arc<BTreeMap<u32, Arc<ReadEnd>>>,
 }
 
 enum Request {
-    /// Read what the worker has written so far, and give the end of its standard error.
-    Settle(u32, oneshot::Sender<Vec<u8>>),
     /// Read what is there, and close the worker's streams.
     Finish(u32, oneshot::Sender<()>),
 }
@@ -104,13 +107,17 @@ impl Logs {
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let watch_for =
             |fd: &OwnedFd, what: u64| epoll::add(&poll, fd, epoll::EventData::new_u64(what), epoll::EventFlags::IN);
+        let mut stderr_pipes = BTreeMap::new();
         watch_for(&wake, WAKE)?;
         if let Some(watch) = &watch {
             watch_for(watch, FILES)?;
         }
         for (index, stream) in streams.iter().enumerate() {
             if let Some(pipe) = stream.pipe() {
-                watch_for(pipe, index as u64)?;
+                pipe.with(|pipe| watch_for(pipe, index as u64)).transpose()?;
+                if stream.which() == Which::Stderr {
+                    stderr_pipes.insert(stream.local_rank(), pipe.clone());
+                }
             }
         }
         let (sender, requests) = mpsc::channel();
@@ -128,17 +135,15 @@ impl Logs {
             buffer: vec![0; READ_BYTES],
         };
         threads::spawn("worker-logs".to_owned(), move || copier.run())?;
-        Ok(Logs { sender, wake, progress })
+        Ok(Logs { sender, wake, progress, stderr_pipes: Arc::new(stderr_pipes) })
     }
 
-    /// Waits until what the worker has written so far is copied; gives the last 8 KiB of its standard error.
-    pub async fn settle(&self, local_rank: u32) -> Vec<u8> {
-        let (reply, answer) = oneshot::channel();
-        self.ask(Request::Settle(local_rank, reply));
-        answer.await.unwrap_or_default()
+    /// The pipe that a worker's standard error comes through, if it does.
+    pub fn stderr_pipe(&self, local_rank: u32) -> Option<Arc<ReadEnd>> {
+        self.stderr_pipes.get(&local_rank).cloned()
     }
 
-    /// As [`settle`](Self::settle), and closes the worker's streams, whoever else may have them open.
+    /// Waits until what the worker has written is copied, and closes its streams, whoever else may have them open.
     ///
     /// False if nothing at all was copied for `patience`: the console takes nothing. It is still done when it does.
     pub async fn finish(&self, local_rank: u32, patience: Duration) -> bool {
@@ -257,31 +262,18 @@ impl Copier {
         let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
         loop {
             match self.requests.try_recv() {
-                Ok(Request::Settle(local_rank, reply)) => {
-                    // Whoever asked may have stopped waiting.
-                    let _ = reply.send(self.settle(local_rank));
-                }
                 Ok(Request::Finish(local_rank, reply)) => {
-                    self.settle(local_rank);
-                    self.of(local_rank).for_each(|index| self.end(index));
+                    for index in self.of(local_rank) {
+                        self.copy_what_is_there(index);
+                        self.end(index);
+                    }
+                    // Whoever asked may have stopped waiting.
                     let _ = reply.send(());
                 }
                 Err(mpsc::TryRecvError::Empty) => return true,
                 Err(mpsc::TryRecvError::Disconnected) => return false,
             }
         }
-    }
-
-    fn settle(&mut self, local_rank: u32) -> Vec<u8> {
-        let mut tail = Vec::new();
-        for index in self.of(local_rank) {
-            self.copy_what_is_there(index);
-            let stream = &self.streams[index];
-            if stream.which() == Which::Stderr {
-                tail = stream.tail().to_vec();
-            }
-        }
-        tail
     }
 
     /// Reads what was written before this call, and little of what others write meanwhile.

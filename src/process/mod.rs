@@ -30,6 +30,8 @@ mod spawn;
 mod spec;
 #[cfg(feature = "io")]
 mod state;
+#[cfg(feature = "io")]
+mod stderr_end;
 mod stop;
 #[cfg(feature = "io")]
 mod strangers;
@@ -52,6 +54,8 @@ pub use spawn::{Stage, StartError, fill_standard_streams};
 pub use spec::{Copies, Filter, Input, Output, Streams, StreamsError, StreamsOf, WorkerSpec};
 #[cfg(feature = "io")]
 pub(crate) use state::state_of;
+#[cfg(feature = "io")]
+pub use stderr_end::StderrEnd;
 pub use stop::{Command, StopPolicy, Stopping};
 #[cfg(feature = "io")]
 pub use strangers::{Strangers, reap_strangers_as_process_1};

@@ -3,7 +3,10 @@
 //! The runner's part is played here: what the machine says is performed, and what happens is handed to it. Workers take a while to
 //! start, fail, succeed, and end late or not at all when asked to. Invariants of a node's workers are checked where they could break.
 
+mod words;
 mod workers;
+
+pub use words::Found;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -13,10 +16,12 @@ use super::network::{End, HostId};
 use super::queue::Time;
 use super::simulation::{Event, Simulation};
 use super::worlds::Violation;
+use crate::agent::machine::WORDS_LIMIT;
 use crate::agent::news::Seen;
 use crate::agent::{AgentMachine, Budget, Command, Outcome, Policy};
 use crate::process::Stopping;
 use crate::rendezvous::protocol::message::Failure;
+use words::Listening;
 
 /// Hosts that run our agent, and what their workers are like. None by default: all agents are stock.
 #[derive(Clone, Debug, Default)]
@@ -39,6 +44,10 @@ pub struct Agents {
     pub bad_starts: u64,
     /// Until when they do.
     pub bad_starts_until: Time,
+    /// Shortest and longest time that it takes to find out what a failed worker said.
+    pub words: (Duration, Duration),
+    /// How many failures in a hundred are recorded on a file system that hangs.
+    pub hanging_files: u64,
 }
 
 /// What happens among the workers of a generation.
@@ -88,6 +97,8 @@ pub struct Ours {
     tick_at: Option<Time>,
     /// What it has been told to end by.
     signal: Option<i32>,
+    /// The first failure of the current round, once there was one.
+    listening: Option<Listening>,
 }
 
 /// What agents of a job have come to.
@@ -127,7 +138,13 @@ impl Ours {
             succeeded: 0,
             tick_at: None,
             signal: None,
+            listening: None,
         }
+    }
+
+    /// Something else than its own failure ends this node's round.
+    fn need_not_report(&mut self) {
+        self.listening.iter_mut().for_each(|listening| listening.moot = true);
     }
 
     fn failure(&self, host: HostId, local_rank: u32, exit: &str, returncode: i32) -> Failure {
@@ -168,6 +185,7 @@ impl Simulation {
             self.flush_node(host)?;
         }
         self.arm_agent(host);
+        self.check_told(host, WORDS_LIMIT)?;
         self.end_if_over(host)
     }
 
@@ -179,6 +197,7 @@ impl Simulation {
             process.answers += 1;
             match outcome.clone() {
                 Ok(placement) => {
+                    ours.listening = None;
                     ours.seen = Some(Seen::placed(&placement));
                     ours.machine.on_placed(placement.clone());
                     self.hosts[host].placements.push(placement);
@@ -195,6 +214,7 @@ impl Simulation {
         if ours.seen.as_ref().is_some_and(|seen| *seen != now) {
             ours.seen = Some(now);
             ours.machine.on_view(&view);
+            ours.need_not_report();
             if view.waiting > 0 && view.reason.is_empty() {
                 return Err(Violation::contract(format!("host{host} is told to re-form without a reason")));
             }
@@ -217,7 +237,12 @@ impl Simulation {
                 let commands = stopping.map(|stopping| stopping.on_kill(now)).unwrap_or_default();
                 self.signal_workers(host, commands);
             }
-            Command::Report(failure) => process.machine.report_failure(ours.machine.round(), *failure),
+            Command::Listen { local_rank } => self.listen(host, local_rank)?,
+            Command::Report(failure) => {
+                self.check_report(host, &failure)?;
+                let Some((process, ours)) = self.ours(host) else { return Ok(()) };
+                process.machine.report_failure(ours.machine.round(), *failure);
+            }
             Command::Done(round) => {
                 process.machine.report_done(round);
                 process.done = true;
@@ -250,6 +275,7 @@ impl Simulation {
         let now = self.now();
         let Some((process, ours)) = self.ours(host) else { return Ok(()) };
         ours.signal.get_or_insert(signal);
+        ours.need_not_report();
         ours.machine.on_signal(signal);
         let (pid, by) = (process.pid, now + ours.grace + MARGIN);
         self.queue.push(by, Event::MustBeGone(host, pid, now));
@@ -295,7 +321,7 @@ impl Simulation {
         if self.hosts[host].crew.is_some() {
             return Ok(());
         }
-        let Some((process, ours)) = self.ours(host) else { return Ok(()) };
+        let Some((_, ours)) = self.ours(host) else { return Ok(()) };
         let Some(outcome) = ours.ending.take() else { return Ok(()) };
         if outcome == Outcome::Succeeded && ours.succeeded < ours.workers {
             let text = format!("host{host} succeeds, of whose {} workers {} did", ours.workers, ours.succeeded);
@@ -305,6 +331,11 @@ impl Simulation {
             let text = format!("host{host} got signal {:?} and ends as {outcome:?}", ours.signal);
             return Err(Violation::contract(text));
         }
+        if let Outcome::Failed { cause, .. } = &outcome {
+            let cause = cause.clone();
+            self.check_last_words(host, cause.as_deref())?;
+        }
+        let Some((process, _)) = self.ours(host) else { return Ok(()) };
         let failed_as_told = match (&outcome, &process.machine.view().closed) {
             (Outcome::Failed { cause, .. }, Some(verdict)) if verdict.is_failure() => Some(cause.clone()),
             _ => None,
@@ -323,6 +354,8 @@ impl Simulation {
         if own && self.options.agents.restarts_left.is_some() {
             return Ok(());
         }
+        // What it said may have become known to its own node alone.
+        let cause = cause.map(|cause| Box::new(Failure { message: String::new(), ..*cause }));
         let first = self.ends.cause.get_or_insert_with(|| cause.clone());
         if *first != cause && self.coordinator.incarnation == 1 {
             let text = format!("host{host} names the cause {cause:?}, and others {first:?}");

@@ -34,6 +34,7 @@ pub fn draw(seed: u64) -> Plan {
     draw_workers(&mut plan, &mut dice);
     plan.options.agents.bad_starts = if dice.chance(30) { 5 } else { 0 };
     plan.options.agents.bad_starts_until = plan.calm_at;
+    draw_words(&mut plan, &mut Dice::new(seed ^ 0x30BD5));
     if dice.chance(15) {
         // `restart_budget=node`: the coordinator counts for nobody.
         plan.options.agents.restarts_left = plan.options.settings.max_restarts.take();
@@ -60,6 +61,13 @@ fn draw_agents(plan: &mut Plan, dice: &mut Dice) {
     // The coordinator counts for our agents. In half of all jobs the budget is used up now and then.
     let budget = if dice.chance(50) { 1_000_000 } else { dice.between(0, 6) as u32 };
     plan.options.settings.max_restarts = Some(budget);
+}
+
+/// What failed workers say is found out at once, late, or not at all.
+fn draw_words(plan: &mut Plan, dice: &mut Dice) {
+    let slowest = Duration::from_millis([0, 20, 1_500][dice.between(0, 2) as usize]);
+    plan.options.agents.words = (Duration::ZERO, slowest);
+    plan.options.agents.hanging_files = [0, 0, 20, 100][dice.between(0, 3) as usize];
 }
 
 /// SIGTERM, now and then twice.

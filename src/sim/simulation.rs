@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::agent::{Agents, CrewEvent, Ends};
+use super::agent::{Agents, CrewEvent, Ends, Found};
 use super::coordinator::Coordinator;
 use super::host::{Host, Process};
 use super::invariants::{Ledger, Loss};
@@ -18,7 +18,7 @@ use super::worlds::Violation;
 use crate::rendezvous::coordinator::machine::Machine;
 use crate::rendezvous::decider::state::{Run, SessionId};
 use crate::rendezvous::protocol::codec::CodecError;
-use crate::rendezvous::protocol::message::{Hello, NodeMessage, Placement, Verdict};
+use crate::rendezvous::protocol::message::{Hello, NodeMessage, Placement, Round, Verdict};
 use crate::rendezvous::protocol::settings::Settings;
 
 /// What a job is like, faults aside.
@@ -154,6 +154,8 @@ pub enum Event {
     Crew(HostId, u64, CrewEvent),
     /// The deadline of our agent.
     AgentTick(HostId, u64),
+    /// Our agent finds out what a failed worker of a round said.
+    Words(HostId, u64, Round, Found),
     /// Our agent has got a signal at that time, and must have gone.
     MustBeGone(HostId, u64, Time),
     /// The process that hosts the coordinator ends, whose agent has left: in this life of it.
@@ -342,6 +344,7 @@ impl Simulation {
             Event::Stopped(host, pid) => self.on_stopped(host, pid)?,
             Event::Crew(host, generation, event) => self.on_crew(host, generation, event)?,
             Event::AgentTick(host, pid) => self.tick_agent(host, pid)?,
+            Event::Words(host, pid, round, found) => self.on_words(host, pid, round, found)?,
             Event::MustBeGone(host, pid, since) => self.check_gone(host, pid, since)?,
             Event::Noticed(loss) => {
                 let fault = if self.coordinator.up { self.coordinator_fault } else { self.now() };
@@ -363,6 +366,7 @@ impl Simulation {
             | Event::NodeTick(host, _)
             | Event::Crew(host, ..)
             | Event::AgentTick(host, _)
+            | Event::Words(host, ..)
             | Event::Stopped(host, _) => Some(*host),
             Event::Deliver { .. } | Event::Eof { .. } | Event::CoordinatorTick => None,
             Event::Act(_)

@@ -210,7 +210,7 @@ fn nobody_says_that_workers_are_restarted_when_the_host_of_the_coordinator_has_g
 fn a_failure_is_reported_before_the_other_workers_have_stopped_and_counted_by_the_coordinator() {
     let mut agent = running(Budget::Job);
     agent.on_worker_failed(failure(1), false);
-    assert_eq!(does(&mut agent), [Command::Report(Box::new(failure(1))), stop(SIGTERM)]);
+    assert_eq!(does(&mut agent), [stop(SIGTERM), Command::Report(Box::new(failure(1)))]);
     // The other worker ends because of ours: a consequence.
     agent.on_worker_failed(failure(0), false);
     assert_eq!(does(&mut agent), []);
@@ -274,7 +274,7 @@ fn counting_for_itself_it_restarts_as_often_as_it_may_and_then_closes_the_job() 
     let cause = Some(Box::new(failure(0)));
     let reason = failure(0).to_string();
     let verdict = Verdict::Failed { by: "node0".into(), cause: reason.clone(), failure: cause.clone() };
-    assert_eq!(does(&mut agent), [Command::Close(verdict), stop(SIGTERM)]);
+    assert_eq!(does(&mut agent), [stop(SIGTERM), Command::Close(verdict)]);
     agent.on_stopped();
     assert_eq!(does(&mut agent), [end(Outcome::Failed { cause, reason })]);
 }
@@ -294,7 +294,7 @@ fn the_first_cause_is_the_one_that_the_coordinator_names() {
 fn a_hopeless_failure_is_not_restarted() {
     let mut agent = running(Budget::Job);
     agent.on_worker_failed(failure(1), true);
-    assert!(matches!(&does(&mut agent)[..], [Command::Close(Verdict::Failed { .. }), Command::Stop(_)]));
+    assert!(matches!(&does(&mut agent)[..], [Command::Stop(_), Command::Close(Verdict::Failed { .. })]));
 }
 
 #[test]

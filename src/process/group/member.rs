@@ -1,9 +1,7 @@
 //! One worker of a group: orders to its guard, and the task that hears its reports.
 
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -14,19 +12,16 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, mpsc, oneshot};
-use tokio::time::timeout;
 
 use super::super::exit::Exit;
-use super::super::lines::TAIL_BYTES;
 use super::super::logs::Logs;
 use super::super::message::{MESSAGE_BYTES, Order, Report};
 use super::super::spawn::{Guarded, received};
 use super::super::spec::{Output, WorkerSpec};
 use super::super::state::state_of;
+use super::super::stderr_end::StderrEnd;
 use super::{Event, Exited};
 
-/// How long an exit waits for what the worker printed last, when the console takes nothing. It is told without then.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the end of a worker waits for its output to be shown while the console takes nothing.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -35,6 +30,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 pub(in super::super) struct Member {
     /// 0 until it has been executed.
     pub pid: u32,
+    pub stderr_end: StderrEnd,
     control: Arc<AsyncFd<OwnedFd>>,
     drain: Arc<Drain>,
 }
@@ -70,6 +66,8 @@ impl Member {
             Output::Copied(copies) => copies.file.clone(),
             Output::Inherit | Output::Null => None,
         };
+        let stderr_pipe = logs.as_ref().and_then(|logs| logs.stderr_pipe(spec.local_rank));
+        let stderr_end = StderrEnd::new(stderr_pipe, stderr_file);
         let drain = Arc::new(Drain::default());
         let task = Task {
             local_rank: spec.local_rank,
@@ -77,13 +75,12 @@ impl Member {
             exited: false,
             control: control.clone(),
             logs,
-            stderr_file,
             start: Some(start),
             events,
             drain: drain.clone(),
         };
         tokio::spawn(task.run(end, guarded.child));
-        Ok((Member { pid: 0, control, drain }, started))
+        Ok((Member { pid: 0, stderr_end, control, drain }, started))
     }
 
     pub fn order(&self, order: Order) {
@@ -114,8 +111,6 @@ struct Task {
     exited: bool,
     control: Arc<AsyncFd<OwnedFd>>,
     logs: Option<Logs>,
-    /// The file that has the worker's standard error.
-    stderr_file: Option<PathBuf>,
     start: Option<oneshot::Sender<Start>>,
     events: mpsc::UnboundedSender<Event>,
     drain: Arc<Drain>,
@@ -131,13 +126,13 @@ impl Task {
                     self.started(Start::Executed { pid: self.pid });
                 }
                 Report::Failed { step, errno } => self.started(Start::Failed { step, errno }),
-                Report::Exited { code, status } => self.on_exited(Exit::from_wait(code, status)).await,
+                Report::Exited { code, status } => self.on_exited(Exit::from_wait(code, status)),
                 Report::Gone => {}
             }
         }
         await_end(end, child).await;
         if !self.exited && self.pid != 0 {
-            self.on_exited(Exit::Unseen).await;
+            self.on_exited(Exit::Unseen);
         }
         self.drain().await;
         self.tell(Event::Gone { local_rank: self.local_rank });
@@ -174,30 +169,12 @@ impl Task {
         }
     }
 
-    async fn on_exited(&mut self, exit: Exit) {
+    fn on_exited(&mut self, exit: Exit) {
         self.exited = true;
         if self.pid == 0 {
             return; // it was never executed, which has been told
         }
-        let at = Instant::now();
-        self.tell(Event::Ended { local_rank: self.local_rank, exit });
-        let stderr_tail = self.stderr_tail().await;
-        self.tell(Event::Exited(Exited { local_rank: self.local_rank, pid: self.pid, exit, stderr_tail, at }));
-    }
-
-    async fn stderr_tail(&self) -> Vec<u8> {
-        if let Some(logs) = &self.logs
-            && let Ok(tail) = timeout(SETTLE_TIMEOUT, logs.settle(self.local_rank)).await
-            && !tail.is_empty()
-        {
-            return tail;
-        }
-        match self.stderr_file.clone() {
-            Some(file) => {
-                tokio::task::spawn_blocking(move || end_of(&file).unwrap_or_default()).await.unwrap_or_default()
-            }
-            None => Vec::new(),
-        }
+        self.tell(Event::Exited(Exited { local_rank: self.local_rank, pid: self.pid, exit, at: Instant::now() }));
     }
 
     fn started(&mut self, start: Start) {
@@ -229,17 +206,4 @@ async fn await_end(end: Option<AsyncFd<OwnedFd>>, child: Option<Pid>) {
     }
     // Without pidfds, or `waitid` that knows them (before 5.4). It is about to end, or has.
     let _ = tokio::task::spawn_blocking(move || waitid(WaitId::Pid(child), WaitIdOptions::EXITED)).await;
-}
-
-/// The last [`TAIL_BYTES`] of a file.
-fn end_of(path: &Path) -> io::Result<Vec<u8>> {
-    let mut file = File::open(path)?;
-    let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        return Ok(Vec::new());
-    }
-    file.seek(SeekFrom::Start(metadata.len().saturating_sub(TAIL_BYTES as u64)))?;
-    let mut end = Vec::new();
-    file.take(TAIL_BYTES as u64).read_to_end(&mut end)?;
-    Ok(end)
 }

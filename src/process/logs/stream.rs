@@ -1,20 +1,21 @@
 //! One output stream of one worker, from its pipe to its destinations.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-use super::super::lines::{Lines, Part, TAIL_BYTES, Tail};
+use super::super::lines::{Lines, Part};
 use super::super::spawn::{PIPE_BYTES, Reading, Stage, StartError};
+use super::read_end::ReadEnd;
 use super::sink::{LogFile, Sink};
 use super::{Source, Which};
 
 pub(super) struct Stream {
     local_rank: u32,
     which: Which,
-    /// `None` once ended.
-    reading: Option<OwnedFd>,
+    read_end: Arc<ReadEnd>,
     /// The number of the watch on the file that is read; `None` for a pipe.
     watch: Option<i32>,
     /// How far a file has been read.
@@ -24,7 +25,6 @@ pub(super) struct Stream {
     console: bool,
     prefix: Option<Vec<u8>>,
     lines: Lines,
-    tail: Tail,
 }
 
 /// What one read gave.
@@ -48,20 +48,19 @@ impl Stream {
         Ok(Stream {
             local_rank,
             which,
-            reading: Some(reading),
+            read_end: Arc::new(ReadEnd::new(reading)),
             watch,
             read_bytes: 0,
             file,
             console: copies.console,
             prefix: copies.prefix.map(String::into_bytes),
             lines: Lines::default(),
-            tail: Tail::default(),
         })
     }
 
-    /// The pipe that is read, if it is one that has not ended.
-    pub fn pipe(&self) -> Option<&OwnedFd> {
-        self.reading.as_ref().filter(|_| self.watch.is_none())
+    /// The pipe that is read, if the stream comes from one.
+    pub fn pipe(&self) -> Option<&Arc<ReadEnd>> {
+        self.watch.is_none().then_some(&self.read_end)
     }
 
     /// The number of the watch on the file that is read.
@@ -71,10 +70,10 @@ impl Stream {
 
     /// How much there can be that was written before now.
     pub fn enough(&self) -> u64 {
-        match (&self.reading, self.watch) {
-            (Some(file), Some(_)) => length_of(file).saturating_sub(self.read_bytes),
+        match self.watch {
+            Some(_) => self.read_end.length().saturating_sub(self.read_bytes),
             // Nobody can make it larger than this unnoticed; twice, for what is written while it is read.
-            _ => 2 * PIPE_BYTES as u64,
+            None => 2 * PIPE_BYTES as u64,
         }
     }
 
@@ -86,51 +85,47 @@ impl Stream {
         self.which
     }
 
-    /// The last of what was read; kept for standard error alone.
-    pub fn tail(&self) -> &[u8] {
-        self.tail.last()
-    }
-
     /// Reads once and copies it.
     pub fn copy(&mut self, buffer: &mut [u8], sink: &mut Sink) -> Copied {
         if self.watch.is_some() && !sink.is_wanted() {
             self.skip();
         }
-        let Some(reading) = &self.reading else { return Copied::Ended };
-        match rustix::io::read(reading, &mut *buffer) {
+        // That of a file is in the file.
+        let keeps_tail = self.which == Which::Stderr && self.watch.is_none();
+        match self.read_end.read(buffer, keeps_tail) {
+            None => Copied::Ended,
             // The end of a file is only where its writer is.
-            Ok(0) => {
+            Some(Ok(0)) => {
                 if self.watch.is_some() {
                     Copied::Nothing
                 } else {
                     Copied::Ended
                 }
             }
-            Ok(read) => {
+            Some(Ok(read)) => {
                 self.read_bytes += read as u64;
                 self.pass_on(&buffer[..read], sink);
                 Copied::Some(read)
             }
-            Err(Errno::AGAIN | Errno::INTR) => Copied::Nothing,
-            Err(error) => {
+            Some(Err(Errno::AGAIN | Errno::INTR)) => Copied::Nothing,
+            Some(Err(error)) => {
                 tracing::error!(local_rank = self.local_rank, %error, "a worker's output can no longer be read");
                 Copied::Ended
             }
         }
     }
 
-    /// Goes to the end of a file but for what its tail needs: reading gigabytes for nobody would hold up the worker's end.
+    /// Goes to the end of a file: reading gigabytes for nobody would hold up the worker's end.
     fn skip(&mut self) {
-        let Some(file) = &self.reading else { return };
-        let near_end = length_of(file).saturating_sub(TAIL_BYTES as u64);
-        if near_end > self.read_bytes && rustix::fs::seek(file, SeekFrom::Start(near_end)).is_ok() {
-            self.read_bytes = near_end;
+        let end = self.read_end.length();
+        if end > self.read_bytes && self.read_end.seek(SeekFrom::Start(end)) {
+            self.read_bytes = end;
         }
     }
 
     /// Passes on an unended last line. Gives what was read, to be closed; `None` if that has happened before.
     pub fn finish(&mut self, sink: &mut Sink) -> Option<OwnedFd> {
-        let ended = self.reading.take()?;
+        let ended = self.read_end.take()?;
         let prefix = self.prefix.as_deref().unwrap_or_default();
         let prints = self.console && self.prefix.is_some();
         self.lines.finish(|part| give(sink, prints, prefix, &part));
@@ -142,9 +137,6 @@ impl Stream {
     fn pass_on(&mut self, bytes: &[u8], sink: &mut Sink) {
         if let Some(file) = &mut self.file {
             file.write(bytes);
-        }
-        if self.which == Which::Stderr {
-            self.tail.push(bytes);
         }
         if !self.console {
             return;
@@ -159,10 +151,6 @@ impl Stream {
             sink.flush();
         }
     }
-}
-
-fn length_of(file: &OwnedFd) -> u64 {
-    rustix::fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0))
 }
 
 fn give(sink: &mut Sink, prints: bool, prefix: &[u8], part: &Part<'_>) {
@@ -182,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_behind_a_console_that_is_gone_is_not_read_but_for_its_tail() {
+    fn a_file_behind_a_console_that_is_gone_is_not_read() {
         let mut written: File = rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).unwrap().into();
         let read = File::open(format!("/proc/self/fd/{}", written.as_raw_fd())).unwrap();
         let copies = Copies { console: true, prefix: Some("P".to_owned()), file: None };
@@ -198,14 +186,8 @@ mod tests {
         written.write_all(b"this one finds the console gone\n").unwrap();
         assert_eq!(stream.copy(&mut buffer, &mut sink), Copied::Some(32));
         written.write_all(&vec![b'\n'; 1 << 20]).unwrap();
-        written.write_all(b"the cause\n").unwrap();
-        let mut reads = 0;
-        while stream.copy(&mut buffer, &mut sink) != Copied::Nothing {
-            reads += 1;
-        }
-        assert_eq!(reads, TAIL_BYTES / buffer.len());
-        assert_eq!(stream.tail().len(), TAIL_BYTES);
-        assert!(stream.tail().ends_with(b"\n\nthe cause\n"));
+        assert_eq!(stream.enough(), 1 << 20);
+        assert_eq!(stream.copy(&mut buffer, &mut sink), Copied::Nothing);
         assert_eq!(stream.enough(), 0);
     }
 }

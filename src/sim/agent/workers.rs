@@ -119,7 +119,8 @@ impl Simulation {
                     ours.succeeded += 1;
                     ours.machine.on_worker_succeeded(local_rank, now);
                 } else {
-                    ours.machine.on_worker_failed(ours.failure(host, local_rank, "exit code 7", 7), false);
+                    let failure = ours.failure(host, local_rank, "exit code 7", 7);
+                    ours.machine.on_worker_exited_badly(failure, now);
                 }
                 // What the agent says to that, it says before it hears that none is left.
                 self.after_node(host)?;

@@ -15,13 +15,25 @@ fn tee(folder: &Folder, name: &str, prefix: &str) -> Output {
 
 /// Runs workers to their ends; what they show, and how they end.
 async fn run(specs: Vec<WorkerSpec>, filters: FilterOptions) -> (Vec<Exited>, Vec<String>) {
+    let (exits, _, seen) = run_and_listen(specs, filters).await;
+    (exits, seen)
+}
+
+/// As [`run`], with what each worker wrote last to standard error.
+async fn run_and_listen(specs: Vec<WorkerSpec>, filters: FilterOptions) -> (Vec<Exited>, Vec<String>, Vec<String>) {
     let (stdout, seen) = shown();
     let consoles = Consoles { stderr: stdout.try_clone().unwrap(), stdout };
     let reading = tokio::task::spawn_blocking(move || seen.rest());
     let mut group = Group::start(specs, filters, consoles).await.unwrap();
+    let ends: Vec<_> = group.pids().keys().map(|rank| group.stderr_end(*rank).unwrap()).collect();
     let exits = wait_for_all(&mut group).await;
     drop(group);
-    (exits, within(reading).await.unwrap())
+    let said = ends.iter().map(|end| String::from_utf8(end.read()).unwrap()).collect();
+    (exits, said, within(reading).await.unwrap())
+}
+
+fn last_words(group: &Group, local_rank: u32) -> String {
+    String::from_utf8(group.stderr_end(local_rank).unwrap().read()).unwrap()
 }
 
 #[tokio::test]
@@ -31,9 +43,9 @@ async fn redirected_streams_are_the_workers_own_files() {
     let mut spec = traces.worker(0, "say out complain error-1 complain error-2 exit 1");
     spec.stdout = Output::File(folder.0.join("0/stdout.log"));
     spec.stderr = Output::File(folder.0.join("0/stderr.log"));
-    let (exits, seen) = run(vec![spec], FilterOptions::default()).await;
+    let (_, said, seen) = run_and_listen(vec![spec], FilterOptions::default()).await;
     assert_eq!((folder.read("0/stdout.log"), seen), ("out\n".into(), vec![]));
-    assert_eq!(exits[0].stderr_tail, b"error-1\nerror-2\n");
+    assert_eq!(said, ["error-1\nerror-2\n"]);
 }
 
 #[tokio::test]
@@ -54,11 +66,11 @@ async fn a_teed_stream_is_in_the_file_as_it_was_and_prefixed_on_the_console() {
     let mut spec = traces.worker(0, "say one whisper tail-without-end complain oh exit 1");
     spec.stdout = tee(&folder, "stdout.log", "[default0]:");
     spec.stderr = tee(&folder, "stderr.log", "[default0]:");
-    let (exits, mut seen) = run(vec![spec], FilterOptions::default()).await;
+    let (_, said, mut seen) = run_and_listen(vec![spec], FilterOptions::default()).await;
     seen.sort();
     assert_eq!(seen, ["[default0]:oh", "[default0]:one", "[default0]:tail-without-end"]);
     assert_eq!(folder.read("stdout.log"), "one\ntail-without-end");
-    assert_eq!(exits[0].stderr_tail, b"oh\n");
+    assert_eq!(said, ["oh\n"]);
 }
 
 #[tokio::test]
@@ -117,8 +129,8 @@ async fn what_was_written_before_the_end_is_there_when_the_end_is_told() {
     let (console, _seen) = shown();
     let consoles = Consoles { stderr: console.try_clone().unwrap(), stdout: console };
     let mut group = Group::start(vec![spec], FilterOptions::default(), consoles).await.unwrap();
-    let exited = exit(&mut group).await;
-    assert_eq!(exited.stderr_tail, b"last\n");
+    exit(&mut group).await;
+    assert_eq!(last_words(&group, 0), "last\n");
     assert_eq!(folder.read("stdout.log").lines().count(), 1000);
     wait_for_all(&mut group).await;
 }
@@ -170,10 +182,11 @@ async fn a_console_that_nobody_reads_holds_up_neither_exits_nor_stops() {
     let traces = Traces::new();
     let (read, stdout) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     let consoles = Consoles { stderr: stdout.try_clone().unwrap(), stdout };
-    let workers = vec![traces.worker(0, "forever"), traces.worker(1, "exit 4")];
+    let workers = vec![traces.worker(0, "forever"), traces.worker(1, "complain cause exit 4")];
     let mut group = Group::start(workers, FilterOptions::default(), consoles).await.unwrap();
     let exited = exit(&mut group).await;
     assert_eq!(exited.exit.returncode(), 4);
+    assert_eq!(last_words(&group, 1), "cause\n", "whether or not the console took it");
     let outcome = within(group.stop(grace(LIMIT))).await;
     assert_eq!(outcome.exited[0].exit.to_string(), "SIGTERM");
     assert!(outcome.left.is_empty());
@@ -223,7 +236,7 @@ async fn a_console_that_nobody_reads_does_not_hold_up_a_worker_that_has_a_file()
     spec.stderr = tee(&folder, "stderr.log", "P");
     let mut group = Group::start(vec![spec], FilterOptions::default(), consoles).await.unwrap();
     let exited = exit(&mut group).await;
-    assert_eq!((exited.exit.returncode(), exited.stderr_tail), (6, b"cause\n".to_vec()));
+    assert_eq!((exited.exit.returncode(), last_words(&group, 0).as_str()), (6, "cause\n"));
     assert_eq!(folder.read("stdout.log").lines().count(), 100_000);
     wait_for_all(&mut group).await;
     drop(read);

@@ -135,18 +135,11 @@ pub async fn within<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(LIMIT, future).await.expect("it happens in time")
 }
 
-/// The next exit, which is also the next event but for its first word.
+/// The next exit, which is also the next event.
 pub async fn exit(group: &mut Group) -> Exited {
-    let mut ended = Vec::new();
-    loop {
-        match within(group.next_event()).await {
-            Some(Event::Ended { local_rank, exit }) => ended.push((local_rank, exit)),
-            Some(Event::Exited(exited)) => {
-                assert!(ended.contains(&(exited.local_rank, exited.exit)), "{exited:?} after {ended:?}");
-                return exited;
-            }
-            other => panic!("{other:?}"),
-        }
+    match within(group.next_event()).await {
+        Some(Event::Exited(exited)) => exited,
+        other => panic!("{other:?}"),
     }
 }
 
@@ -156,7 +149,7 @@ pub async fn wait_for_all(group: &mut Group) -> Vec<Exited> {
     while let Some(event) = within(group.next_event()).await {
         match event {
             Event::Exited(exited) => exits.push(exited),
-            Event::Ended { .. } | Event::Gone { .. } => {}
+            Event::Gone { .. } => {}
             Event::Stuck(left) => panic!("{left:?}"),
         }
     }

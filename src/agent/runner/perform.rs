@@ -1,0 +1,96 @@
+//! Carrying out what the machine says. Part of [`super`].
+
+use std::time::Duration;
+
+use super::{Place, Runner, Step};
+use crate::agent::command::Command;
+use crate::agent::crew::Crew;
+use crate::agent::words::{Sources, Words};
+use crate::process::Signal;
+
+/// How long a goodbye may take.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+impl Runner {
+    /// Until nothing is left to do.
+    pub(super) fn perform(&mut self) {
+        loop {
+            let commands = self.machine.take_commands();
+            if commands.is_empty() {
+                return;
+            }
+            commands.into_iter().for_each(|command| self.perform_one(command));
+        }
+    }
+
+    fn perform_one(&mut self, command: Command) {
+        match command {
+            Command::Join => self.steps.push_back(Step::Join),
+            Command::Start(placement) => self.steps.push_back(Step::Start(placement)),
+            Command::Stop(policy) => {
+                self.answered(|step| matches!(step, Step::Start(_)));
+                match &mut self.crew {
+                    Some(crew) => crew.begin_stop(policy),
+                    None => self.machine.on_stopped(),
+                }
+            }
+            Command::Kill => self.crew.iter_mut().for_each(Crew::kill),
+            Command::Tell(text) => tracing::info!("{}{text}", self.whose()),
+            Command::Warn(text) => tracing::warn!("{}{text}", self.whose()),
+            Command::End(outcome) => {
+                // Only workers that have ended still concern anybody.
+                self.steps.retain(|step| matches!(step, Step::Reap { .. }));
+                self.ending = Some(outcome);
+            }
+            Command::Done(round) => match &self.session {
+                Some(session) => session.report_done(round),
+                None => self.steps.push_back(Step::Barrier),
+            },
+            Command::Listen { local_rank } => self.listen(local_rank),
+            Command::Report(failure) => {
+                // Before it is logged: the log may be slower.
+                if let Some(session) = &self.session {
+                    session.report_failure(self.machine.round(), (*failure).clone());
+                }
+                let others = self.place.is_some_and(|place| place.world_size > 1);
+                let told = if others { "; the others are told" } else { "" };
+                tracing::warn!("{}stopping all workers: {failure}{told}", self.whose());
+            }
+            Command::Close(verdict) => {
+                if let Some(session) = &self.session {
+                    session.close(verdict);
+                }
+            }
+            Command::Leave { reason, signal } => {
+                if let Some(session) = self.session.clone() {
+                    self.farewell =
+                        Some(tokio::spawn(async move { session.leave(reason, Some(signal), FAREWELL).await }));
+                }
+            }
+        }
+    }
+
+    /// What a line of the log begins with.
+    pub(super) fn whose(&self) -> String {
+        let Some(Place { rank, since, .. }) = self.place else { return format!("[{}] ", self.run_id) };
+        let (run_id, round, after) = (&self.run_id, self.machine.round(), since.elapsed().as_secs_f64());
+        format!("[{run_id}] round {round}, node rank {rank}, after {after:.1} s: ")
+    }
+
+    /// Find out what a worker that has ended said.
+    fn listen(&mut self, local_rank: u32) {
+        let exited = self.exits.iter().rfind(|exited| exited.local_rank == local_rank);
+        let killed = exited.is_some_and(|exited| exited.exit.returncode() == -Signal::KILL.0);
+        let sources = Sources {
+            error_file: self.started.error_files.get(&local_rank).cloned(),
+            stderr_end: self.crew.as_ref().map(|crew| crew.stderr_end(local_rank)).unwrap_or_default(),
+            kills_before: killed.then_some(self.kills_before),
+            front_end: matches!(self.crew, Some(Crew::Adopted(_))),
+        };
+        let mut words = Words::new(local_rank, sources);
+        if let Some(said) = self.said.get(&local_rank) {
+            words.on_said(local_rank, said.clone());
+        }
+        self.words = Some(words);
+    }
+}

@@ -1,0 +1,189 @@
+//! What a failed worker said: finding it out without waiting for a file system that hangs.
+
+use std::fs;
+use std::future::pending;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::account::{self, OomKills};
+use crate::process::{StderrEnd, why_no_more_logs};
+use crate::threads::{Errand, Progress};
+
+/// Where the words of a failed worker are.
+#[derive(Debug)]
+pub(super) struct Sources {
+    /// What `@record` writes.
+    pub error_file: Option<PathBuf>,
+    pub stderr_end: StderrEnd,
+    /// The counters at its start, if SIGKILL has ended it.
+    pub kills_before: Option<OomKills>,
+    /// The front end says what it died of when it has reaped it.
+    pub front_end: bool,
+}
+
+/// The words of one worker.
+#[derive(Debug)]
+pub(super) struct Words {
+    local_rank: u32,
+    found: Arc<Mutex<Found>>,
+    errand: Errand<()>,
+    state: State,
+    /// Of the front end, if it is asked: `None` until it has answered.
+    said: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Reading,
+    /// That has been told.
+    Hangs,
+    /// Nothing is to be read any more.
+    Read,
+    /// All has been told.
+    Told,
+}
+
+/// What has been found out so far.
+#[derive(Debug, Default)]
+struct Found {
+    /// Of the error file.
+    recorded: Option<String>,
+    killed: &'static str,
+    no_logs: String,
+    stderr_tail: Vec<u8>,
+}
+
+impl Words {
+    /// Begin to find out. Needs a tokio runtime.
+    pub fn new(local_rank: u32, sources: Sources) -> Self {
+        let found = Arc::new(Mutex::new(Found::default()));
+        let said = (!sources.front_end).then(String::new);
+        let shared = found.clone();
+        let errand = Errand::run(format!("worker-words-{local_rank}"), move || read(&sources, &shared));
+        Self { local_rank, found, errand, state: State::Reading, said }
+    }
+
+    /// What the front end says this worker died of.
+    pub fn on_said(&mut self, local_rank: u32, said: String) {
+        if local_rank == self.local_rank {
+            self.said.get_or_insert(said);
+        }
+    }
+
+    /// The worker, what it said as far as that is known, and whether that is all: told once when finding out hangs, and once when all
+    /// is known. Waits for ever after that. May be dropped and called again.
+    pub async fn next(&mut self) -> (u32, String, bool) {
+        loop {
+            match self.state {
+                State::Reading => match self.errand.done_or_hangs().await {
+                    Progress::Done(()) | Progress::Lost => self.state = State::Read,
+                    Progress::Hangs => {
+                        self.state = State::Hangs;
+                        return (self.local_rank, self.text(), false);
+                    }
+                },
+                State::Hangs => {
+                    let _ = self.errand.done().await;
+                    self.state = State::Read;
+                }
+                // The front end says it through `on_said`, between two calls.
+                State::Read if self.said.is_none() && self.found.lock().recorded.is_none() => pending().await,
+                State::Read => {
+                    self.state = State::Told;
+                    return (self.local_rank, self.text(), true);
+                }
+                State::Told => pending().await,
+            }
+        }
+    }
+
+    fn text(&self) -> String {
+        let found = self.found.lock();
+        let said = self.said.as_deref().map(|said| account::last_words(said.as_bytes())).unwrap_or_default();
+        let last = if said.is_empty() { account::last_words(&found.stderr_tail) } else { said };
+        // What is left of standard error on a full disk is older than the failure.
+        let words = match &found.recorded {
+            Some(recorded) => [found.killed, recorded, &found.no_logs],
+            None => [found.killed, &found.no_logs, &last],
+        };
+        words.into_iter().filter(|words| !words.is_empty()).collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// What can be had at once comes first, and what may hang in the order in which it matters.
+fn read(sources: &Sources, found: &Mutex<Found>) {
+    let tail = sources.stderr_end.at_once();
+    let in_file = tail.is_none();
+    found.lock().stderr_tail = tail.unwrap_or_default();
+    found.lock().killed = sources.kills_before.map(|before| OomKills::now().hint(before)).unwrap_or_default();
+    let recorded = sources.error_file.as_ref().and_then(|file| fs::read_to_string(file).ok());
+    let recorded = recorded.as_deref().and_then(account::recorded);
+    let is_recorded = recorded.is_some();
+    found.lock().recorded = recorded;
+    if in_file && !is_recorded {
+        let tail = sources.stderr_end.read();
+        found.lock().stderr_tail = tail;
+    }
+    // This writes, which takes long while a checkpoint is written to the same disk.
+    let folder = sources.error_file.as_deref().and_then(Path::parent);
+    let no_logs = folder.and_then(why_no_more_logs);
+    found.lock().no_logs = no_logs.unwrap_or_default();
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    use super::*;
+
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("elastic_rs-words-{name}-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        folder
+    }
+
+    fn words(error_file: PathBuf, front_end: bool) -> Words {
+        let sources =
+            Sources { error_file: Some(error_file), stderr_end: StderrEnd::default(), kills_before: None, front_end };
+        Words::new(3, sources)
+    }
+
+    #[tokio::test]
+    async fn an_error_file_that_hangs_is_told_of_and_read_when_it_does_no_longer() {
+        let folder = folder("hangs");
+        let file = folder.join("error.json");
+        mknodat(CWD, &file, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        let mut words = words(file.clone(), false);
+        assert_eq!(words.next().await, (3, String::new(), false));
+        fs::write(&file, r#"{"message": "ValueError: late"}"#).unwrap();
+        assert_eq!(words.next().await, (3, "ValueError: late".to_owned(), true));
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_the_front_end_says_is_waited_for_if_nothing_is_recorded() {
+        let folder = folder("said");
+        let mut words = words(folder.join("error.json"), true);
+        let early = tokio::time::timeout(std::time::Duration::from_millis(50), words.next()).await;
+        assert!(early.is_err(), "{early:?}");
+        words.on_said(2, "another's".to_owned());
+        words.on_said(3, "Traceback\nValueError: said\n".to_owned());
+        let (_, text, complete) = words.next().await;
+        assert!(complete && text.starts_with("ValueError: said\n"), "{text}");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_was_recorded_needs_no_front_end() {
+        let folder = folder("recorded");
+        let file = folder.join("error.json");
+        fs::write(&file, r#"{"message": "ValueError: recorded"}"#).unwrap();
+        // Its file system may be so slow that it hangs for a moment.
+        let mut words = words(file, true);
+        let told = words.next().await;
+        assert_eq!((told.0, told.1.as_str()), (3, "ValueError: recorded"));
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

@@ -1,0 +1,239 @@
+//! Which failure of a round is the first, when the others are told, and with what words.
+
+use std::time::{Duration, Instant};
+
+use elastic_rs::agent::machine::WORDS_LIMIT;
+use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
+use elastic_rs::process::{Signal, StopPolicy};
+use elastic_rs::rendezvous::protocol::message::{Failure, Placement, Round, Verdict};
+
+const GRACE: Duration = Duration::from_secs(7);
+const SIGTERM: i32 = 15;
+
+/// As the driver tells it: what the worker said is not known yet.
+fn failure(local_rank: u32) -> Failure {
+    Failure {
+        node: String::new(),
+        role: "default".into(),
+        local_rank,
+        global_rank: 4 + local_rank,
+        pid: 70 + local_rank,
+        exit: "exit code 3".into(),
+        returncode: 3,
+        message: String::new(),
+        counts: true,
+    }
+}
+
+fn saying(words: &str, local_rank: u32) -> Failure {
+    Failure { message: words.into(), ..failure(local_rank) }
+}
+
+/// An agent whose three workers of round 1 run.
+fn running(budget: Budget) -> AgentMachine {
+    let policy = Policy { budget, workers: 3, grace: GRACE, exit_barrier_timeout: None };
+    let mut agent = AgentMachine::new(policy, "node0".into());
+    place(&mut agent, 1);
+    agent
+}
+
+fn place(agent: &mut AgentMachine, round: u64) {
+    agent.on_placed(Placement {
+        round: Round(round),
+        rank: 0,
+        world_size: 2,
+        world: round,
+        master_addr: "node0".into(),
+        master_port: 1,
+        reason: "all are in".into(),
+        restart: 0,
+        workers: None,
+        host: None,
+    });
+    agent.take_commands();
+}
+
+/// What it does, but for what it says.
+fn does(agent: &mut AgentMachine) -> Vec<Command> {
+    let said = |command: &Command| matches!(command, Command::Tell(_) | Command::Warn(_));
+    agent.take_commands().into_iter().filter(|command| !said(command)).collect()
+}
+
+fn warned(agent: &mut AgentMachine) -> String {
+    let warning = |command| if let Command::Warn(text) = command { Some(text) } else { None };
+    agent.take_commands().into_iter().find_map(warning).unwrap_or_default()
+}
+
+fn stop() -> Command {
+    Command::Stop(StopPolicy { signal: Signal(SIGTERM), grace: GRACE, ..StopPolicy::default() })
+}
+
+fn report(failure: Failure) -> Command {
+    Command::Report(Box::new(failure))
+}
+
+/// Worker 1 has ended, and nobody knows yet what it said.
+fn listening(budget: Budget, now: Instant) -> AgentMachine {
+    let mut agent = running(budget);
+    agent.on_worker_exited_badly(failure(1), now);
+    assert_eq!(does(&mut agent), [stop(), Command::Listen { local_rank: 1 }], "the others are stopped at once");
+    agent
+}
+
+#[test]
+fn a_failure_is_reported_with_what_the_worker_said_once_that_is_known() {
+    let mut agent = listening(Budget::Job, Instant::now());
+    agent.on_words(1, "ValueError: x".into(), true);
+    assert_eq!(does(&mut agent), [report(saying("ValueError: x", 1))]);
+    assert_eq!(agent.next_deadline(), None, "nothing more is waited for");
+}
+
+#[test]
+fn a_report_does_not_wait_for_words_that_hang() {
+    let mut agent = listening(Budget::Job, Instant::now());
+    agent.on_words(1, "killed for want of memory".into(), false);
+    assert_eq!(does(&mut agent), [report(saying("killed for want of memory", 1))], "with what is known");
+    agent.on_words(1, "ValueError: late".into(), true);
+    assert!(warned(&mut agent).contains("ValueError: late"), "here they are told all the same");
+    assert_eq!(does(&mut agent), [], "and reported once");
+}
+
+#[test]
+fn a_report_waits_for_nothing_longer_than_the_limit() {
+    let now = Instant::now();
+    let mut agent = listening(Budget::Job, now);
+    assert_eq!(agent.next_deadline(), Some(now + WORDS_LIMIT));
+    agent.on_tick(now + WORDS_LIMIT - Duration::from_millis(1));
+    assert_eq!(does(&mut agent), []);
+    agent.on_tick(now + WORDS_LIMIT);
+    assert_eq!(does(&mut agent), [report(failure(1))]);
+    agent.on_words(1, "too late".into(), true);
+    assert_eq!(agent.take_commands(), []);
+}
+
+#[test]
+fn later_failures_of_the_round_are_consequences_whatever_becomes_known_first() {
+    let now = Instant::now();
+    let mut agent = listening(Budget::Job, now);
+    agent.on_worker_exited_badly(failure(0), now);
+    agent.on_worker_failed(saying("no such file", 2), false);
+    agent.on_words(0, "SignalException".into(), true);
+    assert_eq!(does(&mut agent), [], "what others say is no matter");
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), []);
+    agent.on_words(1, "the cause".into(), true);
+    assert_eq!(does(&mut agent), [report(saying("the cause", 1))]);
+    // The coordinator answers.
+    agent.on_interrupted(Round(1), "rank 5 failed");
+    assert_eq!(does(&mut agent), [Command::Join]);
+}
+
+#[test]
+fn each_round_has_a_first_failure_of_its_own() {
+    let now = Instant::now();
+    let mut agent = listening(Budget::Job, now);
+    agent.on_words(1, String::new(), false);
+    agent.on_interrupted(Round(1), "rank 5 failed");
+    agent.on_stopped();
+    does(&mut agent);
+    place(&mut agent, 2);
+    agent.on_words(1, "of round 1".into(), true);
+    assert_eq!(agent.take_commands(), []);
+    agent.on_worker_exited_badly(failure(0), now);
+    assert_eq!(does(&mut agent), [stop(), Command::Listen { local_rank: 0 }]);
+}
+
+#[test]
+fn what_ends_the_round_before_the_words_are_known_is_its_end() {
+    let now = Instant::now();
+    let stopped = Verdict::Stopped { by: "node1".into(), cause: "Ctrl-C".into() };
+    let of_another =
+        Verdict::Failed { by: "node1".into(), cause: "theirs".into(), failure: Some(Box::new(saying("theirs", 2))) };
+    let ends: [&dyn Fn(&mut AgentMachine); 4] = [
+        &|agent| agent.on_interrupted(Round(1), "a node left"),
+        &|agent| agent.on_signal(SIGTERM),
+        &|agent| agent.on_closed(stopped.clone()),
+        &|agent| agent.on_closed(of_another.clone()),
+    ];
+    for end in ends {
+        let mut agent = listening(Budget::Job, now);
+        end(&mut agent);
+        agent.on_words(1, "ValueError: x".into(), true);
+        agent.on_stopped();
+        let did = does(&mut agent);
+        assert!(!did.iter().any(|command| matches!(command, Command::Report(_))), "{did:?}");
+        assert!(matches!(did.last(), Some(Command::Join | Command::End(_))), "{did:?}");
+    }
+}
+
+#[test]
+fn the_end_of_its_own_failure_waits_for_the_words_and_has_them() {
+    let now = Instant::now();
+    let mut agent = listening(Budget::Node(0), now);
+    agent.on_words(1, String::new(), false);
+    let closed = Failure { node: "node0".into(), ..failure(1) };
+    let reason = closed.to_string();
+    let verdict =
+        Verdict::Failed { by: "node0".into(), cause: reason.clone(), failure: Some(Box::new(closed.clone())) };
+    assert_eq!(does(&mut agent), [Command::Close(verdict.clone())]);
+    agent.on_closed(verdict);
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [], "it may still become known what the worker said");
+    assert_eq!(agent.next_deadline(), Some(now + WORDS_LIMIT));
+    let mut patient = agent.clone();
+    agent.on_words(1, "ValueError: late\n  a line".into(), true);
+    let cause = Some(Box::new(Failure { message: "ValueError: late\n  a line".into(), ..closed.clone() }));
+    assert_eq!(does(&mut agent), [Command::End(Box::new(Outcome::Failed { cause, reason: reason.clone() }))]);
+
+    patient.on_tick(now + WORDS_LIMIT);
+    let cause = Some(Box::new(closed));
+    assert_eq!(does(&mut patient), [Command::End(Box::new(Outcome::Failed { cause, reason }))]);
+}
+
+#[test]
+fn an_end_for_another_nodes_failure_waits_for_no_words_and_lacks_none() {
+    let mut agent = listening(Budget::Job, Instant::now());
+    agent.on_words(1, String::new(), false);
+    agent.on_stopped();
+    does(&mut agent);
+    let theirs = Failure { pid: 5, global_rank: 0, ..saying("theirs", 0) };
+    let reason = "no restart is left".to_owned();
+    let cause = Some(Box::new(theirs));
+    agent.on_closed(Verdict::Failed { by: "node1".into(), cause: reason.clone(), failure: cause.clone() });
+    assert_eq!(does(&mut agent), [Command::End(Box::new(Outcome::Failed { cause, reason }))]);
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_words() {
+    let now = Instant::now();
+    let mut agent = listening(Budget::Node(0), now);
+    agent.on_words(1, String::new(), false);
+    agent.on_stopped();
+    does(&mut agent);
+    agent.on_signal(SIGTERM);
+    assert_eq!(does(&mut agent).last(), Some(&Command::End(Box::new(Outcome::Signal(SIGTERM)))));
+}
+
+#[test]
+fn a_restart_that_this_node_counts_waits_for_the_words_that_are_told_with_it() {
+    let mut agent = listening(Budget::Node(2), Instant::now());
+    agent.on_stopped();
+    assert_eq!((does(&mut agent), agent.restarts()), (vec![], 0));
+    agent.on_words(1, "ValueError: x".into(), true);
+    let did = agent.take_commands();
+    assert!(matches!(&did[..], [Command::Warn(text), Command::Join] if text.contains("ValueError: x")), "{did:?}");
+    assert_eq!(agent.restarts(), 1);
+}
+
+#[test]
+fn a_job_declared_a_success_before_the_words_are_known_ends_with_them() {
+    let mut agent = listening(Budget::Job, Instant::now());
+    agent.on_closed(Verdict::AllDone { round: Round(1), nodes: 2 });
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), []);
+    agent.on_words(1, "ValueError: x".into(), true);
+    let did = does(&mut agent);
+    let Some(Command::End(outcome)) = did.last() else { panic!("{did:?}") };
+    let Outcome::Failed { cause: Some(cause), .. } = &**outcome else { panic!("{outcome:?}") };
+    assert_eq!((cause.node.as_str(), cause.message.as_str()), ("node0", "ValueError: x"));
+}
