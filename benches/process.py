@@ -5,7 +5,8 @@
 Eight workers print as fast as they can; each line goes to a file and, with its prefix, to a console, which is a pipe to
 `wc`. PyTorch and ours are measured by turns, and every line is counted. Counted is the agent's own CPU time, threads
 included, its workers' not. PyTorch is imported before the clock starts. Then, ours alone: from a kill to the exit
-event, the start of eight workers, and the CPU time of an agent whose workers do nothing.
+event, the start of eight workers, the CPU time of an agent whose workers do nothing, and the time from a kill until the
+agent of another node has heard of it, also while the first node's console and error file hang.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OUTPUT = RESULTS / "process.json"
 RELEASE = ROOT / "target" / "release"
 LOAD, HELPER = RELEASE / "examples" / "process_load", RELEASE / "process_helper"
+AGENT_LOAD = RELEASE / "examples" / "agent_load"
 WORKERS = 8
 LIMIT_S = 300.0
 
@@ -64,6 +66,11 @@ def ours(*args: str) -> dict[str, float]:
     return dict(json.loads(done.stderr.splitlines()[-1]))
 
 
+def told(*args: str) -> dict[str, float]:
+    done = subprocess.run([str(AGENT_LOAD), *args], stdout=subprocess.PIPE, text=True, timeout=LIMIT_S, check=True)
+    return dict(json.loads(done.stdout))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Tee, exits, starts and idling, beside PyTorch's.")
     parser.add_argument("--lines", type=int, default=200_000, help="of each worker")
@@ -71,8 +78,8 @@ def main() -> int:
     parser.add_argument("--idle-seconds", type=int, default=10)
     parser.add_argument("--output", type=Path, default=OUTPUT)
     args = parser.parse_args()
-    build = ["cargo", "build", "--quiet", "--release", "--example", "process_load", "--bin", "process_helper"]
-    subprocess.run(build, cwd=ROOT, check=True)
+    targets = ["--example", "process_load", "--example", "agent_load", "--bin", "process_helper"]
+    subprocess.run(["cargo", "build", "--quiet", "--release", *targets], cwd=ROOT, check=True)
 
     agents = {"PyTorch": [sys.executable, "-c", PYTORCH], "ours": [str(LOAD), "tee"]}
     samples: dict[str, list[dict[str, float]]] = {name: [] for name in agents}
@@ -95,11 +102,16 @@ def main() -> int:
         "exits": ours("exits", "500"),
         "starts": ours("starts", "50"),
         "idle": ours("idle", str(args.idle_seconds)),
+        "told": told("told", "200"),
+        "told_hanging": told("told-hanging", "200"),
     }
     p50_ms, p99_ms = (result["exits"][name] * 1e3 for name in ("p50_s", "p99_s"))
     print(f"kill to exit event    p50 {p50_ms:.2f} ms, p99 {p99_ms:.2f} ms")
     print(f"start of {WORKERS} workers    p50 {result['starts']['p50_s'] * 1e3:.2f} ms")
     print(f"idle for {args.idle_seconds} s         {result['idle']['cpu_s'] * 1e3:.2f} ms of CPU")
+    for name, what in (("told", "all is well"), ("told_hanging", "console and error file hang")):
+        times = (f"{share} {result[name][f'{share}_s'] * 1e3:.2f} ms" for share in ("p50", "p99", "max"))
+        print(f"kill to other node    {', '.join(times)}: {what}")
     print()
     keep(result, args.output)
     return 0

@@ -4,6 +4,8 @@
 
 mod alone;
 mod first;
+mod hangs;
 mod machine;
+mod node;
 mod process;
 mod runner;

@@ -4,138 +4,14 @@ use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
-use std::sync::Arc;
-use std::time::Duration;
 
 use elastic_rs::agent::crew::{Adopted, Crew};
-use elastic_rs::agent::runner::{Runner, Started, Step};
-use elastic_rs::agent::{Budget, Outcome, Policy};
-use elastic_rs::host::Host;
-use elastic_rs::process::{Exit, Signal, WorkerSpec};
-use elastic_rs::rendezvous::node::session::Session;
-use elastic_rs::rendezvous::protocol::message::{Failure, Hello, JoinWorkers, NodeId, Placement};
-use elastic_rs::rendezvous::protocol::settings::Settings;
-use elastic_rs::store::server::ServerOptions;
-use rustix::fs::{FileType, Mode};
-use tokio::runtime::Handle;
+use elastic_rs::agent::runner::{Started, Step};
+use elastic_rs::agent::{Budget, Outcome};
+use elastic_rs::process::{Exit, Signal};
 
-use crate::alone::alone;
-use crate::process::support::{Folder, LIMIT, Shown, Traces, helper, start, within};
-
-/// Of a job in which nothing is waited for.
-fn settings(min_nodes: u32, max_nodes: u32, max_restarts: u32) -> Settings {
-    let mut settings = Settings::new(min_nodes, max_nodes);
-    (settings.reconnect_grace, settings.settle_timeout) = (Duration::from_millis(20), Duration::from_millis(20));
-    settings.max_restarts = Some(max_restarts);
-    settings
-}
-
-fn host() -> Host {
-    Host::listen(Some("127.0.0.1"), 0, ServerOptions::default()).unwrap()
-}
-
-fn session(host: &Host, number: u128, settings: &Settings) -> Arc<Session> {
-    let name = format!("node{number}");
-    let hello = Hello::new("job", NodeId(number), name.clone(), settings.clone());
-    let hello = Hello { local_addr: Some(name), ..hello };
-    Arc::new(Session::open(&Handle::current(), hello, "127.0.0.1", host.port(), LIMIT))
-}
-
-fn policy(budget: Budget, workers: u32) -> Policy {
-    Policy { budget, workers, grace: LIMIT, exit_barrier_timeout: None }
-}
-
-/// A front end: its workers are helpers that do what `scripts` says in each round.
-struct Node {
-    runner: Runner,
-    session: Option<Arc<Session>>,
-    traces: Traces,
-    workers: u32,
-    error_files: BTreeMap<u32, PathBuf>,
-    /// What the workers of the last round show.
-    shown: Option<Shown>,
-}
-
-impl Node {
-    fn new(session: Option<Arc<Session>>, budget: Budget, workers: u32) -> Self {
-        let runner = Runner::new(policy(budget, workers), "agent".into(), "job".into(), "role".into(), session.clone());
-        Self { runner, session, traces: Traces::new(), workers, error_files: BTreeMap::new(), shown: None }
-    }
-
-    async fn next(&mut self) -> Step {
-        within(self.runner.next()).await
-    }
-
-    /// Joins, and returns what to start.
-    async fn placed(&mut self) -> Placement {
-        assert!(matches!(self.next().await, Step::Join));
-        match &self.session {
-            Some(session) => {
-                let workers = JoinWorkers { role: "role".into(), local_world_size: self.workers };
-                let place = within(session.join(1000, None, Some(workers), LIMIT)).await.unwrap();
-                self.runner.placed(place);
-            }
-            None => self.runner.placed(alone()),
-        }
-        match self.next().await {
-            Step::Start(place) => *place,
-            step => panic!("{step:?}"),
-        }
-    }
-
-    fn specs(&self, scripts: &[&str]) -> Vec<WorkerSpec> {
-        (0..).zip(scripts).map(|(rank, script)| self.traces.worker(rank, script)).collect()
-    }
-
-    async fn start(&mut self, scripts: &[&str]) {
-        let (group, shown) = start(self.specs(scripts)).await.unwrap();
-        self.shown = Some(shown);
-        let first_rank = self.session.as_ref().map_or(0, |_| 10);
-        let started = Started { error_files: self.error_files.clone(), first_rank };
-        self.runner.started(Crew::Spawned(Box::new(group)), started);
-    }
-
-    fn line(&self) -> String {
-        self.shown.as_ref().unwrap().line()
-    }
-
-    /// Until the agent has nothing more to do, which is the next step.
-    async fn outcome(&mut self) -> Outcome {
-        match self.next().await {
-            Step::End(outcome) => *outcome,
-            step => panic!("{step:?}"),
-        }
-    }
-
-    async fn cause(&mut self) -> Failure {
-        match self.outcome().await {
-            Outcome::Failed { cause: Some(cause), .. } => *cause,
-            outcome => panic!("{outcome:?}"),
-        }
-    }
-
-    /// How the workers of the last round ended, in that order.
-    fn exits(&self) -> Vec<(u32, String)> {
-        self.runner.exits().iter().map(|exited| (exited.local_rank, exited.exit.to_string())).collect()
-    }
-
-    /// Gets a signal while it waits, as a front end does: the wait is given up and begun anew.
-    async fn signal(&mut self, number: i32) {
-        tokio::select! {
-            biased;
-            step = self.runner.next() => panic!("{step:?}"),
-            () = std::future::ready(()) => self.runner.signal(number),
-        }
-    }
-}
-
-/// Two nodes with `workers` each, in one world.
-async fn two_placed(host: &Host, settings: &Settings, workers: u32) -> [Node; 2] {
-    let [mut one, mut two] =
-        [1, 2].map(|number| Node::new(Some(session(host, number, settings)), Budget::Job, workers));
-    tokio::join!(one.placed(), two.placed());
-    [one, two]
-}
+use crate::node::{Endless, Node, host, session, settings, two_placed};
+use crate::process::support::{Folder, LIMIT, Traces, helper, within};
 
 #[tokio::test]
 async fn workers_that_all_succeed_end_the_job_well() {
@@ -270,24 +146,6 @@ async fn a_front_end_that_gives_up_leaves_nothing_either() {
     assert_eq!(node.line(), "ready");
     within(node.runner.close()).await;
     assert_eq!(node.traces.alive(), [0_u32; 0]);
-}
-
-/// A file that nobody gets to the end of: as if its file system hung. Dropping it lets go of who tries.
-struct Endless(PathBuf);
-
-impl Endless {
-    fn new(folder: &Folder) -> Self {
-        let path = folder.0.join("error.json");
-        rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::RWXU, 0).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Endless {
-    fn drop(&mut self) {
-        // A pipe's end that may read and write does not wait for another.
-        drop(std::fs::OpenOptions::new().read(true).write(true).open(&self.0));
-    }
 }
 
 #[tokio::test]

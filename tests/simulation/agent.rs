@@ -118,6 +118,31 @@ fn no_agent_runs_on_when_the_job_has_failed() {
     assert!(causes.iter().all(|cause| *cause == causes[0]), "{causes:?}");
 }
 
+/// An error file on a file system that hangs kept a failure from the other nodes for a second.
+#[test]
+fn the_others_hear_of_a_failure_whose_account_hangs_within_5_ms() {
+    let mut job = job(3, 0, |agents| agents.hanging_files = 100);
+    job.at(Duration::from_secs(10), Action::FailWorkers(1));
+    run(&mut job, 10.005);
+    assert!(job.workers().is_empty(), "those of all nodes were asked to end");
+    let ended: Vec<_> = job.ends().outcomes.iter().map(|(host, _)| *host).collect();
+    assert_eq!(ended, [0, 2], "the node itself may still find out more");
+    run(&mut job, 11.0);
+    assert_eq!(causes(&job).len(), 3);
+}
+
+/// What is late, but does not hang, is waited for: all nodes name the cause in the worker's own words.
+#[test]
+fn the_others_hear_what_a_worker_said_if_that_is_only_late() {
+    let late = Duration::from_millis(900);
+    let mut job = job(3, 0, |agents| agents.words = (late, late));
+    job.at(Duration::from_secs(10), Action::FailWorkers(1));
+    run(&mut job, 11.0);
+    let causes = causes(&job);
+    assert_eq!(causes.len(), 3);
+    assert!(causes.iter().all(|cause| cause.message == "words of host1"), "{causes:?}");
+}
+
 /// PR #99051, #118891: one trainer crashed, the others held their GPUs in the exit barrier for 5 minutes.
 #[test]
 fn nobody_waits_for_a_barrier_that_cannot_complete() {

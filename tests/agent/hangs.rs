@@ -1,0 +1,57 @@
+//! Consoles that nobody reads and files that nobody gets to the end of keep no failure from the other nodes.
+
+use std::fs::{self, File, OpenOptions};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+use crate::node::{Endless, host, settings, two_placed};
+use crate::process::support::{Folder, within};
+
+/// A named pipe in `folder` that nobody reads.
+fn unread_console(folder: &Folder) -> File {
+    let path = folder.0.join("console");
+    mknodat(CWD, &path, FileType::Fifo, Mode::RWXU, 0).unwrap();
+    OpenOptions::new().read(true).write(true).open(path).unwrap()
+}
+
+/// Until the console takes nothing more, so that whoever copies to it is stuck.
+async fn until_full(console: &File) {
+    let takes = || {
+        let mut fds = [PollFd::new(console, PollFlags::OUT)];
+        poll(&mut fds, Some(&rustix::event::Timespec::default())).unwrap() > 0
+    };
+    while takes() {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn other_nodes_hear_of_a_failure_while_console_and_error_file_hang() {
+    let host = host();
+    let [mut one, mut two] = two_placed(&host, &settings(2, 2, 0), 2).await;
+    let folder = Folder::new(&one.traces);
+    let (console, endless, go) = (unread_console(&folder), Endless::new(&folder), folder.0.join("go"));
+    one.error_files.insert(1, endless.0.clone());
+    let fails = format!("wait-file {} complain boom exit 3", go.display());
+    one.start_on(console.try_clone().unwrap().into(), &["forever", &fails]).await;
+    two.start(&["pause", "pause"]).await;
+    within(until_full(&console)).await;
+
+    fs::write(&go, "").unwrap();
+    // The error file has no word in it yet, and the node that fails cannot be at its end.
+    let told = tokio::select! {
+        biased;
+        told = two.cause() => told,
+        step = one.runner.next() => panic!("{step:?}"),
+    };
+    assert!(told.node.contains("node1"), "{told:?}");
+    assert_eq!((told.global_rank, told.exit.as_str()), (11, "exit code 3"));
+    assert_eq!(told.message, "boom", "the console has not taken it, but the agent has");
+    assert!(two.exits().iter().all(|(_, exit)| exit == "SIGTERM"), "{:?}", two.exits());
+
+    // Only now. If the report had waited for as long as it ever does, nobody would listen any more.
+    fs::write(&endless.0, r#"{"message": "ValueError: late"}"#).unwrap();
+    let own = one.cause().await;
+    assert_eq!((own.global_rank, own.message.as_str()), (11, "ValueError: late"));
+}

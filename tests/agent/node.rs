@@ -1,0 +1,162 @@
+//! Nodes of a job whose front end is a test, with real workers and a real coordinator.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use elastic_rs::agent::crew::Crew;
+use elastic_rs::agent::runner::{Runner, Started, Step};
+use elastic_rs::agent::{Budget, Outcome, Policy};
+use elastic_rs::host::Host;
+use elastic_rs::process::{Consoles, FilterOptions, Group, WorkerSpec};
+use elastic_rs::rendezvous::node::session::Session;
+use elastic_rs::rendezvous::protocol::message::{Failure, Hello, JoinWorkers, NodeId, Placement};
+use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::store::server::ServerOptions;
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use tokio::runtime::Handle;
+
+use crate::alone::alone;
+use crate::process::support::{Folder, LIMIT, Shown, Traces, shown, within};
+
+/// Of a job in which nothing is waited for.
+pub fn settings(min_nodes: u32, max_nodes: u32, max_restarts: u32) -> Settings {
+    let mut settings = Settings::new(min_nodes, max_nodes);
+    (settings.reconnect_grace, settings.settle_timeout) = (Duration::from_millis(20), Duration::from_millis(20));
+    settings.max_restarts = Some(max_restarts);
+    settings
+}
+
+pub fn host() -> Host {
+    Host::listen(Some("127.0.0.1"), 0, ServerOptions::default()).unwrap()
+}
+
+pub fn session(host: &Host, number: u128, settings: &Settings) -> Arc<Session> {
+    let name = format!("node{number}");
+    let hello = Hello::new("job", NodeId(number), name.clone(), settings.clone());
+    let hello = Hello { local_addr: Some(name), ..hello };
+    Arc::new(Session::open(&Handle::current(), hello, "127.0.0.1", host.port(), LIMIT))
+}
+
+fn policy(budget: Budget, workers: u32) -> Policy {
+    Policy { budget, workers, grace: LIMIT, exit_barrier_timeout: None }
+}
+
+/// A front end: its workers are helpers that do what `scripts` says in each round.
+pub struct Node {
+    pub runner: Runner,
+    pub session: Option<Arc<Session>>,
+    pub traces: Traces,
+    pub workers: u32,
+    pub error_files: BTreeMap<u32, PathBuf>,
+    /// What the workers of the last round show.
+    pub shown: Option<Shown>,
+}
+
+impl Node {
+    pub fn new(session: Option<Arc<Session>>, budget: Budget, workers: u32) -> Self {
+        let runner = Runner::new(policy(budget, workers), "agent".into(), "job".into(), "role".into(), session.clone());
+        Self { runner, session, traces: Traces::new(), workers, error_files: BTreeMap::new(), shown: None }
+    }
+
+    pub async fn next(&mut self) -> Step {
+        within(self.runner.next()).await
+    }
+
+    /// Joins, and returns what to start.
+    pub async fn placed(&mut self) -> Placement {
+        assert!(matches!(self.next().await, Step::Join));
+        match &self.session {
+            Some(session) => {
+                let workers = JoinWorkers { role: "role".into(), local_world_size: self.workers };
+                let place = within(session.join(1000, None, Some(workers), LIMIT)).await.unwrap();
+                self.runner.placed(place);
+            }
+            None => self.runner.placed(alone()),
+        }
+        match self.next().await {
+            Step::Start(place) => *place,
+            step => panic!("{step:?}"),
+        }
+    }
+
+    fn specs(&self, scripts: &[&str]) -> Vec<WorkerSpec> {
+        (0..).zip(scripts).map(|(rank, script)| self.traces.worker(rank, script)).collect()
+    }
+
+    pub async fn start(&mut self, scripts: &[&str]) {
+        let (console, shown) = shown();
+        self.shown = Some(shown);
+        self.start_on(console, scripts).await;
+    }
+
+    /// The same, with everything that workers print on `console`.
+    pub async fn start_on(&mut self, console: OwnedFd, scripts: &[&str]) {
+        let consoles = Consoles { stderr: console.try_clone().unwrap(), stdout: console };
+        let group = Group::start(self.specs(scripts), FilterOptions::default(), consoles).await.unwrap();
+        let first_rank = self.session.as_ref().map_or(0, |_| 10);
+        let started = Started { error_files: self.error_files.clone(), first_rank };
+        self.runner.started(Crew::Spawned(Box::new(group)), started);
+    }
+
+    pub fn line(&self) -> String {
+        self.shown.as_ref().unwrap().line()
+    }
+
+    /// Until the agent has nothing more to do, which is the next step.
+    pub async fn outcome(&mut self) -> Outcome {
+        match self.next().await {
+            Step::End(outcome) => *outcome,
+            step => panic!("{step:?}"),
+        }
+    }
+
+    pub async fn cause(&mut self) -> Failure {
+        match self.outcome().await {
+            Outcome::Failed { cause: Some(cause), .. } => *cause,
+            outcome => panic!("{outcome:?}"),
+        }
+    }
+
+    /// How the workers of the last round ended, in that order.
+    pub fn exits(&self) -> Vec<(u32, String)> {
+        self.runner.exits().iter().map(|exited| (exited.local_rank, exited.exit.to_string())).collect()
+    }
+
+    /// Gets a signal while it waits, as a front end does: the wait is given up and begun anew.
+    pub async fn signal(&mut self, number: i32) {
+        tokio::select! {
+            biased;
+            step = self.runner.next() => panic!("{step:?}"),
+            () = std::future::ready(()) => self.runner.signal(number),
+        }
+    }
+}
+
+/// Two nodes with `workers` each, in one world.
+pub async fn two_placed(host: &Host, settings: &Settings, workers: u32) -> [Node; 2] {
+    let [mut one, mut two] =
+        [1, 2].map(|number| Node::new(Some(session(host, number, settings)), Budget::Job, workers));
+    tokio::join!(one.placed(), two.placed());
+    [one, two]
+}
+
+/// A named pipe that nobody writes: a file whose file system hangs. Dropping it lets go of who reads it.
+pub struct Endless(pub PathBuf);
+
+impl Endless {
+    pub fn new(folder: &Folder) -> Self {
+        let path = folder.0.join("error.json");
+        mknodat(CWD, &path, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Endless {
+    fn drop(&mut self) {
+        // A pipe's end that may read and write does not wait for another.
+        drop(std::fs::OpenOptions::new().read(true).write(true).open(&self.0));
+    }
+}
