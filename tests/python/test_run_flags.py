@@ -257,7 +257,7 @@ def test_a_variable_that_is_no_number_is_told(
         (["--rdzv-backend=bogus"], "--rdzv-backend is `bogus`, must be one of c10d, "),
         (["--event-log-handler=nobody"], "--event-log-handler is `nobody`, must be one of console, "),
         (["--logs-specs=nobody"], "--logs-specs is `nobody`, must be "),
-        (["--warm-start"], "--warm-start and --event-log-handler are given, must be one of them at most"),
+        (["--warm-start"], "--warm-start and --event-log-handler cannot be combined"),
     ],
 )
 def test_a_mistake_is_told_before_pytorch_takes_over(
@@ -485,7 +485,7 @@ def test_what_does_not_exist_is_one_line_before_anything_starts(tmp_path: Path) 
         (["plain/a.py"], "the script `plain/a.py` cannot be opened: Not a directory"),
         (["folder"], "the script `folder` is a folder without __main__.py"),
         (["--run-path", str(tmp_path / "a.py")], f"the script `{tmp_path}/a.py` does not exist"),
-        (["-m", "trian.main"], f"no module is named `trian`, neither in `{tmp_path}` nor for {sys.executable}"),
+        (["-m", "trian.main"], f"no module named `trian`, neither in `{tmp_path}` nor for {sys.executable}"),
         (["--no-python", "trian"], "the program `trian` is in no folder of PATH"),
         (["--no-python", "./trian"], f"the program `./trian` does not exist in `{tmp_path}`"),
         (["--no-python", "./plain"], "the program `./plain` is not executable"),
@@ -542,7 +542,7 @@ def test_a_current_folder_that_was_removed_is_named(tmp_path: Path, argv: list[s
     command = [sys.executable, "-c", code, "--standalone", *argv]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    text = "in the current folder, which cannot be used (No such file or directory)"
+    text = "in the current folder, which is not accessible (No such file or directory)"
     assert text in done.stderr
     assert done.stderr.count("\n") == 1
 

@@ -16,7 +16,7 @@ try:
 
     from elastic_rs.run._flags import PROG, UsageError, fail, parse
 except KeyboardInterrupt:
-    # As in `main`, which is not there yet.
+    # As in `main`, which is not defined yet.
     raise SystemExit(130) from None
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except UsageError as error:
         fail(str(error), hint=error.hint)
     except KeyboardInterrupt:
-        # Before the core takes signals, or once it has let go of them.
+        # Before the core has taken the signals, or after it has given them back.
         return INTERRUPTED
 
 
@@ -79,7 +79,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _take_part(meeting: Rendezvous, local_addr: str | None, settings: dict[str, Any]) -> int:
-    """Meet the other nodes, run the workers, and return the exit code. ``settings`` are what no rendezvous concerns."""
+    """Meet the other nodes, run the workers, and return the exit code. ``settings`` do not concern the rendezvous."""
     from elastic_rs import _elastic_rs
     from elastic_rs.rendezvous._node import claim, open_session, why_not_host
 
@@ -120,7 +120,7 @@ def _take_part(meeting: Rendezvous, local_addr: str | None, settings: dict[str, 
             exit_barrier_timeout_s=config.exit_barrier_timeout,
             local_addr=local_addr,
             fixed_master=(meeting.host, port) if meeting.fixed else None,
-            # As PyTorch's `static` and `c10d` have it.
+            # As PyTorch's `static` and `c10d` do.
             use_agent_store=meeting.fixed or os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1",
             **settings,
         )
@@ -139,12 +139,12 @@ def _take_part(meeting: Rendezvous, local_addr: str | None, settings: dict[str, 
 
 
 def _prepare_environment(args: argparse.Namespace, count: int) -> None:
-    """Set what torchrun sets in its own environment, and its workers inherit."""
+    """Set the variables that torchrun sets in its own environment and that workers inherit."""
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = args.signals_to_handle
     if "OMP_NUM_THREADS" not in os.environ and count > 1:
         logger.warning(
             "OMP_NUM_THREADS is not set: each of the %d workers gets OMP_NUM_THREADS=1, so that they do not overload "
-            "this machine; set it to what suits your program",
+            "this machine; set it to the value that suits your program",
             count,
         )
         os.environ["OMP_NUM_THREADS"] = "1"
@@ -158,7 +158,7 @@ def _prepare_environment(args: argparse.Namespace, count: int) -> None:
 
 
 def _told(launched: Launched, entrypoint: str, hint: str) -> int:
-    """Say how it ended, and return the exit code. The hint is for a coordinator that could not be reached."""
+    """Report how the job ended, and return the exit code. ``hint``: for a coordinator that could not be reached."""
     match launched.outcome:
         case "succeeded":
             return 0
@@ -175,16 +175,16 @@ def _told(launched: Launched, entrypoint: str, hint: str) -> int:
             _report.hand_up(found[_report.root_cause(found)])
             return FAILED
         case _:
-            text = launched.reason or "this node found no place in the job"
+            text = launched.reason or "this node could not join the job"
             if launched.error == "RendezvousConnectionError" and hint:
                 text += f"; {hint}"
             return _cannot(launched.error or "RuntimeError", text)
 
 
 def _cannot(kind: str, text: str) -> int:
-    """Say why this node cannot go on, with the exception that says it in torchrun."""
+    """Report why this node cannot go on, with the name of torchrun's exception."""
     sys.stderr.write(f"{PROG}: error: {kind}: {text}\n")
-    # Where it has run out of descriptors, nothing can be imported either.
+    # If no descriptor is left, imports fail too.
     with contextlib.suppress(OSError):
         from elastic_rs.run._path import record
 

@@ -1,4 +1,4 @@
-"""``--nproc-per-node=gpu`` and its like: how many devices this node has.
+"""``--nproc-per-node=gpu`` and the like: how many devices this node has.
 
 NVIDIA's are counted here, without torch. What only PyTorch knows is asked of it in a process of its own, so that the
 agent stays small.
@@ -16,15 +16,15 @@ from elastic_rs.run._flags import UsageError
 __all__ = ["count_of"]
 
 FLAG = "--nproc-per-node"
-# Of accelerators that NVIDIA's driver does not know: AMD's, Intel's, and what the kernel calls so.
+# Devices of accelerators that NVIDIA's driver does not know: AMD's, Intel's, and the kernel's class "accel".
 OTHERS = ("/dev/kfd", "/dev/dri/renderD128", "/dev/accel", "/dev/davinci0")
-# PyTorch and a driver that has slept take a while; a device that hangs takes for ever.
+# Importing PyTorch and waking a driver take a while. A device that hangs never answers.
 ASK_S = 120.0
 ASK = "import sys; from torch.distributed.run import determine_local_world_size as ask; print(ask(sys.argv[1]))"
 
 
 def count_of(kind: str) -> int:
-    """Say how many devices of a kind there are, as torchrun does.
+    """Return the number of devices of a kind, as torchrun counts them.
 
     Raises:
         UsageError: there is none, or nobody knows what the kind is.
@@ -34,7 +34,7 @@ def count_of(kind: str) -> int:
     if kind in {"gpu", "auto"}:
         return _gpus(kind)
     if kind.isidentifier():
-        return _ask_torch(kind)  # `xpu`, or a backend of somebody else's that PyTorch has been taught
+        return _ask_torch(kind)  # `xpu`, or a backend that another package has registered with PyTorch
     raise UsageError(f"{FLAG} is `{kind}`, must be a number, auto, cpu, gpu or xpu")
 
 
@@ -43,7 +43,7 @@ def _gpus(kind: str) -> int:
     try:
         count = _elastic_rs.visible_gpus(chosen)
         why = f"CUDA_VISIBLE_DEVICES is `{chosen}`"
-        # Older names of parts (`MIG-GPU-UUID/1/0`) only CUDA understands.
+        # Only CUDA understands older names of MIG instances (`MIG-GPU-UUID/1/0`).
         unknown = (chosen or "").startswith("MIG-")
     except RuntimeError as error:
         count, why, unknown = 0, str(error), False
@@ -58,7 +58,7 @@ def _gpus(kind: str) -> int:
     if kind == "auto":
         return _cpus()
     raise UsageError(
-        f"{FLAG} is `gpu`, but Cuda is not available: {why}. Give a number, or auto for one worker for each CPU then"
+        f"{FLAG} is `gpu`, but Cuda is not available: {why}. Give a number, or auto, which then means one per CPU"
     )
 
 
@@ -68,7 +68,7 @@ def _ask_torch(kind: str) -> int:
             [sys.executable, "-c", ASK, kind], check=False, capture_output=True, text=True, timeout=ASK_S
         )
     except subprocess.TimeoutExpired:
-        raise UsageError(f"{FLAG} is `{kind}`: PyTorch has not told how many there are in {ASK_S:.0f} s") from None
+        raise UsageError(f"{FLAG} is `{kind}`: PyTorch did not report the number within {ASK_S:.0f} s") from None
     if told.returncode != 0 or not told.stdout.split():
         said = told.stderr.strip().rpartition("\n")[2] or f"exit code {told.returncode}"
         raise UsageError(f"{FLAG} is `{kind}`, must be a number, auto, cpu, gpu or xpu; PyTorch says: {said}")

@@ -14,9 +14,9 @@ from typing import Any
 
 
 def main() -> None:
-    """Run the script that the command line names, behind the first of the launcher's ``sys.path``."""
+    """Run the script, with the first entry of the launcher's ``sys.path``."""
     if not sys.flags.safe_path:
-        # Else it is this package's folder, whose modules no script shall find by their bare names.
+        # Otherwise it would be this package's folder, whose modules must not be found by their bare names.
         sys.path[0] = sys.argv[1]
     sys.argv = sys.argv[2:]
     try:
@@ -29,13 +29,13 @@ def main() -> None:
 
 
 def record(message: str, stack: str) -> None:
-    """Write what went wrong to ``TORCHELASTIC_ERROR_FILE``, as ``ErrorHandler.record_exception`` of PyTorch does."""
+    """Write an error to ``TORCHELASTIC_ERROR_FILE``, as ``ErrorHandler.record_exception`` of PyTorch does."""
     extra = {"py_callstack": stack, "timestamp": str(int(time.time()))}
     write_error_file({"message": {"message": message, "extraInfo": extra}})
 
 
 def write_error_file(data: Any) -> None:
-    """Write this to ``TORCHELASTIC_ERROR_FILE``, if it is set. What cannot be written is warned of, as by PyTorch.
+    """Write this to ``TORCHELASTIC_ERROR_FILE``, if it is set. If that fails, warn, as PyTorch does.
 
     Whoever calls it has an error to tell, which another one must not replace.
     """
@@ -48,9 +48,7 @@ def write_error_file(data: Any) -> None:
     try:
         Path(file).write_text(json.dumps(data), encoding="utf-8")
     except (OSError, ValueError, RecursionError) as error:
-        warning = (
-            f"elastic-run: warning: TORCHELASTIC_ERROR_FILE is `{file}`, where the error cannot be written: {error}\n"
-        )
+        warning = f"elastic-run: warning: cannot write the error to TORCHELASTIC_ERROR_FILE (`{file}`): {error}\n"
         with contextlib.suppress(AttributeError, OSError, ValueError):
             sys.stderr.write(warning)
 

@@ -1,4 +1,4 @@
-"""What ``elastic-run`` says of a job that has failed, and hands to whoever started it.
+"""The final report of ``elastic-run`` about a failed job, and the error file that it leaves to its caller.
 
 Text and files are those of torchrun, which come from ``ChildFailedError``, ``ProcessFailure`` and ``@record`` in
 ``torch/distributed/elastic/multiprocessing/errors`` (2.15). Loaded after a failure alone.
@@ -38,7 +38,7 @@ class Failure:
         self.timestamp = int(time.time())
         self.message: Any = ""
         self.error_file_data: Any = None
-        # A worker's file is not trusted: whatever it holds, the report comes. Of a pipe it would wait for an end.
+        # A worker's file is not trusted: whatever it holds, the report is printed. Reading a pipe could block.
         try:
             path = Path(error_file)
             if not path.is_file():
@@ -55,7 +55,7 @@ class Failure:
 
     @property
     def signal_name(self) -> str:
-        """The name of the signal that ended it, if one did."""
+        """The name of the signal that ended the worker, if one did."""
         try:
             return signal.Signals(-self.exitcode).name
         except ValueError:
@@ -63,7 +63,7 @@ class Failure:
 
     @property
     def text(self) -> str:
-        """What it said, with its traceback if it has recorded one."""
+        """The worker's last words, with its traceback if it has recorded one."""
         message = self.message
         if isinstance(message, dict):
             extra = message.get("extraInfo")
@@ -81,7 +81,7 @@ def _in_words(value: Any) -> str:
 
 
 def _recorded_at(data: Any, otherwise: int) -> int:
-    """Return when it was recorded, if that is a time that the report can show."""
+    """Return when the failure was recorded, if the report can show that time."""
     message = data["message"]
     try:
         seconds = int(data.get("timestamp", 0) if isinstance(message, str) else message["extraInfo"]["timestamp"])
@@ -92,14 +92,14 @@ def _recorded_at(data: Any, otherwise: int) -> int:
 
 
 def failures(launched: Launched) -> dict[int, Failure]:
-    """Return all failures by global rank, what began it first."""
+    """Return all failures by global rank, the root cause first."""
     return failures_of(
         launched.failure, launched.exits, launched.first_rank, launched.error_files, launched.reason, make=Failure
     )
 
 
 def root_cause(found: Mapping[int, Failure]) -> int:
-    """Return the global rank of what began it."""
+    """Return the global rank of the root cause."""
     return min(found, key=lambda rank: found[rank].timestamp)
 
 
@@ -113,7 +113,7 @@ def report(entrypoint: str, found: Mapping[int, Failure]) -> str:
     others = "\n".join(text for rank, text in texts.items() if rank != root) or "  <NO_OTHER_FAILURES>"
     edge, section = "=" * width, "-" * width
     first = "Root Cause (first observed failure):"
-    # Where a log is searched for the name of torchrun's exception, it is found.
+    # Begins with the name of torchrun's exception, for people who search logs for it.
     error = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
     return "\n".join([error, edge, title, section, "Failures:", others, section, first, texts[root], edge])
 
@@ -133,11 +133,11 @@ def _one(number: int, rank: int, failure: Failure, host: str) -> str:
 
 
 def hand_up(failure: Failure) -> None:
-    """Copy what a failure has recorded to this process's own error file, if whoever started it has named one."""
+    """Copy a failure's error file to this process's own, if the caller has named one (``TORCHELASTIC_ERROR_FILE``)."""
     if failure.error_file == NOT_AVAILABLE:
         return
     data = failure.error_file_data
-    # What ended it by a signal could not write how it ended.
+    # A worker that a signal ended could not write how it ended.
     if failure.exitcode and isinstance(data.get("message"), dict):
         data["message"]["errorCode"] = failure.exitcode
     write_error_file(data)

@@ -1,4 +1,4 @@
-"""Whether there is what the command line of ``elastic-run`` wants to run.
+"""Whether the script, module or program of ``elastic-run``'s command line exists.
 
 Without this each worker would say so itself, after the nodes have met and in a report of many lines.
 """
@@ -18,13 +18,13 @@ __all__ = ["check", "why_not"]
 
 
 class NoScriptError(UsageError):
-    """What the workers are to run does not exist on this node."""
+    """The workers' script, module or program does not exist on this node."""
 
     hint = ""
 
 
 def check(args: argparse.Namespace) -> None:
-    """Look whether workers can be started at all.
+    """Check that the workers' program exists.
 
     Raises:
         NoScriptError: the script, module or program does not exist here; the message says which and where.
@@ -34,19 +34,19 @@ def check(args: argparse.Namespace) -> None:
 
 
 def why_not(args: argparse.Namespace) -> str:
-    """Say why there is nothing to run; empty if there is, or if only the worker can tell."""
+    """Return why the workers' program cannot run. Empty if it can, or if only the worker can tell."""
     script = args.training_script
     if "$" in script and not args.no_python:
-        return ""  # `${local_rank}` is replaced, by another number for each worker; a program's name is left as it is
+        return ""  # `${local_rank}` is replaced, with a different number per worker. In a program's name it is not.
     if args.run_path:
         return _script(script)
     if args.no_python:
         return _program(script)
     if os.getenv("PYTHON_EXEC", sys.executable) != sys.executable:
-        return ""  # a wrapper or another Python, which may read its arguments otherwise
+        return ""  # a wrapper or another Python, which may interpret its arguments differently
     if args.module:
         return _module(script)
-    # `-c` and its like are options of Python's, and `-` is its standard input.
+    # `-c` and the like are options of Python, and `-` is its standard input.
     return "" if script.startswith("-") else _script(script)
 
 
@@ -87,10 +87,10 @@ def _missing(what: str, path: str) -> str:
 
 
 def _module(name: str) -> str:
-    """Look for the package alone: which modules it has may depend on its own code, which does not run here."""
+    """Look for the package only. Which modules it has may depend on its code, which does not run here."""
     flags = sys.flags
     if flags.isolated or flags.ignore_environment or flags.no_user_site or flags.no_site:
-        return ""  # workers are started without these options, and may find more
+        return ""  # workers are started without these options, and may find more modules
     from importlib import util
 
     package = name.partition(".")[0]
@@ -98,17 +98,17 @@ def _module(name: str) -> str:
     try:
         found = util.find_spec(package) is not None
     except (ImportError, ValueError):
-        found = True  # it is there, and is odd
+        found = True  # it exists but is unusual
     finally:
         sys.path.remove("")
-    return "" if found else f"no module is named `{_shown(package)}`, neither in {_here()} nor for {sys.executable}"
+    return "" if found else f"no module named `{_shown(package)}`, neither in {_here()} nor for {sys.executable}"
 
 
 def _here() -> str:
     try:
         return f"`{_shown(os.getcwd())}`"  # noqa: PTH109
     except OSError as error:
-        return f"the current folder, which cannot be used ({error.strerror})"
+        return f"the current folder, which is not accessible ({error.strerror})"
 
 
 def _shown(path: str) -> str:

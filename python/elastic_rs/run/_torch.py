@@ -1,4 +1,4 @@
-"""What only PyTorch can do is left to its own launcher, with our rendezvous and our agent in it."""
+"""Jobs that need PyTorch's own code: handed to its launcher, with our rendezvous and our agent in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["hand_over"]
 
 
 def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> None:
-    """Run torchrun's own code with this command line. Raises and exits as that does.
+    """Run torchrun's own code with this command line. Raises and exits as it does.
 
     Args:
         argv: the command line.
@@ -28,9 +28,7 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
             by an exception, and wait for ever because of other.
     """
     if checked.warm_start is not None:
-        raise UsageError(
-            f"--warm-start and {why} are given, must be one of them at most: PyTorch's launcher cannot fork"
-        )
+        raise UsageError(f"--warm-start and {why} cannot be combined: PyTorch's launcher cannot fork")
     launch_options_of(checked)
     if checked.standalone or checked.rdzv_backend in BACKENDS:
         rendezvous_of(checked)
@@ -58,7 +56,7 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
 
 
 def _check_names(args: argparse.Namespace) -> None:
-    """Check what is a name in a register of PyTorch's."""
+    """Check the flags whose values are names in PyTorch's registries."""
     from importlib.metadata import entry_points
 
     from torch.distributed.elastic.events import handlers

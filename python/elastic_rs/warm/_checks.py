@@ -1,4 +1,4 @@
-"""Why forks of a template would not be as good as processes of their own."""
+"""Why workers that are forked from a template would differ from executed ones."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import sys
 __all__ = ["Shared", "why_not"]
 
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
-"""What a process that uses a GPU has open."""
+"""Files that a process which uses a GPU has open."""
 
 LINES = ("socket:", "pipe:", "anon_inode:[eventpoll]", "anon_inode:[io_uring]")
-"""What a process talks through. Who opens it when it is forked already has it to itself."""
+"""Files through which a process communicates. Those that a worker opens after its fork are its own."""
 
 
 def why_not() -> str:
-    """Say what makes a fork of this process useless, if anything."""
+    """Return what makes forks of this process useless, if anything."""
     return _threads() or _device()
 
 
@@ -33,22 +33,22 @@ def _threads() -> str:
 
     known = {thread.native_id: thread.name for thread in threading.enumerate()}
     names = ", ".join(f"{known.get(thread, name)} ({thread})" for thread, name in threads.items())
-    return f"what it has imported started threads, which no fork takes along: {names}"
+    return f"its imports started threads, which a fork does not copy: {names}"
 
 
 def _device() -> str:
     for name in ("torch.cuda", "torch.xpu"):
         device = sys.modules.get(name)
         if device is not None and getattr(device, "is_initialized", bool)():
-            return f"what it has imported initialised {name}, which no fork can use"
+            return f"its imports initialised {name}, which a fork cannot use"
     for path in _open_files().values():
         if path.startswith(DEVICES):
-            return f"what it has imported opened {path}, which no fork can use"
+            return f"its imports opened {path}, which a fork cannot use"
     return ""
 
 
 class Shared:
-    """What forks would have in common, or lose, though processes that import the same do not. Made before imports."""
+    """What forked workers would share or lose, and executed ones would not. Made before imports."""
 
     def __init__(self) -> None:
         self._folder = os.stat(".")
@@ -56,20 +56,18 @@ class Shared:
         self._memory = _shared_memory()
 
     def why_not(self) -> str:
-        """Say what that is, if anything: what another worker has read from, or has locked, perhaps for ever."""
+        """Return what that is, if anything. Another worker may have read from it, or have locked it for ever."""
         if children := _children():
-            return f"what it has imported started processes, which would be no worker's own: {', '.join(children)}"
+            return f"its imports started processes, which would belong to no worker: {', '.join(children)}"
         for fd, path in _open_files().items():
             if path.startswith(LINES) and self._files.get(fd) != path:
-                return f"what it has imported opened {path}, which all workers would share"
+                return f"its imports opened {path}, which all workers would share"
         for path in _shared_memory() - self._memory:
-            return (
-                f"what it has imported made memory that all workers would share, as locks between processes do: {path}"
-            )
+            return f"its imports made memory that all workers would share (a lock of multiprocessing, say): {path}"
         if not os.path.samestat(self._folder, os.stat(".")):
-            return "what it has imported changed the folder, to which workers are brought back"
+            return "its imports changed the working directory, which workers are set back to"
         if signal.getsignal(signal.SIGCHLD) is not signal.SIG_DFL:
-            return "what it has imported handles SIGCHLD, which this process gets for other workers"
+            return "its imports handle SIGCHLD, which this process gets for other workers"
         return ""
 
 
@@ -82,14 +80,14 @@ def _open_files() -> dict[int, str]:
 
 
 def _shared_memory() -> set[str]:
-    """Return the files behind memory that is both shared and writable."""
+    """Return the files behind mappings that are both shared and writable."""
     with open("/proc/self/maps", "rb") as file:
         fields = (os.fsdecode(line).split(maxsplit=5) for line in file)
         return {field[-1].strip() for field in fields if field[1][1] + field[1][3] == "ws"}
 
 
 def _children() -> list[str]:
-    """Return names and numbers of this process's children."""
+    """Return names and process ids of this process's children."""
     try:
         with open("/proc/thread-self/children") as file:
             pids = file.read().split()

@@ -1,4 +1,4 @@
-"""Warm starts, as the agent's front end sees them: which command lines can have a template, and what it executes."""
+"""Plans a template for warm starts: which command lines can have one, and what it executes."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ CODE = (
     "import sys; first = sys.path[:1]; del sys.path[:1]; "
     "from elastic_rs.warm._template import main; sys.path[:0] = first; main()"
 )
-"""What a template executes; the modules and the workers' arguments follow.
+"""What a template executes. The modules and the workers' arguments follow.
 
-A folder `elastic_rs` where the agent was started is not this package, so this folder is not searched for it.
+A folder `elastic_rs` in the working directory is not this package, so the working directory is not searched for it.
 """
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the core is told of a template."""
+    """The parameters of a template, for the core."""
 
     begin: list[str]
-    """Put between the workers' program and their arguments."""
+    """Arguments between the workers' program and their own arguments."""
     fixed: int
-    """How many of their arguments are the same for all: up to the script."""
+    """Number of leading arguments that are the same for all workers: up to the script."""
     what: str
-    """For the log."""
+    """The modules, for the log."""
 
 
 def plan(command: Sequence[str], modules: Sequence[str] = DEFAULT_MODULES) -> Plan | str:
-    """Plan the template for workers that execute this, or say why they can have none.
+    """Plan the template for workers with this command, or return why they can have none.
 
     Args:
         command: program and arguments.
-        modules: what the template imports.
+        modules: the modules that the template imports.
     """
     if command[0] != sys.executable:
         return f"their program is `{command[0]}`, not this Python, `{sys.executable}`"
@@ -50,12 +50,12 @@ def plan(command: Sequence[str], modules: Sequence[str] = DEFAULT_MODULES) -> Pl
     from elastic_rs.run import _path  # not in a template, which reads this module too
 
     if command[1 + found[1]] == _path.__file__:
-        return "--run-path makes a `__main__` of its own, which is not that of modules imported before"
+        return "--run-path has another `__main__` than the one that imported modules have seen"
     return Plan(["-u", "-c", CODE, ",".join(modules)], found[1] + 1, ", ".join(f"`{name}`" for name in modules))
 
 
 def target(args: Sequence[str]) -> tuple[bool, int] | None:
-    """Find the script in what follows ``python``: whether it is a module, and where its name is.
+    """Find the script in the arguments of ``python``: whether it is a module, and the index of its name.
 
     None for a command line with other options than ``-u`` and ``-m``.
     """

@@ -1,9 +1,10 @@
-"""What a worker of a template runs, as ``__main__``: a script, a module, a folder or an archive.
+"""The program of a worker that is forked from a template: a script, a module, a folder or an archive.
 
-The template shows modules that it imports as much of that as can be known before it runs: its arguments, where it
-looks for modules, and ``__main__.__file__``, by which some tell a script from a prompt. ``__main__`` is the
-interpreter's own, since modules keep it (``multiprocessing`` as ``__mp_main__``). Facts: ``Modules/main.c`` and
-``Python/pythonrun.c`` of CPython.
+The template shows the modules that it imports as much of the program as is known before it runs: its arguments,
+``sys.path``, and ``__main__.__file__``, by which some tell a script from a prompt. ``__main__`` is the interpreter's
+own, because modules keep it (``multiprocessing`` as ``__mp_main__``). Facts: ``Modules/main.c`` and
+``Python/pythonrun.c`` of CPython. ``docs/decisions/0048-warm-workers-return-through-the-templates-main.md`` has the
+alternatives.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ __all__ = ["Program", "UnreadableError"]
 
 
 class UnreadableError(Exception):
-    """The script cannot be read: the interpreter says so in a way of its own, and ends with 2."""
+    """The script cannot be read. The interpreter has its own message for that, and ends with 2."""
 
 
 class Program:
-    """What follows ``python`` on the workers' command line. Made in the template, before anything is imported.
+    """The program on the workers' command line. Made in the template, before anything is imported.
 
     Args:
         args: the command line without the program.
     """
 
     run: Callable[[], object]
-    """In a worker: be the program. Raises :class:`UnreadableError` if there is no such script."""
+    """In a worker: run the program. Raises :class:`UnreadableError` if the script does not exist."""
 
     def __init__(self, args: list[str]) -> None:
         found = target(args)
@@ -65,7 +66,7 @@ class Program:
         _become(path, loader("__main__", path))
 
     def show(self, argv: list[str]) -> None:
-        """Have ``sys`` name the arguments of a worker with this command."""
+        """Set the arguments in ``sys`` to those of a worker with this command."""
         sys.orig_argv[:] = argv
         sys.argv[:] = ["-m" if self._is_module else argv[1 + self._at], *argv[2 + self._at :]]
 
@@ -92,7 +93,10 @@ class Program:
 
 
 def _absolute(name: str) -> str:
-    """As the interpreter has it: nothing is normalised. An absolute name needs no folder, which may be gone."""
+    """Return the absolute path as the interpreter does, without normalising it.
+
+    The working directory may be gone, so it is not read for an absolute name.
+    """
     return name if os.path.isabs(name) else os.path.join(os.getcwd(), name)
 
 
@@ -102,7 +106,7 @@ def _put_first(folder: str) -> None:
 
 
 def _become(file: str | None, loader: Any) -> None:
-    """Make ``__main__`` what it is where the program begins."""
+    """Set ``__main__`` to its state at the start of the program."""
     main = sys.modules["__main__"]
     for name in [name for name in vars(main) if not name[:2] == "__" == name[-2:]]:
         delattr(main, name)
@@ -115,7 +119,7 @@ def _become(file: str | None, loader: Any) -> None:
 
 
 def _file_of(name: str, path: list[str] | None = None) -> str | None:
-    """Return where a module is, or a package's ``__main__``, without importing what it is in."""
+    """Return the file of a module, or of a package's ``__main__``, without importing its parents."""
     at = ""
     for part in [*name.split("."), "__main__"]:
         at = f"{at}.{part}" if at else part

@@ -1,8 +1,8 @@
-"""The template of warm starts: a process that imports modules and then forks the workers that import them too.
+"""The template of warm starts: a fork server that has imported the workers' modules.
 
-The agent executes ``python -u -c CODE MODULES ARGS``, where CODE is that of ``_plan``, which calls :func:`main`, and
-ARGS are what workers have behind ``python``. In a worker :func:`main` runs the script as the interpreter would, and
-returns, so that the interpreter ends as always. Facts: ``Modules/main.c`` and ``Python/pythonrun.c`` of CPython.
+The agent executes ``python -u -c CODE MODULES ARGS``. CODE is that of ``_plan``, which calls :func:`main`, and ARGS
+are the workers' arguments of ``python``. In a worker :func:`main` runs the script as the interpreter would, and
+returns, so that the interpreter ends as usual. Facts: ``Modules/main.c`` and ``Python/pythonrun.c`` of CPython.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from elastic_rs._elastic_rs import Egg
 
 ROOM = "ELASTIC_RS_TEMPLATE_ROOM"
-"""Set by the agent so that ``/proc`` has room for variables that workers have and a template has not."""
+"""Set by the agent to reserve memory in ``/proc`` for variables that workers have and a template has not."""
 
 STREAMS = ("stdin", "stdout", "stderr")
-"""By their descriptors."""
+"""Names of the standard streams, indexed by descriptor."""
 
 TORCH_SEED = 67280421310721
-"""What PyTorch's generator begins with in versions that do not draw it: ``default_rng_seed_val``."""
+"""Initial seed of PyTorch's generator in versions that do not draw it at random: ``default_rng_seed_val``."""
 
 
 def main() -> None:
@@ -45,12 +45,12 @@ def main() -> None:
 
 
 def serve() -> Program:
-    """Fork workers until the agent ends, which ends the process. Return in a worker: what it is to run."""
+    """Fork workers until the agent ends, which ends the process. Return in a worker, with its program."""
     modules, args = sys.argv[1].split(","), sys.argv[2:]
     nest = Nest(_take_socket())
     os.environ.pop(ROOM, None)
     before = Before(dict(os.environ), [_Stream.of(name) for name in STREAMS])
-    # Modules are found where workers find them, and see the command line as they do.
+    # Imported modules are found as in a worker, and see the worker's command line.
     program = Program(args)
     shared = _checks.Shared()
     if reason := _nameless() or _load(modules) or shared.why_not() or _checks.why_not():
@@ -63,19 +63,19 @@ def serve() -> Program:
 
 
 class Before(NamedTuple):
-    """What the template began with, and imports may have changed."""
+    """State at the start of the template, which imports may change."""
 
     env: dict[str, str]
     streams: list[_Stream]
 
 
 def _nameless() -> str:
-    """Say if there is a variable that a process may inherit and not set."""
+    """Return whether a variable can be inherited but not set."""
     return "a variable of its environment has no name, so that workers cannot set it" if "" in os.environ else ""
 
 
 def _take_socket() -> int:
-    """Take standard input, which is the agent's socket, and leave an empty one behind."""
+    """Take standard input, which is the agent's socket, and replace it with ``/dev/null``."""
     socket = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -84,18 +84,18 @@ def _take_socket() -> int:
 
 
 def _load(modules: list[str]) -> str:
-    """Import the modules; a text says why one cannot be."""
+    """Import the modules. Return why one cannot be imported, if so."""
     main, pid = sys.modules["__main__"], os.getpid()
     for name in modules:
         try:
             importlib.import_module(name)
-        except BaseException as error:  # noqa: BLE001 - workers that are started cold will show it
+        except BaseException as error:  # noqa: BLE001 - executed workers will show it
             return f"`import {name}` failed: {type(error).__name__}: {error}"
         if os.getpid() != pid:
-            os._exit(0)  # there is one template; that it has a child, it says itself
+            os._exit(0)  # a module has forked, and this is the child: the template reports it
     sys.modules["__main__"] = main
-    # Threads of libraries that know of forks (OpenBLAS's) end before one and begin anew when they are needed. So fork
-    # once, and who is left does not.
+    # Threads of libraries that handle forks (OpenBLAS's) end before a fork and start again on demand. So fork once.
+    # Threads that are left do not handle forks.
     pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -104,7 +104,7 @@ def _load(modules: list[str]) -> str:
 
 
 def _next_worker(nest: Nest) -> Egg:
-    """Fork guards, each of which forks its worker; return in workers only."""
+    """Fork guards, each of which forks its worker. Return in workers only."""
     while (egg := nest.next_egg()) is not None:
         if reason := _checks.why_not():
             nest.refuse(reason)
@@ -129,7 +129,7 @@ def _next_worker(nest: Nest) -> Egg:
 
 
 def _begin(egg: Egg, before: Before, program: Program) -> None:
-    """Make the worker's own what the template has in its stead."""
+    """Replace the template's environment, argv and streams with the worker's."""
     env = egg.env | _changes(before.env, egg.env)
     os.environ.clear()
     os.environ.update({name: value for name, value in env.items() if value is not None})
@@ -145,7 +145,7 @@ def _begin(egg: Egg, before: Before, program: Program) -> None:
 def _changes(before: dict[str, str], worker: dict[str, str]) -> dict[str, str | None]:
     """Return the variables that imports have set, or removed (None).
 
-    Not those that the agent sets: ``setdefault("RANK", "0")`` leaves them alone where they are set when it runs.
+    Not those that the agent sets: in a worker, ``setdefault("RANK", "0")`` of an import would find them set.
     """
     names = before.keys() | os.environ.keys()
     changed = {name: os.environ.get(name) for name in names if before.get(name) != os.environ.get(name)}
@@ -153,7 +153,7 @@ def _changes(before: dict[str, str], worker: dict[str, str]) -> dict[str, str | 
 
 
 class _Stream(NamedTuple):
-    """A standard stream, as the interpreter has made it."""
+    """A standard stream, as the interpreter made it."""
 
     fd: int
     file: Any
@@ -166,7 +166,7 @@ class _Stream(NamedTuple):
         return cls(STREAMS.index(name), file, file.encoding, file.errors)
 
     def open(self) -> None:
-        """Make it as ``python -u`` does, unless imports have: what it can do depends on the worker's descriptors."""
+        """Make the stream anew as ``python -u`` does, for the worker's descriptors, unless imports have replaced it."""
         name, mode = STREAMS[self.fd], "r" if self.fd == 0 else "w"
         file: Any = open(self.fd, f"{mode}b", -1 if self.fd == 0 else 0, closefd=False)  # noqa: SIM115
         (file.raw if self.fd == 0 else file).name = f"<{name}>"
@@ -178,7 +178,7 @@ class _Stream(NamedTuple):
 
 
 def _forget_randomness() -> None:
-    """Draw anew what a process draws when it imports. ``random`` does so itself at a fork."""
+    """Seed random number generators again that imports have seeded. ``random`` does so itself at a fork."""
     if (torch := sys.modules.get("torch")) and torch.initial_seed() != TORCH_SEED:
         torch.default_generator.seed()
     if numpy_random := sys.modules.get("numpy.random"):
@@ -188,7 +188,7 @@ def _forget_randomness() -> None:
 
 
 def _hide_template(error: BaseException) -> None:
-    """Let an uncaught exception be shown as if the script were all there is."""
+    """Show an uncaught exception without the template's frames."""
     if isinstance(error, SystemExit):
         return
     hook, ours = sys.excepthook, {__file__, _program.__file__, "<string>"}
