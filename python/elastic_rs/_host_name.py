@@ -1,4 +1,4 @@
-"""This host's fully qualified name, looked up once in a process and beside the work.
+"""This host's fully qualified name, looked up once per process by a separate thread.
 
 ``socket.getfqdn`` asks a name server. One that never answers costs 10 s or more each time, and PyTorch's launcher asks
 for every event and every line of a report.
@@ -18,7 +18,7 @@ from typing import Any
 __all__ = ["ask", "host_name", "spare_torch_the_wait", "wait_for_readers"]
 
 PATIENCE_S = 1.0
-"""How long after the look-up began it may be waited for."""
+"""How long callers wait for the look-up, counted from its start."""
 
 MODULES = (
     "torch.distributed.elastic.agent.server.api",
@@ -26,16 +26,16 @@ MODULES = (
     "torch.distributed.elastic.events",
     "torch.distributed.elastic.multiprocessing.errors",
 )
-"""PyTorch's modules that put the name into events and reports. Those that tell it to other nodes are not among them."""
+"""PyTorch's modules that put the name into events and reports. Modules that send it to other nodes are not included."""
 
 
 class _Question:
     def __init__(self) -> None:
-        self.name = socket.gethostname()  # which `getfqdn` says too where no answer comes
+        self.name = socket.gethostname()  # `getfqdn` falls back to it too
         self._answered = threading.Event()
         self._due = time.monotonic() + PATIENCE_S
         thread = threading.Thread(target=self._ask, name="elastic_rs-host-name", daemon=True)
-        # Signals are the main thread's.
+        # Signals belong to the main thread.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             thread.start()
@@ -56,12 +56,12 @@ def _question() -> _Question:
 
 
 def ask() -> None:
-    """Begin to look the name up, if that has not begun yet."""
+    """Start the look-up, if it has not been started yet."""
     _question()
 
 
 def host_name(*, wait: bool = False) -> str:
-    """Return the fully qualified name; the short one as long as no name server has answered.
+    """Return the fully qualified name, or the short one as long as no name server has answered.
 
     With ``wait`` it is waited for, at most until 1 s after the look-up began.
     """
@@ -72,7 +72,7 @@ def host_name(*, wait: bool = False) -> str:
 
 
 def wait_for_readers(destination: str) -> None:
-    """Wait for the fully qualified name if PyTorch's events of that destination have a handler that shows it.
+    """Wait for the fully qualified name if a handler of PyTorch's events of that destination shows it.
 
     No longer than :func:`host_name` does.
     """
@@ -92,12 +92,12 @@ def spare_torch_the_wait() -> None:
 
 
 class _Socket:
-    """Stands for the module ``socket`` in a module of PyTorch's."""
+    """Replaces the module ``socket`` in a module of PyTorch's."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(socket, name)
 
     def getfqdn(self, name: str = "") -> str:
-        """Return what ``socket.getfqdn`` does, without waiting if this host is asked for."""
+        """Return what ``socket.getfqdn`` returns, but without waiting for this host's own name."""
         this_host = ("", "0.0.0.0", "::", socket.gethostname())  # noqa: S104 - names, nothing is bound
         return host_name() if name in this_host else socket.getfqdn(name)

@@ -1,4 +1,4 @@
-"""Where this package's log records go in its own commands, and under torchrun."""
+"""The destination of this package's log records in its own commands, and under torchrun."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def _add_handler(logger: logging.Logger) -> logging.Handler:
 
 
 class _Stderr(logging.Handler):
-    """Writes to what ``sys.stderr`` is at that moment: programs replace it, and close what they had there."""
+    """Writes to the present ``sys.stderr``: programs replace it and close the previous one."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             sys.stderr.write(f"{self.format(record)}\n")
             sys.stderr.flush()
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            # A record that cannot be shown stops nobody. What a signal's handler raises meanwhile goes on.
+            # A record that cannot be written is dropped. An exception of a signal handler is passed on.
             self.handleError(record)
 
 

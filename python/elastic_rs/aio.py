@@ -1,7 +1,7 @@
 """``TCPStore`` for asyncio: the operations of ``torch.distributed.TCPStore``, each an awaitable.
 
-The client is the core's own, not PyTorch's: waiting blocks no thread, cancelling a waiting task gives the wait up, and
-an error names the store, the operation and the time that passed. It works with this project's server and PyTorch's::
+The client is the core's, not PyTorch's. Waiting blocks no thread. Cancelling a waiting task gives up its wait. An
+error names the store, the operation and the elapsed time. It works with this project's server and PyTorch's::
 
     async with await aio.TCPStore.connect("node0", 29400) as store:
         await store.set("key", "value")
@@ -14,7 +14,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-# Imported with the module, since errors are made while the event loop runs, and importing torch takes seconds.
+# Imported here, because errors are made while the event loop runs, and importing torch takes seconds.
 import elastic_rs.errors  # noqa: F401
 from elastic_rs._elastic_rs import AsyncStoreClient
 
@@ -40,7 +40,7 @@ class TCPStore:
     """
 
     def __init__(self, client: AsyncStoreClient, host: str, port: int, timeout: timedelta) -> None:
-        """Not for callers: see :meth:`connect`."""
+        """Private: :meth:`connect` makes instances."""
         self._client = client
         self._host = host
         self._port = port
@@ -48,7 +48,7 @@ class TCPStore:
 
     @classmethod
     async def connect(cls, host: str, port: int, timeout: timedelta | float = timedelta(seconds=300)) -> Self:
-        """Connect to the store at ``host:port``, which need not be there yet.
+        """Connect to the store at ``host:port``, which need not listen yet.
 
         Args:
             host: name or address; all addresses of a name are tried.
@@ -74,7 +74,7 @@ class TCPStore:
 
     @property
     def timeout(self) -> timedelta:
-        """How long operations wait unless told otherwise. Negative is for ever."""
+        """How long operations wait by default. Negative is for ever."""
         return self._timeout
 
     def set_timeout(self, timeout: timedelta | float) -> None:
@@ -84,7 +84,7 @@ class TCPStore:
         self._timeout = timeout
 
     async def set(self, key: Text, value: Text) -> None:
-        """Store a value. Returns when it has been sent: the protocol has no acknowledgement."""
+        """Store a value. Returns when the request has been sent: the protocol has no acknowledgement."""
         await self._client.set(key, value)
 
     async def get(self, key: Text) -> bytes:
@@ -100,7 +100,7 @@ class TCPStore:
         return total
 
     async def compare_set(self, key: Text, expected: Text, desired: Text) -> bytes:
-        """Store ``desired`` if the value is ``expected``, where empty means missing; return the value that counts."""
+        """Store ``desired`` if the value is ``expected``, where empty means missing. Return the valid value."""
         value: bytes = await self._client.compare_set(key, expected, desired)
         return value
 
@@ -114,7 +114,7 @@ class TCPStore:
         await self._client.wait(_list(keys), _seconds(timeout))
 
     async def delete_key(self, key: Text) -> bool:
-        """Remove a key; whether it was there."""
+        """Remove a key. Return whether it existed."""
         removed: bool = await self._client.delete_key(key)
         return removed
 
@@ -145,7 +145,7 @@ class TCPStore:
         await self._client.queue_push(key, value)
 
     async def queue_pop(self, key: Text, block: bool = True) -> bytes:
-        """Take the first item of a queue; if ``block``, wait for one.
+        """Take the first item of a queue. With ``block``, wait for one.
 
         Raises:
             StoreQueueEmptyError: there is none; also after blocking, if another client was faster.
@@ -168,11 +168,11 @@ class TCPStore:
         return [key.decode() for key in keys]
 
     async def barrier(self, key: Text, world_size: int, timeout: timedelta | float | None = None) -> None:
-        """Wait until ``world_size`` callers have come to this key, which must be fresh."""
+        """Wait until ``world_size`` callers have reached the barrier at this key. The key must be unused."""
         await self._client.barrier(key, world_size, _seconds(timeout))
 
     async def clone(self) -> Self:
-        """Connect to the same store once more."""
+        """Open another connection to the same store."""
         return type(self)(await self._client.clone(), self._host, self._port, self._timeout)
 
     def close(self) -> None:

@@ -83,7 +83,7 @@ class C10dRendezvousBackend(RendezvousBackend):
             RendezvousStateError: the key holds no base64.
         """
         if token and not isinstance(token, bytes):
-            # Not one of ours: it cannot be that of what is there.
+            # Not a token of this class, so it cannot match the present state.
             there = self.get_state()
             return None if there is None else (*there, False)
         expected = token.decode() if token else _NO_STATE
@@ -134,14 +134,14 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
 
 
 def _tcp_store(params: RendezvousParameters) -> TCPStore:
-    # Who changes PyTorch's default for all means ours too.
+    # A program that changes PyTorch's default changes ours too.
     port = getattr(sys.modules.get(_THEIRS), "DEFAULT_PORT", _DEFAULT_PORT)
     host, port = parse_rendezvous_endpoint(params.endpoint, default_port=port)
     is_host = params.get_as_bool("is_host")
     read_timeout = params.get_as_int("read_timeout", 60)
     if read_timeout is None or read_timeout <= 0:
         raise ValueError("The read timeout must be a positive integer.")
-    # Several processes of the host may try; the port lets one of them in, and the others become clients.
+    # Several processes of the host may try. One of them gets the port, and the others become clients.
     attempts = [is_host] if is_host is not None else [True, False] if _matches_machine_hostname(host) else [False]
     for is_master in attempts:
         try:

@@ -40,7 +40,7 @@ __all__ = ["DynamicRendezvousHandler", "RendezvousSettings", "RendezvousTimeout"
 logger = logging.getLogger(__name__)
 
 _AGE_S = 1.0
-"""How old an answer about the rendezvous may be, as in PyTorch's handler."""
+"""Largest age of a cached answer about the rendezvous, as in PyTorch's handler."""
 
 T = TypeVar("T")
 
@@ -189,7 +189,7 @@ class DynamicRendezvousHandler(NodeHandler):
         self._store = store
         self._backend_name = backend.name
         self._driver = _Driver(self._cas, backend)
-        # A handler that is dropped says goodbye as one that ends does, without waiting.
+        # A handler that is dropped leaves as one that is shut down does, without waiting.
         weakref.finalize(self, self._driver.stop).atexit = False
 
     @property
@@ -218,7 +218,7 @@ class DynamicRendezvousHandler(NodeHandler):
             try:
                 return _elastic_rs.StoreServer.listen(self._local_addr, 0)
             except (OSError, ValueError) as error:
-                # A name, or an address that is another's view of this machine (NAT): others know how to get here.
+                # A name, or an address that only others see (NAT): other nodes can resolve or reach it.
                 logger.debug("the worker store listens on all addresses: %s", error)
         return _elastic_rs.StoreServer.listen(None, 0)
 
@@ -298,12 +298,12 @@ class DynamicRendezvousHandler(NodeHandler):
         return self._round_store(self._store, placement.round - 1, placement.world_size, timeout)
 
     def _stop_heartbeats(self) -> None:
-        """Say goodbye without waiting."""
+        """Leave without waiting."""
         self._driver.stop()
 
 
 def _check(settings: RendezvousSettings) -> None:
-    """Refuse settings that make no sense, in PyTorch's words."""
+    """Refuse invalid settings, in PyTorch's words."""
     if not settings.run_id:
         raise ValueError("The run id must be a non-empty string.")
     if settings.min_nodes < 1:
@@ -333,14 +333,14 @@ class _Driver:
         self._error: Exception | None = None
 
     def start(self) -> None:
-        """Start, unless it runs already."""
+        """Start the thread, unless it runs already."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="elastic_rs-rendezvous", daemon=True)
                 self._thread.start()
 
     def stop(self) -> None:
-        """Say goodbye and end, without waiting."""
+        """Leave and end, without waiting."""
         self._session.leave("its handler is gone", timeout_s=0)
 
     @contextlib.contextmanager
@@ -368,17 +368,17 @@ class _Driver:
                 self._error = error
                 session.on_broken(f"{type(error).__name__}: {error}", state=True)
             except api.RendezvousConnectionError as error:
-                # It may come back: the node carries on for a lease.
+                # The backend may come back: the node carries on for a lease.
                 self._error = error
                 session.on_failed(f"{error} ({error.__cause__})" if error.__cause__ else str(error))
-            except Exception as error:  # noqa: BLE001 - a backend is a user's code; the caller is told
+            except Exception as error:  # noqa: BLE001 - a backend is a user's code; its caller gets the exception
                 self._error = error
                 session.on_broken(f"the backend raised {type(error).__name__}: {error}", state=False)
 
     def _write(self, state: bytes, token: Any) -> Any:
         answer = self._backend.set_state(state, token)
         if answer is None:
-            # Some backends do not say what became of it: what is there now does.
+            # Some backends do not say what became of a write. The present state tells.
             there = self._backend.get_state()
             answer = None if there is None else (*there, there[0] == state)
         content, token, written = answer or (None, None, False)

@@ -21,7 +21,7 @@ __all__ = [
 
 
 class ElasticError(Exception):
-    """Anything that went wrong in this package and that the caller may want to handle."""
+    """Base class of this package's exceptions."""
 
 
 class StoreError(ElasticError, dist.DistStoreError):
@@ -37,27 +37,27 @@ _QueueEmptyError = getattr(dist, "QueueEmptyError", dist.DistStoreError)
 
 
 class StoreQueueEmptyError(StoreError, _QueueEmptyError):  # type: ignore[misc, valid-type] # either is a class
-    """A queue held nothing, or another client was faster. The store stays usable."""
+    """A queue was empty, or another client took the item first. The store stays usable."""
 
 
 class StoreNetworkError(ElasticError, dist.DistNetworkError):
-    """The store cannot be reached, or could not be started. A client that lost its connection stays broken."""
+    """The store cannot be reached, or could not be started. A client that has lost its connection stays unusable."""
 
 
 class RendezvousError(ElasticError, api.RendezvousError):
-    """The rendezvous failed for a reason that has no class of its own: the message says which."""
+    """The rendezvous failed for a reason without a separate class. The message says which."""
 
 
 class RendezvousClosedError(RendezvousError, api.RendezvousClosedError):
-    """The job is over: it succeeded, or it failed somewhere; the message names the node and the cause."""
+    """The job is over: it succeeded, or it failed somewhere. The message names the node and the cause."""
 
 
 class RendezvousTimeoutError(RendezvousError, api.RendezvousTimeoutError):
-    """No round completed within ``join_timeout``; the message says who was in and who was missing."""
+    """No round completed within ``join_timeout``. The message says which nodes had joined and how many were missing."""
 
 
 class RendezvousConnectionError(RendezvousError, api.RendezvousConnectionError):
-    """The coordinator cannot be reached, or something else listens in its place."""
+    """The coordinator cannot be reached, or another program listens at its address."""
 
 
 class RendezvousGracefulExitError(RendezvousError, api.RendezvousGracefulExitError):
@@ -65,4 +65,4 @@ class RendezvousGracefulExitError(RendezvousError, api.RendezvousGracefulExitErr
 
 
 class RendezvousStateError(RendezvousError, api.RendezvousStateError):
-    """What the backend holds is not a state of this package; the message says what was found."""
+    """The backend holds a value that is not a state of this package. The message says what was found."""

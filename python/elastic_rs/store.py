@@ -29,7 +29,7 @@ __all__ = ["TCPStore"]
 
 
 class _StandIn(type(_TheirStore)):  # type: ignore[misc] # the type of pybind11's classes
-    """The type of a class that stands, once it is installed, also for what C++ hands back.
+    """The type of a class that, once installed, also stands for the stores that C++ returns.
 
     C++ keeps a store without its Python object; the next object that it makes for the store is of torch's class.
     Programs that ask whether what is below a ``PrefixStore`` is a ``dist.TCPStore`` get the answer that PyTorch gives.
@@ -94,7 +94,7 @@ class TCPStore(_TheirStore, metaclass=_StandIn):
             self._server = server
             own, self._peer = _ends(super().__repr__())
             if server is not None:
-                # Held by this object's own connection: when C++ closes that, this owner has gone.
+                # This object's own connection keeps the server: when C++ closes it, this owner has gone.
                 server.stop_when_closed(*own)
         except BaseException:
             if server is not None:
@@ -111,7 +111,7 @@ class TCPStore(_TheirStore, metaclass=_StandIn):
 
 
 def _named(operation: str) -> Callable[..., Any]:
-    """PyTorch's operation, with an error that says whom it lost, doing what, and when."""
+    """PyTorch's operation, with an error that names the operation, its keys, the store and the elapsed time."""
     of_pytorch = getattr(TCPStore.__base__, operation)
 
     @functools.wraps(of_pytorch)
@@ -140,7 +140,7 @@ for _operation in _OPERATIONS:
 
 
 def _keys(arguments: Sequence[Any]) -> str:
-    """Name what an operation was about: its first argument, a key or a list of them."""
+    """Return the keys of an operation, in words: its first argument, a key or a list of keys."""
     if not arguments:
         return ""
     keys = arguments[0] if isinstance(arguments[0], list) else arguments[:1]
@@ -148,13 +148,13 @@ def _keys(arguments: Sequence[Any]) -> str:
     return f" of {', '.join(f'`{key}`' for key in keys[:3])}{more}"
 
 
-# The servers of this process's multi-tenant stores, by port. Those that have ended are dropped at the next look.
+# The servers of this process's multi-tenant stores, by port. Those that have ended are dropped at the next use.
 _shared: dict[int, _elastic_rs.StoreServer] = {}
 _shared_lock = threading.Lock()
 
 
 def _start_server(port: int, multi_tenant: bool, listen_fd: int | None) -> _elastic_rs.StoreServer | None:
-    """Find or start the server and promise it an owner; None if the store is to be a client of the agent's store."""
+    """Find or start the server and promise it an owner. None: the store is a client of the agent's store."""
     if not 0 <= port <= 65535:
         raise TypeError(f"port is `{port}`, must be from 0 to 65535")
     with _shared_lock:
@@ -164,7 +164,7 @@ def _start_server(port: int, multi_tenant: bool, listen_fd: int | None) -> _elas
         if shared is not None:
             if shared.expect_owner():
                 return shared
-            shared.stop()  # its last owner has just gone: wait until the port is free
+            shared.stop()  # its last owner has just gone; this waits until the port is free
         server = _new_server(port, listen_fd)
         if server is not None:
             promised = server.expect_owner()
@@ -191,13 +191,13 @@ def _new_server(port: int, listen_fd: int | None) -> _elastic_rs.StoreServer | N
 
 
 def _reason(error: OSError) -> str:
-    # As libuv words it: PyTorch's elastic code searches for `address already in use`, in lower case.
+    # In libuv's words: PyTorch's elastic code searches for `address already in use`, in lower case.
     number = error.errno or 0
     return f"code: -{number}, name: {errno.errorcode.get(number, 'UNKNOWN')}, message: {os.strerror(number).lower()}"
 
 
 def _is_agents_store(port: int) -> bool:
-    """Whether the taken port is that of the agent's store, which this process is then a plain client of."""
+    """Whether the port is in use by the agent's store. This process is then a client of it."""
     uses = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "false")
     if uses.lower() not in {"y", "yes", "1", "t", "true", "0", "n", "no", "f", "false"}:
         raise RuntimeError("Invalid value for environment variable: TORCHELASTIC_USE_AGENT_STORE")
@@ -211,7 +211,7 @@ def _is_agents_store(port: int) -> bool:
 
 
 def _ends(text: str) -> tuple[tuple[str, int], str]:
-    """Read both addresses of a store's own connection, found by the descriptor that its repr names."""
+    """Return both addresses of a store's own connection. Its repr names the descriptor."""
     found = re.search(r"SocketImpl\(fd=(\d+)", text)
     if found is None:
         raise RuntimeError(f"cannot read the connection of a store from its repr `{text}`")
@@ -226,7 +226,7 @@ def _wait_for_workers(server: _elastic_rs.StoreServer, world_size: int, timeout:
     limit_s = timeout.total_seconds()
     joined = server.wait_for_workers(world_size, timeout_s=limit_s)
     if joined < world_size:
-        # Whole seconds, as in PyTorch's message. PyTorch itself waits up to a second longer than it was told.
+        # Whole seconds, as in PyTorch's message. PyTorch itself waits up to a second longer than its timeout.
         raise StoreTimeoutError(
             f"Timed out after {math.ceil(limit_s)} seconds waiting for clients. {joined}/{world_size} clients joined."
         )

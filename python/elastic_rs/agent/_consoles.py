@@ -20,7 +20,7 @@ __all__ = ["Consoles"]
 
 logger = logging.getLogger("elastic_rs.agent")
 
-# Only a stream that does not take what it is given is given up.
+# Time after which a stream that takes nothing is given up.
 END_S = 5.0
 
 
@@ -32,7 +32,7 @@ class Consoles:
 
     @contextlib.contextmanager
     def of(self, *, stdout: bool, stderr: bool) -> Iterator[tuple[int, int]]:
-        """Give the two descriptors. The core copies them meanwhile; lines end when it closes its copies.
+        """Yield the two descriptors. The core duplicates them. Output ends when it closes its duplicates.
 
         Args:
             stdout: whether anything is teed there. What workers write to this process's streams themselves stays so.
@@ -63,7 +63,7 @@ class Consoles:
 def _descriptor(stream: Any) -> int | None:
     try:
         return int(stream.fileno())
-    except (AttributeError, OSError, ValueError):  # it is no file, or closed
+    except (AttributeError, OSError, ValueError):  # not a file, or closed
         return None
 
 
@@ -72,9 +72,9 @@ def _copy(read: int, stream: Any) -> None:
     with open(read, encoding="utf-8", errors="replace", newline="") as lines:
         for line in lines:
             if not works:
-                continue  # read on, or the core would wait, and with it the workers' other streams
+                continue  # read on: otherwise the core would block, and with it the workers' other streams
             try:
                 stream.write(line)
             except Exception:
                 works = False
-                logger.exception("what workers print is not shown any longer: `%r` does not take it", stream)
+                logger.exception("output of workers is no longer shown: cannot write to `%r`", stream)

@@ -1,4 +1,4 @@
-"""How the core's account of a failure becomes PyTorch's."""
+"""Conversion of the core's failures to PyTorch's."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 NOT_AVAILABLE = "<N/A>"
 NO_TRACEBACK = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
-"""PyTorch's hint, of a worker that nothing ended but itself, and of which nothing is known."""
+"""PyTorch's hint for a worker that ended by itself and left no traceback."""
 
 
 class ProcessFailure(Protocol):
-    """PyTorch's class of that name, or ours, which is there without torch."""
+    """PyTorch's class of that name, or ours, which does not need torch."""
 
     error_file: str
     message: Any
@@ -34,7 +34,7 @@ def failures_of(
     *,
     make: Callable[[int, int, int, str], F],
 ) -> dict[int, F]:
-    """Return failures by global rank: first what began it, on whatever node, then this node's others, which followed.
+    """Return failures by global rank: first the root cause, on whatever node, then this node's other failures.
 
     PyTorch takes the one with the smallest timestamp for the root cause, and the first of several with the same.
 

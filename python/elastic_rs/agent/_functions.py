@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("elastic_rs.agent")
 
-# Only a value that was cut off in the middle is waited for.
+# Only a value that was cut off in the middle takes this long.
 THREAD_END_S = 5.0
-# Only one that the kernel does not let go of is waited for.
+# Only a worker that the kernel does not release takes this long.
 REAP_S = 2
 
 
@@ -54,18 +54,18 @@ class Functions:
         )
         self.error_files: dict[int, str] = self._context.error_files
         self.return_values: dict[int, Any] = {}
-        # What else the thread waits for: a byte for each worker that has ended.
+        # The thread also waits for this pipe: it gets a byte for each worker that has ended.
         self._ended, self._end = os.pipe()
         self._thread = threading.Thread(target=self._collect, name="elastic_rs-returns", daemon=True)
 
     def start(self) -> dict[int, int]:
-        """Start them all; process ids by local rank."""
+        """Start all workers. Return process ids by local rank."""
         before = {*multiprocessing.active_children()}
         try:
             with self._signals_held_back():
                 self._context.start()
         except BaseException:
-            # A signal, or an argument that cannot be pickled. The context has forgotten those that run already.
+            # A signal, or an argument that cannot be pickled. The context does not know the workers that run already.
             for process in {*multiprocessing.active_children()} - before:
                 process.kill()
                 process.join()
@@ -81,7 +81,7 @@ class Functions:
         on it: the exception would go up through this very stack, and the child would go on as a second agent.
         """
         if not self._forks:
-            yield  # what is executed would have them blocked while it imports
+            yield  # an executed worker would have them blocked during its imports
             return
         handled: set[int] = {number for number in signal.valid_signals() if callable(signal.getsignal(number))}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
@@ -100,29 +100,29 @@ class Functions:
         return int(process.exitcode)
 
     def traceback(self, local_rank: int) -> str:
-        """Return what a worker that has ended died of, if PyTorch's wrapper of processes has caught it; else nothing.
+        """Return the exception of a worker that has ended, if PyTorch's wrapper of processes has recorded it.
 
         That also sees what happens after the function has returned: a value that cannot be pickled.
         """
         processes: Any = self._context._pc  # noqa: SLF001 - as above
         file = Path(processes.error_files[local_rank])
-        with contextlib.suppress(Exception):  # there is none, or its writer was killed in the middle
+        with contextlib.suppress(Exception):  # there is no file, or its writer was killed in the middle
             text = pickle.loads(file.read_bytes())  # noqa: S301 - as PyTorch does: our own worker has written it
             file.unlink()
-            # The core takes UTF-8: a file name that is none leaves half characters in a message.
+            # The core takes UTF-8. A file name that is not UTF-8 leaves surrogates in a message.
             return str(text).encode(errors="backslashreplace").decode()
         return ""
 
     def close(self) -> None:
-        """Let go of what belongs to them. They have ended."""
+        """Release the resources of workers that have ended."""
         os.close(self._end)
         for queue in self._queues.values():
-            queue._writer.close()  # noqa: SLF001 - a value that was cut off has an end then
+            queue._writer.close()  # noqa: SLF001 - so that a value that was cut off ends
         if self._thread.ident is not None:
             self._thread.join(THREAD_END_S)
         if not self._thread.is_alive():
             os.close(self._ended)
-        # They have ended, unless an exception ended the agent: then they have been killed.
+        # They have ended. If an exception ended the agent, they have been killed.
         self._context.close(timeout=REAP_S)
 
     @property
@@ -131,7 +131,7 @@ class Functions:
         return queues
 
     def _collect(self) -> None:
-        """Take what each returns. They wait for that before they end, since a value may be larger than a pipe."""
+        """Read the return values. A worker waits for that before it ends, because a value may be larger than a pipe."""
         queues = self._queues
         readers = {queue._reader: i for i, queue in queues.items()}  # noqa: SLF001 - what makes a queue waitable
         while readers:
@@ -141,17 +141,17 @@ class Functions:
                 try:
                     self.return_values[local_rank] = queues[local_rank].get()
                 except EOFError:
-                    return  # cut off: it was killed, which the core has noticed
+                    return  # cut off: the worker was killed, which the core has noticed
                 except Exception:
-                    # What was pickled there may not be understood here. Nobody is to wait for it.
-                    logger.exception("the value that worker %d returned cannot be read; it counts as None", local_rank)
+                    # A value that was pickled there may not be unpicklable here. Nobody must wait for it.
+                    logger.exception("the return value of worker %d cannot be unpickled; it counts as None", local_rank)
                     self.return_values[local_rank] = None
             if self._ended in ready:
                 end = os.read(self._ended, 5)
                 if not end or end[0]:
-                    return  # closed, or one has failed: all are stopped, and none is to wait for the others
+                    return  # closed, or a worker has failed: all are stopped, and none waits for the others
                 ended = int.from_bytes(end[1:])
-                # It has left without returning, `sys.exit(0)`. PyTorch's agent waits for ever then.
+                # The worker ended without returning: `sys.exit(0)`. PyTorch's agent waits for ever then.
                 for reader in [reader for reader, i in readers.items() if i == ended and not reader.poll()]:
                     del readers[reader]
                     self.return_values[ended] = None
@@ -159,11 +159,11 @@ class Functions:
 
 
 class _Worker:
-    """The entry point, in a session of its own: what it starts belongs to it, and ends with it."""
+    """Run the entry point as a session leader: the processes that it starts belong to it and end with it."""
 
     def __init__(self, entrypoint: Any) -> None:
         self._entrypoint = entrypoint
-        # Signals that this process was forked with blocked.
+        # Signals that were blocked when this process was forked.
         self.held_back: set[int] = set()
         self.__qualname__ = entrypoint.__qualname__
         self.__name__ = entrypoint.__name__

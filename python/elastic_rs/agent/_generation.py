@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class Generation:
-    """What its workers are given. Everything by local rank."""
+    """Parameters of the workers, by local rank."""
 
     spec: WorkerSpec
     logs_specs: LogsSpecs
     first_rank: int
     """Global rank of local rank 0."""
     envs: dict[int, dict[str, str]]
-    """What is set over the inherited environment."""
+    """Variables that override the inherited environment."""
     prefixes: dict[int, str] | None
-    """Of teed lines; None for PyTorch's default."""
+    """Prefixes of teed lines; None for PyTorch's default."""
 
     @property
     def args(self) -> dict[int, tuple[Any, ...]]:
-        """Their arguments, with ``${local_rank}`` replaced."""
+        """Arguments of the workers, with ``${local_rank}`` replaced."""
         return {i: tuple(macros.substitute(list(self.spec.args), str(i))) for i in self.envs}
 
 
@@ -54,7 +54,7 @@ def line_prefixes(template: str | None, role: str, workers: list[Worker]) -> dic
 
 
 def start_programs(agent: Agent, generation: Generation, consoles: Consoles) -> tuple[dict[int, int], dict[int, str]]:
-    """Have the core start the entry point, a program. Returns process ids, if all could be started, and error files."""
+    """Start the entry point, a program. Return process ids, if all could be started, and error files."""
     spec, prefixes = generation.spec, generation.prefixes
     logs = generation.logs_specs.reify(generation.envs)
     args = generation.args
@@ -88,18 +88,18 @@ def start_programs(agent: Agent, generation: Generation, consoles: Consoles) -> 
 
 
 def _teed(files: dict[int, str]) -> set[int]:
-    """Which workers' stream is shown, besides going to a file."""
+    """Return which streams of workers are shown, besides going to a file."""
     return {local_rank for local_rank, file in files.items() if file != os.devnull}
 
 
 def _bound(command: list[str], local_rank: int, spec: WorkerSpec) -> list[str]:
-    """Put what binds a process to a NUMA node before its command, if that is asked for."""
+    """Prepend the command that binds a process to a NUMA node, if requested."""
     options = getattr(spec, "numa_options", None)
     if options is None:
         return command
     from torch.numa import binding
 
-    # Another name in each version. 2.9 has none: it binds the thread that starts workers, which inherit that.
+    # The name differs between versions. 2.9 has none: it binds the thread that starts workers, which inherit that.
     names = ("_maybe_wrap_command_args_with_numa_binding", "maybe_wrap_command_with_numa_bindings")
     wrap = next((wrap for name in names if (wrap := getattr(binding, name, None))), None)
     if wrap is None:

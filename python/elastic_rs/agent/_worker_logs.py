@@ -1,4 +1,4 @@
-"""Where workers' logs go: PyTorch's layout, but a folder for each generation and none left behind."""
+"""Folders of workers' logs: PyTorch's layout, but with a folder per generation, and none left behind."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ByGeneration(LogsSpecs):
         self._generation = generation
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Return the destinations for one generation. The specs see its number, from 0, as the restart count."""
+        """Return the destinations for one generation. The specs get its number, from 0, as the restart count."""
         # The specs add to the environments, so they get no copies.
         before = {rank: {name: env[name] for name in (COUNT, RUN_ID) if name in env} for rank, env in envs.items()}
         for env in envs.values():
@@ -53,14 +53,14 @@ class ByGeneration(LogsSpecs):
 
 
 def remove_temporary(logs_specs: LogsSpecs) -> None:
-    """Remove the folder that was made because nobody asked for one.
+    """Remove the folder if it is temporary, that is, if the user did not choose it.
 
     It stays after a failure, and when it holds what workers have printed: somebody will look for it there.
     """
     if type(logs_specs) is not DefaultLogsSpecs:
         return
     folder = Path(logs_specs.root_log_dir)
-    # As `tempfile.mkdtemp` names it. A folder that a user has chosen is nobody else's to remove.
+    # Named as by `tempfile.mkdtemp`. A folder that a user has chosen must not be removed.
     if not re.fullmatch(r"torchelastic_[a-z0-9_]{8}", folder.name) or folder.parent != Path(tempfile.gettempdir()):
         return
     if not any(file.stat().st_size > 0 for file in folder.rglob("*.log")):

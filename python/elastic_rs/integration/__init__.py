@@ -1,4 +1,4 @@
-"""How PyTorch's launcher comes to this package: entry points, its agent replaced, ``install()``.
+"""Integration with PyTorch's launcher: entry points, the agent that it makes, ``install()``.
 
 Nothing is imported here: entry points are loaded while torch is half imported.
 """

@@ -1,4 +1,4 @@
-"""``install()`` and ``uninstall()``: this package's classes wherever torch's modules hold PyTorch's."""
+"""``install()`` and ``uninstall()``: replace PyTorch's classes by this package's in all modules of torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _lock = threading.Lock()
 _parts: list[str] = []
 """What is installed, in order."""
 _replaced: list[tuple[str, dict[str, Any], str, Any]] = []
-"""Part, a module's names, one of them, and what it was."""
+"""For each replaced name: the part, the module's namespace, the name, and the previous value."""
 _factory: Any = None
 """PyTorch's factory of ``c10d`` handlers."""
 
@@ -41,7 +41,7 @@ def install(*, store: bool = True, rendezvous: bool = True, agent: bool = True) 
 
 
 def uninstall() -> None:
-    """Undo :func:`install`, however often it was called. What was made meanwhile stays as it is."""
+    """Undo :func:`install`, however often it was called. Objects that were made meanwhile stay as they are."""
     global _factory  # noqa: PLW0603 - the state of the process is what this module is about
     with _lock:
         while _replaced:
@@ -113,7 +113,7 @@ def _registry() -> dict[str, Any]:
 def _replace(part: str, ours: dict[Any, Any]) -> None:
     """Replace the keys of ``ours`` by their values in all modules of torch that hold them under any name."""
     for module_name, module in list(sys.modules.items()):
-        # What is native stays to be had there.
+        # Native classes stay available in `torch._C`.
         if not module_name.startswith("torch.") or module_name.startswith("torch._C"):
             continue
         names = vars(module)

@@ -1,4 +1,4 @@
-"""How ``torchrun`` comes to run our agent: its launcher makes a ``LocalElasticAgent`` after it has made the handler."""
+"""Makes ``torchrun`` run our agent: its launcher makes a ``LocalElasticAgent`` after it has made the handler."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def take_over() -> None:
     import torch.distributed.launcher.api
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-    # Not if somebody has put an agent there already: `install(agent=True)`, or a user.
+    # Not if the agent was replaced already: by `install(agent=True)`, or by a user.
     launcher: Any = torch.distributed.launcher.api
     if launcher.LocalElasticAgent is LocalElasticAgent:
         launcher.LocalElasticAgent = _new_agent

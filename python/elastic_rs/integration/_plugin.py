@@ -1,4 +1,4 @@
-"""What torchrun finds through the entry-point group ``torchrun.handlers``.
+"""The entry point that torchrun finds in the group ``torchrun.handlers``.
 
 PyTorch loads entry points while ``torch.distributed.elastic.rendezvous`` is itself half imported
 (``rendezvous/registry.py``, ``_register_out_of_tree_handlers``), so this module must not import torch: it returns a
@@ -38,7 +38,7 @@ def create_rust_c10d(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def _warn_of_log_folder(run_id: str) -> None:
-    """Say that PyTorch's agent cannot make a log folder for this run id. Our agent shortens the folder's name."""
+    """Warn that PyTorch's agent cannot make a log folder for this run id. Our agent shortens the folder's name."""
     from elastic_rs._elastic_rs import log_folder_name
 
     if log_folder_name(run_id) != run_id:

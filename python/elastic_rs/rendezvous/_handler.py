@@ -37,7 +37,7 @@ __all__ = ["DEFAULT_PORT", "RustC10dRendezvousHandler", "create_rust_c10d_handle
 logger = logging.getLogger("elastic_rs.rendezvous")
 
 DEFAULT_PORT = 29400
-"""Port of an endpoint that names none, as in PyTorch's ``c10d`` backend. A job of one node needs no endpoint at all."""
+"""Port of an endpoint without one, as in PyTorch's ``c10d`` backend. A job of one node needs no endpoint at all."""
 
 BACKEND = "rust-c10d"
 
@@ -76,7 +76,7 @@ class RustC10dRendezvousHandler(NodeHandler):
     def __init__(self, params: RendezvousParameters) -> None:
         if not params.run_id:
             raise ValueError("The run id must be a non-empty string.")
-        # The session would say so too, but is made when it is first used: an agent of ours has something to add before.
+        # The session would raise this too, but it is made on first use, because our agent adds parameters before.
         _elastic_rs.validate_run_id(params.run_id)
         if params.max_nodes > MAX_NODES:
             raise ValueError(f"The maximum number of nodes ({params.max_nodes}) must be at most {MAX_NODES}.")
@@ -120,12 +120,12 @@ class RustC10dRendezvousHandler(NodeHandler):
 
     @property
     def exit_barrier_timeout(self) -> float | None:
-        """How many seconds an agent of ours waits for the other nodes' workers; None is for as long as they run."""
+        """How many seconds our agent waits for the other nodes' workers; None: for as long as they run."""
         return self._config.exit_barrier_timeout
 
     @functools.cached_property
     def _session(self) -> Session:
-        """This node's session; connects in the background from its first use on."""
+        """This node's session. It connects in the background from its first use on."""
         return open_session(
             self._config,
             endpoint=self._endpoint,
@@ -177,7 +177,7 @@ class RustC10dRendezvousHandler(NodeHandler):
 
     def _leave(self, reason: str, timeout: float, signal: int | None = None) -> None:
         if not self._ended:
-            if "_session" in self.__dict__:  # else nobody has heard of this node
+            if "_session" in self.__dict__:  # otherwise this node has never introduced itself
                 super()._leave(reason, timeout, signal)
             self._ended = True
             if self._host is not None:
@@ -187,7 +187,7 @@ class RustC10dRendezvousHandler(NodeHandler):
         self._session.leave(reason, timeout_s=timeout, signal=signal)
 
     def _claim(self, host: str, port: int) -> tuple[Host | None, str]:
-        """Become the coordinator's host, if that is this process's part. The second value says why it is not."""
+        """Become the coordinator's host, if this process is to be. The second value says why it is not."""
         try:
             return claim(host, port, self._config)
         except OSError as error:
@@ -206,7 +206,7 @@ class RustC10dRendezvousHandler(NodeHandler):
 
 
 def _default_port(params: RendezvousParameters, config: RendezvousConfig) -> int:
-    """Return the port of an endpoint that names none: any free one where nobody else has to find it.
+    """Return the port of an endpoint without one: any free port if no other node has to find it.
 
     torchrun does so for its own ``c10d`` alone; else a second job of one node would meet the first.
     """

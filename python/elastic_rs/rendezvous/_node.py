@@ -1,4 +1,4 @@
-"""What every front end of the agent does to take part in a rendezvous: become the coordinator's host, or find it."""
+"""Joining a rendezvous, for every front end: become the coordinator's host, and open the session."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger("elastic_rs.rendezvous")
 
 
 def claim(host: str, port: int, config: RendezvousConfig) -> tuple[Host | None, str]:
-    """Become the coordinator's host, if that is this process's part. The second value says why it is not.
+    """Become the coordinator's host, if this process is to be. The second value says why it is not.
 
     Raises:
         OSError: this process was told to be it (``is_host=1``), and cannot.
@@ -32,7 +32,7 @@ def claim(host: str, port: int, config: RendezvousConfig) -> tuple[Host | None, 
 
 
 def why_not_host(why: str, started: float) -> str:
-    """Say why this process did not host the coordinator, for an error that comes later: it was so when it started.
+    """Return why this process did not host the coordinator when it started, for an error that comes later.
 
     Args:
         why: what :func:`claim` said.

@@ -12,11 +12,11 @@ from torch._C._distributed_c10d import PrefixStore, Store
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# What `SimpleElasticAgent._assign_worker_ranks` of torch calls its keys.
+# Prefixes of the keys of `SimpleElasticAgent._assign_worker_ranks` in torch.
 ROLE_INFO = "torchelastic/role_info/"
 ASSIGNED_RANKS = "torchelastic/assigned_ranks/"
 
-# Asked for, rather than waited for: PyTorch's client prints two lines for every wait that times out.
+# Keys are polled, because PyTorch's client prints two lines for every wait that times out.
 LOOK_FIRST_S, LOOK_LAST_S = 0.002, 0.1
 
 
