@@ -37,7 +37,10 @@ def test_decisions_are_numbered_once_and_listed() -> None:
     index = (DECISIONS / "README.md").read_text()
     for file in files:
         title, *_ = file.read_text().splitlines()
-        assert f"| {int(file.name[:4])} | [{title.removeprefix('# ')}]({file.name}) |" in index, file.name
+        row = re.escape(f"| {int(file.name[:4])} | [{title.removeprefix('# ')}")
+        assert re.search(rf"^{row}( \(replaced by \d+\))?\]\({re.escape(file.name)}\) \|$", index, re.MULTILINE), (
+            file.name
+        )
         assert {"## Context", "## Decision"} <= set(file.read_text().splitlines()), file.name
 
 
