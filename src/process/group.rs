@@ -1,4 +1,4 @@
-//! The workers of one generation on this node, from start until nothing of them is left.
+//! The workers of one generation on this node, from their start until no process of them is left.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::pending;
@@ -25,7 +25,7 @@ mod member;
 
 pub(super) use member::{Member, Start};
 
-/// Where what workers print is shown.
+/// The consoles that show the output of workers.
 #[derive(Debug)]
 pub struct Consoles {
     /// For standard output.
@@ -42,18 +42,18 @@ impl Consoles {
     }
 }
 
-/// What a group of workers tells.
+/// An event of a group of workers.
 #[derive(Debug)]
 pub enum Event {
-    /// A worker has ended. Its process group has been killed; what else it left behind is being killed. What it said last can be
+    /// A worker has ended. Its process group has been killed, and its other descendants are being killed. Its last words can be
     /// read at its [`Group::stderr_end`].
     Exited(Exited),
-    /// Nothing of a worker is left: no descendant, and nothing unread of what it printed.
+    /// Nothing of a worker is left: no descendant, and no unread output.
     Gone {
         /// Which worker.
         local_rank: u32,
     },
-    /// A worker could not be ended, and is waited for no longer.
+    /// A worker could not be ended. The group stops waiting for it.
     Stuck(Left),
 }
 
@@ -62,7 +62,7 @@ pub enum Event {
 pub struct Exited {
     /// Which worker.
     pub local_rank: u32,
-    /// Its process id; it may be another process's by now.
+    /// Its process id. It may have been reused by now.
     pub pid: u32,
     /// How it ended.
     pub exit: Exit,
@@ -77,29 +77,28 @@ pub struct Left {
     pub local_rank: u32,
     /// Its process id.
     pub pid: u32,
-    /// The kernel's letter for its state: `D` is uninterruptible sleep. `None` if the worker itself has ended, and one of its
-    /// descendants has not.
+    /// The kernel's letter for its state: `D` is uninterruptible sleep. `None` if the worker has ended, but a descendant has not.
     pub state: Option<char>,
-    /// How long the stop had taken when it was given up.
+    /// How long the stop had taken when the group gave up.
     pub waited: Duration,
 }
 
-/// How a stop went.
+/// The result of a stop.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// Workers whose ends had not been told of before.
+    /// Workers whose ends had not been reported before.
     pub exited: Vec<Exited>,
     /// Workers that are stuck.
     pub left: Vec<Left>,
 }
 
-/// Running workers. Dropping it kills them and everything they started, which is complete a moment later; to know when, use
-/// [`kill`](Self::kill) and [`next_event`](Self::next_event) instead. The end of this process, however it comes, does the same.
+/// Running workers. Dropping it kills them and everything they started, which is complete a moment later. To know when, use
+/// [`kill`](Self::kill) and [`next_event`](Self::next_event) instead. Any end of this process does the same.
 #[derive(Debug)]
 pub struct Group {
     members: BTreeMap<u32, Member>,
     events: mpsc::UnboundedReceiver<Event>,
-    /// Told before the next of `events`.
+    /// Reported before the next of `events`.
     ready: VecDeque<Event>,
     stopping: Option<Stopping>,
 }
@@ -107,7 +106,10 @@ pub struct Group {
 impl Group {
     /// Starts all of these workers, and returns when each has been executed. Needs a tokio runtime with I/O and time.
     ///
-    /// Errors if one cannot be started: then none runs. Dropping the future ends those already started.
+    /// Dropping the future ends those already started.
+    ///
+    /// # Errors
+    /// A worker cannot be started. Then none runs.
     pub async fn start(
         specs: Vec<WorkerSpec>,
         filters: FilterOptions,
@@ -116,7 +118,7 @@ impl Group {
         Group::start_from(None, specs, filters, consoles).await
     }
 
-    /// The same, with workers forked from a template where that can be: else, and without one, they are executed.
+    /// The same, with workers forked from a template where that is possible. Otherwise they are executed.
     ///
     /// Does not wait for the template to load: [`Template::loaded`] does.
     pub async fn start_from(
@@ -126,28 +128,28 @@ impl Group {
         consoles: Consoles,
     ) -> Result<Group, StartError> {
         let template = template.map(Template::shared);
-        // A task of its own: whoever drops our future, it gets to the point where somebody reaps what was started.
+        // A separate task: even if our future is dropped, it runs until the started workers are reaped.
         let starting = tokio::spawn(start(template, specs, filters, consoles));
         match starting.await {
             Ok(result) => result,
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-            Err(_) => pending().await, // the runtime is shutting down, and this future with it
+            Err(_) => pending().await, // the runtime is shutting down, which drops this future
         }
     }
 
-    /// The workers' process ids by local rank; of those that are not gone.
+    /// The process ids of workers that are not gone, by local rank.
     pub fn pids(&self) -> BTreeMap<u32, u32> {
         self.members.iter().map(|(rank, member)| (*rank, member.pid)).collect()
     }
 
-    /// Where a worker's last words are; `None` if it is gone.
+    /// Where to read a worker's last words; `None` if it is gone.
     pub fn stderr_end(&self, local_rank: u32) -> Option<StderrEnd> {
         self.members.get(&local_rank).map(|member| member.stderr_end.clone())
     }
 
-    /// Waits for the next event; `None` once nothing is left of any worker, or only what is stuck.
+    /// Waits for the next event; `None` once all workers are gone or stuck.
     ///
-    /// While a stop is under way it also sends the signals that become due, so keep calling it. May be cancelled.
+    /// During a stop it also sends the signals that become due, so keep calling it. Cancel-safe.
     pub async fn next_event(&mut self) -> Option<Event> {
         loop {
             self.act_on_stop();
@@ -165,12 +167,12 @@ impl Group {
         }
     }
 
-    /// Sends a signal to the process groups of all workers, and does nothing else: SIGUSR1 to save a checkpoint, say.
+    /// Only sends a signal to the process groups of all workers: SIGUSR1 to save a checkpoint, say.
     pub fn signal(&self, signal: Signal) {
         self.members.values().for_each(|member| member.order(Order::Signal(signal.0)));
     }
 
-    /// Begins to stop all workers. [`next_event`](Self::next_event) carries it out. A stop under way is not begun again.
+    /// Begins to stop all workers. [`next_event`](Self::next_event) carries it out. During a stop it has no effect.
     pub fn begin_stop(&mut self, policy: StopPolicy) {
         if self.stopping.is_none() {
             let (stopping, commands) = Stopping::begin(policy, self.members.keys().copied(), Instant::now());
@@ -179,7 +181,7 @@ impl Group {
         }
     }
 
-    /// Kills all workers and everything they started now, also while a stop is under way: a second interrupt.
+    /// Kills all workers and everything they started now, also during a stop: a second interrupt.
     pub fn kill(&mut self) {
         let now = Instant::now();
         match &mut self.stopping {
@@ -191,7 +193,7 @@ impl Group {
         }
     }
 
-    /// Stops all workers and waits until nothing is left of them, or only what is stuck.
+    /// Stops all workers and waits until all are gone or stuck.
     pub async fn stop(&mut self, policy: StopPolicy) -> Outcome {
         self.begin_stop(policy);
         let mut outcome = Outcome::default();
@@ -258,7 +260,7 @@ impl Group {
         }
     }
 
-    /// The worker's guard stays, and ends what is left as soon as the kernel lets it.
+    /// Stops waiting for a stuck worker. Its guard stays, and ends the remaining processes as soon as the kernel lets it.
     fn abandon(&mut self, local_rank: u32) {
         let Some(member) = self.members.remove(&local_rank) else { return };
         if member.give_up_drain() {
@@ -290,7 +292,7 @@ async fn start(
     filters: FilterOptions,
     consoles: Consoles,
 ) -> Result<Group, StartError> {
-    // Forking takes long where much memory is mapped, and opening files may.
+    // Forking takes long where much memory is mapped, and opening files may block.
     let launching = tokio::task::spawn_blocking(move || launch(template.as_deref(), specs, &filters, consoles));
     let Launched { workers, logs, mut error } = match launching.await {
         Ok(launched) => launched?,
@@ -326,7 +328,7 @@ async fn start(
     }
 }
 
-/// Workers whose guards are forked; not all of them if there was an error.
+/// Workers whose guards were forked. After an error these are not all.
 struct Launched {
     workers: Vec<(WorkerSpec, Guarded)>,
     /// `None` if no stream is copied.
@@ -345,7 +347,7 @@ fn launch(
         let error = io::Error::new(io::ErrorKind::InvalidInput, "another worker has the same local rank");
         return Err(StartError::new(twice.local_rank, Stage::Fork, error));
     }
-    // Without one (a user may have only so many) streams come through pipes.
+    // Without an inotify instance (they are limited per user) streams come through pipes.
     let watch = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK).ok();
     let mut opened = Vec::new();
     for spec in &specs {
@@ -374,7 +376,7 @@ fn launch(
     Ok(launched)
 }
 
-/// Whether one of its streams goes to a file that another stream goes to: who reads such a file cannot tell whose line it is.
+/// Whether one of its streams goes to the same file as another stream. The agent could not tell such streams apart.
 fn shares_files(spec: &WorkerSpec, specs: &[WorkerSpec]) -> bool {
     let all: Vec<&Path> = specs.iter().flat_map(files_of).collect();
     files_of(spec).any(|file| all.iter().filter(|other| **other == file).count() > 1)

@@ -1,10 +1,10 @@
-//! Copying what workers print: one thread per group that reads it and writes consoles and filter files.
+//! Copying the output of workers: one thread per group that reads it and writes consoles and filter files.
 //!
-//! A stream that goes to a file as well is written there by the worker itself and read behind it, woken by inotify: that
-//! costs the agent half as much as a pipe would (the other half is filling the file's pages), and a console that nobody
-//! reads does not hold up the worker. A stream that goes to no file comes through a pipe.
+//! If a stream also goes to a file, the worker writes the file itself, and this thread reads behind it, woken by inotify. A
+//! stream that goes to no file comes through a pipe. `docs/decisions/0043-a-teed-stream-is-a-file-that-the-agent-reads-behind.md`
+//! has the reasons.
 //!
-//! A thread, because writing to a console can block. At rest it sleeps in `epoll_wait`.
+//! It is a thread because writing to a console can block. At rest it sleeps in `epoll_wait`.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -58,27 +58,27 @@ pub(super) struct Source {
     pub copies: Copies,
 }
 
-/// Where the thread stands, for those who wait for it.
+/// The thread's progress, for those who wait for it.
 type Progress = Arc<AtomicU64>;
 
-/// The thread's other end. Dropping it ends the thread once it has read what is there.
+/// The handle of the thread. Dropping it ends the thread once it has read all output.
 #[derive(Debug, Clone)]
 pub(super) struct Logs {
     sender: mpsc::Sender<Request>,
     wake: Arc<OwnedFd>,
     progress: Progress,
-    /// The pipes that standard errors come through, by local rank.
+    /// The pipes of standard errors, by local rank.
     stderr_pipes: Arc<BTreeMap<u32, Arc<ReadEnd>>>,
 }
 
 enum Request {
-    /// Read what is there, and close the worker's streams.
+    /// Read all output, and close the worker's streams.
     Finish(u32, oneshot::Sender<()>),
 }
 
 impl Logs {
-    /// Opens the files and starts the thread. `consoles` are where stdout and stderr go, `watch` has the watches of all
-    /// files among the sources.
+    /// Opens the files and starts the thread. `consoles` are for stdout and stderr. `watch` has the watches of all files among
+    /// the sources.
     pub fn start(
         sources: Vec<Source>,
         watch: Option<OwnedFd>,
@@ -127,7 +127,7 @@ impl Logs {
             wake: wake.clone(),
             watch,
             requests,
-            // What a worker writes into its file from now on, we are told of.
+            // From now on the watch reports what a worker writes into its file.
             behind: vec![false; streams.len()],
             streams,
             sinks,
@@ -138,20 +138,20 @@ impl Logs {
         Ok(Logs { sender, wake, progress, stderr_pipes: Arc::new(stderr_pipes) })
     }
 
-    /// The pipe that a worker's standard error comes through, if it does.
+    /// The pipe of a worker's standard error, if it has one.
     pub fn stderr_pipe(&self, local_rank: u32) -> Option<Arc<ReadEnd>> {
         self.stderr_pipes.get(&local_rank).cloned()
     }
 
-    /// Waits until what the worker has written is copied, and closes its streams, whoever else may have them open.
+    /// Waits until the worker's output is copied, and closes its streams, even if other processes have them open.
     ///
-    /// False if nothing at all was copied for `patience`: the console takes nothing. It is still done when it does.
+    /// False if nothing at all was copied for `patience`: the console is blocked. The work is still done once it is not.
     pub async fn finish(&self, local_rank: u32, patience: Duration) -> bool {
         let (reply, mut answer) = oneshot::channel();
         self.ask(Request::Finish(local_rank, reply));
         loop {
             let before = self.progress.load(Ordering::Relaxed);
-            // An error: the thread has ended, so there is nothing left to copy.
+            // An error means that the thread has ended, so nothing is left to copy.
             if timeout(patience, &mut answer).await.is_ok() {
                 return true;
             }
@@ -162,7 +162,7 @@ impl Logs {
     }
 
     fn ask(&self, request: Request) {
-        // Fails only if the thread has ended; the caller sees that from its missing answer.
+        // Fails only if the thread has ended. The caller notices that, because the answer is missing.
         let _ = self.sender.send(request);
         wake(&self.wake);
     }
@@ -170,7 +170,7 @@ impl Logs {
 
 impl Drop for Logs {
     fn drop(&mut self) {
-        // The thread looks whether this was the last one.
+        // The thread checks whether this was the last handle.
         let (sender, _) = mpsc::channel();
         drop(std::mem::replace(&mut self.sender, sender));
         wake(&self.wake);
@@ -178,13 +178,13 @@ impl Drop for Logs {
 }
 
 fn wake(eventfd: &OwnedFd) {
-    // EAGAIN: it is awake already.
+    // EAGAIN: the thread is awake already.
     let _ = rustix::io::write(eventfd, &1_u64.to_ne_bytes());
 }
 
 const WAKE: u64 = u64::MAX;
 const FILES: u64 = u64::MAX - 1;
-/// How much is read at once: the size of a pipe, so that a full one takes one read.
+/// Bytes read at once: the size of a pipe, so that a full pipe takes one read.
 const READ_BYTES: usize = super::spawn::PIPE_BYTES;
 
 struct Copier {
@@ -194,7 +194,7 @@ struct Copier {
     watch: Option<OwnedFd>,
     requests: mpsc::Receiver<Request>,
     streams: Vec<Stream>,
-    /// Which streams' files have more to read.
+    /// Streams whose files have more to read.
     behind: Vec<bool>,
     sinks: [Sink; 2],
     progress: Progress,
@@ -209,7 +209,7 @@ impl Copier {
             let at_once = self.behind.contains(&true).then_some(Timespec { tv_sec: 0, tv_nsec: 0 });
             match epoll::wait(&self.poll, rustix::buffer::spare_capacity(&mut events), at_once.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return tracing::error!(%error, "what workers print is no longer copied"),
+                Err(error) => return tracing::error!(%error, "the output of workers is no longer copied"),
             }
             let mut asked = false;
             for event in &events {
@@ -235,19 +235,19 @@ impl Copier {
         let stream = &mut self.streams[index];
         let copied = stream.copy(&mut self.buffer, &mut self.sinks[stream.which() as usize]);
         self.progress.fetch_add(1, Ordering::Relaxed);
-        // Less than a buffer: what is written after this read we are told of once more.
+        // Less than a buffer: the watch reports anything that is written after this read.
         self.behind[index] = self.behind[index] && copied == Copied::Some(READ_BYTES);
         if copied == Copied::Ended {
             self.end(index);
         }
     }
 
-    /// Reads which files have changed.
+    /// Reads the watch: which files have changed.
     fn note_changes(&mut self) {
         let Some(watch) = &self.watch else { return };
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut changes = inotify::Reader::new(watch, &mut buffer);
-        // The queue is read to its end, which is EAGAIN.
+        // Reads the queue to its end (EAGAIN).
         while let Ok(change) = changes.next() {
             let all = change.events().contains(inotify::ReadFlags::QUEUE_OVERFLOW);
             for (behind, stream) in self.behind.iter_mut().zip(&self.streams) {
@@ -256,9 +256,9 @@ impl Copier {
         }
     }
 
-    /// Does what was asked. False once nobody can ask any more.
+    /// Carries out requests. False once all handles are dropped.
     fn answer(&mut self) -> bool {
-        // It is only there to wake us.
+        // The bytes only wake this thread.
         let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
         loop {
             match self.requests.try_recv() {
@@ -267,7 +267,7 @@ impl Copier {
                         self.copy_what_is_there(index);
                         self.end(index);
                     }
-                    // Whoever asked may have stopped waiting.
+                    // The caller may have stopped waiting.
                     let _ = reply.send(());
                 }
                 Err(mpsc::TryRecvError::Empty) => return true,
@@ -276,7 +276,7 @@ impl Copier {
         }
     }
 
-    /// Reads what was written before this call, and little of what others write meanwhile.
+    /// Reads everything that was written before this call, and little of what is written meanwhile.
     fn copy_what_is_there(&mut self, index: usize) {
         let enough = self.streams[index].enough();
         let mut copied = 0;
@@ -295,16 +295,16 @@ impl Copier {
         self.streams.iter().enumerate().filter_map(of_rank).collect::<Vec<_>>().into_iter()
     }
 
-    /// Passes on the stream's last line. Its end was seen, or nobody is left to write.
+    /// Writes the stream's last line. The stream is at its end, or no writer is left.
     fn end(&mut self, index: usize) {
         let stream = &mut self.streams[index];
         let watch = stream.watch();
         let Some(ended) = stream.finish(&mut self.sinks[stream.which() as usize]) else { return };
         self.behind[index] = false;
-        // Failures mean that it is gone already.
+        // Fails if the watch is gone already.
         match (watch, &self.watch) {
             (Some(number), Some(watch)) => drop(inotify::remove_watch(watch, number)),
-            // Closing would do, unless a process forked from this one has the descriptor too.
+            // Closing would be enough, unless a process forked from this one has the descriptor too.
             _ => drop(epoll::delete(&self.poll, &ended)),
         }
     }

@@ -1,12 +1,12 @@
-//! Worker processes: starting them, noticing their ends, stopping them, carrying what they print.
+//! Worker processes: starting them, noticing their ends, stopping them, copying their output.
 //!
 //! Owns one group of workers at a time ([`Group`]) and everything they leave behind. Leaves to the agent which workers run,
 //! with what environment, and what an exit means. Facts: `torch/distributed/elastic/multiprocessing` (what users see),
 //! `prctl(2)`, `wait(2)`, `pidfd_open(2)` (what the kernel promises).
 //!
-//! Each worker has a *guard*: a minimal process between the agent and it, forked and never executed, that is the worker's
-//! parent and the reaper of all its descendants. A guard ends its worker's whole tree when the worker ends, when it is told
-//! to, and when the agent is gone for whatever reason.
+//! Each worker has a *guard*: a minimal process between the agent and the worker, forked and never executed. It is the worker's
+//! parent and reaps all its descendants. A guard ends its worker's whole process tree when the worker ends, when the agent
+//! orders it, and when the agent is gone for whatever reason.
 
 mod exit;
 #[cfg(feature = "io")]

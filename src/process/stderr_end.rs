@@ -1,4 +1,4 @@
-//! What a worker wrote last to standard error.
+//! The last bytes that a worker wrote to standard error.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -16,7 +16,7 @@ pub struct StderrEnd {
 
 #[derive(Debug, Clone, Default)]
 enum Source {
-    /// It is the worker's own affair: a terminal, say.
+    /// Stderr does not go through the agent nor to a file: a terminal, say.
     #[default]
     Nowhere,
     Pipe(Arc<ReadEnd>),
@@ -33,7 +33,7 @@ impl StderrEnd {
         Self { source }
     }
 
-    /// The last bytes, at most 8 KiB, if they are not in a file. Never blocks, whether or not a console takes them.
+    /// The last bytes, at most 8 KiB, if they are not in a file. Never blocks, even if the console is blocked.
     pub fn at_once(&self) -> Option<Vec<u8>> {
         match &self.source {
             Source::Nowhere => Some(Vec::new()),
@@ -42,7 +42,7 @@ impl StderrEnd {
         }
     }
 
-    /// The last bytes, at most 8 KiB; none if its file cannot be read. Blocks for as long as the file's file system does.
+    /// The last bytes, at most 8 KiB; none if the file cannot be read. Blocks as long as the file's file system does.
     pub fn read(&self) -> Vec<u8> {
         match &self.source {
             Source::Nowhere => Vec::new(),
@@ -54,7 +54,7 @@ impl StderrEnd {
 
 fn end_of(path: &Path) -> io::Result<Vec<u8>> {
     if !fs::metadata(path)?.is_file() {
-        return Ok(Vec::new()); // a pipe or a terminal: reading it would take what is somebody else's
+        return Ok(Vec::new()); // a pipe or a terminal: reading it would take bytes that are meant for another process
     }
     let mut file = File::open(path)?;
     let length = file.metadata()?.len();

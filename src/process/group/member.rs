@@ -1,4 +1,4 @@
-//! One worker of a group: orders to its guard, and the task that hears its reports.
+//! One worker of a group: orders to its guard, and the task that receives the guard's reports.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,10 +22,10 @@ use super::super::state::state_of;
 use super::super::stderr_end::StderrEnd;
 use super::{Event, Exited};
 
-/// How long the end of a worker waits for its output to be shown while the console takes nothing.
+/// How long the end of a worker waits for its output to be shown while the console is blocked.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A worker, as its group holds it.
+/// The group's handle of a worker.
 #[derive(Debug)]
 pub(in super::super) struct Member {
     /// 0 until it has been executed.
@@ -42,7 +42,7 @@ struct Drain {
     give_up: Notify,
 }
 
-/// What became of a start.
+/// The result of a start.
 #[derive(Debug)]
 pub(in super::super) enum Start {
     Executed { pid: u32 },
@@ -50,7 +50,7 @@ pub(in super::super) enum Start {
 }
 
 impl Member {
-    /// Begins to listen to a guard. The receiver learns whether its worker was started.
+    /// Starts the task that receives a guard's reports. The receiver gets whether the worker was started.
     pub fn attend(
         spec: &WorkerSpec,
         guarded: Guarded,
@@ -84,11 +84,11 @@ impl Member {
     }
 
     pub fn order(&self, order: Order) {
-        // A guard that has ended needs no order, and one that is behind by a whole socket's worth cannot be helped.
+        // A guard that has ended needs no order. A guard whose socket is full cannot be helped.
         let _ = send(self.control.get_ref(), &order.encode(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 
-    /// Waits no longer for the worker's output to be shown. False if it is the worker or a descendant that is waited for.
+    /// Stops waiting for the worker's output to be shown. False if the worker or a descendant is still running.
     pub fn give_up_drain(&self) -> bool {
         self.drain.give_up.notify_one();
         self.drain.begun.load(Ordering::Relaxed)
@@ -101,7 +101,7 @@ impl Member {
 }
 
 fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an owned descriptor stays the same open one for as long as it is owned, which is what is asked for.
+    // SAFETY: an owned descriptor stays open and the same for as long as it is owned, as required.
     Ok(unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?)
 }
 
@@ -117,7 +117,7 @@ struct Task {
 }
 
 impl Task {
-    /// Until the guard has ended, and is reaped if it is this process's child.
+    /// Runs until the guard has ended, and reaps it if it is this process's child.
     async fn run(mut self, end: Option<AsyncFd<OwnedFd>>, child: Option<Pid>) {
         while let Some(report) = self.next_report().await {
             match report {
@@ -138,7 +138,7 @@ impl Task {
         self.tell(Event::Gone { local_rank: self.local_rank });
     }
 
-    /// Until the worker's output is shown, or nobody waits for that any more.
+    /// Waits until the worker's output is shown, or until that is given up.
     async fn drain(&self) {
         let Some(logs) = &self.logs else { return };
         self.drain.begun.store(true, Ordering::Relaxed);
@@ -151,7 +151,7 @@ impl Task {
             tracing::warn!(
                 local_rank = self.local_rank,
                 waited_ms = began_at.elapsed().as_millis() as u64,
-                "the console does not take a worker's last output; it will lack the rest if this process ends before it does"
+                "the console is blocked and does not take a worker's last output; the rest is lost if this process ends first"
             );
         }
     }
@@ -172,20 +172,20 @@ impl Task {
     fn on_exited(&mut self, exit: Exit) {
         self.exited = true;
         if self.pid == 0 {
-            return; // it was never executed, which has been told
+            return; // the worker was never executed, which has been reported
         }
         self.tell(Event::Exited(Exited { local_rank: self.local_rank, pid: self.pid, exit, at: Instant::now() }));
     }
 
     fn started(&mut self, start: Start) {
         if let Some(sender) = self.start.take() {
-            // Whoever started the group may have given up.
+            // The caller that started the group may have given up.
             let _ = sender.send(start);
         }
     }
 
     fn tell(&self, event: Event) {
-        // The group may have been dropped; what is left of it is still waited for.
+        // The group may have been dropped. Its remaining processes are still waited for.
         let _ = self.events.send(event);
     }
 }
@@ -198,12 +198,12 @@ async fn await_end(end: Option<AsyncFd<OwnedFd>>, child: Option<Pid>) {
         return; // the runtime ends
     }
     let Some(child) = child else { return };
-    // ECHILD, here and below: somebody else in this process reaps all children.
+    // ECHILD, here and below: other code in this process reaps all children.
     if let Some(end) = &end
         && !matches!(waitid(WaitId::PidFd(end.get_ref().as_fd()), WaitIdOptions::EXITED), Err(Errno::INVAL))
     {
         return;
     }
-    // Without pidfds, or `waitid` that knows them (before 5.4). It is about to end, or has.
+    // Without pidfds, or without `waitid` for them (before Linux 5.4). The guard is about to end, or has ended.
     let _ = tokio::task::spawn_blocking(move || waitid(WaitId::Pid(child), WaitIdOptions::EXITED)).await;
 }

@@ -1,7 +1,7 @@
-//! What a worker's stream is read from, and the end of what came out of it.
+//! The descriptor from which a worker's stream is read, and the last bytes that came out of it.
 //!
-//! Two threads use it: the one that copies, and whoever asks what the worker said last. Neither holds the lock while it writes to a
-//! console or a file, so a console that takes nothing never keeps a worker's last words back.
+//! Two threads use it: the one that copies, and the one that asks for the worker's last words. Neither holds the lock while it
+//! writes to a console or a file, so a blocked console never keeps a worker's last words back.
 
 use std::os::fd::OwnedFd;
 
@@ -46,36 +46,36 @@ impl ReadEnd {
         Some(read)
     }
 
-    /// The last of what was written into the pipe, read or not. Takes nothing out of it and does not wait.
+    /// The last bytes that were written into the pipe, read or not. Takes nothing out of it and does not wait.
     pub fn last_bytes(&self) -> Vec<u8> {
         let inner = self.inner.lock();
         let mut all = inner.tail.last().to_vec();
-        // Without a second pipe the end lacks what is not read yet.
+        // Without a second pipe, bytes that are not read yet are missing.
         all.extend(inner.open.as_ref().and_then(|pipe| unread(pipe).ok()).unwrap_or_default());
         let mut tail = Tail::default();
         tail.push(&all);
         tail.last().to_vec()
     }
 
-    /// How long the file is.
+    /// Length of the file.
     pub fn length(&self) -> u64 {
         let length =
             self.with(|file| rustix::fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0)));
         length.unwrap_or(0)
     }
 
-    /// Goes to a place in the file; false if that is not possible.
+    /// Seeks in the file. False if that is not possible.
     pub fn seek(&self, to: SeekFrom) -> bool {
         self.with(|file| rustix::fs::seek(file, to).is_ok()).unwrap_or(false)
     }
 
-    /// Gives the descriptor, to be closed; `None` if that has happened before.
+    /// Takes the descriptor, to be closed; `None` if that has happened before.
     pub fn take(&self) -> Option<OwnedFd> {
         self.inner.lock().open.take()
     }
 }
 
-/// What is in a pipe, which keeps it. If the user may have no second pipe as large, only the first of it.
+/// Copies the content of a pipe without taking it out. Only its beginning, if the user may have no second pipe as large.
 fn unread(pipe: &OwnedFd) -> Result<Vec<u8>, Errno> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
     let _ = fcntl_setpipe_size(&write, PIPE_BYTES);

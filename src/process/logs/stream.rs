@@ -16,18 +16,18 @@ pub(super) struct Stream {
     local_rank: u32,
     which: Which,
     read_end: Arc<ReadEnd>,
-    /// The number of the watch on the file that is read; `None` for a pipe.
+    /// The inotify watch on the file that is read; `None` for a pipe.
     watch: Option<i32>,
-    /// How far a file has been read.
+    /// Bytes of the file that have been read.
     read_bytes: u64,
-    /// What comes out of a pipe is written here.
+    /// The file into which the bytes of a pipe are copied.
     file: Option<LogFile>,
     console: bool,
     prefix: Option<Vec<u8>>,
     lines: Lines,
 }
 
-/// What one read gave.
+/// The result of one read.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Copied {
     Some(usize),
@@ -36,7 +36,7 @@ pub(super) enum Copied {
 }
 
 impl Stream {
-    /// Opens the file that the stream goes to, if it comes from a pipe.
+    /// Opens the destination file of a stream that comes from a pipe.
     pub fn open(source: Source) -> Result<Stream, StartError> {
         let Source { local_rank, which, reading, copies } = source;
         let (reading, watch, path) = match reading {
@@ -63,16 +63,16 @@ impl Stream {
         self.watch.is_none().then_some(&self.read_end)
     }
 
-    /// The number of the watch on the file that is read.
+    /// The inotify watch on the file that is read.
     pub fn watch(&self) -> Option<i32> {
         self.watch
     }
 
-    /// How much there can be that was written before now.
+    /// Upper bound on the unread bytes that were written before now.
     pub fn enough(&self) -> u64 {
         match self.watch {
             Some(_) => self.read_end.length().saturating_sub(self.read_bytes),
-            // Nobody can make it larger than this unnoticed; twice, for what is written while it is read.
+            // A pipe has at most this size. Twice, for bytes that are written while it is read.
             None => 2 * PIPE_BYTES as u64,
         }
     }
@@ -90,11 +90,11 @@ impl Stream {
         if self.watch.is_some() && !sink.is_wanted() {
             self.skip();
         }
-        // That of a file is in the file.
+        // The end of a file can be read from the file.
         let keeps_tail = self.which == Which::Stderr && self.watch.is_none();
         match self.read_end.read(buffer, keeps_tail) {
             None => Copied::Ended,
-            // The end of a file is only where its writer is.
+            // The end of a file is only the writer's present position.
             Some(Ok(0)) => {
                 if self.watch.is_some() {
                     Copied::Nothing
@@ -115,7 +115,7 @@ impl Stream {
         }
     }
 
-    /// Goes to the end of a file: reading gigabytes for nobody would hold up the worker's end.
+    /// Skips to the end of a file that nothing is shown of: reading gigabytes would delay the worker's end.
     fn skip(&mut self) {
         let end = self.read_end.length();
         if end > self.read_bytes && self.read_end.seek(SeekFrom::Start(end)) {
@@ -123,7 +123,7 @@ impl Stream {
         }
     }
 
-    /// Passes on an unended last line. Gives what was read, to be closed; `None` if that has happened before.
+    /// Writes a last line without an end. Returns the descriptor to be closed; `None` if that has happened before.
     pub fn finish(&mut self, sink: &mut Sink) -> Option<OwnedFd> {
         let ended = self.read_end.take()?;
         let prefix = self.prefix.as_deref().unwrap_or_default();
