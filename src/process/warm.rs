@@ -1,12 +1,13 @@
-//! Warm starts: workers that are forked from a process in which what they import is loaded already.
+//! Warm starts: workers are forked from a fork server that has imported their modules.
 //!
-//! Owns the *template*, a process that imports modules and then waits ([`Template`], the agent's end; [`Nest`], its own), what
-//! the two say to each other, and which workers may come from it. Leaves to the front end what a template executes, and to
-//! the program in it how a child becomes a worker that nobody can tell from one that was executed.
+//! Owns the fork server, called the *template*: the agent's end of it ([`Template`]), its own end ([`Nest`]), the messages between
+//! the two, and the rules which workers may be forked from it. Leaves to the front end what a template executes. Leaves to the
+//! program in the template how a child becomes a worker that equals an executed one.
 //!
-//! For each worker the template forks a child that becomes the worker's guard, which forks the worker: so there is one way
-//! to supervise, whichever way a worker was started. The template's own guard kills nothing when the template ends: workers outlive
-//! it. Whenever a template cannot be used, workers are executed as always, and the log says why.
+//! For each worker the template forks a child that becomes the worker's guard, and the guard forks the worker. So supervision is
+//! the same for both kinds of start. The template's own guard kills nothing when the template ends: workers outlive it. When a
+//! template cannot be used, workers are executed as usual, and the log says why.
+//! `docs/decisions/0047-warm-starts-fork-workers-from-a-template.md` and the two after it have the reasons.
 
 mod nest;
 mod request;

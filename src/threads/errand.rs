@@ -1,7 +1,7 @@
-//! Work that may hang, on a dedicated thread, and how to tell that it does.
+//! Work that may hang, on a dedicated thread, and detection of the hang.
 //!
-//! A file system that hangs and a machine that is busy look alike to a time limit: nothing comes. They differ in what the thread is doing.
-//! One that hangs sleeps in the kernel; one that is late waits for a processor. So whoever is in a hurry asks which it is.
+//! A time limit cannot tell a file system that hangs from a machine that is busy. The state of the thread can: a thread that
+//! hangs sleeps in the kernel, and a thread that is late waits for a processor. So a caller in a hurry looks at that state.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -12,29 +12,29 @@ use tokio::time::{Instant, sleep_until};
 
 use super::spawn;
 
-/// How often the thread is looked at. The clock that timers go by has no finer one.
+/// How often the thread's state is looked at. Timers have no finer resolution.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
-/// After how many looks in a row at a thread that sleeps it is said to hang: one look may meet a short sleep.
+/// Number of looks in a row that find the thread asleep, after which it counts as hanging. One look may meet a short sleep.
 const ASLEEP_LOOKS: u8 = 2;
 
-/// Work on a dedicated thread. Dropping it lets the thread go on alone. It must wait for nothing but what may hang.
+/// Work on a dedicated thread. Dropping it detaches the thread. The work must not sleep for any other reason than a hang.
 #[derive(Debug)]
 pub struct Errand<T> {
     answer: oneshot::Receiver<T>,
-    /// The thread's number; 0 until it runs.
+    /// The thread's id; 0 until it runs.
     thread: Arc<AtomicI32>,
     look_at: Instant,
     asleep_looks: u8,
 }
 
-/// What became of an errand so far.
+/// The state of an errand.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Progress<T> {
     /// It is done.
     Done(T),
     /// It sleeps in the kernel, and may do so for ever.
     Hangs,
-    /// There was no thread for it, or it panicked.
+    /// The thread could not be started, or the work panicked.
     Lost,
 }
 
@@ -46,16 +46,16 @@ impl<T: Send + 'static> Errand<T> {
         let number = thread.clone();
         let started = spawn(name, move || {
             number.store(rustix::thread::gettid().as_raw_pid(), Ordering::Relaxed);
-            // Nobody may want to know any more.
+            // The caller may have stopped waiting.
             let _ = sender.send(work());
         });
         if let Err(error) = started {
-            tracing::warn!(%error, "no thread for work that may hang");
+            tracing::warn!(%error, "cannot start a thread for work that may hang");
         }
         Self { answer, thread, look_at: Instant::now() + LOOK_INTERVAL, asleep_looks: 0 }
     }
 
-    /// Wait until it is done or is seen to hang, which takes 2 to 3 ms. May be dropped and called again.
+    /// Wait until the work is done or found to hang, which takes 2 to 3 ms. May be dropped and called again.
     pub async fn done_or_hangs(&mut self) -> Progress<T> {
         loop {
             tokio::select! {
@@ -73,7 +73,7 @@ impl<T: Send + 'static> Errand<T> {
         }
     }
 
-    /// Wait until it is done, however long that takes; `None` if it is lost. May be dropped and called again.
+    /// Wait until the work is done, however long that takes; `None` if it is lost. May be dropped and called again.
     pub async fn done(&mut self) -> Option<T> {
         (&mut self.answer).await.ok()
     }
@@ -81,7 +81,7 @@ impl<T: Send + 'static> Errand<T> {
     fn is_asleep(&self) -> bool {
         let number = self.thread.load(Ordering::Relaxed);
         let stat = std::fs::read_to_string(format!("/proc/self/task/{number}/stat")).unwrap_or_default();
-        // The name before it may hold anything, parentheses too.
+        // The thread's name precedes it and may contain anything, including parentheses.
         let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
         matches!(state, Some('S' | 'D'))
     }
@@ -117,7 +117,7 @@ mod tests {
                 std::hint::spin_loop();
             }
         });
-        // Many times as long as a hang takes to be seen.
+        // Many times as long as the detection of a hang takes.
         let patience = Duration::from_millis(50);
         let early = tokio::time::timeout(patience, errand.done_or_hangs()).await;
         enough.store(true, Ordering::Relaxed);

@@ -316,7 +316,7 @@ def test_a_template_that_is_killed_is_replaced_and_its_workers_live_on(job: Job,
     agent = run(job, WARM, script(tmp_path, FAMILY), restarts=2)
     first = int(agent.line(r"warm (\d+)")[1])
     os.kill(template_of(job), signal.SIGKILL)
-    agent.line("the template that has loaded `json` is started anew: its process has ended: SIGKILL")
+    agent.line("the template that has loaded `json` is restarted: its process has ended: SIGKILL")
     assert first in job.pids()
     mark = agent.mark()
     os.kill(first, signal.SIGKILL)
@@ -399,7 +399,7 @@ def test_workers_can_start_in_a_folder_that_is_gone(job: Job, tmp_path: Path) ->
     started = job.start([*in_gone, *agent])
     assert started.wait() == 0, started.tail()
     (told,) = (line for line in started.lines if "workers are started cold" in line)
-    assert "it cannot be asked for one: the folder that it would begin in is gone" in told
+    assert "a spawn request cannot be sent: its working directory is gone" in told
     assert [line for line in started.lines if line in {"warm", "cold"}] == ["cold", "cold"]
 
 
@@ -423,7 +423,7 @@ def test_a_worker_with_another_variable_is_started_cold(job: Job, tmp_path: Path
     path = script(tmp_path, HOW)
     agent = run(job, WARM, path, env={"TEST_WORKER_VARIABLE": "PYTHONDEVMODE=1"})
     assert agent.wait() == 0, agent.tail()
-    agent.line("workers are started cold.*: worker of local rank 0 differs: its variable `PYTHONDEVMODE` is another$")
+    agent.line("workers are started cold.*: worker of local rank 0 differs: its variable `PYTHONDEVMODE` differs$")
     agent.line("^cold")
 
 

@@ -1,4 +1,4 @@
-//! The template's own end: it hears which workers to fork, and tells their guards' descriptors.
+//! The template's end of the socket: it receives spawn requests, and sends the descriptors of guards.
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsString};
@@ -16,11 +16,11 @@ use super::super::guard::{Descriptors, Hatching, block_signals};
 use super::request::{Answer, Request};
 use super::{socket, title};
 
-/// Where workers hatch: a process with one thread that has loaded what they need.
+/// The fork server's state: a process with one thread that has imported the workers' modules.
 #[derive(Debug)]
 pub struct Nest {
     socket: OwnedFd,
-    /// Of workers that came from here, until they have ended and are reaped: what is readable then.
+    /// For each guard that was forked here and not reaped yet: a descriptor that becomes readable when the guard ends.
     guards: BTreeMap<i32, OwnedFd>,
 }
 
@@ -30,23 +30,26 @@ impl Nest {
         Nest { socket, guards: BTreeMap::new() }
     }
 
-    /// Tells the agent that everything is loaded.
+    /// Tells the agent that everything is imported.
     ///
-    /// Errors if the agent is gone.
+    /// # Errors
+    /// The agent is gone.
     pub fn ready(&self) -> io::Result<()> {
         self.tell(&Answer::Ready, &[])
     }
 
-    /// Tells the agent why no worker can come from here. End the process then.
+    /// Tells the agent why no worker can be forked here. The caller ends the process then.
     ///
-    /// Errors if the agent is gone.
+    /// # Errors
+    /// The agent is gone.
     pub fn refuse(&self, reason: &str) -> io::Result<()> {
         self.tell(&Answer::Refused(reason.to_owned()), &[])
     }
 
-    /// Waits until a worker is asked for; `None` once the agent has let go. Reaps guards meanwhile.
+    /// Waits for the next spawn request; `None` once the agent has closed the socket. Reaps guards meanwhile.
     ///
-    /// Errors if what was asked cannot be read.
+    /// # Errors
+    /// The request cannot be decoded.
     pub fn next_egg(&mut self) -> io::Result<Option<Egg>> {
         loop {
             if self.wait()? {
@@ -56,15 +59,16 @@ impl Nest {
         }
     }
 
-    /// In the template, after it has forked a worker's guard. Lets go of what belongs to that.
+    /// In the template, after it has forked a worker's guard: sends the guard's descriptor and releases the request.
     ///
-    /// Errors if the agent is gone.
+    /// # Errors
+    /// The agent is gone.
     pub fn forked(&mut self, egg: &mut Egg, guard: i32) -> io::Result<()> {
         egg.stage = Stage::Over;
         let pid = Pid::from_raw(guard).ok_or(io::ErrorKind::InvalidInput)?;
         let end = match egg.end.take() {
             Some(end) => end,
-            // It is not reaped yet, so the number is its own.
+            // The guard is not reaped yet, so its process id cannot have been reused.
             None => pidfd_open(pid, PidfdFlags::empty())?,
         };
         self.tell(&Answer::Forked, &[&end])?;
@@ -72,7 +76,7 @@ impl Nest {
         Ok(())
     }
 
-    /// Whether the socket is readable; or else guards have ended, and are reaped.
+    /// Waits for the socket or for the end of guards, which it reaps. True if the socket is readable.
     fn wait(&mut self) -> io::Result<bool> {
         let fds = std::iter::once(&self.socket).chain(self.guards.values());
         let mut fds: Vec<PollFd<'_>> = fds.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
@@ -80,7 +84,7 @@ impl Nest {
         let asked = !fds[0].revents().is_empty();
         let ended = fds.iter().skip(1).map(|fd| !fd.revents().is_empty()).collect::<Vec<_>>();
         for (guard, _) in self.guards.keys().copied().collect::<Vec<_>>().into_iter().zip(ended).filter(|(_, it)| *it) {
-            // ECHILD: something that was loaded has reaped it.
+            // ECHILD: an imported module has reaped it.
             let _ = waitpid(Pid::from_raw(guard), WaitOptions::empty());
             self.guards.remove(&guard);
         }
@@ -93,13 +97,13 @@ impl Nest {
     }
 }
 
-/// A worker that is to be forked.
+/// A spawn request: a worker that is to be forked.
 #[derive(Debug)]
 pub struct Egg {
     request: Request,
     cwd: CString,
     stage: Stage,
-    /// Where the kernel has no pidfds: a pipe that ends with the guard.
+    /// A pipe that ends with the guard. Only where the kernel has no pidfds.
     end: Option<OwnedFd>,
 }
 
@@ -112,7 +116,7 @@ enum Stage {
 
 impl Egg {
     fn lay(fds: Vec<OwnedFd>) -> io::Result<Egg> {
-        let garbled = || io::Error::new(io::ErrorKind::InvalidData, "what the agent asks for cannot be read");
+        let garbled = || io::Error::new(io::ErrorKind::InvalidData, "the agent's spawn request cannot be decoded");
         let mut fds = fds.into_iter();
         let mut next = || fds.next().ok_or_else(garbled);
         let [file, control, input, output, error, null] = [next()?, next()?, next()?, next()?, next()?, next()?];
@@ -141,9 +145,10 @@ impl Egg {
         self.request.env()
     }
 
-    /// In a child of the template: becomes the worker's guard. Fork the worker next.
+    /// In a child of the template: becomes the worker's guard. The caller forks the worker next.
     ///
-    /// Errors if it cannot, which the agent has been told. End the process then.
+    /// # Errors
+    /// The guard cannot be set up, which the agent has been told. The caller ends the process then.
     pub fn become_guard(&mut self, nest: Nest) -> io::Result<()> {
         block_signals();
         drop(nest);
@@ -157,9 +162,10 @@ impl Egg {
         }
     }
 
-    /// In the guard: watches over its child `worker` until nothing of that is left, and ends the process.
+    /// In the guard: supervises its child `worker` until no process of it is left, and ends the process.
     ///
-    /// Errors if this process is no guard.
+    /// # Errors
+    /// This process is not a guard.
     pub fn watch(&mut self, worker: i32) -> io::Error {
         match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Hatching(hatching) => hatching.watch(worker),
@@ -167,9 +173,10 @@ impl Egg {
         }
     }
 
-    /// In the guard's child: becomes the worker, with its session, streams and folder. Its variables are the caller's to set.
+    /// In the guard's child: becomes the worker, with its session, streams and folder. The caller sets its variables.
     ///
-    /// Errors if this process is no guard's child. What fails otherwise ends it, and is told by the guard.
+    /// # Errors
+    /// This process is not a guard's child. Any other failure ends it, and the guard reports it.
     pub fn become_worker(&mut self) -> io::Result<()> {
         match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Hatching(hatching) => hatching.become_worker(&self.cwd),
@@ -178,10 +185,10 @@ impl Egg {
         Ok(())
     }
 
-    /// Shows command and environment of the worker, not the template's, in `/proc` and to `ps`, as far as they fit.
+    /// Makes `/proc` and `ps` show the command and environment of the worker, as far as they fit.
     ///
     /// # Safety
-    /// Nothing may rely on what `main` was given, or on what `getenv` has returned since the process was executed.
+    /// Nothing may use the arguments of `main`, or the results of `getenv` since the process was executed.
     pub unsafe fn show(&self) {
         // SAFETY: as promised by the caller.
         unsafe { title::show(&self.argv(), &self.env()) };

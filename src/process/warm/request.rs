@@ -1,4 +1,4 @@
-//! What agent and template say to each other, as bytes. Both are of one version: the template runs what the agent names.
+//! The messages between agent and template, as bytes. Both have one version, because the agent starts the template.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::spec::WorkerSpec;
 
-/// A worker that is to be forked. Its descriptors travel beside it.
+/// A worker that is to be forked. Its descriptors are sent with the message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Request {
     argv: Vec<Vec<u8>>,
@@ -18,7 +18,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// `cwd` is the folder of a worker that names none.
+    /// `cwd` is the working directory of a worker whose specification has none.
     pub fn new(spec: &WorkerSpec, cwd: &Path) -> Request {
         let bytes = |text: &OsStr| text.as_bytes().to_vec();
         Request {
@@ -50,18 +50,18 @@ impl Request {
     }
 }
 
-/// What a template says.
+/// An answer of the template.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Answer {
-    /// Everything is loaded; it may be asked for workers.
+    /// Everything is imported. The template accepts spawn requests.
     Ready,
-    /// It cannot be used, for this reason, and ends.
+    /// The template cannot be used, for this reason, and ends.
     Refused(String),
-    /// A worker's guard lives; a pidfd of it travels beside this.
+    /// A worker's guard was forked. A pidfd of it is sent with the message.
     Forked,
 }
 
-/// No answer is longer.
+/// Upper bound on the length of an answer.
 pub(super) const MAX_ANSWER_BYTES: usize = 4096;
 
 impl Answer {

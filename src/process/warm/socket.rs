@@ -1,4 +1,4 @@
-//! Messages with descriptors, over a socket whose messages stay whole.
+//! Messages with descriptors, over a socket that preserves message boundaries.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -13,7 +13,7 @@ use rustix::net::{
 
 use super::super::spawn::received;
 
-/// Descriptors in a message, at most.
+/// Most descriptors of one message.
 const MAX_FDS: usize = 8;
 
 pub(super) fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
@@ -25,7 +25,7 @@ pub(super) fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> R
     retry_on_intr(|| sendmsg(&socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)).map(drop)
 }
 
-/// Bytes and descriptors of one message; no bytes once the other end is closed.
+/// Receives the bytes and descriptors of one message. No bytes: the other end is closed.
 pub(super) fn receive(socket: impl AsFd, max_bytes: usize) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {
     let mut bytes = vec![0; max_bytes];
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];

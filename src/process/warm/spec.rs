@@ -1,4 +1,4 @@
-//! What a template is, and which workers may be forked from it.
+//! The specification of a template, and the rules which workers may be forked from it.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -6,29 +6,29 @@ use std::path::PathBuf;
 
 use super::super::spec::WorkerSpec;
 
-/// A template, and what its workers have in common with it.
+/// A template, and the properties that its workers share with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TemplateSpec {
-    /// The workers' program, which is the template's too.
+    /// The program of the workers and of the template.
     pub program: OsString,
-    /// What makes the program a template; put before the workers' arguments.
+    /// Arguments that make the program a template. They precede the workers' arguments.
     pub begin: Vec<OsString>,
     /// The workers' arguments.
     pub args: Vec<OsString>,
-    /// So many of [`args`](Self::args) are the same for every worker; those behind them may differ.
+    /// Number of leading [`args`](Self::args) that are the same for every worker. The others may differ.
     pub fixed: usize,
     /// The environment that workers inherit.
     pub env: BTreeMap<OsString, OsString>,
-    /// Variables that may be another worker by worker, or be missing here. No other may: who knows what an import made of it.
+    /// Variables that may differ from worker to worker, or be missing here. No other variable may: an import may have used it.
     pub varies: Vec<OsString>,
-    /// The workers' folder. Default: this process's.
+    /// The workers' working directory. Default: this process's.
     pub cwd: Option<PathBuf>,
-    /// What it loads, for the log.
+    /// The modules that it imports, for the log.
     pub what: String,
 }
 
 impl TemplateSpec {
-    /// The template as a process to start. It is told how much room it has to show workers' variables in its own place.
+    /// The template as a process to start. Its environment reserves memory in which `/proc` can show the variables of workers.
     pub(super) fn process(&self) -> WorkerSpec {
         let mut spec = WorkerSpec::new(0, &self.program);
         spec.args = self.begin.iter().chain(&self.args).cloned().collect();
@@ -38,10 +38,10 @@ impl TemplateSpec {
         spec
     }
 
-    /// Why this worker cannot be forked from the template: in what it differs. `None` if it can.
+    /// Why this worker cannot be forked from the template: the first difference. `None` if it can.
     pub(super) fn why_not(&self, worker: &WorkerSpec) -> Option<String> {
         if let Some(wrapper) = worker.wrapper.first() {
-            return Some(format!("`{}` is to be executed before its program", wrapper.display()));
+            return Some(format!("its program is run by the wrapper `{}`", wrapper.display()));
         }
         if worker.program != self.program {
             return Some(format!("its program is `{}`, not `{}`", worker.program.display(), self.program.display()));
@@ -51,9 +51,9 @@ impl TemplateSpec {
             return Some("it runs another script".to_owned());
         }
         if worker.cwd != self.cwd {
-            return Some("its folder is another".to_owned());
+            return Some("its working directory differs".to_owned());
         }
-        self.other_variable(&worker.env).map(|name| format!("its variable `{}` is another", name.display()))
+        self.other_variable(&worker.env).map(|name| format!("its variable `{}` differs", name.display()))
     }
 
     fn other_variable<'a>(&'a self, env: &'a BTreeMap<OsString, OsString>) -> Option<&'a OsStr> {
@@ -65,9 +65,9 @@ impl TemplateSpec {
     }
 }
 
-/// Holds nothing but room, for variables that workers have and their template has not.
+/// A variable that only reserves memory, for variables that workers have and their template has not.
 const ROOM: &str = "ELASTIC_RS_TEMPLATE_ROOM";
-/// Those that an agent sets take some 700 bytes, and paths.
+/// The variables that an agent sets take about 700 bytes, plus paths.
 const ROOM_BYTES: usize = 4096;
 
 #[cfg(test)]
@@ -107,16 +107,16 @@ mod tests {
             change(&mut worker);
             spec().why_not(&worker).unwrap()
         };
-        assert_eq!(why(|it| it.wrapper = vec!["numactl".into()]), "`numactl` is to be executed before its program");
+        assert_eq!(why(|it| it.wrapper = vec!["numactl".into()]), "its program is run by the wrapper `numactl`");
         assert_eq!(why(|it| it.program = "pypy".into()), "its program is `pypy`, not `python`");
         assert_eq!(why(|it| it.args[1] = "other.py".into()), "it runs another script");
         assert_eq!(why(|it| it.args.truncate(1)), "it runs another script");
-        assert_eq!(why(|it| it.cwd = Some("/".into())), "its folder is another");
+        assert_eq!(why(|it| it.cwd = Some("/".into())), "its working directory differs");
         let changed = why(|it| drop(it.env.insert("OMP_NUM_THREADS".into(), "8".into())));
-        assert_eq!(changed, "its variable `OMP_NUM_THREADS` is another");
-        assert_eq!(why(|it| drop(it.env.remove(OsStr::new("PATH")))), "its variable `PATH` is another");
+        assert_eq!(changed, "its variable `OMP_NUM_THREADS` differs");
+        assert_eq!(why(|it| drop(it.env.remove(OsStr::new("PATH")))), "its variable `PATH` differs");
         let added = why(|it| drop(it.env.insert("PYTHONMALLOC".into(), "debug".into())));
-        assert_eq!(added, "its variable `PYTHONMALLOC` is another");
+        assert_eq!(added, "its variable `PYTHONMALLOC` differs");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The agent's end: starts the template, starts it anew when it dies, and has it fork workers.
+//! The agent's end: starts the template, restarts it when it dies, and sends it spawn requests.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -25,14 +25,15 @@ use super::super::spec::WorkerSpec;
 use super::request::{Answer, MAX_ANSWER_BYTES, Request};
 use super::{TemplateSpec, socket};
 
-/// How long workers wait for the template to load. Whoever starts cold loads the same, and later.
+/// How long workers wait for the template's imports. Executed workers would import the same, and finish later.
 const LOAD_LIMIT: Duration = Duration::from_secs(60);
 /// How long a fork may take.
 const FORK_LIMIT: Duration = Duration::from_secs(10);
-/// A template that has died so often is not started anew.
+/// A template that has died this often is not restarted.
 const MAX_DEATHS: u32 = 5;
 
-/// A template at work. Dropping it ends it, and kills workers that came from it, a moment later; to know when, use [`end`](Self::end).
+/// A running template. Dropping it ends it and kills the workers that were forked from it, a moment later. To know when, use
+/// [`end`](Self::end).
 #[derive(Debug)]
 pub struct Template {
     shared: Arc<Shared>,
@@ -41,7 +42,7 @@ pub struct Template {
 }
 
 impl Template {
-    /// Starts it, and returns at once. Needs a tokio runtime with I/O and time.
+    /// Starts the template, and returns at once. Needs a tokio runtime with I/O and time.
     pub fn start(spec: TemplateSpec) -> Template {
         let (closing, closed) = watch::channel(());
         let state = State::Loading { since: Instant::now() };
@@ -50,7 +51,7 @@ impl Template {
         Template { shared, keeper: Mutex::new(Some((closing, keeper))) }
     }
 
-    /// Ends it, kills what is left of workers that came from it, and waits until nothing of that is left.
+    /// Ends the template, kills the workers that were forked from it, and waits until no process of them is left.
     pub async fn end(&self) {
         let Some((closing, keeper)) = self.keeper.lock().take() else { return };
         drop(closing);
@@ -61,7 +62,8 @@ impl Template {
         }
     }
 
-    /// Waits while it loads what these workers need, up to a minute from its start: they would load it too, and be ready later.
+    /// Waits while the template imports the modules of these workers, up to a minute from its start. Executed workers would import
+    /// them too, and be ready later.
     pub async fn loaded(&self, specs: &[WorkerSpec]) {
         self.shared.loaded(specs).await;
     }
@@ -71,7 +73,7 @@ impl Template {
     }
 }
 
-/// What is known of a template.
+/// The agent's view of a template, shared by its users.
 #[derive(Debug)]
 pub(in super::super) struct Shared {
     spec: TemplateSpec,
@@ -81,9 +83,9 @@ pub(in super::super) struct Shared {
 
 #[derive(Debug, Default)]
 struct Live {
-    /// Of a template that is ready.
+    /// The socket of a template that is ready.
     socket: Option<Arc<AsyncFd<OwnedFd>>>,
-    /// Why workers are started cold, as the log has it.
+    /// Why workers are started cold, as last logged.
     told: Option<String>,
 }
 
@@ -93,7 +95,7 @@ enum State {
         since: Instant,
     },
     Ready,
-    /// There is no template and will be none, for this reason.
+    /// There is no template any more, for this reason.
     Over(String),
 }
 
@@ -107,12 +109,12 @@ impl Shared {
             State::Loading { since } => since,
             State::Ready | State::Over(_) => return,
         };
-        // If it fails the limit is over, or the keeper is.
+        // Fails if the time is over, or if the keeper has ended.
         let loaded = states.wait_for(|state| !matches!(state, State::Loading { .. }));
         let _ = timeout_at((since + LOAD_LIMIT).into(), loaded).await;
     }
 
-    /// Has a worker forked; `None`, after the log was told why, if it has to be executed. May take a few ms.
+    /// Has the template fork a worker. `None` if the worker has to be executed, which is logged. May take a few ms.
     pub fn hatch(&self, spec: &WorkerSpec, opened: &Opened) -> Option<Guarded> {
         // One at a time: answers come in the order of requests.
         let mut live = self.live.lock();
@@ -151,8 +153,8 @@ impl Shared {
     fn failed(&self, live: &mut Live, failure: Failure) -> String {
         let (reason, over) = match failure {
             Failure::Refused(reason) => (reason, true),
-            Failure::Silent => (format!("it has not forked a worker in {FORK_LIMIT:.0?}"), true),
-            // The keeper sees it end, and starts another.
+            Failure::Silent => (format!("it has not forked a worker within {FORK_LIMIT:.0?}"), true),
+            // The keeper notices its end, and starts another.
             Failure::Lost(errno) => (format!("it does not answer: {errno}"), false),
             Failure::Unasked(reason) => return reason,
         };
@@ -169,7 +171,7 @@ enum Failure {
     Refused(String),
     Silent,
     Lost(Errno),
-    /// It was not asked, for a reason that is this process's, and may be another time.
+    /// No request was sent, for a reason in this process. A later request may succeed.
     Unasked(String),
 }
 
@@ -179,9 +181,9 @@ impl From<Errno> for Failure {
     }
 }
 
-/// Whatever fails, the control socket is closed then: a worker that comes into being after all is killed by its guard.
+/// Sends a spawn request. Any failure closes the control socket, so a worker that is forked all the same is killed by its guard.
 fn hatch(socket: &AsyncFd<OwnedFd>, spec: &WorkerSpec, opened: &Opened) -> Result<Guarded, Failure> {
-    let unasked = |error| Failure::Unasked(format!("it cannot be asked for one: {error}"));
+    let unasked = |error| Failure::Unasked(format!("a spawn request cannot be sent: {error}"));
     let request = written(spec).map_err(unasked)?;
     let Ties { control, theirs, agent } = Ties::new().map_err(|errno| unasked(errno.into()))?;
     let [input, output, error] = &opened.stdio;
@@ -203,10 +205,10 @@ fn hatch(socket: &AsyncFd<OwnedFd>, spec: &WorkerSpec, opened: &Opened) -> Resul
     }
 }
 
-/// A file with what the worker is to be, which may be more than a message holds.
+/// Writes the spawn request to a file, because it may be longer than a message can be.
 fn written(spec: &WorkerSpec) -> io::Result<File> {
     let cwd = env::current_dir()
-        .map_err(|error| io::Error::new(error.kind(), format!("the folder that it would begin in is gone: {error}")))?;
+        .map_err(|error| io::Error::new(error.kind(), format!("its working directory is gone: {error}")))?;
     let mut file = File::from(memfd_create(c"worker", MemfdFlags::CLOEXEC)?);
     file.write_all(&Request::new(spec, &cwd).encode())?;
     Ok(file)
@@ -218,17 +220,17 @@ fn readable_until(socket: &AsyncFd<OwnedFd>, deadline: Instant) -> Result<bool, 
     Ok(retry_on_intr(|| poll(&mut fds, Some(&left)))? > 0)
 }
 
-/// Starts templates, one after the other, and hears how they end.
+/// Starts templates, one after the other, and notices their ends.
 struct Keeper {
     shared: Arc<Shared>,
     closed: watch::Receiver<()>,
     sender: mpsc::UnboundedSender<Event>,
     events: mpsc::UnboundedReceiver<Event>,
-    /// By the templates' numbers. That of one that has ended stays for as long as it has somebody's orphans.
+    /// Guards, by the number of the template. The guard of a template that has ended stays as long as it has orphans.
     guards: BTreeMap<u32, Member>,
 }
 
-/// Why a template is waited for no longer.
+/// Why the keeper stops attending to a template.
 enum End {
     Closed,
     Died(String),
@@ -251,7 +253,7 @@ impl Keeper {
                 break;
             }
         }
-        // Those that came from it outlive it.
+        // Workers that were forked from it outlive it.
         while self.closed.changed().await.is_ok() {}
         self.guards.values().for_each(|guard| guard.order(Order::Kill));
         while !self.guards.is_empty() {
@@ -261,14 +263,14 @@ impl Keeper {
         }
     }
 
-    /// Starts one, and returns this process's end of the socket.
+    /// Starts a template, and returns this process's end of the socket.
     async fn begin(&mut self, number: u32) -> io::Result<Arc<AsyncFd<OwnedFd>>> {
         self.shared.state.send_replace(State::Loading { since: Instant::now() });
         let mut spec = self.shared.spec.process();
         spec.local_rank = number;
         let (ours, theirs) = message_socket()?;
         rustix::io::ioctl_fionbio(&ours, true)?;
-        // SAFETY: an owned descriptor stays the same open one for as long as it is owned.
+        // SAFETY: an owned descriptor stays open and the same for as long as it is owned.
         let socket = Arc::new(unsafe { AsyncFd::register_with_interest(ours, Interest::READABLE) }?);
         let forking = spawn_blocking(move || {
             let opened = open_template(theirs)?;
@@ -282,7 +284,7 @@ impl Keeper {
         Ok(socket)
     }
 
-    /// Until it has ended. What it says first is heard here, and what follows by those who ask.
+    /// Runs until the template has ended. Receives its first answer here. Later answers are received by the senders of requests.
     async fn attend(&mut self, number: u32, socket: Arc<AsyncFd<OwnedFd>>) -> End {
         let mut loading = true;
         loop {
@@ -321,18 +323,18 @@ impl Keeper {
                 self.shared.state.send_replace(State::Ready);
             }
             Some(Answer::Refused(reason)) => drop(self.shared.state.send_replace(State::Over(reason))),
-            // How it has ended is told by its guard.
+            // Its guard reports how it ended.
             Some(Answer::Forked) | None => {}
         }
     }
 
-    /// Whether another template is to take the place of one that has ended so.
+    /// Whether another template is to replace one that has ended in this way.
     fn goes_on(&self, number: u32, how: String) -> bool {
         let state = self.shared.state.borrow().clone();
         match state {
-            State::Over(_) => return false, // it said why
+            State::Over(_) => return false, // it reported the reason itself
             State::Ready if number + 1 < MAX_DEATHS => {
-                tracing::warn!("the template that has loaded {} is started anew: {how}", self.shared.spec.what);
+                tracing::warn!("the template that has loaded {} is restarted: {how}", self.shared.spec.what);
                 return true;
             }
             State::Ready => {

@@ -1,4 +1,4 @@
-//! What `/proc` shows of a process: command and environment as they were when it was executed, which is memory of its own.
+//! The command and environment that `/proc` shows of a process. They are memory of the process, written when it was executed.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -6,16 +6,16 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::ptr;
 
-/// Writes these over the calling process's own, as far as there is room for them. Nothing happens where it cannot be told where
-/// those are.
+/// Overwrites the calling process's command and environment with these, as far as they fit. Does nothing if their addresses are
+/// not known.
 ///
-/// SAFETY: nothing may refer to the old ones any more, which C's `argv` and `environ` do.
+/// SAFETY: nothing may refer to the old ones any more. C's `argv` and `environ` do.
 pub(super) unsafe fn show(argv: &[OsString], env: &BTreeMap<OsString, OsString>) {
     let Some([arg_start, arg_end, env_start, env_end]) = areas() else { return };
     let command: Vec<u8> = argv.iter().flat_map(|word| [word.as_bytes(), b"\0"].concat()).collect();
     let variable = |(name, value): (&OsString, &OsString)| [name.as_bytes(), b"=", value.as_bytes(), b"\0"].concat();
     let variables: Vec<Vec<u8>> = env.iter().map(variable).collect();
-    // SAFETY: the kernel says that these areas are this process's, and the caller that nobody reads them.
+    // SAFETY: the kernel says that these areas are this process's, and the caller promises that nothing reads them.
     unsafe {
         fill(arg_start, arg_end, &[command]);
         fill(env_start, env_end, &variables);
@@ -27,7 +27,7 @@ unsafe fn fill(start: usize, end: usize, parts: &[Vec<u8>]) {
     let mut at = start;
     for part in parts {
         let room = end - at;
-        // A command that is too long is cut, as the kernel itself does; a variable that is, would be a wrong one.
+        // A command that is too long is cut, as the kernel does. A variable that is cut would be wrong, so it is left out.
         let length = if parts.len() == 1 { part.len().min(room.saturating_sub(1)) } else { part.len() };
         if length > room {
             break;
@@ -38,10 +38,10 @@ unsafe fn fill(start: usize, end: usize, parts: &[Vec<u8>]) {
     unsafe { ptr::write_bytes(ptr::with_exposed_provenance_mut::<u8>(at), 0, end - at) };
 }
 
-/// Where arguments and environment begin and end: fields 48 to 51 of `/proc/self/stat`, see `proc_pid_stat(5)`.
+/// Begin and end of arguments and environment: fields 48 to 51 of `/proc/self/stat`, see `proc_pid_stat(5)`.
 fn areas() -> Option<[usize; 4]> {
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // The name in brackets may hold anything; field 3 follows it.
+    // The name in brackets may contain anything. Field 3 follows it.
     let fields: Vec<usize> = stat.rsplit_once(") ")?.1.split(' ').skip(45).take(4).flat_map(str::parse).collect();
     let areas: [usize; 4] = fields.try_into().ok()?;
     let [arg_start, arg_end, env_start, env_end] = areas;
