@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use elastic_rs::net::listen;
 use elastic_rs::proto::Request;
-use elastic_rs::store::listen;
 use elastic_rs::store::server::{ServerOptions, StoreServer};
 
 fn start() -> StoreServer {

@@ -3,12 +3,9 @@
 //! Owns the decision whether this process is the host ([`claim`]), and the coordinator's thread. Store and rendezvous meet
 //! only here: the store's server hands over the connections that begin with the session protocol's magic.
 
-use std::fs;
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::process;
-use std::sync::OnceLock;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -17,17 +14,20 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 
+use crate::net::listen::{BindError, bind_all, bind_wildcard};
+use crate::net::local::{is_local, is_own_name};
 use crate::rendezvous::coordinator::driver::{self, Incoming};
 use crate::rendezvous::coordinator::machine::Machine;
-use crate::rendezvous::decider::home::Home;
 use crate::rendezvous::protocol::message::MAGIC;
-use crate::store::listen::{BindError, bind, bind_wildcard};
 use crate::store::server::{Controller, ServerOptions, StoreServer, Upgrade, Upgraded};
 use crate::threads;
 use crate::wait::telling_if_slow;
+use identity::home;
 
+mod identity;
 mod worker_store;
 
+pub use identity::process_number;
 pub use worker_store::Reach;
 
 /// A store with a coordinator behind the same port. Dropping it stops both.
@@ -294,61 +294,6 @@ fn run(
     });
 }
 
-/// A random number for this process, drawn on first use. It tells the process from others with its name and address.
-pub fn process_number() -> u64 {
-    static NUMBER: OnceLock<u64> = OnceLock::new();
-    *NUMBER.get_or_init(random)
-}
-
-/// The identity of a coordinator in this process on these addresses.
-fn home(addresses: &[SocketAddr]) -> Home {
-    static LIFE: OnceLock<u64> = OnceLock::new();
-    Home { process: process_number(), place: place(addresses), life: *LIFE.get_or_init(random) }
-}
-
-/// A digest that only one listener at a time can have: boot id, network namespace and addresses. Two network namespaces, or
-/// two machines, may have the same addresses. The number of a namespace may be reused, but only once all its processes have
-/// ended (`docs/decisions/0031-the-end-of-the-hosts-process-is-proven.md`).
-fn place(addresses: &[SocketAddr]) -> Option<u64> {
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    let namespace = fs::read_link("/proc/self/ns/net").ok()?;
-    let mut addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-    addresses.sort();
-    let text = format!("{} {} {}", boot.trim(), namespace.display(), addresses.join(" "));
-    // FNV-1a: the same in every build.
-    let digest = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    Some(text.bytes().fold(0xcbf2_9ce4_8422_2325, digest))
-}
-
-/// A random number from the system, by way of the standard library's randomly keyed hasher.
-fn random() -> u64 {
-    RandomState::new().hash_one(process::id())
-}
-
-/// Listen on each address. A port that the system chose for the first is used for all.
-fn bind_all(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, BindError> {
-    let mut listeners: Vec<TcpListener> = Vec::new();
-    for address in addresses {
-        let chosen =
-            listeners.first().and_then(|first| first.local_addr().ok()).map_or(address.port(), |first| first.port());
-        listeners.push(bind(SocketAddr::new(address.ip(), chosen))?);
-    }
-    Ok(listeners)
-}
-
-/// Whether the address belongs to this machine, so that a socket can be bound to it.
-fn is_local(ip: IpAddr) -> bool {
-    !ip.is_unspecified() && TcpListener::bind((ip, 0)).is_ok()
-}
-
-/// Whether the name is this machine's host name, with or without its domain.
-fn is_own_name(host: &str) -> bool {
-    let system = rustix::system::uname();
-    let own = system.nodename().to_string_lossy();
-    let own_label = own.split('.').next().unwrap_or_default();
-    !own.is_empty() && (own == host || (own_label == host && !own_label.is_empty()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -407,15 +352,6 @@ mod tests {
         assert!(error.to_string().contains(&format!("in use by pid {}", process::id())), "{error}");
         let error = Host::listen(Some("no such name"), 0, ServerOptions::default()).unwrap_err();
         assert!(error.to_string().starts_with("cannot resolve `no such name`: "), "{error}");
-    }
-
-    #[test]
-    fn a_host_started_anew_where_another_was_knows_the_place_again() {
-        let first = host_of(claim("127.0.0.1", 0, None).unwrap());
-        let here = home(first.addresses());
-        assert_eq!(here, home(&[SocketAddr::from(([127, 0, 0, 1], first.port()))]));
-        let elsewhere = [SocketAddr::from(([127, 0, 0, 2], first.port())), SocketAddr::from(([127, 0, 0, 1], 1))];
-        assert!(here.place.is_some() && elsewhere.iter().all(|other| home(&[*other]).place != here.place));
     }
 
     #[test]

@@ -12,6 +12,8 @@ pub mod devices;
 #[cfg(feature = "io")]
 pub mod host;
 pub mod launch;
+#[cfg(feature = "io")]
+pub mod net;
 pub mod process;
 pub mod proto;
 pub mod rendezvous;

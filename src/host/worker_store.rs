@@ -8,10 +8,10 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use crate::net::listen::{bind, bind_wildcard};
 use crate::rendezvous::node::machine::JoinError;
 use crate::rendezvous::node::session::Session;
 use crate::rendezvous::protocol::message::{JoinWorkers, Placement};
-use crate::store::listen::{bind, bind_wildcard};
 use crate::store::server::{ServerOptions, StoreServer};
 
 /// From where the worker stores of a node must be reachable.

@@ -1,14 +1,12 @@
 //! The TCP store: what `torch.distributed.TCPStore` is made of, as a table, a server and a client.
 //!
-//! [`Table`] decides and is pure. With the feature `io`, [`server`] puts it behind sockets, [`listen`] makes those
-//! sockets, and [`client`] is the other end. [`crate::proto`] encodes and decodes the bytes.
+//! [`Table`] decides and is pure. With the feature `io`, [`server`] puts it behind sockets, and [`client`] is the other end.
+//! [`crate::net`] makes the sockets, and [`crate::proto`] encodes and decodes the bytes.
 
 pub mod table;
 
 #[cfg(feature = "io")]
 pub mod client;
-#[cfg(feature = "io")]
-pub mod listen;
 #[cfg(feature = "io")]
 pub mod server;
 

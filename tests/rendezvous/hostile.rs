@@ -21,7 +21,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 const PATIENCE: Duration = Duration::from_secs(45);
 
 fn host() -> (Host, Runtime) {
-    let listener = elastic_rs::store::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = elastic_rs::net::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let host = Host::start(vec![listener], ServerOptions::default()).unwrap();
     (host, Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap())
 }

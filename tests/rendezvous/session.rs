@@ -340,7 +340,7 @@ async fn a_giant_frame_ends_its_own_connection_only() {
 /// The port is the store's too: neither notices what goes on at the other's door.
 #[test]
 fn half_a_greeting_costs_its_own_connection_and_disturbs_neither_sessions_nor_store() {
-    let listener = elastic_rs::store::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = elastic_rs::net::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let hello_timeout = Duration::from_millis(200);
     let options = ServerOptions { hello_timeout, ..ServerOptions::default() };
     let host = elastic_rs::host::Host::start(vec![listener], options).unwrap();
@@ -372,7 +372,7 @@ fn half_a_greeting_costs_its_own_connection_and_disturbs_neither_sessions_nor_st
 /// A session is a connection too.
 #[test]
 fn sessions_count_towards_the_connections_that_may_be_open() {
-    let listener = elastic_rs::store::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = elastic_rs::net::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let options = ServerOptions { max_connections: 2, ..ServerOptions::default() };
     let host = elastic_rs::host::Host::start(vec![listener], options).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();

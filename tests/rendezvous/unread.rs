@@ -25,7 +25,7 @@ const MOST_WRITES: usize = 200_000;
 
 #[test]
 fn a_node_that_never_reads_is_ended_with_bounded_memory_while_others_are_served() {
-    let listener = elastic_rs::store::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = elastic_rs::net::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let host = Host::start(vec![listener], ServerOptions::default()).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {

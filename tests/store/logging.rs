@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use elastic_rs::host::Host;
+use elastic_rs::net::listen;
 use elastic_rs::proto::{Limits, Request};
 use elastic_rs::rendezvous::protocol::codec::{encode_frame, encode_preamble};
 use elastic_rs::rendezvous::protocol::message::{Hello, Join, MAGIC, NodeId, NodeMessage, Round};
 use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::store::TableLimits;
 use elastic_rs::store::server::{Cause, ServerOptions, StoreServer};
-use elastic_rs::store::{TableLimits, listen};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};

@@ -7,9 +7,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
+use elastic_rs::net::listen;
 use elastic_rs::proto::{Limits, Request};
+use elastic_rs::store::TableLimits;
 use elastic_rs::store::server::{Cause, ServerOptions, StoreServer, Upgrade};
-use elastic_rs::store::{TableLimits, listen};
 use tokio::sync::mpsc::unbounded_channel;
 
 /// Bounds every wait of these tests. Reaching it is a failure, never a step.

@@ -4,8 +4,8 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 
+use elastic_rs::net::listen::{BindError, adopt, bind, bind_wildcard};
 use elastic_rs::store::client::{self, ClientOptions, StoreError};
-use elastic_rs::store::listen::{BindError, adopt, bind, bind_wildcard};
 use elastic_rs::store::server::{self, ServerOptions};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;

@@ -7,8 +7,10 @@
 //! | [`view`] | what callers see: how things stand, and how a join ended |
 //! | [`fence`] | when a node that is cut off stops its workers |
 //! | [`report`] | what an operator is told of a node unasked |
-//! | `session` | the driver: one connection and its timers (feature `io`) |
+//! | `session`, `dial` | the driver: one connection and its timers; how it is opened (feature `io`) |
 
+#[cfg(feature = "io")]
+mod dial;
 pub mod fence;
 pub mod machine;
 pub(in crate::rendezvous) mod pending;

@@ -1,34 +1,29 @@
 //! Drives [`NodeMachine`]: one connection to the coordinator, kept by a task that needs nobody's attention between rounds.
 
-use std::fmt::Display;
 use std::future::Future;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use parking_lot::Mutex;
-use rustix::io::Errno;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpSocket, TcpStream, lookup_host};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
+use super::dial::{CONNECT_TIMEOUT, Dialled, dial};
 use super::machine::{JoinError, NodeCommand, NodeMachine, View};
 use super::report::{Reported, Reporter};
-use crate::proto::Request;
+use crate::net::probe::speaks_c10d;
 use crate::rendezvous::coordinator::driver::read_message;
 use crate::rendezvous::protocol::codec;
 use crate::rendezvous::protocol::message::{
     CoordinatorMessage, Failure, Hello, JoinWorkers, Placement, Round, Verdict,
 };
 use crate::wait::until;
-
-/// How long one address is tried before the next.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A node's place at the rendezvous. Dropping it ends the connection without a goodbye; [`Session::leave`] says one.
 #[derive(Debug)]
@@ -229,9 +224,9 @@ async fn drive(shared: Arc<Shared>, host: String, port: u16, mut source: Option<
         }
         for command in commands {
             match command {
-                NodeCommand::Connect => connecting = Some(Box::pin(connect(host.clone(), port, source))),
+                NodeCommand::Connect => connecting = Some(Box::pin(dial(host.clone(), port, source))),
                 NodeCommand::Disconnect => (connection, connecting) = (None, None),
-                NodeCommand::Probe => probing = Some(Box::pin(speaks_c10d(host.clone(), port))),
+                NodeCommand::Probe => probing = Some(Box::pin(speaks_c10d(&host, port, CONNECT_TIMEOUT))),
                 NodeCommand::Send(message) => {
                     if let Some(connection) = &mut connection {
                         codec::encode_frame(&message, &mut connection.outgoing);
@@ -267,7 +262,7 @@ async fn drive(shared: Arc<Shared>, host: String, port: u16, mut source: Option<
                 connecting = None;
                 let mut machine = shared.machine.lock();
                 match opened {
-                    Ok((stream, from_source)) => {
+                    Ok(Dialled { stream, from_source }) => {
                         // Where nothing comes back to that address, no later connection waits for it.
                         source = source.filter(|_| from_source);
                         let (reader, writer) = stream.into_split();
@@ -319,94 +314,4 @@ async fn wait_for<F: Future + Unpin>(pending: &mut Option<F>) -> F::Output {
         Some(future) => future.await,
         None => std::future::pending().await,
     }
-}
-
-/// Whether a store answers there: it is greeted as a c10d client does, and has to return the ping.
-async fn speaks_c10d(host: String, port: u16) -> bool {
-    const NONCE: u32 = 0x454C_525A;
-    let greeted = async {
-        let (mut stream, _) = connect(host, port, None).await.ok()?;
-        let mut greeting = BytesMut::new();
-        Request::<&[u8]>::Validate.encode(&mut greeting);
-        Request::<&[u8]>::Ping { nonce: NONCE }.encode(&mut greeting);
-        stream.write_all(&greeting).await.ok()?;
-        stream.read_u32_le().await.ok()
-    };
-    timeout(CONNECT_TIMEOUT, greeted).await == Ok(Some(NONCE))
-}
-
-/// Why no connection could be opened.
-struct ConnectError {
-    text: String,
-    /// A host that is there said so: nobody listens.
-    refused: bool,
-    /// Nothing came back in time: somebody may listen there.
-    silent: bool,
-    /// The cause is this process's own limit on open files.
-    out_of_descriptors: bool,
-}
-
-impl ConnectError {
-    fn new(what: impl Display, error: &io::Error) -> Self {
-        Self {
-            text: format!("{what}: {error}"),
-            refused: is_refusal(error),
-            silent: error.kind() == io::ErrorKind::TimedOut,
-            out_of_descriptors: Errno::from_io_error(error) == Some(Errno::MFILE),
-        }
-    }
-}
-
-async fn in_time(connecting: impl Future<Output = io::Result<TcpStream>>) -> io::Result<TcpStream> {
-    timeout(CONNECT_TIMEOUT, connecting).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-}
-
-async fn connect_from(source: IpAddr, address: SocketAddr) -> io::Result<TcpStream> {
-    let socket = if source.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    socket.bind((source, 0).into())?;
-    socket.connect(address).await
-}
-
-fn is_refusal(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset)
-}
-
-/// Connect to the first of the host's addresses that answers; from `source`, if that is an address of this machine from which it can be
-/// reached. False where it cannot.
-async fn connect(host: String, port: u16, source: Option<IpAddr>) -> Result<(TcpStream, bool), ConnectError> {
-    let resolved = lookup_host((host.as_str(), port)).await;
-    let addresses = resolved.map_err(|error| ConnectError::new(format_args!("cannot resolve `{host}`"), &error))?;
-    let mut errors: Vec<ConnectError> = Vec::new();
-    for address in addresses {
-        let source = source.filter(|source| source.is_ipv4() == address.is_ipv4());
-        let mut connected = match source {
-            Some(source) => in_time(connect_from(source, address)).await,
-            None => in_time(TcpStream::connect(address)).await,
-        };
-        // The address is another machine's, or the way back does not lead to it. That others use it is all that was asked for.
-        let mut from_source = true;
-        if let (Some(_), Err(error)) = (source, &connected)
-            && !is_refusal(error)
-        {
-            from_source = false;
-            connected = in_time(TcpStream::connect(address)).await;
-        }
-        let error = match connected {
-            Ok(stream) => {
-                return stream
-                    .set_nodelay(true)
-                    .map(|()| (stream, from_source))
-                    .map_err(|error| ConnectError::new(address, &error));
-            }
-            Err(error) => error,
-        };
-        errors.push(ConnectError::new(address, &error));
-    }
-    let texts: Vec<&str> = errors.iter().map(|error| error.text.as_str()).collect();
-    let text = if texts.is_empty() { format!("`{host}` has no address") } else { texts.join(", ") };
-    let any = |holds: fn(&ConnectError) -> bool| errors.iter().any(holds);
-    let silent = any(|error| error.silent);
-    // Where one of several addresses is silent, the coordinator may be behind that one.
-    let refused = !silent && any(|error| error.refused);
-    Err(ConnectError { refused, silent, out_of_descriptors: any(|error| error.out_of_descriptors), text })
 }

@@ -36,7 +36,7 @@ enum Thread {
 }
 
 impl StoreServer {
-    /// Starts a server on these listeners, at least one. [`super::super::listen`] makes them.
+    /// Starts a server on these listeners, at least one. [`crate::net::listen`] makes them.
     pub fn start(listeners: Vec<TcpListener>, options: ServerOptions) -> io::Result<StoreServer> {
         let local_addr = match listeners.first() {
             Some(listener) => listener.local_addr()?,

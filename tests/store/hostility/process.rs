@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use elastic_rs::store::listen;
+use elastic_rs::net::listen;
 use elastic_rs::store::server::{Cause, ServerOptions, StoreServer};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

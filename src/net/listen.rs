@@ -1,7 +1,7 @@
-//! Listening sockets for a store.
+//! Listening sockets.
 //!
 //! Owns binding, with the options that PyTorch's servers set, and an error that names the process which has the port. Leaves
-//! accepting to [`super::server`]. Facts: section 9.1 of the protocol description (`TCPServer` in PyTorch's `socket.cpp`),
+//! accepting to whoever listens. Facts: section 9.1 of the protocol description (`TCPServer` in PyTorch's `socket.cpp`),
 //! `proc(5)`.
 
 use std::fmt;
@@ -40,6 +40,17 @@ pub fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
         let in_use = source.kind() == io::ErrorKind::AddrInUse;
         BindError { address, owner: in_use.then(|| find_owner(address)), source }
     })
+}
+
+/// Listens on each address. A port that the system chose for the first is used for all.
+pub fn bind_all(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, BindError> {
+    let mut listeners: Vec<TcpListener> = Vec::new();
+    for address in addresses {
+        let chosen =
+            listeners.first().and_then(|first| first.local_addr().ok()).map_or(address.port(), |first| first.port());
+        listeners.push(bind(SocketAddr::new(address.ip(), chosen))?);
+    }
+    Ok(listeners)
 }
 
 /// Takes over a bound socket (`master_listen_fd`). It may or may not listen already.
@@ -151,7 +162,7 @@ mod tests {
     fn the_error_names_another_process() {
         let this_program = env::current_exe().unwrap();
         let child = Command::new(&this_program)
-            .args(["--exact", "store::listen::tests::the_other_process", "--nocapture"])
+            .args(["--exact", "net::listen::tests::the_other_process", "--nocapture"])
             .env(HOLD_A_PORT, "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

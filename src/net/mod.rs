@@ -1,0 +1,10 @@
+//! Sockets, for whoever needs them: listening, connecting, and finding out who is at the other end.
+//!
+//! Knows neither the store nor the rendezvous. Facts about PyTorch's sockets are in [`listen`].
+
+#[cfg(test)]
+pub(crate) mod black_hole;
+pub mod connect;
+pub mod listen;
+pub mod local;
+pub mod probe;

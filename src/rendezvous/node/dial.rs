@@ -1,0 +1,159 @@
+//! Reaching the coordinator: over whichever of its addresses answers first.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::{Instant, timeout};
+
+use crate::net::connect::{Met, Obstacle, ResolveError, in_words, is_refusal, race, resolve};
+
+/// How long one address may take to answer, from one address of this machine.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long all of it may take: an address is tried twice if it cannot be reached from the one that was asked for.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Why no connection could be opened.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct DialError {
+    pub text: String,
+    /// A host that is there said so: nobody listens.
+    pub refused: bool,
+    /// The cause is this process's own limit on open files.
+    pub out_of_descriptors: bool,
+}
+
+/// A connection to the coordinator.
+#[derive(Debug)]
+pub(super) struct Dialled {
+    pub stream: TcpStream,
+    /// It comes from the address that was asked for, if one was.
+    pub from_source: bool,
+}
+
+/// Connect to the first of the host's addresses that answers; from `source`, if that is an address of this machine from which it can be
+/// reached.
+pub(super) async fn dial(host: String, port: u16, source: Option<IpAddr>) -> Result<Dialled, DialError> {
+    let deadline = Instant::now() + DIAL_TIMEOUT;
+    match resolve(&host, port, deadline).await {
+        Ok(addresses) => dial_any(&host, &addresses, source, deadline).await,
+        Err(error) => {
+            let out_of_descriptors = matches!(&error, ResolveError::Failed { source, .. } if lacks_descriptors(source));
+            Err(DialError { text: error.to_string(), refused: false, out_of_descriptors })
+        }
+    }
+}
+
+async fn dial_any(
+    host: &str,
+    addresses: &[SocketAddr],
+    source: Option<IpAddr>,
+    deadline: Instant,
+) -> Result<Dialled, DialError> {
+    let open = async |dialled: Dialled| match dialled.stream.set_nodelay(true) {
+        Ok(()) => Ok(dialled),
+        Err(error) => Err(error.to_string()),
+    };
+    let met = match race(addresses, deadline, |address| dial_one(address, source), open).await {
+        Ok(dialled) => return Ok(dialled),
+        Err(met) => met,
+    };
+    // Where one of several addresses is silent, the coordinator may be behind that one.
+    let refused = met.iter().any(Met::is_refusal) && !met.iter().any(Met::is_silent);
+    let out_of_descriptors =
+        met.iter().any(|met| matches!(&met.obstacle, Obstacle::Failed(error) if lacks_descriptors(error)));
+    Err(DialError { text: in_words(host, &met), refused, out_of_descriptors })
+}
+
+async fn dial_one(address: SocketAddr, source: Option<IpAddr>) -> io::Result<Dialled> {
+    if let Some(source) = source.filter(|source| source.is_ipv4() == address.is_ipv4()) {
+        match in_time(connect_from(source, address)).await {
+            Ok(stream) => return Ok(Dialled { stream, from_source: true }),
+            Err(error) if is_refusal(&error) => return Err(error),
+            // The address is another machine's, or the way back does not lead to it. That others use it is all that was asked for.
+            Err(_) => {
+                let stream = in_time(TcpStream::connect(address)).await?;
+                return Ok(Dialled { stream, from_source: false });
+            }
+        }
+    }
+    let stream = in_time(TcpStream::connect(address)).await?;
+    Ok(Dialled { stream, from_source: true })
+}
+
+async fn connect_from(source: IpAddr, address: SocketAddr) -> io::Result<TcpStream> {
+    let socket = if source.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.bind((source, 0).into())?;
+    socket.connect(address).await
+}
+
+async fn in_time(connecting: impl Future<Output = io::Result<TcpStream>>) -> io::Result<TcpStream> {
+    timeout(CONNECT_TIMEOUT, connecting).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+fn lacks_descriptors(error: &io::Error) -> bool {
+    Errno::from_io_error(error) == Some(Errno::MFILE)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::net::black_hole::black_hole;
+    use crate::net::connect::STAGGER;
+
+    const LOCALHOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
+    fn listener(last: u8) -> (TcpListener, SocketAddr) {
+        let listener = TcpListener::bind((std::net::Ipv4Addr::new(127, 0, 0, last), 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        (listener, address)
+    }
+
+    fn deadline() -> Instant {
+        Instant::now() + DIAL_TIMEOUT
+    }
+
+    #[tokio::test]
+    async fn an_address_that_never_answers_does_not_hold_up_one_that_does() {
+        let (hole, (_listener, coordinator)) = (black_hole(7), listener(8));
+        let began = Instant::now();
+        let dialled = dial_any("name", &[hole.address, coordinator], None, deadline()).await.unwrap();
+        assert_eq!(dialled.stream.peer_addr().unwrap(), coordinator);
+        // Tried in turn, the first address would have its whole time.
+        assert!(began.elapsed() >= STAGGER && began.elapsed() < CONNECT_TIMEOUT, "{:?}", began.elapsed());
+    }
+
+    #[tokio::test]
+    async fn a_connection_comes_from_the_address_that_was_asked_for_if_it_can() {
+        let (_listener, coordinator) = listener(8);
+        let own = IpAddr::from([127, 0, 0, 9]);
+        let dialled = dial_any("name", &[coordinator], Some(own), deadline()).await.unwrap();
+        assert_eq!((dialled.stream.local_addr().unwrap().ip(), dialled.from_source), (own, true));
+        // TEST-NET-1 of RFC 5737: no machine has it.
+        let others = IpAddr::from([192, 0, 2, 1]);
+        let dialled = dial_any("name", &[coordinator], Some(others), deadline()).await.unwrap();
+        assert!(dialled.stream.local_addr().unwrap().ip().is_loopback() && !dialled.from_source);
+        // Of another family than the coordinator's: nothing to bind to.
+        let dialled = dial_any("name", &[coordinator], Some("::1".parse().unwrap()), deadline()).await.unwrap();
+        assert!(dialled.from_source);
+    }
+
+    #[tokio::test]
+    async fn a_refusal_counts_unless_another_address_is_silent() {
+        let (_, closed) = listener(8);
+        let error = dial_any("name", &[closed], Some(LOCALHOST), deadline()).await.unwrap_err();
+        assert!(error.refused && error.text.starts_with(&format!("{closed}: Connection refused")), "{error:?}");
+        let hole = black_hole(7);
+        let soon = Instant::now() + Duration::from_millis(300);
+        let error = dial_any("name", &[closed, hole.address], None, soon).await.unwrap_err();
+        assert!(!error.refused && error.text.contains("no answer within"), "{error:?}");
+        let error = dial_any("name", &[], None, soon).await.unwrap_err();
+        assert_eq!((error.refused, error.text.as_str()), (false, "`name` has no address"));
+        let error = dial("no-such-host.invalid".to_owned(), 1, None).await.unwrap_err();
+        assert!(!error.refused && error.text.starts_with("cannot resolve `no-such-host.invalid`"), "{error:?}");
+    }
+}
