@@ -1,16 +1,16 @@
-//! What a failed worker is said to have died of: its error file, else the end of its standard error, and a hint about memory.
+//! The cause of a worker's failure in words: its error file, else the end of its standard error, and a hint about memory.
 
 use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
 
-/// Lines of standard error that are told.
+/// Lines of standard error that are reported.
 const TAIL_LINES: usize = 12;
 
-/// What a worker has recorded of its failure: first what sums it up, then where. `None` if that is nothing.
+/// The words that a worker recorded: first the summary, then the call stack. `None` if it recorded nothing.
 ///
-/// `text` is that of the file that PyTorch's `@record` writes: `{"message": {"message": "ValueError: x", "extraInfo":
+/// `text` is the content of the file that PyTorch's `@record` writes: `{"message": {"message": "ValueError: x", "extraInfo":
 /// {"py_callstack": "Traceback …"}}}`, or a plain text as `message` (`torch/distributed/elastic/multiprocessing/errors`).
 pub fn recorded(text: &str) -> Option<String> {
     let parsed: Value = serde_json::from_str(text).ok()?;
@@ -24,12 +24,12 @@ pub fn recorded(text: &str) -> Option<String> {
     Some(words.trim().to_owned()).filter(|words| !words.is_empty())
 }
 
-/// What a worker said last on standard error: first the line that sums it up. Empty if it said nothing.
+/// The last lines of a worker's standard error, beginning with the one that sums them up. Empty if there are none.
 pub fn last_words(stderr_tail: &[u8]) -> String {
     last_lines(&String::from_utf8_lossy(stderr_tail))
 }
 
-/// The last lines that say something. What Python prints ends with the exception, so that line is put first.
+/// The last non-empty lines. A Python traceback ends with the exception, so that line is put first.
 fn last_lines(text: &str) -> String {
     let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
     let Some(last) = lines.last() else { return String::new() };
@@ -37,7 +37,7 @@ fn last_lines(text: &str) -> String {
     if lines.len() == 1 { (*last).to_owned() } else { format!("{last}\n{}", lines[from..].join("\n")) }
 }
 
-/// How often the kernel has killed for want of memory, in this process's control group and on this host.
+/// Number of OOM kills, in this process's control group and on this host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OomKills {
     group: Option<u64>,
@@ -45,28 +45,28 @@ pub struct OomKills {
 }
 
 impl OomKills {
-    /// As of now. What cannot be read is left out.
+    /// Reads the counters. A counter that cannot be read is left out.
     pub fn now() -> Self {
         let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let group = groups.lines().find_map(memory_events).and_then(|file| counter(&file, "oom_kill"));
         Self { group, host: counter("/proc/vmstat", "oom_kill") }
     }
 
-    /// What is to be said of a worker that SIGKILL ended, and that we did not kill.
+    /// A hint for a worker that SIGKILL ended and that this agent did not kill.
     pub fn hint(self, since: Self) -> &'static str {
         let more =
             |now: Option<u64>, before: Option<u64>| matches!((now, before), (Some(now), Some(before)) if now > before);
         if more(self.group, since.group) {
-            "killed for want of memory: its control group's limit was reached (OOM)"
+            "killed because memory ran out: its control group's limit was reached (OOM)"
         } else if more(self.host, since.host) {
-            "probably killed for want of memory: the kernel's OOM killer ended a process on this host"
+            "probably killed because memory ran out: the kernel's OOM killer ended a process on this host"
         } else {
-            "killed by another process, or for want of memory (OOM?): see the kernel's log"
+            "killed by another process, or because memory ran out (OOM?): see the kernel's log"
         }
     }
 }
 
-/// Where a control group's kills are counted, from its line in `/proc/self/cgroup`; `None` if it is not the one of memory.
+/// The file that counts a control group's OOM kills, from its line in `/proc/self/cgroup`; `None` if it is not the memory group.
 fn memory_events(line: &str) -> Option<String> {
     let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
     let path = path.trim_end_matches('/');

@@ -1,21 +1,21 @@
-//! What the agent's machine asks of its driver.
+//! The commands of the agent's machine to its driver.
 
 use super::policy::Outcome;
 use crate::process::{Signal, StopPolicy};
 use crate::rendezvous::protocol::message::{Failure, Placement, Round, Verdict};
 
-/// What the driver is to do.
+/// A command to the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Ask for a place in the next round; answer with `on_placed` or `on_no_place`.
+    /// Join the next round; answer with `on_placed` or `on_no_place`.
     Join,
     /// Start all workers; answer with `on_worker_failed` if one cannot be started.
     Start(Box<Placement>),
-    /// Signal every worker's group, SIGKILL after the grace; answer with `on_stopped` when nothing is left of them.
+    /// Signal every worker's group, with SIGKILL after the grace; answer with `on_stopped` when nothing is left of the workers.
     Stop(StopPolicy),
     /// End the stop under way with SIGKILL, now.
     Kill,
-    /// Find out what a worker that has failed said; answer with `on_words`, at once when finding out hangs.
+    /// Collect the words of a worker that has failed; answer with `on_words`, at once if that hangs.
     Listen {
         /// Which worker.
         local_rank: u32,
@@ -24,25 +24,25 @@ pub enum Command {
     Report(Box<Failure>),
     /// Tell the coordinator that all workers of this node have succeeded.
     Done(Round),
-    /// Say goodbye to the coordinator.
+    /// Send the coordinator a goodbye.
     Leave {
-        /// Why, for the others.
+        /// The reason, for the other nodes.
         reason: String,
         /// The signal that ended this agent.
         signal: i32,
     },
     /// End the job for everybody.
     Close(Verdict),
-    /// For the operator.
+    /// Log a line for the operator.
     Tell(String),
-    /// For the operator, of what they did not ask for: workers are restarted.
+    /// Log a warning for the operator: workers are restarted.
     Warn(String),
-    /// There is nothing more to do.
+    /// The agent has ended.
     End(Box<Outcome>),
 }
 
 impl Command {
-    /// What the others are told of this node's going.
+    /// The goodbye of an agent that a signal ends.
     pub(super) fn farewell(signal: i32) -> Self {
         Self::Leave { reason: format!("its agent got {}", Signal(signal)), signal }
     }

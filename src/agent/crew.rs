@@ -1,7 +1,7 @@
 //! The workers of a round, whoever started them.
 //!
-//! Programs are started by [`crate::process::Group`]. Python functions are started by `torch.multiprocessing`, whose processes
-//! only their parent can reap: they are handed over by their process ids, and the front end tells how each has ended.
+//! [`crate::process::Group`] starts programs. `torch.multiprocessing` starts Python functions, whose processes only their parent
+//! can reap. They are handed over by their process ids, and the front end says how each has ended.
 
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal};
@@ -19,22 +19,22 @@ use crate::process::{Command, Copies, Event, Exit, Exited, Group, Output, Signal
 use crate::threads;
 use crate::wait::until;
 
-/// Workers that run.
+/// Running workers.
 #[derive(Debug)]
 pub enum Crew {
-    /// Started by us.
+    /// Programs that the core has started.
     Spawned(Box<Group>),
-    /// Handed over by their process ids.
+    /// Processes that were handed over by their ids.
     Adopted(Adopted),
 }
 
-/// What happens among the workers.
+/// An event of the workers.
 #[derive(Debug)]
 pub enum CrewEvent {
     /// A worker has ended.
     Exited(Exited),
-    /// An adopted worker has ended, and waits to be reaped. How it ended is told before if that is bad and can be seen, else when it
-    /// has been reaped.
+    /// An adopted worker has ended, and waits to be reaped. A failure that can be seen is reported before this. Otherwise the exit
+    /// is reported when the worker has been reaped.
     Reap {
         /// Which one.
         local_rank: u32,
@@ -42,13 +42,13 @@ pub enum CrewEvent {
 }
 
 impl Crew {
-    /// The next event; `None` once nothing is left of any worker. Sends the signals of a stop as they become due.
+    /// Waits for the next event; `None` once nothing is left of any worker. Sends the signals of a stop when they are due.
     pub async fn next_event(&mut self) -> Option<CrewEvent> {
         match self {
             Self::Spawned(group) => loop {
                 match group.next_event().await? {
                     Event::Exited(exited) => return Some(CrewEvent::Exited(exited)),
-                    // The group has told the log of those that are stuck; they are not waited for.
+                    // The group has logged the workers that are stuck. They are not waited for.
                     Event::Gone { .. } | Event::Stuck(_) => {}
                 }
             },
@@ -80,7 +80,7 @@ impl Crew {
         }
     }
 
-    /// Where a worker's last words are.
+    /// Where to read a worker's last words.
     pub(super) fn stderr_end(&self, local_rank: u32) -> StderrEnd {
         match self {
             Self::Spawned(group) => group.stderr_end(local_rank).unwrap_or_default(),
@@ -88,7 +88,7 @@ impl Crew {
         }
     }
 
-    /// How an adopted worker ended, unless that has been told.
+    /// The exit of an adopted worker, unless it has been reported.
     pub(super) fn reaped(&mut self, local_rank: u32, exit: Exit) -> Option<Exited> {
         match self {
             Self::Spawned(_) => None,
@@ -97,9 +97,10 @@ impl Crew {
     }
 }
 
-/// Standard error of a worker such that a failure can be told with its last words.
+/// Sends a worker's standard error through the agent, so that a failure is reported with its last words.
 ///
-/// On a terminal the worker keeps it: it may be asked whether it is one, and its words are on the screen anyway.
+/// A terminal is left to the worker: programs ask whether they write to one, and the words are on the screen anyway
+/// (`docs/decisions/0045-stderr-is-copied-unless-it-is-a-terminal.md`).
 pub fn overheard(stderr: Output) -> Output {
     match stderr {
         Output::Inherit if !io::stderr().is_terminal() => {
@@ -109,20 +110,20 @@ pub fn overheard(stderr: Output) -> Output {
     }
 }
 
-/// Processes that somebody else is the parent of. Dropping it kills those that have not ended.
+/// Processes whose parent is other code in this process. Dropping it kills those that have not ended.
 #[derive(Debug)]
 pub struct Adopted {
     members: BTreeMap<u32, Member>,
     ends: mpsc::UnboundedReceiver<End>,
-    /// Told before the next of `ends`.
+    /// Reported before the next of `ends`.
     ready: Option<CrewEvent>,
     stopping: Option<Stopping>,
 }
 
-/// Of an adopted worker.
+/// The end of an adopted worker.
 struct End {
     local_rank: u32,
-    /// `None` if only its parent can see that.
+    /// The exit; `None` if only its parent can see it.
     exit: Option<Exit>,
 }
 
@@ -130,17 +131,17 @@ struct End {
 struct Member {
     pid: Pid,
     number: u32,
-    /// It has been told how it ended.
+    /// Its exit has been reported.
     told: bool,
-    /// `None`: a thread waits, which ends with the worker.
+    /// The task that waits for its end. `None`: a thread waits, which ends with the worker.
     watch: Option<tokio::task::JoinHandle<()>>,
 }
 
 impl Member {
-    /// Its group if it leads one, else itself.
+    /// Signals its process group if it leads one, else the process.
     fn signal(&self, signal: Signal) {
         let Some(signal) = rustix::process::Signal::from_named_raw(signal.0) else { return };
-        // ESRCH: it has ended, or leads no group.
+        // ESRCH: it has ended, or it leads no group.
         if kill_process_group(self.pid, signal).is_err() {
             let _ = kill_process(self.pid, signal);
         }
@@ -152,10 +153,10 @@ impl Member {
 }
 
 impl Adopted {
-    /// Take over these processes: their ids by local rank. Needs a tokio runtime.
+    /// Take over these processes, ids by local rank. Needs a tokio runtime.
     ///
     /// # Errors
-    /// One of them does not exist, or cannot be watched.
+    /// A process does not exist, or cannot be watched.
     pub fn new(pids: &BTreeMap<u32, u32>) -> io::Result<Self> {
         let (sender, ends) = mpsc::unbounded_channel();
         let mut members = BTreeMap::new();
@@ -182,7 +183,7 @@ impl Adopted {
                 end = self.ends.recv() => {
                     let End { local_rank, exit } = end?;
                     let Some(member) = self.members.get_mut(&local_rank) else { continue };
-                    // Its group, before it is reaped: then its number may be another's.
+                    // Kill its group before it is reaped: afterwards the id may be reused.
                     member.signal(Signal::KILL);
                     self.ready = Some(CrewEvent::Reap { local_rank });
                     if let Some(exit) = exit.filter(|exit| !exit.is_success()) {
@@ -256,7 +257,7 @@ impl Drop for Adopted {
     }
 }
 
-/// Tells `ends` when a child of this process has ended.
+/// Sends to `ends` when a child of this process has ended.
 fn watch(
     pid: Pid,
     local_rank: u32,
@@ -265,9 +266,9 @@ fn watch(
     let handle = match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(handle) => handle,
         Err(Errno::SRCH) => return Err(Errno::SRCH.into()),
-        // There are no pidfds here.
+        // This kernel has no pidfds.
         Err(_) => {
-            // It has to be a child.
+            // It has to be a child of this process.
             waitid(WaitId::Pid(pid), LOOK | WaitIdOptions::NOHANG)?;
             threads::spawn(format!("adopted-{local_rank}"), move || {
                 let ended = waitid(WaitId::Pid(pid), LOOK);
@@ -276,10 +277,10 @@ fn watch(
             return Ok(None);
         }
     };
-    // SAFETY: an `OwnedFd` always refers to the same open descriptor until it is dropped.
+    // SAFETY: an `OwnedFd` refers to the same open descriptor until it is dropped.
     let handle: AsyncFd<OwnedFd> = unsafe { AsyncFd::register(handle) }?;
     Ok(Some(tokio::spawn(async move {
-        // An error means that the runtime ends, and nobody listens.
+        // An error means that the runtime ends.
         if handle.readable().await.is_ok() {
             let ended = waitid(WaitId::Pid(pid), LOOK | WaitIdOptions::NOHANG);
             let _ = ends.send(End { local_rank, exit: seen(ended) });
@@ -287,10 +288,10 @@ fn watch(
     })))
 }
 
-/// The process stays to be reaped by its parent, which this process has to be; so its number is its own.
+/// Does not reap: the parent, which is in this process, does. So the id cannot have been reused.
 const LOOK: WaitIdOptions = WaitIdOptions::EXITED.union(WaitIdOptions::NOWAIT);
 
-/// How a process has ended. `None` if somebody has reaped it already, who will say.
+/// How a process has ended. `None` if its parent has reaped it already, and will report it.
 fn seen(ended: Result<Option<WaitIdStatus>, Errno>) -> Option<Exit> {
     let status = ended.ok().flatten()?;
     let signal =

@@ -2,24 +2,24 @@
 
 use crate::rendezvous::protocol::message::{Placement, WorkerRanks};
 
-/// What is the same for all workers of a node, in every round.
+/// The values that are the same for all workers of a node in every round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workers {
-    /// The job.
+    /// The job's run id.
     pub run_id: String,
     /// The workers' role.
     pub role: String,
     /// Workers on this node.
     pub local_world_size: u32,
-    /// Restarts the job, or with PyTorch's way of counting each node, may have.
+    /// Restarts that the job may have, or each node with PyTorch's way of counting.
     pub max_restarts: u32,
-    /// Whether the store at `MASTER_ADDR` is there already, so that worker 0 must not open one.
+    /// Whether the store at `MASTER_ADDR` exists already, so that worker 0 must not open one.
     pub use_agent_store: bool,
-    /// Each worker sees its own GPU only, as device 0 with `LOCAL_RANK` 0.
+    /// Each worker sees only its own GPU, as device 0 with `LOCAL_RANK` 0.
     pub virtual_local_rank: bool,
 }
 
-/// Variables that are another from worker to worker or from round to round. A warm start allows for these, and for no others.
+/// Variables whose values differ per worker or per round. A warm start allows for these, and for no others.
 pub const VARIES: [&str; 20] = [
     "RANK",
     "LOCAL_RANK",
@@ -39,13 +39,13 @@ pub const VARIES: [&str; 20] = [
     "TORCHELASTIC_GENERATION",
     "TORCHELASTIC_ERROR_FILE",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-    // With `virtual_local_rank`. Devices are counted when they are first used, not by an import.
+    // With `virtual_local_rank`. Devices are counted on first use, not by an import.
     "CUDA_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES",
 ];
 
-/// Variables of the worker `local_rank`, to be set over those it inherits. `restarts` is the restart count it is told; `inherited`
-/// looks up the agent's own environment.
+/// Variables of the worker `local_rank`, which override those that it inherits. `restarts` is the restart count for workers.
+/// `inherited` looks variables up in the agent's own environment.
 ///
 /// # Errors
 /// With `virtual_local_rank`: the inherited list of GPUs is shorter than the number of workers.
@@ -110,7 +110,7 @@ fn devices(
     Ok(set)
 }
 
-/// As Python writes it: workers compare with that.
+/// A bool as Python writes it: workers compare with that text.
 fn python_bool(value: bool) -> String {
     if value { "True" } else { "False" }.to_owned()
 }

@@ -1,7 +1,7 @@
-//! What an agent does about what happens to it: pure decisions, one loop for every front end.
+//! The agent's decisions: a pure state machine, one for every front end.
 //!
-//! Events come in through `on_…`, [`AgentMachine::take_commands`] hands out what to do, and [`AgentMachine::next_deadline`] says when to
-//! look at the clock. All workers of a node start and stop together. A round goes through these phases:
+//! Events come in through `on_…`. [`AgentMachine::take_commands`] returns what to do, and [`AgentMachine::next_deadline`] when to
+//! call [`AgentMachine::on_tick`]. All workers of a node start and stop together. A round goes through these phases:
 //!
 //! ```text
 //!             placed            all succeeded            all nodes done
@@ -12,8 +12,8 @@
 //!      └──────────────────┴───────────────────────────────┘
 //! ```
 //!
-//! What follows a stop is known before it or found out meanwhile: after a failure the coordinator says whether to restart. Which failure
-//! was the first is decided in [`first`].
+//! The step after a stop is known before the stop, or decided during it: after a failure the coordinator says whether to restart.
+//! [`first`] decides which failure was the first.
 
 use std::collections::BTreeSet;
 use std::mem;
@@ -33,7 +33,7 @@ pub use first::WORDS_LIMIT;
 /// SIGTERM's number, the same on every platform PyTorch's agent runs on.
 const SIGTERM: i32 = 15;
 
-/// How often a node that has finished says whom it waits for.
+/// How often a node that has finished logs which nodes it waits for.
 const TELL_EVERY: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug)]
@@ -42,13 +42,13 @@ enum Phase {
     Running {
         left: BTreeSet<u32>,
     },
-    /// Workers are asked to end.
+    /// Workers are being stopped.
     Stopping {
         next: Next,
-        /// Nothing is left of them.
+        /// Nothing is left of the workers.
         over: bool,
     },
-    /// All workers of this node have succeeded, those of other nodes have not.
+    /// All workers of this node have succeeded. Workers of other nodes still run.
     Finishing {
         since: Instant,
         until: Option<Instant>,
@@ -58,11 +58,11 @@ enum Phase {
     Ended,
 }
 
-/// What follows when nothing is left of the workers.
+/// The step after a stop, when nothing is left of the workers.
 #[derive(Clone, Debug)]
 enum Next {
     Join,
-    /// What follows from the first failure: with [`Budget::Job`] the coordinator says so when it has been told.
+    /// The first failure decides. With [`Budget::Job`] the coordinator answers the report.
     Decide,
     End(Box<Outcome>),
 }
@@ -76,7 +76,7 @@ pub struct AgentMachine {
     round: Round,
     restarts: u32,
     first: Option<First>,
-    /// The job was declared a success while workers of this node still run: there is nobody left to wait for.
+    /// The job was declared a success while workers of this node still run: no other node is left to wait for.
     closed_well: bool,
     /// The nodes whose workers still run, in the coordinator's words. Used while this node has finished.
     unfinished: Option<String>,
@@ -84,7 +84,7 @@ pub struct AgentMachine {
 }
 
 impl AgentMachine {
-    /// An agent that asks for its first place. `name` is how others' messages call it.
+    /// An agent that joins its first round. `name` is its name in other nodes' messages.
     pub fn new(policy: Policy, name: String) -> Self {
         Self {
             policy,
@@ -99,7 +99,7 @@ impl AgentMachine {
         }
     }
 
-    /// A round completed and this node is in it.
+    /// A round was completed, with this node in it.
     pub fn on_placed(&mut self, placement: Placement) {
         if !matches!(self.phase, Phase::Joining) {
             return;
@@ -155,7 +155,7 @@ impl AgentMachine {
         self.unfinished = Some(unfinished.to_owned());
     }
 
-    /// Nothing is left of the workers that were to be stopped.
+    /// Nothing is left of the workers that were being stopped.
     pub fn on_stopped(&mut self) {
         if let Phase::Stopping { over, .. } = &mut self.phase {
             *over = true;
@@ -163,7 +163,7 @@ impl AgentMachine {
         }
     }
 
-    /// The world must re-form: nodes wait, a member was lost, a worker failed somewhere, or this node was out of reach too long.
+    /// The world must re-form: nodes wait, a member was lost, a worker failed somewhere, or this node was cut off for too long.
     pub fn on_interrupted(&mut self, round: Round, reason: &str) {
         let restarting = "restarting all workers";
         self.join_anew(round, reason, (restarting, restarting, "starting all workers again"));
@@ -175,7 +175,7 @@ impl AgentMachine {
         self.join_anew(round, reason, ("stopping all workers", waiting, waiting));
     }
 
-    /// Join the next round. The three texts are for workers that run, that have been stopped, and that have succeeded.
+    /// Join the next round. The three texts are for workers that run, that were stopped, and that have succeeded.
     fn join_anew(&mut self, round: Round, reason: &str, (stopping, stopped, again): (&str, &str, &str)) {
         if round != self.round {
             return;
@@ -185,7 +185,7 @@ impl AgentMachine {
                 self.warn(format!("{stopping}: {reason}"));
                 self.stop(SIGTERM, Next::Join);
             }
-            // The coordinator has counted the failure of this very node, or what came before it.
+            // The coordinator has counted this node's failure, or an earlier one.
             Phase::Stopping { next: Next::Decide, over } => {
                 let does = if *over { stopped } else { stopping };
                 self.warn(format!("{does}: {reason}"));
@@ -202,12 +202,12 @@ impl AgentMachine {
     /// The rendezvous was closed.
     pub fn on_closed(&mut self, verdict: Verdict) {
         match verdict {
-            // `AllDone` counts this node's workers too, so they have finished; otherwise somebody has said so.
+            // `AllDone` includes this node's workers, so they have finished. Otherwise another node has declared success.
             Verdict::Succeeded { .. } | Verdict::AllDone { .. } => match &self.phase {
                 Phase::Running { .. } => self.closed_well = true,
                 Phase::Finishing { .. } => self.end(Outcome::Succeeded),
                 Phase::Stopping { next: Next::Decide, .. } => self.fail_too_late(),
-                // The join that follows says so.
+                // The join that follows reports it.
                 Phase::Joining | Phase::Stopping { .. } | Phase::Ended => {}
             },
             Verdict::Stopped { .. } => {
@@ -221,7 +221,7 @@ impl AgentMachine {
                 match &mut self.phase {
                     Phase::Joining | Phase::Ended => return,
                     Phase::Stopping { next: Next::End(own), .. } => {
-                        // Whose failure was the first is the coordinator's to say.
+                        // The coordinator says whose failure was the first.
                         if failure.is_some() && matches!(**own, Outcome::Failed { .. }) {
                             **own = Outcome::Failed { cause: failure, reason };
                         }
@@ -239,21 +239,21 @@ impl AgentMachine {
     pub fn on_cut_off(&mut self, error: JoinError) {
         match &self.phase {
             Phase::Joining => self.on_no_place(error),
-            // The others' workers are not ours to judge: ours have succeeded.
+            // This node's workers have succeeded. It cannot judge the other nodes' workers.
             Phase::Finishing { .. } => self.end(Outcome::Succeeded),
             Phase::Ended | Phase::Stopping { next: Next::End(_), .. } => {}
             _ => self.end_after_stop(Outcome::NoPlace(error)),
         }
     }
 
-    /// Without a coordinator: the other nodes have finished too, or are not waited for any longer.
+    /// Without a coordinator: the other nodes have finished too, or this node stops waiting for them.
     pub fn on_barrier_passed(&mut self) {
         if matches!(self.phase, Phase::Finishing { .. }) {
             self.end(Outcome::Succeeded);
         }
     }
 
-    /// This process was told to end. The second time, what is left of the workers is killed at once.
+    /// This process got a signal to end. The second one kills the remaining workers at once.
     pub fn on_signal(&mut self, signal: i32) {
         match &self.phase {
             Phase::Ended => return,
@@ -263,7 +263,7 @@ impl AgentMachine {
             }
             _ => {}
         }
-        // At once: the others need not wait for our workers' goodbyes.
+        // At once: the other nodes need not wait for the stop of our workers.
         self.commands.push(Command::farewell(signal));
         if self.is_running() {
             self.stop(signal, Next::End(Box::new(Outcome::Signal(signal))));
@@ -301,7 +301,7 @@ impl AgentMachine {
         }
     }
 
-    /// What to do now, in order.
+    /// Returns what to do now, in order.
     pub fn take_commands(&mut self) -> Vec<Command> {
         mem::take(&mut self.commands)
     }

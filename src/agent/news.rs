@@ -1,10 +1,10 @@
-//! What of a session's view concerns an agent, and when it has changed.
+//! The parts of a session's view that concern an agent, and their changes.
 
 use super::machine::AgentMachine;
 use crate::rendezvous::node::machine::View;
 use crate::rendezvous::protocol::message::{Placement, Round};
 
-/// What an agent has acted on last.
+/// The state that an agent has last acted on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     round: Round,
@@ -15,7 +15,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Of a view.
+    /// From a view.
     pub fn of(view: &View) -> Self {
         Self {
             round: view.round,
@@ -26,14 +26,14 @@ impl Seen {
         }
     }
 
-    /// A place has just been taken: whatever the view says besides is news.
+    /// After a placement: everything else in the view is news.
     pub fn placed(placement: &Placement) -> Self {
         Self { round: placement.round, must_re_form: false, closed: false, cut_off: false, unfinished: None }
     }
 }
 
 impl AgentMachine {
-    /// How things stand at the rendezvous, when it is not as it was [`Seen`] last.
+    /// The state of the rendezvous differs from the one that was [`Seen`] last.
     pub fn on_view(&mut self, view: &View) {
         if let Some(verdict) = &view.closed {
             self.on_closed(verdict.clone());

@@ -1,4 +1,4 @@
-//! What an agent is told beforehand, and how its work may end.
+//! An agent's settings, and its possible outcomes.
 
 use std::time::Duration;
 
@@ -10,18 +10,18 @@ use crate::rendezvous::protocol::message::Failure;
 pub enum Budget {
     /// The coordinator, for the whole job: one failure costs one restart, wherever it was. Default.
     Job,
-    /// This agent, for its own workers, as PyTorch does: so many restarts are left. Also where there is no coordinator.
+    /// This agent, for its own workers, as PyTorch does: this number of restarts is left. Also without a coordinator.
     Node(u32),
 }
 
-/// How an agent goes about its work.
+/// The settings of an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// Who counts restarts.
     pub budget: Budget,
     /// Workers on this node. Above zero.
     pub workers: u32,
-    /// How long workers may take to end once they were asked to, on every path. Default 30 s, as PyTorch's.
+    /// How long workers may take to end after the stop signal, on every path. Default 30 s, as PyTorch's.
     pub grace: Duration,
     /// How long to wait for the other nodes' workers once all of ours have succeeded. Default `None`: for as long as they run.
     /// PyTorch's agent gives up after 300 s, although rank 0 may take longer to write its last checkpoint.
@@ -37,9 +37,9 @@ pub enum Outcome {
     NotNeeded,
     /// The job failed and no restart is left.
     Failed {
-        /// What began it, on whatever node. `None` when the job was closed without an account of a worker's failure.
+        /// The root cause, on whatever node. `None` if the job was closed without a report of a worker's failure.
         cause: Option<Box<Failure>>,
-        /// In words.
+        /// The reason, in words.
         reason: String,
     },
     /// The rendezvous could not be joined.

@@ -1,7 +1,7 @@
 //! Drives [`AgentMachine`]: workers and the session at one end, a front end at the other.
 //!
-//! The front end asks for the next [`Step`], carries it out, answers, and asks again. It decides nothing: whether workers are
-//! Python functions or programs, and who the rendezvous is, is its business. [`Runner::next`] may be dropped and called again.
+//! The front end asks for the next [`Step`], carries it out, answers, and asks again. It decides nothing. It knows whether workers
+//! are Python functions or programs, and which rendezvous is used. [`Runner::next`] may be dropped and called again.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::{Future, pending};
@@ -23,13 +23,13 @@ use crate::wait::until;
 
 mod perform;
 
-/// How long workers may take to be gone once they are killed.
+/// How long killed workers may take to be gone.
 const KILL: Duration = Duration::from_secs(5);
-/// How long a start that is under way may take to be complete once something has happened that ends it. Only a file system
-/// that hangs makes it take so long.
+/// How long a start may take to complete after an event that ends the round. Only a file system that hangs makes it take that
+/// long.
 pub const START_PATIENCE: Duration = Duration::from_secs(5);
 
-/// What the front end is to do. Asked for again before it is answered, it is the same again.
+/// A step for the front end. Until it is answered, asking again returns the same step.
 #[derive(Clone, Debug)]
 pub enum Step {
     /// Join the next round; answer with [`Runner::placed`] or [`Runner::no_place`].
@@ -43,29 +43,29 @@ pub enum Step {
     },
     /// Without a session: wait for the other nodes to finish, and answer with [`Runner::all_done`].
     Barrier,
-    /// That was all.
+    /// The agent has ended.
     End(Box<Outcome>),
 }
 
-/// What the runner knows of the workers it is given.
+/// Facts about the workers that the front end has started.
 #[derive(Debug, Default)]
 pub struct Started {
-    /// Where each worker's error file is, by local rank.
+    /// Each worker's error file, by local rank.
     pub error_files: BTreeMap<u32, std::path::PathBuf>,
-    /// Global rank of the first.
+    /// Global rank of the first worker.
     pub first_rank: u32,
 }
 
-/// Of a node in a round.
+/// The place of this node in a round.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     rank: u32,
     world_size: u32,
-    /// When it was given.
+    /// When the place was assigned.
     since: Instant,
 }
 
-/// One agent at work.
+/// A running agent.
 #[derive(Debug)]
 pub struct Runner {
     machine: AgentMachine,
@@ -77,16 +77,16 @@ pub struct Runner {
     crew: Option<Crew>,
     started: Started,
     kills_before: OomKills,
-    /// The moment of the session's view that was acted on last.
+    /// The state of the session's view that was last acted on.
     seen: Option<Seen>,
     steps: VecDeque<Step>,
     ending: Option<Box<Outcome>>,
     exits: Vec<Exited>,
-    /// Adopted workers of whose ends the front end has told.
+    /// Adopted workers whose ends the front end has reported.
     reaped: VecDeque<Exited>,
-    /// What the first worker of the round that failed said.
+    /// The words of the first worker that failed in the round.
     words: Option<Words>,
-    /// What the front end says adopted workers died of.
+    /// The causes of adopted workers' failures, from the front end.
     said: BTreeMap<u32, String>,
     farewell: Option<tokio::task::JoinHandle<()>>,
     /// A signal has ended this agent's work.
@@ -96,8 +96,8 @@ pub struct Runner {
 }
 
 impl Runner {
-    /// An agent whose first step is to join. Without a `session` it hears of other nodes only from its front end. `run_id` and
-    /// `role` are what its log and its failures name. In process 1 strangers are reaped from now on.
+    /// An agent whose first step is to join. Without a `session` it hears of other nodes only from its front end. Its log and its
+    /// failures name `run_id` and `role`. In process 1, orphans are reaped from now on.
     pub fn new(policy: Policy, name: String, run_id: String, role: String, session: Option<Arc<Session>>) -> Self {
         reap_strangers_as_process_1();
         Self {
@@ -122,12 +122,12 @@ impl Runner {
         }
     }
 
-    /// Give up workers that sleep uninterruptibly for so long: they hold a device that new ones could not use either.
+    /// Fail the job when a worker sleeps uninterruptibly for this long: it holds a device that a new worker could not use either.
     pub fn limit_uninterruptible_sleep(&mut self, limit: Duration) {
         self.sleepers = Sleepers::new(limit);
     }
 
-    /// What the front end is to do next. Waits until there is something.
+    /// Waits for the next step of the front end.
     pub async fn next(&mut self) -> Step {
         loop {
             while let Some(exited) = self.reaped.pop_front() {
@@ -136,13 +136,13 @@ impl Runner {
             self.perform();
             if let Some(step) = self.steps.front().cloned() {
                 if matches!(step, Step::Start(_)) && self.look_at_session() {
-                    continue; // there may be nothing to start any more
+                    continue; // the start may no longer be wanted
                 }
                 return step;
             }
             if self.crew.is_none() && self.ending.is_some() {
                 if let Some(farewell) = &mut self.farewell {
-                    // It is bounded by itself.
+                    // The goodbye has its own time limit.
                     let _ = farewell.await;
                     self.farewell = None;
                 }
@@ -153,7 +153,7 @@ impl Runner {
         }
     }
 
-    /// Wait for whatever happens next, and act on it. May be dropped.
+    /// Wait for the next event, and act on it. May be dropped.
     async fn turn(&mut self) {
         let deadline = self.machine.next_deadline();
         let look_at = self.sleepers.next_look(Instant::now()).filter(|_| self.machine.is_running());
@@ -170,9 +170,9 @@ impl Runner {
         }
     }
 
-    /// Wait until the start that the front end was asked for is no longer wanted: the session or a signal has ended the round.
-    /// Whatever else happens meanwhile is acted on too. A front end waits for this beside everything that a start waits for
-    /// before any worker runs, so that no worker is started for a job that has ended. May be dropped.
+    /// Wait until the requested start is no longer wanted, because the session or a signal has ended the round. Other events are
+    /// acted on meanwhile. A front end waits for this beside everything that a start waits for before any worker runs, so that no
+    /// worker is started for a job that has ended. May be dropped.
     pub async fn start_withdrawn(&mut self) {
         loop {
             self.perform();
@@ -183,10 +183,10 @@ impl Runner {
         }
     }
 
-    /// Carry out a start, once workers may have begun. `None`: the session has said something that concerns this agent, and the
-    /// start was not complete [`START_PATIENCE`] later. It is dropped then, which kills workers that have begun.
+    /// Carry out a start, from the moment when workers may run. `None`: the session reported a change for this agent, and the start
+    /// was not complete [`START_PATIENCE`] later. The start is dropped then, which kills workers that run.
     ///
-    /// A start is not broken off at once: it takes milliseconds, and workers that run are asked to end before they are killed.
+    /// A start is not interrupted at once: it takes milliseconds, and running workers should get their grace before they are killed.
     pub async fn while_starting<T>(&self, starting: impl Future<Output = T>) -> Option<T> {
         let patience_ends = async {
             change_of(self.session.as_deref(), self.seen.as_ref()).await;
@@ -205,7 +205,7 @@ impl Runner {
         self.seen = self.session.as_ref().map(|_| Seen::placed(&placement));
         let Placement { rank, world_size, .. } = placement;
         self.place = Some(Place { rank, world_size, since: Instant::now() });
-        self.words = None; // what is still read concerns nobody
+        self.words = None; // words of the round before are no longer needed
         self.machine.on_placed(placement);
     }
 
@@ -229,13 +229,14 @@ impl Runner {
     /// The other answer to [`Step::Start`]: the worker `local_rank` cannot be started, and none runs.
     pub fn not_started(&mut self, local_rank: u32, first_rank: u32, reason: &str) {
         self.answered(|step| matches!(step, Step::Start(_)));
-        self.exits.clear(); // those of the round before
+        self.exits.clear(); // they are of the round before
         self.started = Started { first_rank, ..Started::default() };
         let failure = self.failure(local_rank, 0, ("a failure to start".to_owned(), 1), reason.to_owned());
         self.machine.on_worker_failed(failure, false);
     }
 
-    /// The answer to [`Step::Reap`]. `said`: what the worker died of, as far as the front end knows; told if its error file is empty.
+    /// The answer to [`Step::Reap`]. `said`: the cause of the failure, as far as the front end knows it; used if the error file is
+    /// empty.
     pub fn reaped(&mut self, local_rank: u32, exit: Exit, said: String) {
         self.answered(|step| matches!(step, Step::Reap { local_rank: it } if *it == local_rank));
         if let Some(words) = &mut self.words {
@@ -258,7 +259,7 @@ impl Runner {
         let text = match (self.signalled, &self.crew) {
             (true, _) => format!("received {name}: killing what is left of the workers"),
             (false, None) => format!("received {name}: leaving the job"),
-            // PyTorch's words, which logs are searched for.
+            // PyTorch's words, for which people search logs.
             (false, Some(_)) => format!(
                 "Received {signal} death signal, shutting down workers ({name}): leaving the job, waiting for the workers to end; \
                  another signal kills them"
@@ -274,8 +275,8 @@ impl Runner {
         self.machine.on_interrupted(self.machine.round(), reason);
     }
 
-    /// The front end gives up: kill what is left of the workers, and wait for that as long as a kill may take. Adopted workers
-    /// are killed only; their parent reaps them.
+    /// The front end gives up: kill the remaining workers, and wait for their end as long as a kill may take. Adopted workers are
+    /// only killed: their parent reaps them.
     pub async fn close(&mut self) {
         let Some(mut crew) = self.crew.take() else { return };
         crew.kill();
@@ -292,7 +293,7 @@ impl Runner {
         &self.exits
     }
 
-    /// How many restarts failures have cost.
+    /// The number of restarts after failures.
     pub fn restarts(&self) -> u32 {
         self.machine.restarts()
     }
@@ -330,7 +331,7 @@ impl Runner {
         self.machine.on_view(view);
     }
 
-    /// Act on what the session has said, without waiting for it. False if that is nothing new.
+    /// Act on the session's present view, without waiting. False if nothing is new.
     fn look_at_session(&mut self) -> bool {
         let Some(view) = self.session.as_ref().map(|session| session.view()) else { return false };
         let news = self.seen.as_ref().is_some_and(|seen| *seen != Seen::of(&view));
@@ -349,7 +350,7 @@ impl Runner {
         }
     }
 
-    /// `exit`: how it ended, in words and as PyTorch numbers it.
+    /// `exit`: how the worker ended, in words and as PyTorch's number.
     fn failure(&self, local_rank: u32, pid: u32, (exit, returncode): (String, i32), message: String) -> Failure {
         Failure {
             node: String::new(), // the coordinator knows it
@@ -379,7 +380,7 @@ async fn words_of(words: &mut Option<Words>) -> (u32, String, bool) {
     }
 }
 
-/// The session's view, once something in it concerns the agent.
+/// Waits until the session's view changes in a way that concerns the agent.
 async fn change_of(session: Option<&Session>, seen: Option<&Seen>) -> View {
     match (session, seen) {
         (Some(session), Some(seen)) => session.view_when(|view| Seen::of(view) != *seen).await,

@@ -1,14 +1,14 @@
-//! Workers in uninterruptible sleep: they hold a device or a file system that hangs.
+//! Workers in uninterruptible sleep, because a device or a file system hangs.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::process::state_of;
 
-/// How often workers are looked at, if that is asked for: nothing announces such a sleep.
+/// How often the states of workers are read, if a limit is set: the kernel does not announce such a sleep.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Since when which workers have slept.
+/// The workers that sleep, and since when.
 #[derive(Debug, Default)]
 pub(super) struct Sleepers {
     limit: Duration,
@@ -24,22 +24,22 @@ pub(super) struct Sleeper {
 }
 
 impl Sleepers {
-    /// Workers may sleep so long. Zero: nobody looks.
+    /// `limit`: how long workers may sleep. Zero: no limit.
     pub fn new(limit: Duration) -> Self {
         Self { limit, since: BTreeMap::new() }
     }
 
-    /// When to look next.
+    /// When to call [`look`](Self::look) next.
     pub fn next_look(&self, now: Instant) -> Option<Instant> {
         (!self.limit.is_zero()).then(|| now + LOOK_INTERVAL)
     }
 
-    /// Other workers run from now on.
+    /// Forget all workers: others run from now on.
     pub fn forget(&mut self) {
         self.since.clear();
     }
 
-    /// Looks at these workers, process ids by local rank. Those that have slept for the limit are told of.
+    /// Reads the states of these workers, process ids by local rank. Returns those that have slept for the limit.
     pub fn look(&mut self, pids: &BTreeMap<u32, u32>, now: Instant) -> Vec<Sleeper> {
         let asleep = pids.iter().filter(|(_, pid)| state_of(**pid) == Some('D'));
         self.take(&asleep.map(|(rank, pid)| (*rank, *pid)).collect(), now)

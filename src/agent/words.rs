@@ -1,4 +1,4 @@
-//! What a failed worker said: finding it out without waiting for a file system that hangs.
+//! The words of a failed worker, collected without waiting for a file system that hangs.
 
 use std::fs;
 use std::future::pending;
@@ -11,15 +11,15 @@ use super::account::{self, OomKills};
 use crate::process::{StderrEnd, why_no_more_logs};
 use crate::threads::{Errand, Progress};
 
-/// Where the words of a failed worker are.
+/// Sources of the words of a failed worker.
 #[derive(Debug)]
 pub(super) struct Sources {
-    /// What `@record` writes.
+    /// The error file that `@record` writes.
     pub error_file: Option<PathBuf>,
     pub stderr_end: StderrEnd,
-    /// The counters at its start, if SIGKILL has ended it.
+    /// The OOM counters at its start, if SIGKILL has ended it.
     pub kills_before: Option<OomKills>,
-    /// The front end says what it died of when it has reaped it.
+    /// Whether the front end adds the cause when it has reaped the worker.
     pub front_end: bool,
 }
 
@@ -30,25 +30,25 @@ pub(super) struct Words {
     found: Arc<Mutex<Found>>,
     errand: Errand<()>,
     state: State,
-    /// Of the front end, if it is asked: `None` until it has answered.
+    /// The front end's answer, if it is asked: `None` until it has answered.
     said: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Reading,
-    /// That has been told.
+    /// The first, incomplete answer has been returned.
     Hangs,
-    /// Nothing is to be read any more.
+    /// Everything has been read.
     Read,
-    /// All has been told.
+    /// The complete answer has been returned.
     Told,
 }
 
-/// What has been found out so far.
+/// The words found so far.
 #[derive(Debug, Default)]
 struct Found {
-    /// Of the error file.
+    /// From the error file.
     recorded: Option<String>,
     killed: &'static str,
     no_logs: String,
@@ -56,7 +56,7 @@ struct Found {
 }
 
 impl Words {
-    /// Begin to find out. Needs a tokio runtime.
+    /// Begin to collect. Needs a tokio runtime.
     pub fn new(local_rank: u32, sources: Sources) -> Self {
         let found = Arc::new(Mutex::new(Found::default()));
         let said = (!sources.front_end).then(String::new);
@@ -65,15 +65,15 @@ impl Words {
         Self { local_rank, found, errand, state: State::Reading, said }
     }
 
-    /// What the front end says this worker died of.
+    /// The cause of this worker's failure, from the front end.
     pub fn on_said(&mut self, local_rank: u32, said: String) {
         if local_rank == self.local_rank {
             self.said.get_or_insert(said);
         }
     }
 
-    /// The worker, what it said as far as that is known, and whether that is all: told once when finding out hangs, and once when all
-    /// is known. Waits for ever after that. May be dropped and called again.
+    /// Returns the worker, its words as far as they are known, and whether these are all: once when collecting hangs, and once when
+    /// all words are known. Waits for ever after that. May be dropped and called again.
     pub async fn next(&mut self) -> (u32, String, bool) {
         loop {
             match self.state {
@@ -88,7 +88,7 @@ impl Words {
                     let _ = self.errand.done().await;
                     self.state = State::Read;
                 }
-                // The front end says it through `on_said`, between two calls.
+                // The front end answers through `on_said`, between two calls.
                 State::Read if self.said.is_none() && self.found.lock().recorded.is_none() => pending().await,
                 State::Read => {
                     self.state = State::Told;
@@ -103,7 +103,7 @@ impl Words {
         let found = self.found.lock();
         let said = self.said.as_deref().map(|said| account::last_words(said.as_bytes())).unwrap_or_default();
         let last = if said.is_empty() { account::last_words(&found.stderr_tail) } else { said };
-        // What is left of standard error on a full disk is older than the failure.
+        // On a full disk the end of the stderr file is older than the failure.
         let words = match &found.recorded {
             Some(recorded) => [found.killed, recorded, &found.no_logs],
             None => [found.killed, &found.no_logs, &last],
@@ -112,7 +112,7 @@ impl Words {
     }
 }
 
-/// What can be had at once comes first, and what may hang in the order in which it matters.
+/// Reads sources that never block first, then those that may hang, the most important one first.
 fn read(sources: &Sources, found: &Mutex<Found>) {
     let tail = sources.stderr_end.at_once();
     let in_file = tail.is_none();
@@ -126,7 +126,7 @@ fn read(sources: &Sources, found: &Mutex<Found>) {
         let tail = sources.stderr_end.read();
         found.lock().stderr_tail = tail;
     }
-    // This writes, which takes long while a checkpoint is written to the same disk.
+    // This writes, which takes long while a checkpoint is being written to the same disk.
     let folder = sources.error_file.as_deref().and_then(Path::parent);
     let no_logs = folder.and_then(why_no_more_logs);
     found.lock().no_logs = no_logs.unwrap_or_default();
@@ -180,7 +180,7 @@ mod tests {
         let folder = folder("recorded");
         let file = folder.join("error.json");
         fs::write(&file, r#"{"message": "ValueError: recorded"}"#).unwrap();
-        // Its file system may be so slow that it hangs for a moment.
+        // Its file system may be so slow that it counts as hanging for a moment.
         let mut words = words(file, true);
         let told = words.next().await;
         assert_eq!((told.0, told.1.as_str()), (3, "ValueError: recorded"));

@@ -91,8 +91,8 @@ fn a_failure_is_reported_with_what_the_worker_said_once_that_is_known() {
 #[test]
 fn a_report_does_not_wait_for_words_that_hang() {
     let mut agent = listening(Budget::Job, Instant::now());
-    agent.on_words(1, "killed for want of memory".into(), false);
-    assert_eq!(does(&mut agent), [report(saying("killed for want of memory", 1))], "with what is known");
+    agent.on_words(1, "killed because memory ran out".into(), false);
+    assert_eq!(does(&mut agent), [report(saying("killed because memory ran out", 1))], "with what is known");
     agent.on_words(1, "ValueError: late".into(), true);
     assert!(warned(&mut agent).contains("ValueError: late"), "here they are told all the same");
     assert_eq!(does(&mut agent), [], "and reported once");

@@ -277,7 +277,7 @@ fn a_worker_that_was_killed_for_want_of_memory_is_told_with_that() {
     let told = agent.output().unwrap();
     assert_eq!(
         String::from_utf8(told.stdout).unwrap(),
-        "SIGKILL\nkilled for want of memory: its control group's limit was reached (OOM)\n",
+        "SIGKILL\nkilled because memory ran out: its control group's limit was reached (OOM)\n",
         "{}",
         String::from_utf8_lossy(&told.stderr)
     );

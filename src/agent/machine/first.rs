@@ -1,15 +1,16 @@
-//! The first failure of a round on this node: which one it is, when the others are told, and with what words.
+//! The first failure of a round on this node: which one it is, when it is reported, and with which words.
 //!
-//! A worker's failure is first if no other has failed in its round and nothing else has ended that. Later ones are consequences, and
-//! nobody is told of them. All workers are asked to end at once. What the failed worker said takes longer to find out, and may take for
-//! ever: its error file can be on a file system that hangs. So the others are told as soon as one of these holds:
+//! A worker's failure is the first if no other worker has failed in its round and nothing else has ended the round. Later failures
+//! are consequences and are not reported. All workers are stopped at once. Collecting the failed worker's words takes longer, and
+//! may take for ever: its error file can be on a file system that hangs. So the failure is reported as soon as one of these holds:
 //!
-//! - all that it said is known ([`AgentMachine::on_words`], complete);
-//! - finding out hangs (the same, incomplete): they are told what is known by then;
+//! - all words are known ([`AgentMachine::on_words`], complete);
+//! - collecting them hangs (the same, incomplete): the report has the words that are known by then;
 //! - [`WORDS_LIMIT`] has passed.
 //!
-//! Words that come after that are told on this node only. A failure is reported once, with its words, because the report ends the
-//! round: a node that hears of it may have ended before a second message came.
+//! Later words are logged on this node only. A failure is reported once, with its words, because the report ends the round: a node
+//! that hears of it may have ended before a second message arrives
+//! (`docs/decisions/0061-a-failure-is-reported-once-and-never-waits-for-a-hang.md`).
 
 use std::time::{Duration, Instant};
 
@@ -19,28 +20,28 @@ use crate::agent::policy::{Budget, Outcome};
 use crate::rendezvous::protocol::message::{Failure, Verdict};
 use crate::rendezvous::protocol::text::tidy_failure;
 
-/// How long a report, and this node's end, wait for what a failed worker said while reading it neither ends nor hangs: the machine may
-/// be that busy.
+/// How long a report, and this node's end, wait for the words of a failed worker while reading them neither ends nor hangs, as on
+/// a busy machine.
 pub const WORDS_LIMIT: Duration = Duration::from_secs(1);
 
 const TOO_LATE: &str = "a worker failed after the job had been declared a success";
 
-/// A failure from the worker's end on.
+/// A failure, from the worker's end on.
 #[derive(Clone, Debug)]
 pub(super) struct First {
     failure: Failure,
-    /// More of what it said may come until then.
+    /// Until this instant more words may come.
     words_until: Option<Instant>,
     /// A restart on this node cannot help.
     hopeless: bool,
-    /// What follows from it has been decided; that the others are told, for one.
+    /// The failure has been reported, and its consequences decided.
     decided: bool,
-    /// It said more than what was known when that was decided.
+    /// More words were found after the report.
     has_late_words: bool,
 }
 
 impl AgentMachine {
-    /// A worker ended otherwise than with exit code 0. What it said is not known yet: the failure's message is empty.
+    /// A worker ended with another exit than code 0. Its words are not known yet: the failure's message is empty.
     pub fn on_worker_exited_badly(&mut self, failure: Failure, now: Instant) {
         let local_rank = failure.local_rank;
         if self.take_first(failure, Some(now + WORDS_LIMIT), false) {
@@ -48,7 +49,7 @@ impl AgentMachine {
         }
     }
 
-    /// A worker failed of which nothing more is to be found out: it could not be started, or does not end.
+    /// A worker failed, and no words are to be collected: it could not be started, or does not end.
     ///
     /// `hopeless`: starting it again on this node cannot help (it holds a device in uninterruptible sleep), so the job ends.
     pub fn on_worker_failed(&mut self, failure: Failure, hopeless: bool) {
@@ -57,7 +58,7 @@ impl AgentMachine {
         }
     }
 
-    /// What the failed worker said, as far as it is known. `complete`: no more will come. Otherwise finding out hangs.
+    /// The words of the failed worker, as far as they are known. `complete`: no more will come. Otherwise collecting them hangs.
     pub fn on_words(&mut self, local_rank: u32, words: String, complete: bool) {
         let Some(first) = self.first.as_mut().filter(|first| first.failure.local_rank == local_rank) else { return };
         if first.words_until.is_none() {
@@ -69,13 +70,13 @@ impl AgentMachine {
         let late = first.decided && words != first.failure.message;
         first.failure.message = words;
         first.has_late_words |= late;
-        let text = late.then(|| format!("{}; which could not be found out at once", first.failure));
+        let text = late.then(|| format!("{}; these words came after the report to the other nodes", first.failure));
         self.commands.extend(text.map(Command::Warn));
         self.decide();
         self.proceed();
     }
 
-    /// False if it is not the first, or no worker runs that it could concern.
+    /// False if it is not the first failure, or no workers run.
     fn take_first(&mut self, failure: Failure, words_until: Option<Instant>, hopeless: bool) -> bool {
         let runs = self.is_running();
         if runs {
@@ -85,7 +86,7 @@ impl AgentMachine {
         runs
     }
 
-    /// What follows from the first failure, once, unless something else has been decided meanwhile.
+    /// Decides what follows from the first failure, once, unless something else has been decided meanwhile.
     fn decide(&mut self) {
         let Some(first) = self.first.as_mut().filter(|first| !first.decided) else { return };
         first.decided = true;
@@ -98,7 +99,7 @@ impl AgentMachine {
             return self.give_up(failure);
         }
         if self.closed_well {
-            // No more is to be heard of a closed rendezvous, nor is there a further round.
+            // The rendezvous is closed: there is no further message and no further round.
             return self.fail_too_late();
         }
         match &mut self.policy.budget {
@@ -108,7 +109,7 @@ impl AgentMachine {
                 self.give_up(failure);
             }
             Budget::Node(left) => {
-                let before = *left; // as PyTorch counts them
+                let before = *left; // the number that PyTorch logs
                 *left -= 1;
                 self.restarts += 1;
                 self.warn(format!(
@@ -138,17 +139,17 @@ impl AgentMachine {
         self.end_after_stop(Outcome::Failed { cause: failure, reason: cause });
     }
 
-    /// To others it would otherwise be "this node".
+    /// Adds this node's name, without which other nodes would say "this node".
     fn of_this_node(&self, failure: Failure) -> Failure {
         Failure { node: self.name.clone(), ..failure }
     }
 
-    /// The first failure is waited for no longer than this.
+    /// When to stop waiting for the words of the first failure.
     pub(super) fn words_until(&self) -> Option<Instant> {
         self.first.as_ref()?.words_until
     }
 
-    /// No more of what it said is waited for once its time is over.
+    /// Stops waiting for words when their time is over.
     pub(super) fn give_up_words_if_due(&mut self, now: Instant) {
         let Some(first) = self.first.as_mut().filter(|first| first.words_until.is_some_and(|until| until <= now))
         else {
@@ -159,13 +160,13 @@ impl AgentMachine {
         self.proceed();
     }
 
-    /// Whether an outcome would lack what the worker said that is its cause.
+    /// Whether an outcome would lack words of the worker that caused it.
     pub(super) fn lacks_words(&self, outcome: &Outcome) -> bool {
         let Some(first) = self.first.as_ref().filter(|first| first.words_until.is_some()) else { return false };
         first.is_cause_of(outcome)
     }
 
-    /// The outcome with what was found out about its cause after others were told.
+    /// The outcome, with the words of its cause that were found after the report.
     pub(super) fn with_late_words(&self, mut outcome: Outcome) -> Outcome {
         if let Some(first) = self.first.as_ref().filter(|first| first.has_late_words && first.is_cause_of(&outcome))
             && let Outcome::Failed { cause: Some(cause), .. } = &mut outcome

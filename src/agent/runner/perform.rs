@@ -1,4 +1,4 @@
-//! Carrying out what the machine says. Part of [`super`].
+//! Carrying out the machine's commands. Part of [`super`].
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::process::Signal;
 const FAREWELL: Duration = Duration::from_secs(1);
 
 impl Runner {
-    /// Until nothing is left to do.
+    /// Carry out commands until none is left.
     pub(super) fn perform(&mut self) {
         loop {
             let commands = self.machine.take_commands();
@@ -38,7 +38,7 @@ impl Runner {
             Command::Tell(text) => tracing::info!("{}{text}", self.whose()),
             Command::Warn(text) => tracing::warn!("{}{text}", self.whose()),
             Command::End(outcome) => {
-                // Only workers that have ended still concern anybody.
+                // Only ended workers still have to be reaped.
                 self.steps.retain(|step| matches!(step, Step::Reap { .. }));
                 self.ending = Some(outcome);
             }
@@ -48,7 +48,7 @@ impl Runner {
             },
             Command::Listen { local_rank } => self.listen(local_rank),
             Command::Report(failure) => {
-                // Before it is logged: the log may be slower.
+                // Reported before it is logged, because the log may be slower.
                 if let Some(session) = &self.session {
                     session.report_failure(self.machine.round(), (*failure).clone());
                 }
@@ -70,14 +70,14 @@ impl Runner {
         }
     }
 
-    /// What a line of the log begins with.
+    /// The beginning of a log line.
     pub(super) fn whose(&self) -> String {
         let Some(Place { rank, since, .. }) = self.place else { return format!("[{}] ", self.run_id) };
         let (run_id, round, after) = (&self.run_id, self.machine.round(), since.elapsed().as_secs_f64());
         format!("[{run_id}] round {round}, node rank {rank}, after {after:.1} s: ")
     }
 
-    /// Find out what a worker that has ended said.
+    /// Collect the words of a worker that has ended.
     fn listen(&mut self, local_rank: u32) {
         let exited = self.exits.iter().rfind(|exited| exited.local_rank == local_rank);
         let killed = exited.is_some_and(|exited| exited.exit.returncode() == -Signal::KILL.0);
