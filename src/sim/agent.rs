@@ -1,7 +1,8 @@
-//! Our agent on a host: an [`AgentMachine`] between its node's session and a crew of workers, as [`crate::agent::runner`] has it.
+//! Our agent on a host: an [`AgentMachine`] between its node's session and simulated workers.
 //!
-//! The runner's part is played here: what the machine says is performed, and what happens is handed to it. Workers take a while to
-//! start, fail, succeed, and end late or not at all when asked to. Invariants of a node's workers are checked where they could break.
+//! This file plays the part of [`crate::agent::runner`]: it performs the machine's commands and passes events to it. Workers take
+//! a while to start, fail, succeed, and end late or not at all when stopped. Invariants of a node's workers are checked where they
+//! could break.
 
 mod words;
 mod workers;
@@ -23,43 +24,43 @@ use crate::process::Stopping;
 use crate::rendezvous::protocol::message::Failure;
 use words::Listening;
 
-/// Hosts that run our agent, and what their workers are like. None by default: all agents are stock.
+/// The hosts that run our agent, and the behaviour of their workers. Default: none, all agents are PyTorch's.
 #[derive(Clone, Debug, Default)]
 pub struct Agents {
-    /// Which hosts.
+    /// The hosts that run our agent.
     pub hosts: BTreeSet<HostId>,
-    /// How many failures each of them may restart for, if it counts for itself. `None`: the coordinator counts.
+    /// Restarts of each agent, if it counts for itself. `None`: the coordinator counts.
     pub restarts_left: Option<u32>,
-    /// How long workers may take to end.
+    /// Grace of workers after the stop signal.
     pub grace: Duration,
     /// How long a node waits for the others at the end.
     pub exit_barrier_timeout: Option<Duration>,
     /// Shortest and longest time from the decision to start workers until they run.
     pub start: (Duration, Duration),
-    /// Shortest and longest time that a worker takes to end when asked to.
+    /// Shortest and longest time that a worker takes to end after the stop signal.
     pub stop: (Duration, Duration),
-    /// How many workers in a hundred take up to twice the grace instead, so that some have to be killed.
+    /// Percentage of workers that take up to twice the grace, so that some have to be killed.
     pub stubborn: u64,
-    /// How many starts in a hundred fail.
+    /// Percentage of starts that fail.
     pub bad_starts: u64,
-    /// Until when they do.
+    /// Until when starts fail.
     pub bad_starts_until: Time,
-    /// Shortest and longest time that it takes to find out what a failed worker said.
+    /// Shortest and longest time that collecting a failed worker's words takes.
     pub words: (Duration, Duration),
-    /// How many failures in a hundred are recorded on a file system that hangs.
+    /// Percentage of failures whose words are on a file system that hangs.
     pub hanging_files: u64,
 }
 
-/// What happens among the workers of a generation.
+/// An event of the workers of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrewEvent {
-    /// They run.
+    /// The workers run.
     Started,
-    /// One of them cannot be started, and none runs.
+    /// A worker cannot be started, and none runs.
     NotStarted,
     /// A worker ends.
     Ends {
-        /// Which one.
+        /// Its local rank.
         local_rank: u32,
         /// Whether with exit code 0.
         well: bool,
@@ -68,9 +69,9 @@ pub enum CrewEvent {
     Tick,
 }
 
-/// Processes that SIGKILL has reached are gone within this time.
+/// Killed processes are gone within this time.
 const KILLED_WITHIN: Duration = Duration::from_millis(50);
-/// By how much an agent's end may exceed its grace.
+/// Time by which an agent's end may exceed its grace.
 const MARGIN: Duration = Duration::from_secs(1);
 
 /// The workers of one generation on a host.
@@ -95,22 +96,22 @@ pub struct Ours {
     /// Workers of the last generation that ended well.
     succeeded: u32,
     tick_at: Option<Time>,
-    /// What it has been told to end by.
+    /// The signal that it got.
     signal: Option<i32>,
     /// The first failure of the current round, once there was one.
     listening: Option<Listening>,
 }
 
-/// What agents of a job have come to.
+/// How the agents of a job ended.
 #[derive(Clone, Debug, Default)]
 pub struct Ends {
-    /// Of each agent that came to an end, in order.
+    /// The outcome of each agent that ended, in order.
     pub outcomes: Vec<(HostId, Outcome)>,
-    /// What a failed job's first agent gave as its cause.
+    /// The cause that the first agent of a failed job reported.
     cause: Option<Option<Box<Failure>>>,
 }
 
-/// How many workers there are on a host.
+/// Number of workers on a host.
 pub(super) fn worker_count(host: HostId) -> u32 {
     1 + host as u32 % 3
 }
@@ -142,7 +143,7 @@ impl Ours {
         }
     }
 
-    /// Something else than its own failure ends this node's round.
+    /// Another event than its own failure ends this node's round.
     fn need_not_report(&mut self) {
         self.listening.iter_mut().for_each(|listening| listening.moot = true);
     }
@@ -165,12 +166,12 @@ impl Ours {
 impl Simulation {
     /// The agent on a host, if it is ours.
     fn ours(&mut self, host: HostId) -> Option<(&mut Process, &mut Ours)> {
-        // Beside the process, so that both can be used at once.
+        // Stored beside the process, so that both can be borrowed at once.
         let host = &mut self.hosts[host];
         host.process.as_mut().zip(host.ours.as_mut())
     }
 
-    /// Carry news between session, agent and workers until there are none.
+    /// Pass events between session, agent and workers until there are none.
     pub(super) fn after_ours(&mut self, host: HostId) -> Result<(), Violation> {
         loop {
             self.hear(host)?;
@@ -189,7 +190,7 @@ impl Simulation {
         self.end_if_over(host)
     }
 
-    /// Hand on what the session knows.
+    /// Pass the session's view to the agent.
     fn hear(&mut self, host: HostId) -> Result<(), Violation> {
         let Some((process, ours)) = self.ours(host) else { return Ok(()) };
         let view = process.machine.view().clone();
@@ -270,7 +271,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Our agent gets a signal: its end is due.
+    /// Our agent gets a signal, so it has to end in time.
     pub(super) fn signal_agent(&mut self, host: HostId, signal: i32) -> Result<(), Violation> {
         let now = self.now();
         let Some((process, ours)) = self.ours(host) else { return Ok(()) };
@@ -282,7 +283,7 @@ impl Simulation {
         self.after_node(host)
     }
 
-    /// A signal has ended the agent, unless it stood still meanwhile.
+    /// Checks that a signal has ended the agent, unless it stood still meanwhile.
     pub(super) fn check_gone(&mut self, host: HostId, pid: u64, since: Time) -> Result<(), Violation> {
         let stood_still = self.hosts[host].stalled_until > since;
         match self.process(host, pid) {
@@ -316,7 +317,7 @@ impl Simulation {
         }
     }
 
-    /// The agent goes once it has decided to and nothing is left of its workers.
+    /// Ends the agent's process once the agent has ended and nothing is left of its workers.
     fn end_if_over(&mut self, host: HostId) -> Result<(), Violation> {
         if self.hosts[host].crew.is_some() {
             return Ok(());
@@ -347,14 +348,14 @@ impl Simulation {
         self.leave(host, "its work is over", Exit::Agent(outcome))
     }
 
-    /// All agents of a failed job name the same first cause. A coordinator that has lost its memory may close the job once more,
-    /// and agents that count for themselves may give up at the same moment, each for its own.
+    /// Checks that all agents of a failed job report the same first cause. Two exceptions: a restarted coordinator may close the job
+    /// again, and agents that count for themselves may give up at the same moment, each for its own failure.
     fn check_cause(&mut self, host: HostId, cause: Option<Box<Failure>>) -> Result<(), Violation> {
         let own = cause.as_ref().is_some_and(|cause| cause.pid == pid_of_workers(host));
         if own && self.options.agents.restarts_left.is_some() {
             return Ok(());
         }
-        // What it said may have become known to its own node alone.
+        // The words may have become known on its own node only.
         let cause = cause.map(|cause| Box::new(Failure { message: String::new(), ..*cause }));
         let first = self.ends.cause.get_or_insert_with(|| cause.clone());
         if *first != cause && self.coordinator.incarnation == 1 {
@@ -364,12 +365,12 @@ impl Simulation {
         Ok(())
     }
 
-    /// What our agents have come to.
+    /// How our agents ended.
     pub fn ends(&self) -> &Ends {
         &self.ends
     }
 
-    /// Workers that run on a host, by generation, each with how many are left.
+    /// The generation that runs on each host, and the number of its workers that are left.
     pub fn workers(&self) -> BTreeMap<HostId, (u64, usize)> {
         let crews = self.hosts.iter().enumerate().filter_map(|(number, host)| Some((number, host.crew.as_ref()?)));
         crews.filter(|(_, crew)| crew.up).map(|(number, crew)| (number, (crew.generation, crew.left.len()))).collect()

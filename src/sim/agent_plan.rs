@@ -1,5 +1,5 @@
-//! Histories of jobs with our agents: the plans of [`super::plan`], some or all of whose hosts run our agent, and what happens to
-//! workers besides.
+//! Histories of jobs with our agents: the plans of [`super::plan`] in which some or all hosts run our agent, with failures of
+//! workers in addition.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::queue::Dice;
 use super::simulation::Action;
 use crate::agent::Outcome;
 
-/// Agents by how they ended, as [`kind_of`] calls it.
+/// Number of agents by how they ended, as of [`kind_of`].
 pub type Counts = BTreeMap<&'static str, usize>;
 
 /// How an agent ended, in a word.
@@ -27,7 +27,7 @@ pub fn kind_of(outcome: &Outcome) -> &'static str {
 /// Draw a plan with agents of ours.
 pub fn draw(seed: u64) -> Plan {
     let mut plan = Plan::draw(seed);
-    // A generator of its own: a seed's plan is otherwise what it is without our agents.
+    // A separate generator, so that the rest of a seed's plan is the same as without our agents.
     let mut dice = Dice::new(seed ^ 0xA6E7);
     draw_agents(&mut plan, &mut dice);
     draw_signals(&mut plan, &mut dice);
@@ -36,7 +36,7 @@ pub fn draw(seed: u64) -> Plan {
     plan.options.agents.bad_starts_until = plan.calm_at;
     draw_words(&mut plan, &mut Dice::new(seed ^ 0x30BD5));
     if dice.chance(15) {
-        // `restart_budget=node`: the coordinator counts for nobody.
+        // `restart_budget=node`: the coordinator counts no restarts.
         plan.options.agents.restarts_left = plan.options.settings.max_restarts.take();
     }
     plan
@@ -49,9 +49,9 @@ fn draw_agents(plan: &mut Plan, dice: &mut Dice) {
     let start = Duration::from_millis([1, 100, 3_000][dice.between(0, 2) as usize]);
     plan.options.agents = Agents {
         hosts: ours,
-        // Within what a plan allows for a stop.
+        // Within the time that a plan allows for a stop.
         grace: dice.duration((Duration::ZERO, Duration::from_secs(4))),
-        // Who has finished, and does not wait for all, is a scenario of its own.
+        // A node that has finished and does not wait for all others is a separate scenario.
         exit_barrier_timeout: None,
         start: (Duration::ZERO, start),
         stop: (Duration::ZERO, Duration::from_millis(200)),
@@ -63,7 +63,7 @@ fn draw_agents(plan: &mut Plan, dice: &mut Dice) {
     plan.options.settings.max_restarts = Some(budget);
 }
 
-/// What failed workers say is found out at once, late, or not at all.
+/// The words of failed workers are found at once, late, or not at all.
 fn draw_words(plan: &mut Plan, dice: &mut Dice) {
     let slowest = Duration::from_millis([0, 20, 1_500][dice.between(0, 2) as usize]);
     plan.options.agents.words = (Duration::ZERO, slowest);
@@ -105,8 +105,8 @@ fn draw_workers(plan: &mut Plan, dice: &mut Dice) {
             let host = dice.between(0, hosts as u64 - 1) as usize;
             plan.add(at, Action::ReportDone(host), Duration::ZERO);
         }
-        // Who has finished may go without anybody noticing. So the world is made to re-form before all is calm; twice, for
-        // workers that are starting do not fail.
+        // A node that has finished may go without being noticed. So the world is made to re-form before the calm. This happens
+        // twice, because workers that are starting do not fail.
         for after in [0, 10] {
             add_for_all(plan, calm_at + Duration::from_secs(after), Action::FailWorkers);
         }
@@ -117,7 +117,7 @@ fn add_for_all(plan: &mut Plan, at: Duration, action: fn(usize) -> Action) {
     (0..plan.options.hosts).for_each(|host| plan.add(at, action(host), Duration::ZERO));
 }
 
-/// Live through the history of a seed. Says besides how our agents ended.
+/// Live through the history of a seed. Also returns how our agents ended.
 ///
 /// # Errors
 /// The first invariant that breaks. With `keep_history`, the last events before it.

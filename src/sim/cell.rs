@@ -1,5 +1,5 @@
-//! Jobs over one shared cell: several nodes of [`crate::rendezvous::cell`], each with a clock of its own, a cell that delays and
-//! loses, and stock agents. The invariants are those of jobs with a coordinator, judged from what the cell held.
+//! Jobs over one shared cell: several nodes of [`crate::rendezvous::cell`] with separate clocks, a cell that delays and loses
+//! operations, and PyTorch's agents. The invariants are those of jobs with a coordinator, checked on the cell's states.
 
 mod checks;
 
@@ -13,21 +13,22 @@ use crate::rendezvous::node::machine::JoinError;
 use crate::rendezvous::protocol::message::{Hello, NodeId, Placement, Round, Verdict};
 use crate::rendezvous::protocol::settings::Settings;
 
-/// How long a caller waits for an answer of the cell before it takes it for lost.
+/// How long a caller waits for the cell's answer before it counts as lost.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// After the last fault, within what time the job has settled. In a row may come: a lease that is noticed late (twice 15 s, and a
-/// node that was deaf charges others no more than 2.5 s a look), workers that stop (5 s), and two last calls (30 s each).
+/// Time after the last fault within which the job settles. These may follow one another: a lease that is noticed late (twice
+/// 15 s, because a node that was stopped charges others 2.5 s a look at most), workers that stop (5 s), and two last calls (30 s
+/// each).
 const SETTLE_WITHIN: Duration = Duration::from_secs(150);
 const GONE_WITHIN: Duration = Duration::from_secs(30);
 
-/// What a history came to.
+/// The result of a history.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CellReport {
     /// Nodes.
     pub hosts: usize,
     /// Rounds that completed.
     pub rounds: u64,
-    /// Writes that were done, and those refused because another was first.
+    /// Successful writes, and writes that were refused because another was first.
     pub writes: (u64, u64),
 }
 
@@ -35,7 +36,7 @@ pub struct CellReport {
 enum Event {
     Start(usize),
     Tick(usize, u64),
-    /// What a node asks of the cell has arrived there; if told so, its answer gets lost.
+    /// A node's request has arrived at the cell. If so drawn, its answer gets lost.
     Arrive(usize, u32, CasCommand, u64, bool),
     Answer(usize, u32, Answer),
     Stopped(usize, u32),
@@ -62,12 +63,12 @@ enum Agent {
 
 #[derive(Debug)]
 struct Host {
-    /// Nobody reads another's clock.
+    /// Its clock. No node reads another node's clock.
     clock: Instant,
     life: u32,
     node: Option<CasNode>,
     agent: Agent,
-    /// Version of the cell that this node was told of last.
+    /// The last version of the cell that this node was told.
     token: u64,
     tick: u64,
     stalled_until: Time,
@@ -150,7 +151,7 @@ impl Job {
         }
     }
 
-    /// Draw who starts when and what goes wrong. Gives the time from which on nothing does.
+    /// Draw starts and faults. Returns the time after which no fault happens.
     fn plan(&mut self) -> Time {
         let spread = [0, 2_000, 60_000][self.dice.between(0, 2) as usize];
         let mut calm_at = Time::ZERO;
@@ -172,7 +173,7 @@ impl Job {
                 }
                 1 => self.queue.push(at, Event::Stall(host, at + lasts)),
                 2 => self.queue.push(at, Event::Cut(host, at + lasts)),
-                // The whole backend is out of reach.
+                // The whole backend cannot be reached.
                 _ => (0..self.hosts.len()).for_each(|host| self.queue.push(at, Event::Cut(host, at + lasts))),
             }
             calm_at = calm_at.max(at + lasts);
@@ -207,7 +208,7 @@ impl Job {
             }
             Event::Arrive(host, life, command, token, lost) => return self.at_cell(host, life, command, token, lost),
             Event::Start(_) => return Ok(()),
-            // Another tick was asked for since. Number 0 is always heard.
+            // Another tick was requested since. Number 0 always counts.
             Event::Tick(host, number) if number != 0 && number != self.hosts[host].tick => return Ok(()),
             event @ (Event::Tick(host, _) | Event::Answer(host, ..) | Event::Stopped(host, _)) => {
                 let now = self.queue.now();
@@ -270,7 +271,7 @@ impl Job {
         }
     }
 
-    /// The driver's part, and the agent's.
+    /// Plays the part of the driver and of the agent.
     fn pump(&mut self, number: usize) -> Result<(), Violation> {
         loop {
             let host = &mut self.hosts[number];

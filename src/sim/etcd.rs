@@ -1,4 +1,4 @@
-//! Jobs over a model of etcd: revisions, transactions, leases that end, watches in order, compaction.
+//! Jobs over a model of etcd, with revisions, transactions, leases that end, ordered watches, and compaction.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::rendezvous::protocol::message::{Hello, NodeId, Placement, Round, Verd
 use crate::rendezvous::protocol::settings::Settings;
 
 const PATIENCE: Duration = Duration::from_secs(2);
-/// In a row may come: a lease that ends (15 s) twice, workers that stop (2 s), two last calls (10 s each).
+/// These may follow one another: a lease that ends (15 s) twice, workers that stop (2 s), two last calls (10 s each).
 const SETTLE_WITHIN: Duration = Duration::from_secs(90);
 
 /// etcd, as far as the rendezvous uses it.
@@ -24,7 +24,7 @@ struct Model {
     members: BTreeMap<NodeId, LeaseId>,
     leases: BTreeMap<LeaseId, (Duration, Time)>,
     log: Vec<(Revision, Vec<Change>)>,
-    /// By host: the life that watches, and the next revision of interest.
+    /// By host: the incarnation that watches, and the next revision to send.
     watches: BTreeMap<usize, (u32, u64)>,
 }
 
@@ -58,7 +58,7 @@ enum Event {
     Kill(usize),
     Cut(usize, Time),
     Compact,
-    /// Leases end, and watches are told.
+    /// Ends leases, and notifies watches.
     Keeper,
     Tick(usize, u64),
     Arrive(usize, u32, EtcdRequest, bool),
@@ -88,7 +88,7 @@ struct Job {
     worlds: BTreeMap<Round, Vec<NodeId>>,
 }
 
-/// Live through the history of a seed. Gives the number of rounds.
+/// Live through the history of a seed. Returns the number of rounds.
 ///
 /// # Errors
 /// The first invariant that breaks, with the virtual time.
@@ -217,7 +217,7 @@ impl Job {
         }
     }
 
-    /// The driver's part, and the agent's.
+    /// Plays the part of the driver and of the agent.
     fn pump(&mut self, number: usize, event: Option<EtcdEvent>) -> Result<(), Violation> {
         let host = &mut self.hosts[number];
         let (now, life) = (host.clock + self.queue.now(), host.life);
@@ -263,7 +263,7 @@ impl Job {
         if self.hosts[host].cut_until > now {
             let event = match request {
                 EtcdRequest::Watch { .. } => EtcdEvent::WatchEnded,
-                // A renewal that is lost is tried again with the next.
+                // A lost renewal is made up for by the next one.
                 EtcdRequest::KeepAlive { .. } => return,
                 _ => EtcdEvent::Failed("etcd does not answer".into()),
             };
@@ -330,7 +330,7 @@ impl Job {
         host.node.as_ref().filter(|_| host.life == life).map(|node| node.node().id())
     }
 
-    /// Hand the watches what they have not been told.
+    /// Send the watches the revisions that they have not got.
     fn tell(&mut self) {
         let watches: Vec<_> = self.etcd.watches.iter().map(|(host, watch)| (*host, *watch)).collect();
         for (host, (life, from)) in watches {

@@ -1,14 +1,13 @@
-//! Small jobs exhaustively: every order in which messages, ends of connections, deadlines and faults may come, up to a bound.
+//! Exhaustive exploration of small jobs: every order of messages, ends of connections, deadlines and faults, up to a bound.
 //!
-//! A state is a whole [`Simulation`]; a step lets one pending event happen, passes time up to the next deadline, or does something
-//! to the job. Messages of one connection keep their order; all else may overtake anything. Time may pass with messages on the
-//! way, but not over a deadline of a process that does not stand still. The bound is on faults and on passings of time, so what is
-//! explored is *all* histories with no more of those, however long. Every invariant of [`super::invariants`] is asked after every
-//! step, and of some or all states whether the job settles from there once faults stop.
+//! A state is a whole [`Simulation`]. A step lets one pending event happen, passes time up to the next deadline, or does something
+//! to the job. Messages of one connection keep their order. All other events may overtake one another. Time may pass while messages
+//! are in transit, but not beyond a deadline of a process that does not stand still. The bound is on faults and on passings of time,
+//! so the exploration covers *all* histories within it, however long. Every invariant of [`super::invariants`] is checked after
+//! every step. From some or all states the job must also settle once faults stop.
 //!
-//! States that differ only in the time of day are one: a state is known by a digest of what decides its future, with instants
-//! relative to now. `stateright` does this for models written for it; it would need all of the product's types to be hashable,
-//! and has no notion of equality up to a shift in time.
+//! States that differ only in the time of day are equal: a state is identified by a digest of everything that decides its future,
+//! with instants relative to now. `docs/decisions/0038-the-exhaustive-checker-is-our-own.md` says why this is not `stateright`.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -21,29 +20,29 @@ use super::queue::{Dice, Key, Time};
 use super::simulation::{Action, Event, Options, Simulation};
 use super::worlds::Violation;
 
-/// What to explore.
+/// The bounds of an exploration.
 #[derive(Clone, Debug)]
 pub struct Bounds {
-    /// How many faults may happen.
+    /// Most faults of a history.
     pub faults: u8,
-    /// How often time may pass.
+    /// Most passings of time of a history.
     pub waits: u8,
-    /// What may go wrong. Agents that are gone, and a coordinator that is down, are started again at any time.
+    /// The faults. Agents that are gone, and a coordinator that is down, may be started again at any time.
     pub kinds: Vec<Action>,
-    /// Of how many states one is asked whether the job settles from there. 1: all.
+    /// From one in this many states it is checked that the job settles. 1: all.
     pub settle_one_in: u64,
 }
 
-/// What was found.
+/// The result of an exploration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// Distinct states.
     pub states: usize,
-    /// Steps taken between them.
+    /// Steps between them.
     pub steps: usize,
-    /// The longest history without a state twice.
+    /// Length of the longest history without a repeated state.
     pub longest: usize,
-    /// States from which the job was made to settle.
+    /// States from which settling was checked.
     pub settled: usize,
 }
 
@@ -54,7 +53,7 @@ enum Step {
     /// Time passes up to the next deadline.
     Wait,
     Fault(Action),
-    /// What was down is started.
+    /// Start an agent or a coordinator that is down.
     Start(Action),
 }
 
@@ -69,12 +68,12 @@ struct Explorer<'a> {
     seen: HashSet<u64>,
     found: Found,
     trace: Vec<Step>,
-    /// Longest history that is looked at, to find the shortest that fails.
+    /// Limit on the length of histories, for finding the shortest that fails.
     limit: usize,
     fingerprint: Fingerprint,
 }
 
-/// A job from which [`explore`] may start: without delays, and nothing left to luck.
+/// A job from which [`explore`] may start: without delays and without randomness.
 pub fn job(options: Options) -> Simulation {
     let mut job = Simulation::new(options);
     job.dice = Dice::fixed();
@@ -90,7 +89,7 @@ pub fn explore(start: &Simulation, bounds: &Bounds) -> Result<Found, String> {
     let mut explorer = Explorer::new(bounds, usize::MAX);
     let Err(failure) = explorer.run(start) else { return Ok(explorer.found) };
     let (mut violation, mut trace) = (failure, explorer.trace);
-    // Ever longer histories, until one fails: that is the shortest.
+    // Increasing lengths, until a history fails. That one is the shortest.
     for limit in 1..trace.len() {
         let mut shorter = Explorer::new(bounds, limit);
         if let Err(failure) = shorter.run(start) {
@@ -138,13 +137,13 @@ impl<'a> Explorer<'a> {
         Ok(())
     }
 
-    /// The digest of a state that was not seen before.
+    /// The digest of a state, if it was not seen before.
     fn new_state(&mut self, job: &Simulation, left: Budget) -> Option<u64> {
         let mut hasher = DefaultHasher::new();
         self.fingerprint.text(job).hash(&mut hasher);
         left.hash(&mut hasher);
         if self.limit != usize::MAX {
-            // What is reached sooner may be gone on from for longer.
+            // A state that is reached with more budget left may be explored further.
             self.trace.len().hash(&mut hasher);
         }
         let key = hasher.finish();
@@ -154,7 +153,7 @@ impl<'a> Explorer<'a> {
     }
 }
 
-/// All that may happen next.
+/// All possible next steps.
 fn steps(job: &Simulation, budget: Budget, bounds: &Bounds) -> Vec<Step> {
     let (mut steps, mut streams) = (Vec::new(), HashSet::new());
     let mut deadline_is_due = false;
@@ -172,7 +171,7 @@ fn steps(job: &Simulation, budget: Budget, bounds: &Bounds) -> Vec<Step> {
     if budget.faults > 0 {
         steps.extend(bounds.kinds.iter().filter(|action| applies(job, action)).cloned().map(Step::Fault));
     }
-    // Every fault makes room for one start.
+    // Every fault allows for one start.
     if job.pids < (job.hosts.len() + usize::from(bounds.faults)) as u64 {
         let gone = (0..job.hosts.len()).filter(|host| job.hosts[*host].process.is_none());
         steps.extend(gone.map(|host| Step::Start(Action::Start(host, job.options.join_timeout))));
@@ -183,7 +182,7 @@ fn steps(job: &Simulation, budget: Budget, bounds: &Bounds) -> Vec<Step> {
     steps
 }
 
-/// Processes that do not stand still look at their timers in time.
+/// Whether this is a timer. A process that does not stand still handles its timers in time.
 fn is_deadline(event: &Event) -> bool {
     !matches!(event, Event::Deliver { .. } | Event::Eof { .. } | Event::Syn(..) | Event::Connected(..))
 }
@@ -228,8 +227,8 @@ fn take(job: &mut Simulation, step: Step) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Drop what decides nothing: deadlines that were replaced by earlier ones, counts, and the time limits for noticing a loss, which
-/// hold where messages are quick.
+/// Drop state that decides nothing: deadlines that were replaced by earlier ones, counts, and the time limits for noticing a loss,
+/// which only hold where messages are quick.
 pub(super) fn forget(job: &mut Simulation) {
     let stale = |(key, event): (Key, &Event)| match event {
         Event::NodeTick(host, pid) => {
@@ -247,7 +246,7 @@ pub(super) fn forget(job: &mut Simulation) {
     job.ledgers[0].messages = (0, 0);
 }
 
-/// From here on nothing goes wrong: the job settles.
+/// Checks that the job settles without further faults.
 fn settle(mut job: Simulation) -> Result<(), Violation> {
     let now = job.now();
     job.act(Action::StartCoordinator)?;
@@ -255,7 +254,7 @@ fn settle(mut job: Simulation) -> Result<(), Violation> {
     check_settled(job.hosts_of(0), &job.options.settings)
 }
 
-/// A history in words: what was done, and what came of it.
+/// A history in words: the steps, and the violation.
 fn tell(start: &Simulation, trace: &[Step], violation: &Violation) -> String {
     let mut job = start.clone();
     job.keep_history();
@@ -270,5 +269,5 @@ fn tell(start: &Simulation, trace: &[Step], violation: &Violation) -> String {
     format!("{violation}\nafter {} steps:\n{}", trace.len(), job.history().join("\n"))
 }
 
-/// Stalls and cuts given to [`explore`] are over by then.
+/// Stalls and cuts of [`explore`] end within this time.
 const FAULTS_END_WITHIN: Duration = Duration::from_secs(60);

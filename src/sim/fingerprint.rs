@@ -1,8 +1,7 @@
-//! What decides a simulated job's future, as text: two jobs with one text differ at most in the time of day. For [`super::explore`].
+//! The state of a simulated job as text, for [`super::explore`]. Two jobs with equal texts differ at most in the time of day.
 //!
-//! Made from what the types print for debugging, so that no field of the product is forgotten. Instants are written relative to now.
-//! Where they cannot be told (another platform prints them in another way), more states are told apart than there are, and
-//! nothing is missed.
+//! Made from the types' debug output, so that no field of the product is forgotten. Instants are written relative to now. On a
+//! platform that prints instants in another way, more states are told apart than necessary, and nothing is missed.
 
 use std::fmt::{self, Write};
 
@@ -10,7 +9,7 @@ use super::network::End;
 use super::queue::Time;
 use super::simulation::{Event, Simulation};
 
-/// Makes texts; holds the buffers.
+/// Makes texts, and holds the buffers.
 #[derive(Debug, Default)]
 pub(super) struct Fingerprint {
     text: String,
@@ -40,7 +39,7 @@ impl Fingerprint {
         for (whose, events) in &job.deferred {
             write!(out, "\n{whose:?} {events:?}")?;
         }
-        // Order matters within a stream only, and there it is that of the list.
+        // Order matters only within a stream, where it is the order of the list.
         self.lines.clear();
         for (position, ((at, _), event)) in job.queue.pending().enumerate() {
             let order = stream(event).map_or(0, |_| position_in_stream(job, event, position));
@@ -51,7 +50,7 @@ impl Fingerprint {
     }
 }
 
-/// The stream that an event belongs to: a connection's direction.
+/// The stream of an event: one direction of a connection.
 pub(super) fn stream(event: &Event) -> Option<(u64, End)> {
     match event {
         Event::Deliver { conn, to, .. } | Event::Eof { conn, to } => Some((conn.0, *to)),
@@ -64,7 +63,7 @@ fn position_in_stream(job: &Simulation, event: &Event, position: usize) -> usize
     job.queue.pending().take(position).filter(|(_, other)| stream(other) == of).count()
 }
 
-/// Passes text on, with instants relative to now: what they print is `tv_sec: …, tv_nsec: …`, piece by piece.
+/// Writes text with instants relative to now. Their debug output is `tv_sec: …, tv_nsec: …`, in pieces.
 struct Relative<'a> {
     out: &'a mut String,
     now: i128,
@@ -125,7 +124,7 @@ mod tests {
     use super::*;
     use crate::rendezvous::protocol::settings::Settings;
 
-    /// A running job at rest looks the same whenever it is looked at, right after a heartbeat was answered.
+    /// A running job at rest has the same text each time, right after a heartbeat was answered.
     #[test]
     fn the_time_of_day_makes_no_difference() {
         let mut job = explore::job(Options::exact(2, Settings::new(2, 2)));
@@ -134,7 +133,7 @@ mod tests {
             job.run_until(Duration::from_secs(at)).expect("invariants hold");
             explore::forget(&mut job);
             let text = Fingerprint::default().text(&job).to_owned();
-            // When a node last connected decides nothing while the connection is up.
+            // The time of a node's last connection attempt decides nothing while the connection is up.
             let parts =
                 text.split("attempt_at: Instant { ").map(|part| part.split_once('}').map_or(part, |rest| rest.1));
             parts.collect::<String>()

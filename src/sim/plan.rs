@@ -1,7 +1,7 @@
-//! What goes wrong when: a plan drawn from a seed, and the whole history that follows from it.
+//! Plans: the faults of a history and their times, drawn from a seed, and the history that follows.
 //!
-//! A history has three parts. *Trouble*: agents start, and faults happen. *Calm*: nothing goes wrong any more, and after
-//! [`SETTLE_WITHIN`] as many nodes as may run must run in one world. *End*: the job is closed, and everybody must go.
+//! A history has three parts. *Trouble*: agents start, and faults happen. *Calm*: no fault happens any more, and after
+//! [`SETTLE_WITHIN`] as many nodes as may run must run in one world. *End*: the job is closed, and all agents must go.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,48 +16,48 @@ use super::worlds::Violation;
 use crate::rendezvous::protocol::message::Verdict;
 use crate::rendezvous::protocol::settings::{OnPartition, Settings};
 
-/// How long after the last fault the job has settled. The sum of what may have to happen in a row: silence is noticed at both
-/// ends (lease 15 s and last look, twice, should a node come back only to be lost again); a connection is refused by nobody
-/// (5 s) and tried again (2 s); members of an unknown world are awaited (15 s); workers stop (5 s); the last call (30 s)
-/// begins anew with a late node, which then makes the world re-form once more (5 s and 30 s).
+/// Time after the last fault within which the job settles: the sum of the events that may have to follow one another. Silence is
+/// noticed at both ends (lease 15 s and last look, twice if a node comes back and is lost again). A connection attempt gets no
+/// answer (5 s) and is repeated (2 s). Members of an unknown world are awaited (15 s). Workers stop (5 s). The last call (30 s)
+/// starts again with a late node, which then makes the world re-form once more (5 s and 30 s).
 pub const SETTLE_WITHIN: Duration = Duration::from_secs(150);
-/// How long after the close everybody has gone: workers stop (5 s), and messages travel.
+/// Time after the close within which all agents are gone: workers stop (5 s), and messages travel.
 pub const GONE_WITHIN: Duration = Duration::from_secs(30);
 
-/// A history to be.
+/// The plan of a history.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// What the job is like.
+    /// The job's options.
     pub options: Options,
-    /// What is done to it.
+    /// The actions on the job, and their times.
     pub actions: Vec<(Time, Action)>,
-    /// When nothing goes wrong any more.
+    /// When the calm begins.
     pub calm_at: Time,
 }
 
-/// What a history came to.
+/// The result of a history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// Digest of all events.
     pub digest: u64,
-    /// How many hosts there were.
+    /// Number of hosts.
     pub hosts: usize,
-    /// Rounds that were completed.
+    /// Number of completed rounds.
     pub rounds: u64,
     /// Messages in both directions.
     pub messages: u64,
-    /// How much virtual time it took.
+    /// Virtual time that it took.
     pub lived: Time,
 }
 
-/// A history in which an invariant broke.
+/// A history that broke an invariant.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Of which seed.
+    /// Its seed.
     pub seed: u64,
-    /// At what virtual time.
+    /// The virtual time.
     pub at: Time,
-    /// What broke.
+    /// The invariant that broke.
     pub violation: Violation,
     /// The last events, if they were kept.
     pub history: Vec<String>,
@@ -67,7 +67,7 @@ impl Plan {
     /// Draw a plan.
     pub fn draw(seed: u64) -> Self {
         let mut dice = Dice::new(seed);
-        // Small jobs are the most telling and the cheapest: half have at most eight nodes.
+        // Small jobs find the most and cost the least: half have at most eight nodes.
         let hosts = match dice.between(0, 19) {
             0..=9 => dice.between(3, 8),
             10..=16 => dice.between(9, 30),
@@ -89,18 +89,18 @@ impl Plan {
             settings.last_call_timeout = dice.duration((Duration::ZERO, Duration::from_secs(30)));
             settings.settle_timeout = dice.duration((Duration::ZERO, Duration::from_secs(5)));
             settings.reconnect_grace = dice.duration((Duration::ZERO, Duration::from_secs(3)));
-            // A lease shorter than a few messages' time would lose healthy nodes for ever.
+            // With a lease shorter than a few messages' time, healthy nodes would be lost for ever.
             settings.keep_alive_interval = dice.duration((Duration::from_secs(2), Duration::from_secs(5)));
             settings.keep_alive_max_attempt = dice.between(2, 3) as u32;
         }
         if dice.chance(50) {
-            // More than a history has failures: what happens when it is used up is a scenario of its own.
+            // More than a history has failures: a budget that is used up is a separate scenario.
             settings.max_restarts = Some(1_000_000);
         }
         if dice.chance(15) {
             settings.on_partition = OnPartition::Continue;
         }
-        // Chaos is what a plan is made of: its hosts come and go as they like.
+        // Hosts of a plan come and go without a limit.
         settings.rejoin_limit = 0;
         let slowest = [1, 5, 50, 1000][dice.between(0, 3) as usize];
         let options = Options {
@@ -125,7 +125,7 @@ impl Plan {
         plan
     }
 
-    /// The same, with the coordinator in the process of the first host's agent: it dies and comes back with that.
+    /// The same, with the coordinator in the process of the first host's agent: it dies and comes back with that agent.
     pub fn draw_with_host(seed: u64) -> Self {
         let mut plan = Self::draw(seed);
         plan.options.coordinator_on = Some(0);
@@ -144,7 +144,7 @@ impl Plan {
         let impatient = [0, 0, 5, 40][dice.between(0, 3) as usize];
         for host in 0..self.options.hosts {
             let at = Duration::from_millis(dice.between(0, spread));
-            // Some have little patience; in the calm everybody waits for long.
+            // Some agents have short join time-outs. In the calm all have long ones.
             let timeout = if dice.chance(impatient) { dice.between(1, 60) } else { 3600 };
             self.add(at, Action::Start(host, Duration::from_secs(timeout)), Duration::ZERO);
             if timeout < 3600 {
@@ -160,7 +160,7 @@ impl Plan {
             1 | 2 => dice.between(3, 15),
             _ => dice.between(10, 40),
         };
-        // Which kinds of fault a job suffers is drawn too: rare combinations come up unmixed.
+        // The kinds of fault are drawn too, so that rare combinations occur without others.
         let kinds: Vec<u64> = (0..dice.between(1, 8)).map(|_| dice.between(0, 12)).collect();
         for _ in 0..count {
             let at = dice.duration((Duration::ZERO, length));
@@ -196,7 +196,7 @@ impl Plan {
                 }
             }
             6 | 7 => {
-                // One host, or several that share a switch; one way or both.
+                // One host, or several that share a switch. One direction or both.
                 let width = if dice.chance(50) { 1 } else { dice.between(1, 1 + hosts as u64 / 2) as usize };
                 let ways = dice.between(1, 3);
                 for host in (host..host + width).map(|host| host % hosts) {
@@ -215,7 +215,7 @@ impl Plan {
                 self.add(at + some, Action::StartCoordinator, Duration::ZERO);
             }
             _ => {
-                // Everybody's connection at one instant: a switch was restarted.
+                // All connections at one instant: a switch was restarted.
                 for host in 0..hosts {
                     self.add(at, Action::Sever(host), brief);
                 }
@@ -223,16 +223,16 @@ impl Plan {
         }
     }
 
-    /// Put in an action whose effect lasts for `lasts`.
+    /// Add an action whose effect lasts for `lasts`.
     pub(super) fn add(&mut self, at: Time, action: Action, lasts: Duration) {
         self.calm_at = self.calm_at.max(at + lasts);
         self.actions.push((at, action));
     }
 }
 
-/// In half of all jobs clocks are right; else each is wrong by up to a minute or, in a few jobs, an hour.
+/// Draw the clocks. In half of all jobs they are right. In the others each is off by up to a minute or, in a few jobs, an hour.
 fn draw_clocks(seed: u64, hosts: usize) -> BTreeMap<HostId, i64> {
-    // A generator of its own: what is drawn after it stays as it was.
+    // A separate generator, so that later draws stay as they were.
     let mut dice = Dice::new(seed ^ 0xC10C);
     let most = [0, 0, 60, 3600][dice.between(0, 3) as usize] * 1_000_000;
     (0..hosts).map(|host| (host, dice.between(0, 2 * most) as i64 - most as i64)).collect()
@@ -254,7 +254,7 @@ pub fn live_with_host(seed: u64, keep_history: bool) -> Result<Report, Box<Failu
     live_plan(seed, &Plan::draw_with_host(seed), keep_history).map(|(report, _)| report)
 }
 
-/// The same for a plan that was drawn from the seed in another way. Gives the job as it was left, too.
+/// The same for a plan that was drawn from the seed in another way. Also returns the final state of the job.
 pub(super) fn live_plan(seed: u64, plan: &Plan, keep_history: bool) -> Result<(Report, Simulation), Box<Failure>> {
     let mut job = Simulation::new(plan.options.clone());
     if keep_history {
@@ -281,7 +281,7 @@ pub(super) fn live_plan(seed: u64, plan: &Plan, keep_history: bool) -> Result<(R
 fn live_through(job: &mut Simulation, plan: &Plan) -> Result<(), Violation> {
     // Trouble.
     job.run_until(plan.calm_at)?;
-    // Calm: the coordinator runs, and so do enough nodes in most plans. Who died without a successor stays dead.
+    // Calm: the coordinator runs, and so do enough nodes in most plans. Agents that died without a successor stay dead.
     job.at(plan.calm_at, Action::StartCoordinator);
     job.run_until(plan.calm_at + SETTLE_WITHIN)?;
     let runs = 0..plan.options.strangers.runs();
@@ -298,7 +298,7 @@ fn live_through(job: &mut Simulation, plan: &Plan) -> Result<(), Violation> {
     if plan.options.coordinator_on.is_some() {
         return Ok(()); // its host has gone, and its memory with it
     }
-    // A closed rendezvous admits nobody, and says so.
+    // A closed rendezvous rejects every node, with the reason.
     for by in &closed_by {
         job.at(job.now(), Action::Start(*by, plan.options.join_timeout));
     }
@@ -309,7 +309,7 @@ fn live_through(job: &mut Simulation, plan: &Plan) -> Result<(), Violation> {
     Ok(())
 }
 
-/// What those who live ask for: others have been refused.
+/// The settings of the nodes that live: others have been refused.
 fn settings_in_force(job: &Simulation, plan: &Plan, run: usize) -> Result<Settings, Violation> {
     let live = job.hosts_of(run).filter(|(_, host)| host.process.is_some());
     let mut asked = live.map(|(host, _)| plan.options.strangers.settings_of(host).unwrap_or(&plan.options.settings));
@@ -320,7 +320,7 @@ fn settings_in_force(job: &Simulation, plan: &Plan, run: usize) -> Result<Settin
     }
 }
 
-/// End a run, in one of the ways in which runs end. Gives the host that does, if any lives.
+/// End a run in one of the ways in which runs end. Returns the host that does it, if any lives.
 fn end(job: &mut Simulation, plan: &Plan, run: usize) -> Option<HostId> {
     let by = job.hosts_of(run).find(|(_, host)| host.process.is_some())?.0;
     let verdict = match (plan.options.seed + run as u64) % 3 {

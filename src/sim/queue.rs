@@ -1,4 +1,4 @@
-//! Virtual time, the queue of events, and the one generator of everything random.
+//! Virtual time, the queue of events, and the random number generator.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +13,7 @@ pub type Time = Duration;
 /// When an event is due, and its number.
 pub(super) type Key = (Time, u64);
 
-/// Events in order of time; those of one time in the order in which they were put in.
+/// Events in order of time. Events of one time are in the order in which they were added.
 #[derive(Clone, Debug)]
 pub struct Queue<E> {
     now: Time,
@@ -32,13 +32,13 @@ impl<E> Queue<E> {
         self.now
     }
 
-    /// Put in an event. What lies in the past happens now.
+    /// Add an event. An event in the past happens now.
     pub fn push(&mut self, at: Time, event: E) {
         self.sequence += 1;
         self.events.insert((at.max(self.now), self.sequence), event);
     }
 
-    /// All events that have not been taken, in order.
+    /// All pending events, in order.
     pub(super) fn pending(&self) -> impl Iterator<Item = (Key, &E)> {
         self.events.iter().map(|(key, event)| (*key, event))
     }
@@ -89,8 +89,8 @@ impl Dice {
         Self(Source::Seeded(Box::new(ChaCha8Rng::seed_from_u64(seed))))
     }
 
-    /// One that counts where any number will do, always gives the lowest of a range, and never takes a chance:
-    /// [`super::explore`] leaves nothing to luck.
+    /// A generator without randomness, for [`super::explore`]. It counts where any number will do, always returns the lowest of a range,
+    /// and returns false for every chance.
     pub fn fixed() -> Self {
         Self(Source::Fixed(0))
     }
@@ -143,7 +143,7 @@ impl Default for Digest {
 }
 
 impl Digest {
-    /// Take in bytes.
+    /// Add bytes.
     pub fn add(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);

@@ -1,6 +1,6 @@
-//! Histories of jobs among strangers: the plans of [`super::plan`], and besides several runs on one coordinator, agents that come
-//! from another's place, nodes with other settings or of another version, ranks that users ask for, and hosts that come and go
-//! more often than they may, and connections of nobody that claim what they like.
+//! Histories of jobs among strangers: the plans of [`super::plan`] with several runs on one coordinator, agents at the address and
+//! name of another, nodes with other settings or of another version, requested ranks, hosts that leave more often than they may,
+//! and connections that claim anything.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -15,10 +15,10 @@ use super::worlds::Violation;
 use crate::rendezvous::protocol::message::{Hello, NodeId, NodeMessage, Placed, Round};
 use crate::rendezvous::protocol::settings::{LONGEST_GRACE, LONGEST_LEASE, LONGEST_WAIT, Settings};
 
-/// How often nodes were refused, by what for.
+/// Number of refused nodes, by reason.
 pub type Refusals = BTreeMap<&'static str, usize>;
 
-/// What a refusal says, and what it is called.
+/// Texts of refusals, and their names here.
 const REFUSALS: [(&str, &str); 5] = [
     (OTHER_SETTINGS, "settings"),
     ("was replaced by a newer agent", "replaced before"),
@@ -30,7 +30,7 @@ const REFUSALS: [(&str, &str); 5] = [
 /// Draw a plan with strangers.
 pub fn draw(seed: u64) -> Plan {
     let mut plan = Plan::draw(seed);
-    // A generator of its own: a seed's plan is otherwise what it is without strangers.
+    // A separate generator, so that the rest of a seed's plan is the same as without strangers.
     let mut dice = Dice::new(seed ^ 0x57A6);
     if dice.chance(40) {
         draw_runs(&mut plan, &mut dice);
@@ -50,7 +50,7 @@ pub fn draw(seed: u64) -> Plan {
     if dice.chance(30) {
         draw_flapping(&mut plan, &mut dice);
     }
-    // A generator of its own, again.
+    // Again a separate generator.
     let mut dice = Dice::new(seed ^ 0xC1A1);
     if dice.chance(30) {
         draw_intruders(&mut plan, &mut dice);
@@ -58,7 +58,7 @@ pub fn draw(seed: u64) -> Plan {
     plan
 }
 
-/// Connections of nobody, which claim what they like and end: times beyond any job's, and places in worlds that never were.
+/// Connections that belong to no host, make claims, and end: times beyond any job's, and places in worlds that never existed.
 fn draw_intruders(plan: &mut Plan, dice: &mut Dice) {
     let settings = Settings {
         keep_alive_interval: LONGEST_LEASE,
@@ -82,7 +82,7 @@ fn draw_intruders(plan: &mut Plan, dice: &mut Dice) {
         let node = NodeId(u128::from(dice.number()));
         let hello = Hello::new(run_id(run), node, format!("intruder{number}"), settings.clone());
         let hello = Hello { placed: claims, process: dice.number(), ..hello };
-        // One that joins is a member until it goes: what that costs is in the scenarios.
+        // A stranger that joins is a member until it goes. The scenarios have the consequences.
         let said = [vec![], vec![NodeMessage::Heartbeat], vec![NodeMessage::Withdraw]];
         let said = said[dice.between(0, 2) as usize].clone();
         let at = dice.duration((Duration::ZERO, plan.calm_at));
@@ -100,12 +100,12 @@ fn draw_runs(plan: &mut Plan, dice: &mut Dice) {
     let runs = dice.between(2, 4);
     let of = (0..plan.options.hosts).map(|host| (host, dice.between(0, runs - 1) as usize));
     plan.options.strangers.runs = of.filter(|(_, run)| *run > 0).collect();
-    // Else hardly any of them would have enough nodes.
+    // Otherwise hardly any run would have enough nodes.
     let min = &mut plan.options.settings.min_nodes;
     *min = (*min / runs as u32).max(1);
 }
 
-/// Some or all hosts ask for a rank; now and then two for the same.
+/// Some or all hosts ask for a rank, sometimes two for the same.
 fn draw_ranks(plan: &mut Plan, dice: &mut Dice) {
     let share = [100, 50, 10][dice.between(0, 2) as usize];
     let hosts = plan.options.hosts;
@@ -119,7 +119,7 @@ fn draw_ranks(plan: &mut Plan, dice: &mut Dice) {
     }
 }
 
-/// Pods that were started anew, with the address and the name of an agent that may still live, and the other way round.
+/// Restarted pods that have the address and the name of an agent that may still live, and the reverse.
 fn draw_twins(plan: &mut Plan, dice: &mut Dice) {
     let mut taken = BTreeSet::new();
     for _ in 0..dice.between(1, 3) {
@@ -141,7 +141,7 @@ fn draw_twins(plan: &mut Plan, dice: &mut Dice) {
     }
 }
 
-/// Some ask for other numbers of nodes, or for another budget. Who is first says what the run is.
+/// Some nodes ask for other numbers of nodes, or for another budget. The first node determines the run's settings.
 fn draw_settings(plan: &mut Plan, dice: &mut Dice) {
     let usual = &plan.options.settings;
     let other = match dice.between(0, 2) {
@@ -153,7 +153,7 @@ fn draw_settings(plan: &mut Plan, dice: &mut Dice) {
     plan.options.strangers.settings = hosts.into_iter().map(|host| (host, other.clone())).collect();
 }
 
-/// Hosts that come and go, with a limit on that.
+/// Hosts that leave and join again, with a `rejoin_limit`.
 fn draw_flapping(plan: &mut Plan, dice: &mut Dice) {
     plan.options.settings.rejoin_limit = dice.between(1, 4) as u32;
     plan.options.settings.rejoin_window = dice.duration((Duration::from_secs(10), Duration::from_secs(600)));
@@ -172,7 +172,7 @@ fn draw_flapping(plan: &mut Plan, dice: &mut Dice) {
     }
 }
 
-/// Live through the history of a seed. Says besides how often nodes were refused, and what for.
+/// Live through the history of a seed. Also returns how often nodes were refused, by reason.
 ///
 /// # Errors
 /// The first invariant that breaks. With `keep_history`, the last events before it.
@@ -189,7 +189,7 @@ pub fn live(seed: u64, keep_history: bool) -> Result<(Report, Refusals), Box<Fai
     Ok((report, refusals))
 }
 
-/// Who was refused. Nobody is without a cause that the plan has.
+/// Counts the refused nodes. Checks that the plan has a cause for each.
 fn refusals(plan: &Plan, job: &Simulation) -> Result<Refusals, Violation> {
     let Strangers { twins, settings, versions, .. } = &plan.options.strangers;
     let shares = |host: HostId| twins.contains_key(&host) || twins.values().any(|of| *of == host);

@@ -1,41 +1,41 @@
-//! Hosts that are not of the job, or not as it expects them: of other runs on the same coordinator, at another's place, with
-//! other settings, of another version.
+//! Hosts that do not belong to the job, or differ from its others: hosts of other runs on the same coordinator, with the address
+//! and name of another, with other settings, or with another version.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::network::HostId;
 use crate::rendezvous::protocol::settings::Settings;
 
-/// Which hosts are not what the others are.
+/// The hosts that differ from the others.
 #[derive(Clone, Debug, Default)]
 pub struct Strangers {
-    /// Hosts of other runs than the first (number 0): the numbers of their runs.
+    /// Hosts of other runs than the first (number 0), with the number of their run.
     pub runs: BTreeMap<HostId, usize>,
-    /// Hosts that come from the place of another: its address, and its name.
+    /// Hosts with the address and the name of another host.
     pub twins: BTreeMap<HostId, HostId>,
-    /// Hosts that ask for something else.
+    /// Hosts with other settings.
     pub settings: BTreeMap<HostId, Settings>,
     /// Hosts that speak another version of the protocol.
     pub versions: BTreeSet<HostId>,
 }
 
 impl Strangers {
-    /// How many runs there are.
+    /// Number of runs.
     pub fn runs(&self) -> usize {
         1 + self.runs.values().max().copied().unwrap_or(0)
     }
 
-    /// The run that a host is of.
+    /// The run of a host.
     pub fn run_of(&self, host: HostId) -> usize {
         self.runs.get(&host).copied().unwrap_or(0)
     }
 
-    /// What a host asks for, if it is something else than the others do.
+    /// The settings of a host, if they differ from the others'.
     pub(super) fn settings_of(&self, host: HostId) -> Option<&Settings> {
         self.settings.get(&host)
     }
 
-    /// The host whose address this one has.
+    /// The host whose address this host has.
     pub(super) fn seen_as(&self, host: HostId) -> HostId {
         self.twins.get(&host).copied().unwrap_or(host)
     }

@@ -1,6 +1,6 @@
-//! What must hold of any rendezvous, whoever decides: judged by the places that agents hold.
+//! The invariants of any rendezvous, checked on the places that agents hold.
 //!
-//! [`super::invariants`] asks these questions of our rendezvous, [`super::pytorch`] of PyTorch's: it is the same code.
+//! [`super::invariants`] checks our rendezvous with this code, and [`super::pytorch`] checks PyTorch's.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,7 +9,7 @@ use super::network::HostId;
 use super::queue::Time;
 use crate::rendezvous::protocol::settings::Settings;
 
-/// What may not hold.
+/// The invariants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Invariant {
     /// No two worlds run at once.
@@ -20,25 +20,25 @@ pub enum Invariant {
     Ranks,
     /// No world is smaller than `min_nodes` or larger than `max_nodes`.
     WorldSize,
-    /// Survivors hear of a lost member in time.
+    /// Survivors notice a lost member in time.
     LossNoticed,
     /// Once faults stop, as many nodes as may run do so, in one world.
     Settles,
-    /// What this rendezvous promises beyond: fencing by round, ranks that stay, answers, reasons.
+    /// Further promises of our rendezvous: fencing by round, ranks that stay, answers, reasons.
     Contract,
 }
 
 /// An invariant does not hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// Which.
+    /// The invariant.
     pub invariant: Invariant,
-    /// What was seen.
+    /// What was found.
     pub text: String,
 }
 
 impl Violation {
-    /// Something was promised that is not so.
+    /// A violation of a promise of ours.
     pub fn contract(text: String) -> Self {
         Self { invariant: Invariant::Contract, text }
     }
@@ -50,10 +50,10 @@ impl fmt::Display for Violation {
     }
 }
 
-/// A place as its holder knows it.
+/// A place, as its holder knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// Whose agent.
+    /// The agent's host.
     pub host: HostId,
     /// The round.
     pub round: u64,
@@ -61,14 +61,14 @@ pub struct Held {
     pub world: u64,
     /// Its rank there.
     pub rank: u32,
-    /// How many nodes it is told there are.
+    /// The number of nodes that it was told.
     pub size: u32,
 }
 
-/// Places of one round, all of them or those that have been taken so far, fit together and are as many as allowed.
+/// Checks that the places of one round, or those taken so far, fit together, and that their number is allowed.
 ///
 /// # Errors
-/// What does not fit.
+/// The first contradiction.
 pub fn check_world(round: u64, places: &[Held], settings: &Settings) -> Result<(), Violation> {
     let Settings { min_nodes, max_nodes, .. } = settings;
     let Some(first) = places.first() else { return Ok(()) };
@@ -87,10 +87,10 @@ pub fn check_world(round: u64, places: &[Held], settings: &Settings) -> Result<(
     Ok(())
 }
 
-/// Nobody still runs an earlier round when this one is there. Who cannot be held to it is not in `running`.
+/// Checks that no node still runs an earlier round when this one exists. Nodes that are exempt are not in `running`.
 ///
 /// # Errors
-/// Who does.
+/// The node that does.
 pub fn check_one_world(round: u64, running: impl IntoIterator<Item = Held>) -> Result<(), Violation> {
     let other = running.into_iter().find(|held| held.round < round);
     match other {
@@ -102,10 +102,10 @@ pub fn check_one_world(round: u64, running: impl IntoIterator<Item = Held>) -> R
     }
 }
 
-/// A member of `round` died at `at`. Those who run it `undisturbed` now, well after, have not been told.
+/// Checks that the loss of a member of `round` at `at` was noticed. Nodes that run it `undisturbed` well after have not been told.
 ///
 /// # Errors
-/// The first of them.
+/// The first such node.
 pub fn check_noticed(
     round: u64,
     at: Time,
@@ -123,7 +123,7 @@ pub fn check_noticed(
     }
 }
 
-/// Once nothing goes wrong any more: as many as may run do so, in one world; the others wait. With too few, nobody runs.
+/// Checks a settled job: as many nodes as may run do so, in one world, and the others wait. With too few nodes, none runs.
 ///
 /// # Errors
 /// Who does something else.
