@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use elastic_rs::rendezvous::coordinator::machine::Machine;
-use elastic_rs::rendezvous::decider::state::{Ends, SessionId};
+use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
 use elastic_rs::rendezvous::protocol::message::{Hello, Join, JoinWorkers, NodeId, NodeMessage, Round};
 use elastic_rs::rendezvous::protocol::settings::Settings;
 

@@ -12,7 +12,7 @@ use elastic_rs::rendezvous::protocol::codec::{decode_frame, decode_preamble, enc
 use elastic_rs::rendezvous::coordinator::machine::{Command, Machine};
 use elastic_rs::rendezvous::protocol::message::{CoordinatorMessage, NodeMessage};
 use elastic_rs::rendezvous::protocol::settings::{LONGEST_LEASE, LONGEST_WAIT};
-use elastic_rs::rendezvous::decider::state::{Ends, SessionId};
+use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
 use libfuzzer_sys::fuzz_target;
 
 const CONNECTIONS: usize = 4;

@@ -11,8 +11,8 @@ use super::queue::Time;
 use super::simulation::{Action, Event, Simulation, run_id};
 use super::worlds::Violation;
 use crate::process::Signal;
-use crate::rendezvous::decider::home::Home;
-use crate::rendezvous::decider::state::{Ends, SessionId};
+use crate::rendezvous::decider::event::Home;
+use crate::rendezvous::decider::event::{Ends, SessionId};
 use crate::rendezvous::node::machine::NodeMachine;
 use crate::rendezvous::protocol::message::{Failure, Hello, JoinWorkers, NodeId, NodeMessage, Placement};
 

@@ -10,8 +10,8 @@ use bytes::BytesMut;
 use super::network::HostId;
 use super::queue::Time;
 use crate::rendezvous::coordinator::machine::Machine;
-use crate::rendezvous::decider::home::Home;
-use crate::rendezvous::decider::state::{Ends, SessionId};
+use crate::rendezvous::decider::event::Home;
+use crate::rendezvous::decider::event::{Ends, SessionId};
 use crate::rendezvous::protocol::codec::{CodecError, decode_frame, decode_preamble};
 use crate::rendezvous::protocol::message::NodeMessage;
 

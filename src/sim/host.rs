@@ -13,7 +13,7 @@ use super::network::HostId;
 use super::queue::Time;
 use super::worlds::Held;
 use crate::agent::Outcome;
-use crate::rendezvous::decider::state::SessionId;
+use crate::rendezvous::decider::event::SessionId;
 use crate::rendezvous::node::machine::{JoinError, NodeMachine};
 use crate::rendezvous::protocol::codec::{CodecError, decode_frame, encode_frame, encode_preamble};
 use crate::rendezvous::protocol::message::{

@@ -18,7 +18,7 @@ use completion::check_told_again;
 
 use super::worlds::{self, Violation};
 use crate::rendezvous::coordinator::machine::{Command, Machine};
-use crate::rendezvous::decider::state::SessionId;
+use crate::rendezvous::decider::event::SessionId;
 use crate::rendezvous::node::machine::JoinError;
 use crate::rendezvous::protocol::message::{
     CoordinatorMessage, Hello, Join, NodeId, NodeMessage, Placed, Placement, Round,

@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use super::queue::{Dice, Queue, Time};
 use super::simulation::Event;
-use crate::rendezvous::decider::state::SessionId;
+use crate::rendezvous::decider::event::SessionId;
 
 /// Number of a host.
 pub type HostId = usize;

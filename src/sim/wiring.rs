@@ -10,7 +10,7 @@ use super::network::{End, HostId};
 use super::simulation::{Event, Simulation, run_id};
 use super::worlds::Violation;
 use crate::rendezvous::coordinator::machine::Command;
-use crate::rendezvous::decider::state::SessionId;
+use crate::rendezvous::decider::event::SessionId;
 use crate::rendezvous::node::machine::{JoinError, NodeCommand};
 use crate::rendezvous::protocol::codec::CodecError;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeMessage};

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use elastic_rs::rendezvous::coordinator::machine::{Command, Machine};
-use elastic_rs::rendezvous::decider::state::{Ends, SessionId};
+use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
 use elastic_rs::rendezvous::protocol::message::{
     CoordinatorMessage, Failure, Hello, Join, JoinWorkers, NodeId, NodeMessage, Round,
 };
@@ -79,7 +79,7 @@ impl Bench {
         }
     }
 
-    pub fn run(&self) -> &elastic_rs::rendezvous::decider::state::Run {
+    pub fn run(&self) -> &elastic_rs::rendezvous::decider::run::Run {
         self.machine.run("job").unwrap()
     }
 

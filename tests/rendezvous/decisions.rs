@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::bench::{Bench, failure, hello, join};
 use elastic_rs::rendezvous::coordinator::machine::{VACANT_FOR, VACANT_RUNS};
+use elastic_rs::rendezvous::decider::event::SessionId;
 use elastic_rs::rendezvous::decider::standing::Standing;
-use elastic_rs::rendezvous::decider::state::SessionId;
 use elastic_rs::rendezvous::protocol::message::{
     CoordinatorMessage, Failure, Hello, NodeId, NodeMessage, Placed, Round, Verdict, Waits,
 };

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::bench::{Bench, failure, hello, join};
-use elastic_rs::rendezvous::decider::state::{SessionId, Status};
+use elastic_rs::rendezvous::decider::event::SessionId;
+use elastic_rs::rendezvous::decider::node::Status;
 use elastic_rs::rendezvous::protocol::message::{
     CoordinatorMessage, Failure, Hello, Join, JoinWorkers, NodeId, NodeMessage, Round, Verdict,
 };

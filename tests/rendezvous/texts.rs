@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use elastic_rs::rendezvous::coordinator::machine::{Command, Machine};
-use elastic_rs::rendezvous::decider::state::{Ends, SessionId};
+use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
 use elastic_rs::rendezvous::node::machine::NodeMachine;
 use elastic_rs::rendezvous::protocol::codec::encode_frame;
 use elastic_rs::rendezvous::protocol::message::{

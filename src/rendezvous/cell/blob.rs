@@ -1,24 +1,25 @@
 //! The durable state of a run as the cell holds it: [`MAGIC`], [`BLOB_VERSION`], then postcard. No times are in it.
 //!
-//! This is the one place that knows how a [`Run`] becomes durable and back: [`Blob::of`], [`Blob::run`].
+//! How a [`Run`] becomes durable and back is `decider::durable`'s to say; this adds what nodes of a cell need: revisions, signs of
+//! life, and ages instead of times.
 
-use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::seen::Seen;
-use crate::rendezvous::decider::state::{Ends, Node, Run, SessionId, Status, World};
-use crate::rendezvous::protocol::message::{Failure, Hello, NodeId, Round, Verdict};
-use crate::rendezvous::protocol::settings::{LONGEST_LEASE, Settings};
-use crate::rendezvous::protocol::text::{plain, tidy_failure, tidy_verdict, validate_name};
+use crate::rendezvous::decider::admission::Departures;
+use crate::rendezvous::decider::durable::{Durable, LARGEST_NUMBER};
+use crate::rendezvous::decider::node::{Origin, Status};
+use crate::rendezvous::decider::run::Run;
+use crate::rendezvous::protocol::message::{Hello, NodeId, Round, Verdict};
 
 /// First bytes of a state of ours.
 pub const MAGIC: &[u8] = b"ELRS";
 
 /// Follows [`MAGIC`], as `u16` little-endian. All nodes of a run must have the same.
-pub const BLOB_VERSION: u16 = 1;
+pub const BLOB_VERSION: u16 = 2;
 
 /// Why what the cell holds is not a state of ours. Trying again does not help.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,46 +56,24 @@ pub enum BlobError {
     },
 }
 
-/// One node, durably.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BlobNode {
-    name: String,
-    addr: String,
-    lease: Duration,
-    /// Rises while the node lives: the others look for changes.
-    pub(super) beat: u64,
-    pub(super) status: Status,
-    pub(super) placed: Option<(Round, u32)>,
-}
+/// Departures that a state may hold: as many as a coordinator remembers of a busy run.
+const MOST_DEPARTURES: usize = 100_000;
 
-/// One run, durably.
+/// One run, as the cell holds it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blob {
-    run_id: String,
-    settings: Settings,
     /// Number of this state: rises with each write, so that no two states are alike.
-    pub(super) revision: u64,
-    pub(super) round: Round,
-    world: Option<World>,
-    pub(super) nodes: BTreeMap<NodeId, BlobNode>,
-    pub(super) closed: Option<Verdict>,
-    full_at_close: bool,
-    interrupted: Option<String>,
-    failure: Option<Box<Failure>>,
-    restart: u32,
-    told: bool,
-    arrivals: u64,
-    /// The revision since which a newcomer has waited; each node knows for itself when it saw that first.
-    pub(super) newcomer_since: Option<u64>,
+    revision: u64,
+    run: Durable,
+    /// Of each node, a number that rises while it lives: the others look for changes.
+    beats: BTreeMap<NodeId, u64>,
+    /// The revision since which a newcomer has waited; each node notes on its own clock when it saw that first.
+    newcomer_since: Option<u64>,
     /// The revision since which the round could close.
-    pub(super) ready_since: Option<u64>,
+    ready_since: Option<u64>,
+    /// How long ago nodes of each host have interrupted a world by going, in milliseconds, when this was written.
+    departures: Vec<(Origin, Vec<u64>)>,
 }
-
-/// Nodes of a cell have no connection; whom [`Run`] counts as connected has this one.
-const SESSION: SessionId = SessionId(0);
-const NO_ENDS: Ends = Ends { peer: IpAddr::V4(Ipv4Addr::UNSPECIFIED), local: IpAddr::V4(Ipv4Addr::UNSPECIFIED) };
-/// Numbers in a cell are counted on from: this is more than can be counted, and far from their end.
-const LARGEST_NUMBER: u64 = 1 << 62;
 
 impl Blob {
     /// The bytes that the cell holds.
@@ -126,34 +105,16 @@ impl Blob {
             Ok((_, rest)) => return Err(corrupt(&format!("{} bytes follow its end", rest.len()))),
             Err(error) => return Err(corrupt(&error.to_string())),
         };
-        blob.settings.validate().map_err(|what| corrupt(&what))?;
-        if blob.nodes.values().any(|node| node.lease > LONGEST_LEASE) {
-            return Err(corrupt("a node's lease is out of range"));
-        }
-        for node in blob.nodes.values() {
-            validate_name("name of a node", &node.name).map_err(|what| corrupt(&what))?;
-            validate_name("address of a node", &node.addr).map_err(|what| corrupt(&what))?;
-        }
-        let numbers = [blob.revision, blob.round.0, blob.arrivals];
-        if numbers.into_iter().chain(blob.nodes.values().map(|node| node.beat)).any(|number| number > LARGEST_NUMBER) {
+        let marks = blob.beats.values().chain([&blob.revision]);
+        if marks.into_iter().any(|number| *number > LARGEST_NUMBER) {
             return Err(corrupt("a number in it is out of range"));
         }
-        let blob = blob.tidied();
-        if blob.interrupted.as_ref().is_some_and(String::is_empty) {
-            return Err(corrupt("its world is interrupted without a reason"));
+        let remembered: usize = blob.departures.iter().map(|(_, ages)| ages.len()).sum();
+        if remembered > MOST_DEPARTURES {
+            return Err(corrupt("it remembers more departures than a node writes"));
         }
-        Ok(blob)
-    }
-
-    /// Its texts, which others have written and every node logs, as one line each.
-    fn tidied(self) -> Self {
-        Self {
-            closed: self.closed.as_ref().map(tidy_verdict),
-            interrupted: self.interrupted.as_deref().map(plain),
-            world: self.world.map(|world| World { reason: plain(&world.reason), ..world }),
-            failure: self.failure.map(|failure| Box::new(tidy_failure(&failure, plain(&failure.node)))),
-            ..self
-        }
+        let run = blob.run.validated().map_err(|what| corrupt(&what))?;
+        Ok(Self { run, ..blob })
     }
 
     /// Number of this state: rises with each write.
@@ -163,60 +124,58 @@ impl Blob {
 
     /// Number of the last round that completed.
     pub fn round(&self) -> Round {
-        self.round
+        self.run.round()
     }
 
     /// How the rendezvous was closed, if it was.
     pub fn closed(&self) -> Option<&Verdict> {
-        self.closed.as_ref()
+        self.run.closed()
     }
 
     /// The nodes that wait for a place, and those that have one in the current round.
     pub fn nodes(&self) -> (Vec<NodeId>, Vec<NodeId>) {
         let of = |which: fn(&Status) -> bool| {
-            self.nodes.iter().filter(|(_, node)| which(&node.status)).map(|(id, _)| *id).collect()
+            self.run.nodes().filter(|(_, status)| which(status)).map(|(id, _)| id).collect()
         };
         (of(|status| matches!(status, Status::Waiting { .. })), of(|status| *status == Status::Active))
     }
 
     /// The world of the current round: its members by rank, and address and port of its worker store.
     pub fn world(&self) -> Option<(Vec<NodeId>, (String, u16))> {
-        let world = self.world.as_ref()?;
-        Some((world.members.values().copied().collect(), world.master.clone()?))
+        self.run.world()
     }
 
     pub(super) fn run_id(&self) -> &str {
-        &self.run_id
+        self.run.run_id()
     }
 
-    /// The run as the decisions know it, with times as `me` has seen them.
-    pub(super) fn run(&self, me: NodeId, seen: &Seen, now: Instant) -> Run {
-        let mut run = Run::new(self.run_id.clone(), self.settings.clone());
-        for (id, durable) in &self.nodes {
-            let mut node = node(&self.run_id, *id, durable, &self.settings, now);
-            if *id != me {
-                (node.heard_at, node.suspect) = seen.heard(*id, now);
-            }
-            run.nodes.insert(*id, node);
-        }
-        run.round = self.round;
-        run.world = self.world.clone();
-        run.closed = self.closed.clone();
-        run.full_at_close = self.full_at_close;
-        run.interrupted = self.interrupted.clone();
-        run.failure = self.failure.clone();
-        run.restart = self.restart;
-        run.told = self.told;
-        run.arrivals = self.arrivals;
-        run.newcomer_since = self.newcomer_since.map(|_| seen.newcomer_at(now));
-        run.ready_since = self.ready_since.map(|_| seen.ready_at(now));
-        run.check_at = run.nodes.values().map(Node::lost_at).min();
-        run.recount();
-        run
+    pub(super) fn knows(&self, id: NodeId) -> bool {
+        self.run.knows(id)
     }
 
-    /// The durable part of a run that was made from `before`. `beat` rises for those in `beating`.
-    pub(super) fn of(run: &Run, before: Option<&Blob>, seen: &Seen, now: Instant) -> Self {
+    pub(super) fn beats(&self) -> &BTreeMap<NodeId, u64> {
+        &self.beats
+    }
+
+    /// The revisions since which a newcomer has waited, and since which the round could close.
+    pub(super) fn marks(&self) -> (Option<u64>, Option<u64>) {
+        (self.newcomer_since, self.ready_since)
+    }
+
+    /// When nodes have interrupted a world by going, for a node that sees this state for the first time now.
+    pub(super) fn departures(&self, now: Instant) -> Departures {
+        let at = |age: &u64| now.checked_sub(Duration::from_millis(*age));
+        let of = |(origin, ages): &(Origin, Vec<u64>)| (origin.clone(), ages.iter().filter_map(at).collect());
+        Departures::of(self.departures.iter().map(of).collect())
+    }
+
+    /// The run as the decisions know it, with times as the node of this [`Hello`] has seen them.
+    pub(super) fn run(&self, me: &Hello, seen: &Seen, now: Instant) -> Run {
+        Run::restored(&self.run, me, &seen.times(self, me.node, now), now)
+    }
+
+    /// The durable part of a run that was made from `before`, as this node has `seen` it.
+    pub(super) fn of(run: &Run, before: Option<&Self>, seen: &Seen, now: Instant) -> Self {
         let revision = before.map_or(0, |blob| blob.revision) + 1;
         // A time that is the one this node was given means what it meant before; another began just now.
         let mark = |at: Option<Instant>, known: Instant, before: Option<u64>| match (at, before) {
@@ -224,50 +183,31 @@ impl Blob {
             (Some(at), Some(since)) if at == known => Some(since),
             (Some(_), _) => Some(revision),
         };
+        let times = run.times();
+        let (newcomer, ready) = before.map(Self::marks).unwrap_or_default();
+        let beat = |id: NodeId| (id, before.and_then(|blob| blob.beats.get(&id)).copied().unwrap_or(0));
+        let ages =
+            |times: &VecDeque<Instant>| times.iter().map(|at| now.duration_since(*at).as_millis() as u64).collect();
         Self {
-            run_id: run.id.clone(),
-            settings: run.settings.clone(),
             revision,
-            round: run.round,
-            world: run.world.clone(),
-            nodes: run.nodes.iter().map(|(id, node)| (*id, durable(node, before, *id))).collect(),
-            closed: run.closed.clone(),
-            full_at_close: run.full_at_close,
-            interrupted: run.interrupted.clone(),
-            failure: run.failure.clone(),
-            restart: run.restart,
-            told: run.told,
-            arrivals: run.arrivals,
-            newcomer_since: mark(run.newcomer_since, seen.newcomer_at(now), before.and_then(|b| b.newcomer_since)),
-            ready_since: mark(run.ready_since, seen.ready_at(now), before.and_then(|b| b.ready_since)),
+            run: run.durable(),
+            beats: times.heard.keys().copied().map(beat).collect(),
+            newcomer_since: mark(times.pace.newcomer_since, seen.newcomer_at(now), newcomer),
+            ready_since: mark(times.pace.ready_since, seen.ready_at(now), ready),
+            departures: times.departures.iter().map(|(origin, times)| (origin.clone(), ages(times))).collect(),
         }
     }
 
-    /// Whether the two say the same, whatever their numbers.
-    pub(super) fn says_the_same(&self, other: &Self) -> bool {
-        *self == Self { revision: self.revision, ..other.clone() }
+    /// Add a sign of life of a node. False if it is not in the run.
+    pub(super) fn beat(&mut self, id: NodeId) -> bool {
+        self.beats.get_mut(&id).map(|beat| *beat += 1).is_some()
     }
-}
 
-/// What a node brings that is new to the cell.
-pub(super) fn introduced(hello: &Hello, now: Instant) -> Node {
-    Node::new(hello, SESSION, NO_ENDS, now)
-}
-
-fn node(run_id: &str, id: NodeId, durable: &BlobNode, settings: &Settings, now: Instant) -> Node {
-    let hello = Hello::new(run_id, id, durable.name.clone(), settings.clone());
-    let hello = Hello { local_addr: Some(durable.addr.clone()), ..hello };
-    Node { lease: durable.lease, placed: durable.placed, status: durable.status.clone(), ..introduced(&hello, now) }
-}
-
-fn durable(node: &Node, before: Option<&Blob>, id: NodeId) -> BlobNode {
-    BlobNode {
-        name: node.name.clone(),
-        addr: node.addr(),
-        lease: node.lease,
-        beat: before.and_then(|blob| blob.nodes.get(&id)).map_or(0, |node| node.beat),
-        status: node.status.clone(),
-        placed: node.placed,
+    /// Whether the two say the same, whatever their numbers, and however much older departures have become.
+    pub(super) fn says_the_same(&self, other: &Self) -> bool {
+        let departed = |blob: &Self| blob.departures.iter().map(|(_, ages)| ages.len()).sum::<usize>();
+        departed(self) == departed(other)
+            && *self == Self { revision: self.revision, departures: self.departures.clone(), ..other.clone() }
     }
 }
 
@@ -288,22 +228,22 @@ fn describe(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rendezvous::protocol::message::Join;
+    use crate::rendezvous::decider::event::{Event, Reach, SessionId};
+    use crate::rendezvous::protocol::message::{Join, NodeMessage};
+    use crate::rendezvous::protocol::settings::Settings;
+
+    fn hello() -> Hello {
+        let hello = Hello::new("job", NodeId(7), "host:1", Settings::new(1, 2));
+        Hello { local_addr: Some("10.0.0.1".into()), joining: true, ..hello }
+    }
 
     fn blob() -> Blob {
-        let run = Run::new("job".into(), Settings::new(1, 2));
-        let hello = Hello::new("job", NodeId(7), "host:1", Settings::new(1, 2));
-        let hello = Hello { local_addr: Some("10.0.0.1".into()), joining: true, ..hello };
-        let now = Instant::now();
-        let mut run = Run { round: Round(3), interrupted: Some("a test".into()), ..run };
-        run.update(NodeId(7), |_| {
-            let join = Join { round: Round(3), store_port: 5, node_rank: None, workers: None };
-            Some(Node {
-                status: Status::Waiting { join, arrival: 4 },
-                placed: Some((Round(3), 1)),
-                ..introduced(&hello, now)
-            })
-        });
+        let (now, session) = (Instant::now(), SessionId(0));
+        let mut run = Run::counting_on("job", Settings::new(1, 2), Round(3));
+        let hello = Box::new(hello());
+        run.apply(Event::Hello { hello, session, reach: Reach::Cell, home: None }, now);
+        let join = Join { round: Round(3), store_port: 5, node_rank: None, workers: None };
+        run.apply(Event::Message { node: NodeId(7), session, message: NodeMessage::Join(join) }, now);
         Blob::of(&run, None, &Seen::default(), now)
     }
 
@@ -312,7 +252,7 @@ mod tests {
         let blob = blob();
         assert_eq!(Blob::decode(&blob.encode()), Ok(blob.clone()));
         let now = Instant::now();
-        let again = Blob::of(&blob.run(NodeId(7), &Seen::default(), now), Some(&blob), &Seen::default(), now);
+        let again = Blob::of(&blob.run(&hello(), &Seen::default(), now), Some(&blob), &Seen::default(), now);
         assert!(again.says_the_same(&blob), "{again:?}");
         assert_eq!(again.revision, blob.revision + 1);
     }
@@ -330,7 +270,7 @@ mod tests {
                 // What can still be read must be safe to decide on.
                 if let Ok(blob) = Blob::decode(&bytes) {
                     let now = Instant::now();
-                    assert!(blob.run(NodeId(1), &Seen::default(), now).check().is_ok());
+                    assert!(blob.run(&hello(), &Seen::default(), now).check().is_ok());
                 }
             }
         }
@@ -344,7 +284,7 @@ mod tests {
         assert!(text(b"\x80\x04K\x01.").contains("found a pickle (5 bytes)"));
         assert!(text(b"{\"round\": 1}").contains(r#"bytes that begin with `{\"round\": 1}`"#));
         assert!(text(b"").contains("found nothing (0 bytes)"));
-        assert!(text(b"ELRS\x09\x00").contains("has version 9, this node writes version 1"));
+        assert!(text(b"ELRS\x09\x00").contains("has version 9, this node writes version 2"));
         assert!(text(b"ELRS\x01").contains("is corrupt: it ends within its head"));
     }
 }

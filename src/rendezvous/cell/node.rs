@@ -193,7 +193,7 @@ impl CasNode {
             return;
         };
         self.notes.extend(notes);
-        if self.liveness == Liveness::Counters && blob.nodes.contains_key(&self.hello.node) {
+        if self.liveness == Liveness::Counters && blob.knows(self.hello.node) {
             self.shown_at = Some(self.written_at);
             self.beat_at = self.written_at + self.hello.settings.keep_alive_interval;
         }
@@ -335,7 +335,7 @@ impl CasNode {
 
     /// When to look next.
     fn schedule(&mut self, now: Instant) {
-        let inside = self.confirmed.as_ref().is_some_and(|blob| blob.nodes.contains_key(&self.hello.node));
+        let inside = self.confirmed.as_ref().is_some_and(|blob| blob.knows(self.hello.node));
         if !inside && self.leaving.is_some() {
             self.left = self.closing.is_none();
             return;

@@ -1,17 +1,15 @@
 //! What a node would make of the state that the cell holds. The decisions are the coordinator's, called in its order.
 
-use std::collections::BTreeMap;
 use std::time::Instant;
 
-use super::blob::{Blob, introduced};
+use super::blob::Blob;
 use super::node::{CasNode, Liveness};
-use crate::rendezvous::coordinator::machine::Command;
-use crate::rendezvous::decider::admission::disagreement;
-use crate::rendezvous::decider::decide::decide;
-use crate::rendezvous::decider::members::{close, expire, note, on_join, stand_down};
-use crate::rendezvous::decider::state::{Node, Run, SessionId, Status};
+use crate::rendezvous::decider::durable::CELL_SESSION;
+use crate::rendezvous::decider::event::{Effect, Event, Reach};
+use crate::rendezvous::decider::node::Status;
+use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::node::view::JoinError;
-use crate::rendezvous::protocol::message::{Hello, NodeId};
+use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, Join, NodeId, NodeMessage};
 
 /// A state to be written.
 #[derive(Clone, Debug)]
@@ -28,38 +26,32 @@ impl CasNode {
     /// [`JoinError::Rejected`]: this node asks for something else than those that are in.
     pub(super) fn propose(&mut self, now: Instant) -> Result<Option<Proposal>, JoinError> {
         let mut run = match &self.confirmed {
-            Some(blob) => blob.run(self.hello.node, &self.seen, now),
+            Some(blob) => blob.run(&self.hello, &self.seen, now),
             None if self.joining.is_some() || self.closing.is_some() => self.new_run(),
             None => return Ok(None),
         };
-        if run.nodes.is_empty() && run.closed.is_none() {
-            run.settings = self.hello.settings.clone();
+        run.resume(self.standing);
+        let mut effects = self.judge(&mut run, now);
+        for event in self.wish(&run) {
+            effects.extend(run.apply(event, now));
         }
-        if self.joining.is_some()
-            && let Some(reason) = disagreement(&run, &self.hello.name, &self.hello.settings)
-        {
+        if let Some(reason) = effects.iter().find_map(refusal) {
             return Err(JoinError::Rejected(reason));
         }
-        run.standing = self.standing;
-        let mut out = Vec::new();
-        self.wish(&mut run, now, &mut out);
-        self.judge(&mut run, now, &mut out);
-        decide(&mut run, now, &mut out);
         // Whoever writes it logs it; the others know then.
-        self.standing = run.standing;
+        self.standing = run.standing();
         self.note_progress(&run, now);
 
-        let before = self.confirmed.as_ref();
+        let (before, me) = (self.confirmed.as_ref(), self.hello.node);
         let mut blob = Blob::of(&run, before, &self.seen, now);
-        let beats = matches!(self.liveness, Liveness::Counters) && now >= self.beat_at && run.closed.is_none();
+        let beats = matches!(self.liveness, Liveness::Counters) && now >= self.beat_at && run.closed().is_none();
         let changed = before.is_none_or(|before| !blob.says_the_same(before));
-        if let Some(me) = blob.nodes.get_mut(&self.hello.node).filter(|_| beats || changed) {
-            me.beat += 1;
-        } else if !changed {
+        let told = (beats || changed) && blob.beat(me);
+        if !told && !changed {
             return Ok(None);
         }
-        let notes = out.into_iter().filter_map(|command| match command {
-            Command::Note { text, .. } => Some(text),
+        let notes = effects.into_iter().filter_map(|effect| match effect {
+            Effect::Note(text) => Some(text),
             _ => None,
         });
         Ok(Some(Proposal { blob, notes: notes.collect() }))
@@ -67,62 +59,62 @@ impl CasNode {
 
     /// When the next round closes, if nothing changes.
     pub(super) fn close_at(&self, now: Instant) -> Option<Instant> {
-        let mut run = self.confirmed.as_ref()?.run(self.hello.node, &self.seen, now);
-        decide(&mut run, now, &mut Vec::new());
-        run.close_at
+        let mut run = self.confirmed.as_ref()?.run(&self.hello, &self.seen, now);
+        run.apply(Event::Tick, now);
+        run.closes_at()
     }
 
     /// The cell is empty. Numbers of rounds that this node has seen are not given again.
     fn new_run(&self) -> Run {
-        let mut run = Run::new(self.hello.run_id.clone(), self.hello.settings.clone());
-        run.round = self.round();
-        run
+        Run::counting_on(&self.hello.run_id, self.hello.settings.clone(), self.round())
     }
 
-    fn wish(&self, run: &mut Run, now: Instant, out: &mut Vec<Command>) {
-        let me = self.hello.node;
-        if let Some(verdict) = &self.closing {
-            close(run, verdict.clone(), out);
-        }
-        if let Some(reason) = &self.leaving {
-            go(run, me, &format!("left: {reason}"), out);
-        } else if let Some(joining) = &self.joining {
-            if joining.withdrawn_at.is_some() {
-                go(run, me, "gave up waiting", out);
-            } else if run.closed.is_none() && !waits_already(run, me, &joining.join) {
-                if !run.knows(me) {
-                    run.update(me, |_| Some(introduced(&Hello { placed: None, ..self.hello.clone() }, now)));
+    /// What this node has to say that the cell does not hold yet.
+    fn wish(&self, run: &Run) -> Vec<Event> {
+        let (me, session) = (self.hello.node, CELL_SESSION);
+        let says = |message| Event::Message { node: me, session, message };
+        let leaves = |reason: &str| says(NodeMessage::Leave { reason: reason.to_owned(), signal: None });
+        let mut events: Vec<_> =
+            self.closing.clone().map(|verdict| says(NodeMessage::Close(verdict))).into_iter().collect();
+        let knows = run.knows(me);
+        match (&self.leaving, &self.joining) {
+            (Some(reason), _) => events.extend(knows.then(|| leaves(reason))),
+            (None, Some(joining)) if joining.withdrawn_at.is_none() => {
+                if run.closed().is_none() && self.closing.is_none() && !waits_already(run, me, &joining.join) {
+                    if !knows {
+                        let hello = Box::new(Hello { placed: None, ..self.hello.clone() });
+                        events.push(Event::Hello { hello, session, reach: Reach::Cell, home: None });
+                    }
+                    events.push(says(NodeMessage::Join(joining.join.clone())));
                 }
-                on_join(run, me, SessionId(0), joining.join.clone(), now, out);
             }
-        } else if !self.runs() {
             // A join that nobody waits for any more.
-            go(run, me, "gave up waiting", out);
+            (None, _) if !self.runs() => events.extend(knows.then(|| leaves("gave up waiting"))),
+            (None, _) => {}
         }
+        events
     }
 
-    /// Give up those who are not heard of.
-    fn judge(&mut self, run: &mut Run, now: Instant, out: &mut Vec<Command>) {
-        if run.closed.is_some() {
-            return;
+    /// Give up the nodes that are not heard of, and decide.
+    fn judge(&mut self, run: &mut Run, now: Instant) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        if run.closed().is_some() {
+            return effects;
         }
-        match &self.liveness {
-            Liveness::Counters => {
-                expire(run, now, &mut BTreeMap::new(), out);
-                self.seen.keep_suspicions(run);
-            }
-            Liveness::Leases(alive) => {
-                let me = self.hello.node;
-                let lost: Vec<_> = run.nodes.keys().filter(|id| **id != me && !alive.contains(id)).copied().collect();
-                for id in lost {
-                    go(run, id, "is lost: its lease ended", out);
-                }
-            }
+        if let Liveness::Leases(alive) = &self.liveness {
+            let me = self.hello.node;
+            let lost: Vec<_> = run.nodes().map(|(id, ..)| id).filter(|id| *id != me && !alive.contains(id)).collect();
+            lost.into_iter().for_each(|node| effects.extend(run.apply(Event::LeaseEnded { node }, now)));
         }
+        effects.extend(run.apply(Event::Tick, now));
+        if self.liveness == Liveness::Counters {
+            self.seen.keep_suspicions(run);
+        }
+        effects
     }
 
     fn note_progress(&mut self, run: &Run, now: Instant) {
-        let spare = run.nodes.get(&self.hello.node).is_some_and(|node| run.is_spare(node));
+        let spare = run.waits_as_spare(self.hello.node);
         if let Some(joining) = self.joining.as_mut().filter(|joining| joining.withdrawn_at.is_none()) {
             joining.progress = Some(match self.unkept {
                 0 | 1 => run.progress(now),
@@ -133,18 +125,19 @@ impl CasNode {
     }
 }
 
-/// A node is no longer of the run.
-fn go(run: &mut Run, id: NodeId, what: &str, out: &mut Vec<Command>) {
-    let Some(node) = run.nodes.get(&id) else { return };
-    let text = format!("{} {what}", node.label());
-    note(run, text, out);
-    stand_down(run, id, what, out);
-    run.update(id, |_| None);
+/// Why this node may not take part, if an effect says so.
+fn refusal(effect: &Effect) -> Option<String> {
+    match effect {
+        Effect::Send {
+            message: CoordinatorMessage::Rejected { reason } | CoordinatorMessage::Ended { reason },
+            ..
+        } => Some(reason.clone()),
+        _ => None,
+    }
 }
 
-fn waits_already(run: &Run, id: NodeId, wanted: &crate::rendezvous::protocol::message::Join) -> bool {
-    let node: Option<&Node> = run.nodes.get(&id);
-    node.is_some_and(|node| match (&node.status, node.placed) {
+fn waits_already(run: &Run, me: NodeId, wanted: &Join) -> bool {
+    run.nodes().find(|(id, ..)| *id == me).is_some_and(|(_, status, placed)| match (status, placed) {
         (Status::Waiting { join, .. }, _) => join == wanted,
         // Placed meanwhile: what the cell holds says so, and was taken in before.
         (Status::Active, Some((round, _))) => round > wanted.round,

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::blob::Blob;
-use crate::rendezvous::decider::state::Run;
+use crate::rendezvous::decider::admission::Departures;
+use crate::rendezvous::decider::durable::Times;
+use crate::rendezvous::decider::round::Pace;
+use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::protocol::message::NodeId;
 
 /// The most time that one look charges to the others' silence. A node that was stopped, or whose backend was out of reach, has
@@ -18,6 +21,8 @@ pub(super) struct Seen {
     newcomer: Option<(u64, Instant)>,
     ready: Option<(u64, Instant)>,
     last_look: Option<Instant>,
+    /// Departures, as the state of this revision told of them.
+    departures: Option<(u64, Departures)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -33,32 +38,50 @@ impl Seen {
         let gap = self.last_look.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
         let deaf = gap.saturating_sub(CHARGED_PER_LOOK);
         self.last_look = Some(now);
-        self.nodes.retain(|id, _| blob.nodes.contains_key(id));
-        for (id, node) in &blob.nodes {
-            let fresh = SeenNode { beat: node.beat, heard_at: now, suspect: false };
+        let beats = blob.beats();
+        self.nodes.retain(|id, _| beats.contains_key(id));
+        for (id, beat) in beats {
+            let fresh = SeenNode { beat: *beat, heard_at: now, suspect: false };
             let seen = self.nodes.entry(*id).or_insert(fresh);
-            if seen.beat == node.beat {
+            if seen.beat == *beat {
                 seen.heard_at = (seen.heard_at + deaf).min(now);
             } else {
                 *seen = fresh;
             }
         }
-        follow(&mut self.newcomer, blob.newcomer_since, now);
-        follow(&mut self.ready, blob.ready_since, now);
+        let (newcomer, ready) = blob.marks();
+        follow(&mut self.newcomer, newcomer, now);
+        follow(&mut self.ready, ready, now);
+        if self.departures.as_ref().is_none_or(|(revision, _)| *revision != blob.revision()) {
+            self.departures = Some((blob.revision(), blob.departures(now)));
+        }
     }
 
-    /// Keep what [`crate::rendezvous::decider::members::expire`] has noted about nodes that are overdue.
+    /// Keep what the decisions have noted about nodes that are overdue.
     pub(super) fn keep_suspicions(&mut self, run: &Run) {
+        let heard = run.times().heard;
         for (id, seen) in &mut self.nodes {
-            if let Some(node) = run.nodes.get(id) {
-                (seen.heard_at, seen.suspect) = (node.heard_at, node.suspect);
+            if let Some(known) = heard.get(id) {
+                (seen.heard_at, seen.suspect) = *known;
             }
         }
     }
 
-    /// When a node was last heard of, and whether it is overdue. One never seen is heard of now.
-    pub(super) fn heard(&self, id: NodeId, now: Instant) -> (Instant, bool) {
-        self.nodes.get(&id).map_or((now, false), |seen| (seen.heard_at, seen.suspect))
+    /// The times of this state, for the node `me`, which always hears of itself.
+    pub(super) fn times(&self, blob: &Blob, me: NodeId, now: Instant) -> Times {
+        let (newcomer, ready) = blob.marks();
+        let others = self.nodes.iter().filter(|(id, _)| **id != me);
+        Times {
+            heard: others.map(|(id, seen)| (*id, (seen.heard_at, seen.suspect))).collect(),
+            pace: Pace {
+                newcomer_since: newcomer.map(|_| self.newcomer_at(now)),
+                ready_since: ready.map(|_| self.ready_at(now)),
+            },
+            departures: match &self.departures {
+                Some((revision, departures)) if *revision == blob.revision() => departures.clone(),
+                _ => blob.departures(now),
+            },
+        }
     }
 
     pub(super) fn newcomer_at(&self, now: Instant) -> Instant {

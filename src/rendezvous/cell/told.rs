@@ -5,8 +5,6 @@ use std::time::Instant;
 
 use super::blob::Blob;
 use super::node::CasNode;
-use crate::rendezvous::decider::decide::{placement, why};
-use crate::rendezvous::decider::state::Status;
 use crate::rendezvous::node::view::JoinError;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Placed, Placement};
 
@@ -29,7 +27,7 @@ impl CasNode {
     /// The cell holds this for certain.
     pub(super) fn accept(&mut self, blob: Option<Blob>, now: Instant) {
         let news = match (&self.confirmed, &blob) {
-            (Some(before), Some(after)) => before.revision != after.revision,
+            (Some(before), Some(after)) => before.revision() != after.revision(),
             (before, after) => before.is_some() != after.is_some(),
         };
         self.quiet_looks = if news { 0 } else { self.quiet_looks.saturating_add(1) };
@@ -51,19 +49,18 @@ impl CasNode {
             }
             return;
         };
-        let run = blob.run(me, &self.seen, now);
-        if let Some(verdict) = &run.closed {
+        let run = blob.run(&self.hello, &self.seen, now);
+        if let Some(verdict) = run.closed() {
             self.view.closed = Some(verdict.clone());
             self.closing = None;
-            let spare = run.nodes.get(&me).is_some_and(|node| run.is_spare(node));
+            let spare = run.waits_as_spare(me);
             self.resolve(Err(JoinError::Closed { verdict: verdict.clone(), spare }));
             return;
         }
-        let place = run.nodes.get(&me).filter(|node| node.status == Status::Active);
-        let place = place.and_then(|node| node.placed).filter(|(round, _)| *round == run.round);
+        let place = run.seat(me);
         if let Some(joining) = &mut self.joining {
             if let Some((_, rank)) = place.filter(|(round, _)| *round > joining.join.round)
-                && let Some(CoordinatorMessage::Complete(placement)) = placement(&run, rank)
+                && let Some(CoordinatorMessage::Complete(placement)) = run.placement(rank)
             {
                 if rank == 0 && placement.master_port != joining.join.store_port {
                     // An answer to an earlier join that was abandoned: the store it names is gone.
@@ -83,10 +80,10 @@ impl CasNode {
             let mine = self.hello.placed.map(|placed| (placed.round, placed.rank));
             if place.is_some() && place == mine {
                 self.view.waiting = run.waiting_for_members();
-                self.view.reason = if self.view.waiting > 0 { why(&run) } else { String::new() };
+                self.view.reason = if self.view.waiting > 0 { run.why() } else { String::new() };
             } else {
-                let text = if run.round > self.view.round {
-                    format!("round {} formed without this node", run.round)
+                let text = if run.round() > self.view.round {
+                    format!("round {} formed without this node", run.round())
                 } else {
                     "the others have given this node up".to_owned()
                 };

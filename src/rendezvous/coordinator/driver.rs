@@ -20,7 +20,7 @@ use tokio::time::{Instant, timeout};
 
 use super::machine::{Command, Machine};
 use crate::bounded_log::BoundedLog;
-use crate::rendezvous::decider::state::{Ends, SessionId};
+use crate::rendezvous::decider::event::{Ends, SessionId};
 use crate::rendezvous::protocol::codec::{self, CodecError};
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage};
 use crate::wait::until;

@@ -1,0 +1,249 @@
+//! Whether the next round can close, what its world is, and what members are told. The rules are in [`super::run`].
+
+use std::time::Instant;
+
+use super::deadlines::Deadline;
+use super::node::{Node, Status};
+use super::ranks::{self, Candidate};
+use super::round::World;
+use super::run::Run;
+use crate::rendezvous::protocol::message::{CoordinatorMessage, JoinWorkers, NodeId, Placement, Round, Verdict};
+use crate::rendezvous::protocol::settings::LAST_LOOK;
+
+impl Run {
+    /// Close the round if it can be closed, and tell members when the world must re-form.
+    pub(super) fn decide(&mut self, now: Instant) {
+        self.deadlines.set(Deadline::CloseRound, None);
+        self.recovery.grow_up(now);
+        if self.current.closed().is_none() {
+            self.bind_to_an_heir(now);
+            self.advance(now);
+        }
+        // Each decision is logged with its reason, once: when it changes.
+        let standing = self.judge_standing();
+        if standing != std::mem::replace(&mut self.standing, standing)
+            && let Some(text) = self.standing_text()
+        {
+            self.note(text);
+        }
+    }
+
+    fn advance(&mut self, now: Instant) {
+        self.end_recall(now);
+        if self.close_if_all_done() {
+            return;
+        }
+        let enough = self.roster.waiting().len() >= self.settings.min_nodes as usize;
+        let nobody_runs = self.roster.active().is_empty();
+        if nobody_runs && enough && self.roster.counts().unreachable == 0 {
+            let ready_since = *self.pace.ready_since.get_or_insert(now);
+            match self.closing(ready_since) {
+                (at, reason) if at <= now => self.complete(&reason, now),
+                (at, _) => self.deadlines.set(Deadline::CloseRound, Some(at)),
+            }
+        } else if !nobody_runs || !enough {
+            self.pace.ready_since = None;
+        }
+        self.tell();
+    }
+
+    /// Every live member of an undisturbed world has finished: that is the job's end.
+    pub(super) fn close_if_all_done(&mut self) -> bool {
+        let done = self.is_all_done();
+        if done {
+            let nodes = u32::try_from(self.roster.active().len()).unwrap_or(u32::MAX);
+            self.close(Verdict::AllDone { round: self.round(), nodes });
+        }
+        done
+    }
+
+    /// After a restart of this coordinator: stop waiting for members of the world it did not form, once all have reported or the
+    /// time for that is over.
+    fn end_recall(&mut self, now: Instant) {
+        let (Some(until), Some(size)) = (self.deadlines.get(Deadline::EndRecall), self.current.size()) else {
+            return;
+        };
+        let (round, reported) = (self.round(), self.roster.active().len() + self.roster.counts().returning);
+        let all_known = reported + self.gone_count() >= size;
+        if reported >= size {
+            self.deadlines.set(Deadline::EndRecall, None);
+            self.note(format!("all {size} members of round {round} have reported"));
+        } else if until <= now {
+            self.deadlines.set(Deadline::EndRecall, None);
+            if self.is_all_done() {
+                return;
+            }
+            let reason = match self.recovery.gone_rank().filter(|_| all_known) {
+                Some(rank) => {
+                    format!("node rank {rank} of round {round} has ended with the coordinator that its process hosted")
+                }
+                None => {
+                    let missing = format!("{} of {size} members of round {round}", size - reported);
+                    format!("{missing} did not report to the restarted coordinator")
+                }
+            };
+            self.interrupt(&reason);
+        } else if all_known && until > now + LAST_LOOK {
+            // Nobody else is expected. Those who have finished say so right after they have reported.
+            self.deadlines.set(Deadline::EndRecall, Some(now + LAST_LOOK));
+        }
+    }
+
+    /// When the next round closes, and why then. At least `min_nodes` wait and nobody runs.
+    fn closing(&self, ready_since: Instant) -> (Instant, String) {
+        let (waiting, max) = (self.roster.waiting().len(), self.settings.max_nodes as usize);
+        // Members of a world that this coordinator did not form may still run: no round closes before they have reported.
+        let hold_until = self.deadlines.get(Deadline::EndRecall).max(self.recovery.strangers_until());
+        let hold_until = hold_until.unwrap_or(ready_since);
+        if waiting >= max {
+            return (ready_since.max(hold_until), format!("the maximum of {} is in", nodes(max)));
+        }
+        let returning = self.roster.counts().returning;
+        if let Some(size) = self.current.size().filter(|_| self.shrinks()) {
+            if returning == size {
+                return (ready_since, format!("all members of round {} are back", self.round()));
+            }
+            let settle = self.settings.settle_timeout;
+            let settled = (ready_since + settle).max(hold_until);
+            let cause = self.current.interrupted().unwrap_or("the world changed");
+            return (settled, format!("settled for {:.1} s after {cause}", settle.as_secs_f64()));
+        }
+        let last_call = self.settings.last_call_timeout;
+        // Without any member of the last world this is a new beginning: others are to be expected.
+        let grows = self.current.world().is_some() && returning > 0;
+        // In the first round the last call begins when enough nodes are in; later ones grow from the newcomer on.
+        let since = if grows { self.pace.newcomer_since.unwrap_or(ready_since) } else { ready_since };
+        ((since + last_call).max(hold_until), format!("the last call of {:.1} s ended", last_call.as_secs_f64()))
+    }
+
+    /// Whether the next world, with those who wait, is no larger than the last one and goes on from it.
+    pub(super) fn shrinks(&self) -> bool {
+        let waiting = self.roster.waiting().len();
+        self.roster.counts().returning > 0 && self.current.size().is_some_and(|size| waiting <= size)
+    }
+
+    /// Form the next world.
+    fn complete(&mut self, why_now: &str, now: Instant) {
+        let members = self.next_members();
+        let joins = || members.iter().map(|id| self.roster.get(*id)).map(|node| Some((node?, join(node?)?)));
+        let master =
+            joins().next().flatten().map(|(node, join)| (self.reachable_addr(node, &members), join.store_port));
+        let brought: Option<Vec<JoinWorkers>> = joins().map(|joined| joined?.1.workers.clone()).collect();
+        let workers = brought.map(|brought| ranks::assign_workers(&brought));
+        let round = self.next_round();
+        self.roster.begin_round(round, &members);
+        let reason = format!("{why_now}{}", self.roster.list(self.roster.active()));
+        self.note(format!("round {round} is complete with {}: {reason}", nodes(members.len())));
+        let id = world_id(round, &members);
+        self.recovery.know(id);
+        self.current.form(World {
+            id,
+            size: members.len() as u32,
+            master,
+            reason,
+            members: (0..).zip(members.iter().copied()).collect(),
+            restart: self.current.restart(),
+            workers,
+        });
+        self.recovery.settle();
+        self.deadlines.set(Deadline::EndRecall, None);
+        self.deadlines.set(Deadline::CloseRound, None);
+        self.pace.ready_since = None;
+        self.pace.newcomer_since = (!self.roster.waiting().is_empty()).then_some(now);
+        for (rank, id) in (0..).zip(members) {
+            if let (Some(session), Some(message)) = (self.session(id), self.placement(rank)) {
+                self.send(session, message);
+            }
+        }
+    }
+
+    /// Who is in the next world, by rank: members of the last one first, then newcomers as they came.
+    fn next_members(&self) -> Vec<NodeId> {
+        let candidate = |(id, node): (NodeId, &Node)| {
+            let Status::Waiting { join, arrival } = &node.status else { return None };
+            let last_rank = self.roster.last_rank(node);
+            let order = (last_rank.is_none(), if last_rank.is_some() { 0 } else { *arrival });
+            let last_rank = last_rank.filter(|_| !self.settings.ranks_as_asked);
+            Some((order, Candidate { key: id, last_rank, node_rank: join.node_rank, addr: node.addr() }))
+        };
+        let mut waiting: Vec<_> = self.roster.iter().filter_map(candidate).collect();
+        waiting.sort_by_key(|(order, _)| *order);
+        waiting.truncate(self.settings.max_nodes as usize);
+        ranks::assign(waiting.into_iter().map(|(_, candidate)| candidate).collect())
+    }
+
+    /// What a member of the current world is told of its place.
+    pub(in crate::rendezvous) fn placement(&self, rank: u32) -> Option<CoordinatorMessage> {
+        let world = self.current.world()?;
+        let (master_addr, master_port) = world.master.clone()?;
+        Some(CoordinatorMessage::Complete(Placement {
+            round: self.round(),
+            rank,
+            world_size: world.size,
+            world: world.id,
+            master_addr,
+            master_port,
+            reason: world.reason.clone(),
+            restart: world.restart,
+            workers: world.workers.as_ref().and_then(|workers| workers.get(rank as usize)).copied(),
+            host: self.host_seat(),
+        }))
+    }
+
+    /// The address under which the other members reach `node`.
+    ///
+    /// A node on the coordinator's own host may be seen under a loopback address, which is of no use to nodes elsewhere. They
+    /// have reached this very host, so the address they used is the one to give.
+    fn reachable_addr(&self, node: &Node, members: &[NodeId]) -> String {
+        if node.local_addr.is_none() && node.ends.is_some_and(|ends| ends.peer.is_loopback()) {
+            let elsewhere = |id: &NodeId| self.roster.get(*id)?.ends.filter(|ends| !ends.peer.is_loopback());
+            if let Some(ends) = members.iter().find_map(elsewhere) {
+                return ends.local.to_string();
+            }
+        }
+        node.addr()
+    }
+
+    /// Tell members when what they should know has changed: from "nothing" to "the world must re-form", or back.
+    fn tell(&mut self) {
+        if !self.current.set_told(self.waiting_for_members() > 0) {
+            return;
+        }
+        let message = self.status();
+        let sessions: Vec<_> = self.roster.of(self.roster.active()).filter_map(|(_, node)| node.session).collect();
+        sessions.into_iter().for_each(|session| self.send(session, message.clone()));
+    }
+
+    /// Why the world must re-form.
+    pub(in crate::rendezvous) fn why(&self) -> String {
+        let waiting = self.roster.waiting();
+        match self.current.interrupted() {
+            Some(reason) => reason.to_owned(),
+            None => format!(
+                "{} to join{}; Detected {} new nodes; will restart worker group", // PyTorch's words
+                if waiting.len() == 1 { "1 node waits".to_owned() } else { format!("{} nodes wait", waiting.len()) },
+                self.roster.list(waiting),
+                waiting.len()
+            ),
+        }
+    }
+}
+
+/// What a waiting node brought.
+fn join(node: &Node) -> Option<&crate::rendezvous::protocol::message::Join> {
+    match &node.status {
+        Status::Waiting { join, .. } => Some(join),
+        _ => None,
+    }
+}
+
+/// A number for the world of these members (FNV-1a). Their ids were drawn at random, so no other world has it; one of the same
+/// members in the same round is the same for all that matters.
+fn world_id(round: Round, members: &[NodeId]) -> u64 {
+    let bytes = members.iter().flat_map(|id| id.0.to_le_bytes()).chain(round.0.to_le_bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+fn nodes(count: usize) -> String {
+    if count == 1 { "1 node".to_owned() } else { format!("{count} nodes") }
+}

@@ -1,0 +1,207 @@
+//! What of a run outlives the process that decides: a run as a shared cell holds it, and back. No times are in it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::admission::Departures;
+use super::deadlines::Deadline;
+use super::event::{Reach, SessionId};
+use super::node::{Node, Status};
+use super::recovery::Recovery;
+use super::roster::Roster;
+use super::round::{Current, Pace};
+use super::run::Run;
+use super::standing::Standing;
+use crate::rendezvous::protocol::message::{Hello, NodeId, Round, Verdict};
+use crate::rendezvous::protocol::settings::{LONGEST_LEASE, Settings};
+use crate::rendezvous::protocol::text::validate_name;
+
+/// Nodes of a cell have no connection; a node that counts as connected has this one.
+pub(in crate::rendezvous) const CELL_SESSION: SessionId = SessionId(0);
+/// Numbers in a cell are counted on from: this is more than can be counted, and far from their end.
+pub(in crate::rendezvous) const LARGEST_NUMBER: u64 = 1 << 62;
+
+/// One node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct DurableNode {
+    name: String,
+    addr: String,
+    process: u64,
+    node_rank: Option<u32>,
+    lease: Duration,
+    status: Status,
+    placed: Option<(Round, u32)>,
+    done: bool,
+}
+
+/// One run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::rendezvous) struct Durable {
+    id: String,
+    settings: Settings,
+    round: Round,
+    /// Highest round that a node has named, as in a coordinator that was restarted.
+    named: Round,
+    nodes: BTreeMap<NodeId, DurableNode>,
+    arrivals: u64,
+    current: Current,
+}
+
+/// What a node knows of times: each has a clock of its own.
+#[derive(Clone, Debug, Default)]
+pub(in crate::rendezvous) struct Times {
+    /// When each of the others was last heard of, and whether it is overdue. A node that is not in it is heard of now.
+    pub heard: BTreeMap<NodeId, (Instant, bool)>,
+    /// Since when the next round has been on its way.
+    pub pace: Pace,
+    /// When nodes have interrupted a world by going.
+    pub departures: Departures,
+}
+
+impl Durable {
+    /// How the run is called.
+    pub fn run_id(&self) -> &str {
+        &self.id
+    }
+
+    /// Number of the last round that completed.
+    pub fn round(&self) -> Round {
+        self.round
+    }
+
+    /// How the rendezvous was closed, if it was.
+    pub fn closed(&self) -> Option<&Verdict> {
+        self.current.closed()
+    }
+
+    /// All nodes with what they do.
+    pub fn nodes(&self) -> impl Iterator<Item = (NodeId, &Status)> {
+        self.nodes.iter().map(|(id, node)| (*id, &node.status))
+    }
+
+    /// Whether a node is in the run.
+    pub fn knows(&self, id: NodeId) -> bool {
+        self.nodes.contains_key(&id)
+    }
+
+    /// The world of the current round: its members by rank, and address and port of its worker store.
+    pub fn world(&self) -> Option<(Vec<NodeId>, (String, u16))> {
+        let world = self.current.world()?;
+        Some((world.members.values().copied().collect(), world.master.clone()?))
+    }
+
+    /// Whether it is safe to decide on this, which others have written. Gives it with its texts as one line each.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn validated(self) -> Result<Self, String> {
+        self.settings.validate()?;
+        if self.nodes.values().any(|node| node.lease > LONGEST_LEASE) {
+            return Err("a node's lease is out of range".to_owned());
+        }
+        for node in self.nodes.values() {
+            validate_name("name of a node", &node.name)?;
+            validate_name("address of a node", &node.addr)?;
+        }
+        if [self.round.0, self.named.0, self.arrivals].into_iter().any(|number| number > LARGEST_NUMBER) {
+            return Err("a number in it is out of range".to_owned());
+        }
+        let current = self.current.tidied();
+        if current.interrupted().is_some_and(str::is_empty) {
+            return Err("its world is interrupted without a reason".to_owned());
+        }
+        Ok(Self { current, ..self })
+    }
+}
+
+impl Run {
+    /// What of this run others have to know.
+    pub(in crate::rendezvous) fn durable(&self) -> Durable {
+        let node = |(id, node): (NodeId, &Node)| {
+            let Node { name, process, node_rank, lease, status, placed, done, .. } = node.clone();
+            (id, DurableNode { name, addr: node.addr(), process, node_rank, lease, status, placed, done })
+        };
+        Durable {
+            id: self.id.clone(),
+            settings: self.settings.clone(),
+            round: self.round(),
+            named: self.recovery.named(),
+            nodes: self.roster.iter().map(node).collect(),
+            arrivals: self.roster.arrivals(),
+            current: self.current.clone(),
+        }
+    }
+
+    /// The run as the node of this [`Hello`] knows it.
+    pub(in crate::rendezvous) fn restored(durable: &Durable, me: &Hello, times: &Times, now: Instant) -> Self {
+        let settings = &durable.settings;
+        let node = |(id, known): (&NodeId, &DurableNode)| {
+            let asked = if *id == me.node { &me.settings } else { settings };
+            let hello = Hello {
+                local_addr: Some(known.addr.clone()),
+                process: known.process,
+                node_rank: known.node_rank,
+                ..Hello::new(&durable.id, *id, &known.name, asked.clone())
+            };
+            let (heard_at, suspect) = times.heard.get(id).copied().unwrap_or((now, false));
+            let node = Node {
+                lease: known.lease,
+                placed: known.placed,
+                status: known.status.clone(),
+                done: known.done,
+                heard_at,
+                suspect,
+                ..Node::new(&hello, CELL_SESSION, Reach::Cell, now)
+            };
+            (*id, node)
+        };
+        let mut run = Self::new(&durable.id, settings.clone());
+        run.roster = Roster::restored(durable.round, durable.arrivals, durable.nodes.iter().map(node).collect());
+        run.current = durable.current.clone();
+        run.pace = times.pace;
+        let worlds: BTreeSet<_> = durable.current.world().map(|world| world.id).into_iter().collect();
+        run.recovery = Recovery::knowing(worlds, durable.named);
+        *run.admission.departures_mut() = times.departures.clone();
+        run.deadlines.set(Deadline::LoseNode, run.roster.next_lost_at());
+        run
+    }
+
+    /// A run whose rounds are counted on from this one.
+    pub(in crate::rendezvous) fn counting_on(id: &str, settings: Settings, round: Round) -> Self {
+        let mut run = Self::new(id, settings);
+        run.roster = Roster::restored(round, 0, BTreeMap::new());
+        run
+    }
+
+    /// The times that this run knows.
+    pub(in crate::rendezvous) fn times(&self) -> Times {
+        Times {
+            heard: self.roster.iter().map(|(id, node)| (id, (node.heard_at, node.suspect))).collect(),
+            pace: self.pace,
+            departures: self.admission.departures().clone(),
+        }
+    }
+
+    /// When the next round closes, if nothing changes.
+    pub(in crate::rendezvous) fn closes_at(&self) -> Option<Instant> {
+        self.deadlines.get(Deadline::CloseRound)
+    }
+
+    /// What was decided before, so that only what is new is logged.
+    pub(in crate::rendezvous) fn resume(&mut self, standing: Standing) {
+        self.standing = standing;
+    }
+
+    /// The place of a node in the current round, if it runs workers of it.
+    pub(in crate::rendezvous) fn seat(&self, id: NodeId) -> Option<(Round, u32)> {
+        let node = self.roster.get(id).filter(|node| node.status == Status::Active)?;
+        node.placed.filter(|(round, _)| *round == self.round())
+    }
+
+    /// Whether a node waits beside a full job.
+    pub(in crate::rendezvous) fn waits_as_spare(&self, id: NodeId) -> bool {
+        self.roster.get(id).is_some_and(|node| self.is_spare(node))
+    }
+}

@@ -1,0 +1,151 @@
+//! What follows when a node asks for a place, or reports how its workers ended.
+
+use std::time::Instant;
+
+use super::event::SessionId;
+use super::node::{Node, Status};
+use super::run::Run;
+use crate::rendezvous::protocol::message::{CoordinatorMessage, Failure, Join, NodeId, Round, Verdict};
+use crate::rendezvous::protocol::text::tidy_failure;
+
+impl Run {
+    pub(super) fn on_join(&mut self, id: NodeId, session: SessionId, join: Join, now: Instant) {
+        if let Some(verdict) = self.current.closed().cloned() {
+            return self.send(session, CoordinatorMessage::Closed { verdict, spare: false });
+        }
+        if let Err(reason) = join.validate() {
+            return self.end(session, reason);
+        }
+        let Some(node) = self.roster.get(id) else { return };
+        let asked = node.asked.clone();
+        if let Some(reason) = self.disagreement(&node.name, &asked) {
+            // It came before anybody had joined.
+            return self.end(session, reason);
+        }
+        self.bind(id, &asked, now);
+        let Some(node) = self.roster.get(id) else { return };
+        let label = node.label();
+        let mut arrival = None;
+        match (&node.status, node.placed) {
+            // The completion was lost with the connection it was sent on: this join belongs to a round that is over.
+            (Status::Active, Some((round, rank))) if join.round < round => {
+                if let Some(message) = self.placement(rank) {
+                    self.send(session, message);
+                    // What was pushed meanwhile did not concern a node that waits: it is said again.
+                    return self.send(session, self.status());
+                }
+            }
+            (Status::Active, _) => {
+                // A member that comes because it was told to is not the cause.
+                let told = self.current.told();
+                let reason = if told { self.why() } else { format!("{label} starts its workers anew") };
+                self.interrupt(&reason);
+            }
+            (Status::Waiting { arrival: first, .. }, _) => arrival = Some(*first),
+            (Status::Idle, _) => {}
+        }
+        let next = self.roster.next_arrival();
+        self.roster.set_status(id, Status::Waiting { join, arrival: arrival.unwrap_or(next) });
+        let new = self.roster.get(id).is_some_and(|node| self.roster.last_rank(node).is_none());
+        if new {
+            self.pace.newcomer_since.get_or_insert(now);
+        }
+        if arrival.is_none() {
+            let known = self.roster.waiting().len() + self.roster.active().len();
+            let verb = if new { "joined" } else { "is back" };
+            self.note(format!("{label} {verb} ({known} of {} nodes)", self.settings.node_counts()));
+        }
+    }
+
+    /// A worker of a node has failed. The first failure of a round is its cause; what follows from it, or from another
+    /// change that members have been told of, is not counted.
+    pub(super) fn on_failed(&mut self, id: NodeId, session: SessionId, round: Round, failure: &Failure) {
+        let Some(node) = self.roster.get(id).filter(|_| self.current.closed().is_none()) else { return };
+        if !self.is_current(node, round) {
+            return self.stale(node.label(), session, round);
+        }
+        let failure = tidy_failure(failure, node.label());
+        if self.current.interrupted().is_some() || self.current.told() {
+            self.note(format!("{failure}; which follows from this: {}", self.why()));
+            return self.send(session, self.status());
+        }
+        let unreachable = self.roster.of(self.roster.active()).find(|(_, node)| node.session.is_none());
+        if let Some(gone) = unreachable.map(|(_, node)| node.label()) {
+            // Workers notice the end of their peers before the grace of the peers' agent is over.
+            let reason = format!("{failure}; not counted, since the connection of {gone} has ended");
+            return self.interrupt_by(&reason, Failure { counts: false, ..failure });
+        }
+        if !failure.counts {
+            return self.interrupt_by(&failure.to_string(), failure);
+        }
+        match self.settings.max_restarts {
+            Some(limit) if self.current.restart() >= limit => {
+                let restarts = if limit == 0 {
+                    "no restarts are allowed".to_owned()
+                } else {
+                    format!("no restarts left: all {limit} restarts are used up")
+                };
+                let cause = format!("{failure}; {restarts} (max_restarts)");
+                self.close(Verdict::Failed { by: failure.node.clone(), cause, failure: Some(Box::new(failure)) });
+            }
+            limit => {
+                let number = self.current.count_restart();
+                // PyTorch's words, which logs are searched for. It counts the attempts before this one is taken.
+                let of = limit.map_or_else(String::new, |limit| {
+                    format!(" of {limit}; {}/{limit} attempts left", limit - number + 1)
+                });
+                let reason = format!("{failure}; restart {number}{of}; will restart worker group");
+                self.interrupt_by(&reason, failure);
+            }
+        }
+    }
+
+    /// The workers of a node have all succeeded.
+    pub(super) fn on_done(&mut self, id: NodeId, session: SessionId, round: Round) {
+        let Some(node) = self.roster.get(id).filter(|_| self.current.closed().is_none()) else { return };
+        if !self.is_current(node, round) {
+            return self.stale(node.label(), session, round);
+        }
+        if !node.done {
+            self.roster.set_done(id);
+            let (done, all) = (self.roster.counts().done, self.roster.active().len());
+            if done == 1 || done == all {
+                self.note(format!("{done} of {all} live nodes of round {round} have finished"));
+            }
+        }
+    }
+
+    /// What a node reports belongs to a round that is over for it.
+    fn stale(&mut self, label: String, session: SessionId, round: Round) {
+        let current = self.round();
+        self.note(format!(
+            "what {label} reports of round {round} changes nothing: it is over, the current one is {current}"
+        ));
+        self.send(session, CoordinatorMessage::Stale { round, current });
+    }
+
+    /// Whether a node runs workers of this round.
+    fn is_current(&self, node: &Node, round: Round) -> bool {
+        let placed = node.placed.is_some_and(|(placed, _)| placed == round);
+        node.status == Status::Active && placed && round == self.round()
+    }
+
+    /// The current world must re-form because of a failure.
+    fn interrupt_by(&mut self, reason: &str, failure: Failure) {
+        self.interrupt(reason);
+        self.current.blame(failure);
+    }
+
+    /// How things stand for members.
+    pub(in crate::rendezvous) fn status(&self) -> CoordinatorMessage {
+        let waiting = self.waiting_for_members();
+        let reason = if waiting > 0 { self.why() } else { String::new() };
+        let failure = self.current.failure().cloned().map(Box::new);
+        CoordinatorMessage::Status { waiting, reason, restart: self.restart(), failure }
+    }
+
+    /// What a node is told whose world is over without its doing.
+    pub(in crate::rendezvous) fn over(&self, reason: String) -> CoordinatorMessage {
+        CoordinatorMessage::Status { waiting: 1, reason, restart: self.restart(), failure: None }
+    }
+}

@@ -1,0 +1,319 @@
+//! The nodes of a run. What is counted of them is kept true with every change, so that no event costs more in a large job
+//! than in a small one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use super::event::SessionId;
+use super::node::{Node, Status};
+use super::ranks::natural_order;
+use crate::rendezvous::protocol::message::{NodeId, Round};
+
+/// The nodes of a run, and the number of the round whose members they may be.
+#[derive(Clone, Debug, Default)]
+pub(in crate::rendezvous) struct Roster {
+    nodes: BTreeMap<NodeId, Node>,
+    round: Round,
+    active: BTreeSet<NodeId>,
+    unfinished: BTreeSet<NodeId>,
+    waiting: BTreeSet<NodeId>,
+    counts: Counts,
+    arrivals: u64,
+}
+
+/// How many nodes there are of each kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::rendezvous) struct Counts {
+    /// Of those that wait, the members of the last world.
+    pub returning: usize,
+    /// Of those that wait, the ones whose connection is broken at the moment.
+    pub unreachable: usize,
+    /// Of the active ones, those whose workers have all succeeded.
+    pub done: usize,
+    /// Nodes that are connected.
+    pub connected: usize,
+    /// Of those, the ones that wait or run.
+    pub present: usize,
+}
+
+impl Counts {
+    fn add(&mut self, other: Self) {
+        self.for_each(other, |mine, its| mine + its);
+    }
+
+    fn subtract(&mut self, other: Self) {
+        self.for_each(other, |mine, its| mine - its);
+    }
+
+    fn for_each(&mut self, other: Self, of: impl Fn(usize, usize) -> usize) {
+        let Self { returning, unreachable, done, connected, present } = *self;
+        *self = Self {
+            returning: of(returning, other.returning),
+            unreachable: of(unreachable, other.unreachable),
+            done: of(done, other.done),
+            connected: of(connected, other.connected),
+            present: of(present, other.present),
+        };
+    }
+}
+
+impl Roster {
+    /// The nodes of a run that is known from elsewhere.
+    pub fn restored(round: Round, arrivals: u64, nodes: BTreeMap<NodeId, Node>) -> Self {
+        let mut roster = Self { nodes, round, arrivals, ..Self::default() };
+        roster.recount();
+        roster
+    }
+
+    /// How many joins there were.
+    pub fn arrivals(&self) -> u64 {
+        self.arrivals
+    }
+
+    /// A node, if it is connected or within its grace.
+    pub fn get(&self, id: NodeId) -> Option<&Node> {
+        self.nodes.get(&id)
+    }
+
+    /// Whether a node is connected, or within its grace.
+    pub fn knows(&self, id: NodeId) -> bool {
+        self.nodes.contains_key(&id)
+    }
+
+    /// Whether nobody is here.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// All nodes.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (NodeId, &Node)> {
+        self.nodes.iter().map(|(id, node)| (*id, node))
+    }
+
+    /// Who is here.
+    pub fn ids(&self) -> Vec<NodeId> {
+        self.nodes.keys().copied().collect()
+    }
+
+    /// Those of `which` that are here.
+    pub fn of<'a>(&'a self, which: &'a BTreeSet<NodeId>) -> impl Iterator<Item = (NodeId, &'a Node)> {
+        which.iter().filter_map(|id| Some((*id, self.nodes.get(id)?)))
+    }
+
+    /// Nodes that run workers of the current round.
+    pub fn active(&self) -> &BTreeSet<NodeId> {
+        &self.active
+    }
+
+    /// Of these, the ones whose workers have not all succeeded.
+    pub fn unfinished(&self) -> &BTreeSet<NodeId> {
+        &self.unfinished
+    }
+
+    /// Nodes that wait for a place in the next round.
+    pub fn waiting(&self) -> &BTreeSet<NodeId> {
+        &self.waiting
+    }
+
+    /// How many there are of each kind.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Number of the last round that completed.
+    pub fn round(&self) -> Round {
+        self.round
+    }
+
+    /// Rank in the last world, for a node that belonged to it.
+    pub fn last_rank(&self, node: &Node) -> Option<u32> {
+        node.placed.filter(|(round, _)| *round == self.round && self.round > Round(0)).map(|(_, rank)| rank)
+    }
+
+    /// How messages call a node.
+    pub fn label(&self, id: NodeId) -> String {
+        self.nodes.get(&id).map(Node::label).unwrap_or_default()
+    }
+
+    /// ` (a, b, c and 4 more)`, or nothing. Costs the same for any number: every waiting node's heartbeat asks for it.
+    pub fn list(&self, which: &BTreeSet<NodeId>) -> String {
+        const SHOWN: usize = 8;
+        let mut names: Vec<_> = which.iter().take(SHOWN).filter_map(|id| self.nodes.get(id)).map(Node::label).collect();
+        if names.is_empty() {
+            return String::new();
+        }
+        names.sort_by(|a, b| natural_order(a, b));
+        if which.len() > SHOWN {
+            names.push(format!("and {} more", which.len() - SHOWN));
+        }
+        format!(" ({})", names.join(", "))
+    }
+
+    /// How many joins there were before this one.
+    pub fn next_arrival(&mut self) -> u64 {
+        let arrival = self.arrivals;
+        self.arrivals += 1;
+        arrival
+    }
+
+    /// Take in a node, or another account of one.
+    pub fn insert(&mut self, id: NodeId, node: Node) {
+        self.update(id, |_| Some(node));
+    }
+
+    /// Forget a node.
+    pub fn remove(&mut self, id: NodeId) {
+        self.update(id, |_| None);
+    }
+
+    /// Change what a node does. Nothing happens if it is not here.
+    pub fn set_status(&mut self, id: NodeId, status: Status) {
+        self.update(id, |node| node.map(|node| Node { status, done: false, ..node }));
+    }
+
+    /// A node's workers of the current round have all succeeded.
+    pub fn set_done(&mut self, id: NodeId) {
+        self.update(id, |node| node.map(|node| Node { done: true, ..node }));
+    }
+
+    /// A node's connection has ended.
+    pub fn disconnect(&mut self, id: NodeId, now: Instant) {
+        self.update(id, |node| node.map(|node| Node { session: None, heard_at: now, ..node }));
+    }
+
+    /// Something was heard of a node.
+    pub fn hear(&mut self, id: NodeId, now: Instant) {
+        if let Some(node) = self.nodes.get_mut(&id) {
+            (node.heard_at, node.suspect) = (now, false);
+        }
+    }
+
+    /// Everybody is taken to have been heard of now.
+    pub fn hear_all(&mut self, now: Instant) {
+        for node in self.nodes.values_mut() {
+            (node.heard_at, node.suspect) = (now, false);
+        }
+    }
+
+    /// Judge every node by this lease and grace from now on.
+    pub fn set_limits(&mut self, lease: Duration, reconnect_grace: Duration) {
+        for node in self.nodes.values_mut() {
+            (node.lease, node.reconnect_grace) = (lease, reconnect_grace);
+        }
+    }
+
+    /// No node is given time to come back whose connection has ended.
+    pub fn end_graces(&mut self) {
+        self.nodes.values_mut().for_each(|node| node.reconnect_grace = Duration::ZERO);
+    }
+
+    /// A new round has these members, by their ranks.
+    pub fn begin_round(&mut self, round: Round, members: &[NodeId]) {
+        self.round = round;
+        for (rank, id) in (0..).zip(members) {
+            if let Some(node) = self.nodes.get_mut(id) {
+                (node.status, node.done, node.placed) = (Status::Active, false, Some((round, rank)));
+            }
+        }
+        self.recount();
+    }
+
+    /// A round was formed elsewhere: none of the nodes that run here belongs to it. Gives their sessions.
+    pub fn take_up_round(&mut self, round: Round) -> Vec<SessionId> {
+        let mut over = Vec::new();
+        for node in self.nodes.values_mut().filter(|node| node.status == Status::Active) {
+            (node.status, node.done) = (Status::Idle, false);
+            over.extend(node.session);
+        }
+        self.round = round;
+        self.recount();
+        over
+    }
+
+    /// Nodes whose time has run out. A silent one is only suspected at first: it is lost after a further [`LAST_LOOK`], in which
+    /// the driver reads what has arrived.
+    ///
+    /// [`LAST_LOOK`]: crate::rendezvous::protocol::settings::LAST_LOOK
+    pub fn lost(&mut self, now: Instant) -> Vec<NodeId> {
+        for node in self.nodes.values_mut() {
+            if !node.suspect && node.session.is_some() && node.lost_at() <= now {
+                node.suspect = true;
+                node.heard_at = now.checked_sub(node.lease).unwrap_or(now);
+            }
+        }
+        self.nodes.iter().filter(|(_, node)| node.lost_at() <= now).map(|(id, _)| *id).collect()
+    }
+
+    /// When the first node is lost unless it is heard of.
+    pub fn next_lost_at(&self) -> Option<Instant> {
+        self.nodes.values().map(Node::lost_at).min()
+    }
+
+    /// Compare what is counted with a recount.
+    ///
+    /// # Errors
+    /// What differs.
+    #[cfg(any(test, feature = "sim"))]
+    pub fn check(&self) -> Result<(), String> {
+        let mut fresh = self.clone();
+        fresh.recount();
+        let of =
+            |roster: &Self| (roster.counts, roster.active.clone(), roster.unfinished.clone(), roster.waiting.clone());
+        let (kept, fresh) = (of(self), of(&fresh));
+        if kept == fresh { Ok(()) } else { Err(format!("counters are {kept:?}, a recount gives {fresh:?}")) }
+    }
+
+    fn update(&mut self, id: NodeId, change: impl FnOnce(Option<Node>) -> Option<Node>) {
+        let before = self.nodes.remove(&id);
+        if let Some(node) = &before {
+            self.counts.subtract(self.counted(node));
+        }
+        let after = change(before);
+        self.sort(id, after.as_ref());
+        if let Some(node) = after {
+            self.counts.add(self.counted(&node));
+            self.nodes.insert(id, node);
+        }
+    }
+
+    /// Put a node into the sets it belongs to.
+    fn sort(&mut self, id: NodeId, node: Option<&Node>) {
+        let active = node.is_some_and(|node| node.status == Status::Active);
+        for (set, belongs) in [
+            (&mut self.active, active),
+            (&mut self.unfinished, active && !node.is_some_and(|node| node.done)),
+            (&mut self.waiting, node.is_some_and(Node::waits)),
+        ] {
+            if belongs {
+                set.insert(id);
+            } else {
+                set.remove(&id);
+            }
+        }
+    }
+
+    /// What a node adds to the counts. The round does not change while nodes wait, other than where all are counted anew.
+    fn counted(&self, node: &Node) -> Counts {
+        Counts {
+            returning: usize::from(node.waits() && self.last_rank(node).is_some()),
+            unreachable: usize::from(node.waits() && node.session.is_none()),
+            done: usize::from(node.status == Status::Active && node.done),
+            connected: usize::from(node.session.is_some()),
+            present: usize::from(node.session.is_some() && node.status != Status::Idle),
+        }
+    }
+
+    /// Count all nodes anew, after the round has changed.
+    fn recount(&mut self) {
+        let mut counts = Counts::default();
+        self.nodes.values().for_each(|node| counts.add(self.counted(node)));
+        self.counts = counts;
+        let of =
+            |which: fn(&Node) -> bool| self.nodes.iter().filter(|(_, node)| which(node)).map(|(id, _)| *id).collect();
+        (self.active, self.unfinished, self.waiting) = (
+            of(|node| node.status == Status::Active),
+            of(|node| node.status == Status::Active && !node.done),
+            of(Node::waits),
+        );
+    }
+}
