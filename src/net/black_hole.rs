@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use socket2::{Domain, Socket, Type};
 
-/// A listener that accepts nobody, with a full backlog: what is sent there is not answered.
+/// A listener that never accepts, with a full backlog: connection attempts get no answer.
 pub(crate) struct BlackHole {
     pub address: SocketAddr,
     pub listener: Socket,
@@ -12,7 +12,7 @@ pub(crate) struct BlackHole {
     pub fillers: Vec<Socket>,
 }
 
-/// On 127.0.0.`last`.
+/// Makes a black hole on 127.0.0.`last`.
 pub(crate) fn black_hole(last: u8) -> BlackHole {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::from((Ipv4Addr::new(127, 0, 0, last), 0)).into()).unwrap();

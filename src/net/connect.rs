@@ -23,7 +23,7 @@ const SHORTEST_ATTEMPT: Duration = Duration::from_millis(100);
 /// Why a name has no address.
 #[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
-    /// The resolver said so.
+    /// The resolver returned an error.
     #[error("cannot resolve `{host}`: {source}")]
     Failed {
         /// The name.
@@ -31,7 +31,7 @@ pub enum ResolveError {
         /// The resolver's error.
         source: io::Error,
     },
-    /// The resolver was silent until the time was over.
+    /// The resolver did not answer in time.
     #[error("cannot resolve `{host}`: the resolver does not answer")]
     Silent {
         /// The name.
@@ -74,37 +74,37 @@ fn interleaved(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
     order
 }
 
-/// What was met at an address that is of no use.
+/// A failed attempt to connect.
 #[derive(Debug)]
 pub struct Met {
-    /// Where.
+    /// The address.
     pub address: SocketAddr,
-    /// What.
+    /// Why it failed.
     pub obstacle: Obstacle,
 }
 
-/// Why an address is of no use.
+/// Why an attempt to connect failed.
 #[derive(Debug)]
 pub enum Obstacle {
     /// The system's error.
     Failed(io::Error),
-    /// Nothing came back in this time.
+    /// No answer within this time.
     Silent(Duration),
-    /// The time was over before its turn.
+    /// Not tried: the time was over.
     NotTried(Duration),
-    /// It takes connections, but is not what was looked for.
+    /// The connection was accepted, but the peer is not the expected server.
     Unusable(String),
-    /// It takes connections, but said nothing in its share of the time.
+    /// The connection was accepted, but the peer did not answer in its share of the time.
     Mute(Duration),
 }
 
 impl Met {
-    /// A host that is there said so: nobody listens.
+    /// Whether a host answered that no process listens.
     pub fn is_refusal(&self) -> bool {
         matches!(&self.obstacle, Obstacle::Failed(error) if is_refusal(error))
     }
 
-    /// Nothing came back in time, so somebody may be there.
+    /// Whether there was no answer in time, so that a server may still be there.
     pub fn is_silent(&self) -> bool {
         match &self.obstacle {
             Obstacle::Failed(error) => error.kind() == io::ErrorKind::TimedOut,
@@ -114,7 +114,7 @@ impl Met {
     }
 }
 
-/// Whether an error of connecting comes from the other host.
+/// Whether the other host answered with this error.
 pub fn is_refusal(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset)
 }
@@ -132,7 +132,7 @@ impl fmt::Display for Met {
     }
 }
 
-/// What was met at the addresses of `host`, in one line.
+/// The failed attempts at the addresses of `host`, in one line.
 pub fn in_words(host: &str, met: &[Met]) -> String {
     if met.is_empty() {
         return format!("`{host}` has no address");
@@ -141,13 +141,13 @@ pub fn in_words(host: &str, met: &[Met]) -> String {
 }
 
 /// Dials one address after the other, [`STAGGER`] apart or as soon as one has failed, while earlier attempts continue
-/// (RFC 8305). The first connection that `open` finds good wins; an error of `open` says why it is not.
+/// (RFC 8305). The first connection that `open` accepts wins. An error of `open` says why a connection is unusable.
 ///
-/// While a connection is being opened no further attempt starts, for its share of the time. A server under a storm of
-/// connections should not get several from each client.
+/// While `open` runs no further attempt starts, for its share of the time. A server under a storm of connections should not
+/// get several from each client.
 ///
 /// # Errors
-/// What each address met; nothing if there are no addresses.
+/// How the attempt at each address failed. Empty if there are no addresses.
 pub async fn race<S, T, D, O>(
     addresses: &[SocketAddr],
     deadline: Instant,
@@ -235,7 +235,7 @@ mod tests {
         Instant::now() + Duration::from_secs(60)
     }
 
-    /// Connects to whoever takes connections, and says to which.
+    /// Connects to the first address that accepts, and returns it.
     async fn reached(addresses: &[SocketAddr], deadline: Instant) -> Result<SocketAddr, Vec<Met>> {
         let connected = async |stream: TcpStream| Ok(stream.peer_addr().unwrap());
         race(addresses, deadline, TcpStream::connect, connected).await

@@ -1,4 +1,4 @@
-//! What belongs to this machine.
+//! The addresses and names of this machine.
 
 use std::net::{IpAddr, TcpListener};
 

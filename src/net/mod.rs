@@ -1,4 +1,4 @@
-//! Sockets, for whoever needs them: listening, connecting, and finding out who is at the other end.
+//! Sockets: listening, connecting, and probing which server answers.
 //!
 //! Knows neither the store nor the rendezvous. Facts about PyTorch's sockets are in [`listen`].
 

@@ -1,4 +1,4 @@
-//! Who answers at an address.
+//! Probing which server answers at an address.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use tokio::time::{Instant, timeout};
 use super::connect::{race, resolve};
 use crate::proto::Request;
 
-/// What a store has to return.
+/// The nonce that a store has to return.
 const NONCE: u32 = 0x454C_525A;
 
-/// Whether a store answers there within `limit`: it is greeted as a c10d client does, and has to return the ping.
+/// Whether a c10d store answers there within `limit`. The probe greets as a c10d client does, and the store has to return the ping.
 pub async fn speaks_c10d(host: &str, port: u16, limit: Duration) -> bool {
     let deadline = Instant::now() + limit;
     let greeted = async {

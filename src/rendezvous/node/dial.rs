@@ -1,4 +1,4 @@
-//! Reaching the coordinator: over whichever of its addresses answers first.
+//! Connecting to the coordinator at the first of its addresses that answers.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -10,18 +10,18 @@ use tokio::time::{Instant, timeout};
 
 use crate::net::connect::{Met, Obstacle, ResolveError, in_words, is_refusal, race, resolve};
 
-/// How long one address may take to answer, from one address of this machine.
+/// Time limit of one attempt: one address of the host, from one address of this machine.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long all of it may take: an address is tried twice if it cannot be reached from the one that was asked for.
+/// Time limit of all attempts. An address is tried twice if it cannot be reached from the requested source address.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Why no connection could be opened.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct DialError {
     pub text: String,
-    /// A host that is there said so: nobody listens.
+    /// The host answered that no process listens.
     pub refused: bool,
-    /// The cause is this process's own limit on open files.
+    /// This process has reached its limit on open files.
     pub out_of_descriptors: bool,
 }
 
@@ -29,12 +29,12 @@ pub(super) struct DialError {
 #[derive(Debug)]
 pub(super) struct Dialled {
     pub stream: TcpStream,
-    /// It comes from the address that was asked for, if one was.
+    /// Whether it comes from the requested source address, if there is one.
     pub from_source: bool,
 }
 
-/// Connect to the first of the host's addresses that answers; from `source`, if that is an address of this machine from which it can be
-/// reached.
+/// Connect to the first of the host's addresses that answers. The connection comes from `source` if that is an address of this
+/// machine from which the host can be reached.
 pub(super) async fn dial(host: String, port: u16, source: Option<IpAddr>) -> Result<Dialled, DialError> {
     let deadline = Instant::now() + DIAL_TIMEOUT;
     match resolve(&host, port, deadline).await {
@@ -60,7 +60,7 @@ async fn dial_any(
         Ok(dialled) => return Ok(dialled),
         Err(met) => met,
     };
-    // Where one of several addresses is silent, the coordinator may be behind that one.
+    // If one of several addresses is silent, the coordinator may be at that one.
     let refused = met.iter().any(Met::is_refusal) && !met.iter().any(Met::is_silent);
     let out_of_descriptors =
         met.iter().any(|met| matches!(&met.obstacle, Obstacle::Failed(error) if lacks_descriptors(error)));
@@ -72,7 +72,7 @@ async fn dial_one(address: SocketAddr, source: Option<IpAddr>) -> io::Result<Dia
         match in_time(connect_from(source, address)).await {
             Ok(stream) => return Ok(Dialled { stream, from_source: true }),
             Err(error) if is_refusal(&error) => return Err(error),
-            // The address is another machine's, or the way back does not lead to it. That others use it is all that was asked for.
+            // The source is another machine's address, or no route leads back to it. Other nodes may use it all the same.
             Err(_) => {
                 let stream = in_time(TcpStream::connect(address)).await?;
                 return Ok(Dialled { stream, from_source: false });
@@ -123,7 +123,7 @@ mod tests {
         let began = Instant::now();
         let dialled = dial_any("name", &[hole.address, coordinator], None, deadline()).await.unwrap();
         assert_eq!(dialled.stream.peer_addr().unwrap(), coordinator);
-        // Tried in turn, the first address would have its whole time.
+        // If the addresses were tried in turn, the first would take its whole time.
         assert!(began.elapsed() >= STAGGER && began.elapsed() < CONNECT_TIMEOUT, "{:?}", began.elapsed());
     }
 
@@ -137,7 +137,7 @@ mod tests {
         let others = IpAddr::from([192, 0, 2, 1]);
         let dialled = dial_any("name", &[coordinator], Some(others), deadline()).await.unwrap();
         assert!(dialled.stream.local_addr().unwrap().ip().is_loopback() && !dialled.from_source);
-        // Of another family than the coordinator's: nothing to bind to.
+        // Of another family than the coordinator's address: it cannot be bound.
         let dialled = dial_any("name", &[coordinator], Some("::1".parse().unwrap()), deadline()).await.unwrap();
         assert!(dialled.from_source);
     }

@@ -1,18 +1,20 @@
-//! When a node must stop its workers although nobody tells it to: two worlds never run at once. Part of [`super::machine`].
+//! Fencing: when a node that is cut off stops its workers, so that two worlds never run at once. Part of [`super::machine`].
 //!
-//! The coordinator may form a world without a node that it has not heard of for the node's lease. So the node stops its workers
-//! when that time is over, and counts it from when it *sent* the last message that was answered, on its own clock: the
-//! coordinator has heard that message no earlier. Neither a clock's setting nor the time on the way matters. A node that stood
-//! still itself (SIGSTOP) finds the time over as soon as it looks.
+//! The coordinator may form a world without a node that it has not heard for the node's lease. So the node stops its workers
+//! when the lease is over. It counts the lease on its own clock, from the moment when it *sent* the last answered message: the
+//! coordinator got that message no earlier. Neither clock settings nor transit times matter. A node that stood still itself
+//! (SIGSTOP) finds the lease over as soon as it looks.
 //!
-//! A node in the coordinator's own process is stopped together with it (Ctrl-Z, a frozen container, a debugger), and nobody can
-//! form a world without it meanwhile. When both go on, the coordinator finds that it stood still and renews every lease, or
-//! takes a last look ([`LAST_LOOK`]) before it judges. So that node takes a last look too: it asks at once, and stops its workers
-//! only if the coordinator does not answer. It must not go without a fence: what cuts its connection (a firewall, a
-//! virtual address that is moved) need not stop the coordinator from forming a world of the others.
+//! A node in the coordinator's own process is stopped together with it (Ctrl-Z, a frozen container, a debugger), and no other
+//! process can form a world without it meanwhile. When both continue, the coordinator finds that it stood still. It renews every
+//! lease, or takes a last look ([`LAST_LOOK`]) before it drops a node. So that node takes a last look too: it asks at once, and
+//! stops its workers only if the coordinator does not answer. It needs a fence all the same: a firewall or a moved virtual address
+//! may cut its connection, while the coordinator forms a world of the other nodes.
 //!
-//! Who refuses a connection says that nobody decides there: the coordinator's process is gone, and workers train on until it is
-//! back (or `coordinator_timeout` ends). A connection that merely ended says nothing by itself; the next attempt will tell.
+//! A refused connection proves that no coordinator decides: its process is gone, and workers train on until it is back (or
+//! `coordinator_timeout` ends). A connection that merely ended proves nothing. The next attempt tells more.
+//!
+//! `docs/decisions/0028-a-node-fences-itself.md` has the limits of this.
 
 use std::time::Instant;
 
@@ -22,7 +24,7 @@ use crate::rendezvous::protocol::settings::OnPartition;
 use crate::rendezvous::protocol::settings::{LAST_LOOK, STALL};
 
 impl NodeMachine {
-    /// When this node must have stopped its workers, unless it hears something. `None`: it runs none, or may go on.
+    /// When this node must stop its workers, unless a message is answered before. `None`: it runs none, or may go on.
     pub(in crate::rendezvous) fn fence_at(&self) -> Option<Instant> {
         let settings = &self.hello.settings;
         let runs = self.joining.is_none() && self.hello.placed.is_some_and(|placed| placed.active);
@@ -33,7 +35,7 @@ impl NodeMachine {
         fenced.then(|| self.vouched_at + settings.lease())
     }
 
-    /// Stop the workers if the time has come. For whoever looks at the view before the driver does: both may have stood still.
+    /// Stop the workers if the lease is over. Also called by readers of the view, because the driver may have stood still too.
     pub fn fence_if_due(&mut self, now: Instant) {
         let Some(due) = self.fence_at().filter(|due| *due <= now) else { return };
         if self.hosted && (!self.suspect || now > due + STALL) {
@@ -70,7 +72,7 @@ impl NodeMachine {
         }
     }
 
-    /// A message sent at `sent_at` has arrived, or nobody was there to decide anything then.
+    /// Renew the lease: a message sent at `sent_at` has arrived, or no coordinator was running then.
     pub(in crate::rendezvous) fn vouch(&mut self, sent_at: Instant) {
         self.vouched_at = self.vouched_at.max(sent_at);
         self.suspect = false;

@@ -2,11 +2,11 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | [`machine`], `replies` | the node's state machine; what it makes of the coordinator's messages (pure) |
-//! | `pending` | a join that waits, and the state of the connection |
-//! | [`view`] | what callers see: how things stand, and how a join ended |
+//! | [`machine`], `replies` | the node's state machine; its handling of the coordinator's messages (pure) |
+//! | `pending` | a pending join, and the state of the connection |
+//! | [`view`] | what callers see: the state of the rendezvous, and how a join ended |
 //! | [`fence`] | when a node that is cut off stops its workers |
-//! | [`report`] | what an operator is told of a node unasked |
+//! | [`report`] | log lines about a node for its operator |
 //! | `session`, `dial` | the driver: one connection and its timers; how it is opened (feature `io`) |
 
 #[cfg(feature = "io")]

@@ -1,13 +1,13 @@
-//! What [`super::machine`] has under way: a join that is pending, and its connection.
+//! State of [`super::machine`]: a pending join, unanswered reports, and the connection.
 
 use std::time::{Duration, Instant};
 
 use crate::rendezvous::protocol::message::{Failure, Join, NodeMessage, Round};
 
-/// How long the answer to a `Withdraw` is waited for.
+/// How long to wait for the answer to a `Withdraw`.
 pub(in crate::rendezvous) const WITHDRAW_GRACE: Duration = Duration::from_secs(1);
 
-/// When a node that waits for its place asks how that goes, so that its operator can be told soon: a heartbeat ahead of time.
+/// When a waiting node first asks for progress, so that its operator learns it soon. It does so by an early heartbeat.
 const ASK_AFTER: Duration = Duration::from_secs(2);
 
 /// A join that waits for its answer.
@@ -17,30 +17,31 @@ pub(in crate::rendezvous) struct Joining {
     pub store: Store,
     pub since: Instant,
     pub deadline: Instant,
-    /// The job is full and runs without this node, as it was last told.
+    /// By the last message, the job is full and runs without this node.
     pub spare: bool,
     pub withdrawn_at: Option<Instant>,
     pub progress: Option<String>,
-    /// The coordinator was asked how it goes.
+    /// The coordinator was asked for progress.
     asked: bool,
 }
 
-/// The worker store that a join brings.
+/// The worker store of a join.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::rendezvous) enum Store {
-    /// It is open already.
+    /// The store is open already.
     Open,
-    /// It is opened once the coordinator has said under which address others look for this node: for which it is open.
+    /// The store is opened once the coordinator has said at which address others look for this node. With the address of an open
+    /// store.
     OpenFor(Option<String>),
 }
 
 impl Joining {
-    /// A join that begins now.
+    /// A join that starts now.
     pub fn new(join: Join, store: Store, now: Instant, deadline: Instant) -> Self {
         Self { join, store, since: now, deadline, spare: false, withdrawn_at: None, progress: None, asked: false }
     }
 
-    /// When to ask the coordinator how it goes, unless that is known by then.
+    /// When to ask the coordinator for progress, unless it is known by then.
     pub fn ask_at(&self) -> Option<Instant> {
         let unknown = !self.asked && self.progress.is_none() && self.withdrawn_at.is_none();
         unknown.then(|| self.since + ASK_AFTER)
@@ -53,7 +54,7 @@ impl Joining {
         due
     }
 
-    /// Whether the store is open that others will look for at `addr`.
+    /// Whether the store for `addr` is open.
     pub fn is_ready(&self, addr: Option<&str>) -> bool {
         match &self.store {
             Store::Open => true,
@@ -61,12 +62,12 @@ impl Joining {
         }
     }
 
-    /// Whether to give up. A spare waits for as long as it takes, as in PyTorch.
+    /// Whether the join has timed out. A spare waits without a limit, as in PyTorch.
     pub fn is_due(&self, now: Instant) -> bool {
         !self.spare && now >= self.deadline
     }
 
-    /// When to look next.
+    /// When to check next.
     pub fn next_deadline(&self) -> Option<Instant> {
         match self.withdrawn_at {
             Some(at) => Some(at + WITHDRAW_GRACE),
@@ -74,7 +75,7 @@ impl Joining {
         }
     }
 
-    /// Whether the job needs this node. Once it does, the time for joining begins anew.
+    /// Notes whether this node is a spare. When the job needs it after all, its join time-out starts again.
     pub fn be_spare(&mut self, spare: bool, now: Instant) {
         if self.spare && !spare {
             (self.since, self.deadline) = (now, now + (self.deadline - self.since));
@@ -83,7 +84,7 @@ impl Joining {
     }
 }
 
-/// What a node has said of its workers, until nothing depends on it any more: it is said again on each new connection.
+/// A node's report about its workers. It is repeated on each new connection until it is answered.
 #[derive(Clone, Debug)]
 pub(in crate::rendezvous) enum Report {
     Failed { round: Round, failure: Box<Failure> },
@@ -112,7 +113,7 @@ pub(in crate::rendezvous) enum Link {
         retry_at: Instant,
     },
     Connecting,
-    /// `answered_at`: when the last message that was answered had been sent.
+    /// `answered_at`: when the last answered message was sent.
     Up {
         welcomed: bool,
         answered_at: Instant,
@@ -120,10 +121,10 @@ pub(in crate::rendezvous) enum Link {
     },
 }
 
-/// From so many tries on [`back_off`] is at its longest.
+/// Number of tries from which [`back_off`] has its longest delay.
 pub(in crate::rendezvous) const SLOW_TRIES: u32 = 6;
 
-/// A delay that doubles up to two seconds, spread by half so that many nodes do not come at once.
+/// A delay that doubles up to two seconds, with jitter of one half, so that many nodes do not come at once.
 pub(in crate::rendezvous) fn back_off(tries: u32, seed: u64) -> Duration {
     const FIRST: Duration = Duration::from_millis(50);
     const LONGEST: Duration = Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! What a node makes of what the coordinator says. Part of [`super::machine`].
+//! A node's handling of the coordinator's messages. Part of [`super::machine`].
 
 use std::time::{Duration, Instant};
 
@@ -33,13 +33,13 @@ impl NodeMachine {
             self.commands.push(NodeCommand::Send(report.message()));
         }
         if let Some(verdict) = &self.view.closed {
-            // Told again, in case the first telling was lost with its connection.
+            // Sent again, in case the first message was lost with its connection.
             self.commands.push(NodeCommand::Send(NodeMessage::Close(verdict.clone())));
         }
     }
 
     pub(in crate::rendezvous) fn on_complete(&mut self, placement: Placement) {
-        // A place that comes after this node has given up is not taken: the coordinator learns so from the withdrawal.
+        // A place that arrives after this node has given up is not taken. The withdrawal tells the coordinator.
         let wanted = self.joining.as_ref().is_some_and(|j| j.withdrawn_at.is_none() && placement.round > j.join.round);
         if !wanted {
             return;
@@ -83,7 +83,7 @@ impl NodeMachine {
         }
     }
 
-    /// The run was opened with another lease than this node's. The coordinator judges by it, so this node has to stop its workers by it.
+    /// The run has another lease than this node brought. The coordinator uses it, so this node has to fence itself by it.
     pub(in crate::rendezvous) fn on_terms(&mut self, keep_alive_interval: Duration, keep_alive_max_attempt: u32) {
         let terms = Settings { keep_alive_interval, keep_alive_max_attempt, ..self.hello.settings.clone() };
         if terms.validate().is_err() {
@@ -95,7 +95,7 @@ impl NodeMachine {
         }
     }
 
-    /// The coordinator's process ends: nobody decides there any more, as where a connection is refused.
+    /// The coordinator's process ends. As with a refused connection, no coordinator decides there any more.
     pub(in crate::rendezvous) fn on_leaving(&mut self, why: String, interrupts: bool, now: Instant) {
         self.vouch(self.attempt_at);
         self.view.stopped = Some(why);
@@ -104,12 +104,12 @@ impl NodeMachine {
             self.view.reason = self.why_out_of_reach();
         }
         self.commands.push(NodeCommand::Disconnect);
-        // It may take a while to go, and is not asked again and again.
+        // The process may take a while to end, so reconnecting starts slowly.
         self.tries = self.tries.max(SLOW_TRIES);
         self.lose("its process ends".to_owned(), now);
     }
 
-    /// A heartbeat was answered: answers come in the order of what they answer.
+    /// A heartbeat was answered. Answers come in the order of the heartbeats.
     pub(in crate::rendezvous) fn on_answer(&mut self) {
         let Some(sent_at) = self.beats.pop_front() else { return };
         if let Link::Up { answered_at, .. } = &mut self.link {

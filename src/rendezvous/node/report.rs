@@ -1,23 +1,23 @@
-//! What an operator is told unasked about a node: what it waits for, and that the coordinator is out of reach, or back.
+//! Log lines about a node for its operator: what it waits for, and that the coordinator is out of reach, or back.
 
 use std::time::{Duration, Instant};
 
 use super::machine::NodeMachine;
 
-/// When a node that waits first says what for: after this the operator wonders.
+/// When a waiting node first logs what it waits for.
 const WAITING_FIRST: Duration = Duration::from_secs(3);
-/// How often it does from then on.
+/// How often it does so from then on.
 const WAITING_EVERY: Duration = Duration::from_secs(30);
-/// How often it does while that stays the same: a spare may wait for days.
+/// How often it does so while the text stays the same: a spare may wait for days.
 const UNCHANGED_EVERY: Duration = Duration::from_secs(600);
-/// A shorter absence of the coordinator is not worth a word.
+/// A shorter absence of the coordinator is not logged.
 const AWAY_AFTER: Duration = Duration::from_secs(1);
 
-/// A node of which an operator is told.
+/// A node whose state is logged.
 pub trait Reported {
-    /// For a node that waits: since when, and what for.
+    /// For a waiting node: since when, and what it waits for.
     fn waits(&self) -> Option<(Instant, String)>;
-    /// For a node that does without the coordinator for the moment: since when, and why.
+    /// For a node without a coordinator at the moment: since when, and why.
     fn does_without(&self) -> Option<(Instant, String)>;
     /// Whether the coordinator is in reach.
     fn in_reach(&self) -> bool;
@@ -62,7 +62,7 @@ impl NodeMachine {
         }
     }
 
-    /// Why it has been out of reach, for an error that says so.
+    /// Why the coordinator has been out of reach, for an error.
     pub(in crate::rendezvous) fn why_away(&self) -> String {
         match &self.view.stopped {
             None => self.last_error.clone(),
@@ -71,11 +71,11 @@ impl NodeMachine {
     }
 }
 
-/// Remembers what has been told.
+/// Remembers what has been logged.
 #[derive(Debug, Default)]
 pub struct Reporter {
     waiting: Option<Waiting>,
-    /// Since when the coordinator has been away, once that was told.
+    /// Since when the coordinator has been away, once that was logged.
     away_since: Option<Instant>,
 }
 
@@ -84,17 +84,17 @@ pub struct Reporter {
 struct Waiting {
     since: Instant,
     look_at: Instant,
-    /// What was said last, and when.
+    /// The last text, and when it was logged.
     told: Option<(Instant, String)>,
 }
 
 impl Reporter {
-    /// What there is to tell now.
+    /// Returns the lines to log now.
     pub fn look(&mut self, node: &impl Reported, now: Instant) -> Vec<String> {
         [self.look_at_link(node, now), self.look_at_join(node, now)].into_iter().flatten().collect()
     }
 
-    /// When to look next, if nothing happens before.
+    /// When to call [`look`](Self::look) next, if nothing happens before.
     pub fn next_deadline(&self, node: &impl Reported) -> Option<Instant> {
         let join = self.waiting.as_ref().map(|waiting| waiting.look_at);
         let away = node.does_without().filter(|_| self.away_since.is_none()).map(|(since, _)| since + AWAY_AFTER);

@@ -1,4 +1,4 @@
-//! Drives [`NodeMachine`]: one connection to the coordinator, kept by a task that needs nobody's attention between rounds.
+//! Drives [`NodeMachine`]: a background task that keeps one connection to the coordinator.
 
 use std::future::Future;
 use std::io;
@@ -25,7 +25,7 @@ use crate::rendezvous::protocol::message::{
 };
 use crate::wait::until;
 
-/// A node's place at the rendezvous. Dropping it ends the connection without a goodbye; [`Session::leave`] says one.
+/// A node's session with the coordinator. Dropping it ends the connection without a goodbye. [`Session::leave`] sends one.
 #[derive(Debug)]
 pub struct Session {
     shared: Arc<Shared>,
@@ -37,9 +37,9 @@ pub struct Session {
 #[derive(Debug)]
 struct Shared {
     machine: Mutex<NodeMachine>,
-    /// Something was asked of the machine: the driver has to look.
+    /// The machine has a new request: the driver has to look.
     asked: Notify,
-    /// Counts the driver's steps: whoever waits for an outcome looks again.
+    /// Counts the driver's steps, so that callers that wait for an outcome look again.
     steps: watch::Sender<u64>,
     /// The goodbye has been sent.
     gone: watch::Sender<bool>,
@@ -49,7 +49,7 @@ impl Session {
     /// Start a session with the coordinator at `host:port`. Connects in the background, at once and for as long as it takes.
     pub fn open(runtime: &Handle, hello: Hello, host: &str, port: u16, coordinator_timeout: Duration) -> Self {
         let endpoint = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-        // Places and departures are told by the address of the connection, so nodes of one machine that have each their own keep to it.
+        // The coordinator identifies nodes by the address of their connection, so a node with its own address connects from it.
         let source = hello.local_addr.as_deref().and_then(|addr| addr.parse().ok());
         let machine = NodeMachine::new(hello, endpoint, coordinator_timeout, Instant::now());
         let (steps, gone) = (watch::Sender::new(0), watch::Sender::new(false));
@@ -58,11 +58,11 @@ impl Session {
         Self { shared, turn: tokio::sync::Mutex::default(), task }
     }
 
-    /// Take part in the next round. `store_port` is where this node's empty worker store listens; with `workers`, the
-    /// place comes with their ranks. Dropping the future gives the place up.
+    /// Take part in the next round. This node's empty worker store listens on `store_port`. With `workers`, the placement has their
+    /// ranks. Dropping the future withdraws the join.
     ///
     /// # Errors
-    /// [`JoinError`]; the session stays usable after `Timeout` and `Busy`.
+    /// [`JoinError`]. The session stays usable after `Timeout` and `Busy`.
     pub async fn join(
         &self,
         store_port: u16,
@@ -74,11 +74,11 @@ impl Session {
         self.outcome_of(ask, |_| Ok(store_port)).await
     }
 
-    /// As [`Session::join`], with a worker store that `open` opens once it is known under which address others will look for this
-    /// node. It is given that address and returns the store's port. It is called again if the address changes.
+    /// As [`Session::join`], with a worker store that `open` opens once the address is known at which other nodes will look for this
+    /// one. `open` gets that address and returns the store's port. It is called again if the address changes.
     ///
     /// # Errors
-    /// As [`Session::join`]; and `Connection` if the store cannot be opened.
+    /// As [`Session::join`]. `Connection` also if the store cannot be opened.
     pub async fn join_opening(
         &self,
         open: impl FnMut(&str) -> io::Result<u16> + Send,
@@ -118,15 +118,15 @@ impl Session {
         }
     }
 
-    /// How things stand, from memory.
+    /// The present view, from memory.
     pub fn view(&self) -> View {
         let mut machine = self.shared.machine.lock();
-        // The whole process may have stood still, and the driver not have looked yet.
+        // The whole process may have stood still, and the driver may not have looked yet.
         machine.fence_if_due(Instant::now());
         machine.view().clone()
     }
 
-    /// How things stand as soon as they satisfy `wanted`.
+    /// Waits until the view satisfies `wanted`, and returns it.
     pub async fn view_when(&self, wanted: impl Fn(&View) -> bool) -> View {
         let mut steps = self.shared.steps.subscribe();
         loop {
@@ -139,18 +139,18 @@ impl Session {
         }
     }
 
-    /// A worker of `round` has failed: have everybody told. The answer is in the view: the world must re-form (whatever came
-    /// first is its `failure`), or the job has ended.
+    /// Report a failed worker of `round`. The answer is in the view: the world must re-form (its `failure` is the first one), or the
+    /// job has ended.
     pub fn report_failure(&self, round: Round, failure: Failure) {
         self.ask(|machine| machine.report_failure(round, failure));
     }
 
-    /// All workers of `round` have succeeded. The view's `all_done` tells when those of the other live members have.
+    /// Report that all workers of `round` have succeeded. The view's `all_done` tells when those of the other live members have.
     pub fn report_done(&self, round: Round) {
         self.ask(|machine| machine.report_done(round));
     }
 
-    /// For a node that waits: what for.
+    /// For a node that waits: what it waits for.
     pub fn progress(&self) -> Option<String> {
         self.shared.machine.lock().waits().map(|(_, what)| what)
     }
@@ -160,13 +160,13 @@ impl Session {
         self.shared.machine.lock().view().addr.is_some()
     }
 
-    /// End the job for everybody, once the coordinator hears of it.
+    /// End the job on all nodes, once the coordinator gets the message.
     pub fn close(&self, verdict: Verdict) {
         self.ask(|machine| machine.close(verdict));
     }
 
-    /// Say goodbye and end the session; what was said before is sent first. Waits at most `limit`. A pending join ends.
-    /// `signal` is what ended the agent, if one did.
+    /// Send a goodbye and end the session. Earlier messages are sent first. Waits at most `limit`. A pending join ends. `signal` is
+    /// the one that ended the agent, if any.
     pub async fn leave(&self, reason: String, signal: Option<i32>, limit: Duration) {
         let mut gone = self.shared.gone.subscribe();
         self.ask(|machine| machine.leave(reason, signal));
@@ -182,7 +182,7 @@ impl Session {
     }
 }
 
-/// A join under way.
+/// A pending join.
 struct Pending<'a>(&'a Session);
 
 impl Drop for Pending<'_> {
@@ -290,7 +290,7 @@ enum Happened {
     Ended { cause: String, foreign: bool },
 }
 
-/// The next thing that happens on the connection. Dropping the future loses nothing.
+/// Waits for the next event of the connection. Dropping the future loses nothing.
 async fn step(connection: &mut Option<Connection>) -> Happened {
     let Some(Connection { reader, writer, incoming, outgoing }) = connection else {
         return std::future::pending().await;

@@ -18,7 +18,7 @@ pub enum CodecError {
     /// The other end speaks another version.
     #[error("rendezvous protocol version {theirs} is not spoken here, only version {ours}")]
     Version {
-        /// What the peer sent.
+        /// The peer's version.
         theirs: u16,
         /// [`PROTOCOL_VERSION`].
         ours: u16,
@@ -26,7 +26,7 @@ pub enum CodecError {
     /// A frame announces more than [`FRAME_LIMIT_BYTES`].
     #[error("frame of {announced} bytes announced, at most {limit} are allowed")]
     TooLong {
-        /// What its length said.
+        /// The announced length.
         announced: usize,
         /// [`FRAME_LIMIT_BYTES`].
         limit: usize,
@@ -65,7 +65,7 @@ pub fn decode_preamble(buffer: &mut BytesMut) -> Result<bool, CodecError> {
 /// Append `message` as one frame.
 ///
 /// # Panics
-/// If the message is longer than [`FRAME_LIMIT_BYTES`]: whoever builds messages keeps their texts short.
+/// The message is longer than [`FRAME_LIMIT_BYTES`]. Code that builds messages keeps their texts short.
 pub fn encode_frame<M: Serialize>(message: &M, out: &mut BytesMut) {
     let body = postcard::to_stdvec(message).unwrap_or_else(|error| panic!("a message cannot be serialised: {error}"));
     assert!(body.len() <= FRAME_LIMIT_BYTES, "a message of {} bytes was built", body.len());

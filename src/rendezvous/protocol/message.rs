@@ -1,4 +1,4 @@
-//! What a node and the coordinator say to each other, version 1. Serialised with postcard ([`super::codec`]).
+//! The messages between a node and the coordinator, version 1. Serialised with postcard ([`super::codec`]).
 //!
 //! A connection opens with [`MAGIC`] and [`PROTOCOL_VERSION`], then carries frames. The node's first frame is
 //! [`NodeMessage::Hello`]; the coordinator answers with [`CoordinatorMessage::Welcome`] or [`CoordinatorMessage::Rejected`].
@@ -17,11 +17,11 @@ pub const MAGIC: &[u8] = b"ELRZ";
 /// Follows [`MAGIC`], as `u16` little-endian. Both ends must have the same.
 pub const PROTOCOL_VERSION: u16 = 1;
 
-/// One agent's identity, drawn at random when its handler is made; it survives reconnects, not restarts of the process.
+/// An agent's identity, drawn at random when its handler is made. It survives reconnects, but not restarts of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NodeId(pub u128);
 
-/// Number of a completed round: 1 for the first. Never goes back.
+/// Number of a completed round: 1 for the first. Never decreases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Round(pub u64);
 
@@ -41,32 +41,32 @@ impl fmt::Display for Round {
 /// From node to coordinator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeMessage {
-    /// Who I am. First message of every connection.
+    /// Introduces the node. First message of every connection.
     Hello(Box<Hello>),
-    /// Put me into the next round. Answered by [`CoordinatorMessage::Complete`] when it has completed.
+    /// Joins the next round. Answered by [`CoordinatorMessage::Complete`] when the round is complete.
     Join(Join),
-    /// I no longer wait (join timeout). Answered by [`CoordinatorMessage::Withdrawn`].
+    /// Withdraws the join (join timeout). Answered by [`CoordinatorMessage::Withdrawn`].
     Withdraw,
-    /// I go, and will not come back. The rendezvous stays open.
+    /// The node leaves and will not come back. The rendezvous stays open.
     Leave {
-        /// Why, for the others' logs.
+        /// The reason, for the other nodes' logs.
         reason: String,
         /// The signal that ended the agent, if one did.
         signal: Option<i32>,
     },
-    /// The job is over: nobody is admitted any more.
+    /// The job is over: no node is admitted any more.
     Close(Verdict),
-    /// I am here. Each is answered by one [`CoordinatorMessage::Heartbeat`], in order.
+    /// A heartbeat. Each is answered by one [`CoordinatorMessage::Heartbeat`], in order.
     Heartbeat,
-    /// A worker of mine has failed. Answered by [`CoordinatorMessage::Status`], [`CoordinatorMessage::Closed`] or
+    /// A worker of this node has failed. Answered by [`CoordinatorMessage::Status`], [`CoordinatorMessage::Closed`] or
     /// [`CoordinatorMessage::Stale`].
     Failed {
         /// The round it belonged to.
         round: Round,
-        /// What failed.
+        /// The failure.
         failure: Box<Failure>,
     },
-    /// All my workers have succeeded. Once those of all live members have, the rendezvous closes ([`Verdict::AllDone`]).
+    /// All workers of this node have succeeded. Once those of all live members have, the rendezvous closes ([`Verdict::AllDone`]).
     Done {
         /// The round they belonged to.
         round: Round,
@@ -76,30 +76,30 @@ pub enum NodeMessage {
 /// Introduces a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// Which job.
+    /// The job's run id.
     pub run_id: String,
-    /// Who.
+    /// The agent's id.
     pub node: NodeId,
-    /// How people know the node, for messages: `host:pid`.
+    /// The node's name in messages: `host:pid`.
     pub name: String,
-    /// The address others should use, if the user gave one (`--local-addr`). Else the one the coordinator sees.
+    /// The address for other nodes, if the user gave one (`--local-addr`). Otherwise the one that the coordinator sees.
     pub local_addr: Option<String>,
-    /// Drawn at random once in each process: agents of one process share it.
+    /// Drawn at random once per process: agents of one process share it.
     pub process: u64,
     /// The rank the user gave this node, if any.
     pub node_rank: Option<u32>,
-    /// What the node asks for.
+    /// The node's settings.
     pub settings: Settings,
     /// The last round this node was placed in, if any.
     pub placed: Option<Placed>,
-    /// The node waits for its next place; its [`Join`] follows.
+    /// The node waits for its next place, and its [`Join`] follows.
     pub joining: bool,
-    /// The node's own process hosts a coordinator. The coordinator believes it of its own process alone.
+    /// The node's own process hosts a coordinator. A coordinator believes this only of its own process.
     pub hosts: bool,
 }
 
 impl Hello {
-    /// A node that has just started and was nowhere yet. Its address is the one the coordinator sees, its process has no number
+    /// A node that was just started and was in no round. Its address is the one that the coordinator sees, its process has no number
     /// (0), and it asks for no rank.
     pub fn new(run_id: impl Into<String>, node: NodeId, name: impl Into<String>, settings: Settings) -> Self {
         Self {
@@ -127,23 +127,23 @@ pub struct Placed {
     pub rank: u32,
     /// How many nodes it had.
     pub world_size: u32,
-    /// Which world it was: see [`Placement::world`].
+    /// The world's id: [`Placement::world`].
     pub world: u64,
-    /// Whether the node still belongs to it: it has not asked to join another.
+    /// Whether the node still belongs to it, that is, has not asked to join another round.
     pub active: bool,
-    /// The job's restart number, as far as the node has been told.
+    /// The job's restart number, as the node last heard it.
     pub restart: u32,
-    /// Which rank was the coordinator's host.
+    /// The rank of the coordinator's host.
     pub host: Option<HostSeat>,
 }
 
-/// Asks for a place in the next round, and brings everything the others need to know.
+/// Asks for a place in the next round, with everything that the other nodes need to know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Join {
-    /// The last round this node knows to have been placed in (0: none). An older one than the coordinator's record means that
-    /// the completion was lost on the way, and it is sent again.
+    /// The last round in which this node knows its place (0: none). If it is older than the coordinator's record, the completion was
+    /// lost, and is sent again.
     pub round: Round,
-    /// Port of the empty worker store this node holds ready, used if it becomes rank 0.
+    /// Port of this node's empty worker store, which is used if it becomes rank 0.
     pub store_port: u16,
     /// Rank the user asked for in the first round.
     pub node_rank: Option<u32>,
@@ -152,18 +152,18 @@ pub struct Join {
     pub workers: Option<JoinWorkers>,
 }
 
-/// What a node says of its workers when it joins.
+/// A node's workers, as of its join.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinWorkers {
-    /// Their role; ranks within a role are counted by it.
+    /// Their role, by which role ranks are counted.
     pub role: String,
-    /// How many there are: 1 to [`LOCAL_WORLD_SIZE_LIMIT`](super::text::LOCAL_WORLD_SIZE_LIMIT).
+    /// Their number: 1 to [`LOCAL_WORLD_SIZE_LIMIT`](super::text::LOCAL_WORLD_SIZE_LIMIT).
     pub local_world_size: u32,
 }
 
 /// Ranks of a node's workers: worker `i` has global rank `first_rank + i` and role rank `first_role_rank + i`.
 ///
-/// As `_assign_worker_ranks` in `torch/distributed/elastic/agent/server/api.py` (2.15) gives them.
+/// As assigned by `_assign_worker_ranks` in `torch/distributed/elastic/agent/server/api.py` (2.15).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerRanks {
     /// Global rank of the node's first worker.
@@ -176,10 +176,10 @@ pub struct WorkerRanks {
     pub role_world_size: u32,
 }
 
-/// A worker's failure: what every node names as the cause when the job restarts or ends.
+/// A worker's failure. Every node names it as the cause when the job restarts or ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// The node it happened on. The coordinator fills it in.
+    /// The node of the worker. The coordinator fills it in.
     pub node: String,
     /// The worker's role.
     pub role: String,
@@ -189,14 +189,14 @@ pub struct Failure {
     pub global_rank: u32,
     /// Its process id there.
     pub pid: u32,
-    /// What ended it: `exit code 3`, `SIGKILL`.
+    /// How it ended: `exit code 3`, `SIGKILL`.
     pub exit: String,
-    /// The same as a number, PyTorch's: the exit code, or the signal's number negated; 1 for what has neither, such as a
-    /// program that could not be started.
+    /// PyTorch's number for it: the exit code, or the signal's number negated. 1 for a failure without either, such as a program
+    /// that could not be started.
     pub returncode: i32,
-    /// The first lines of what it said, if it said anything.
+    /// The first lines of the worker's words, if there are any.
     pub message: String,
-    /// Whether a restart because of it is taken from the job's budget.
+    /// Whether a restart after it counts against the job's budget.
     pub counts: bool,
 }
 
@@ -207,7 +207,7 @@ impl fmt::Display for Failure {
         let node = if node.is_empty() { "this node" } else { node };
         write!(f, "rank {global_rank} (local rank {local_rank}, role {role}, pid {pid}) on {node} ended with {exit}")?;
         match message.lines().find(|line| !line.trim().is_empty()) {
-            // What a worker says may hold anything until the coordinator has tidied it, and this becomes a line of a log.
+            // A worker's words may contain anything until the coordinator has cleaned them, and this becomes a line of a log.
             Some(line) => write!(f, ": {}", tidy(line)),
             None => Ok(()),
         }
@@ -219,30 +219,30 @@ impl fmt::Display for Failure {
 pub enum Verdict {
     /// The workers finished.
     Succeeded {
-        /// Node that said so.
+        /// The node that reported it.
         by: String,
     },
-    /// A failure that no restart is left for: all others stop.
+    /// A failure for which no restart is left: all nodes stop.
     Failed {
-        /// Node that said so.
+        /// The node that reported it.
         by: String,
-        /// What failed there, in words.
+        /// The cause, in words.
         cause: String,
         /// The failure, if a node reported it.
         failure: Option<Box<Failure>>,
     },
     /// The workers of all live members succeeded.
     AllDone {
-        /// Of which round.
+        /// The round.
         round: Round,
-        /// How many members there were.
+        /// Number of its members.
         nodes: u32,
     },
-    /// A person ended the job on the node that hosts the coordinator (Ctrl-C): nobody can go on without it.
+    /// A person ended the job on the node that hosts the coordinator (Ctrl-C). No node can go on without it.
     Stopped {
         /// The node.
         by: String,
-        /// What ended it, in words.
+        /// The cause, in words.
         cause: String,
     },
 }
@@ -271,85 +271,85 @@ impl fmt::Display for Verdict {
 /// From coordinator to node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CoordinatorMessage {
-    /// The node cannot take part. First variant, so that its encoding never changes with the version.
+    /// The node is rejected. The first variant, so that its encoding never changes with the version.
     Rejected {
-        /// Why, and what would be accepted.
+        /// The reason, and what would be accepted.
         reason: String,
     },
     /// The answer to an accepted [`Hello`].
     Welcome {
-        /// The address under which others will look for this node.
+        /// The address at which other nodes will look for this one.
         addr: String,
         /// The node is in the coordinator's own process.
         hosted: bool,
     },
-    /// How things stand, pushed to running members when it changes.
+    /// The state of the world, pushed to running members when it changes.
     Status {
         /// Above zero when the world must re-form: nodes wait for a place, or a member was lost.
         waiting: u32,
         /// Why, in words.
         reason: String,
-        /// The job's restart number; that of the next round, when the world must re-form.
+        /// The job's restart number. If the world must re-form, the next round's.
         restart: u32,
-        /// The failure that is the cause, if one is.
+        /// The failure that is the cause, if any.
         failure: Option<Box<Failure>>,
     },
-    /// The round completed and this is the node's place in it.
+    /// The round is complete. With the node's place in it.
     Complete(Placement),
     /// The answer to [`NodeMessage::Withdraw`].
     Withdrawn {
-        /// Who was in, who was missing.
+        /// Which nodes had joined, and how many were missing.
         progress: String,
     },
     /// The rendezvous is closed.
     Closed {
         /// How the job ended.
         verdict: Verdict,
-        /// Whether this node was a spare: it waited beside a full job, which did not need it.
+        /// Whether this node was a spare, which the job did not need.
         spare: bool,
     },
-    /// The session is over, for a reason the node cannot mend by reconnecting.
+    /// The session is over, and reconnecting would not help.
     Ended {
         /// Why.
         reason: String,
     },
     /// Answer to a heartbeat.
     Heartbeat {
-        /// For a node that waits: how that goes.
+        /// For a waiting node: the progress of the round.
         waits: Option<Waits>,
     },
     /// Answer to the [`Join`] of a spare.
     Waits(Waits),
-    /// What the node has said belongs to a round that is over for it, and has had no effect.
+    /// The node's message was about a round that is over for it, and had no effect.
     Stale {
-        /// The round it spoke of.
+        /// The round of the message.
         round: Round,
         /// The current one.
         current: Round,
     },
-    /// The run's settings by which a node's life is judged. Sent after [`Welcome`](Self::Welcome) to a node that brought others, and
-    /// when the run's settings have changed. From then on they are the node's own.
+    /// The run's lease. Sent after [`Welcome`](Self::Welcome) to a node that brought another one, and when it has changed. From then
+    /// on it is the node's own.
     Terms {
         /// See [`Settings::keep_alive_interval`].
         keep_alive_interval: Duration,
         /// See [`Settings::keep_alive_max_attempt`].
         keep_alive_max_attempt: u32,
     },
-    /// The coordinator's process ends. It decides nothing more, and closes the connection.
+    /// The coordinator's process ends. The coordinator decides nothing more, and closes the connection.
     Leaving {
         /// What ends it, in words.
         why: String,
-        /// The node's world must re-form: a member of it was in that process, and its workers ran.
+        /// Whether the node's world must re-form, because a member with running workers was in that process.
         interrupts: bool,
     },
 }
 
-/// How things stand for a node that waits for its place.
+/// The progress of a round, for a waiting node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waits {
-    /// Who is in, who is missing, until when.
+    /// Which nodes have joined, how many are missing, and until when.
     pub progress: String,
-    /// The node waits beside a full job: its join does not time out meanwhile.
+    /// Whether the node is a spare. Its join does not time out then.
     pub spare: bool,
 }
 
@@ -362,21 +362,21 @@ pub struct Placement {
     pub rank: u32,
     /// Number of nodes.
     pub world_size: u32,
-    /// Tells this world from others of the same round: a coordinator that was restarted, and has been told of no round,
-    /// counts from 1.
+    /// The world's id. It tells this world from others with the same round number: a restarted coordinator that has heard of no
+    /// round counts from 1 (`docs/decisions/0030-worlds-have-an-id.md`).
     pub world: u64,
     /// Address of rank 0.
     pub master_addr: String,
     /// Port of the round's empty worker store at rank 0.
     pub master_port: u16,
-    /// Why the round closed when it did, and who is in it.
+    /// Why the round closed when it did, and its members.
     pub reason: String,
-    /// The job's restart number: how many failures have made it begin anew. The same for all members; membership changes do
+    /// The job's restart number: the number of failures after which it restarted. The same for all members. Membership changes do
     /// not raise it.
     pub restart: u32,
-    /// Ranks of this node's workers, if every member said how many it has.
+    /// Ranks of this node's workers, if every member has sent its number of workers.
     pub workers: Option<WorkerRanks>,
-    /// Which rank is the coordinator's host, if one is.
+    /// The rank of the coordinator's host, if a member is.
     pub host: Option<HostSeat>,
 }
 

@@ -1,10 +1,10 @@
-//! What nodes and the coordinator say to each other.
+//! The session protocol between nodes and the coordinator.
 //!
 //! | file | what |
 //! |---|---|
-//! | [`settings`] | what a node asks for: min and max nodes, time limits |
+//! | [`settings`] | a node's settings: min and max nodes, time limits |
 //! | [`message`] | the messages |
-//! | [`text`] | limits of every text and number that a peer sends |
+//! | [`text`] | limits on every text and number that a peer sends |
 //! | [`codec`] | messages ↔ frames of bytes |
 
 pub mod codec;

@@ -1,5 +1,5 @@
-//! What nodes write about themselves, as others may be shown it: short enough that no message outgrows its frame, and
-//! without characters that could forge lines of a log or steer a terminal ([`is_steering`]).
+//! Validation and cleaning of the texts that nodes send: short enough that every message fits its frame, and without characters
+//! that could forge log lines or control a terminal ([`is_steering`]).
 
 use super::message::{CoordinatorMessage, Failure, Hello, Join, Placed, Placement, Verdict, Waits};
 use super::settings::Settings;
@@ -10,11 +10,11 @@ pub const RUN_ID_LIMIT_BYTES: usize = 1024;
 pub const NAME_LIMIT_BYTES: usize = 255;
 /// Most workers on one node.
 pub const LOCAL_WORLD_SIZE_LIMIT: u32 = 65_535;
-/// What is kept of a reason or cause, in bytes.
+/// Longest reason or cause that is kept, in bytes.
 pub const REASON_LIMIT_BYTES: usize = 4096;
 
 impl Hello {
-    /// Check what a node says about itself.
+    /// Check a node's introduction.
     ///
     /// # Errors
     /// A sentence naming what is not allowed, and what is.
@@ -28,7 +28,7 @@ impl Hello {
 }
 
 impl Placed {
-    /// Check what a node says of its last round against what it asks for: it was placed by the same settings.
+    /// Check a node's claim about its last round against its settings, by which it was placed.
     ///
     /// # Errors
     /// A sentence naming what is not allowed, and what is.
@@ -55,7 +55,7 @@ impl Placed {
 }
 
 impl Join {
-    /// Check what a node says about its workers.
+    /// Check a node's account of its workers.
     ///
     /// # Errors
     /// A sentence naming what is not allowed, and what is.
