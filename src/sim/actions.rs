@@ -1,4 +1,4 @@
-//! What is done to a job: agents start, stop, die and leave; processes stand still; paths are cut.
+//! Actions on a job: agents start, stop, die and leave; processes stand still; paths are cut.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -88,7 +88,7 @@ impl Simulation {
             Action::StartCoordinator => {
                 self.coordinator_fault = self.coordinator_fault.max(now);
                 if self.coordinator.ends {
-                    // The process before has the port no longer, as when its host starts anew.
+                    // The earlier process has released the port, as when its host restarts.
                     self.crash_coordinator();
                 }
                 if !self.coordinator.up {
@@ -106,7 +106,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// A connection of no host.
+    /// Opens a connection that belongs to no host.
     fn intrude(&mut self, hello: Hello, said: Vec<NodeMessage>) -> Result<(), Violation> {
         if !self.coordinator.up || self.coordinator.stalled_until > self.now() {
             return Ok(());
@@ -137,7 +137,7 @@ impl Simulation {
         }
     }
 
-    /// The coordinator starts in a process of its own, or in the agent's of its host.
+    /// Starts the coordinator in a separate process, or in the process of its host's agent.
     fn start_coordinator(&mut self, pid: u64, place: u64) {
         let hosted = self.options.coordinator_on.is_some();
         self.coordinator.restart(hosted.then_some(Home { process: pid, place: Some(place), life: pid }));
@@ -165,7 +165,7 @@ impl Simulation {
         let pid = self.pids;
         let hosts = self.options.coordinator_on == Some(host);
         if hosts {
-            // The agent before, if it still serves, has the port no longer than its process lives.
+            // The earlier agent, if it still serves, releases the port when its process ends.
             self.crash_coordinator();
             self.start_coordinator(pid, PLACE);
         }
@@ -198,7 +198,7 @@ impl Simulation {
         self.after_node(host)
     }
 
-    /// Ask for a place.
+    /// Join the next round.
     pub(super) fn ask(&mut self, host: HostId) {
         let now = self.instant();
         if let Some(process) = &mut self.hosts[host].process {
@@ -208,7 +208,7 @@ impl Simulation {
             let workers = Some(JoinWorkers { role: "default".to_owned(), local_world_size: worker_count(host) });
             process.done = false;
             process.machine.join_with_new_store(node_rank, workers, process.join_timeout, now);
-            // Impatience is for the first join: later ones may fall into the calm.
+            // Only the first join has a short time-out: later ones may happen in the calm.
             process.join_timeout = self.options.join_timeout;
         }
     }
@@ -218,7 +218,7 @@ impl Simulation {
         let Some(process) = self.hosts[host].process.take() else {
             return;
         };
-        // Guards end an agent's workers with it.
+        // Guards end the workers of an agent that dies.
         (self.hosts[host].ours, self.hosts[host].crew) = (None, None);
         if self.options.coordinator_on == Some(host) {
             self.crash_coordinator();
@@ -242,7 +242,7 @@ impl Simulation {
         self.hosts[host].exits.push(Exit::Killed);
     }
 
-    /// Survivors must learn of this in time, if nothing else goes wrong meanwhile.
+    /// Schedules the check that survivors notice this loss in time, if no other fault happens meanwhile.
     pub(super) fn expect_notice(&mut self, host: HostId, process: &Process, fault: Time) {
         let Some(round) = process.running().filter(|_| !process.done).map(|placement| placement.round) else {
             return;
@@ -253,7 +253,7 @@ impl Simulation {
         self.queue.push(self.now() + within, Event::Noticed(loss));
     }
 
-    /// The agent says goodbye, closes its connection and ends.
+    /// The agent sends a goodbye, closes its connection and ends.
     pub(super) fn leave(&mut self, host: HostId, reason: &str, exit: Exit) -> Result<(), Violation> {
         self.leave_by(host, reason, None, exit)
     }
@@ -275,7 +275,7 @@ impl Simulation {
         }
         self.remark(|| format!("host{host} exits: {exit:?}"));
         if self.options.coordinator_on == Some(host) {
-            // It serves on for a moment, in which the others hear the last of it.
+            // Its coordinator serves for a moment longer, in which the other nodes get its last messages.
             self.coordinator.ends = true;
             self.queue.push(self.now() + DRAIN, Event::HostEnds(self.coordinator.incarnation));
         }
@@ -305,12 +305,12 @@ impl Simulation {
     }
 }
 
-/// Where the coordinator listens whose host is one of the job's.
+/// Digest of where a coordinator listens whose host belongs to the job.
 const PLACE: u64 = 29_400;
-/// How long its process serves on when its agent has left.
+/// How long its process serves after its agent has left.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// What an agent says of a failed worker.
+/// An agent's report of a failed worker.
 fn failure_of(host: HostId, placement: &Placement) -> Failure {
     Failure {
         node: String::new(),

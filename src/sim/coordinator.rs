@@ -1,4 +1,4 @@
-//! The coordinator's process: a [`Machine`] with the driver around it. May stand still, die, and come back with empty memory.
+//! The coordinator's process: a [`Machine`] with its driver. It may stand still, die, and come back with empty memory.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,24 +19,24 @@ use crate::rendezvous::protocol::message::NodeMessage;
 #[derive(Clone, Debug)]
 struct Peer {
     host: HostId,
-    /// The host whose address it has.
+    /// The host whose address the connection has.
     seen_as: HostId,
     buffer: BytesMut,
     opened: bool,
     introduced: bool,
 }
 
-/// The process.
+/// The coordinator's process.
 #[derive(Clone, Debug)]
 pub(super) struct Coordinator {
     pub up: bool,
-    /// How often it has been started.
+    /// Number of starts.
     pub incarnation: u32,
     pub machine: Machine,
     pub stalled_until: Time,
-    /// For when the next tick is in the queue.
+    /// Time of the next tick in the queue.
     pub tick_at: Option<Time>,
-    /// The agent in its process has left: it serves on for a moment only.
+    /// The agent in its process has left, so it serves only for a moment longer.
     pub ends: bool,
     peers: BTreeMap<SessionId, Peer>,
 }
@@ -54,7 +54,7 @@ impl Coordinator {
         }
     }
 
-    /// The process is gone, and its memory with it.
+    /// End the process. Its memory is lost.
     pub fn crash(&mut self) {
         self.up = false;
         self.machine = Machine::new();
@@ -64,7 +64,7 @@ impl Coordinator {
         self.peers.clear();
     }
 
-    /// Start again, in the process that is told.
+    /// Start again, in this process.
     pub fn restart(&mut self, home: Option<Home>) {
         self.up = true;
         self.incarnation += 1;
@@ -85,10 +85,10 @@ impl Coordinator {
         self.peers.remove(&conn);
     }
 
-    /// Take in bytes; give the next whole message.
+    /// Add bytes, and return the next whole message.
     ///
     /// # Errors
-    /// When the bytes are not a session's, though our own node has sent them.
+    /// The bytes are not a session's, though our own node has sent them.
     pub fn read(&mut self, conn: SessionId, bytes: &[u8]) -> Result<Option<NodeMessage>, CodecError> {
         let Some(peer) = self.peers.get_mut(&conn) else {
             return Ok(None);
@@ -103,12 +103,12 @@ impl Coordinator {
         decode_frame(&mut peer.buffer)
     }
 
-    /// What decides the future, for [`super::fingerprint`].
+    /// The state that decides the future, for [`super::fingerprint`].
     pub fn describe(&self, out: &mut impl fmt::Write) -> fmt::Result {
         write!(out, "{} {} {} {:?} {:?}", self.up, self.ends, self.incarnation, self.machine, self.peers)
     }
 
-    /// Hand a message to the machine as the driver does: the first is a `Hello`.
+    /// Pass a message to the machine as the driver does. The first one is a `Hello`.
     pub fn handle(&mut self, conn: SessionId, message: NodeMessage, now: Instant) {
         let Some(peer) = self.peers.get_mut(&conn) else { return };
         match message {
@@ -122,7 +122,7 @@ impl Coordinator {
     }
 }
 
-/// The address of a host; of the coordinator's for `usize::MAX`.
+/// The address of a host. `usize::MAX` is the coordinator's.
 fn address(host: HostId) -> IpAddr {
     let number = (host.wrapping_add(1) % 65_000) as u16;
     let [high, low] = number.to_be_bytes();

@@ -20,14 +20,14 @@ use crate::rendezvous::protocol::message::{
     CoordinatorMessage, MAGIC, NodeId, NodeMessage, PROTOCOL_VERSION, Placement,
 };
 
-/// What the agent is doing.
+/// The agent's state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Agent {
     /// Waits for a place.
     Joining,
     /// Workers run.
     Running(Placement),
-    /// Workers are being stopped; afterwards the agent joins again, or goes.
+    /// Workers are being stopped. Then the agent joins again, or goes.
     Stopping {
         /// Joins again.
         again: bool,
@@ -37,23 +37,23 @@ pub enum Agent {
 /// One process of an agent.
 #[derive(Clone, Debug)]
 pub struct Process {
-    /// Never used twice.
+    /// Process id, never reused.
     pub pid: u64,
-    /// Drawn when the process started.
+    /// Random id, drawn at the start of the process.
     pub id: NodeId,
-    /// Its side of the session.
+    /// The node's side of the session.
     pub machine: NodeMachine,
-    /// What it is doing.
+    /// The agent's state.
     pub agent: Agent,
-    /// Its workers have all succeeded: none is running.
+    /// All workers have succeeded: none is running.
     pub done: bool,
     /// Its open connection.
     pub conn: Option<SessionId>,
-    /// Joins asked for, and joins answered.
+    /// Number of joins.
     pub joins: u32,
-    /// See `joins`.
+    /// Number of answered joins.
     pub answers: u32,
-    /// How long its next join may take.
+    /// Time-out of its next join.
     pub join_timeout: Duration,
     pub(super) tick_at: Option<Time>,
     inbox: BytesMut,
@@ -68,7 +68,7 @@ pub enum Exit {
     Closed(String),
     /// SIGTERM.
     Terminated,
-    /// Our agent has come to an end.
+    /// Our agent has ended.
     Agent(Outcome),
     /// SIGKILL, or the host is off.
     Killed,
@@ -79,22 +79,22 @@ pub enum Exit {
 pub struct Host {
     /// Its agent, while one runs.
     pub process: Option<Process>,
-    /// Its decisions, if it is our agent.
+    /// The agent's machine, if it is our agent.
     pub ours: Option<Ours>,
     /// Workers of our agent.
     pub crew: Option<Crew>,
     /// How earlier agents ended.
     pub exits: Vec<Exit>,
-    /// Places that agents on this host were given, in order.
+    /// Places of the agents on this host, in order.
     pub placements: Vec<Placement>,
     /// Stopped (SIGSTOP) until then.
     pub stalled_until: Time,
-    /// When something last went wrong here.
+    /// Time of the last fault here.
     pub last_fault: Time,
 }
 
 impl Process {
-    /// An agent that has just started, and has not joined yet.
+    /// An agent that was just started and has not joined yet.
     pub fn new(pid: u64, id: NodeId, machine: NodeMachine, join_timeout: Duration) -> Self {
         Self {
             pid,
@@ -111,16 +111,16 @@ impl Process {
         }
     }
 
-    /// The connection is open: what came over an earlier one is of no use.
+    /// The connection is open. Bytes of an earlier one are dropped.
     pub(super) fn connected(&mut self, conn: SessionId) {
         self.conn = Some(conn);
         self.inbox.clear();
     }
 
-    /// Take in bytes; give the next whole message.
+    /// Add bytes, and return the next whole message.
     ///
     /// # Errors
-    /// When the bytes are not a session's, though our own coordinator has sent them.
+    /// The bytes are not a session's, though our own coordinator has sent them.
     pub(super) fn read(&mut self, bytes: &[u8]) -> Result<Option<CoordinatorMessage>, CodecError> {
         self.inbox.extend_from_slice(bytes);
         decode_frame(&mut self.inbox)
@@ -130,7 +130,7 @@ impl Process {
         self.tick_at == Some(at)
     }
 
-    /// What decides the future, for [`super::fingerprint`].
+    /// The state that decides the future, for [`super::fingerprint`].
     pub(super) fn describe(&self, out: &mut impl fmt::Write) -> fmt::Result {
         let Self { pid, machine, agent, done, conn, inbox, .. } = self;
         let pending = self.joins - self.answers;
@@ -145,14 +145,14 @@ impl Process {
         }
     }
 
-    /// The same, as any rendezvous is judged by it.
+    /// The same, in the form of [`super::worlds`].
     pub fn held(&self, host: HostId) -> Option<Held> {
         let Placement { round, world, rank, world_size, .. } = *self.running()?;
         Some(Held { host, round: round.0, world, rank, size: world_size })
     }
 }
 
-/// The bytes of a message from a node; the first on a connection opens the session.
+/// The bytes of a message from a node. A connection's first message has the session's preamble.
 pub(super) fn node_bytes(message: &NodeMessage) -> Bytes {
     let mut bytes = BytesMut::new();
     if matches!(message, NodeMessage::Hello(_)) {
@@ -162,7 +162,7 @@ pub(super) fn node_bytes(message: &NodeMessage) -> Bytes {
     bytes.freeze()
 }
 
-/// The same from a node of another version of the protocol: what follows the head would be unreadable.
+/// The same from a node with another version of the protocol, whose frames could not be read.
 pub(super) fn foreign_bytes(message: &NodeMessage) -> Bytes {
     let mut bytes = BytesMut::new();
     bytes.extend_from_slice(MAGIC);
@@ -178,10 +178,10 @@ pub(super) fn coordinator_bytes(message: &CoordinatorMessage) -> Bytes {
     bytes.freeze()
 }
 
-/// How people know a process.
+/// The name of a process in messages.
 pub(super) fn name(host: HostId, pid: u64) -> String {
     format!("host{host}:{pid}")
 }
 
-/// How long an agent takes to see that the world must re-form, and to stop its workers: shortest and longest.
+/// Shortest and longest time that an agent takes to notice that the world must re-form, and to stop its workers.
 pub const STOP: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));

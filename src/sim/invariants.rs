@@ -1,9 +1,9 @@
-//! What must be true after every event, judged from what was said and heard, not from the machines' own records. What any
-//! rendezvous must keep to is asked by [`super::worlds`]; the rest is what ours promises beyond.
+//! The invariants after every event, checked on the messages that were sent and received, not on the machines' own records.
+//! [`super::worlds`] has the invariants of any rendezvous. The others here are further promises of ours.
 //!
-//! Within one life of the coordinator a round number belongs to one world. A coordinator that was restarted knows of earlier
-//! rounds only what nodes tell it, so across its lives this holds: a number is given only above every number that a node has
-//! named to this life, and for each node numbers only rise.
+//! Within one life of the coordinator a round number belongs to one world. A restarted coordinator knows of earlier rounds only
+//! what nodes tell it. So across its lives this holds: a new number is above every number that a node has named to this life, and
+//! each node gets rising numbers.
 
 mod completion;
 
@@ -25,7 +25,7 @@ use crate::rendezvous::protocol::message::{
 };
 use crate::rendezvous::protocol::settings::{OnPartition, Settings};
 
-/// What a node last said on its session, as the coordinator has read it.
+/// The last message of a node on its session, as the coordinator has read it.
 #[derive(Clone, Debug)]
 struct Said {
     node: NodeId,
@@ -35,7 +35,7 @@ struct Said {
     join: Option<Join>,
 }
 
-/// A world as it was told to its members.
+/// A world, as sent to its members.
 #[derive(Clone, Debug)]
 struct Told {
     world: u64,
@@ -48,28 +48,28 @@ struct Told {
 /// A member of `round` died at `at`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
-    /// Of which run.
+    /// Its run.
     pub run: usize,
-    /// The round it ran workers of.
+    /// The round whose workers it ran.
     pub round: Round,
-    /// When.
+    /// Time of the loss.
     pub at: Time,
-    /// When something had last gone wrong on its host.
+    /// Time of the last fault on its host before.
     pub fault: Time,
 }
 
-/// What a coordinator knows of a node that introduces itself.
+/// A coordinator's knowledge of a node that introduces itself.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Known {
-    /// The node: it is connected, or waited for.
+    /// It knows the node, which is connected or expected.
     node: bool,
-    /// The world that it names, or that others of it may still run.
+    /// It knows the world that the node names, or that others of that world may still run.
     heard: bool,
-    /// That world, or that it is the last one.
+    /// It knows that world as the last one.
     believed: bool,
 }
 
-/// Everything seen so far that later events are judged by.
+/// The record of earlier events, for checking later ones.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     run_id: String,
@@ -79,11 +79,11 @@ pub struct Ledger {
     newest: BTreeMap<NodeId, SessionId>,
     /// Worlds, by the coordinator's life and the round.
     worlds: BTreeMap<(u32, Round), Told>,
-    /// Last place of each node as this life of the coordinator has been told, or has said: round, rank and world.
+    /// Last place of each node that this life of the coordinator has heard or sent: round, rank and world.
     places: BTreeMap<NodeId, (Round, u32, u64)>,
-    /// Worlds that nodes have named to this life, whether it has taken them for the last one or not.
+    /// Worlds that nodes have named to this life, whether or not it has taken them as the last one.
     named: BTreeSet<(Round, u64)>,
-    /// Highest round that this life of the coordinator knows of.
+    /// Highest round that this life of the coordinator knows.
     highest: Round,
     /// Highest round that a node has named to it.
     named_highest: Round,
@@ -93,12 +93,11 @@ pub struct Ledger {
     learned_restart: u32,
     /// The restart number of the last world of this life.
     restart: u32,
-    /// Rounds of which this life has been told a failure.
+    /// Rounds for which this life got a failure report.
     failed: BTreeSet<Round>,
-    /// Nodes whose connection has ended at the coordinator since they were last given a place: TCP's word is taken for their
-    /// end, and not proven.
+    /// Nodes whose connection has ended at the coordinator since their last place. TCP reports their end, which is not proven.
     gone: BTreeSet<NodeId>,
-    /// Last round, and restart number, each node was told of.
+    /// Last round and restart number that each node got.
     reached: BTreeMap<NodeId, (Round, u32)>,
     closed: bool,
     /// Messages from nodes and to nodes.
@@ -108,7 +107,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Nothing seen yet of the run with this number.
+    /// An empty record for the run with this number.
     pub fn new(run: usize, settings: Settings) -> Self {
         Self {
             run_id: run_id(run),
@@ -132,13 +131,13 @@ impl Ledger {
         }
     }
 
-    /// Ask for one world at a time also where settings allow more: to see that the question is asked.
+    /// Require one world at a time also where settings allow more, to test this check.
     pub(super) fn hold_to_one_world(&mut self) {
         self.settings.on_partition = OnPartition::Stop;
     }
 
-    /// Within what time survivors hear of a loss when nothing else goes wrong: the lease, the last look after it (250 ms), and
-    /// the push; some messages' time each for what was on the way.
+    /// Time within which survivors hear of a loss if no other fault happens: the lease, the last look after it (250 ms), and the push,
+    /// each with some transit times.
     pub fn notice_bound(&self, delay: Duration) -> Duration {
         self.settings.lease() + Duration::from_millis(260) + delay * 10
     }
@@ -147,7 +146,7 @@ impl Ledger {
         self.messages.0 += 1;
     }
 
-    /// The coordinator was started anew: it knows nothing.
+    /// The coordinator was restarted, and knows nothing.
     pub(super) fn on_restart(&mut self) {
         self.said.clear();
         self.newest.clear();
@@ -175,7 +174,7 @@ impl Ledger {
         }
     }
 
-    /// What the coordinator knows of a node that is about to introduce itself.
+    /// The coordinator's knowledge of a node that is about to introduce itself.
     pub(super) fn known(&self, machine: &Machine, hello: &Hello, now: Instant) -> Known {
         let run = machine.run(&self.run_id);
         let (knows, young) = (run.is_some_and(|run| run.knows(hello.node)), run.is_none_or(|run| run.is_young(now)));
@@ -185,7 +184,7 @@ impl Ledger {
         Known { node: knows, heard: world || young, believed: world || taken_up }
     }
 
-    /// The coordinator was handed this, and has not refused it. `known` is what it knew before.
+    /// The coordinator got this message and has not refused it. `known` is its knowledge before.
     pub(super) fn on_message(
         &mut self,
         session: SessionId,
@@ -202,10 +201,10 @@ impl Ledger {
             let said = Said { node, settings, node_rank, connected: true, join };
             self.said.insert(session, said);
             if !known.node {
-                // Whom the coordinator has given up, it knows by what the node itself says.
+                // The coordinator knows a node that it has given up only by the node's own claims.
                 self.places.remove(&hello.node);
             }
-            // A number that was given anew after a restart does not make its first holder a member of the second world.
+            // A round number that was reused after a restart does not make a member of the first world one of the second.
             if let Some(placed) = hello.placed {
                 self.named.insert((placed.round, placed.world));
                 if known.heard {
@@ -213,7 +212,7 @@ impl Ledger {
                 }
                 match known.believed {
                     true => self.learned_restart = self.learned_restart.max(placed.restart),
-                    // Its number of restarts is not the job's any more.
+                    // Its restart number is no longer the job's.
                     false => _ = self.reached.remove(&hello.node),
                 }
             }
@@ -222,7 +221,7 @@ impl Ledger {
                 told.is_some_and(|told| told.members.get(placed.rank as usize) != Some(&hello.node))
             };
             if let Some(placed) = hello.placed.filter(|placed| !foreign(placed)) {
-                // A number that is not taken up is only not given again.
+                // A round number that is not taken up is only not reused.
                 let taken_up = machine.run(&self.run_id).is_some_and(|run| placed.round <= run.round());
                 let number = if taken_up { &mut self.highest } else { &mut self.named_highest };
                 *number = placed.round.max(*number);
@@ -246,27 +245,27 @@ impl Ledger {
         }
     }
 
-    /// Somebody may have claimed a place in a world that never was.
+    /// A stranger may have claimed a place in a world that never existed.
     pub(super) fn on_intruder(&mut self, machine: &Machine) {
         let Some(run) = machine.run(&self.run_id).filter(|run| run.round() > self.highest) else { return };
         self.highest = run.round();
         self.learned_restart = self.learned_restart.max(run.restart());
-        // Whose it is nobody knows: members of no world have ranks to keep.
+        // The world's members are not known, so no ranks have to be kept.
         self.named.insert((run.round(), 0));
     }
 
-    /// A member of a running world is not refused for what it asks for while others have only come.
+    /// Checks that a member of a running world is not refused for its settings because of newcomers.
     pub(super) fn check_refusal(&self, message: &NodeMessage, reason: &str) -> Result<(), Violation> {
         let NodeMessage::Hello(hello) = message else { return Ok(()) };
         let member = hello.placed.is_some_and(|placed| placed.active);
-        // Who runs on for longer than a lease may find that newcomers have made the run theirs.
+        // If a member reports later than a lease, newcomers may have determined the run's settings.
         let late = self.settings.on_partition == OnPartition::Continue;
         ensure(!member || !reason.contains(OTHER_SETTINGS) || self.highest > Round(0) || self.closed || late, || {
             format!("{} runs in a world and is refused by newcomers: {reason}", hello.name)
         })
     }
 
-    /// Judge what the coordinator does after an event.
+    /// Check the coordinator's commands after an event.
     pub(super) fn check_decision<'a>(
         &mut self,
         machine: &Machine,
@@ -295,7 +294,7 @@ impl Ledger {
                     })?;
                 }
                 CoordinatorMessage::Closed { .. } => self.closed = true,
-                // Another has its place, since its process is taken to have ended: that is not proven either.
+                // Another node has its place, because its process is assumed to have ended. That is not proven either.
                 CoordinatorMessage::Ended { .. } => {
                     self.gone.extend(self.said.get(session).map(|said| said.node));
                 }
@@ -311,8 +310,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// No two worlds run at once: whoever still runs an earlier one has been cut off, and must have stopped its workers
-    /// before. Nodes whose connection has ended are excused: their end was told by TCP, within `reconnect_grace`.
+    /// Checks that no two worlds run at once. A node of an earlier world was cut off, and must have stopped its workers before. Nodes
+    /// whose connection has ended are exempt: TCP reported their end, within `reconnect_grace`.
     pub(super) fn check_one_world<'a>(
         &self,
         life: u32,
@@ -338,7 +337,7 @@ impl Ledger {
         self.worlds.iter().rev().find(|((_, of), told)| *of == round && is(told)).map(|(world, _)| *world)
     }
 
-    /// Judge how a node's join ended.
+    /// Check the outcome of a node's join.
     pub(super) fn check_outcome(
         &mut self,
         process: &Process,
@@ -370,14 +369,14 @@ impl Ledger {
         ensure(told, || format!("process {} holds a place nobody gave it: {placement:?}", process.pid))
     }
 
-    /// An agent ends: all its joins must have been answered.
+    /// Checks that all joins of an agent that ends were answered.
     pub(super) fn check_answers(&self, process: &Process) -> Result<(), Violation> {
         ensure(process.answers == process.joins, || {
             format!("process {} asked {} times and was answered {} times", process.pid, process.joins, process.answers)
         })
     }
 
-    /// Survivors of a loss, if nothing else went wrong, know by now that their world must re-form.
+    /// Checks that survivors of a loss know by now that their world must re-form, if no other fault happened.
     pub(super) fn check_noticed<'a>(
         &self,
         loss: &Loss,
@@ -398,13 +397,13 @@ impl Ledger {
     }
 }
 
-/// What a node is told that asks for something else than those who are in.
+/// Part of the refusal of a node whose settings differ from the run's.
 pub(super) const OTHER_SETTINGS: &str = "give every node the same";
 
-/// How things stand once nothing goes wrong any more: see [`worlds::check_settled`].
+/// Checks a settled job: [`worlds::check_settled`].
 ///
 /// # Errors
-/// Who does something else.
+/// A node that contradicts it.
 pub fn check_settled<'a>(
     hosts: impl Iterator<Item = (HostId, &'a Host)>,
     settings: &Settings,
@@ -415,7 +414,7 @@ pub fn check_settled<'a>(
     worlds::check_settled(live.len(), stopping, &running, settings)
 }
 
-/// Whether nodes that ask for these may be of one run.
+/// Whether nodes with these settings may belong to one run.
 pub(super) fn agree(one: &Settings, other: &Settings) -> bool {
     let of = |settings: &Settings| (settings.min_nodes, settings.max_nodes, settings.max_restarts);
     of(one) == of(other)

@@ -1,26 +1,26 @@
-//! The simulator: a whole job (coordinator, network, hosts with stock agents or ours) in one thread under virtual time.
+//! The simulator: a whole job (coordinator, network, hosts with PyTorch's agents or ours) in one thread under virtual time.
 //!
-//! Owns no decision of the product: it drives [`Machine`](crate::rendezvous::coordinator::machine::Machine),
-//! [`NodeMachine`](crate::rendezvous::node::machine::NodeMachine) and [`AgentMachine`](crate::agent::AgentMachine) as real drivers do, over a network that delays, breaks and silences, and
-//! checks what must always be true after every event. Nothing here reads a clock or a socket; everything random comes from one
-//! seeded generator, so a seed is a whole history and may be replayed.
+//! Owns no decision of the product. It drives [`Machine`](crate::rendezvous::coordinator::machine::Machine),
+//! [`NodeMachine`](crate::rendezvous::node::machine::NodeMachine) and [`AgentMachine`](crate::agent::AgentMachine) as the real drivers
+//! do, over a network that delays, breaks and silences connections. It checks the invariants after every event. Nothing here reads
+//! a clock or a socket. All randomness comes from one seeded generator, so a seed determines a whole history and can be replayed.
 //!
 //! | file | what |
 //! |---|---|
 //! | [`queue`] | virtual time, the queue of events, the generator |
-//! | [`network`] | connections: ordered, delayed, lost, silent |
+//! | [`network`] | connections: ordered, delayed, broken, silent |
 //! | [`host`], `coordinator` | a host and the agent on it; the coordinator's process |
 //! | [`agent`] | our agent on a host, and its workers |
-//! | [`plan`], [`agent_plan`], [`strange_plan`] | what goes wrong when: drawn from a seed; with our agents; with strangers |
-//! | [`strangers`] | hosts that are not of the job, or not as it expects them |
-//! | [`simulation`], `actions`, `wiring` | the loop; what may be done to a job; the drivers' part |
+//! | [`plan`], [`agent_plan`], [`strange_plan`] | faults and their times, drawn from a seed; with our agents; with strangers |
+//! | [`strangers`] | hosts that do not belong to the job, or differ from its others |
+//! | [`simulation`], `actions`, `wiring` | the loop; actions on a job; the drivers' part |
 //! | [`cell`], [`etcd`] | jobs without a coordinator: over one shared cell, and over a model of etcd |
-//! | [`worlds`], [`invariants`] | what must be true of any rendezvous; what is promised beyond by ours |
-//! | [`explore`], `fingerprint` | small jobs exhaustively: every order of events, up to a bound |
-//! | [`pytorch`] | PyTorch's own algorithm under the same faults, held to the same invariants: what the simulator sees |
+//! | [`worlds`], [`invariants`] | the invariants of any rendezvous; the further promises of ours |
+//! | [`explore`], `fingerprint` | exhaustive exploration of small jobs: every order of events, up to a bound |
+//! | [`pytorch`] | PyTorch's own algorithm under the same faults and invariants: a test of the simulator |
 //!
-//! Every host has a wall clock of its own, wrong by as much as a plan says ([`simulation::Options::clocks`]). PyTorch's algorithm reads
-//! it. No public function of our rendezvous takes a wall clock's time, so clocks that differ between hosts cannot matter.
+//! Every host has its own wall clock, with an error that the plan draws ([`simulation::Options::clocks`]). PyTorch's algorithm reads it.
+//! No public function of our rendezvous takes a wall clock's time, so clocks that differ between hosts cannot matter.
 
 mod actions;
 pub mod agent;

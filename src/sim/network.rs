@@ -1,6 +1,6 @@
-//! Connections between hosts and the coordinator: ordered streams that are delayed, broken, or silent.
+//! Connections between hosts and the coordinator: ordered streams that may be delayed, broken, or silent.
 //!
-//! Owns what is on the wire. What the two ends make of it is [`super::host`]'s and the coordinator's.
+//! Owns bytes in transit. Leaves both ends to [`super::host`] and [`super::coordinator`].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -37,20 +37,20 @@ impl End {
 /// What happens to messages sent into a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Partition {
-    /// They arrive once it is over, as TCP's retransmission would have it.
+    /// They arrive once it is over, as with TCP's retransmission.
     Held,
-    /// They are lost together with their connection, and nobody is told.
+    /// They are lost together with their connection. Neither end is told.
     Lost,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Sound,
-    /// Broken: nothing more arrives. Both ends are told, each in its time.
+    /// Broken: nothing more arrives. Both ends are told, each after a delay.
     Broken,
-    /// Nothing arrives, and who does not send is never told.
+    /// Nothing arrives. An end that does not send is never told.
     Silent,
-    /// As `Silent`; who sends is not told either, for the other host is off.
+    /// As `Silent`, and an end that sends is not told either, because the other host is off.
     Dead,
 }
 
@@ -61,24 +61,24 @@ struct Connection {
     fate: Fate,
     /// Whether each end still holds its socket.
     open: [bool; 2],
-    /// Latest arrival on the way to each end: what is sent later arrives no sooner.
+    /// Latest arrival at each end. Later messages arrive no sooner.
     last_arrival: [Time; 2],
 }
 
-/// See [`Network::numbered_by_host`].
+/// Factor of [`Network::numbered_by_host`].
 const BY_HOST: u64 = 1_000_000;
 
 /// All connections, and the state of the paths they take.
 #[derive(Clone, Debug)]
 pub struct Network {
-    /// Shortest and longest time on the way.
+    /// Shortest and longest transit time.
     delay: (Duration, Duration),
     connections: BTreeMap<SessionId, Connection>,
     opened: u64,
     opened_by: BTreeMap<HostId, u64>,
-    /// Connections are numbered by host, so that the order in which hosts connect leaves no trace.
+    /// Connections are numbered by host, so that the order in which hosts connect does not change the state.
     pub(super) numbered_by_host: bool,
-    /// Until when the path to each end is cut, by host.
+    /// The end of the cut on the path to each end, by host.
     cut: BTreeMap<(HostId, usize), (Time, Partition)>,
 }
 
@@ -95,7 +95,7 @@ impl Network {
         }
     }
 
-    /// How long the next message takes.
+    /// Transit time of the next message.
     pub fn delay(&self, dice: &mut Dice) -> Duration {
         dice.duration(self.delay)
     }
@@ -105,7 +105,7 @@ impl Network {
         self.cut.insert((host, to as usize), (until, kind));
     }
 
-    /// The cut on a path, if there is one now.
+    /// The present cut on a path, if any.
     pub fn cut(&self, host: HostId, to: End, now: Time) -> Option<(Time, Partition)> {
         self.cut.get(&(host, to as usize)).copied().filter(|(until, _)| *until > now)
     }
@@ -128,7 +128,7 @@ impl Network {
         connection.open[end as usize].then_some((connection.host, connection.pid))
     }
 
-    /// Whether what was sent still arrives.
+    /// Whether bytes in transit still arrive.
     pub fn delivers(&self, id: SessionId, to: End) -> bool {
         self.connections.get(&id).is_some_and(|c| c.fate == Fate::Sound && c.open[to as usize])
     }
@@ -153,7 +153,7 @@ impl Network {
                 connection.fate = Fate::Silent;
                 return;
             }
-            // The path is whole again, but not the connection: the sender is told so.
+            // The path works again, but the connection does not: the sender is told.
             (Fate::Silent, None) => return queue.push(now + delay, Event::Eof { conn: id, to: from }),
             (Fate::Sound, Some((_, Partition::Held)) | None) => {}
         }
@@ -167,13 +167,13 @@ impl Network {
         queue.push(arrival, event);
     }
 
-    /// One end lets go of its socket after what it has sent: the other sees the end of the stream after that.
+    /// One end closes its socket. The other end sees the end of the stream after all bytes that were sent.
     pub fn close(&mut self, id: SessionId, end: End, dice: &mut Dice, queue: &mut Queue<Event>) {
         self.send(id, end, None, dice, queue);
         self.release(id, end);
     }
 
-    /// One end knows that the connection is over.
+    /// One end has noticed that the connection is over.
     pub fn release(&mut self, id: SessionId, end: End) {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
@@ -184,7 +184,7 @@ impl Network {
         }
     }
 
-    /// The connection breaks. What is on the way is lost; each end that still holds it is told within `told_within`.
+    /// The connection breaks. Bytes in transit are lost. Each end that still holds it is told within `told_within`.
     pub fn sever(&mut self, id: SessionId, told_within: Duration, dice: &mut Dice, queue: &mut Queue<Event>) {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
@@ -198,7 +198,7 @@ impl Network {
         }
     }
 
-    /// The host is off: nothing comes from it any more, and nothing tells of that.
+    /// The host is switched off: nothing arrives from it any more, and no end of a stream does.
     pub fn silence(&mut self, id: SessionId) {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.fate = Fate::Dead;
@@ -206,7 +206,7 @@ impl Network {
         self.release(id, End::Node);
     }
 
-    /// What decides the future, for [`super::fingerprint`].
+    /// The state that decides the future, for [`super::fingerprint`].
     pub(super) fn describe(&self, now: Time, out: &mut impl fmt::Write) -> fmt::Result {
         for (id, connection) in &self.connections {
             write!(out, "\n{id:?} {:?} {:?}", connection.fate, connection.open)?;

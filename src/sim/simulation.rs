@@ -1,4 +1,4 @@
-//! The loop: takes the next event, hands it to whom it concerns, performs what they ask for, and checks the invariants.
+//! The loop: takes the next event, passes it to its machine, performs the machine's commands, and checks the invariants.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -22,41 +22,41 @@ use crate::rendezvous::protocol::codec::CodecError;
 use crate::rendezvous::protocol::message::{Hello, NodeMessage, Placement, Round, Verdict};
 use crate::rendezvous::protocol::settings::Settings;
 
-/// What a job is like, faults aside.
+/// The options of a job, without its faults.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Seed of everything random.
     pub seed: u64,
-    /// How many hosts there are.
+    /// Number of hosts.
     pub hosts: usize,
-    /// What every node asks for.
+    /// The settings of every node.
     pub settings: Settings,
-    /// How long nodes do without the coordinator.
+    /// `coordinator_timeout` of the nodes.
     pub coordinator_timeout: Duration,
-    /// How long a join may take.
+    /// `join_timeout` of the nodes.
     pub join_timeout: Duration,
-    /// Shortest and longest time of a message on the way.
+    /// Shortest and longest transit time of a message.
     pub delay: (Duration, Duration),
     /// Shortest and longest time for an agent to stop its workers.
     pub stop: (Duration, Duration),
-    /// Whether an agent whose join timed out joins once more, patiently, rather than go.
+    /// Whether an agent whose join timed out joins again with a long time-out, instead of ending.
     pub rejoin: bool,
-    /// Hosts that give the address which others are to use.
+    /// Hosts that give an address for the others (`--local-addr`).
     pub local_addrs: BTreeMap<HostId, String>,
     /// Ranks that hosts ask for in the first round.
     pub node_ranks: BTreeMap<HostId, u32>,
-    /// Hosts whose wall clock is wrong: by how many microseconds it is ahead.
+    /// Hosts whose wall clock is wrong, with the number of microseconds by which it is ahead.
     pub clocks: BTreeMap<HostId, i64>,
-    /// Which hosts run our agent.
+    /// The hosts that run our agent.
     pub agents: Agents,
-    /// Hosts that are not of this job, or not as it expects them.
+    /// Hosts that do not belong to this job, or differ from its others.
     pub strangers: Strangers,
-    /// The host whose agent's process is the coordinator's too: they stand still, end and start together.
+    /// The host whose agent is in the coordinator's process. The two stand still, end and start together.
     pub coordinator_on: Option<HostId>,
 }
 
 impl Options {
-    /// A job without delays or randomness: what happens, happens at exact times.
+    /// A job without delays or randomness: events happen at exact times.
     pub fn exact(hosts: usize, settings: Settings) -> Self {
         Self {
             seed: 0,
@@ -77,16 +77,16 @@ impl Options {
     }
 }
 
-/// What may be done to a job.
+/// An action on a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// An agent starts, with a join timeout, and joins.
     Start(HostId, Duration),
     /// The agent dies: the kernel closes its connection.
     Kill(HostId),
-    /// The host goes off: nothing is closed.
+    /// The host is switched off: no connection is closed.
     PowerOff(HostId),
-    /// SIGTERM: the agent says goodbye and goes.
+    /// SIGTERM: the agent sends a goodbye and ends.
     Terminate(HostId),
     /// Ctrl-C: the same by SIGINT.
     Interrupt(HostId),
@@ -102,32 +102,32 @@ pub enum Action {
     ReportFailure(HostId),
     /// All workers succeed: the agent reports it, and waits for the others.
     ReportDone(HostId),
-    /// The agent ends the job, and goes.
+    /// The agent ends the job, and then itself.
     Close(HostId, Verdict),
     /// SIGSTOP of the coordinator, and SIGCONT later.
     StallCoordinator(Duration),
-    /// The coordinator dies; nothing remains of its memory.
+    /// The coordinator dies. Its memory is lost.
     CrashCoordinator,
     /// The coordinator is started again.
     StartCoordinator,
-    /// Somebody who is not of the job introduces itself with any claim, says this, and is gone without a goodbye.
+    /// A stranger introduces itself with any claim, sends this, and ends without a goodbye.
     Intrude(Box<Hello>, Vec<NodeMessage>),
-    /// The same, where it was not before: the address has been given to another machine.
+    /// The coordinator is started at another place: its address has moved to another machine.
     MoveCoordinator,
 }
 
-/// What happens at some time.
+/// An event.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// Something is done to the job.
+    /// An action on the job.
     Act(Action),
-    /// A host that stood still goes on, or the coordinator.
+    /// A host that stood still continues, or the coordinator does.
     Resume(Option<HostId>),
     /// A host's request for a connection reaches the coordinator's.
     Syn(HostId, u64),
-    /// The connection asked for is open.
+    /// The requested connection is open.
     Connected(HostId, u64, SessionId),
-    /// The connection asked for cannot be opened.
+    /// The requested connection cannot be opened.
     ConnectFailed(HostId, u64, &'static str),
     /// Bytes arrive.
     Deliver {
@@ -155,11 +155,11 @@ pub enum Event {
     Crew(HostId, u64, CrewEvent),
     /// The deadline of our agent.
     AgentTick(HostId, u64),
-    /// Our agent finds out what a failed worker of a round said.
+    /// Our agent gets the words of a failed worker of a round.
     Words(HostId, u64, Round, Found),
-    /// Our agent has got a signal at that time, and must have gone.
+    /// Our agent got a signal at that time, and must be gone now.
     MustBeGone(HostId, u64, Time),
-    /// The process that hosts the coordinator ends, whose agent has left: in this life of it.
+    /// The process that hosts the coordinator ends after its agent has left, in this life of the coordinator.
     HostEnds(u32),
     /// A loss must have been noticed by now.
     Noticed(Loss),
@@ -175,14 +175,14 @@ impl From<CodecError> for Violation {
 #[derive(Clone, Debug)]
 pub struct Simulation {
     pub(super) options: Options,
-    /// Virtual time zero as the machines see it. Only differences to it are ever used.
+    /// Virtual time zero as an instant of the machines. Only differences to it are used.
     pub(super) origin: Instant,
     pub(super) queue: Queue<Event>,
     pub(super) dice: Dice,
     pub(super) network: Network,
     pub(super) coordinator: Coordinator,
     pub(super) hosts: Vec<Host>,
-    /// What was seen of each run.
+    /// The record of each run.
     pub(super) ledgers: Vec<Ledger>,
     pub(super) digest: Digest,
     pub(super) history: Option<Vec<String>>,
@@ -190,15 +190,15 @@ pub struct Simulation {
     pub(super) generations: u64,
     pub(super) ends: Ends,
     pub(super) coordinator_fault: Time,
-    /// A virtual second, and how often the coordinator has ticked in it.
+    /// A virtual second, and the number of the coordinator's ticks in it.
     pub(super) ticks: (u64, u64),
-    /// Connections that were no host's.
+    /// Connections that belonged to no host.
     pub(super) intruders: u64,
-    /// What arrived for processes that stand still.
+    /// Events that arrived for processes that stand still.
     pub(super) deferred: BTreeMap<Option<HostId>, Vec<Event>>,
 }
 
-/// The run id of every simulated job; others on its coordinator have theirs by [`run_id`].
+/// The run id of every simulated job. Other runs on its coordinator have the ids of [`run_id`].
 pub const RUN_ID: &str = "job";
 
 /// The run id of the job with this number.
@@ -230,22 +230,22 @@ impl Simulation {
         }
     }
 
-    /// Keep a line for each event from now on; see [`Simulation::history`].
+    /// Keep a line for each event from now on, for [`Simulation::history`].
     pub fn keep_history(&mut self) {
         self.history = Some(Vec::new());
     }
 
-    /// What happened, line by line, if it was to be kept.
+    /// The lines of the events, if they are kept.
     pub fn history(&self) -> &[String] {
         self.history.as_deref().unwrap_or_default()
     }
 
-    /// Ask for one world at a time although `on_partition=continue` allows more: a test of the tests.
+    /// Require one world at a time although `on_partition=continue` allows more: a test of the tests.
     pub fn hold_to_one_world(&mut self) {
         self.ledgers.iter_mut().for_each(Ledger::hold_to_one_world);
     }
 
-    /// Put in something to be done at `at`.
+    /// Add an action at `at`.
     pub fn at(&mut self, at: Time, action: Action) {
         self.queue.push(at, Event::Act(action));
     }
@@ -257,7 +257,7 @@ impl Simulation {
         }
     }
 
-    /// Let everything up to and including `until` happen.
+    /// Let all events up to and including `until` happen.
     ///
     /// # Errors
     /// The first invariant that does not hold.
@@ -278,22 +278,22 @@ impl Simulation {
         &self.hosts
     }
 
-    /// What the coordinator knows.
+    /// The coordinator's run.
     pub fn run(&self) -> Option<&Run> {
         self.coordinator.machine.run(RUN_ID)
     }
 
-    /// The decision function itself.
+    /// The coordinator's machine.
     pub fn machine(&self) -> &Machine {
         &self.coordinator.machine
     }
 
-    /// What was seen so far, of the job that all hosts are of unless [`Options::strangers`] says otherwise.
+    /// The record of the job to which all hosts belong unless [`Options::strangers`] says otherwise.
     pub fn ledger(&self) -> &Ledger {
         &self.ledgers[0]
     }
 
-    /// What was seen of the run that a host is of.
+    /// The record of a host's run.
     pub(super) fn ledger_of(&mut self, host: HostId) -> &mut Ledger {
         &mut self.ledgers[self.options.strangers.run_of(host)]
     }
@@ -356,7 +356,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Put off what concerns a process that stands still. Connections are accepted meanwhile: the kernel does that.
+    /// Defer an event for a process that stands still. Connections are accepted meanwhile, by the kernel.
     pub(super) fn defer(&mut self, event: Event) -> Option<Event> {
         let whose = match &event {
             Event::Deliver { conn, to: End::Node, .. } | Event::Eof { conn, to: End::Node } => {
@@ -386,12 +386,12 @@ impl Simulation {
         None
     }
 
-    /// Until when a host, or the coordinator (`None`), stands still.
+    /// Until when a host stands still, or the coordinator (`None`).
     pub(super) fn stalled_until(&self, whose: Option<HostId>) -> Time {
         whose.map_or(self.coordinator.stalled_until, |host| self.hosts[host].stalled_until)
     }
 
-    /// A process goes on, unless it was stopped again: what it has missed comes in the order in which it arrived, except that a
+    /// A process continues, unless it was stopped again. Deferred events come in the order in which they arrived, except that a
     /// driver may look at its timers before it reads.
     pub(super) fn resume(&mut self, whose: Option<HostId>) -> Result<(), Violation> {
         if self.stalled_until(whose) > self.now() {

@@ -1,4 +1,4 @@
-//! The drivers' part: carries bytes and deadlines to the machines, performs what they ask for, and has it checked.
+//! The drivers' part: passes bytes and deadlines to the machines, performs their commands, and calls the checks.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use crate::rendezvous::node::machine::{JoinError, NodeCommand};
 use crate::rendezvous::protocol::codec::CodecError;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeMessage};
 
-/// How long a node waits for a connection that nobody refuses.
+/// How long a node waits for a connection attempt without an answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the network says for a host that is there and does not listen.
+/// The error of connecting to a host that does not listen.
 pub(super) const REFUSED: &str = "connection refused";
 
 impl Simulation {
@@ -110,7 +110,7 @@ impl Simulation {
         self.obey_coordinator(commands)
     }
 
-    /// What the driver does with a connection that speaks another version: says so, and closes.
+    /// The driver's handling of a connection with another version: it sends the refusal, and closes.
     fn turn_away(&mut self, conn: SessionId, error: &CodecError) {
         let rejected = CoordinatorMessage::Rejected { reason: error.to_string() };
         self.send(conn, End::Coordinator, host::coordinator_bytes(&rejected));
@@ -153,8 +153,8 @@ impl Simulation {
         self.after_coordinator()
     }
 
-    /// A deadline belongs to a node's lease or grace, to the close of a round, or to a restarted coordinator's patience. Each of
-    /// the first kind may be looked at twice, so this many ticks in a virtual second would be a loop.
+    /// Checks that ticks do not loop. A deadline belongs to a node's lease or grace, to the close of a round, or to the wait of a
+    /// restarted coordinator. Each of the first kind may be looked at twice, so more ticks than that in a virtual second are a loop.
     fn count_tick(&mut self) -> Result<(), Violation> {
         let second = self.now().as_secs();
         self.ticks = if self.ticks.0 == second { (second, self.ticks.1 + 1) } else { (second, 1) };
@@ -209,14 +209,14 @@ impl Simulation {
         }
     }
 
-    // After a machine was called: perform what it asks for, and check.
+    // After a machine was called: perform its commands, and check.
 
     pub(super) fn after_coordinator(&mut self) -> Result<(), Violation> {
         let commands = self.coordinator.machine.take_commands();
         self.obey_coordinator(commands)
     }
 
-    /// Judge what was decided, run by run: no run hears of another.
+    /// Check the decisions of each run separately: runs do not affect one another.
     fn judge(&mut self, commands: &[Command]) -> Result<(), Violation> {
         let life = self.coordinator.incarnation;
         for run in 0..self.ledgers.len() {
@@ -270,7 +270,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Perform what a node's side of its session asks for.
+    /// Perform the commands of a node's machine.
     pub(super) fn flush_node(&mut self, host: HostId) -> Result<(), Violation> {
         let Some(process) = &mut self.hosts[host].process else {
             return Ok(());
@@ -310,14 +310,14 @@ impl Simulation {
                     return Err(Violation::contract(format!("host{host} says Hello without a connection")));
                 }
                 (NodeCommand::Send(_) | NodeCommand::Disconnect, None) => {}
-                // Nothing but coordinators lives in this world, and they are not always up.
+                // Only coordinators listen in this world, and they are not always up.
                 (NodeCommand::Probe, _) => process.machine.on_probed(false),
             }
         }
         Ok(())
     }
 
-    /// One frame, now and then in two parts.
+    /// Send one frame, sometimes in two parts.
     pub(super) fn send(&mut self, conn: SessionId, from: End, bytes: Bytes) {
         let cut = if self.dice.chance(10) { bytes.len() / 2 } else { 0 };
         for part in [bytes.slice(..cut), bytes.slice(cut..)] {
@@ -327,7 +327,7 @@ impl Simulation {
         }
     }
 
-    /// What the agent makes of its handler's state.
+    /// The agent reacts to its handler's state.
     pub(super) fn after_agent(&mut self, host: HostId) -> Result<(), Violation> {
         if self.hosts[host].ours.is_some() {
             return self.after_ours(host);
@@ -343,7 +343,7 @@ impl Simulation {
                     process.agent = Agent::Running(placement.clone());
                     self.hosts[host].placements.push(placement);
                 }
-                // An agent that is about to go does so itself.
+                // An agent that is about to end does so itself.
                 Err(_) if matches!(process.agent, Agent::Stopping { .. }) => return Ok(()),
                 Err(JoinError::Timeout { .. }) if self.options.rejoin => return self.join(host),
                 Err(error) => return self.leave(host, "the join failed", Exit::Join(error)),

@@ -126,7 +126,7 @@ pub fn check_noticed(
 /// Checks a settled job: as many nodes as may run do so, in one world, and the others wait. With too few nodes, none runs.
 ///
 /// # Errors
-/// Who does something else.
+/// A node that does not.
 pub fn check_settled(live: usize, stopping: usize, running: &[Held], settings: &Settings) -> Result<(), Violation> {
     let Settings { min_nodes, max_nodes, .. } = settings;
     let expected = if live < *min_nodes as usize { 0 } else { live.min(*max_nodes as usize) };

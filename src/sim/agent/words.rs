@@ -1,4 +1,4 @@
-//! What failed workers said, found out at once, late or never, and what the other nodes are told. Part of [`super`].
+//! The words of failed workers, found at once, late or never, and the reports to other nodes. Part of [`super`].
 
 use std::time::Duration;
 
@@ -10,33 +10,33 @@ use super::Agents;
 use crate::agent::machine::WORDS_LIMIT;
 use crate::rendezvous::protocol::message::{Failure, Round};
 
-/// How soon a driver knows that finding out hangs.
+/// Time after which a driver notices that collecting words hangs.
 const SEEN_TO_HANG_AFTER: Duration = Duration::from_millis(3);
-/// How long it then hangs, unless for ever.
+/// Longest hang, unless it is for ever.
 const HANGS_UP_TO: Duration = Duration::from_secs(2);
 
-/// What a driver finds out of what a worker said.
+/// A driver's result of collecting words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// That it hangs.
+    /// Collecting them hangs.
     Hang,
-    /// All.
+    /// All words.
     All,
 }
 
-/// A round's first failure, as the machine's driver and the other nodes see it.
+/// A round's first failure, as seen by the machine's driver and the other nodes.
 #[derive(Clone, Debug)]
 pub(super) struct Listening {
     round: Round,
     local_rank: u32,
     since: Time,
-    /// What the machine has been told.
+    /// The words that the machine has got.
     found: Option<Found>,
-    /// That was while it waits for it.
+    /// It got them while it waited for them.
     in_time: bool,
-    /// The others have been told.
+    /// The failure has been reported.
     pub reported: bool,
-    /// The others need not be told: something else ends the round, or they are not concerned.
+    /// No report is needed: another event ends the round, or other nodes are not concerned.
     pub moot: bool,
 }
 
@@ -45,7 +45,7 @@ fn words_of(host: HostId) -> String {
 }
 
 impl Simulation {
-    /// Our agent wants to know what a worker said.
+    /// Our agent asks for the words of a worker.
     pub(super) fn listen(&mut self, host: HostId, local_rank: u32) -> Result<(), Violation> {
         let now = self.now();
         let Agents { words, hanging_files, restarts_left, .. } = self.options.agents;
@@ -54,7 +54,7 @@ impl Simulation {
         if let Some(before) = ours.listening.as_ref().filter(|before| before.round == round) {
             return Err(Violation::contract(format!("host{host} has a first failure after {before:?}")));
         }
-        // A node that counts for itself tells the others only when it gives up.
+        // A node that counts for itself reports only when it gives up.
         let moot = restarts_left.is_some();
         ours.listening =
             Some(Listening { round, local_rank, since: now, found: None, in_time: false, reported: false, moot });
@@ -102,18 +102,18 @@ impl Simulation {
         ours.machine.on_words(listening.local_rank, words, found == Found::All);
     }
 
-    /// The others are told once a round, of its first failure, at once, and with the words that are known.
+    /// Checks that a round's first failure is reported once, at once, and with the known words.
     pub(super) fn check_report(&mut self, host: HostId, failure: &Failure) -> Result<(), Violation> {
         let now = self.now();
         let stalled_until = self.hosts[host].stalled_until;
         let Some((_, ours)) = self.ours(host) else { return Ok(()) };
-        // Nothing is to be found out of a worker that could not be started.
+        // A worker that could not be started has no words.
         let Some(listening) = &mut ours.listening else { return Ok(()) };
         let all = listening.found == Some(Found::All);
         let known = if all { words_of(host) } else { String::new() };
         let limit = if listening.found == Some(Found::Hang) { SEEN_TO_HANG_AFTER } else { WORDS_LIMIT };
         let is_late = now > listening.since + limit && stalled_until <= listening.since;
-        // Where both come at once, either may be first.
+        // If both come at the same time, either may be first.
         let says_it = failure.message == known || !listening.in_time && failure.message.is_empty();
         let is_other = failure.local_rank != listening.local_rank || !says_it;
         if listening.reported || is_late || is_other {
@@ -123,7 +123,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// The others have been told of a failure that was found out of, or is `older` than this.
+    /// Checks that a failure was reported if its words are known, or if it is `older` than this.
     pub(super) fn check_told(&mut self, host: HostId, older: Duration) -> Result<(), Violation> {
         let now = self.now();
         let stalled_until = self.hosts[host].stalled_until;
@@ -136,7 +136,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// An agent that ends because of its own worker says what that said, if it was found out before the end.
+    /// Checks that an agent that ends because of its own worker reports the worker's words, if they were found before the end.
     pub(super) fn check_last_words(&mut self, host: HostId, cause: Option<&Failure>) -> Result<(), Violation> {
         let Some((_, ours)) = self.ours(host) else { return Ok(()) };
         let (Some(listening), Some(cause)) = (&ours.listening, cause) else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! Workers of our agent: they start, fail, succeed, and end late or not at all when asked to. Part of [`super`].
+//! Workers of our agent: they start, fail, succeed, and end late or not at all when stopped. Part of [`super`].
 
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ impl Simulation {
         }
     }
 
-    /// Workers do as they are told, in their own time.
+    /// Workers react to signals, with a delay.
     pub(super) fn signal_workers(&mut self, host: HostId, commands: Vec<process::Command>) {
         let Agents { grace, stop, stubborn, .. } = self.options.agents;
         for command in commands {
@@ -122,7 +122,7 @@ impl Simulation {
                     let failure = ours.failure(host, local_rank, "exit code 7", 7);
                     ours.machine.on_worker_exited_badly(failure, now);
                 }
-                // What the agent says to that, it says before it hears that none is left.
+                // The agent reacts to this before it hears that no worker is left.
                 self.after_node(host)?;
                 if over {
                     self.hosts[host].crew = None;
@@ -141,7 +141,7 @@ impl Simulation {
         self.after_node(host)
     }
 
-    /// Some or all workers of a host end by themselves. Those that are being stopped do that anyway.
+    /// Some or all workers of a host end by themselves. Workers that are being stopped are not affected.
     pub(in crate::sim) fn end_workers(&mut self, host: HostId, well: bool) {
         let Some(crew) = self.hosts[host].crew.as_ref().filter(|crew| crew.up && crew.stopping.is_none()) else {
             return;

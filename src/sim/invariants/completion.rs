@@ -1,4 +1,4 @@
-//! What must be true of a round that completes, and of its world. Part of [`super`].
+//! The invariants of a completed round and its world. Part of [`super`].
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::rendezvous::protocol::message::{NodeId, Placement, Round};
 use crate::rendezvous::protocol::settings::Settings;
 
 impl Ledger {
-    /// A new world: see the module's head for what holds.
+    /// Checks a new world. The module's documentation has the rules.
     pub(super) fn check_completion(
         &mut self,
         life: u32,
@@ -65,7 +65,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// What the members of a world ask for, which is the same for all.
+    /// The settings of the members of a world, which are the same for all.
     pub(super) fn common_settings<'a>(
         &self,
         round: Round,
@@ -83,13 +83,13 @@ impl Ledger {
         Ok(common.unwrap_or(&self.settings).clone())
     }
 
-    /// The rule of `ranks.rs` in one formula: the lowest survivor has rank 0; the survivor with `i` others below it keeps its
-    /// rank, unless there are too few newcomers to fill the holes below, and then has `i + newcomers`.
+    /// The rule of `ranks.rs` in one formula. The lowest survivor has rank 0. A survivor with `i` survivors below it keeps its rank,
+    /// unless there are too few newcomers to fill the holes below. Then it has rank `i + newcomers`.
     pub(super) fn check_ranks(&self, life: u32, round: Round, members: &[NodeId]) -> Result<(), Violation> {
         let formed = self.worlds.get(&(life, self.highest)).map(|told| told.world);
         let named: Vec<u64> =
             self.named.iter().filter(|(at, _)| *at == self.highest).map(|(_, world)| *world).collect();
-        // Worlds of different lives may have one number. Which of several this life has taken up is not known here.
+        // Worlds of different lives may have the same number. It is not known here which of them this life has taken up.
         let world = match (formed, &named[..]) {
             (Some(world), _) => world,
             (None, [world]) => *world,
@@ -119,14 +119,14 @@ impl Ledger {
         Ok(())
     }
 
-    /// A world of newcomers alone is in the order of the ranks they ask for; who asks for none comes last.
+    /// Checks that a world of newcomers alone is in the order of their requested ranks, with nodes that ask for none last.
     pub(super) fn check_order(&self, round: Round, members: &[NodeId]) -> Result<(), Violation> {
         let asked = |node: &NodeId| self.said.get(self.newest.get(node)?)?.node_rank;
         let order: Vec<_> = members.iter().map(|node| asked(node).unwrap_or(u32::MAX)).collect();
         ensure(order.is_sorted(), || format!("round {round} has its first members in this order: {order:?}"))
     }
 
-    /// The restart number goes up by one for a failure in the round before, and never goes back.
+    /// Checks that the restart number increases by one after a failure in the round before, and never decreases.
     pub(super) fn check_restart(&mut self, round: Round, restart: u32) -> Result<(), Violation> {
         let known = self.restart.max(self.learned_restart);
         let counted = self.failed.contains(&self.highest);
@@ -138,7 +138,7 @@ impl Ledger {
     }
 }
 
-/// Ranks of workers are unique and dense, and in the order of their nodes.
+/// Checks that the ranks of workers are unique and dense, and in the order of their nodes.
 fn check_workers(round: Round, places: &[(NodeId, &Placement)]) -> Result<(), Violation> {
     let mut firsts: Vec<_> = places.iter().filter_map(|(_, p)| Some((p.rank, p.workers?))).collect();
     firsts.sort_by_key(|(rank, _)| *rank);
@@ -151,7 +151,7 @@ fn check_workers(round: Round, places: &[(NodeId, &Placement)]) -> Result<(), Vi
     })
 }
 
-/// A place told once more is the same place.
+/// Checks that a place that is sent again is the same place.
 pub(super) fn check_told_again(told: &Told, round: Round, places: &[(NodeId, &Placement)]) -> Result<(), Violation> {
     for (node, placement) in places {
         let same = told.size == placement.world_size

@@ -1,5 +1,5 @@
-//! An agent's process: PyTorch's handler with its two threads (the agent's own, and the one for keep-alives) and the lock between
-//! them, so that one operation runs at a time.
+//! An agent's process: PyTorch's handler with its two threads (the agent's, and the one for keep-alives) and the lock between them,
+//! so that one operation runs at a time.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use super::super::worlds::Held;
 use super::ops::OpKind;
 use super::state::{NodeDesc, State};
 
-/// What the agent is doing.
+/// The agent's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// In `next_rendezvous()`.
@@ -25,22 +25,22 @@ pub enum Phase {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Op {
     pub kind: OpKind,
-    /// By the monotonic clock.
+    /// Deadline on the monotonic clock.
     pub deadline: Time,
 }
 
 /// One process.
 #[derive(Debug)]
 pub struct Agent {
-    /// Never used twice.
+    /// Process id, never reused.
     pub pid: u64,
-    /// What it is doing.
+    /// The agent's state.
     pub phase: Phase,
     pub(super) desc: NodeDesc,
     pub(super) op: Option<Op>,
     /// Operations that wait for the lock, in order.
     pub(super) todo: VecDeque<OpKind>,
-    /// The thread for keep-alives runs. Numbers its lives: a cancelled one does not come back.
+    /// The number of the running keep-alive thread. A cancelled one does not come back.
     pub(super) beats: Option<u32>,
     pub(super) beat_lives: u32,
     pub(super) join_timeout: Time,
@@ -84,11 +84,11 @@ impl Agent {
 pub struct Host {
     /// Its agent, while one runs.
     pub agent: Option<Agent>,
-    /// How far its wall clock is ahead, in microseconds.
+    /// Microseconds by which its wall clock is ahead.
     pub(super) clock_ahead: i64,
     pub(super) stalled_until: Time,
-    /// What the store says arrives no sooner.
+    /// Latest arrival of the store's answers. Later answers arrive no sooner.
     pub(super) cut_until: Time,
-    /// When something last went wrong here.
+    /// Time of the last fault here.
     pub(super) last_fault: Time,
 }

@@ -1,14 +1,13 @@
-//! PyTorch's own rendezvous under the same virtual time and the same faults, held to the same invariants: proof that the simulator
-//! sees what it should.
+//! PyTorch's own rendezvous under the same virtual time, faults and invariants: proof that the invariants find real defects.
 //!
-//! The algorithm is that of `torch/distributed/elastic/rendezvous/dynamic_rendezvous.py` (2.15) over its c10d backend: one blob
-//! in a store, which every node reads each second and rewrites with compare-and-set; liveness is a stamp of the writer's wall
-//! clock, compared with the reader's. Around it is the agent of `elastic/agent/server/api.py`: it asks `num_nodes_waiting()` ten
-//! times a second, and that is all it asks. Not modelled: what follows a round (ranks of workers, the cached master address of
-//! pains row 1), budgets of restarts.
+//! The algorithm is that of `torch/distributed/elastic/rendezvous/dynamic_rendezvous.py` (2.15) over its c10d backend. Every node
+//! reads one blob in a store each second and rewrites it with compare-and-set. Liveness is a time stamp of the writer's wall clock,
+//! compared with the reader's. Around it is the agent of `elastic/agent/server/api.py`, which only asks `num_nodes_waiting()`, ten
+//! times a second. Not modelled: the steps after a round (ranks of workers, the cached master address of pains row 1), and budgets
+//! of restarts.
 //!
-//! Faults are those of [`Action`]. A broken connection costs the agent its life, as the client does not reconnect; a cut path
-//! holds up what is said on it. What breaks is collected rather than ending the run, since one cause shows in several ways.
+//! Faults are those of [`Action`]. A broken connection ends the agent, because PyTorch's client does not reconnect. A cut path delays
+//! messages on it. Violations are collected and do not end the run, because one cause shows in several ways.
 
 mod agent;
 mod ops;
@@ -30,8 +29,8 @@ use super::queue::{Dice, Queue, Time};
 use super::simulation::{Action, Options};
 use super::worlds::{Held, Violation, check_noticed, check_one_world, check_settled, check_world};
 
-/// PyTorch's constants: the pause of a poll, how long a copy is taken for fresh, how often the agent looks, how long the first
-/// join may be put off, time limits of keep-alive and close.
+/// PyTorch's constants: the pause of a poll, the age up to which a copy is fresh, the agent's monitor interval, the largest delay of
+/// the first join, time limits of keep-alive and close.
 const POLL: Duration = Duration::from_secs(1);
 const CACHED: Duration = Duration::from_secs(1);
 const MONITOR_INTERVAL: Duration = Duration::from_millis(100);
@@ -46,21 +45,21 @@ enum Event {
     Ask(HostId, u64, Request),
     /// Its answer reaches the agent.
     Answer(HostId, u64, Reply),
-    /// The store cannot be reached any more.
+    /// The store can no longer be reached.
     Lost(HostId, u64),
     Wake(HostId, u64, Wake),
     Resume(Option<HostId>),
-    /// A loss in a round, at a time, must have been noticed by now. Last: the latest fault on its host before.
+    /// A loss in a round, at a time, must have been noticed by now. Last field: the latest fault on its host before.
     Noticed(u64, Time, Time),
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Wake {
-    /// The operation that holds the lock goes on.
+    /// The operation that holds the lock continues.
     Poll,
-    /// The agent looks after its workers.
+    /// The agent's monitor interval is over.
     Monitor,
-    /// This life of the thread for keep-alives.
+    /// The keep-alive thread with this number runs.
     Beat(u32),
     /// The agent joins.
     Join,
@@ -97,7 +96,7 @@ impl PyTorch {
         }
     }
 
-    /// Live through a plan's troubles and the calm after them, up to `calm`, and judge how it has settled.
+    /// Live through a plan's troubles and the calm after them, up to `calm`, and check that the job has settled.
     pub fn live(plan: &Plan, calm: Duration) -> Self {
         let mut job = Self::new(plan.options.clone());
         for (at, action) in &plan.actions {
@@ -109,19 +108,19 @@ impl PyTorch {
         job
     }
 
-    /// Put in something to be done at `at`.
+    /// Add an action at `at`.
     pub fn at(&mut self, at: Time, action: Action) {
         self.queue.push(at, Event::Act(action));
     }
 
-    /// Let everything up to and including `until` happen.
+    /// Let all events up to and including `until` happen.
     pub fn run_until(&mut self, until: Time) {
         while let Some(event) = self.queue.pop(until) {
             self.handle(event);
         }
     }
 
-    /// What did not hold so far.
+    /// The violations so far.
     pub fn violations(&self) -> &[Violation] {
         &self.violations
     }
@@ -131,7 +130,7 @@ impl PyTorch {
         self.hosts[host].agent.as_ref().and_then(Agent::running)
     }
 
-    /// Judge how things stand now that nothing goes wrong any more.
+    /// Check that the job has settled, now that no fault happens any more.
     pub fn check_settled(&mut self) {
         let agents: Vec<_> = self.hosts.iter().filter_map(|host| host.agent.as_ref()).collect();
         let running: Vec<_> = agents.iter().filter_map(|agent| agent.running()).collect();
@@ -173,7 +172,7 @@ impl PyTorch {
         }
     }
 
-    // What is done to the job.
+    // Actions on the job.
 
     fn act(&mut self, action: Action) {
         let now = self.queue.now();
@@ -186,7 +185,7 @@ impl PyTorch {
                 self.wake(host, delay, Wake::Join);
             }
             Action::Start(..) | Action::ReportDone(_) => {}
-            // To the others it is all the same how an agent goes: it says no goodbye on SIGTERM either.
+            // The other nodes cannot tell how an agent ended: it sends no goodbye on SIGTERM either.
             Action::Kill(host) | Action::PowerOff(host) | Action::Terminate(host) | Action::Interrupt(host) => {
                 if let Some(held) = self.hosts[host].agent.take().and_then(|agent| agent.running()) {
                     let within = self.options.settings.lease() + Duration::from_secs(1) + self.options.delay.1 * 10;
@@ -225,7 +224,7 @@ impl PyTorch {
                 self.store.up = false;
             }
             Action::StartCoordinator if !self.store.up => self.store = Store::default(),
-            // Its store believes any client anything: there is nothing to show of intruders.
+            // Its store trusts every client, so intruders would show nothing.
             Action::StartCoordinator | Action::MoveCoordinator | Action::Intrude(..) => {}
         }
     }
@@ -243,7 +242,7 @@ impl PyTorch {
         self.wake(host, after, Wake::Join);
     }
 
-    /// `shutdown()`: what an agent does at the job's end, and also when a join of its own has failed.
+    /// `shutdown()`: called by an agent at the job's end, and also when its own join has failed.
     fn close(&mut self, host: HostId) {
         if let Some(agent) = &mut self.hosts[host].agent {
             (agent.phase, agent.beats) = (Phase::Closing, None);
@@ -290,7 +289,7 @@ impl PyTorch {
         self.sync(host);
     }
 
-    /// `sync()`: write what was changed, or read, unless the copy is fresh.
+    /// `sync()`: write the changed state, or read it unless the copy is fresh.
     fn sync(&mut self, host: HostId) {
         let now = self.queue.now();
         let Some(agent) = &self.hosts[host].agent else { return };
@@ -305,7 +304,7 @@ impl PyTorch {
         self.travel(host, event);
     }
 
-    /// Something goes to the store, or comes from it.
+    /// Sends a message to the store, or from it.
     fn travel(&mut self, host: HostId, event: Event) {
         let delay = self.dice.duration(self.options.delay);
         let from = self.hosts[host].cut_until.max(self.queue.now());
@@ -339,7 +338,7 @@ impl PyTorch {
         match context.decide(kind) {
             Step::Finish => self.finish(host, kind, true),
             Step::ErrorClosed | Step::ErrorTimeout => self.finish(host, kind, false),
-            // A sleep is never shorter than asked for, and then a little is done.
+            // A sleep is never shorter than requested, and some work follows it.
             Step::Sync => self.wake(host, POLL + Duration::from_millis(1), Wake::Poll),
             step => {
                 if step == Step::RemoveFromRedundancyList {
@@ -363,7 +362,7 @@ impl PyTorch {
                 self.hosts[host].agent = None;
                 return;
             }
-            // A keep-alive that failed is logged, and that is all.
+            // A failed keep-alive is only logged.
             (OpKind::KeepAlive, _) => {
                 if let Some(life) = agent.beats {
                     self.wake(host, self.options.settings.keep_alive_interval, Wake::Beat(life));
@@ -379,7 +378,7 @@ impl PyTorch {
         }
     }
 
-    /// The join is over: workers start, and the keep-alives.
+    /// The join is over: workers and keep-alives start.
     fn place(&mut self, host: HostId) {
         let Some(agent) = &mut self.hosts[host].agent else { return };
         let Some(rank) = agent.state.participants.get(&agent.desc).copied() else { return };

@@ -1,4 +1,4 @@
-//! What a node does next, given its copy of the state: PyTorch's state handlers (`_RendezvousExitOp` and its siblings).
+//! A node's next step for its copy of the state: PyTorch's state handlers (`_RendezvousExitOp` and its siblings).
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use super::super::queue::Time;
 use super::state::{NodeDesc, State, WallTime};
 use crate::rendezvous::protocol::settings::Settings;
 
-/// Which operation is run.
+/// The operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OpKind {
     /// Leave the participants of the last round.
@@ -15,9 +15,9 @@ pub(super) enum OpKind {
     Join,
     /// Close the rendezvous.
     Close,
-    /// Renew one's stamp, if it is time.
+    /// Renew the node's time stamp, if it is due.
     KeepAlive,
-    /// `num_nodes_waiting()`: look at the state, once.
+    /// `num_nodes_waiting()`: read the state once.
     Look,
 }
 
@@ -39,7 +39,7 @@ pub(super) enum Step {
     Finish,
 }
 
-/// What a handler looks at. `now` is the monotonic clock, `wall` the host's own wall clock.
+/// The input of a handler. `now` is the monotonic clock, `wall` the host's own wall clock.
 pub(super) struct Context<'a> {
     pub node: &'a NodeDesc,
     pub state: &'a State,
@@ -49,7 +49,7 @@ pub(super) struct Context<'a> {
     pub deadline: Time,
 }
 
-/// How long after its deadline a join still takes itself out of the state.
+/// How long after its deadline a join still removes itself from the state.
 const ROLLBACK: Duration = Duration::from_secs(5);
 
 impl Context<'_> {
@@ -71,7 +71,7 @@ impl Context<'_> {
         self.now > self.deadline
     }
 
-    /// A node that is missing from its own copy finds no stamp of its own, and never renews it again.
+    /// A node that is missing from its own copy finds no time stamp of its own, and never renews it again.
     fn should_keep_alive(&self) -> bool {
         let last = self.state.last_heartbeats.get(self.node);
         last.is_some_and(|last| *last <= self.wall.before(self.settings.keep_alive_interval))
@@ -126,7 +126,7 @@ impl Context<'_> {
     }
 }
 
-/// Perform a step on one's own copy, which is then written back. Steps that change nothing are not for here.
+/// Perform a step on the node's copy, which is then written back. Only for steps that change the state.
 pub(super) fn apply(step: Step, state: &mut State, node: &NodeDesc, settings: &Settings, wall: WallTime) {
     match step {
         Step::KeepAlive => state.keep_alive(node, wall),

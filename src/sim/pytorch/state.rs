@@ -1,12 +1,12 @@
-//! The blob that all nodes read and rewrite, and what each of them does to it: restated from
-//! `torch/distributed/elastic/rendezvous/dynamic_rendezvous.py` (2.15), whose names these are.
+//! The blob that all nodes read and rewrite, and their changes to it. Restated from
+//! `torch/distributed/elastic/rendezvous/dynamic_rendezvous.py` (2.15), with its names.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::queue::{Digest, Time};
 use crate::rendezvous::protocol::settings::Settings;
 
-/// A reading of some host's wall clock, in microseconds of virtual time. Clocks of two hosts need not agree.
+/// A reading of a host's wall clock, in microseconds of virtual time. Clocks of two hosts need not agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct WallTime(pub i64);
 
@@ -20,7 +20,7 @@ impl WallTime {
     }
 }
 
-/// `_NodeDesc`: sorted as text, which makes the ranks.
+/// `_NodeDesc`. Sorted as text, which determines the ranks.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct NodeDesc {
     pub addr: String,
@@ -41,7 +41,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// `_sanitize`: drop from one's own copy whoever's stamp looks old by one's own clock, which may be oneself. Nobody is told.
+    /// `_sanitize`: drop from the copy all nodes whose time stamp is old by this node's clock, perhaps itself. Nobody is told.
     pub fn sanitize(&mut self, settings: &Settings, now: WallTime) {
         let expire_time = now.before(settings.lease());
         let dead: Vec<_> =
@@ -70,14 +70,14 @@ impl State {
         }
     }
 
-    /// `_keep_alive`: a stamp of the writer's clock, which others compare with theirs.
+    /// `_keep_alive`: write a time stamp of the writer's clock, which others compare with theirs.
     pub fn keep_alive(&mut self, node: &NodeDesc, now: WallTime) {
         self.last_heartbeats.insert(node.clone(), now);
     }
 
     pub fn add_to_participants(&mut self, node: &NodeDesc, settings: &Settings, now: WallTime) {
         self.wait_list.remove(node);
-        // The ranks are set once the round is complete.
+        // Ranks are set when the round is complete.
         self.participants.insert(node.clone(), 0);
         self.keep_alive(node, now);
         if self.participants.len() == settings.min_nodes as usize {
@@ -105,7 +105,7 @@ impl State {
         self.after_removal(settings);
     }
 
-    /// Both lists at once: a node is in one of them at most.
+    /// Remove a node from both lists. It is in one of them at most.
     pub fn remove_from_lists(&mut self, node: &NodeDesc) {
         self.wait_list.remove(node);
         self.redundancy_list.remove(node);
@@ -120,7 +120,7 @@ impl State {
         }
     }
 
-    /// Tells worlds apart by who is in them.
+    /// An id of the world, from its members.
     pub fn world(&self) -> u64 {
         let mut digest = Digest::default();
         digest.add(&self.round.to_le_bytes());

@@ -1,4 +1,4 @@
-//! The store that holds the blob: `C10dRendezvousBackend` over a `TCPStore`. The blob is its own token there; here its version is.
+//! The store that holds the blob: `C10dRendezvousBackend` over a `TCPStore`. There the blob is its own token. Here its version is.
 
 use super::super::queue::Time;
 use super::state::State;
@@ -7,11 +7,11 @@ use super::state::State;
 pub(super) enum Request {
     /// `get_state`.
     Get,
-    /// `set_state`, if the state is still that of the token.
+    /// `set_state`, if the state still has this token.
     Set(State, Option<u64>),
 }
 
-/// The state as it is after the request, whoever wrote it.
+/// The state after the request, whichever node wrote it.
 #[derive(Clone, Debug)]
 pub(super) struct Reply(pub Option<(State, u64)>);
 
@@ -29,7 +29,7 @@ impl Default for Store {
 }
 
 impl Store {
-    /// `None`: the store's process is gone, and the connection with it.
+    /// `None`: the store's process is gone, and so is the connection.
     pub fn answer(&mut self, request: Request) -> Option<Reply> {
         if !self.up {
             return None;
