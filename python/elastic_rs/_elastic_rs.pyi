@@ -4,7 +4,13 @@ The compiled half of the package ``elastic_rs``.
 
 from _typeshed import Incomplete, SupportsGetItem
 from os import PathLike
+from pathlib import Path
 from typing import Any, Final, SupportsFloat, SupportsIndex, final
+
+LOCAL_WORLD_SIZE_LIMIT: Final[int]
+"""
+Most workers that a node may have.
+"""
 
 PROTOCOL_VERSION: Final[int]
 """
@@ -21,12 +27,9 @@ class Agent:
     """
     One node's agent: runs the workers of each round. It decides; the caller carries out its steps and answers.
     """
-    def __new__(cls, /, *, session: Session | None, name: str, run_id: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, restarts_left: SupportsIndex | None, grace_s: SupportsFloat | SupportsIndex, exit_barrier_timeout_s: SupportsFloat | SupportsIndex | None, use_agent_store: bool, virtual_local_rank: bool, uninterruptible_sleep_s: SupportsFloat | SupportsIndex) -> Agent:
+    def __new__(cls, /, session: Session | None, options: AgentOptions) -> Agent:
         """
-        ``session`` tells of other nodes; without one the caller does. With ``restarts_left`` this agent counts its own
-        restarts, as PyTorch's does; without, the coordinator counts the job's. Times in seconds; without
-        ``exit_barrier_timeout_s`` it waits for the other nodes' workers as long as they run;
-        ``uninterruptible_sleep_s`` of zero means that nobody looks for it.
+        ``session`` tells of other nodes; without one the caller does.
         """
     def adopt(self, /, pids: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex]], *, first_rank: SupportsIndex, error_files: SupportsGetItem[int, tuple[SupportsIndex, str | PathLike[str]]]) -> None:
         """
@@ -93,6 +96,68 @@ class Agent:
         ``error_files`` are where workers may record their exceptions. A filter is a path, which gets the lines of teed streams
         that contain one of the texts. ``stdout_fd`` and ``stderr_fd`` are where teed lines are shown; they stay the caller's.
         Workers are forked from the ``template``, if there is one and that can be.
+        """
+
+@final
+class AgentOptions:
+    """
+    What an agent runs, whoever its front end is. Times are in seconds.
+    """
+    def __new__(self, /, name: str, run_id: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, restarts_left: SupportsIndex | None, grace_s: SupportsFloat | SupportsIndex, exit_barrier_timeout_s: SupportsFloat | SupportsIndex | None, use_agent_store: bool, virtual_local_rank: bool, uninterruptible_sleep_s: SupportsFloat | SupportsIndex) -> AgentOptions: ...
+    @property
+    def exit_barrier_timeout_s(self, /) -> float | None:
+        """
+        How long to wait for the other nodes' workers; None: for as long as they run.
+        """
+    @property
+    def grace_s(self, /) -> float:
+        """
+        How long workers may take to end once they were asked to.
+        """
+    @property
+    def local_world_size(self, /) -> int:
+        """
+        How many workers this node has.
+        """
+    @property
+    def max_restarts(self, /) -> int:
+        """
+        How many failures are survived, as workers are told it.
+        """
+    @property
+    def name(self, /) -> str:
+        """
+        How others call this node.
+        """
+    @property
+    def restarts_left(self, /) -> int | None:
+        """
+        With a number this node counts its own restarts, as PyTorch's agent does; None: the coordinator counts the job's.
+        """
+    @property
+    def role(self, /) -> str:
+        """
+        The workers' role.
+        """
+    @property
+    def run_id(self, /) -> str:
+        """
+        The job.
+        """
+    @property
+    def uninterruptible_sleep_s(self, /) -> float:
+        """
+        How long a worker may sleep uninterruptibly; zero: nobody looks for it.
+        """
+    @property
+    def use_agent_store(self, /) -> bool:
+        """
+        Workers share the store at ``MASTER_ADDR:MASTER_PORT``, which then already listens.
+        """
+    @property
+    def virtual_local_rank(self, /) -> bool:
+        """
+        Each worker sees its own GPU alone.
         """
 
 @final
@@ -195,9 +260,11 @@ class CasSession:
     """
     A node's place at a rendezvous whose state a backend holds. One thread of Python's performs what :meth:`next_step` says.
     """
-    def __new__(cls, /, *, run_id: str, name: str, local_addr: str, min_nodes: SupportsIndex, max_nodes: SupportsIndex, last_call_timeout_s: SupportsFloat | SupportsIndex, settle_timeout_s: SupportsFloat | SupportsIndex, keep_alive_interval_s: SupportsFloat | SupportsIndex, keep_alive_max_attempt: SupportsIndex) -> CasSession:
+    def __new__(cls, /, options: NodeOptions) -> CasSession:
         """
-        Make a session for one node, which others find at ``local_addr``. All times in seconds.
+        Make a session for one node, which others find at ``local_addr`` of the options.
+
+        Raises ``ValueError`` for options that make no sense.
         """
     def close(self, /, *, by: str, cause: str | None = None, timeout_s: SupportsFloat | SupportsIndex) -> None:
         """
@@ -207,7 +274,7 @@ class CasSession:
         """
         How things stand, as read from the backend no longer than ``age_s`` ago. Raises as :meth:`join` does.
         """
-    def join(self, /, *, store_port: SupportsIndex, node_rank: SupportsIndex | None, timeout_s: SupportsFloat | SupportsIndex) -> Placement:
+    def join(self, /, *, store_port: SupportsIndex) -> Placement:
         """
         Take part in the next round; blocks until it has completed.
 
@@ -394,6 +461,68 @@ class Host:
         """
 
 @final
+class LaunchOptions:
+    """
+    What a node of ``elastic-run`` runs. Times are in seconds.
+    """
+    def __new__(self, /, entrypoint: str, command: SupportsGetItem[int, str], role: str, max_restarts: SupportsIndex, grace_s: SupportsFloat | SupportsIndex, uninterruptible_sleep_s: SupportsFloat | SupportsIndex, virtual_local_rank: bool, signals: SupportsGetItem[int, SupportsIndex], logs: LogOptions, warm: tuple[SupportsGetItem[int, str], SupportsIndex, str] | None, local_world_size: SupportsIndex) -> LaunchOptions: ...
+    @property
+    def command(self, /) -> list[str]:
+        """
+        The program and its arguments, in which ``${local_rank}`` is replaced.
+        """
+    @property
+    def entrypoint(self, /) -> str:
+        """
+        What the final report calls the workers.
+        """
+    @property
+    def grace_s(self, /) -> float:
+        """
+        How long workers may take to end once they were asked to.
+        """
+    @property
+    def local_world_size(self, /) -> int:
+        """
+        How many workers this node has.
+        """
+    @property
+    def logs(self, /) -> LogOptions:
+        """
+        Of workers' output.
+        """
+    @property
+    def max_restarts(self, /) -> int:
+        """
+        How many failures are survived.
+        """
+    @property
+    def role(self, /) -> str:
+        """
+        The workers' role.
+        """
+    @property
+    def signals(self, /) -> list[int]:
+        """
+        Signals that end the job on this node; a second one kills.
+        """
+    @property
+    def uninterruptible_sleep_s(self, /) -> float:
+        """
+        How long a worker may sleep uninterruptibly; zero: nobody looks for it.
+        """
+    @property
+    def virtual_local_rank(self, /) -> bool:
+        """
+        Each worker sees its own GPU alone.
+        """
+    @property
+    def warm(self, /) -> tuple[list[str], int, str] | None:
+        """
+        What :class:`Template` has as ``begin``, ``fixed`` and ``what``, if workers are to be forked from one.
+        """
+
+@final
 class Launched:
     """
     How :func:`launch` ended.
@@ -440,6 +569,53 @@ class Launched:
         """
 
 @final
+class LogOptions:
+    """
+    Where the output of ``elastic-run``'s workers goes.
+    """
+    def __new__(self, /, redirects: Streams, tee: Streams, shown_ranks: SupportsGetItem[int, SupportsIndex] | None, log_dir: str | PathLike[str] | None, log_files: bool, stdout_filters: SupportsGetItem[int, str], stderr_filters: SupportsGetItem[int, str], prefix: str | None) -> LogOptions: ...
+    @property
+    def log_dir(self, /) -> Path | None:
+        """
+        None for a temporary folder.
+        """
+    @property
+    def log_files(self, /) -> bool:
+        """
+        Whether there are files at all.
+        """
+    @property
+    def prefix(self, /) -> str | None:
+        """
+        Of the prefix of teed lines; None for torchrun's.
+        """
+    @property
+    def redirects(self, /) -> Streams:
+        """
+        To files.
+        """
+    @property
+    def shown_ranks(self, /) -> list[int] | None:
+        """
+        Local ranks that the console shows; None: all.
+        """
+    @property
+    def stderr_filters(self, /) -> list[str]:
+        """
+        The same of standard error.
+        """
+    @property
+    def stdout_filters(self, /) -> list[str]:
+        """
+        Texts of lines that are kept apart.
+        """
+    @property
+    def tee(self, /) -> Streams:
+        """
+        To files and to the console.
+        """
+
+@final
 class Nest:
     """
     In the template: where workers hatch.
@@ -463,6 +639,53 @@ class Nest:
     def refuse(self, /, reason: str) -> None:
         """
         Tell the agent why no worker can come from here. End the process then.
+        """
+
+@final
+class NodeOptions:
+    """
+    What a node brings to a rendezvous.
+    """
+    def __new__(self, /, run_id: str, name: str, local_addr: str | None, nodes: tuple[SupportsIndex, SupportsIndex], config: RendezvousConfig, max_restarts: SupportsIndex | None, ranks_as_asked: bool, hosts: bool) -> NodeOptions: ...
+    @property
+    def config(self, /) -> RendezvousConfig:
+        """
+        What ``--rdzv-conf`` says.
+        """
+    @property
+    def hosts(self, /) -> bool:
+        """
+        This process hosts the coordinator, which goes when this node does.
+        """
+    @property
+    def local_addr(self, /) -> str | None:
+        """
+        The address others use, if it is not the one that the coordinator sees.
+        """
+    @property
+    def max_restarts(self, /) -> int | None:
+        """
+        The job's budget; None if nodes count for themselves.
+        """
+    @property
+    def name(self, /) -> str:
+        """
+        How others call this node.
+        """
+    @property
+    def nodes(self, /) -> tuple[int, int]:
+        """
+        Fewest and most nodes of the job.
+        """
+    @property
+    def ranks_as_asked(self, /) -> bool:
+        """
+        Ranks are those that ``config`` asks for, in every round.
+        """
+    @property
+    def run_id(self, /) -> str:
+        """
+        The job.
         """
 
 @final
@@ -518,20 +741,93 @@ class Placement:
         """
 
 @final
+class RendezvousConfig:
+    """
+    What ``--rdzv-conf`` says. Times are in seconds.
+
+    Made with values by their keys, whatever is allowed of them; all else is at its default.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __new__(cls, /, **values: "float | bool | str | None") -> RendezvousConfig: ...
+    def __repr__(self, /) -> str: ...
+    @property
+    def close_timeout(self, /) -> float:
+        """
+        In seconds.
+        """
+    @property
+    def drain_timeout(self, /) -> float:
+        """
+        In seconds.
+        """
+    @property
+    def exit_barrier_timeout(self, /) -> float | None:
+        """
+        In seconds.
+        """
+    @staticmethod
+    def from_mapping(given: "dict[str, object]") -> RendezvousConfig:
+        """
+        Check what the user gave, text or numbers. What is None is not given.
+
+        Raises ``ValueError`` if a key is unknown (the nearest known one is named) or a value is not allowed.
+        """
+    @property
+    def is_host(self, /) -> bool | None:
+        """
+        Whether this process must host the coordinator, or must not; None: whoever can.
+        """
+    @property
+    def job_counts(self, /) -> bool:
+        """
+        Whether ``restart_budget`` is ``job``: the job counts restarts, and not each node its own.
+        """
+    @property
+    def join_timeout(self, /) -> float:
+        """
+        In seconds.
+        """
+    @property
+    def node_rank(self, /) -> int | None:
+        """
+        The rank that this node asks for.
+        """
+    @property
+    def read_timeout(self, /) -> float:
+        """
+        In seconds.
+        """
+    def replace(self, /, **values: "float | bool | str | None") -> RendezvousConfig:
+        """
+        The same with other values, whatever is allowed of them.
+        """
+    def values(self, /) -> "dict[str, float | int | bool | str | None]":
+        """
+        All values by their keys; None is what is not given and has no default.
+        """
+    @property
+    def wants_agent(self, /) -> bool:
+        """
+        Whether ``agent`` is ``rust``: ours is to run the workers.
+        """
+
+@final
 class Session:
     """
     A node's session with the coordinator; connects in the background.
     """
-    def __new__(cls, /, *, host: str, port: SupportsIndex, run_id: str, name: str, local_addr: str | None, min_nodes: SupportsIndex, max_nodes: SupportsIndex, last_call_timeout_s: SupportsFloat | SupportsIndex, settle_timeout_s: SupportsFloat | SupportsIndex, keep_alive_interval_s: SupportsFloat | SupportsIndex, keep_alive_max_attempt: SupportsIndex, reconnect_grace_s: SupportsFloat | SupportsIndex, coordinator_timeout_s: SupportsFloat | SupportsIndex, node_rank: SupportsIndex | None = None, on_partition: str = "stop", rejoin_limit: SupportsIndex = 20, rejoin_window_s: SupportsFloat | SupportsIndex = 3600.0, max_restarts: SupportsIndex | None = None, ranks_as_asked: bool = False, hosts: bool = False) -> Session:
+    def __new__(cls, /, host: str, port: SupportsIndex, options: NodeOptions) -> Session:
         """
-        Start a session for one node with the coordinator at ``host:port``. All times in seconds. ``hosts``: this process hosts it,
-        and goes with this node.
+        Start a session for one node with the coordinator at ``host:port``.
+
+        Raises ``ValueError`` for options that no coordinator accepts.
         """
     def close(self, /, *, by: str, cause: str | None = None) -> None:
         """
         End the job for everybody. With a ``cause``, it failed, and all others stop.
         """
-    def join(self, /, *, node_rank: SupportsIndex | None, timeout_s: SupportsFloat | SupportsIndex, workers: tuple[str, SupportsIndex] | None = None, host: Host | None = None) -> tuple[Placement, StoreServer]:
+    def join(self, /, *, workers: tuple[str, SupportsIndex] | None = None, host: Host | None = None) -> tuple[Placement, StoreServer]:
         """
         Take part in the next round; blocks until it has completed. Gives the place, and an empty store that listens for the workers
         of this round where they look for it, if this node has rank 0. ``host`` is the coordinator, if this process serves it.
@@ -747,6 +1043,20 @@ class StoreServer:
         """
 
 @final
+class Streams:
+    """
+    Which streams of which workers: ``--redirects`` and ``--tee``.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __new__(cls, /, text: str) -> Streams:
+        """
+        Read what torchrun takes.
+
+        Raises ``ValueError``, whose text goes behind the flag's name.
+        """
+
+@final
 class Template:
     """
     A process that has loaded what workers load, and of which they are forked.
@@ -827,17 +1137,12 @@ def follow_parent() -> None:
     Have the calling process killed when the thread that started it ends: for workers that are Python functions.
     """
 
-def launch(session: Session, host: Host | None, *, name: str, entrypoint: str, command: SupportsGetItem[int, str], run_id: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, restarts_left: SupportsIndex | None, grace_s: SupportsFloat | SupportsIndex, exit_barrier_timeout_s: SupportsFloat | SupportsIndex | None, uninterruptible_sleep_s: SupportsFloat | SupportsIndex, node_rank: SupportsIndex | None, join_timeout_s: SupportsFloat | SupportsIndex, close_timeout_s: SupportsFloat | SupportsIndex, drain_timeout_s: SupportsFloat | SupportsIndex, local_addr: str | None, fixed_master: tuple[str, SupportsIndex] | None, use_agent_store: bool, virtual_local_rank: bool, log_dir: str | PathLike[str] | None, log_files: bool, redirects: str, tee: str, shown_ranks: SupportsGetItem[int, SupportsIndex] | None, stdout_filters: SupportsGetItem[int, str], stderr_filters: SupportsGetItem[int, str], prefix: str | None, signals: SupportsGetItem[int, SupportsIndex], warm: tuple[SupportsGetItem[int, str], SupportsIndex, str] | None = None) -> Launched:
+def launch(session: Session, host: Host | None, options: LaunchOptions, *, fixed_master: tuple[str, SupportsIndex] | None, use_agent_store: bool) -> Launched:
     """
     Run the workers of one node until the job, or this node's part in it, has ended. Nothing is left of them then.
 
-    ``session`` has not been used before; ``host`` is the coordinator, if this process serves it. ``command`` is the program and
-    its arguments, in which ``${local_rank}`` is replaced; workers inherit this process's environment. With ``restarts_left``
-    this node counts its own restarts. ``fixed_master`` is the address and port that workers are told instead of the
-    round's. ``log_dir`` is None for a temporary folder; without ``log_files`` there are none. ``redirects`` and ``tee`` are as
-    torchrun's. ``signals`` end the job on this node; a second one kills. ``warm`` is what :class:`Template` has as ``begin``,
-    ``fixed`` and ``what``. All times in seconds, zero for ``uninterruptible_sleep_s``
-    means that nobody looks for it.
+    ``session`` has not been used before; ``host`` is the coordinator, if this process serves it. Workers inherit this process's
+    environment. ``fixed_master`` is the address and port that workers are told instead of the round's.
 
     Call it in the main thread. Python runs no signal handlers and holds no lock meanwhile.
 

@@ -172,17 +172,17 @@ class DynamicRendezvousHandler(NodeHandler):
             keep_alive_interval=settings.keep_alive_interval.total_seconds(),
             keep_alive_max_attempt=settings.keep_alive_max_attempt,
         )
-        self._cas: CasSession = _elastic_rs.CasSession(
+        options = _elastic_rs.NodeOptions(
             run_id=settings.run_id,
             name=self._node,
             local_addr=addr,
-            min_nodes=settings.min_nodes,
-            max_nodes=settings.max_nodes,
-            last_call_timeout_s=config.last_call_timeout,
-            settle_timeout_s=config.settle_timeout,
-            keep_alive_interval_s=config.keep_alive_interval,
-            keep_alive_max_attempt=config.keep_alive_max_attempt,
+            nodes=(settings.min_nodes, settings.max_nodes),
+            config=config,
+            max_restarts=None,
+            ranks_as_asked=False,
+            hosts=False,
         )
+        self._cas: CasSession = _elastic_rs.CasSession(options)
         super().__init__(run_id=settings.run_id, config=config, name=self._node)
         self._local_addr = addr
         self._settings = settings
@@ -204,9 +204,7 @@ class DynamicRendezvousHandler(NodeHandler):
     def _meet(self, **how: Any) -> tuple[Placement, StoreServer]:
         store = self._listen_for_workers()
         try:
-            placement = self._session.join(
-                store_port=store.port, node_rank=self._config.node_rank, timeout_s=self._config.join_timeout, **how
-            )
+            placement = self._session.join(store_port=store.port, **how)
         except BaseException:
             store.stop()
             raise

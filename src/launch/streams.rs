@@ -52,9 +52,16 @@ fn output(redirected: bool, teed: bool, shown: bool, file: PathBuf, prefix: &str
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rendezvous::protocol::text::LOCAL_WORLD_SIZE_LIMIT;
 
     fn of(options: &LogOptions, local_rank: u32) -> (Output, Output) {
         options.outputs(local_rank, Some(("out".into(), "err".into())), "[p]:")
+    }
+
+    #[test]
+    fn every_worker_that_a_node_may_have_can_be_named() {
+        assert!(format!("{}:1", LOCAL_WORLD_SIZE_LIMIT - 1).parse::<StreamsOf>().is_ok());
+        assert!(format!("{LOCAL_WORLD_SIZE_LIMIT}:1").parse::<StreamsOf>().is_err());
     }
 
     #[test]

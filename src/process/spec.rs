@@ -165,14 +165,17 @@ impl std::str::FromStr for StreamsOf {
             let (rank, digit) = entry.split_once(':')?;
             let digits = !rank.is_empty() && rank.bytes().all(|byte| byte.is_ascii_digit());
             let rank = digits.then(|| rank.parse().ok())??;
-            Some((rank, Streams::from_digit(digit)?))
+            (rank <= HIGHEST_LOCAL_RANK).then_some((rank, Streams::from_digit(digit)?))
         };
         let by_rank: Option<BTreeMap<u32, Streams>> = text.split(',').map(entry).collect();
         by_rank.map(StreamsOf::Each).ok_or_else(|| StreamsError { text: text.to_owned() })
     }
 }
 
-/// The error of a text that selects no streams.
+/// A node has at most 65,535 workers.
+const HIGHEST_LOCAL_RANK: u32 = 65_534;
+
+/// The error of a text that selects no streams. Its message goes behind the name of the flag.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamsError {
     /// The text.
@@ -184,8 +187,8 @@ impl fmt::Display for StreamsError {
         let text = &self.text;
         write!(
             f,
-            "`{text}` does not say which streams: expected 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or such a digit \
-             for each local rank, as in `0:3,1:1`"
+            "is `{text}`, must be 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or such a digit for each local rank from 0 to \
+             {HIGHEST_LOCAL_RANK}: 0:3,1:1"
         )
     }
 }
@@ -204,9 +207,9 @@ mod tests {
         assert_eq!("3".parse(), Ok(StreamsOf::Every(Streams::ALL)));
         let some: StreamsOf = "0:3,15:1".parse().unwrap();
         assert_eq!([0, 1, 15].map(|rank| some.of(rank)), [Streams::ALL, NONE, OUT]);
-        for wrong in ["", "4", "03", "0:4", "0:1,", "a:1", "+1:1", "0:", "1,2"] {
+        for wrong in ["", "4", "03", "0:4", "0:1,", "a:1", "+1:1", "0:", "1,2", "65535:1"] {
             let error = wrong.parse::<StreamsOf>().unwrap_err().to_string();
-            assert!(error.starts_with(&format!("`{wrong}` does not say")), "{error}");
+            assert!(error.starts_with(&format!("is `{wrong}`, must be 0 (none)")), "{error}");
         }
     }
 

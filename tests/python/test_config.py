@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from elastic_rs.rendezvous._config import RendezvousConfig
+from elastic_rs.rendezvous._config import RendezvousConfig, config_of
 
 
 def test_defaults_are_pytorchs_where_pytorch_has_them() -> None:
@@ -13,14 +13,15 @@ def test_defaults_are_pytorchs_where_pytorch_has_them() -> None:
 
     ours, theirs = RendezvousConfig(), RendezvousTimeout()
     assert ours.join_timeout == theirs.join.total_seconds()
-    assert ours.last_call_timeout == theirs.last_call.total_seconds()
     assert ours.close_timeout == theirs.close.total_seconds()
     # The defaults of `create_handler` and `_create_tcp_store`, which are arguments there.
-    assert (ours.keep_alive_interval, ours.keep_alive_max_attempt, ours.read_timeout) == (5, 3, 60)
+    values = ours.values()
+    assert values["last_call_timeout"] == theirs.last_call.total_seconds()
+    assert (values["keep_alive_interval"], values["keep_alive_max_attempt"], ours.read_timeout) == (5, 3, 60)
 
 
 def test_values_come_as_text_or_as_numbers() -> None:
-    config = RendezvousConfig.from_mapping(
+    config = config_of(
         {"join_timeout": "12", "last_call_timeout": 3, "settle_timeout": "0.5", "is_host": "true", "node_rank": "2"}
     )
     assert config == RendezvousConfig(
@@ -40,7 +41,7 @@ def test_values_come_as_text_or_as_numbers() -> None:
 def test_an_unknown_key_is_named_with_the_nearest_known_one(key: str, suggested: str) -> None:
     # pains row 30: PyTorch accepts it silently.
     with pytest.raises(ValueError, match=rf"unknown key `{key}`") as caught:
-        RendezvousConfig.from_mapping({key: "5"})
+        config_of({key: "5"})
     assert suggested in str(caught.value)
 
 
@@ -71,37 +72,37 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(key: str, suggested:
 )
 def test_a_bad_value_is_named_with_its_key_and_what_is_allowed(key: str, value: object, allowed: str) -> None:
     with pytest.raises(ValueError, match=f"--rdzv-conf {key} is `{value}`, must be") as caught:
-        RendezvousConfig.from_mapping({key: value})
+        config_of({key: value})
     assert allowed in str(caught.value)
 
 
 def test_a_lease_that_no_job_would_wait_for_is_refused() -> None:
-    assert RendezvousConfig.from_mapping({"keep_alive_interval": "3600", "keep_alive_max_attempt": "1"})
+    assert config_of({"keep_alive_interval": "3600", "keep_alive_max_attempt": "1"})
     with pytest.raises(ValueError, match=r"keep_alive_interval \* keep_alive_max_attempt is `5000` seconds") as caught:
-        RendezvousConfig.from_mapping({"keep_alive_max_attempt": "1000"})
+        config_of({"keep_alive_max_attempt": "1000"})
     assert str(caught.value).endswith("must be at most 3600")
 
 
 def test_timeout_from_the_user_is_join_timeout_and_said_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "elastic_rs"):
-        assert RendezvousConfig.from_mapping({"timeout": "15"}).join_timeout == 15
+        assert config_of({"timeout": "15"}).join_timeout == 15
     assert "timeout=15 is taken for join_timeout" in caplog.text
 
 
 def test_timeout_from_the_launcher_is_ignored_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
     # LaunchConfig.__post_init__ puts timeout=900 into the configuration of every backend.
     with caplog.at_level(logging.DEBUG, "elastic_rs"):
-        assert RendezvousConfig.from_mapping({"timeout": 900}) == RendezvousConfig()
+        assert config_of({"timeout": 900}) == RendezvousConfig()
     assert not caplog.records
 
 
 def test_join_timeout_wins_over_its_alias() -> None:
     for given in ({"timeout": "5", "join_timeout": "7"}, {"join_timeout": "7", "timeout": "5"}):
-        assert RendezvousConfig.from_mapping(given).join_timeout == 7
+        assert config_of(given).join_timeout == 7
 
 
 def test_keys_of_pytorch_without_effect_here_are_still_checked() -> None:
     given = {"heartbeat_timeout": "5", "cas_backoff_max_seconds": "0.5", "store_type": "tcp"}
-    assert RendezvousConfig.from_mapping(given) == RendezvousConfig()
+    assert config_of(given) == RendezvousConfig()
     with pytest.raises(ValueError, match="heartbeat_timeout"):
-        RendezvousConfig.from_mapping({"heartbeat_timeout": "0"})
+        config_of({"heartbeat_timeout": "0"})

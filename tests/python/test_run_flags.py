@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import os
 import re
 import subprocess
@@ -269,13 +268,13 @@ def test_a_mistake_is_told_before_pytorch_takes_over(
 @pytest.mark.parametrize("seconds", ["inf", "1e30", "nan", "-1", "x", ""])
 def test_a_sleep_without_end_is_not_looked_for(monkeypatch: pytest.MonkeyPatch, seconds: str) -> None:
     monkeypatch.setenv("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", seconds)
-    assert _options.launch_options_of(_flags.parse(SCRIPT))["uninterruptible_sleep_s"] == 0
+    assert _options.launch_options_of(_flags.parse(SCRIPT)).uninterruptible_sleep_s == 0
 
 
 def test_what_torchrun_reads_as_numbers_is_read_alike() -> None:
     def shown(ranks: str) -> Any:
         args = _flags.parse([f"--local-ranks-filter={ranks}", *SCRIPT])
-        return _options.log_options_of(args)["shown_ranks"]
+        return _options.log_options_of(args).shown_ranks
 
     assert [shown(ranks) for ranks in ("", "-1", "99999999999", " 1 ,1_0")] == [None, [], [], [1, 10]]
     assert _options.nodes_of("1_0") == (10, 10)
@@ -343,15 +342,9 @@ def test_help_says_by_itself_what_rdzv_conf_takes(capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit):
         run.main(argv)
     text = capsys.readouterr().out
-    for field in dataclasses.fields(RendezvousConfig):
-        value = (
-            ""
-            if field.default is None
-            else f"={field.default:g}"
-            if type(field.default) is float
-            else f"={field.default}"
-        )
-        assert re.search(rf"[ (]{field.name}{value}[,\n]", text), field.name
+    for key, default in RendezvousConfig().values().items():
+        value = "" if default is None else f"={default:g}" if isinstance(default, float) else f"={default}"
+        assert re.search(rf"[ (]{key}{value}[,\n]", text), key
     assert "docs/" not in text, "a wheel has no such folder"
 
 

@@ -18,8 +18,10 @@ use pyo3::prelude::*;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
+use crate::conf::{limit, seconds};
 use crate::errors;
-use crate::rendezvous::{Placement, Session, limit, seconds};
+use crate::options::AgentOptions;
+use crate::rendezvous::{Placement, Session};
 use crate::runtime::{block_on, block_on_task, detach, handle};
 use crate::warm::Template;
 
@@ -205,38 +207,20 @@ pub struct Agent {
 
 #[pymethods]
 impl Agent {
-    /// ``session`` tells of other nodes; without one the caller does. With ``restarts_left`` this agent counts its own
-    /// restarts, as PyTorch's does; without, the coordinator counts the job's. Times in seconds; without
-    /// ``exit_barrier_timeout_s`` it waits for the other nodes' workers as long as they run;
-    /// ``uninterruptible_sleep_s`` of zero means that nobody looks for it.
+    /// ``session`` tells of other nodes; without one the caller does.
     #[new]
-    #[pyo3(signature = (*, session, name, run_id, role, local_world_size, max_restarts, restarts_left, grace_s,
-        exit_barrier_timeout_s, use_agent_store, virtual_local_rank, uninterruptible_sleep_s))]
-    #[expect(clippy::too_many_arguments, reason = "one named argument per setting, checked here once")]
-    fn new(
-        session: Option<&Session>,
-        name: String,
-        run_id: String,
-        role: String,
-        local_world_size: u32,
-        max_restarts: u32,
-        restarts_left: Option<u32>,
-        grace_s: f64,
-        exit_barrier_timeout_s: Option<f64>,
-        use_agent_store: bool,
-        virtual_local_rank: bool,
-        uninterruptible_sleep_s: f64,
-    ) -> PyResult<Self> {
+    fn new(session: Option<&Session>, options: &AgentOptions) -> PyResult<Self> {
+        let workers = options.workers();
         let policy = Policy {
-            budget: restarts_left.map_or(Budget::Job, Budget::Node),
-            workers: local_world_size,
-            grace: seconds("shutdown_timeout", grace_s)?,
-            exit_barrier_timeout: limit("exit_barrier_timeout", exit_barrier_timeout_s)?,
+            budget: options.restarts_left.map_or(Budget::Job, Budget::Node),
+            workers: options.local_world_size,
+            grace: seconds("shutdown_timeout", options.grace_s)?,
+            exit_barrier_timeout: limit("exit_barrier_timeout", options.exit_barrier_timeout_s)?,
         };
-        let session = session.map(|session| Arc::clone(&session.0));
-        let mut runner = Runner::new(policy, name, run_id.clone(), role.clone(), session);
-        runner.limit_uninterruptible_sleep(seconds("uninterruptible_state_timeout", uninterruptible_sleep_s)?);
-        let workers = Workers { run_id, role, local_world_size, max_restarts, use_agent_store, virtual_local_rank };
+        let session = session.map(|session| Arc::clone(&session.core));
+        let mut runner =
+            Runner::new(policy, options.name.clone(), workers.run_id.clone(), workers.role.clone(), session);
+        runner.limit_uninterruptible_sleep(seconds("uninterruptible_state_timeout", options.uninterruptible_sleep_s)?);
         Ok(Self { runner: Arc::new(Mutex::new(runner)), workers })
     }
 

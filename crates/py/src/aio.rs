@@ -12,8 +12,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use crate::awaitable::awaitable;
+use crate::conf::seconds;
 use crate::errors;
-use crate::rendezvous::seconds;
 use crate::store_client::Text;
 
 /// The core's client of a TCP store, for asyncio. Every operation returns an awaitable of the running event loop.

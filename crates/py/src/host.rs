@@ -9,7 +9,7 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::rendezvous::seconds;
+use crate::conf::seconds;
 use crate::runtime::{block_on, detach};
 use crate::store::{from_bind, os_error};
 

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::panic;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use elastic_rs::agent::environment::Workers;
@@ -11,14 +10,16 @@ use elastic_rs::agent::{Budget, Outcome};
 use elastic_rs::devices::{Wanted, nvidia};
 use elastic_rs::host::Reach;
 use elastic_rs::launch::{Ended, Fixed, Job, LogFolder, LogOptions, Signals, Warm, run as run_job};
-use elastic_rs::process::{self, Signal, StreamsOf};
+use elastic_rs::process::{self, Signal};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::agent::Failure;
+use crate::conf::seconds;
 use crate::errors::class_of_join;
 use crate::host::Host;
-use crate::rendezvous::{Session, limit, seconds};
+use crate::options::LaunchOptions;
+use crate::rendezvous::Session;
 use crate::runtime::{block_on_task, detach, handle};
 
 /// How :func:`launch` ended.
@@ -74,100 +75,74 @@ impl From<Ended> for Launched {
 
 /// Run the workers of one node until the job, or this node's part in it, has ended. Nothing is left of them then.
 ///
-/// ``session`` has not been used before; ``host`` is the coordinator, if this process serves it. ``command`` is the program and
-/// its arguments, in which ``${local_rank}`` is replaced; workers inherit this process's environment. With ``restarts_left``
-/// this node counts its own restarts. ``fixed_master`` is the address and port that workers are told instead of the
-/// round's. ``log_dir`` is None for a temporary folder; without ``log_files`` there are none. ``redirects`` and ``tee`` are as
-/// torchrun's. ``signals`` end the job on this node; a second one kills. ``warm`` is what :class:`Template` has as ``begin``,
-/// ``fixed`` and ``what``. All times in seconds, zero for ``uninterruptible_sleep_s``
-/// means that nobody looks for it.
+/// ``session`` has not been used before; ``host`` is the coordinator, if this process serves it. Workers inherit this process's
+/// environment. ``fixed_master`` is the address and port that workers are told instead of the round's.
 ///
 /// Call it in the main thread. Python runs no signal handlers and holds no lock meanwhile.
 ///
 /// Raises ``ValueError`` for what is not allowed, and ``RuntimeError`` if this node alone cannot go on.
 #[pyfunction]
-#[pyo3(signature = (session, host, *, name, entrypoint, command, run_id, role, local_world_size, max_restarts, restarts_left,
-    grace_s, exit_barrier_timeout_s, uninterruptible_sleep_s, node_rank, join_timeout_s, close_timeout_s, drain_timeout_s, local_addr, fixed_master,
-    use_agent_store, virtual_local_rank, log_dir, log_files, redirects, tee, shown_ranks, stdout_filters, stderr_filters,
-    prefix, signals, warm = None))]
-#[expect(clippy::too_many_arguments, reason = "one named argument per setting, checked here once")]
+#[pyo3(signature = (session, host, options, *, fixed_master, use_agent_store))]
 pub fn launch(
     py: Python<'_>,
     session: &Session,
     host: Option<&Host>,
-    name: String,
-    entrypoint: String,
-    command: Vec<OsString>,
-    run_id: String,
-    role: String,
-    local_world_size: u32,
-    max_restarts: u32,
-    restarts_left: Option<u32>,
-    grace_s: f64,
-    exit_barrier_timeout_s: Option<f64>,
-    uninterruptible_sleep_s: f64,
-    node_rank: Option<u32>,
-    join_timeout_s: f64,
-    close_timeout_s: f64,
-    drain_timeout_s: f64,
-    local_addr: Option<String>,
+    options: LaunchOptions,
     fixed_master: Option<(String, u16)>,
     use_agent_store: bool,
-    virtual_local_rank: bool,
-    log_dir: Option<PathBuf>,
-    log_files: bool,
-    redirects: &str,
-    tee: &str,
-    shown_ranks: Option<Vec<u32>>,
-    stdout_filters: Vec<String>,
-    stderr_filters: Vec<String>,
-    prefix: Option<String>,
-    signals: Vec<i32>,
-    warm: Option<(Vec<OsString>, usize, String)>,
 ) -> PyResult<Launched> {
-    let mut reach = Reach::new(local_addr, session.is_alone());
-    reach.on_one_machine = host.is_some_and(Host::is_on_loopback);
-    reach.unused = fixed_master.is_some();
-    if command.is_empty() {
+    if options.command.is_empty() {
         return Err(PyValueError::new_err("command is empty, must name a program"));
     }
-    let streams = |text: &str| text.parse::<StreamsOf>().map_err(|error| PyValueError::new_err(error.to_string()));
-    let logs = LogOptions {
-        redirects: streams(redirects)?,
-        tee: streams(tee)?,
-        shown: shown_ranks.map(|ranks| ranks.into_iter().collect()),
-        stdout_filters,
-        stderr_filters,
-        prefix,
-    };
+    let node = &session.options;
+    let mut reach = Reach::new(node.local_addr.clone(), node.nodes.1 == 1);
+    reach.on_one_machine = host.is_some_and(Host::is_on_loopback);
+    reach.unused = fixed_master.is_some();
+    let conf = &node.config.0;
+    let logs = options.logs;
     let job = Job {
-        name,
-        entrypoint,
-        command,
-        workers: Workers { run_id, role, local_world_size, max_restarts, use_agent_store, virtual_local_rank },
-        budget: restarts_left.map_or(Budget::Job, Budget::Node),
-        grace: seconds("shutdown_timeout", grace_s)?,
-        exit_barrier_timeout: limit("exit_barrier_timeout", exit_barrier_timeout_s)?,
-        uninterruptible_sleep: seconds("uninterruptible_state_timeout", uninterruptible_sleep_s)?,
-        node_rank,
-        join_timeout: seconds("join_timeout", join_timeout_s)?,
-        close_timeout: seconds("close_timeout", close_timeout_s)?,
-        drain_timeout: seconds("drain_timeout", drain_timeout_s)?,
+        name: node.name.clone(),
+        entrypoint: options.entrypoint,
+        command: options.command,
+        workers: Workers {
+            run_id: node.run_id.clone(),
+            role: options.role,
+            local_world_size: options.local_world_size,
+            max_restarts: options.max_restarts,
+            use_agent_store,
+            virtual_local_rank: options.virtual_local_rank,
+        },
+        // What the coordinator was not told of, it does not count.
+        budget: node.max_restarts.map_or(Budget::Node(options.max_restarts), |_| Budget::Job),
+        grace: seconds("shutdown_timeout", options.grace_s)?,
+        exit_barrier_timeout: conf.exit_barrier_timeout,
+        uninterruptible_sleep: seconds("uninterruptible_state_timeout", options.uninterruptible_sleep_s)?,
+        node_rank: conf.node_rank,
+        join_timeout: conf.join_timeout,
+        close_timeout: conf.close_timeout,
+        drain_timeout: conf.drain_timeout,
         reach,
         fixed: fixed_master.map(|(addr, port)| Fixed { addr, port }),
-        log_folder: match log_dir {
-            _ if !log_files => LogFolder::Nowhere,
+        log_folder: match logs.log_dir {
+            _ if !logs.log_files => LogFolder::Nowhere,
             Some(folder) => LogFolder::In(folder),
             None => LogFolder::Temporary,
         },
-        logs,
-        warm: warm.map(|(begin, fixed, what)| Warm { begin, fixed, what }),
+        logs: LogOptions {
+            redirects: logs.redirects.0,
+            tee: logs.tee.0,
+            shown: logs.shown_ranks.map(|ranks| ranks.into_iter().collect()),
+            stdout_filters: logs.stdout_filters,
+            stderr_filters: logs.stderr_filters,
+            prefix: logs.prefix,
+        },
+        warm: options.warm.map(|(begin, fixed, what)| Warm { begin, fixed, what }),
     };
-    run(py, job, session, host, signals)
+    run(py, job, session, host, options.signals)
 }
 
 fn run(py: Python<'_>, job: Job, session: &Session, host: Option<&Host>, signals: Vec<i32>) -> PyResult<Launched> {
-    let (session, sessions) = (Arc::clone(&session.0), host.map(Host::sessions));
+    let (session, sessions) = (Arc::clone(&session.core), host.map(Host::sessions));
     let runtime = handle()?;
     let taken = Signals::take(&signals.into_iter().map(Signal).collect::<Vec<_>>())?;
     let receiver = {

@@ -6,10 +6,12 @@ mod agent;
 mod aio;
 mod awaitable;
 mod cas;
+mod conf;
 mod errors;
 mod host;
 mod launch;
 mod logging;
+mod options;
 mod rendezvous;
 mod runtime;
 mod store;
@@ -28,9 +30,13 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::cas::CasSession;
     #[pymodule_export]
+    use crate::conf::RendezvousConfig;
+    #[pymodule_export]
     use crate::host::Host;
     #[pymodule_export]
     use crate::launch::{Launched, launch, rehearse, visible_gpus};
+    #[pymodule_export]
+    use crate::options::{AgentOptions, LaunchOptions, LogOptions, NodeOptions, Streams};
     #[pymodule_export]
     use crate::rendezvous::{Placement, Session, View, validate_run_id};
     #[pymodule_export]
@@ -47,6 +53,10 @@ mod _elastic_rs {
     /// Of the rendezvous protocol: both ends of a session must have the same.
     #[pymodule_export]
     const PROTOCOL_VERSION: u16 = elastic_rs::rendezvous::protocol::message::PROTOCOL_VERSION;
+
+    /// Most workers that a node may have.
+    #[pymodule_export]
+    const LOCAL_WORLD_SIZE_LIMIT: u32 = elastic_rs::rendezvous::protocol::text::LOCAL_WORLD_SIZE_LIMIT;
 
     /// Take over the level of Python's logger ``elastic_rs``. Call it after changing that.
     #[pyfunction]

@@ -1,19 +1,20 @@
 //! `Session` and `Placement`: a node's place at the rendezvous.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use elastic_rs::host::{Reach, process_number};
+use elastic_rs::rendezvous::conf::Conf;
 use elastic_rs::rendezvous::node::{session, view};
-use elastic_rs::rendezvous::protocol::message::{self, Hello, NodeId, Verdict};
-use elastic_rs::rendezvous::protocol::settings::{OnPartition, Settings};
+use elastic_rs::rendezvous::protocol::message::{self, Hello, Verdict};
 use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::agent::Failure;
+use crate::conf::seconds;
 use crate::errors;
 use crate::host::Host;
+use crate::options::NodeOptions;
 use crate::runtime::{block_on, handle};
 use crate::store::StoreServer;
 
@@ -152,66 +153,23 @@ impl View {
 
 /// A node's session with the coordinator; connects in the background.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
-pub struct Session(pub(crate) Arc<session::Session>, Mutex<Reach>);
-
-impl Session {
-    /// Whether the job never has another node.
-    pub fn is_alone(&self) -> bool {
-        self.1.lock().alone
-    }
+pub struct Session {
+    pub(crate) core: Arc<session::Session>,
+    pub(crate) options: NodeOptions,
+    reach: Mutex<Reach>,
 }
 
 #[pymethods]
 impl Session {
-    /// Start a session for one node with the coordinator at ``host:port``. All times in seconds. ``hosts``: this process hosts it,
-    /// and goes with this node.
+    /// Start a session for one node with the coordinator at ``host:port``.
+    ///
+    /// Raises ``ValueError`` for options that no coordinator accepts.
     #[new]
-    #[pyo3(signature = (*, host, port, run_id, name, local_addr, min_nodes, max_nodes, last_call_timeout_s, settle_timeout_s,
-        keep_alive_interval_s, keep_alive_max_attempt, reconnect_grace_s, coordinator_timeout_s, node_rank = None, on_partition = "stop", rejoin_limit = 20,
-        rejoin_window_s = 3600.0, max_restarts = None, ranks_as_asked = false, hosts = false))]
-    #[expect(clippy::too_many_arguments, reason = "one named argument per setting, checked here once")]
-    fn new(
-        host: &str,
-        port: u16,
-        run_id: String,
-        name: String,
-        local_addr: Option<String>,
-        min_nodes: u32,
-        max_nodes: u32,
-        last_call_timeout_s: f64,
-        settle_timeout_s: f64,
-        keep_alive_interval_s: f64,
-        keep_alive_max_attempt: u32,
-        reconnect_grace_s: f64,
-        coordinator_timeout_s: f64,
-        node_rank: Option<u32>,
-        on_partition: &str,
-        rejoin_limit: u32,
-        rejoin_window_s: f64,
-        max_restarts: Option<u32>,
-        ranks_as_asked: bool,
-        hosts: bool,
-    ) -> PyResult<Self> {
-        let settings = Settings {
-            last_call_timeout: seconds("last_call_timeout", last_call_timeout_s)?,
-            settle_timeout: seconds("settle_timeout", settle_timeout_s)?,
-            keep_alive_interval: seconds("keep_alive_interval", keep_alive_interval_s)?,
-            keep_alive_max_attempt,
-            reconnect_grace: seconds("reconnect_grace", reconnect_grace_s)?,
-            on_partition: on_partition_of(on_partition)?,
-            rejoin_limit,
-            rejoin_window: seconds("rejoin_window", rejoin_window_s)?,
-            max_restarts,
-            ranks_as_asked,
-            ..Settings::new(min_nodes, max_nodes)
-        };
-        let node = NodeId(rand::random());
-        let process = process_number();
-        let reach = Reach::new(local_addr.clone(), max_nodes == 1);
-        let hello = Hello { local_addr, process, node_rank, hosts, ..Hello::new(run_id, node, name, settings) };
-        hello.validate().map_err(PyValueError::new_err)?;
-        let timeout = seconds("coordinator_timeout", coordinator_timeout_s)?;
-        Ok(Self(Arc::new(session::Session::open(&handle()?, hello, host, port, timeout)), Mutex::new(reach)))
+    fn new(host: &str, port: u16, options: NodeOptions) -> PyResult<Self> {
+        let hello = Hello { process: process_number(), ..options.hello()? };
+        let reach = Reach::new(options.local_addr.clone(), options.nodes.1 == 1);
+        let core = session::Session::open(&handle()?, hello, host, port, options.config.0.coordinator_timeout);
+        Ok(Self { core: Arc::new(core), options, reach: Mutex::new(reach) })
     }
 
     /// Take part in the next round; blocks until it has completed. Gives the place, and an empty store that listens for the workers
@@ -219,40 +177,38 @@ impl Session {
     ///
     /// Raises ``RendezvousTimeoutError``, ``RendezvousClosedError``, ``RendezvousGracefulExitError`` (a spare that was not
     /// needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``.
-    #[pyo3(signature = (*, node_rank, timeout_s, workers = None, host = None))]
+    #[pyo3(signature = (*, workers = None, host = None))]
     fn join(
         &self,
         py: Python<'_>,
-        node_rank: Option<u32>,
-        timeout_s: f64,
         workers: Option<(String, u32)>,
         host: Option<&Host>,
     ) -> PyResult<(Placement, StoreServer)> {
-        let timeout = seconds("join_timeout", timeout_s)?;
         let workers = workers.map(|(role, local_world_size)| message::JoinWorkers { role, local_world_size });
-        let mut reach = self.1.lock().clone();
+        let mut reach = self.reach.lock().clone();
         reach.on_one_machine = host.is_some_and(Host::is_on_loopback);
-        let joined = block_on(py, reach.join(&self.0, node_rank, workers, timeout))?;
-        *self.1.lock() = reach;
+        let Conf { node_rank, join_timeout, .. } = self.options.config.0;
+        let joined = block_on(py, reach.join(&self.core, node_rank, workers, join_timeout))?;
+        *self.reach.lock() = reach;
         let (placement, store) = joined.map_err(|error| errors::from_join(py, &error))?;
         Ok((Placement(placement), StoreServer(store)))
     }
 
     /// How things stand. Raises as :meth:`join` does when this node can no longer take part.
     fn view(&self, py: Python<'_>) -> PyResult<View> {
-        View::from_core(py, self.0.view())
+        View::from_core(py, self.core.view())
     }
 
     /// Whether the coordinator has ever welcomed this node.
     #[getter]
     fn was_welcomed(&self) -> bool {
-        self.0.was_welcomed()
+        self.core.was_welcomed()
     }
 
     /// End the job for everybody. With a ``cause``, it failed, and all others stop.
     #[pyo3(signature = (*, by, cause = None))]
     fn close(&self, by: String, cause: Option<String>) {
-        self.0.close(match cause {
+        self.core.close(match cause {
             Some(cause) => Verdict::Failed { by, cause, failure: None },
             None => Verdict::Succeeded { by },
         });
@@ -264,26 +220,8 @@ impl Session {
     #[pyo3(signature = (reason, *, timeout_s = 1.0, signal = None))]
     fn leave(&self, py: Python<'_>, reason: String, timeout_s: f64, signal: Option<i32>) -> PyResult<()> {
         let timeout = seconds("timeout_s", timeout_s)?;
-        block_on(py, self.0.leave(reason, signal, timeout))
+        block_on(py, self.core.leave(reason, signal, timeout))
     }
-}
-
-fn on_partition_of(text: &str) -> PyResult<OnPartition> {
-    [OnPartition::Stop, OnPartition::Continue]
-        .into_iter()
-        .find(|choice| choice.to_string() == text)
-        .ok_or_else(|| PyValueError::new_err(format!("on_partition is `{text}`, must be `stop` or `continue`")))
-}
-
-/// Seconds from Python, with the name of the setting in the error.
-pub fn seconds(name: &str, value: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(value)
-        .map_err(|error| PyValueError::new_err(format!("{name} is `{value}` seconds, must be zero or more: {error}")))
-}
-
-/// As [`seconds`], for an optional time limit.
-pub fn limit(name: &str, value: Option<f64>) -> PyResult<Option<Duration>> {
-    value.map(|value| seconds(name, value)).transpose()
 }
 
 /// Raises ``ValueError`` if a job cannot have this name: it is too long, or has control characters.

@@ -10,8 +10,8 @@ use elastic_rs::store::server::{self, ServerOptions};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::conf::seconds;
 use crate::errors;
-use crate::rendezvous::seconds;
 use crate::runtime::{block_on, detach};
 
 /// A TCP store's server, on a thread of its own that never waits for the interpreter.

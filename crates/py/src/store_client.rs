@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use pyo3::types::PyBytes;
 
+use crate::conf::seconds;
 use crate::errors;
-use crate::rendezvous::seconds;
 use crate::runtime::block_on;
 
 /// The core's own client of a TCP store, without torch. Keys are ``str`` (sent as UTF-8) or ``bytes``; times are seconds.

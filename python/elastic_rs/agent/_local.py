@@ -190,8 +190,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
 
     def _new_agent(self, spec: WorkerSpec) -> Agent:
         job_counts = self._handler is not None and self._handler.counts_restarts
-        return _elastic_rs.Agent(
-            session=None if self._handler is None else self._handler.session,
+        options = _elastic_rs.AgentOptions(
             name=f"{socket.gethostname()}:{os.getpid()}",
             run_id=spec.rdzv_handler.get_run_id(),
             role=spec.role,
@@ -204,6 +203,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             virtual_local_rank=getattr(spec, "virtual_local_rank", False),
             uninterruptible_sleep_s=self._sleep_limit_s,
         )
+        return _elastic_rs.Agent(None if self._handler is None else self._handler.session, options)
 
     def _barrier_limit(self) -> float | None:
         """Return how many seconds to wait for the other nodes' workers; None is for as long as they run."""

@@ -1,94 +1,43 @@
-"""What ``--rdzv-conf`` may say: one table of keys, their defaults and limits."""
+"""What the user says of a rendezvous: ``--rdzv-conf``, by the core's table of keys, and the endpoint.
+
+The table is in ``src/rendezvous/conf.rs``.
+"""
 
 from __future__ import annotations
 
 import logging
-import math
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from elastic_rs._elastic_rs import RendezvousConfig
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
+
+__all__ = ["RendezvousConfig", "config_of", "parse_conf", "parse_endpoint", "shown_defaults", "warn_of_no_endpoint"]
 
 logger = logging.getLogger("elastic_rs.rendezvous")
 
 
-@dataclass(frozen=True)
-class RendezvousConfig:
-    """Checked settings of the backend ``rust-c10d``. Times are in seconds.
+DEFAULT_PORT = 29400
+"""Port of an endpoint without one, as in PyTorch's ``c10d`` backend. A job of one node needs no endpoint at all."""
 
-    The first group has the names and defaults of PyTorch's ``c10d`` backend.
+MAX_NODES = 2**32 - 1
+"""The core counts nodes in 32 bits."""
+
+
+def config_of(given: Mapping[str, Any]) -> RendezvousConfig:
+    """Check what the user gave.
+
+    Raises:
+        ValueError: a key is unknown (the nearest known one is named) or a value is not allowed.
     """
-
-    join_timeout: float = 600.0
-    """How long a node waits for a round to complete before it fails."""
-    last_call_timeout: float = 30.0
-    """How long a growing round waits for further nodes once ``min_nodes`` are in."""
-    close_timeout: float = 30.0
-    """How long telling the others that the job is over may take."""
-    keep_alive_interval: float = 5.0
-    """How often a silent node is heard of."""
-    keep_alive_max_attempt: int = 3
-    """After how many missed keep-alives a silent node is lost."""
-    read_timeout: float = 60.0
-    """Time limit of each operation of the store that the agents share."""
-    is_host: bool | None = None
-    """Whether this process hosts the coordinator; None: it does if the endpoint is this machine's and its port free."""
-
-    settle_timeout: float = 1.0
-    """How long a round that lost members waits for a replacement once all survivors are back."""
-    reconnect_grace: float = 0.5
-    """How long a node whose connection ended without a goodbye may take to come back and keep its place."""
-    coordinator_timeout: float = 300.0
-    """How long nodes carry on without the coordinator before they fail."""
-    drain_timeout: float = 5.0
-    """How long the process that hosts the coordinator stays at the end for the others to say goodbye."""
-    node_rank: int | None = None
-    """Rank this node asks for in the first round."""
-    on_partition: str = "stop"
-    """What this node does when it has heard nothing for its whole lease: ``stop`` its workers, or ``continue``."""
-    rejoin_limit: int = 20
-    """How often nodes of one address may interrupt the job by going, within ``rejoin_window``; 0: no limit."""
-    rejoin_window: float = 3600.0
-    """See ``rejoin_limit``."""
-    agent: str = "rust"
-    """Which agent runs the workers under ``torchrun``: ``rust``, or PyTorch's own (``torch``)."""
-    exit_barrier_timeout: float | None = None
-    """How long a node whose workers have succeeded waits for the other nodes'; None: for as long as they run."""
-    restart_budget: str = "job"
-    """What ``--max-restarts`` counts with our agent: the ``job``'s restarts, or each ``node``'s own (PyTorch's way)."""
-
-    @classmethod
-    def from_mapping(cls, given: Mapping[str, Any]) -> RendezvousConfig:
-        """Check what the user gave.
-
-        Raises:
-            ValueError: a key is unknown (the nearest known one is named) or a value is not allowed.
-        """
-        values: dict[str, Any] = {}
-        for key, value in given.items():
-            if value is None:
-                continue
-            if key == "timeout":
-                # LaunchConfig puts `timeout=900` (an int) into every configuration; what a user writes is a string.
-                if isinstance(value, str):
-                    logger.warning("--rdzv-conf timeout=%s is taken for join_timeout, its name in this backend", value)
-                    values.setdefault("join_timeout", _positive(key, value))
-            elif key in _WITHOUT_EFFECT:
-                _WITHOUT_EFFECT[key](key, value)
-            elif key in _KEYS:
-                values[key] = _KEYS[key](key, value)
-            else:
-                raise ValueError(_unknown(key))
-        config = cls(**values)
-        lease = config.keep_alive_interval * config.keep_alive_max_attempt
-        if lease > LONGEST_LEASE_S:
-            raise ValueError(
-                f"--rdzv-conf keep_alive_interval * keep_alive_max_attempt is `{lease:g}` seconds, must be at most "
-                f"{LONGEST_LEASE_S}"
-            )
-        return config
+    given = dict(given)
+    # LaunchConfig puts `timeout=900` (an int) into every configuration; what a user writes is a string.
+    if not isinstance(timeout := given.pop("timeout", None), str):
+        return RendezvousConfig.from_mapping(given)
+    logger.warning("--rdzv-conf timeout=%s is taken for join_timeout, its name in this backend", timeout)
+    return RendezvousConfig.from_mapping({"timeout": timeout, **given})
 
 
 def parse_conf(text: str) -> dict[str, str]:
@@ -175,120 +124,7 @@ def warn_of_no_endpoint(most_nodes: int, port: int) -> None:
 
 def shown_defaults() -> str:
     """Return all keys with their defaults, as ``--rdzv-conf`` would be given them."""
-    defaults = RendezvousConfig()
-    pairs = ((key, getattr(defaults, key)) for key in vars(defaults))
     return ", ".join(
         key if value is None else f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
-        for key, value in pairs
+        for key, value in RendezvousConfig().values().items()
     )
-
-
-def _unknown(key: str) -> str:
-    import difflib  # costs more than all else here, and errors alone need it
-
-    known = sorted([*_KEYS, *_WITHOUT_EFFECT, "timeout"])
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(known)}"
-    return f"--rdzv-conf has the unknown key `{key}`: {hint}"
-
-
-def _seconds(allowed: str, holds: Callable[[float], bool], *, most: float = 315_360_000) -> Callable[[str, Any], float]:
-    # Without `most`, ten years. Limits that other nodes have to wait for have the core's bound.
-    if most < 315_360_000:
-        allowed += f", at most {most:g}"
-
-    def check(key: str, value: Any) -> float:
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        # No comparison holds for what is not a number.
-        if isinstance(value, bool) or not number <= most or not holds(number):
-            raise ValueError(f"--rdzv-conf {key} is `{value}`, must be a number of seconds{allowed}")
-        return number
-
-    return check
-
-
-def _above_zero(number: float) -> bool:
-    return number > 0
-
-
-def _not_negative(number: float) -> bool:
-    return number >= 0
-
-
-_positive = _seconds(" above zero", _above_zero)
-_zero_or_more = _seconds(", zero or more", _not_negative)
-# What a silent or absent node may cost the others: the bounds of Settings::validate (src/rendezvous/protocol).
-LONGEST_LEASE_S, _LONGEST_GRACE_S, _LONGEST_WAIT_S = 3600, 60, 86_400
-_keep_alive = _seconds(", 0.01 or more", lambda number: number >= 0.01, most=LONGEST_LEASE_S)
-
-
-def _integer(lowest: int, highest: int) -> Callable[[str, Any], int]:
-    def check(key: str, value: Any) -> int:
-        try:
-            number = int(value)
-        except (TypeError, ValueError):
-            number = lowest - 1
-        if isinstance(value, bool) or not lowest <= number <= highest:
-            raise ValueError(f"--rdzv-conf {key} is `{value}`, must be a whole number from {lowest} to {highest}")
-        return number
-
-    return check
-
-
-def _boolean(key: str, value: Any) -> bool:
-    # The words that torch's RendezvousParameters.get_as_bool accepts.
-    text = str(value).lower()
-    if text in {"1", "true", "t", "yes", "y"}:
-        return True
-    if text in {"0", "false", "f", "no", "n"}:
-        return False
-    raise ValueError(f"--rdzv-conf {key} is `{value}`, must be one of 1, true, t, yes, y, 0, false, f, no, n")
-
-
-def _tcp_only(key: str, value: Any) -> str:
-    if str(value).strip().lower() != "tcp":
-        raise ValueError(f"--rdzv-conf {key} is `{value}`, must be `tcp`: this backend has its own store")
-    return "tcp"
-
-
-def _one_of(first: str, second: str) -> Callable[[str, Any], str]:
-    def check(key: str, value: Any) -> str:
-        text = str(value).strip().lower()
-        if text not in {first, second}:
-            raise ValueError(f"--rdzv-conf {key} is `{value}`, must be `{first}` or `{second}`")
-        return text
-
-    return check
-
-
-_KEYS: dict[str, Callable[[str, Any], Any]] = {
-    "join_timeout": _positive,
-    "last_call_timeout": _seconds(" above zero", _above_zero, most=_LONGEST_WAIT_S),
-    "close_timeout": _positive,
-    "keep_alive_interval": _keep_alive,
-    "keep_alive_max_attempt": _integer(1, 1000),
-    "read_timeout": _positive,
-    "is_host": _boolean,
-    "settle_timeout": _seconds(", zero or more", _not_negative, most=_LONGEST_WAIT_S),
-    "reconnect_grace": _seconds(", zero or more", _not_negative, most=_LONGEST_GRACE_S),
-    "coordinator_timeout": _positive,
-    "drain_timeout": _zero_or_more,
-    "exit_barrier_timeout": _zero_or_more,
-    "node_rank": _integer(0, 2**31 - 1),
-    "on_partition": _one_of("stop", "continue"),
-    "agent": _one_of("rust", "torch"),
-    "restart_budget": _one_of("job", "node"),
-    "rejoin_limit": _integer(0, 1000),
-    "rejoin_window": _seconds(" above zero", _above_zero, most=_LONGEST_WAIT_S),
-}
-
-# PyTorch's keys that have nothing to act on here: checked, then dropped.
-_WITHOUT_EFFECT: dict[str, Callable[[str, Any], Any]] = {
-    "heartbeat": _positive,  # what PyTorch's documentation calls the next one
-    "heartbeat_timeout": _positive,
-    "cas_backoff_max_seconds": _zero_or_more,
-    "store_type": _tcp_only,
-}

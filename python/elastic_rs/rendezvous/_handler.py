@@ -21,8 +21,8 @@ from torch.distributed.elastic.events.api import NodeState
 from elastic_rs import _elastic_rs
 from elastic_rs._host_name import host_name
 from elastic_rs.errors import RendezvousClosedError, RendezvousConnectionError
-from elastic_rs.rendezvous._config import RendezvousConfig, parse_endpoint, warn_of_no_endpoint
-from elastic_rs.rendezvous._node import claim, open_session, why_not_host
+from elastic_rs.rendezvous._config import DEFAULT_PORT, MAX_NODES, config_of, parse_endpoint, warn_of_no_endpoint
+from elastic_rs.rendezvous._node import claim, why_not_host
 from elastic_rs.rendezvous._node_handler import NodeHandler
 from elastic_rs.store import TCPStore
 
@@ -30,19 +30,13 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
     from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-    from elastic_rs._elastic_rs import Failure, Host, Placement, Session, StoreServer
+    from elastic_rs._elastic_rs import Failure, Host, Placement, RendezvousConfig, Session, StoreServer
 
 __all__ = ["DEFAULT_PORT", "RustC10dRendezvousHandler", "create_rust_c10d_handler"]
 
 logger = logging.getLogger("elastic_rs.rendezvous")
 
-DEFAULT_PORT = 29400
-"""Port of an endpoint without one, as in PyTorch's ``c10d`` backend. A job of one node needs no endpoint at all."""
-
 BACKEND = "rust-c10d"
-
-MAX_NODES = 2**32 - 1
-"""The core counts nodes in 32 bits."""
 
 
 def create_rust_c10d_handler(params: RendezvousParameters) -> RustC10dRendezvousHandler:
@@ -68,7 +62,7 @@ class RustC10dRendezvousHandler(NodeHandler):
 
     Args:
         params: run id, endpoint, node counts and configuration, as torchrun passes them. The configuration's keys are
-            those of :class:`elastic_rs.rendezvous._config.RendezvousConfig`.
+            those of ``--rdzv-conf``.
     """
 
     __module__ = "elastic_rs.rendezvous"
@@ -81,7 +75,7 @@ class RustC10dRendezvousHandler(NodeHandler):
         if params.max_nodes > MAX_NODES:
             raise ValueError(f"The maximum number of nodes ({params.max_nodes}) must be at most {MAX_NODES}.")
         self._run_id, self._local_addr = params.run_id, params.local_addr
-        self._config = config = RendezvousConfig.from_mapping(params.config)
+        self._config = config = config_of(params.config)
         host, port = parse_endpoint(params.endpoint or "", _default_port(params, config))
         if not params.endpoint:
             warn_of_no_endpoint(params.max_nodes, port)
@@ -105,13 +99,13 @@ class RustC10dRendezvousHandler(NodeHandler):
         Call it before the session is first used.
         """
         self._workers = (role, local_world_size)
-        if self._config.restart_budget == "job":
+        if self._config.job_counts:
             self._max_restarts = max_restarts
 
     @property
     def wants_agent(self) -> bool:
         """Whether our agent is to run the workers (``--rdzv-conf agent=rust``, the default)."""
-        return self._config.agent == "rust"
+        return self._config.wants_agent
 
     @property
     def counts_restarts(self) -> bool:
@@ -126,16 +120,17 @@ class RustC10dRendezvousHandler(NodeHandler):
     @functools.cached_property
     def _session(self) -> Session:
         """This node's session. It connects in the background from its first use on."""
-        return open_session(
-            self._config,
-            endpoint=self._endpoint,
+        options = _elastic_rs.NodeOptions(
             run_id=self._run_id,
             name=self._name,
             local_addr=self._local_addr,
             nodes=self._nodes,
+            config=self._config,
             max_restarts=self._max_restarts,
+            ranks_as_asked=False,
             hosts=self._host is not None,
         )
+        return _elastic_rs.Session(*self._endpoint, options)
 
     def join(self) -> Placement | Failure:
         """Join the next round for an agent of ours, which needs no store of the agents.
@@ -164,9 +159,7 @@ class RustC10dRendezvousHandler(NodeHandler):
         return self._session
 
     def _meet(self, **how: Any) -> tuple[Placement, StoreServer]:
-        return self._session.join(
-            node_rank=self._config.node_rank, timeout_s=self._config.join_timeout, host=self._host, **how
-        )
+        return self._session.join(host=self._host, **how)
 
     def get_backend(self) -> str:
         """Return ``rust-c10d``."""

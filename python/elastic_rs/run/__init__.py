@@ -12,7 +12,7 @@ try:
     import logging
     import os
     import time
-    from typing import TYPE_CHECKING, Any
+    from typing import TYPE_CHECKING
 
     from elastic_rs.run._flags import PROG, UsageError, fail, parse
 except KeyboardInterrupt:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from elastic_rs._elastic_rs import Launched
+    from elastic_rs._elastic_rs import Launched, LaunchOptions
     from elastic_rs.run._options import Rendezvous
 
 __all__ = ["main"]
@@ -70,21 +70,21 @@ def _run(argv: Sequence[str]) -> int:
         hand_over(argv, args, why)
         return 0
     meeting, local_addr = _options.rendezvous_of(args), _options.local_addr_of(args)
-    settings = _options.launch_options_of(args)
+    options = _options.launch_options_of(args)
     _script.check(args)
     if not meeting.fixed and not args.rdzv_endpoint:
         warn_of_no_endpoint(meeting.nodes[1], meeting.port)
-    _prepare_environment(args, settings["local_world_size"])
-    return _take_part(meeting, local_addr, settings)
+    _prepare_environment(args, options.local_world_size)
+    return _take_part(meeting, local_addr, options)
 
 
-def _take_part(meeting: Rendezvous, local_addr: str | None, settings: dict[str, Any]) -> int:
-    """Meet the other nodes, run the workers, and return the exit code. ``settings`` do not concern the rendezvous."""
+def _take_part(meeting: Rendezvous, local_addr: str | None, options: LaunchOptions) -> int:
+    """Meet the other nodes, run the workers, and return the exit code."""
     from elastic_rs import _elastic_rs
-    from elastic_rs.rendezvous._node import claim, open_session, why_not_host
+    from elastic_rs.rendezvous._node import claim, why_not_host
 
     config, where = meeting.config, f"{meeting.host}:{meeting.port}"
-    name, started = f"{os.uname().nodename}:{os.getpid()}", time.monotonic()
+    started = time.monotonic()
     try:
         host, why = claim(meeting.host, meeting.port, config)
     except OSError as error:
@@ -94,35 +94,25 @@ def _take_part(meeting: Rendezvous, local_addr: str | None, settings: dict[str, 
     except RuntimeError as error:
         return _cannot("RuntimeError", str(error))
     port = meeting.port if host is None else host.port
-    job_counts = config.restart_budget == "job"
     try:
-        session = open_session(
-            config,
-            endpoint=(meeting.host, port),
+        node = _elastic_rs.NodeOptions(
             run_id=meeting.run_id,
-            name=name,
+            name=f"{os.uname().nodename}:{os.getpid()}",
             local_addr=local_addr,
             nodes=meeting.nodes,
-            max_restarts=settings["max_restarts"] if job_counts else None,
+            config=config,
+            max_restarts=options.max_restarts if config.job_counts else None,
             ranks_as_asked=meeting.fixed,
             hosts=host is not None,
         )
+        session = _elastic_rs.Session(meeting.host, port, node)
         launched = _elastic_rs.launch(
             session,
             host,
-            name=name,
-            run_id=meeting.run_id,
-            restarts_left=None if job_counts else settings["max_restarts"],
-            node_rank=config.node_rank,
-            join_timeout_s=config.join_timeout,
-            close_timeout_s=config.close_timeout,
-            drain_timeout_s=config.drain_timeout,
-            exit_barrier_timeout_s=config.exit_barrier_timeout,
-            local_addr=local_addr,
+            options,
             fixed_master=(meeting.host, port) if meeting.fixed else None,
             # As PyTorch's `static` and `c10d` do.
             use_agent_store=meeting.fixed or os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1",
-            **settings,
         )
     except OSError as error:
         return _cannot("OSError", f"cannot start the agent: {error}")
@@ -135,7 +125,7 @@ def _take_part(meeting: Rendezvous, local_addr: str | None, settings: dict[str, 
     if host is not None and (launched.reason or "").startswith("could not reach the coordinator"):
         hint = f"this process hosts it, so `{meeting.host}` must be an address of this machine"
         hint += ", which has node rank 0" if meeting.fixed and config.node_rank == 0 else ""
-    return _told(launched, settings["entrypoint"], hint)
+    return _told(launched, options.entrypoint, hint)
 
 
 def _prepare_environment(args: argparse.Namespace, count: int) -> None:

@@ -11,28 +11,34 @@ import os
 import re
 import signal
 import sys
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from elastic_rs import _elastic_rs
-from elastic_rs.rendezvous._config import RendezvousConfig, parse_conf, parse_endpoint
+from elastic_rs.rendezvous._config import (
+    DEFAULT_PORT,
+    MAX_NODES,
+    RendezvousConfig,
+    config_of,
+    parse_conf,
+    parse_endpoint,
+)
 from elastic_rs.run._flags import UsageError
 
 if TYPE_CHECKING:
     import argparse
 
+    from elastic_rs._elastic_rs import LaunchOptions, LogOptions, Streams
+
 __all__ = ["Rendezvous", "is_alone", "launch_options_of", "local_addr_of", "nodes_of", "rendezvous_of", "why_torch"]
 
 logger = logging.getLogger("elastic_rs.run")
 
-DEFAULT_PORT = 29400
-"""Port of an endpoint that names none."""
 STATIC_PORT = 29500
 STATIC_TIMEOUT_S = 900.0
 """How long torchrun waits for the nodes of a job with ranks by hand."""
 BACKENDS = ("c10d", "rust-c10d", "static")
-MAX_NODES = 2**32 - 1
-MAX_WORKERS = 65_535
+MAX_WORKERS = _elastic_rs.LOCAL_WORLD_SIZE_LIMIT
 MAX_RESTARTS = 2**32 - 1
 MAX_SECONDS = 315_360_000
 """Ten years: what the core accepts."""
@@ -72,10 +78,10 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
         raise UsageError(_unknown_backend(args.rdzv_backend))
     try:
         conf = parse_conf(args.rdzv_conf)
-        config = RendezvousConfig.from_mapping(conf)
+        config = config_of(conf)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    if config.agent != "rust" and why_torch(args) is None:
+    if not config.wants_agent and why_torch(args) is None:
         raise UsageError(
             "--rdzv-conf agent is `torch`, must be `rust` here: torchrun can run PyTorch's agent, this cannot"
         )
@@ -96,7 +102,7 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
         raise UsageError(f"--rdzv-id: {error}") from None
     if args.rdzv_backend == "static":
         if not {"timeout", "join_timeout"} & conf.keys():
-            config = replace(config, join_timeout=STATIC_TIMEOUT_S)
+            config = config.replace(join_timeout=STATIC_TIMEOUT_S)
         return _static(args, nodes[1], config)
     # Where nobody else has to find it any port will do; else a second job of one node would meet the first.
     any_port = not args.rdzv_endpoint and nodes[1] == 1 and config.is_host is not False
@@ -130,7 +136,7 @@ def _static(args: argparse.Namespace, count: int, config: RendezvousConfig) -> R
     if port == 0 and count > 1:
         raise UsageError(f"{flag}: the port is `0`, must be one that the other nodes can know")
     is_host = rank == 0 if config.is_host is None else config.is_host
-    config = replace(config, node_rank=rank, is_host=is_host)
+    config = config.replace(node_rank=rank, is_host=is_host)
     return Rendezvous(args.rdzv_id, host, port, (count, count), config, fixed=True)
 
 
@@ -155,25 +161,25 @@ def workers_of(text: str) -> int:
     return count
 
 
-def launch_options_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Read what no rendezvous concerns, as ``_elastic_rs.launch`` takes it."""
+def launch_options_of(args: argparse.Namespace) -> LaunchOptions:
+    """Read what no rendezvous concerns."""
     if not 0 <= args.max_restarts <= MAX_RESTARTS:
         raise UsageError(f"--max-restarts is `{args.max_restarts}`, must be from 0 to {MAX_RESTARTS}")
     entrypoint, command = command_of(args)
-    return {
-        "entrypoint": os.fsencode(entrypoint).decode(errors="replace"),
-        "command": command,
-        "role": _utf8("--role", args.role),
-        "max_restarts": args.max_restarts,
-        "grace_s": grace_of(args),
-        "uninterruptible_sleep_s": _sleep_limit_s(),
-        "virtual_local_rank": args.virtual_local_rank,
-        "signals": signals_of(args.signals_to_handle),
-        **log_options_of(args),
-        "warm": warm_of(args.warm_start, command),
+    return _elastic_rs.LaunchOptions(
+        entrypoint=os.fsencode(entrypoint).decode(errors="replace"),
+        command=command,
+        role=_utf8("--role", args.role),
+        max_restarts=args.max_restarts,
+        grace_s=grace_of(args),
+        uninterruptible_sleep_s=_sleep_limit_s(),
+        virtual_local_rank=args.virtual_local_rank,
+        signals=signals_of(args.signals_to_handle),
+        logs=log_options_of(args),
+        warm=warm_of(args.warm_start, command),
         # Last, since PyTorch may have to be asked.
-        "local_world_size": workers_of(args.nproc_per_node),
-    }
+        local_world_size=workers_of(args.nproc_per_node),
+    )
 
 
 def local_addr_of(args: argparse.Namespace) -> str | None:
@@ -247,16 +253,9 @@ def _near(name: str) -> str:
     return f"; did you mean `{near[0]}`?" if near else ""
 
 
-def log_options_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Read what says where workers' output goes, as ``_elastic_rs.launch`` takes it."""
-    for flag, text in (("--redirects", args.redirects), ("--tee", args.tee)):
-        ranks = re.findall(r"(\d+):", text)
-        well_formed = re.fullmatch(r"[0-3]|\d{1,9}:[0-3](,\d{1,9}:[0-3])*", text, re.ASCII)
-        if not well_formed or any(int(rank) >= MAX_WORKERS for rank in ranks):
-            raise UsageError(
-                f"{flag} is `{text}`, must be 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or such a digit for each "
-                f"local rank from 0 to {MAX_WORKERS - 1}: 0:3,1:1"
-            )
+def log_options_of(args: argparse.Namespace) -> LogOptions:
+    """Read what says where workers' output goes."""
+    redirects, tee = _streams_of("--redirects", args.redirects), _streams_of("--tee", args.tee)
     template = args.log_line_prefix_template or os.getenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None
     log_dir = args.log_dir or None
     if log_dir not in {None, os.devnull}:
@@ -264,16 +263,23 @@ def log_options_of(args: argparse.Namespace) -> dict[str, Any]:
             os.makedirs(log_dir, exist_ok=True)  # noqa: PTH103 - pathlib costs more than all else here
         except OSError as error:
             raise UsageError(f"--log-dir is `{log_dir}`, must be a folder, or what can be made one: {error}") from None
-    return {
-        "redirects": args.redirects,
-        "tee": args.tee,
-        "shown_ranks": _shown_ranks(args.local_ranks_filter),
-        "log_dir": log_dir,
-        "log_files": log_dir != os.devnull,
-        "stdout_filters": [_utf8("--duplicate-stdout-filters", text) for text in args.duplicate_stdout_filters],
-        "stderr_filters": [_utf8("--duplicate-stderr-filters", text) for text in args.duplicate_stderr_filters],
-        "prefix": template and _utf8("--log-line-prefix-template", template),
-    }
+    return _elastic_rs.LogOptions(
+        redirects=redirects,
+        tee=tee,
+        shown_ranks=_shown_ranks(args.local_ranks_filter),
+        log_dir=log_dir,
+        log_files=log_dir != os.devnull,
+        stdout_filters=[_utf8("--duplicate-stdout-filters", text) for text in args.duplicate_stdout_filters],
+        stderr_filters=[_utf8("--duplicate-stderr-filters", text) for text in args.duplicate_stderr_filters],
+        prefix=template and _utf8("--log-line-prefix-template", template),
+    )
+
+
+def _streams_of(flag: str, text: str) -> Streams:
+    try:
+        return _elastic_rs.Streams(_utf8(flag, text))
+    except ValueError as error:
+        raise UsageError(f"{flag} {error}") from None
 
 
 def _shown_ranks(text: str) -> list[int] | None:

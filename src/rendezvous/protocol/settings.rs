@@ -1,4 +1,5 @@
-//! What a node asks of the rendezvous. Owns defaults and checks; reading them from `--rdzv-conf` is the binding's.
+//! What a node asks of the rendezvous, and what a coordinator accepts. Defaults, and what users may say, are the table's in
+//! [`crate::rendezvous::conf`].
 
 use std::fmt;
 use std::time::Duration;
@@ -15,28 +16,27 @@ pub struct Settings {
     pub min_nodes: u32,
     /// Most nodes in a round; at this number it completes at once. At least `min_nodes`.
     pub max_nodes: u32,
-    /// How long a growing round waits for further nodes once `min_nodes` have joined. Default 30 s, as PyTorch's
-    /// `last_call_timeout`. Counted from the first newcomer when a running job grows: its workers train on meanwhile
-    /// until their agents have noticed.
+    /// How long a growing round waits for further nodes once `min_nodes` have joined. Counted from the first newcomer
+    /// when a running job grows: its workers train on meanwhile until their agents have noticed.
     pub last_call_timeout: Duration,
-    /// How long a round that lost members waits for a replacement once all survivors are back. Default 1 s. PyTorch has
-    /// no such limit: it waits `last_call_timeout`, although nobody else is expected.
+    /// How long a round that lost members waits for a replacement once all survivors are back. PyTorch has no such
+    /// limit: it waits `last_call_timeout`, although nobody else is expected.
     pub settle_timeout: Duration,
-    /// How often a silent node is heard of. Default 5 s, as PyTorch's `keep_alive_interval`.
+    /// How often a silent node is heard of.
     pub keep_alive_interval: Duration,
-    /// After how many missed keep-alives a node is lost. Default 3, as PyTorch's `keep_alive_max_attempt`.
+    /// After how many missed keep-alives a node is lost.
     pub keep_alive_max_attempt: u32,
-    /// How long a node whose connection ended without a goodbye may take to come back and keep its place. Default 0.5 s.
+    /// How long a node whose connection ended without a goodbye may take to come back and keep its place.
     pub reconnect_grace: Duration,
     /// The job's budget: how many failures of workers it survives, wherever they happen. Must agree between all nodes, as
     /// `min_nodes`. Default `None`: nodes do not report failures, or count for themselves as PyTorch's agents do.
     pub max_restarts: Option<u32>,
     /// How often nodes of one address may interrupt the job by going, within `rejoin_window`, before they are not let in again.
-    /// Default 20; 0: as often as they like.
+    /// 0: as often as they like.
     pub rejoin_limit: u32,
-    /// See `rejoin_limit`. Default one hour.
+    /// See `rejoin_limit`.
     pub rejoin_window: Duration,
-    /// What this node does when it has heard nothing for its whole lease. Default [`OnPartition::Stop`].
+    /// What this node does when it has heard nothing for its whole lease.
     pub on_partition: OnPartition,
     /// In every round ranks follow the ranks that nodes ask for, whoever was in the round before. Must agree between all nodes, as
     /// `min_nodes`. Default false: survivors keep their ranks, and what is asked for orders newcomers.
@@ -63,24 +63,6 @@ impl fmt::Display for OnPartition {
 }
 
 impl Settings {
-    /// Settings for `min_nodes` to `max_nodes` nodes, all else at its default.
-    pub fn new(min_nodes: u32, max_nodes: u32) -> Self {
-        Self {
-            min_nodes,
-            max_nodes,
-            last_call_timeout: Duration::from_secs(30),
-            settle_timeout: Duration::from_secs(1),
-            keep_alive_interval: Duration::from_secs(5),
-            keep_alive_max_attempt: 3,
-            reconnect_grace: Duration::from_millis(500),
-            max_restarts: None,
-            rejoin_limit: 20,
-            rejoin_window: Duration::from_secs(3600),
-            on_partition: OnPartition::Stop,
-            ranks_as_asked: false,
-        }
-    }
-
     /// How long a node may be silent before it is lost: `keep_alive_interval * keep_alive_max_attempt`.
     pub fn lease(&self) -> Duration {
         self.keep_alive_interval * self.keep_alive_max_attempt
@@ -106,13 +88,15 @@ impl Settings {
                 self.max_nodes, self.min_nodes
             ));
         }
-        if self.keep_alive_interval < Duration::from_millis(10) || self.keep_alive_interval > LONGEST_LEASE {
+        if self.keep_alive_interval < SHORTEST_KEEP_ALIVE || self.keep_alive_interval > LONGEST_LEASE {
             let given = self.keep_alive_interval;
-            return Err(format!("keep_alive_interval is `{given:?}`, must be from 10ms to {LONGEST_LEASE:?}"));
+            return Err(format!(
+                "keep_alive_interval is `{given:?}`, must be from {SHORTEST_KEEP_ALIVE:?} to {LONGEST_LEASE:?}"
+            ));
         }
-        if self.keep_alive_max_attempt < 1 || self.keep_alive_max_attempt > 1_000 {
+        if self.keep_alive_max_attempt < 1 || self.keep_alive_max_attempt > MOST_KEEP_ALIVES {
             let given = self.keep_alive_max_attempt;
-            return Err(format!("keep_alive_max_attempt is `{given}`, must be from 1 to 1000"));
+            return Err(format!("keep_alive_max_attempt is `{given}`, must be from 1 to {MOST_KEEP_ALIVES}"));
         }
         for (name, value, longest) in [
             ("keep_alive_interval * keep_alive_max_attempt", self.lease(), LONGEST_LEASE),
@@ -133,6 +117,10 @@ impl Settings {
     }
 }
 
+/// Shortest time between two keep-alives.
+pub const SHORTEST_KEEP_ALIVE: Duration = Duration::from_millis(10);
+/// Most keep-alives that a node may miss.
+pub const MOST_KEEP_ALIVES: u32 = 1_000;
 /// Longest time for which a silent node may hold up its job.
 pub const LONGEST_LEASE: Duration = Duration::from_secs(3600);
 /// Longest time for which a node may hold up its job after its connection has ended.
@@ -140,7 +128,7 @@ pub const LONGEST_GRACE: Duration = Duration::from_secs(60);
 /// Longest time for which a round may wait for further nodes, and for which departures are remembered.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
 /// Departures are remembered one by one.
-const LARGEST_REJOIN_LIMIT: u32 = 1_000;
+pub const LARGEST_REJOIN_LIMIT: u32 = 1_000;
 /// How late a tick may be before the machine takes itself to have been stalled.
 pub(in crate::rendezvous) const STALL: Duration = Duration::from_millis(500);
 /// After a lease has ended, how long messages that have arrived but were not yet read may still save the node. A host that was

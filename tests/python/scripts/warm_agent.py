@@ -24,8 +24,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="agent: %(message)s", stream=sys.stdout)
     _elastic_rs.reset_log_levels()
     template = None if modules == "-" else _template(command, modules.split(","))
-    agent = _elastic_rs.Agent(
-        session=None,
+    options = _elastic_rs.AgentOptions(
         name="agent",
         run_id="warm",
         role="default",
@@ -38,6 +37,7 @@ def main() -> int:
         virtual_local_rank=False,
         uninterruptible_sleep_s=0.0,
     )
+    agent = _elastic_rs.Agent(None, options)
     signal.signal(signal.SIGTERM, _stop)
     round_ = 0
     while True:

@@ -103,9 +103,9 @@ if child == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 print("parent", parent, client.get("k"), server.stopped)
 """
-SESSION = """_elastic_rs.Session(host="127.0.0.1", port=server.port, run_id="r", name="n", local_addr=None, min_nodes=1,
-            max_nodes=1, last_call_timeout_s=1, settle_timeout_s=1, keep_alive_interval_s=1, keep_alive_max_attempt=3,
-            reconnect_grace_s=1, coordinator_timeout_s=1)"""
+SESSION = """_elastic_rs.Session("127.0.0.1", server.port, _elastic_rs.NodeOptions(
+            run_id="r", name="n", local_addr=None, nodes=(1, 1), config=_elastic_rs.RendezvousConfig(),
+            max_restarts=None, ranks_as_asked=False, hosts=False))"""
 CALLS = {
     "an operation": 'client.get("k")',
     "a wait": 'client.wait(["k"])',

@@ -1,0 +1,198 @@
+//! `RendezvousConfig`: what `--rdzv-conf` says, by the core's table of keys.
+
+use std::time::Duration;
+
+use elastic_rs::rendezvous::conf::{self, Allowed, Conf, ConfError, Given, KEYS, Value};
+use elastic_rs::rendezvous::protocol::settings::Settings;
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt};
+
+/// Seconds from Python, with the name of the setting in the error.
+pub fn seconds(name: &str, value: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(value)
+        .map_err(|error| PyValueError::new_err(format!("{name} is `{value}` seconds, must be zero or more: {error}")))
+}
+
+/// As [`seconds`], for an optional time limit.
+pub fn limit(name: &str, value: Option<f64>) -> PyResult<Option<Duration>> {
+    value.map(|value| seconds(name, value)).transpose()
+}
+
+/// What ``--rdzv-conf`` says. Times are in seconds.
+///
+/// Made with values by their keys, whatever is allowed of them; all else is at its default.
+#[pyclass(frozen, eq, from_py_object, module = "elastic_rs._elastic_rs")]
+#[derive(Clone, Debug, PartialEq)]
+pub struct RendezvousConfig(pub Conf);
+
+impl RendezvousConfig {
+    /// What a node that says this asks of a rendezvous of so many nodes.
+    pub fn settings(&self, (fewest, most): (u32, u32)) -> Settings {
+        self.0.settings(fewest, most)
+    }
+}
+
+#[pymethods]
+impl RendezvousConfig {
+    #[new]
+    #[pyo3(signature = (**values: "float | bool | str | None"))]
+    fn new(values: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+        Self(Conf::default()).replace(values)
+    }
+
+    /// Check what the user gave, text or numbers. What is None is not given.
+    ///
+    /// Raises ``ValueError`` if a key is unknown (the nearest known one is named) or a value is not allowed.
+    #[staticmethod]
+    #[pyo3(signature = (given: "dict[str, object]"))]
+    fn from_mapping(given: &Bound<'_, PyDict>) -> PyResult<Self> {
+        let entries: Vec<(String, Shown)> = given
+            .iter()
+            .filter(|(_, value)| !value.is_none())
+            .map(|(key, value)| Ok((key.extract()?, Shown::of(&value)?)))
+            .collect::<PyResult<_>>()?;
+        let read = Conf::read(entries.iter().map(|(key, value)| (key.as_str(), value.given())));
+        read.map(Self).map_err(|error| match &error {
+            ConfError::Unknown(key) => match hint(given.py(), key) {
+                Ok(hint) => PyValueError::new_err(format!("{error}: {hint}")),
+                Err(error) => error,
+            },
+            ConfError::Refused(text) => PyValueError::new_err(text.clone()),
+        })
+    }
+
+    /// The same with other values, whatever is allowed of them.
+    #[pyo3(signature = (**values: "float | bool | str | None"))]
+    fn replace(&self, values: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+        let mut conf = self.0.clone();
+        for (name, value) in values.into_iter().flatten() {
+            let name: String = name.extract()?;
+            conf.set(&name, value_of(&name, &value)?).map_err(PyTypeError::new_err)?;
+        }
+        Ok(Self(conf))
+    }
+
+    /// All values by their keys; None is what is not given and has no default.
+    #[pyo3(signature = () -> "dict[str, float | int | bool | str | None]")]
+    fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let values = PyDict::new(py);
+        for key in KEYS {
+            match key.get(&self.0) {
+                Value::Nothing => values.set_item(key.name, py.None())?,
+                Value::Seconds(time) => values.set_item(key.name, time.as_secs_f64())?,
+                Value::Whole(number) => values.set_item(key.name, number)?,
+                Value::Truth(truth) => values.set_item(key.name, truth)?,
+                Value::Word(word) => values.set_item(key.name, word)?,
+            }
+        }
+        Ok(values)
+    }
+
+    /// In seconds.
+    #[getter]
+    fn join_timeout(&self) -> f64 {
+        self.0.join_timeout.as_secs_f64()
+    }
+
+    /// In seconds.
+    #[getter]
+    fn close_timeout(&self) -> f64 {
+        self.0.close_timeout.as_secs_f64()
+    }
+
+    /// In seconds.
+    #[getter]
+    fn drain_timeout(&self) -> f64 {
+        self.0.drain_timeout.as_secs_f64()
+    }
+
+    /// In seconds.
+    #[getter]
+    fn read_timeout(&self) -> f64 {
+        self.0.read_timeout.as_secs_f64()
+    }
+
+    /// In seconds.
+    #[getter]
+    fn exit_barrier_timeout(&self) -> Option<f64> {
+        self.0.exit_barrier_timeout.map(|limit| limit.as_secs_f64())
+    }
+
+    /// Whether this process must host the coordinator, or must not; None: whoever can.
+    #[getter]
+    fn is_host(&self) -> Option<bool> {
+        self.0.is_host
+    }
+
+    /// The rank that this node asks for.
+    #[getter]
+    fn node_rank(&self) -> Option<u32> {
+        self.0.node_rank
+    }
+
+    /// Whether ``agent`` is ``rust``: ours is to run the workers.
+    #[getter]
+    fn wants_agent(&self) -> bool {
+        self.0.agent == conf::Agent::Rust
+    }
+
+    /// Whether ``restart_budget`` is ``job``: the job counts restarts, and not each node its own.
+    #[getter]
+    fn job_counts(&self) -> bool {
+        self.0.restart_budget == conf::RestartBudget::Job
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(format!("RendezvousConfig({})", self.values(py)?.repr()?))
+    }
+}
+
+/// A value as the user gave it, and as the numbers that Python makes of it.
+struct Shown {
+    shown: String,
+    number: f64,
+    whole: Option<i64>,
+}
+
+impl Shown {
+    fn of(value: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = value.py();
+        let shown = value.str()?.extract()?;
+        if value.is_instance_of::<PyBool>() {
+            return Ok(Self { shown, number: f64::NAN, whole: None });
+        }
+        let number = py.get_type::<PyFloat>().call1((value,)).and_then(|number| number.extract());
+        let whole = py.get_type::<PyInt>().call1((value,)).and_then(|number| number.extract());
+        Ok(Self { shown, number: number.unwrap_or(f64::NAN), whole: whole.ok() })
+    }
+
+    fn given(&self) -> Given<'_> {
+        Given { shown: &self.shown, number: self.number, whole: self.whole }
+    }
+}
+
+/// A value of the kind that its key has.
+fn value_of(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Value> {
+    if value.is_none() {
+        return Ok(Value::Nothing);
+    }
+    let Some(key) = KEYS.iter().find(|key| key.name == name) else { return Ok(Value::Nothing) };
+    Ok(match key.allowed {
+        Allowed::Seconds { .. } => Value::Seconds(seconds(name, value.extract()?)?),
+        Allowed::Whole(..) => Value::Whole(value.extract()?),
+        Allowed::Truth => Value::Truth(value.extract()?),
+        Allowed::OneOf(words) => {
+            let word: String = value.extract()?;
+            words.iter().find(|known| **known == word).map_or(Value::Nothing, |known| Value::Word(known))
+        }
+        Allowed::Only(word, _) => Value::Word(word),
+    })
+}
+
+/// What a key that is unknown may have been meant for.
+fn hint(py: Python<'_>, key: &str) -> PyResult<String> {
+    let known = conf::known();
+    let near: Vec<String> = py.import("difflib")?.call_method1("get_close_matches", (key, &known, 1))?.extract()?;
+    Ok(near.first().map_or_else(|| format!("known are {}", known.join(", ")), |near| format!("did you mean `{near}`?")))
+}

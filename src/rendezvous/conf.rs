@@ -1,0 +1,238 @@
+//! What `--rdzv-conf` may say: each key once, with its type, default, range and help.
+//!
+//! Owns the table ([`KEYS`]) and what is read by it ([`Conf`]). To add a key, add it to the table and use its field. The parser of
+//! every front end goes by the table, and so does the list of keys in `elastic-run --help`. Tests compare the table in
+//! `docs/rendezvous.md` with it. Leaves to the binding: what Python takes for a number, and the nearest known key.
+
+mod allowed;
+
+use std::fmt;
+use std::time::Duration;
+
+pub use allowed::{Allowed, Given, Least, Value};
+
+use super::protocol::settings::{self, OnPartition, Settings};
+
+/// A key of `--rdzv-conf`.
+#[derive(Debug)]
+pub struct Key {
+    /// As the user writes it.
+    pub name: &'static str,
+    /// What it does, in a sentence.
+    pub help: &'static str,
+    /// What it may be.
+    pub allowed: Allowed,
+    get: fn(&Conf) -> Value,
+    put: fn(&mut Conf, Value) -> bool,
+}
+
+impl Key {
+    /// Its value in a configuration.
+    pub fn get(&self, conf: &Conf) -> Value {
+        (self.get)(conf)
+    }
+}
+
+/// A type of [`Conf`]'s fields.
+trait Setting: Sized {
+    /// `None` for a value of another kind.
+    fn from_value(value: Value) -> Option<Self>;
+    fn to_value(&self) -> Value;
+}
+
+macro_rules! keys {
+    ($($(#[doc = $help:literal])+ $name:ident: $type:ty = $default:expr, $allowed:expr;)+) => {
+        /// What `--rdzv-conf` says.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct Conf { $($(#[doc = $help])+ pub $name: $type,)+ }
+
+        impl Default for Conf {
+            fn default() -> Self {
+                Self { $($name: $default,)+ }
+            }
+        }
+
+        /// All keys that have an effect.
+        pub static KEYS: &[Key] = &[$(Key {
+            name: stringify!($name),
+            help: concat!($($help,)+),
+            allowed: $allowed,
+            get: |conf| conf.$name.to_value(),
+            put: |conf, value| Setting::from_value(value).map(|value| conf.$name = value).is_some(),
+        },)+];
+    };
+}
+
+// The keys from `join_timeout` to `is_host` have the names and defaults of PyTorch's `c10d` backend.
+keys! {
+    /// How long a node waits for a round to complete before it fails.
+    join_timeout: Duration = Duration::from_secs(600), Allowed::ABOVE_ZERO;
+    /// How long a growing round waits for further nodes once the minimum is in.
+    last_call_timeout: Duration = Duration::from_secs(30), Allowed::seconds(Least::AboveZero, settings::LONGEST_WAIT);
+    /// How long telling the other nodes that the job is over may take.
+    close_timeout: Duration = Duration::from_secs(30), Allowed::ABOVE_ZERO;
+    /// How often a node sends a keep-alive.
+    keep_alive_interval: Duration = Duration::from_secs(5),
+        Allowed::seconds(Least::Is(settings::SHORTEST_KEEP_ALIVE), settings::LONGEST_LEASE);
+    /// After how many missed keep-alives a silent node is lost.
+    keep_alive_max_attempt: u32 = 3, Allowed::Whole(1, settings::MOST_KEEP_ALIVES);
+    /// Time limit of each operation of the store that the agents share.
+    read_timeout: Duration = Duration::from_secs(60), Allowed::ABOVE_ZERO;
+    /// 1: this process must host the coordinator. 0: it never does. Not given: whoever can bind the endpoint's address does.
+    is_host: Option<bool> = None, Allowed::Truth;
+    /// How long a round that lost members waits for a replacement once all survivors are back.
+    settle_timeout: Duration = Duration::from_secs(1), Allowed::seconds(Least::ZERO, settings::LONGEST_WAIT);
+    /// How long a node whose connection ended without a goodbye may take to come back and keep its place.
+    reconnect_grace: Duration = Duration::from_millis(500), Allowed::seconds(Least::ZERO, settings::LONGEST_GRACE);
+    /// How long nodes carry on without the coordinator before they fail.
+    coordinator_timeout: Duration = Duration::from_secs(300), Allowed::ABOVE_ZERO;
+    /// How long the process that hosts the coordinator, or the workers' store, stays at the end so that the other
+    /// nodes can say goodbye.
+    drain_timeout: Duration = Duration::from_secs(5), Allowed::ZERO_OR_MORE;
+    /// Rank that this node asks for in the first round.
+    node_rank: Option<u32> = None, Allowed::Whole(0, i32::MAX as u32);
+    /// What a node does that has heard nothing for its whole lease.
+    on_partition: OnPartition = OnPartition::Stop, Allowed::OneOf(&["stop", "continue"]);
+    /// How often nodes that connect from one address may leave the running job within `rejoin_window`. After that they are not
+    /// let in again. 0: no limit.
+    rejoin_limit: u32 = 20, Allowed::Whole(0, settings::LARGEST_REJOIN_LIMIT);
+    /// See `rejoin_limit`.
+    rejoin_window: Duration = Duration::from_secs(3600), Allowed::seconds(Least::AboveZero, settings::LONGEST_WAIT);
+    /// Which agent runs the workers under `torchrun`: ours, or PyTorch's own.
+    agent: Agent = Agent::Rust, Allowed::OneOf(&["rust", "torch"]);
+    /// How long a node whose workers have all succeeded waits for the workers of the other nodes. Without it: for as long as
+    /// their agents live.
+    exit_barrier_timeout: Option<Duration> = None, Allowed::ZERO_OR_MORE;
+    /// What `--max-restarts` counts with our agent: the job's restarts, or each node's own (PyTorch's way).
+    restart_budget: RestartBudget = RestartBudget::Job, Allowed::OneOf(&["job", "node"]);
+}
+
+/// PyTorch's keys that have nothing to act on here: checked, then dropped.
+pub static WITHOUT_EFFECT: &[(&str, Allowed)] = &[
+    ("heartbeat", Allowed::ABOVE_ZERO), // what PyTorch's documentation calls the next one
+    ("heartbeat_timeout", Allowed::ABOVE_ZERO),
+    ("cas_backoff_max_seconds", Allowed::ZERO_OR_MORE),
+    ("store_type", Allowed::Only("tcp", "this backend has its own store")),
+];
+
+/// PyTorch's general name of a time limit, taken for `join_timeout` unless that is given too.
+pub const ALIAS: &str = "timeout";
+
+/// Which agent runs the workers under `torchrun`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Agent {
+    /// Ours.
+    Rust,
+    /// PyTorch's.
+    Torch,
+}
+
+/// What `--max-restarts` counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RestartBudget {
+    /// The job's restarts.
+    Job,
+    /// Those of each node.
+    Node,
+}
+
+/// Why a configuration is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConfError {
+    /// There is no such key.
+    Unknown(String),
+    /// A value is not allowed; a sentence with the key, the value and what is allowed.
+    Refused(String),
+}
+
+impl fmt::Display for ConfError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown(key) => write!(f, "--rdzv-conf has the unknown key `{key}`"),
+            Self::Refused(text) => f.write_str(text),
+        }
+    }
+}
+
+impl std::error::Error for ConfError {}
+
+impl Conf {
+    /// Read what the user gave, in the user's order.
+    ///
+    /// # Errors
+    /// [`ConfError`] of the first entry that is wrong, or of the lease.
+    pub fn read<'a>(entries: impl IntoIterator<Item = (&'a str, Given<'a>)>) -> Result<Self, ConfError> {
+        let (mut conf, mut join_timeout, mut alias) = (Self::default(), None, None);
+        for (name, given) in entries {
+            let check = |allowed: &Allowed| allowed.check(name, &given).map_err(ConfError::Refused);
+            if let Some(key) = KEYS.iter().find(|key| key.name == name) {
+                let value = check(&key.allowed)?;
+                (key.put)(&mut conf, value);
+                if name == "join_timeout" {
+                    join_timeout = Some(conf.join_timeout);
+                }
+            } else if let Some((_, allowed)) = WITHOUT_EFFECT.iter().find(|(known, _)| *known == name) {
+                check(allowed)?;
+            } else if name == ALIAS {
+                alias = Duration::from_value(check(&Allowed::ABOVE_ZERO)?);
+            } else {
+                return Err(ConfError::Unknown(name.to_owned()));
+            }
+        }
+        conf.join_timeout = join_timeout.or(alias).unwrap_or(conf.join_timeout);
+        let lease = conf.keep_alive_interval.as_secs_f64() * f64::from(conf.keep_alive_max_attempt);
+        if lease > settings::LONGEST_LEASE.as_secs_f64() {
+            return Err(ConfError::Refused(format!(
+                "--rdzv-conf keep_alive_interval * keep_alive_max_attempt is `{lease}` seconds, must be at most {}",
+                settings::LONGEST_LEASE.as_secs()
+            )));
+        }
+        Ok(conf)
+    }
+
+    /// Replace one value, whatever is allowed of it.
+    ///
+    /// # Errors
+    /// There is no such key, or the value is of another kind.
+    pub fn set(&mut self, name: &str, value: Value) -> Result<(), String> {
+        let key = KEYS.iter().find(|key| key.name == name).ok_or_else(|| format!("there is no setting `{name}`"))?;
+        if (key.put)(self, value) { Ok(()) } else { Err(format!("`{name}` is of another kind than {value:?}")) }
+    }
+
+    /// What a node that says this asks of a rendezvous of `min_nodes` to `max_nodes` nodes.
+    pub fn settings(&self, min_nodes: u32, max_nodes: u32) -> Settings {
+        Settings {
+            min_nodes,
+            max_nodes,
+            last_call_timeout: self.last_call_timeout,
+            settle_timeout: self.settle_timeout,
+            keep_alive_interval: self.keep_alive_interval,
+            keep_alive_max_attempt: self.keep_alive_max_attempt,
+            reconnect_grace: self.reconnect_grace,
+            max_restarts: None,
+            rejoin_limit: self.rejoin_limit,
+            rejoin_window: self.rejoin_window,
+            on_partition: self.on_partition,
+            ranks_as_asked: false,
+        }
+    }
+}
+
+impl Settings {
+    /// Settings for `min_nodes` to `max_nodes` nodes, all else at its default.
+    pub fn new(min_nodes: u32, max_nodes: u32) -> Self {
+        Conf::default().settings(min_nodes, max_nodes)
+    }
+}
+
+/// All keys that are understood, sorted.
+pub fn known() -> Vec<&'static str> {
+    let mut names: Vec<_> = KEYS.iter().map(|key| key.name).collect();
+    names.extend(WITHOUT_EFFECT.iter().map(|(name, _)| *name));
+    names.push(ALIAS);
+    names.sort_unstable();
+    names
+}
+
+#[cfg(test)]
+mod tests;

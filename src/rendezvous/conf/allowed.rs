@@ -1,0 +1,216 @@
+//! What a key may be: checked in what the user gave, and said in words.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::{Agent, RestartBudget, Setting};
+use crate::rendezvous::protocol::settings::OnPartition;
+
+/// What the user gave for a key.
+#[derive(Clone, Copy, Debug)]
+pub struct Given<'a> {
+    /// As it is shown.
+    pub shown: &'a str,
+    /// As a number; NaN if it is none.
+    pub number: f64,
+    /// As a whole number, if it is one.
+    pub whole: Option<i64>,
+}
+
+/// A key's value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Value {
+    /// Not given, and there is no default.
+    Nothing,
+    /// A time.
+    Seconds(Duration),
+    /// A count.
+    Whole(u32),
+    /// Yes or no.
+    Truth(bool),
+    /// A choice.
+    Word(&'static str),
+}
+
+/// Shown as the user would write it; `Nothing` is empty.
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing => Ok(()),
+            Self::Seconds(time) => write!(f, "{}", time.as_secs_f64()),
+            Self::Whole(number) => write!(f, "{number}"),
+            Self::Truth(truth) => write!(f, "{truth}"),
+            Self::Word(word) => f.write_str(word),
+        }
+    }
+}
+
+/// The least time that is allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Least {
+    /// Any time, but not none.
+    AboveZero,
+    /// This time.
+    Is(Duration),
+}
+
+impl Least {
+    /// No time at all.
+    pub const ZERO: Self = Self::Is(Duration::ZERO);
+}
+
+/// What a key may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allowed {
+    /// A time, in seconds.
+    Seconds {
+        /// The least.
+        least: Least,
+        /// The most; [`TEN_YEARS`] is not spoken of.
+        most: Duration,
+    },
+    /// A whole number from the first to the second.
+    Whole(u32, u32),
+    /// The words that torch's `RendezvousParameters.get_as_bool` accepts.
+    Truth,
+    /// One of two words.
+    OneOf(&'static [&'static str; 2]),
+    /// One word, and why no other.
+    Only(&'static str, &'static str),
+}
+
+/// The longest time that anything may take.
+const TEN_YEARS: Duration = Duration::from_secs(315_360_000);
+
+const YES: [&str; 5] = ["1", "true", "t", "yes", "y"];
+const NO: [&str; 5] = ["0", "false", "f", "no", "n"];
+
+impl Allowed {
+    /// A time above zero.
+    pub const ABOVE_ZERO: Self = Self::seconds(Least::AboveZero, TEN_YEARS);
+    /// Any time.
+    pub const ZERO_OR_MORE: Self = Self::seconds(Least::ZERO, TEN_YEARS);
+
+    /// A time within bounds.
+    pub const fn seconds(least: Least, most: Duration) -> Self {
+        Self::Seconds { least, most }
+    }
+
+    /// Check what the user gave for the key `name`.
+    ///
+    /// # Errors
+    /// A sentence with the key, the value and what is allowed.
+    pub fn check(&self, name: &str, given: &Given<'_>) -> Result<Value, String> {
+        let word = || given.shown.trim().to_lowercase();
+        let value = match *self {
+            Self::Seconds { least, most } => {
+                let enough = match least {
+                    Least::AboveZero => given.number > 0.0,
+                    Least::Is(least) => given.number >= least.as_secs_f64(),
+                };
+                // No comparison holds for what is not a number.
+                let time = (enough && given.number <= most.as_secs_f64())
+                    .then(|| Duration::try_from_secs_f64(given.number).ok());
+                time.flatten().map(Value::Seconds)
+            }
+            Self::Whole(least, most) => given
+                .whole
+                .and_then(|number| u32::try_from(number).ok())
+                .filter(|number| (least..=most).contains(number))
+                .map(Value::Whole),
+            Self::Truth => {
+                let text = given.shown.to_lowercase();
+                let yes = YES.contains(&text.as_str());
+                (yes || NO.contains(&text.as_str())).then_some(Value::Truth(yes))
+            }
+            Self::OneOf(words) => words.iter().find(|known| **known == word()).map(|known| Value::Word(known)),
+            Self::Only(known, _) => (word() == known).then_some(Value::Word(known)),
+        };
+        value.ok_or_else(|| format!("--rdzv-conf {name} is `{}`, must be {self}", given.shown))
+    }
+}
+
+/// What follows "must be".
+impl fmt::Display for Allowed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Seconds { least, most } => {
+                f.write_str("a number of seconds")?;
+                match least {
+                    Least::AboveZero => f.write_str(" above zero")?,
+                    Least::Is(Duration::ZERO) => f.write_str(", zero or more")?,
+                    Least::Is(least) => write!(f, ", {} or more", least.as_secs_f64())?,
+                }
+                if *most < TEN_YEARS { write!(f, ", at most {}", most.as_secs()) } else { Ok(()) }
+            }
+            Self::Whole(least, most) => write!(f, "a whole number from {least} to {most}"),
+            Self::Truth => write!(f, "one of {}, {}", YES.join(", "), NO.join(", ")),
+            Self::OneOf([first, second]) => write!(f, "`{first}` or `{second}`"),
+            Self::Only(word, why) => write!(f, "`{word}`: {why}"),
+        }
+    }
+}
+
+impl Setting for Duration {
+    fn from_value(value: Value) -> Option<Self> {
+        if let Value::Seconds(time) = value { Some(time) } else { None }
+    }
+
+    fn to_value(&self) -> Value {
+        Value::Seconds(*self)
+    }
+}
+
+impl Setting for u32 {
+    fn from_value(value: Value) -> Option<Self> {
+        if let Value::Whole(number) = value { Some(number) } else { None }
+    }
+
+    fn to_value(&self) -> Value {
+        Value::Whole(*self)
+    }
+}
+
+impl Setting for bool {
+    fn from_value(value: Value) -> Option<Self> {
+        if let Value::Truth(truth) = value { Some(truth) } else { None }
+    }
+
+    fn to_value(&self) -> Value {
+        Value::Truth(*self)
+    }
+}
+
+impl<T: Setting> Setting for Option<T> {
+    fn from_value(value: Value) -> Option<Self> {
+        if value == Value::Nothing { Some(None) } else { T::from_value(value).map(Some) }
+    }
+
+    fn to_value(&self) -> Value {
+        self.as_ref().map_or(Value::Nothing, T::to_value)
+    }
+}
+
+/// A choice is the word that the user writes for it.
+macro_rules! choices {
+    ($($type:ident { $($variant:ident = $word:literal),+ })+) => {$(
+        impl Setting for $type {
+            fn from_value(value: Value) -> Option<Self> {
+                match value {
+                    $(Value::Word($word) => Some(Self::$variant),)+
+                    _ => None,
+                }
+            }
+
+            fn to_value(&self) -> Value {
+                Value::Word(match self { $(Self::$variant => $word,)+ })
+            }
+        }
+    )+};
+}
+
+choices! {
+    OnPartition { Stop = "stop", Continue = "continue" }
+    Agent { Rust = "rust", Torch = "torch" }
+    RestartBudget { Job = "job", Node = "node" }
+}

@@ -1,0 +1,151 @@
+use super::*;
+
+/// As the binding makes it of a text, but for Python's underscores in numbers.
+fn given(text: &str) -> Given<'_> {
+    Given { shown: text, number: text.trim().parse().unwrap_or(f64::NAN), whole: text.trim().parse().ok() }
+}
+
+fn read(entries: &[(&'static str, &'static str)]) -> Result<Conf, String> {
+    Conf::read(entries.iter().map(|(name, text)| (*name, given(text)))).map_err(|error| error.to_string())
+}
+
+/// The cells of a key's row in the documentation, if it has one.
+fn row(name: &str) -> Option<Vec<&'static str>> {
+    let docs = include_str!("../../../docs/rendezvous.md");
+    let line = docs.lines().find(|line| line.starts_with(&format!("| `{name}` |")))?;
+    Some(line.trim_matches('|').split('|').map(str::trim).collect())
+}
+
+fn in_docs(allowed: &Allowed) -> String {
+    match *allowed {
+        Allowed::Seconds { least, most } => {
+            let most = (most <= settings::LONGEST_WAIT).then(|| format!(" … {} s", most.as_secs()));
+            match (least, most) {
+                (Least::AboveZero, most) => format!("> 0{}", most.unwrap_or_default()),
+                (Least::Is(least), Some(most)) => format!("{}{most}", least.as_secs_f64()),
+                (Least::Is(least), None) => format!("≥ {}", least.as_secs_f64()),
+            }
+        }
+        Allowed::Whole(least, most) if most == i32::MAX as u32 => format!("≥ {least}"),
+        Allowed::Whole(least, most) => format!("{least} … {most}"),
+        Allowed::Truth => "true/false".to_owned(),
+        Allowed::OneOf([first, second]) => format!("`{first}`, `{second}`"),
+        Allowed::Only(word, _) => format!("`{word}`"),
+    }
+}
+
+#[test]
+fn the_documentation_has_the_default_the_range_and_the_help_of_every_key() {
+    for key in KEYS {
+        let cells = row(key.name).unwrap_or_else(|| panic!("docs/rendezvous.md has no row for `{}`", key.name));
+        let default = match key.get(&Conf::default()) {
+            Value::Seconds(time) => format!("{} s", time.as_secs_f64()),
+            Value::Word(word) => format!("`{word}`"),
+            other => other.to_string(),
+        };
+        assert_eq!(cells[1], default, "default of `{}`", key.name);
+        assert_eq!(cells[3], in_docs(&key.allowed), "what is allowed of `{}`", key.name);
+        let help = key.help.trim().trim_end_matches('.').to_lowercase();
+        assert!(cells[4].to_lowercase().starts_with(&help), "`{}`: {:?} is not {help:?}", key.name, cells[4]);
+    }
+    for (name, allowed) in WITHOUT_EFFECT {
+        let cells = row(name).unwrap_or_else(|| panic!("docs/rendezvous.md has no row for `{name}`"));
+        assert_eq!(cells[3], in_docs(allowed), "what is allowed of `{name}`");
+    }
+}
+
+#[test]
+fn the_documentation_has_no_other_keys() {
+    let docs = include_str!("../../../docs/rendezvous.md");
+    let table = docs.split_once("| key | default |").unwrap().1.split("\n\n").next().unwrap();
+    let rows = table.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
+    let mut names: Vec<_> = rows.map(|(name, _)| name).collect();
+    names.sort_unstable();
+    assert_eq!(names, known());
+}
+
+#[test]
+fn defaults_are_allowed() {
+    for key in KEYS {
+        let default = key.get(&Conf::default());
+        if default != Value::Nothing {
+            let shown = default.to_string();
+            assert_eq!(key.allowed.check(key.name, &given(&shown)), Ok(default));
+        }
+    }
+}
+
+#[test]
+fn what_may_be_said_may_be_asked_of_a_coordinator() {
+    for key in KEYS {
+        for bound in match key.allowed {
+            Allowed::Seconds { most, .. } if key.name == "keep_alive_interval" => vec![most / 3],
+            Allowed::Seconds { most, .. } => vec![most],
+            _ => vec![],
+        } {
+            let mut conf = Conf::default();
+            conf.set(key.name, Value::Seconds(bound)).unwrap();
+            assert_eq!(conf.settings(1, 2).validate(), Ok(()), "{}", key.name);
+        }
+        if let Allowed::Whole(least, most) = key.allowed {
+            for bound in [least, most] {
+                let mut conf = Conf { keep_alive_interval: settings::SHORTEST_KEEP_ALIVE, ..Conf::default() };
+                conf.set(key.name, Value::Whole(bound)).unwrap();
+                assert_eq!(conf.settings(1, 2).validate(), Ok(()), "{}", key.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_value_is_checked_by_its_key() {
+    let conf = read(&[("settle_timeout", "0"), ("is_host", "Yes"), ("on_partition", " Continue"), ("node_rank", "2")]);
+    let expected = Conf {
+        settle_timeout: Duration::ZERO,
+        is_host: Some(true),
+        on_partition: OnPartition::Continue,
+        node_rank: Some(2),
+        ..Conf::default()
+    };
+    assert_eq!(conf, Ok(expected));
+    for (name, text, allowed) in [
+        ("join_timeout", "0", "a number of seconds above zero"),
+        ("join_timeout", "nan", "a number of seconds above zero"),
+        ("join_timeout", "1e300", "a number of seconds above zero"),
+        ("drain_timeout", "-1", "a number of seconds, zero or more"),
+        ("reconnect_grace", "61", "a number of seconds, zero or more, at most 60"),
+        ("keep_alive_interval", "0.001", "a number of seconds, 0.01 or more, at most 3600"),
+        ("node_rank", "2147483648", "a whole number from 0 to 2147483647"),
+        ("is_host", "perhaps", "one of 1, true, t, yes, y, 0, false, f, no, n"),
+        ("agent", "java", "`rust` or `torch`"),
+        ("store_type", "file", "`tcp`: this backend has its own store"),
+        ("timeout", "soon", "a number of seconds above zero"),
+    ] {
+        let expected = format!("--rdzv-conf {name} is `{text}`, must be {allowed}");
+        assert_eq!(read(&[(name, text)]), Err(expected));
+    }
+}
+
+#[test]
+fn a_lease_has_a_bound_of_its_own() {
+    assert!(read(&[("keep_alive_interval", "3600"), ("keep_alive_max_attempt", "1")]).is_ok());
+    let text = "--rdzv-conf keep_alive_interval * keep_alive_max_attempt is `5000` seconds, must be at most 3600";
+    assert_eq!(read(&[("keep_alive_max_attempt", "1000")]), Err(text.to_owned()));
+}
+
+#[test]
+fn join_timeout_goes_before_its_alias() {
+    let of = |entries| read(entries).unwrap().join_timeout.as_secs();
+    assert_eq!(of(&[("timeout", "5")]), 5);
+    assert_eq!(of(&[("timeout", "5"), ("join_timeout", "7")]), 7);
+    assert_eq!(of(&[("join_timeout", "7"), ("timeout", "5")]), 7);
+}
+
+#[test]
+fn what_is_set_must_be_of_the_keys_kind() {
+    let mut conf = Conf::default();
+    assert_eq!(conf.set("node_rank", Value::Nothing), Ok(()));
+    assert_eq!(conf.set("rank", Value::Nothing), Err("there is no setting `rank`".to_owned()));
+    let error = conf.set("join_timeout", Value::Whole(5)).unwrap_err();
+    assert_eq!(error, "`join_timeout` is of another kind than Whole(5)");
+}
