@@ -745,7 +745,7 @@ class RendezvousConfig:
     """
     What ``--rdzv-conf`` says. Times are in seconds.
 
-    Made with values by their keys, whatever is allowed of them; all else is at its default.
+    The constructor takes values by their keys and does not check ranges: a session does. Other keys have their defaults.
     """
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
@@ -769,19 +769,19 @@ class RendezvousConfig:
     @staticmethod
     def from_mapping(given: "dict[str, object]") -> RendezvousConfig:
         """
-        Check what the user gave, text or numbers. What is None is not given.
+        Check what the user gave, as text or numbers. A key that is None counts as not given.
 
         Raises ``ValueError`` if a key is unknown (the nearest known one is named) or a value is not allowed.
         """
     @property
     def is_host(self, /) -> bool | None:
         """
-        Whether this process must host the coordinator, or must not; None: whoever can.
+        True: this process must host the coordinator. False: it never does. None: it does if it can.
         """
     @property
     def job_counts(self, /) -> bool:
         """
-        Whether ``restart_budget`` is ``job``: the job counts restarts, and not each node its own.
+        Whether restarts are counted for the job: ``restart_budget`` is ``job``.
         """
     @property
     def join_timeout(self, /) -> float:
@@ -800,16 +800,16 @@ class RendezvousConfig:
         """
     def replace(self, /, **values: "float | bool | str | None") -> RendezvousConfig:
         """
-        The same with other values, whatever is allowed of them.
+        Return a copy with other values. Ranges are not checked.
         """
     def values(self, /) -> "dict[str, float | int | bool | str | None]":
         """
-        All values by their keys; None is what is not given and has no default.
+        Return all values by their keys. None: not given, and without a default.
         """
     @property
     def wants_agent(self, /) -> bool:
         """
-        Whether ``agent`` is ``rust``: ours is to run the workers.
+        Whether our agent runs the workers: ``agent`` is ``rust``.
         """
 
 @final

@@ -1,8 +1,8 @@
-//! What `--rdzv-conf` may say: each key once, with its type, default, range and help.
+//! The keys of `--rdzv-conf`, each declared once: name, type, default, range and help.
 //!
-//! Owns the table ([`KEYS`]) and what is read by it ([`Conf`]). To add a key, add it to the table and use its field. The parser of
-//! every front end goes by the table, and so does the list of keys in `elastic-run --help`. Tests compare the table in
-//! `docs/rendezvous.md` with it. Leaves to the binding: what Python takes for a number, and the nearest known key.
+//! To add a key, add it to the table ([`KEYS`]) and use its field of [`Conf`]. All front ends parse by this table, and
+//! `elastic-run --help` lists it. Tests compare it with the table in `docs/rendezvous.md`. The binding converts Python's values to
+//! numbers, and suggests a key for an unknown one.
 
 mod allowed;
 
@@ -42,7 +42,7 @@ trait Setting: Sized {
 
 macro_rules! keys {
     ($($(#[doc = $help:literal])+ $name:ident: $type:ty = $default:expr, $allowed:expr;)+) => {
-        /// What `--rdzv-conf` says.
+        /// The values of all keys.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct Conf { $($(#[doc = $help])+ pub $name: $type,)+ }
 
@@ -157,7 +157,7 @@ impl fmt::Display for ConfError {
 impl std::error::Error for ConfError {}
 
 impl Conf {
-    /// Read what the user gave, in the user's order.
+    /// Check what the user gave, in the user's order.
     ///
     /// # Errors
     /// [`ConfError`] of the first entry that is wrong, or of the lease.
@@ -190,7 +190,7 @@ impl Conf {
         Ok(conf)
     }
 
-    /// Replace one value, whatever is allowed of it.
+    /// Replace one value. Its range is not checked.
     ///
     /// # Errors
     /// There is no such key, or the value is of another kind.
@@ -199,7 +199,7 @@ impl Conf {
         if (key.put)(self, value) { Ok(()) } else { Err(format!("`{name}` is of another kind than {value:?}")) }
     }
 
-    /// What a node that says this asks of a rendezvous of `min_nodes` to `max_nodes` nodes.
+    /// The settings of a rendezvous of `min_nodes` to `max_nodes` nodes.
     pub fn settings(&self, min_nodes: u32, max_nodes: u32) -> Settings {
         Settings {
             min_nodes,
@@ -225,7 +225,7 @@ impl Settings {
     }
 }
 
-/// All keys that are understood, sorted.
+/// The names of all keys that are accepted, sorted.
 pub fn known() -> Vec<&'static str> {
     let mut names: Vec<_> = KEYS.iter().map(|key| key.name).collect();
     names.extend(WITHOUT_EFFECT.iter().map(|(name, _)| *name));

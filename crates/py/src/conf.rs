@@ -21,13 +21,13 @@ pub fn limit(name: &str, value: Option<f64>) -> PyResult<Option<Duration>> {
 
 /// What ``--rdzv-conf`` says. Times are in seconds.
 ///
-/// Made with values by their keys, whatever is allowed of them; all else is at its default.
+/// The constructor takes values by their keys and does not check ranges: a session does. Other keys have their defaults.
 #[pyclass(frozen, eq, from_py_object, module = "elastic_rs._elastic_rs")]
 #[derive(Clone, Debug, PartialEq)]
 pub struct RendezvousConfig(pub Conf);
 
 impl RendezvousConfig {
-    /// What a node that says this asks of a rendezvous of so many nodes.
+    /// The settings of a rendezvous of that many nodes, fewest and most.
     pub fn settings(&self, (fewest, most): (u32, u32)) -> Settings {
         self.0.settings(fewest, most)
     }
@@ -41,7 +41,7 @@ impl RendezvousConfig {
         Self(Conf::default()).replace(values)
     }
 
-    /// Check what the user gave, text or numbers. What is None is not given.
+    /// Check what the user gave, as text or numbers. A key that is None counts as not given.
     ///
     /// Raises ``ValueError`` if a key is unknown (the nearest known one is named) or a value is not allowed.
     #[staticmethod]
@@ -62,7 +62,7 @@ impl RendezvousConfig {
         })
     }
 
-    /// The same with other values, whatever is allowed of them.
+    /// Return a copy with other values. Ranges are not checked.
     #[pyo3(signature = (**values: "float | bool | str | None"))]
     fn replace(&self, values: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
         let mut conf = self.0.clone();
@@ -73,7 +73,7 @@ impl RendezvousConfig {
         Ok(Self(conf))
     }
 
-    /// All values by their keys; None is what is not given and has no default.
+    /// Return all values by their keys. None: not given, and without a default.
     #[pyo3(signature = () -> "dict[str, float | int | bool | str | None]")]
     fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let values = PyDict::new(py);
@@ -119,7 +119,7 @@ impl RendezvousConfig {
         self.0.exit_barrier_timeout.map(|limit| limit.as_secs_f64())
     }
 
-    /// Whether this process must host the coordinator, or must not; None: whoever can.
+    /// True: this process must host the coordinator. False: it never does. None: it does if it can.
     #[getter]
     fn is_host(&self) -> Option<bool> {
         self.0.is_host
@@ -131,13 +131,13 @@ impl RendezvousConfig {
         self.0.node_rank
     }
 
-    /// Whether ``agent`` is ``rust``: ours is to run the workers.
+    /// Whether our agent runs the workers: ``agent`` is ``rust``.
     #[getter]
     fn wants_agent(&self) -> bool {
         self.0.agent == conf::Agent::Rust
     }
 
-    /// Whether ``restart_budget`` is ``job``: the job counts restarts, and not each node its own.
+    /// Whether restarts are counted for the job: ``restart_budget`` is ``job``.
     #[getter]
     fn job_counts(&self) -> bool {
         self.0.restart_budget == conf::RestartBudget::Job
@@ -190,7 +190,7 @@ fn value_of(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Value> {
     })
 }
 
-/// What a key that is unknown may have been meant for.
+/// Suggest a key for one that is unknown.
 fn hint(py: Python<'_>, key: &str) -> PyResult<String> {
     let known = conf::known();
     let near: Vec<String> = py.import("difflib")?.call_method1("get_close_matches", (key, &known, 1))?.extract()?;
