@@ -197,7 +197,7 @@ def test_run_path_finds_the_package_and_the_script_nothing_of_it(job: Job, tmp_p
     (tmp_path / "elastic_rs" / "__init__.py").write_text("raise ValueError('not that one')\n")
     script = tmp_path / "script.py"
     script.write_text(
-        "import importlib.util, sys\nprint('FOUND', importlib.util.find_spec('_run_path'), sys.argv[1:], __name__)\n"
+        "import importlib.util, sys\nprint('FOUND', importlib.util.find_spec('_path'), sys.argv[1:], __name__)\n"
     )
     program = Path(sys.executable).with_name("elastic-run")
     node = job.start(
@@ -207,7 +207,7 @@ def test_run_path_finds_the_package_and_the_script_nothing_of_it(job: Job, tmp_p
     assert node.wait() == 0
     node.line(re.escape("FOUND None ['x'] __main__"))
     # What a module has kept of `__main__` would not be the script.
-    assert bool(flags) == any("--warm-start has no effect: --run-path makes" in line for line in node.lines)
+    assert bool(flags) == any("--warm-start has no effect: --run-path has another" in line for line in node.lines)
 
 
 def test_a_master_address_of_another_machine_is_told(job: Job) -> None:
