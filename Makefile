@@ -75,7 +75,7 @@ test-long: build ## the tests that draw at random, with many more draws: about a
 	$(say) 'test-long: codec and table, $(LONG_CASES) cases of each property (proptest)'
 	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store properties::
 	$(say) 'test-long: rendezvous and agents, $(LONG_SEEDS) simulated jobs'
-	@ELASTIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test simulation -- --nocapture rendezvous:: cas:: agent::
+	@ELASTIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test simulation -- --nocapture rendezvous:: cell:: agent::
 	$(say) 'test-long: small jobs exhaustively, with more time and more faults'
 	@ELASTIC_RS_EXPLORE_LONG=1 cargo test --quiet --release $(CARGO_FLAGS) --all-features --test simulation -- --nocapture explore::
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::queue::{Dice, Queue, Time};
 use super::worlds::Violation;
-use crate::rendezvous::cell::node::{CasCommand, CasNode, Liveness};
+use crate::rendezvous::cell::node::{CellCommand, CellNode, Liveness};
 use crate::rendezvous::node::machine::JoinError;
 use crate::rendezvous::protocol::message::{Hello, NodeId, Placement, Round, Verdict};
 use crate::rendezvous::protocol::settings::Settings;
@@ -37,7 +37,7 @@ enum Event {
     Start(usize),
     Tick(usize, u64),
     /// A node's request has arrived at the cell. If so drawn, its answer gets lost.
-    Arrive(usize, u32, CasCommand, u64, bool),
+    Arrive(usize, u32, CellCommand, u64, bool),
     Answer(usize, u32, Answer),
     Stopped(usize, u32),
     Kill(usize),
@@ -66,7 +66,7 @@ struct Host {
     /// Its clock. No node reads another node's clock.
     clock: Instant,
     life: u32,
-    node: Option<CasNode>,
+    node: Option<CellNode>,
     agent: Agent,
     /// The last version of the cell that this node was told.
     token: u64,
@@ -237,8 +237,8 @@ impl Job {
         host.life += 1;
         host.agent = Agent::Joining;
         let now = host.clock + self.queue.now();
-        let mut node = CasNode::new(hello, Liveness::Counters, now);
-        node.join(40_000 + number as u16, None, Duration::from_secs(3600), now);
+        let mut node = CellNode::new(hello, Liveness::Counters, now);
+        join(&mut node, number, now);
         host.node = Some(node);
         self.queue.push(self.queue.now(), Event::Tick(number, 0));
     }
@@ -265,7 +265,7 @@ impl Job {
             },
             Event::Stopped(_, life) if life == host.life && matches!(host.agent, Agent::Stopping) => {
                 host.agent = Agent::Joining;
-                node.join(40_000 + number as u16, None, Duration::from_secs(3600), now);
+                join(node, number, now);
             }
             _ => {}
         }
@@ -292,7 +292,7 @@ impl Job {
                     }
                     Err(JoinError::Closed { .. }) => host.agent = Agent::Done,
                     Err(JoinError::Connection(_) | JoinError::Timeout { .. }) => {
-                        node.join(40_000 + number as u16, None, Duration::from_secs(3600), now);
+                        join(node, number, now);
                         continue;
                     }
                     Err(error) => return Err(Violation::contract(format!("host {number}: {error}"))),
@@ -312,7 +312,7 @@ impl Job {
                 }
             }
             let host = &mut self.hosts[number];
-            if let Some(at) = host.node.as_ref().and_then(CasNode::next_deadline) {
+            if let Some(at) = host.node.as_ref().and_then(CellNode::next_deadline) {
                 host.tick += 1;
                 let at = at.saturating_duration_since(host.clock);
                 let tick = Event::Tick(number, host.tick);
@@ -322,7 +322,7 @@ impl Job {
         }
     }
 
-    fn send(&mut self, host: usize, life: u32, command: CasCommand, token: u64) {
+    fn send(&mut self, host: usize, life: u32, command: CellCommand, token: u64) {
         let now = self.queue.now();
         let cut = self.hosts[host].cut_until > now;
         let (lost, deaf) = (cut || self.dice.chance(self.losses), self.dice.chance(self.losses));
@@ -338,17 +338,17 @@ impl Job {
         &mut self,
         host: usize,
         life: u32,
-        command: CasCommand,
+        command: CellCommand,
         token: u64,
         lost: bool,
     ) -> Result<(), Violation> {
         let answer = match command {
-            CasCommand::Read => Answer::State(self.cell.clone(), self.version),
-            CasCommand::Write(_) if token != self.version => {
+            CellCommand::Read => Answer::State(self.cell.clone(), self.version),
+            CellCommand::Write(_) if token != self.version => {
                 self.report.writes.1 += 1;
                 Answer::Conflict(self.cell.clone(), self.version)
             }
-            CasCommand::Write(bytes) => {
+            CellCommand::Write(bytes) => {
                 self.check_write(&bytes)?;
                 self.report.writes.0 += 1;
                 self.version += 1;
@@ -371,9 +371,13 @@ impl Job {
         let now = self.queue.now();
         if let Some((number, host)) = self.hosts.iter_mut().enumerate().find(|(_, host)| host.node.is_some()) {
             if let Some(node) = &mut host.node {
-                node.close(&Verdict::Succeeded { by: format!("host{number}") }, host.clock + now);
+                node.ask(|node| node.close(Verdict::Succeeded { by: format!("host{number}") }), host.clock + now);
             }
             self.queue.push(now, Event::Tick(number, 0));
         }
     }
+}
+
+fn join(node: &mut CellNode, number: usize, now: Instant) {
+    node.ask(|node| node.join(40_000 + number as u16, None, None, Duration::from_secs(3600), now), now);
 }

@@ -143,7 +143,7 @@ impl Job {
         if let Some(host) = self.hosts.iter_mut().find(|host| host.node.is_some()) {
             let now = host.clock + self.queue.now();
             if let Some(node) = &mut host.node {
-                node.node_mut().close(&Verdict::Succeeded { by: "a test".into() }, now);
+                node.node_mut().ask(|node| node.close(Verdict::Succeeded { by: "a test".into() }), now);
             }
         }
         (0..self.hosts.len()).for_each(|host| self.queue.push(self.queue.now(), Event::Tick(host, 0)));
@@ -213,7 +213,8 @@ impl Job {
         let host = &mut self.hosts[number];
         let now = host.clock + self.queue.now();
         if let Some(node) = &mut host.node {
-            node.node_mut().join(40_000 + number as u16, None, Duration::from_secs(3600), now);
+            node.node_mut()
+                .ask(|node| node.join(40_000 + number as u16, None, None, Duration::from_secs(3600), now), now);
         }
     }
 
@@ -383,7 +384,7 @@ impl Job {
         {
             return Ok(());
         }
-        let waits: Vec<_> = self.hosts.iter().filter_map(|host| host.node.as_ref()?.node().progress()).collect();
+        let waits: Vec<_> = self.hosts.iter().filter_map(|host| host.node.as_ref()?.node().machine().waits()).collect();
         Err(Violation::contract(format!("{expected} nodes should run in one world: {running:?}; {waits:?}")))
     }
 }

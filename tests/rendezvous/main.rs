@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod bench;
-mod cas_node;
+mod cell_node;
 mod claims;
 mod decisions;
 mod hostile;

@@ -1,7 +1,7 @@
 //! Whole jobs in virtual time: under faults drawn from seeds, in named scenarios, and exhaustively.
 
 mod agent;
-mod cas;
+mod cell;
 mod explore;
 mod pytorch;
 mod rendezvous;

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use super::node::{CasCommand, CasNode, Liveness};
+use super::node::{CellCommand, CellNode, Liveness};
 use crate::rendezvous::protocol::message::{Hello, NodeId};
 
 /// A revision of etcd's store.
@@ -99,7 +99,7 @@ pub enum EtcdEvent {
 /// One node's part in a run over etcd.
 #[derive(Clone, Debug)]
 pub struct EtcdNode {
-    node: CasNode,
+    node: CellNode,
     ttl: Duration,
     renew_every: Duration,
     lease: Option<LeaseId>,
@@ -130,7 +130,7 @@ impl EtcdNode {
         Self {
             ttl: hello.settings.lease(),
             renew_every: hello.settings.keep_alive_interval,
-            node: CasNode::new(hello, Liveness::Leases(BTreeSet::new()), now),
+            node: CellNode::new(hello, Liveness::Leases(BTreeSet::new()), now),
             lease: None,
             renew_at: None,
             asked_at: now,
@@ -146,12 +146,12 @@ impl EtcdNode {
     }
 
     /// The node itself: its view, and how a join ended.
-    pub fn node(&self) -> &CasNode {
+    pub fn node(&self) -> &CellNode {
         &self.node
     }
 
     /// The node itself, to be asked for something. [`EtcdNode::on_tick`] follows.
-    pub fn node_mut(&mut self) -> &mut CasNode {
+    pub fn node_mut(&mut self) -> &mut CellNode {
         &mut self.node
     }
 
@@ -281,17 +281,17 @@ impl EtcdNode {
         };
         self.busy = true;
         match (command, lease) {
-            (CasCommand::Write(state), Some(lease)) => {
+            (CellCommand::Write(state), Some(lease)) => {
                 let expect = self.known.state.as_ref().map_or(Revision(0), |(_, revision)| *revision);
                 self.unanswered = Some(state.clone());
                 self.requests.push(EtcdRequest::Txn { expect, state, lease });
             }
-            (CasCommand::Read, Some(_)) => self.requests.push(EtcdRequest::Range),
-            (CasCommand::Read, None) => {
+            (CellCommand::Read, Some(_)) => self.requests.push(EtcdRequest::Range),
+            (CellCommand::Read, None) => {
                 self.asked_at = now;
                 self.requests.push(EtcdRequest::Grant { ttl: self.ttl });
             }
-            (CasCommand::Write(_), None) => {
+            (CellCommand::Write(_), None) => {
                 self.busy = false;
                 self.node.on_failed("this node's lease has ended".to_owned(), now);
             }

@@ -12,7 +12,7 @@
 //! |---|---|
 //! | [`blob`] | the state ↔ bytes; what a foreign blob is |
 //! | `seen` | what this node has seen of the others, and when |
-//! | [`node`], `told`, `limits` | a node: when to read and write, what it hands out; what follows from what the cell holds; when it gives up |
+//! | [`node`], `told` | a node: when to read and write; what it is told of what others have written |
 //! | `propose` | what a node would write |
 //! | [`etcd`] | the same node over etcd's interface: transactions, leases, watch |
 //! | `driver` | waits and wakes for the binding (feature `io`); backend calls are the caller's |
@@ -21,7 +21,6 @@ pub mod blob;
 #[cfg(feature = "io")]
 pub mod driver;
 pub mod etcd;
-mod limits;
 pub mod node;
 mod propose;
 mod seen;

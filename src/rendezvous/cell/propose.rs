@@ -1,15 +1,13 @@
-//! What a node would make of the state that the cell holds. The decisions are the coordinator's, called in its order.
+//! What a node would make of the state that the cell holds: its messages are applied to it as a coordinator applies them.
 
 use std::time::Instant;
 
 use super::blob::Blob;
-use super::node::{CasNode, Liveness};
-use crate::rendezvous::decider::durable::CELL_SESSION;
+use super::node::{CellNode, Liveness};
+use crate::rendezvous::decider::durable::MY_SESSION;
 use crate::rendezvous::decider::event::{Effect, Event, Reach};
-use crate::rendezvous::decider::node::Status;
 use crate::rendezvous::decider::run::Run;
-use crate::rendezvous::node::view::JoinError;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, Join, NodeId, NodeMessage};
+use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage, Waits};
 
 /// A state to be written.
 #[derive(Clone, Debug)]
@@ -17,44 +15,88 @@ pub(super) struct Proposal {
     pub blob: Blob,
     /// What was decided, for the log once it is written.
     pub notes: Vec<String>,
+    /// What this node is told once it is written.
+    pub replies: Vec<CoordinatorMessage>,
+    /// How many messages of the outbox it takes in.
+    pub taken_in: usize,
 }
 
-impl CasNode {
-    /// Apply this node's wishes to what the cell holds, and decide. `None` if nothing changes.
+impl Proposal {
+    /// The machine has given up the connection on which it said what is taken in: it will say it again.
+    pub fn forget(&mut self) {
+        self.replies.clear();
+        self.taken_in = 0;
+    }
+}
+
+/// What the messages of a node and the time have come to.
+#[derive(Default)]
+struct Outcome {
+    notes: Vec<String>,
+    replies: Vec<CoordinatorMessage>,
+    /// The node is not let in: nothing is written.
+    refused: bool,
+    /// The node has to show that it lives.
+    beats: bool,
+}
+
+impl Outcome {
+    fn add(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Note(text) => self.notes.push(text),
+                Effect::Send { session, message } if session == MY_SESSION => {
+                    self.refused |=
+                        matches!(message, CoordinatorMessage::Rejected { .. } | CoordinatorMessage::Ended { .. });
+                    self.replies.push(message);
+                }
+                // The others read for themselves what has become of them.
+                Effect::Send { .. } | Effect::End { .. } | Effect::HostLeft { .. } => {}
+            }
+        }
+    }
+}
+
+impl CellNode {
+    /// Apply this node's messages to what the cell holds, and decide.
     ///
     /// # Errors
-    /// [`JoinError::Rejected`]: this node asks for something else than those that are in.
-    pub(super) fn propose(&mut self, now: Instant) -> Result<Option<Proposal>, JoinError> {
+    /// Nothing has to be written: what the node is told.
+    pub(super) fn propose(&mut self, now: Instant) -> Result<Option<Proposal>, Vec<CoordinatorMessage>> {
         let mut run = match &self.confirmed {
             Some(blob) => blob.run(&self.hello, &self.seen, now),
-            None if self.joining.is_some() || self.closing.is_some() => self.new_run(),
-            None => return Ok(None),
+            // Numbers of rounds that this node has seen are not given again.
+            None => Run::counting_on(&self.hello.run_id, self.hello.settings.clone(), self.view().round),
         };
         run.resume(self.standing);
-        let mut effects = self.judge(&mut run, now);
-        for event in self.wish(&run) {
-            effects.extend(run.apply(event, now));
+        let mut outcome = Outcome::default();
+        self.judge(&mut run, &mut outcome, now);
+        for message in self.outbox.clone() {
+            self.say(message, &mut run, &mut outcome, now);
         }
-        if let Some(reason) = effects.iter().find_map(refusal) {
-            return Err(JoinError::Rejected(reason));
+        if outcome.refused {
+            return Err(outcome.replies);
         }
         // Whoever writes it logs it; the others know then.
         self.standing = run.standing();
-        self.note_progress(&run, now);
+        outcome.replies.extend(self.progress_of(&run, now));
 
-        let (before, me) = (self.confirmed.as_ref(), self.hello.node);
-        let mut blob = Blob::of(&run, before, &self.seen, now);
-        let beats = matches!(self.liveness, Liveness::Counters) && now >= self.beat_at && run.closed().is_none();
-        let changed = before.is_none_or(|before| !blob.says_the_same(before));
-        let told = (beats || changed) && blob.beat(me);
-        if !told && !changed {
-            return Ok(None);
+        let before = self.confirmed.as_ref();
+        if before.is_none() && run.is_empty() && run.closed().is_none() {
+            return Err(outcome.replies);
         }
-        let notes = effects.into_iter().filter_map(|effect| match effect {
-            Effect::Note(text) => Some(text),
-            _ => None,
-        });
-        Ok(Some(Proposal { blob, notes: notes.collect() }))
+        let mut blob = Blob::of(&run, before, &self.seen, now);
+        let changed = before.is_none_or(|before| !blob.says_the_same(before));
+        let beats = outcome.beats && self.liveness == Liveness::Counters && run.closed().is_none();
+        let shown = (beats || changed) && blob.beat(self.hello.node);
+        if !changed && !shown {
+            return match (outcome.replies.is_empty(), self.outbox.is_empty()) {
+                (true, true) => Ok(None),
+                _ => Err(outcome.replies),
+            };
+        }
+        let Outcome { notes, replies, .. } = outcome;
+        Ok(Some(Proposal { blob, notes, replies, taken_in: self.outbox.len() }))
     }
 
     /// When the next round closes, if nothing changes.
@@ -64,83 +106,78 @@ impl CasNode {
         run.closes_at()
     }
 
-    /// The cell is empty. Numbers of rounds that this node has seen are not given again.
-    fn new_run(&self) -> Run {
-        Run::counting_on(&self.hello.run_id, self.hello.settings.clone(), self.round())
-    }
-
-    /// What this node has to say that the cell does not hold yet.
-    fn wish(&self, run: &Run) -> Vec<Event> {
-        let (me, session) = (self.hello.node, CELL_SESSION);
-        let says = |message| Event::Message { node: me, session, message };
-        let leaves = |reason: &str| says(NodeMessage::Leave { reason: reason.to_owned(), signal: None });
-        let mut events: Vec<_> =
-            self.closing.clone().map(|verdict| says(NodeMessage::Close(verdict))).into_iter().collect();
-        let knows = run.knows(me);
-        match (&self.leaving, &self.joining) {
-            (Some(reason), _) => events.extend(knows.then(|| leaves(reason))),
-            (None, Some(joining)) if joining.withdrawn_at.is_none() => {
-                if run.closed().is_none() && self.closing.is_none() && !waits_already(run, me, &joining.join) {
-                    if !knows {
-                        let hello = Box::new(Hello { placed: None, ..self.hello.clone() });
-                        events.push(Event::Hello { hello, session, reach: Reach::Cell, home: None });
-                    }
-                    events.push(says(NodeMessage::Join(joining.join.clone())));
-                }
+    /// Apply one message of this node.
+    fn say(&self, message: NodeMessage, run: &mut Run, outcome: &mut Outcome, now: Instant) {
+        let (node, session) = (self.hello.node, MY_SESSION);
+        let known = run.knows(node);
+        let hello = |hello: Box<Hello>| Event::Hello { hello, session, reach: Reach::Cell, home: None };
+        match message {
+            NodeMessage::Hello(said) if known => {
+                outcome.beats = true;
+                outcome.add(run.apply(hello(said), now));
             }
-            // A join that nobody waits for any more.
-            (None, _) if !self.runs() => events.extend(knows.then(|| leaves("gave up waiting"))),
-            (None, _) => {}
+            // A node that was given up, or has not asked for anything yet, is taken in when it asks for a place.
+            NodeMessage::Hello(said) => {
+                let addr = said.local_addr.clone().unwrap_or_default();
+                outcome.replies.push(CoordinatorMessage::Welcome { addr, hosted: false });
+                outcome.replies.extend(self.catch_up(run));
+            }
+            NodeMessage::Join(join) => {
+                if !known && run.closed().is_none() {
+                    let said = Box::new(Hello { joining: true, ..self.hello.clone() });
+                    let mut effects = run.apply(hello(said), now);
+                    let is_welcome = |effect: &Effect| {
+                        matches!(effect, Effect::Send { message: CoordinatorMessage::Welcome { .. }, .. })
+                    };
+                    effects.retain(|effect| !is_welcome(effect));
+                    outcome.add(effects);
+                    if outcome.refused {
+                        return;
+                    }
+                }
+                outcome.add(run.apply(Event::Message { node, session, message: NodeMessage::Join(join) }, now));
+            }
+            NodeMessage::Withdraw => {
+                let progress = run.progress(now);
+                if known {
+                    let message = NodeMessage::Leave { reason: "gave up waiting".to_owned(), signal: None };
+                    outcome.add(run.apply(Event::Message { node, session, message }, now));
+                }
+                outcome.replies.push(CoordinatorMessage::Withdrawn { progress });
+            }
+            NodeMessage::Leave { .. } if !known => {}
+            NodeMessage::Heartbeat => {
+                outcome.beats = true;
+                outcome.add(run.apply(Event::Message { node, session, message: NodeMessage::Heartbeat }, now));
+            }
+            message => outcome.add(run.apply(Event::Message { node, session, message }, now)),
         }
-        events
     }
 
     /// Give up the nodes that are not heard of, and decide.
-    fn judge(&mut self, run: &mut Run, now: Instant) -> Vec<Effect> {
-        let mut effects = Vec::new();
+    fn judge(&mut self, run: &mut Run, outcome: &mut Outcome, now: Instant) {
         if run.closed().is_some() {
-            return effects;
+            return;
         }
         if let Liveness::Leases(alive) = &self.liveness {
             let me = self.hello.node;
             let lost: Vec<_> = run.nodes().map(|(id, ..)| id).filter(|id| *id != me && !alive.contains(id)).collect();
-            lost.into_iter().for_each(|node| effects.extend(run.apply(Event::LeaseEnded { node }, now)));
+            lost.into_iter().for_each(|node| outcome.add(run.apply(Event::LeaseEnded { node }, now)));
         }
-        effects.extend(run.apply(Event::Tick, now));
+        outcome.add(run.apply(Event::Tick, now));
         if self.liveness == Liveness::Counters {
             self.seen.keep_suspicions(run);
         }
-        effects
     }
 
-    fn note_progress(&mut self, run: &Run, now: Instant) {
+    /// For a node that waits: how that goes.
+    fn progress_of(&self, run: &Run, now: Instant) -> Option<CoordinatorMessage> {
         let spare = run.waits_as_spare(self.hello.node);
-        if let Some(joining) = self.joining.as_mut().filter(|joining| joining.withdrawn_at.is_none()) {
-            joining.progress = Some(match self.unkept {
-                0 | 1 => run.progress(now),
-                times => format!("the backend keeps nothing: {times} times in a row it was empty right after a write"),
-            });
-            joining.be_spare(spare, now);
-        }
+        self.machine.joining.as_ref().filter(|joining| joining.withdrawn_at.is_none())?;
+        let progress = match self.unkept {
+            0 | 1 => run.progress(now),
+            times => format!("the backend keeps nothing: {times} times in a row it was empty right after a write"),
+        };
+        Some(CoordinatorMessage::Waits(Waits { progress, spare }))
     }
-}
-
-/// Why this node may not take part, if an effect says so.
-fn refusal(effect: &Effect) -> Option<String> {
-    match effect {
-        Effect::Send {
-            message: CoordinatorMessage::Rejected { reason } | CoordinatorMessage::Ended { reason },
-            ..
-        } => Some(reason.clone()),
-        _ => None,
-    }
-}
-
-fn waits_already(run: &Run, me: NodeId, wanted: &Join) -> bool {
-    run.nodes().find(|(id, ..)| *id == me).is_some_and(|(_, status, placed)| match (status, placed) {
-        (Status::Waiting { join, .. }, _) => join == wanted,
-        // Placed meanwhile: what the cell holds says so, and was taken in before.
-        (Status::Active, Some((round, _))) => round > wanted.round,
-        _ => false,
-    })
 }

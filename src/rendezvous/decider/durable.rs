@@ -18,8 +18,10 @@ use crate::rendezvous::protocol::message::{Hello, NodeId, Round, Verdict};
 use crate::rendezvous::protocol::settings::{LONGEST_LEASE, Settings};
 use crate::rendezvous::protocol::text::validate_name;
 
-/// Nodes of a cell have no connection; a node that counts as connected has this one.
-pub(in crate::rendezvous) const CELL_SESSION: SessionId = SessionId(0);
+/// Nodes of a cell have no connection; the others count as connected by this one.
+const CELL_SESSION: SessionId = SessionId(0);
+/// The node that decides has this one.
+pub(in crate::rendezvous) const MY_SESSION: SessionId = SessionId(1);
 /// Numbers in a cell are counted on from: this is more than can be counted, and far from their end.
 pub(in crate::rendezvous) const LARGEST_NUMBER: u64 = 1 << 62;
 
@@ -153,7 +155,7 @@ impl Run {
                 done: known.done,
                 heard_at,
                 suspect,
-                ..Node::new(&hello, CELL_SESSION, Reach::Cell, now)
+                ..Node::new(&hello, if *id == me.node { MY_SESSION } else { CELL_SESSION }, Reach::Cell, now)
             };
             (*id, node)
         };

@@ -41,17 +41,7 @@ impl NodeMachine {
         if self.hosted && (!self.suspect || now > due + STALL) {
             return self.look_again(now);
         }
-        let lease = self.hello.settings.lease();
-        let why = match self.link {
-            Link::Up { .. } => "its last messages were not answered",
-            _ => self.last_error.as_str(),
-        };
-        let reason = format!(
-            "this node has been cut off from the coordinator at {} for {:.1?} (its lease is {lease:.1?}): {why}; it stops its \
-             workers, since the others may go on without it (on_partition=stop)",
-            self.endpoint,
-            now - self.vouched_at,
-        );
+        let reason = self.why_fenced(now - self.vouched_at, matches!(self.link, Link::Up { .. }));
         if let Some(placed) = &mut self.hello.placed {
             placed.active = false;
         }
@@ -72,7 +62,14 @@ impl NodeMachine {
         }
     }
 
-    /// Renew the lease: a message sent at `sent_at` has arrived, or no coordinator was running then.
+    /// A message sent at `sent_at` was answered.
+    pub(super) fn vouch_by_answer(&mut self, sent_at: Instant) {
+        if self.counterpart.vouches() {
+            self.vouch(sent_at);
+        }
+    }
+
+    /// What was sent at `sent_at` has reached those who decide, or nobody was there to decide anything then.
     pub(in crate::rendezvous) fn vouch(&mut self, sent_at: Instant) {
         self.vouched_at = self.vouched_at.max(sent_at);
         self.suspect = false;

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use super::counterpart::Counterpart;
 use super::pending::{Joining, Link, Report, Store, WITHDRAW_GRACE, back_off};
 use crate::rendezvous::protocol::message::{
     CoordinatorMessage, Failure, Hello, Join, JoinWorkers, NodeMessage, Placement, Round, Verdict,
@@ -18,9 +19,7 @@ pub use super::view::{JoinError, NodeCommand, View};
 #[derive(Clone, Debug)]
 pub struct NodeMachine {
     pub(in crate::rendezvous) hello: Hello,
-    /// Where the coordinator is, for messages.
-    pub(in crate::rendezvous) endpoint: String,
-    pub(in crate::rendezvous) coordinator_timeout: Duration,
+    pub(super) counterpart: Counterpart,
     pub(in crate::rendezvous) link: Link,
     /// When the heartbeats were sent that are not answered yet.
     pub(in crate::rendezvous) beats: VecDeque<Instant>,
@@ -36,6 +35,8 @@ pub struct NodeMachine {
     pub(in crate::rendezvous) joining: Option<Joining>,
     outcome: Option<Result<Placement, JoinError>>,
     pub(in crate::rendezvous) report: Option<Report>,
+    /// How this node has ended the job, until that is known to all.
+    pub(super) closing: Option<Verdict>,
     pub(in crate::rendezvous) view: View,
     pub(in crate::rendezvous) left: bool,
     /// The coordinator is in this process, as it has said: see [`super::fence`].
@@ -57,10 +58,18 @@ impl NodeMachine {
     /// A node that will connect to the coordinator at `endpoint` and, once it has been there, does without it for at most
     /// `coordinator_timeout`.
     pub fn new(hello: Hello, endpoint: String, coordinator_timeout: Duration, now: Instant) -> Self {
+        Self::facing(Counterpart::Coordinator { endpoint, timeout: coordinator_timeout }, hello, now)
+    }
+
+    /// A node whose messages are applied to a cell that all nodes share.
+    pub(in crate::rendezvous) fn over_cell(hello: Hello, now: Instant) -> Self {
+        Self::facing(Counterpart::Cell, hello, now)
+    }
+
+    fn facing(counterpart: Counterpart, hello: Hello, now: Instant) -> Self {
         Self {
             hello,
-            endpoint,
-            coordinator_timeout,
+            counterpart,
             link: Link::Down { retry_at: now },
             beats: VecDeque::new(),
             attempt_at: now,
@@ -72,6 +81,7 @@ impl NodeMachine {
             joining: None,
             outcome: None,
             report: None,
+            closing: None,
             view: View { out_of_reach_since: Some(now), ..View::default() },
             left: false,
             hosted: false,
@@ -212,8 +222,14 @@ impl NodeMachine {
 
     /// End the job for everybody.
     pub fn close(&mut self, verdict: Verdict) {
-        let verdict = tidy_verdict(&verdict);
-        self.view.closed.get_or_insert_with(|| verdict.clone());
+        if self.view.closed.is_some() {
+            return;
+        }
+        let verdict = self.closing.get_or_insert_with(|| tidy_verdict(&verdict)).clone();
+        if self.counterpart.vouches() {
+            // A coordinator is told for as long as it takes. Over a cell it may turn out that the verdict cannot be written.
+            self.view.closed = Some(verdict.clone());
+        }
         if matches!(self.link, Link::Up { welcomed: true, .. }) {
             self.commands.push(NodeCommand::Send(NodeMessage::Close(verdict)));
         }
@@ -256,8 +272,8 @@ impl NodeMachine {
     pub fn on_out_of_descriptors(&mut self, error: String, now: Instant) {
         if !self.ever_welcomed {
             let text = format!(
-                "cannot connect to the coordinator at {}: {error}: allow this process more open files (`ulimit -n`)",
-                self.endpoint
+                "cannot connect to {}: {error}: allow this process more open files (`ulimit -n`)",
+                self.counterpart.name()
             );
             self.fail(JoinError::Connection(text));
         }
@@ -267,7 +283,8 @@ impl NodeMachine {
     /// The connection ended. `foreign` says that what came over it was not this protocol.
     pub fn on_disconnected(&mut self, cause: String, foreign: bool, now: Instant) {
         if foreign {
-            let text = format!("what listens at {} is not an elastic_rs coordinator: {cause}", self.endpoint);
+            let text =
+                format!("what listens at {} is not an elastic_rs coordinator: {cause}", self.counterpart.place());
             self.fail(JoinError::Connection(text));
         }
         if !self.ever_welcomed && matches!(self.link, Link::Up { welcomed: false, .. }) {
@@ -287,7 +304,7 @@ impl NodeMachine {
             let text = format!(
                 "what listens at {} is a store of PyTorch's c10d backend, not an elastic_rs coordinator: \
                  use `--rdzv-backend=rust-c10d` on every node of the job, or another port",
-                self.endpoint
+                self.counterpart.place()
             );
             self.fail(JoinError::Connection(text));
         }
@@ -350,7 +367,7 @@ impl NodeMachine {
                 let asks = welcomed && self.joining.as_mut().is_some_and(|joining| joining.asks(now));
                 if now >= answered_at + lease {
                     self.commands.push(NodeCommand::Disconnect);
-                    self.lose(format!("{} was silent for {lease:.1?}", self.endpoint), now);
+                    self.lose(format!("{} was silent for {lease:.1?}", self.counterpart.place()), now);
                 } else if asks || now >= beat_at {
                     self.commands.push(NodeCommand::Send(NodeMessage::Heartbeat));
                     self.beats.push_back(now);
@@ -363,9 +380,9 @@ impl NodeMachine {
         }
         if self.needed_until().is_some_and(|until| now >= until) {
             let text = format!(
-                "the coordinator at {} has been out of reach for {:.1?} (coordinator_timeout): {}",
-                self.endpoint,
-                self.coordinator_timeout,
+                "{} has been out of reach for {:.1?} (coordinator_timeout): {}",
+                self.counterpart.name(),
+                self.counterpart.timeout().unwrap_or_default(),
                 self.why_away()
             );
             self.fail(JoinError::Connection(text));
@@ -385,7 +402,8 @@ impl NodeMachine {
         let join = self.joining.as_ref().and_then(Joining::next_deadline);
         let welcomed = matches!(self.link, Link::Up { welcomed: true, .. });
         let ask = self.joining.as_ref().filter(|_| welcomed).and_then(Joining::ask_at);
-        [link, join, ask, self.needed_until(), self.fence_at()].into_iter().flatten().min()
+        let patience = self.patience().map(|(_, until)| until);
+        [link, join, ask, patience, self.needed_until(), self.fence_at()].into_iter().flatten().min()
     }
 
     /// What to do now, in order.
@@ -417,10 +435,15 @@ impl NodeMachine {
     /// host may have gone with the job while workers here still finish.
     pub(in crate::rendezvous) fn needed_until(&self) -> Option<Instant> {
         let since = self.view.out_of_reach_since.filter(|_| self.ever_welcomed && self.view.closed.is_none());
-        since.map(|since| since + self.coordinator_timeout)
+        Some(since? + self.counterpart.timeout()?)
     }
 
     fn give_up_join_if_due(&mut self, now: Instant) {
+        if let Some((since, until)) = self.patience().filter(|(_, until)| *until <= now) {
+            let text =
+                format!("{} has not worked for {:.1?}: {}", self.counterpart.name(), until - since, self.last_error);
+            return self.resolve(Err(JoinError::Connection(text)));
+        }
         let Some(joining) = &mut self.joining else { return };
         let after = joining.deadline - joining.since;
         match joining.withdrawn_at {
@@ -430,26 +453,31 @@ impl NodeMachine {
                 if matches!(self.link, Link::Up { welcomed: true, .. }) {
                     self.commands.push(NodeCommand::Send(NodeMessage::Withdraw));
                 } else {
-                    let text = format!(
-                        "could not reach the coordinator at {} in {after:.1?}: {}",
-                        self.endpoint,
-                        self.why_away()
-                    );
+                    let name = self.counterpart.name();
+                    let text = format!("could not reach {name} in {after:.1?}: {}", self.why_away());
                     self.resolve(Err(JoinError::Connection(text)));
                 }
             }
             Some(at) if now >= at + WITHDRAW_GRACE => {
-                let progress = joining.progress.clone().unwrap_or_else(|| format!("{} does not answer", self.endpoint));
+                let progress =
+                    joining.progress.clone().unwrap_or_else(|| format!("{} does not answer", self.counterpart.place()));
                 self.resolve(Err(JoinError::Timeout { after, progress }));
                 if matches!(self.link, Link::Up { .. }) {
                     // A place given before the withdrawal was read may still arrive. A new connection keeps it from the next
                     // join, which it would look like an answer to.
                     self.commands.push(NodeCommand::Disconnect);
-                    self.lose(format!("{} does not answer", self.endpoint), now);
+                    self.lose(format!("{} does not answer", self.counterpart.place()), now);
                 }
             }
             _ => {}
         }
+    }
+
+    /// Since when a pending join has waited for a backend that fails, and until when it does.
+    fn patience(&self) -> Option<(Instant, Instant)> {
+        let joining = self.joining.as_ref().filter(|_| self.counterpart == Counterpart::Cell)?;
+        let since = self.view.out_of_reach_since?.max(joining.since);
+        Some((since, since + self.hello.settings.lease()))
     }
 
     /// There is no connection any more.
@@ -467,7 +495,12 @@ impl NodeMachine {
         }
     }
 
-    fn fail(&mut self, error: JoinError) {
+    /// Whether this node can no longer take part.
+    pub(in crate::rendezvous) fn has_failed(&self) -> bool {
+        self.view.failed.is_some()
+    }
+
+    pub(in crate::rendezvous) fn fail(&mut self, error: JoinError) {
         if self.view.failed.is_none() {
             self.view.failed = Some(error.clone());
             self.commands.push(NodeCommand::Disconnect);

@@ -13,7 +13,7 @@ impl NodeMachine {
             *welcomed = true;
             *beat_at = (*answered_at + self.hello.settings.keep_alive_interval).max(*beat_at);
             let hello_at = *answered_at;
-            self.vouch(hello_at);
+            self.vouch_by_answer(hello_at);
         }
         self.ever_welcomed = true;
         self.hosted = hosted;
@@ -32,8 +32,8 @@ impl NodeMachine {
         if let Some(report) = &self.report {
             self.commands.push(NodeCommand::Send(report.message()));
         }
-        if let Some(verdict) = &self.view.closed {
-            // Sent again, in case the first message was lost with its connection.
+        if let Some(verdict) = self.view.closed.as_ref().or(self.closing.as_ref()) {
+            // Told again, in case the first telling was lost with its connection.
             self.commands.push(NodeCommand::Send(NodeMessage::Close(verdict.clone())));
         }
     }
@@ -75,7 +75,7 @@ impl NodeMachine {
     }
 
     pub(in crate::rendezvous) fn on_closed(&mut self, verdict: &Verdict) {
-        self.report = None;
+        (self.report, self.closing) = (None, None);
         self.view.closed = Some(verdict.clone());
         self.view.all_done |= matches!(verdict, Verdict::AllDone { .. });
         if let Verdict::Failed { failure: Some(failure), .. } = verdict {
@@ -115,7 +115,7 @@ impl NodeMachine {
         if let Link::Up { answered_at, .. } = &mut self.link {
             *answered_at = sent_at;
         }
-        self.vouch(sent_at);
+        self.vouch_by_answer(sent_at);
     }
 
     pub(in crate::rendezvous) fn on_waits(&mut self, waits: Option<Waits>, now: Instant) {

@@ -13,18 +13,9 @@ const UNCHANGED_EVERY: Duration = Duration::from_secs(600);
 /// A shorter absence of the coordinator is not logged.
 const AWAY_AFTER: Duration = Duration::from_secs(1);
 
-/// A node whose state is logged.
-pub trait Reported {
-    /// For a waiting node: since when, and what it waits for.
-    fn waits(&self) -> Option<(Instant, String)>;
-    /// For a node without a coordinator at the moment: since when, and why.
-    fn does_without(&self) -> Option<(Instant, String)>;
-    /// Whether the coordinator is in reach.
-    fn in_reach(&self) -> bool;
-}
-
-impl Reported for NodeMachine {
-    fn waits(&self) -> Option<(Instant, String)> {
+impl NodeMachine {
+    /// For a node that waits: since when, and what for.
+    pub fn waits(&self) -> Option<(Instant, String)> {
         let joining = self.joining.as_ref().filter(|joining| joining.withdrawn_at.is_none())?;
         let what = match (&joining.progress, self.view.out_of_reach_since) {
             (_, Some(_)) => self.why_out_of_reach(),
@@ -34,9 +25,10 @@ impl Reported for NodeMachine {
         Some((joining.since, what))
     }
 
+    /// For a node that does without the coordinator for the moment: since when, and why.
     fn does_without(&self) -> Option<(Instant, String)> {
         let until = self.needed_until().filter(|_| !self.left && self.view.failed.is_none())?;
-        let (why, limit) = (self.why_out_of_reach(), self.coordinator_timeout);
+        let (why, limit) = (self.why_out_of_reach(), self.counterpart.timeout()?);
         let runs = self.joining.is_none() && self.hello.placed.is_some_and(|placed| placed.active);
         let meanwhile = match runs && self.view.waiting == 0 {
             true => "this node's workers run on, and it tries again",
@@ -46,32 +38,13 @@ impl Reported for NodeMachine {
         Some((until.checked_sub(limit)?, text))
     }
 
+    /// Whether the coordinator is in reach.
     fn in_reach(&self) -> bool {
         self.view().out_of_reach_since.is_none()
     }
 }
 
-impl NodeMachine {
-    pub(in crate::rendezvous) fn why_out_of_reach(&self) -> String {
-        let endpoint = &self.endpoint;
-        match &self.view.stopped {
-            None => format!("the coordinator at {endpoint} is out of reach: {}", self.last_error),
-            Some(why) => format!(
-                "the coordinator at {endpoint} was stopped: {why}; no world can form until one runs there again"
-            ),
-        }
-    }
-
-    /// Why the coordinator has been out of reach, for an error.
-    pub(in crate::rendezvous) fn why_away(&self) -> String {
-        match &self.view.stopped {
-            None => self.last_error.clone(),
-            Some(why) => format!("it was stopped ({why}), and has not come back: {}", self.last_error),
-        }
-    }
-}
-
-/// Remembers what has been logged.
+/// Remembers what has been told.
 #[derive(Debug, Default)]
 pub struct Reporter {
     waiting: Option<Waiting>,
@@ -89,19 +62,19 @@ struct Waiting {
 }
 
 impl Reporter {
-    /// Returns the lines to log now.
-    pub fn look(&mut self, node: &impl Reported, now: Instant) -> Vec<String> {
+    /// What there is to tell now.
+    pub fn look(&mut self, node: &NodeMachine, now: Instant) -> Vec<String> {
         [self.look_at_link(node, now), self.look_at_join(node, now)].into_iter().flatten().collect()
     }
 
-    /// When to call [`look`](Self::look) next, if nothing happens before.
-    pub fn next_deadline(&self, node: &impl Reported) -> Option<Instant> {
+    /// When to look next, if nothing happens before.
+    pub fn next_deadline(&self, node: &NodeMachine) -> Option<Instant> {
         let join = self.waiting.as_ref().map(|waiting| waiting.look_at);
         let away = node.does_without().filter(|_| self.away_since.is_none()).map(|(since, _)| since + AWAY_AFTER);
         [join, away].into_iter().flatten().min()
     }
 
-    fn look_at_link(&mut self, node: &impl Reported, now: Instant) -> Option<String> {
+    fn look_at_link(&mut self, node: &NodeMachine, now: Instant) -> Option<String> {
         match (node.does_without(), self.away_since) {
             (Some((since, text)), None) if now >= since + AWAY_AFTER => {
                 self.away_since = Some(since);
@@ -115,7 +88,7 @@ impl Reporter {
         }
     }
 
-    fn look_at_join(&mut self, node: &impl Reported, now: Instant) -> Option<String> {
+    fn look_at_join(&mut self, node: &NodeMachine, now: Instant) -> Option<String> {
         let Some((since, what)) = node.waits() else {
             self.waiting = None;
             return None;

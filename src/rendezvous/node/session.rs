@@ -1,29 +1,34 @@
-//! Drives [`NodeMachine`]: a background task that keeps one connection to the coordinator.
+//! A node's place at the rendezvous, for those who wait: joins, reports, and how things stand. What carries the node's messages is a
+//! [`Seat`]: a connection to a coordinator ([`super::line`]), or a cell that all nodes share ([`crate::rendezvous::cell`]).
 
-use std::future::Future;
+use std::fmt::Debug;
 use std::io;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::BytesMut;
 use parking_lot::Mutex;
-use tokio::io::AsyncWriteExt;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
-use super::dial::{CONNECT_TIMEOUT, Dialled, dial};
-use super::machine::{JoinError, NodeCommand, NodeMachine, View};
-use super::report::{Reported, Reporter};
-use crate::net::probe::speaks_c10d;
-use crate::rendezvous::coordinator::driver::read_message;
-use crate::rendezvous::protocol::codec;
-use crate::rendezvous::protocol::message::{
-    CoordinatorMessage, Failure, Hello, JoinWorkers, Placement, Round, Verdict,
-};
-use crate::wait::until;
+use super::line::{Endpoint, drive};
+use super::machine::{JoinError, NodeMachine, View};
+use crate::rendezvous::protocol::message::{Failure, Hello, JoinWorkers, Placement, Round, Verdict};
+
+/// A node with what carries its messages.
+pub trait Seat: Debug + Send {
+    /// The node's state machine.
+    fn machine(&mut self) -> &mut NodeMachine;
+
+    /// Something was asked of it.
+    fn asked(&mut self, _now: Instant) {}
+}
+
+impl Seat for NodeMachine {
+    fn machine(&mut self) -> &mut NodeMachine {
+        self
+    }
+}
 
 /// A node's session with the coordinator. Dropping it ends the connection without a goodbye. [`Session::leave`] sends one.
 #[derive(Debug)]
@@ -31,18 +36,20 @@ pub struct Session {
     shared: Arc<Shared>,
     /// Held while a join is pending.
     turn: tokio::sync::Mutex<()>,
-    task: tokio::task::JoinHandle<()>,
+    /// Drives the connection. `None`: somebody else does.
+    task: Option<tokio::task::JoinHandle<()>>,
 }
 
+/// What a session's callers and its driver share.
 #[derive(Debug)]
-struct Shared {
-    machine: Mutex<NodeMachine>,
-    /// The machine has a new request: the driver has to look.
-    asked: Notify,
-    /// Counts the driver's steps, so that callers that wait for an outcome look again.
-    steps: watch::Sender<u64>,
+pub(in crate::rendezvous) struct Shared {
+    seat: Arc<Mutex<dyn Seat>>,
+    /// Something was asked of the machine: the driver has to look.
+    pub asked: Notify,
+    /// Counts the driver's steps: whoever waits for an outcome looks again.
+    pub steps: watch::Sender<u64>,
     /// The goodbye has been sent.
-    gone: watch::Sender<bool>,
+    pub gone: watch::Sender<bool>,
 }
 
 impl Session {
@@ -52,10 +59,23 @@ impl Session {
         // The coordinator identifies nodes by the address of their connection, so a node with its own address connects from it.
         let source = hello.local_addr.as_deref().and_then(|addr| addr.parse().ok());
         let machine = NodeMachine::new(hello, endpoint, coordinator_timeout, Instant::now());
+        let machine = Arc::new(Mutex::new(machine));
+        let mut session = Self::of(Arc::clone(&machine) as Arc<Mutex<dyn Seat>>);
+        let endpoint = Endpoint { host: host.to_owned(), port, source };
+        session.task = Some(runtime.spawn(drive(machine, Arc::clone(&session.shared), endpoint)));
+        session
+    }
+
+    /// A session whose seat somebody else drives.
+    pub(in crate::rendezvous) fn of(seat: Arc<Mutex<dyn Seat>>) -> Self {
         let (steps, gone) = (watch::Sender::new(0), watch::Sender::new(false));
-        let shared = Arc::new(Shared { machine: Mutex::new(machine), asked: Notify::new(), steps, gone });
-        let task = runtime.spawn(drive(Arc::clone(&shared), host.to_owned(), port, source));
-        Self { shared, turn: tokio::sync::Mutex::default(), task }
+        let shared = Arc::new(Shared { seat, asked: Notify::new(), steps, gone });
+        Self { shared, turn: tokio::sync::Mutex::default(), task: None }
+    }
+
+    /// What callers share with the driver.
+    pub(in crate::rendezvous) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
     /// Take part in the next round. This node's empty worker store listens on `store_port`. With `workers`, the placement has their
@@ -101,7 +121,8 @@ impl Session {
         let _abandoned_when_dropped = Pending(self);
         loop {
             let (outcome, wanted) = {
-                let mut machine = self.shared.machine.lock();
+                let mut seat = self.shared.seat.lock();
+                let machine = seat.machine();
                 (machine.take_outcome(), machine.wanted_store())
             };
             if let Some(outcome) = outcome {
@@ -120,8 +141,9 @@ impl Session {
 
     /// The present view, from memory.
     pub fn view(&self) -> View {
-        let mut machine = self.shared.machine.lock();
-        // The whole process may have stood still, and the driver may not have looked yet.
+        let mut seat = self.shared.seat.lock();
+        let machine = seat.machine();
+        // The whole process may have stood still, and the driver not have looked yet.
         machine.fence_if_due(Instant::now());
         machine.view().clone()
     }
@@ -152,12 +174,12 @@ impl Session {
 
     /// For a node that waits: what it waits for.
     pub fn progress(&self) -> Option<String> {
-        self.shared.machine.lock().waits().map(|(_, what)| what)
+        self.shared.seat.lock().machine().waits().map(|(_, what)| what)
     }
 
     /// Whether the coordinator has ever welcomed this node.
     pub fn was_welcomed(&self) -> bool {
-        self.shared.machine.lock().view().addr.is_some()
+        self.shared.seat.lock().machine().view().addr.is_some()
     }
 
     /// End the job on all nodes, once the coordinator gets the message.
@@ -165,19 +187,39 @@ impl Session {
         self.ask(|machine| machine.close(verdict));
     }
 
-    /// Send a goodbye and end the session. Earlier messages are sent first. Waits at most `limit`. A pending join ends. `signal` is
-    /// the one that ended the agent, if any.
+    /// As [`Session::close`]. Waits until that is known to all, at most `limit`.
+    ///
+    /// # Errors
+    /// [`JoinError`]: `Timeout`, or why this node can no longer take part.
+    pub async fn close_within(&self, verdict: Verdict, limit: Duration) -> Result<(), JoinError> {
+        self.close(verdict);
+        let view = timeout(limit, self.view_when(|view| view.closed.is_some() || view.failed.is_some())).await;
+        match view.map(|view| (view.closed.is_some(), view.failed)) {
+            Ok((true, _)) | Ok((false, None)) => Ok(()),
+            Ok((false, Some(error))) => Err(error),
+            Err(_) => {
+                let why = self.shared.seat.lock().machine().why_unanswered();
+                Err(JoinError::Timeout { after: limit, progress: format!("the rendezvous could not be closed: {why}") })
+            }
+        }
+    }
+
+    /// Say goodbye and end the session; what was said before is sent first. Waits at most `limit`. A pending join ends.
+    /// `signal` is what ended the agent, if one did.
     pub async fn leave(&self, reason: String, signal: Option<i32>, limit: Duration) {
         let mut gone = self.shared.gone.subscribe();
         self.ask(|machine| machine.leave(reason, signal));
         if timeout(limit, gone.wait_for(|gone| *gone)).await.is_err() {
-            self.task.abort();
+            self.task.iter().for_each(|task| task.abort());
             self.shared.steps.send_modify(|step| *step += 1);
         }
     }
 
     fn ask(&self, question: impl FnOnce(&mut NodeMachine)) {
-        question(&mut self.shared.machine.lock());
+        let mut seat = self.shared.seat.lock();
+        question(seat.machine());
+        seat.asked(Instant::now());
+        drop(seat);
         self.shared.asked.notify_one();
     }
 }
@@ -193,125 +235,6 @@ impl Drop for Pending<'_> {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-/// The open connection.
-struct Connection {
-    reader: OwnedReadHalf,
-    writer: OwnedWriteHalf,
-    incoming: BytesMut,
-    outgoing: BytesMut,
-}
-
-async fn drive(shared: Arc<Shared>, host: String, port: u16, mut source: Option<IpAddr>) {
-    let mut connection: Option<Connection> = None;
-    let mut connecting = None;
-    let mut probing = None;
-    let mut reporter = Reporter::default();
-    loop {
-        let (commands, deadline, left, news, run_id) = {
-            let mut machine = shared.machine.lock();
-            let now = Instant::now();
-            machine.on_tick(now);
-            let news = reporter.look(&*machine, now);
-            let deadline = [machine.next_deadline(), reporter.next_deadline(&*machine)].into_iter().flatten().min();
-            (machine.take_commands(), deadline, machine.has_left(), news, machine.run_id().to_owned())
-        };
-        for text in news {
-            tracing::warn!("[{run_id}] {text}");
-        }
-        for command in commands {
-            match command {
-                NodeCommand::Connect => connecting = Some(Box::pin(dial(host.clone(), port, source))),
-                NodeCommand::Disconnect => (connection, connecting) = (None, None),
-                NodeCommand::Probe => probing = Some(Box::pin(speaks_c10d(&host, port, CONNECT_TIMEOUT))),
-                NodeCommand::Send(message) => {
-                    if let Some(connection) = &mut connection {
-                        codec::encode_frame(&message, &mut connection.outgoing);
-                    }
-                }
-            }
-        }
-        shared.steps.send_modify(|step| *step += 1);
-        if left {
-            if let Some(mut connection) = connection {
-                let _ = connection.writer.write_all(&connection.outgoing).await;
-                let _ = connection.writer.shutdown().await;
-            }
-            shared.gone.send_replace(true);
-            return;
-        }
-
-        tokio::select! {
-            biased;
-            () = shared.asked.notified() => {}
-            happened = step(&mut connection) => {
-                let mut machine = shared.machine.lock();
-                match happened {
-                    Happened::Sent => {}
-                    Happened::Received(message) => machine.on_message(message, Instant::now()),
-                    Happened::Ended { cause, foreign } => {
-                        connection = None;
-                        machine.on_disconnected(cause, foreign, Instant::now());
-                    }
-                }
-            }
-            opened = wait_for(&mut connecting) => {
-                connecting = None;
-                let mut machine = shared.machine.lock();
-                match opened {
-                    Ok(Dialled { stream, from_source }) => {
-                        // Where nothing comes back to that address, no later connection waits for it.
-                        source = source.filter(|_| from_source);
-                        let (reader, writer) = stream.into_split();
-                        let mut outgoing = BytesMut::new();
-                        codec::encode_preamble(&mut outgoing);
-                        connection = Some(Connection { reader, writer, incoming: BytesMut::new(), outgoing });
-                        machine.on_connected(Instant::now());
-                    }
-                    Err(error) if error.out_of_descriptors => machine.on_out_of_descriptors(error.text, Instant::now()),
-                    Err(error) => machine.on_connect_failed(error.text, error.refused, Instant::now()),
-                }
-            }
-            speaks_c10d = wait_for(&mut probing) => {
-                probing = None;
-                shared.machine.lock().on_probed(speaks_c10d);
-            }
-            () = until(deadline) => {}
-        }
-    }
-}
-
-enum Happened {
-    Sent,
-    Received(CoordinatorMessage),
-    Ended { cause: String, foreign: bool },
-}
-
-/// Waits for the next event of the connection. Dropping the future loses nothing.
-async fn step(connection: &mut Option<Connection>) -> Happened {
-    let Some(Connection { reader, writer, incoming, outgoing }) = connection else {
-        return std::future::pending().await;
-    };
-    let ended = |cause: String| Happened::Ended { cause, foreign: false };
-    tokio::select! {
-        message = read_message(reader, incoming) => match message {
-            Ok(Some(message)) => Happened::Received(message),
-            Ok(None) => ended("the coordinator closed the connection".to_owned()),
-            Err(error) => Happened::Ended { cause: error.to_string(), foreign: true },
-        },
-        written = writer.write_buf(outgoing), if !outgoing.is_empty() => match written {
-            Ok(_) => Happened::Sent,
-            Err(error) => ended(error.to_string()),
-        },
-    }
-}
-
-async fn wait_for<F: Future + Unpin>(pending: &mut Option<F>) -> F::Output {
-    match pending {
-        Some(future) => future.await,
-        None => std::future::pending().await,
+        self.task.iter().for_each(|task| task.abort());
     }
 }

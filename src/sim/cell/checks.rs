@@ -87,8 +87,11 @@ impl Job {
         let good = running.len() == 1
             && running.iter().all(|((_, size), count)| *count == expected && *size as usize == expected);
         ensure(good, || {
-            let nodes: Vec<_> =
-                self.hosts.iter().filter_map(|host| Some((&host.agent, host.node.as_ref()?.progress()))).collect();
+            let nodes: Vec<_> = self
+                .hosts
+                .iter()
+                .filter_map(|host| Some((&host.agent, host.node.as_ref()?.machine().waits())))
+                .collect();
             format!("{expected} nodes should run in one world: {running:?}; {nodes:?}")
         })
     }

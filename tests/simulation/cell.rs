@@ -17,8 +17,11 @@ fn told<T>(seed: u64, lived: Result<T, (Duration, Violation)>) -> Result<T, Box<
 
 #[test]
 fn invariants_hold_for_all_seeds() {
-    let lived =
-        live_through(asked_for(300), |seed, _| told(seed, live(seed)), "simulation cas::invariants_hold_for_all_seeds");
+    let lived = live_through(
+        asked_for(300),
+        |seed, _| told(seed, live(seed)),
+        "simulation cell::invariants_hold_for_all_seeds",
+    );
     assert!(lived.iter().any(|report| report.rounds > 0), "histories without a round prove nothing");
 }
 
@@ -37,7 +40,7 @@ fn over_etcd_one_world_forms_at_a_time() {
     let rounds = live_through(
         seeds,
         |seed, _| told(seed, etcd::live(seed)),
-        "simulation cas::over_etcd_one_world_forms_at_a_time",
+        "simulation cell::over_etcd_one_world_forms_at_a_time",
     );
     assert!(few || rounds.iter().any(|rounds| *rounds > 1), "histories of one round prove little");
 }

@@ -1,7 +1,7 @@
-//! A node over a shared cell, event by event: what its operator is told. What it decides is simulated in `simulation/cas`.
+//! A node over a shared cell, event by event: what its operator is told. What it decides is simulated in `simulation/cell`.
 use std::time::{Duration, Instant};
 
-use elastic_rs::rendezvous::cell::node::{CasCommand, CasNode, Liveness};
+use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode, Liveness};
 use elastic_rs::rendezvous::node::report::Reporter;
 use elastic_rs::rendezvous::protocol::message::{Hello, NodeId};
 use elastic_rs::rendezvous::protocol::settings::Settings;
@@ -12,22 +12,22 @@ fn a_node_that_waits_says_what_for() {
     let mut now = Instant::now();
     let hello = Hello::new("job", NodeId(1), "host:1", Settings::new(2, 2));
     let hello = Hello { local_addr: Some("node1".into()), ..hello };
-    let mut node = CasNode::new(hello, Liveness::Counters, now);
+    let mut node = CellNode::new(hello, Liveness::Counters, now);
     let mut reporter = Reporter::default();
-    node.join(1, None, Duration::from_secs(600), now);
+    node.ask(|node| node.join(1, None, None, Duration::from_secs(600), now), now);
     let (mut cell, mut told) = (None, Vec::new());
     for _ in 0..310 {
         node.on_tick(now);
         while let Some(command) = node.take_command() {
             match command {
-                CasCommand::Read => node.on_state(cell.as_deref(), now),
-                CasCommand::Write(bytes) => {
+                CellCommand::Read => node.on_state(cell.as_deref(), now),
+                CellCommand::Write(bytes) => {
                     cell = Some(bytes);
                     node.on_written(now);
                 }
             }
         }
-        told.extend(reporter.look(&node, now));
+        told.extend(reporter.look(node.machine(), now));
         now += Duration::from_millis(100);
     }
     assert_eq!(told.len(), 1, "{told:?}");

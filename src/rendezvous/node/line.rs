@@ -1,0 +1,150 @@
+//! Drives a [`NodeMachine`] over one connection to the coordinator, in a task that needs nobody's attention between rounds.
+
+use std::future::Future;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::BytesMut;
+use parking_lot::Mutex;
+use tokio::io::AsyncWriteExt;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+
+use super::dial::{CONNECT_TIMEOUT, Dialled, dial};
+use super::machine::{NodeCommand, NodeMachine};
+use super::report::Reporter;
+use super::session::Shared;
+use crate::net::probe::speaks_c10d;
+use crate::rendezvous::coordinator::driver::read_message;
+use crate::rendezvous::protocol::codec;
+use crate::rendezvous::protocol::message::CoordinatorMessage;
+use crate::wait::until;
+
+/// Where the coordinator is, and the address of this machine to connect from, if one was asked for.
+#[derive(Debug)]
+pub(super) struct Endpoint {
+    pub host: String,
+    pub port: u16,
+    pub source: Option<IpAddr>,
+}
+
+/// The open connection.
+struct Connection {
+    reader: OwnedReadHalf,
+    writer: OwnedWriteHalf,
+    incoming: BytesMut,
+    outgoing: BytesMut,
+}
+
+/// Drive the machine until it has left.
+pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>, endpoint: Endpoint) {
+    let Endpoint { host, port, mut source } = endpoint;
+    let mut connection: Option<Connection> = None;
+    let mut connecting = None;
+    let mut probing = None;
+    let mut reporter = Reporter::default();
+    loop {
+        let (commands, deadline, left, news, run_id) = {
+            let mut machine = machine.lock();
+            let now = Instant::now();
+            machine.on_tick(now);
+            let news = reporter.look(&machine, now);
+            let deadline = [machine.next_deadline(), reporter.next_deadline(&machine)].into_iter().flatten().min();
+            (machine.take_commands(), deadline, machine.has_left(), news, machine.run_id().to_owned())
+        };
+        for text in news {
+            tracing::warn!("[{run_id}] {text}");
+        }
+        for command in commands {
+            match command {
+                NodeCommand::Connect => connecting = Some(Box::pin(dial(host.clone(), port, source))),
+                NodeCommand::Disconnect => (connection, connecting) = (None, None),
+                NodeCommand::Probe => probing = Some(Box::pin(speaks_c10d(&host, port, CONNECT_TIMEOUT))),
+                NodeCommand::Send(message) => {
+                    if let Some(connection) = &mut connection {
+                        codec::encode_frame(&message, &mut connection.outgoing);
+                    }
+                }
+            }
+        }
+        shared.steps.send_modify(|step| *step += 1);
+        if left {
+            if let Some(mut connection) = connection {
+                let _ = connection.writer.write_all(&connection.outgoing).await;
+                let _ = connection.writer.shutdown().await;
+            }
+            shared.gone.send_replace(true);
+            return;
+        }
+
+        tokio::select! {
+            biased;
+            () = shared.asked.notified() => {}
+            happened = step(&mut connection) => {
+                let mut machine = machine.lock();
+                match happened {
+                    Happened::Sent => {}
+                    Happened::Received(message) => machine.on_message(message, Instant::now()),
+                    Happened::Ended { cause, foreign } => {
+                        connection = None;
+                        machine.on_disconnected(cause, foreign, Instant::now());
+                    }
+                }
+            }
+            opened = wait_for(&mut connecting) => {
+                connecting = None;
+                let mut machine = machine.lock();
+                match opened {
+                    Ok(Dialled { stream, from_source }) => {
+                        // Where nothing comes back to that address, no later connection waits for it.
+                        source = source.filter(|_| from_source);
+                        let (reader, writer) = stream.into_split();
+                        let mut outgoing = BytesMut::new();
+                        codec::encode_preamble(&mut outgoing);
+                        connection = Some(Connection { reader, writer, incoming: BytesMut::new(), outgoing });
+                        machine.on_connected(Instant::now());
+                    }
+                    Err(error) if error.out_of_descriptors => machine.on_out_of_descriptors(error.text, Instant::now()),
+                    Err(error) => machine.on_connect_failed(error.text, error.refused, Instant::now()),
+                }
+            }
+            speaks_c10d = wait_for(&mut probing) => {
+                probing = None;
+                machine.lock().on_probed(speaks_c10d);
+            }
+            () = until(deadline) => {}
+        }
+    }
+}
+
+enum Happened {
+    Sent,
+    Received(CoordinatorMessage),
+    Ended { cause: String, foreign: bool },
+}
+
+/// The next thing that happens on the connection. Dropping the future loses nothing.
+async fn step(connection: &mut Option<Connection>) -> Happened {
+    let Some(Connection { reader, writer, incoming, outgoing }) = connection else {
+        return std::future::pending().await;
+    };
+    let ended = |cause: String| Happened::Ended { cause, foreign: false };
+    tokio::select! {
+        message = read_message(reader, incoming) => match message {
+            Ok(Some(message)) => Happened::Received(message),
+            Ok(None) => ended("the coordinator closed the connection".to_owned()),
+            Err(error) => Happened::Ended { cause: error.to_string(), foreign: true },
+        },
+        written = writer.write_buf(outgoing), if !outgoing.is_empty() => match written {
+            Ok(_) => Happened::Sent,
+            Err(error) => ended(error.to_string()),
+        },
+    }
+}
+
+async fn wait_for<F: Future + Unpin>(pending: &mut Option<F>) -> F::Output {
+    match pending {
+        Some(future) => future.await,
+        None => std::future::pending().await,
+    }
+}
