@@ -1,9 +1,10 @@
 //! `CasSession`: a node's place at a rendezvous over a backend with `get_state` and `set_state`.
 
-use elastic_rs::rendezvous::cell::driver::{self, Step};
-use elastic_rs::rendezvous::cell::node::CasCommand;
+use elastic_rs::rendezvous::cell::driver::{CellDriver, Step};
+use elastic_rs::rendezvous::cell::node::CellCommand;
 use elastic_rs::rendezvous::conf::Conf;
 use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::node::session::Session;
 use elastic_rs::rendezvous::protocol::message::Verdict;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -17,7 +18,8 @@ use crate::runtime::block_on;
 /// A node's place at a rendezvous whose state a backend holds. One thread of Python's performs what :meth:`next_step` says.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct CasSession {
-    core: driver::CasSession,
+    session: Session,
+    driver: CellDriver,
     options: NodeOptions,
 }
 
@@ -28,43 +30,44 @@ impl CasSession {
     /// Raises ``ValueError`` for options that make no sense.
     #[new]
     fn new(options: NodeOptions) -> PyResult<Self> {
-        Ok(Self { core: driver::CasSession::new(options.hello()?), options })
+        let (session, driver) = CellDriver::new(options.hello()?);
+        Ok(Self { session, driver, options })
     }
 
     /// Wait for what the backend has to do: empty bytes, read; bytes, write them if the state is still what was reported last;
     /// None, stop. How it ended is reported by one of the ``on_`` methods.
     fn next_step<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        Ok(match block_on(py, self.core.next_step())? {
-            Step::Perform(CasCommand::Read) => Some(PyBytes::new(py, b"")),
-            Step::Perform(CasCommand::Write(state)) => Some(PyBytes::new(py, &state)),
+        Ok(match block_on(py, self.driver.next_step())? {
+            Step::Perform(CellCommand::Read) => Some(PyBytes::new(py, b"")),
+            Step::Perform(CellCommand::Write(state)) => Some(PyBytes::new(py, &state)),
             Step::Stop => None,
         })
     }
 
     /// The backend holds this state, or none.
     fn on_state(&self, state: Option<&[u8]>) {
-        self.core.tell(|node, now| node.on_state(state, now));
+        self.driver.tell(|node, now| node.on_state(state, now));
     }
 
     /// The state was written.
     fn on_written(&self) {
-        self.core.tell(|node, now| node.on_written(now));
+        self.driver.tell(|node, now| node.on_written(now));
     }
 
     /// The state was not written: the backend holds another, this, or none.
     fn on_conflict(&self, state: Option<&[u8]>) {
-        self.core.tell(|node, now| node.on_conflict(state, now));
+        self.driver.tell(|node, now| node.on_conflict(state, now));
     }
 
     /// The backend could not be reached.
     fn on_failed(&self, error: String) {
-        self.core.tell(|node, now| node.on_failed(error, now));
+        self.driver.tell(|node, now| node.on_failed(error, now));
     }
 
     /// The backend does not work, and trying again would not help. ``state``: what it holds is at fault.
     fn on_broken(&self, error: String, state: bool) {
         let error = if state { JoinError::State(error) } else { JoinError::Connection(error) };
-        self.core.tell(|node, _| node.on_broken(error));
+        self.driver.tell(|node, _| node.on_broken(error));
     }
 
     /// Take part in the next round; blocks until it has completed.
@@ -73,7 +76,7 @@ impl CasSession {
     #[pyo3(signature = (*, store_port))]
     fn join(&self, py: Python<'_>, store_port: u16) -> PyResult<Placement> {
         let Conf { node_rank, join_timeout, .. } = self.options.config.0;
-        block_on(py, self.core.join(store_port, node_rank, join_timeout))?
+        block_on(py, self.session.join(store_port, node_rank, None, join_timeout))?
             .map(Placement)
             .map_err(|error| errors::from_join(py, &error))
     }
@@ -82,18 +85,18 @@ impl CasSession {
     #[pyo3(signature = (*, age_s))]
     fn fresh_view(&self, py: Python<'_>, age_s: f64) -> PyResult<View> {
         let age = seconds("age", age_s)?;
-        let view = block_on(py, self.core.fresh_view(age))?.map_err(|error| errors::from_join(py, &error))?;
+        let view = block_on(py, self.driver.fresh_view(age))?.map_err(|error| errors::from_join(py, &error))?;
         View::from_core(py, view)
     }
 
     /// For a node that waits: what for.
     fn progress(&self) -> Option<String> {
-        self.core.progress()
+        self.session.progress()
     }
 
     /// How things stand, from memory.
     fn view(&self, py: Python<'_>) -> PyResult<View> {
-        View::from_core(py, self.core.view())
+        View::from_core(py, self.session.view())
     }
 
     /// End the job for everybody; blocks until that is written. With a ``cause``, it failed, and all others stop.
@@ -104,13 +107,14 @@ impl CasSession {
             Some(cause) => Verdict::Failed { by, cause, failure: None },
             None => Verdict::Succeeded { by },
         };
-        block_on(py, self.core.close(&verdict, limit))?.map_err(|error| errors::from_join(py, &error))
+        block_on(py, self.session.close_within(verdict, limit))?.map_err(|error| errors::from_join(py, &error))
     }
 
     /// Say goodbye, waiting at most ``timeout_s`` for it to be written. Whether it was.
     #[pyo3(signature = (reason, *, timeout_s = 1.0))]
     fn leave(&self, py: Python<'_>, reason: String, timeout_s: f64) -> PyResult<bool> {
         let limit = seconds("timeout_s", timeout_s)?;
-        block_on(py, self.core.leave(&reason, limit))
+        block_on(py, self.session.leave(reason, None, limit))?;
+        Ok(self.driver.has_left())
     }
 }

@@ -46,6 +46,7 @@ impl NodeOptions {
             local_addr: self.local_addr.clone(),
             node_rank: self.config.0.node_rank,
             hosts: self.hosts,
+            process: elastic_rs::host::process_number(),
             ..Hello::new(self.run_id.clone(), NodeId(rand::random()), self.name.clone(), settings)
         };
         hello.validate().map_err(PyValueError::new_err)?;

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use elastic_rs::host::{Reach, process_number};
+use elastic_rs::host::Reach;
 use elastic_rs::rendezvous::conf::Conf;
 use elastic_rs::rendezvous::node::{session, view};
-use elastic_rs::rendezvous::protocol::message::{self, Hello, Verdict};
+use elastic_rs::rendezvous::protocol::message::{self, Verdict};
 use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -166,7 +166,7 @@ impl Session {
     /// Raises ``ValueError`` for options that no coordinator accepts.
     #[new]
     fn new(host: &str, port: u16, options: NodeOptions) -> PyResult<Self> {
-        let hello = Hello { process: process_number(), ..options.hello()? };
+        let hello = options.hello()?;
         let reach = Reach::new(options.local_addr.clone(), options.nodes.1 == 1);
         let core = session::Session::open(&handle()?, hello, host, port, options.config.0.coordinator_timeout);
         Ok(Self { core: Arc::new(core), options, reach: Mutex::new(reach) })

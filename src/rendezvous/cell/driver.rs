@@ -84,6 +84,11 @@ impl CellDriver {
         }
     }
 
+    /// Whether the goodbye is written, or none was needed.
+    pub fn has_left(&self) -> bool {
+        self.node.lock().has_left()
+    }
+
     /// Report how a step has ended.
     pub fn tell(&self, what: impl FnOnce(&mut CellNode, Instant)) {
         what(&mut self.node.lock(), Instant::now());
