@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::blob::Blob;
-use super::propose::Proposal;
+use super::propose::{Proposal, outlives_its_connection};
 use super::seen::Seen;
 use crate::rendezvous::decider::standing::Standing;
 use crate::rendezvous::node::machine::{NodeCommand, NodeMachine};
@@ -154,13 +154,12 @@ impl CellNode {
     /// The write was done.
     pub fn on_written(&mut self, now: Instant) {
         (self.conflicts, self.unkept, self.busy) = (0, 0, false);
-        let Some(Proposal { blob, notes, replies, taken_in }) = self.pending.take() else { return };
+        let Some(Proposal { blob, notes, replies, .. }) = self.pending.take() else { return };
         self.notes.extend(notes);
         if self.liveness == Liveness::Counters && blob.knows(self.hello.node) {
             self.machine.vouch(self.written_at);
         }
         self.accept(Some(blob), now);
-        self.outbox.drain(..taken_in);
         self.hand_over(replies, now);
         self.pump(now);
         self.schedule(now);
@@ -168,7 +167,7 @@ impl CellNode {
 
     /// The write was not done, since the cell holds something else: this.
     pub fn on_conflict(&mut self, bytes: Option<&[u8]>, now: Instant) {
-        self.pending = None;
+        self.say_again();
         self.unkept = if bytes.is_none() { self.unkept.saturating_add(1) } else { 0 };
         self.be_told(bytes, now);
         self.pump(now);
@@ -184,7 +183,8 @@ impl CellNode {
 
     /// The cell could not be read or written. A write may have been done all the same.
     pub fn on_failed(&mut self, error: String, now: Instant) {
-        (self.busy, self.pending, self.read_at) = (false, None, None);
+        self.say_again();
+        (self.busy, self.read_at) = (false, None);
         self.failing = Some(error.clone());
         self.outbox.retain(|message| matches!(message, NodeMessage::Leave { .. }));
         match std::mem::replace(&mut self.line, Line::Down) {
@@ -303,21 +303,32 @@ impl CellNode {
             }
             NodeCommand::Disconnect => {
                 self.line = Line::Down;
-                // A goodbye, and a place that nobody waits for any more, must not get lost.
-                self.outbox.retain(|said| matches!(said, NodeMessage::Withdraw | NodeMessage::Leave { .. }));
+                self.outbox.retain(outlives_its_connection);
                 if let Some(pending) = &mut self.pending {
                     pending.forget();
                 }
             }
             NodeCommand::Send(message) => {
-                if let NodeMessage::Hello(hello) = &message {
-                    self.hello = (**hello).clone();
+                match &message {
+                    NodeMessage::Hello(hello) => self.hello = (**hello).clone(),
+                    NodeMessage::Withdraw => self.outbox.retain(|said| !matches!(said, NodeMessage::Join(_))),
+                    _ => {}
                 }
                 self.outbox.push(message);
                 self.read_at.get_or_insert(now);
             }
             // What listens there is known: a backend.
             NodeCommand::Probe => {}
+        }
+    }
+
+    /// A write was not done, or perhaps not: what it was to take in is said again.
+    fn say_again(&mut self) {
+        if let Some(pending) = self.pending.take() {
+            let withdrawn = self.outbox.contains(&NodeMessage::Withdraw);
+            let said = pending.taken_in.into_iter();
+            let said = said.filter(|said| !(withdrawn && matches!(said, NodeMessage::Join(_))));
+            self.outbox.splice(..0, said.collect::<Vec<_>>());
         }
     }
 
@@ -351,7 +362,7 @@ impl CellNode {
         if self.busy || self.is_over() || self.line != Line::Up {
             return;
         }
-        let Proposal { blob, notes, replies, taken_in } = match self.propose(now) {
+        let proposal = match self.propose(now) {
             Ok(Some(proposal)) => proposal,
             Ok(None) => return self.schedule(now),
             Err(replies) => {
@@ -363,8 +374,8 @@ impl CellNode {
             }
         };
         (self.busy, self.written_at) = (true, now);
-        self.command = Some(CellCommand::Write(blob.encode()));
-        self.pending = Some(Proposal { blob, notes, replies, taken_in });
+        self.command = Some(CellCommand::Write(proposal.blob.encode()));
+        self.pending = Some(proposal);
     }
 
     /// When to look next.

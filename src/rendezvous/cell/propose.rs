@@ -7,7 +7,7 @@ use super::node::{CellNode, Liveness};
 use crate::rendezvous::decider::durable::MY_SESSION;
 use crate::rendezvous::decider::event::{Effect, Event, Reach};
 use crate::rendezvous::decider::run::Run;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage, Waits};
+use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage};
 
 /// A state to be written.
 #[derive(Clone, Debug)]
@@ -17,16 +17,21 @@ pub(super) struct Proposal {
     pub notes: Vec<String>,
     /// What this node is told once it is written.
     pub replies: Vec<CoordinatorMessage>,
-    /// How many messages of the outbox it takes in.
-    pub taken_in: usize,
+    /// The messages that it takes in.
+    pub taken_in: Vec<NodeMessage>,
 }
 
 impl Proposal {
-    /// The machine has given up the connection on which it said what is taken in: it will say it again.
+    /// The machine has given up the connection on which it said what is taken in: it will say again what still matters.
     pub fn forget(&mut self) {
         self.replies.clear();
-        self.taken_in = 0;
+        self.taken_in.retain(outlives_its_connection);
     }
+}
+
+/// A goodbye, and a place that nobody waits for any more, must not get lost.
+pub(super) fn outlives_its_connection(said: &NodeMessage) -> bool {
+    matches!(said, NodeMessage::Withdraw | NodeMessage::Leave { .. })
 }
 
 /// What the messages of a node and the time have come to.
@@ -79,7 +84,7 @@ impl CellNode {
         }
         // Whoever writes it logs it; the others know then.
         self.standing = run.standing();
-        outcome.replies.extend(self.progress_of(&run, now));
+        self.note_progress(&run, now);
 
         let before = self.confirmed.as_ref();
         if before.is_none() && run.is_empty() && run.closed().is_none() {
@@ -96,7 +101,7 @@ impl CellNode {
             };
         }
         let Outcome { notes, replies, .. } = outcome;
-        Ok(Some(Proposal { blob, notes, replies, taken_in: self.outbox.len() }))
+        Ok(Some(Proposal { blob, notes, replies, taken_in: std::mem::take(&mut self.outbox) }))
     }
 
     /// When the next round closes, if nothing changes.
@@ -138,7 +143,8 @@ impl CellNode {
                 outcome.add(run.apply(Event::Message { node, session, message: NodeMessage::Join(join) }, now));
             }
             NodeMessage::Withdraw => {
-                let progress = run.progress(now);
+                let waits = self.machine.joining.as_ref().and_then(|joining| joining.progress.clone());
+                let progress = waits.unwrap_or_else(|| run.progress(now));
                 if known {
                     let message = NodeMessage::Leave { reason: "gave up waiting".to_owned(), signal: None };
                     outcome.add(run.apply(Event::Message { node, session, message }, now));
@@ -171,13 +177,14 @@ impl CellNode {
     }
 
     /// For a node that waits: how that goes.
-    fn progress_of(&self, run: &Run, now: Instant) -> Option<CoordinatorMessage> {
+    fn note_progress(&mut self, run: &Run, now: Instant) {
         let spare = run.waits_as_spare(self.hello.node);
-        self.machine.joining.as_ref().filter(|joining| joining.withdrawn_at.is_none())?;
-        let progress = match self.unkept {
-            0 | 1 => run.progress(now),
-            times => format!("the backend keeps nothing: {times} times in a row it was empty right after a write"),
-        };
-        Some(CoordinatorMessage::Waits(Waits { progress, spare }))
+        if let Some(joining) = self.machine.joining.as_mut().filter(|joining| joining.withdrawn_at.is_none()) {
+            joining.progress = Some(match self.unkept {
+                0 | 1 => run.progress(now),
+                times => format!("the backend keeps nothing: {times} times in a row it was empty right after a write"),
+            });
+            joining.be_spare(spare, now);
+        }
     }
 }

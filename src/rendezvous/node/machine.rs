@@ -222,7 +222,7 @@ impl NodeMachine {
 
     /// End the job for everybody.
     pub fn close(&mut self, verdict: Verdict) {
-        if self.view.closed.is_some() {
+        if self.left || self.view.closed.is_some() {
             return;
         }
         let verdict = self.closing.get_or_insert_with(|| tidy_verdict(&verdict)).clone();
