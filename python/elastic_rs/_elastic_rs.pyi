@@ -1,5 +1,5 @@
 """
-The compiled half of the package ``elastic_rs``.
+The compiled part of the package ``elastic_rs``.
 """
 
 from _typeshed import Incomplete, SupportsGetItem
@@ -14,44 +14,44 @@ Most workers that a node may have.
 
 PROTOCOL_VERSION: Final[int]
 """
-Of the rendezvous protocol: both ends of a session must have the same.
+Version of the rendezvous protocol. Both ends of a session must have the same.
 """
 
 VERSION: Final[str]
 """
-Version of the compiled half.
+Version of the compiled part.
 """
 
 @final
 class Agent:
     """
-    One node's agent: runs the workers of each round. It decides; the caller carries out its steps and answers.
+    One node's agent: runs the workers of each round. It decides. The caller carries out its steps and answers.
     """
     def __new__(cls, /, session: Session | None, options: AgentOptions) -> Agent:
         """
-        ``session`` tells of other nodes; without one the caller does.
+        ``session`` reports other nodes. Without a session the caller does.
         """
     def adopt(self, /, pids: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex]], *, first_rank: SupportsIndex, error_files: SupportsGetItem[int, tuple[SupportsIndex, str | PathLike[str]]]) -> None:
         """
-        Answers ``start``: watch these children of the calling process, which has started them.
+        Answers ``start``: supervise these children of the calling process, which has started them.
         """
     def all_done(self, /) -> None:
         """
-        Answers ``barrier``: the other nodes have finished, or are not waited for any longer.
+        Answers ``barrier``: the other nodes have finished, or this node stops waiting for them.
         """
     def close(self, /) -> None:
         """
-        Kill what is left of the workers: the caller gives up. It need not call this after ``end``.
+        Kill the remaining workers: the caller gives up. Not needed after ``end``.
         """
     def environment(self, /, placement: Placement, local_rank: SupportsIndex) -> dict[str, str]:
         """
-        The variables of one worker, to be set over those it inherits.
+        The variables of one worker, which override those that it inherits.
 
-        Raises ``ValueError``: with ``virtual_local_rank`` there are fewer GPUs than workers.
+        Raises ``ValueError`` if there are fewer GPUs than workers with ``virtual_local_rank``.
         """
     def exits(self, /) -> list[tuple[int, int, int]]:
         """
-        Of the last round's workers that have ended, in that order: local rank, process id, and return code.
+        The last round's workers that have ended, in that order: local rank, process id, and return code.
         """
     def interrupted(self, /, reason: str) -> None:
         """
@@ -59,13 +59,13 @@ class Agent:
         """
     def next(self, /, *, timeout_s: SupportsFloat | SupportsIndex | None = None) -> Step | None:
         """
-        Wait for the next step, at most ``timeout_s`` seconds if given: None if there was none by then.
+        Wait for the next step, at most ``timeout_s`` seconds if given. None if there was none by then.
 
-        Python's signal handlers run meanwhile; what they raise ends the call, which may then be repeated.
+        Python's signal handlers run meanwhile. An exception that they raise ends the call, which may then be repeated.
         """
     def no_place(self, /, reason: str) -> None:
         """
-        Answers ``join``: there is no place. The workers of an agent without one do not run.
+        Answers ``join``: the join failed. The workers of an agent without a place do not run.
         """
     def not_started(self, /, local_rank: SupportsIndex, reason: str, *, first_rank: SupportsIndex) -> None:
         """
@@ -77,31 +77,31 @@ class Agent:
         """
     def reaped(self, /, local_rank: SupportsIndex, returncode: SupportsIndex, *, said: str) -> None:
         """
-        Answers ``reap``: how the worker ended, as ``subprocess.Popen.returncode`` says it, and what it died of, if that is known.
+        Answers ``reap``: how the worker ended, as ``subprocess.Popen.returncode``, and the cause of its failure, if known.
         """
     @property
     def restarts(self, /) -> int:
         """
-        How many restarts failures have cost: the job's, or this node's if it counts for itself.
+        The number of restarts after failures: the job's, or this node's if it counts for itself.
         """
     def signal(self, /, signal: SupportsIndex) -> None:
         """
-        This process got a signal and is to end. A second one kills what is left of the workers.
+        This process got a signal that ends it. A second one kills the remaining workers.
         """
     def start(self, /, commands: SupportsGetItem[int, WorkerCommand], *, first_rank: SupportsIndex, error_files: SupportsGetItem[int, tuple[SupportsIndex, str | PathLike[str]]], stdout_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None, stderr_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None, stdout_fd: SupportsIndex = 1, stderr_fd: SupportsIndex = 2, template: Template | None = None) -> dict[int, int]:
         """
-        Answers ``start``: start these programs. Returns their process ids by local rank. They are empty if one could not be
+        Answers ``start``: start these programs. Returns their process ids by local rank. The result is empty if one could not be
         started, which is a failure of that worker like any other, and if the round ended before the start was complete.
 
-        ``error_files`` are where workers may record their exceptions. A filter is a path, which gets the lines of teed streams
-        that contain one of the texts. ``stdout_fd`` and ``stderr_fd`` are where teed lines are shown; they stay the caller's.
-        Workers are forked from the ``template``, if there is one and that can be.
+        Workers may record their exceptions in ``error_files``. A filter is the path of a file for the lines of teed streams that
+        contain one of the texts. Teed lines are shown on ``stdout_fd`` and ``stderr_fd``, which stay the caller's. Workers are forked
+        from the ``template`` if possible.
         """
 
 @final
 class AgentOptions:
     """
-    What an agent runs, whoever its front end is. Times are in seconds.
+    The options of an agent, for every front end. Times are in seconds.
     """
     def __new__(self, /, name: str, run_id: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, restarts_left: SupportsIndex | None, grace_s: SupportsFloat | SupportsIndex, exit_barrier_timeout_s: SupportsFloat | SupportsIndex | None, use_agent_store: bool, virtual_local_rank: bool, uninterruptible_sleep_s: SupportsFloat | SupportsIndex) -> AgentOptions: ...
     @property
@@ -112,22 +112,22 @@ class AgentOptions:
     @property
     def grace_s(self, /) -> float:
         """
-        How long workers may take to end once they were asked to.
+        How long workers may take to end after the stop signal.
         """
     @property
     def local_world_size(self, /) -> int:
         """
-        How many workers this node has.
+        Number of workers of this node.
         """
     @property
     def max_restarts(self, /) -> int:
         """
-        How many failures are survived, as workers are told it.
+        Number of restarts after failures, as workers see it.
         """
     @property
     def name(self, /) -> str:
         """
-        How others call this node.
+        This node's name in other nodes' messages.
         """
     @property
     def restarts_left(self, /) -> int | None:
@@ -147,7 +147,7 @@ class AgentOptions:
     @property
     def uninterruptible_sleep_s(self, /) -> float:
         """
-        How long a worker may sleep uninterruptibly; zero: nobody looks for it.
+        How long a worker may sleep uninterruptibly; zero: no limit.
         """
     @property
     def use_agent_store(self, /) -> bool:
@@ -157,7 +157,7 @@ class AgentOptions:
     @property
     def virtual_local_rank(self, /) -> bool:
         """
-        Each worker sees its own GPU alone.
+        Each worker sees only its own GPU.
         """
 
 @final
@@ -165,12 +165,12 @@ class AsyncStoreClient:
     """
     The core's client of a TCP store, for asyncio. Every operation returns an awaitable of the running event loop.
 
-    Operations of one client are carried out one after the other, in the order they are called. Cancelling one that waits
-    gives the wait up, and the client stays usable. Times are seconds; a negative time limit is none.
+    Operations of one client are carried out one after the other, in the order of the calls. Cancelling a waiting operation gives
+    up its wait, and the client stays usable. Times are in seconds. A negative time limit is none.
     """
     def add(self, /, key: bytes | bytearray | str, amount: SupportsIndex) -> Any:
         """
-        Add to the number stored under a key; the sum.
+        Add to the number stored under a key, and return the sum.
         """
     def append(self, /, key: bytes | bytearray | str, value: bytes | bytearray | str) -> Any:
         """
@@ -178,7 +178,7 @@ class AsyncStoreClient:
         """
     def barrier(self, /, key: bytes | bytearray | str, world_size: SupportsIndex, timeout_s: SupportsFloat | SupportsIndex | None = None) -> Any:
         """
-        Wait until ``world_size`` callers have come to this key, at most ``timeout_s`` or the client's default.
+        Wait until ``world_size`` callers have reached this barrier, at most ``timeout_s`` or the client's default.
         """
     def check(self, /, keys: SupportsGetItem[int, bytes | bytearray | str]) -> Any:
         """
@@ -186,11 +186,11 @@ class AsyncStoreClient:
         """
     def clone(self, /) -> Any:
         """
-        Connect to the same store once more.
+        Open another connection to the same store.
         """
     def close(self, /) -> None:
         """
-        Close the connection. Operations under way are finished first; later ones raise ``StoreNetworkError``.
+        Close the connection after pending operations. Later ones raise ``StoreNetworkError``.
         """
     @property
     def closed(self, /) -> bool:
@@ -199,20 +199,20 @@ class AsyncStoreClient:
         """
     def compare_set(self, /, key: bytes | bytearray | str, expected: bytes | bytearray | str, desired: bytes | bytearray | str) -> Any:
         """
-        Replace the value if it is what was expected; what the store then answers.
+        Replace the value if it is the expected one. Return the store's answer.
         """
     @staticmethod
     def connect(host: str, port: SupportsIndex, *, timeout_s: SupportsFloat | SupportsIndex) -> Any:
         """
-        Connect to the store at ``host:port``, which need not be there yet.
+        Connect to the store at ``host:port``, which need not listen yet.
         """
     def delete_key(self, /, key: bytes | bytearray | str) -> Any:
         """
-        Remove a key; whether it was there.
+        Remove a key. Return whether it existed.
         """
     def get(self, /, key: bytes | bytearray | str) -> Any:
         """
-        A key's value, waiting for it to appear.
+        Return a key's value, waiting for it to appear.
         """
     def list_keys(self, /) -> Any:
         """
@@ -220,7 +220,7 @@ class AsyncStoreClient:
         """
     def multi_get(self, /, keys: SupportsGetItem[int, bytes | bytearray | str]) -> Any:
         """
-        Several values, waiting for all keys to appear.
+        Return several values, waiting for all keys to appear.
         """
     def multi_set(self, /, keys: SupportsGetItem[int, bytes | bytearray | str], values: SupportsGetItem[int, bytes | bytearray | str]) -> Any:
         """
@@ -236,7 +236,7 @@ class AsyncStoreClient:
         """
     def queue_pop(self, /, key: bytes | bytearray | str, block: bool = True) -> Any:
         """
-        Take the first item of a queue; if ``block``, wait for one.
+        Take the first item of a queue. With ``block``, wait for one.
         """
     def queue_push(self, /, key: bytes | bytearray | str, value: bytes | bytearray | str) -> Any:
         """
@@ -258,7 +258,7 @@ class AsyncStoreClient:
 @final
 class CasSession:
     """
-    A node's place at a rendezvous whose state a backend holds. One thread of Python's performs what :meth:`next_step` says.
+    A node of a rendezvous whose state a backend holds. One thread of Python's performs the steps of :meth:`next_step`.
     """
     def __new__(cls, /, options: NodeOptions) -> CasSession:
         """
@@ -268,34 +268,34 @@ class CasSession:
         """
     def close(self, /, *, by: str, cause: str | None = None, timeout_s: SupportsFloat | SupportsIndex) -> None:
         """
-        End the job for everybody; blocks until that is written. With a ``cause``, it failed, and all others stop.
+        End the job on all nodes. Blocks until that is written. With a ``cause`` the job has failed, and all other nodes stop.
         """
     def fresh_view(self, /, *, age_s: SupportsFloat | SupportsIndex) -> View:
         """
-        How things stand, as read from the backend no longer than ``age_s`` ago. Raises as :meth:`join` does.
+        The state of the rendezvous, as read from the backend at most ``age_s`` ago. Raises as :meth:`join` does.
         """
     def join(self, /, *, store_port: SupportsIndex) -> Placement:
         """
-        Take part in the next round; blocks until it has completed.
+        Take part in the next round. Blocks until it is complete.
 
         Raises as :meth:`Session.join` does, and ``RendezvousStateError`` for a state that is not ours.
         """
     def leave(self, /, reason: str, *, timeout_s: SupportsFloat | SupportsIndex = 1.0) -> bool:
         """
-        Say goodbye, waiting at most ``timeout_s`` for it to be written. Whether it was.
+        Leave, waiting at most ``timeout_s`` for that to be written. Returns whether it was.
         """
     def next_step(self, /) -> bytes | None:
         """
-        Wait for what the backend has to do: empty bytes, read; bytes, write them if the state is still what was reported last;
-        None, stop. How it ended is reported by one of the ``on_`` methods.
+        Wait for the next operation of the backend. Empty bytes: read. Other bytes: write them if the state is still the last reported
+        one. None: stop. One of the ``on_`` methods reports the result.
         """
     def on_broken(self, /, error: str, state: bool) -> None:
         """
-        The backend does not work, and trying again would not help. ``state``: what it holds is at fault.
+        The backend fails for good. ``state``: the state that it holds is the cause.
         """
     def on_conflict(self, /, state: bytes | None) -> None:
         """
-        The state was not written: the backend holds another, this, or none.
+        The state was not written: the backend holds this other state, or none.
         """
     def on_failed(self, /, error: str) -> None:
         """
@@ -311,17 +311,17 @@ class CasSession:
         """
     def progress(self, /) -> str | None:
         """
-        For a node that waits: what for.
+        For a waiting node: what it waits for.
         """
     def view(self, /) -> View:
         """
-        How things stand, from memory.
+        The state of the rendezvous, from memory.
         """
 
 @final
 class Egg:
     """
-    In the template: a worker that is to be forked.
+    In the template: a spawn request.
     """
     @property
     def argv(self, /) -> list[str]:
@@ -330,7 +330,7 @@ class Egg:
         """
     def become_guard(self, /, nest: Nest) -> None:
         """
-        In a child of the template: become the worker's guard. Fork the worker next.
+        In a child of the template: become the worker's guard. The caller forks the worker next.
         """
     def become_worker(self, /) -> None:
         """
@@ -343,22 +343,22 @@ class Egg:
         """
     def show(self, /) -> None:
         """
-        In the worker, once its variables are set: show them and its command to ``ps`` and others who look in ``/proc``.
+        In the worker, once its variables are set: make ``ps`` and ``/proc`` show them and its command.
         """
     def watch(self, /, worker: SupportsIndex) -> None:
         """
-        In the guard: watch over its child ``worker`` (-1: there is none) until nothing of it is left. Does not return.
+        In the guard: supervise its child ``worker`` (-1: there is none) until no process of it is left. Does not return.
         """
 
 @final
 class Failure:
     """
-    A worker's failure: what every node names as the cause when the job restarts or ends.
+    A worker's failure. Every node names it as the cause when the job restarts or ends.
     """
     @property
     def exit(self, /) -> str:
         """
-        What ended it, such as ``exit code 3`` or ``SIGKILL``.
+        How it ended, such as ``exit code 3`` or ``SIGKILL``.
         """
     @property
     def global_rank(self, /) -> int:
@@ -373,12 +373,12 @@ class Failure:
     @property
     def message(self, /) -> str:
         """
-        The first lines of what it said, if it said anything.
+        The first lines of the worker's words, if there are any.
         """
     @property
     def node(self, /) -> str:
         """
-        The node it happened on, as others know it.
+        The name of the worker's node.
         """
     @property
     def pid(self, /) -> int:
@@ -388,7 +388,7 @@ class Failure:
     @property
     def returncode(self, /) -> int:
         """
-        The same as a number, as ``subprocess.Popen.returncode`` says it; 1 for what has none.
+        The same as a number, as ``subprocess.Popen.returncode``; 1 for a failure without one.
         """
     @property
     def role(self, /) -> str:
@@ -409,16 +409,16 @@ class Host:
     @staticmethod
     def claim(host: str, port: SupportsIndex, *, is_host: bool | None = None) -> "Host | str":
         """
-        Become the host of ``host:port``, or learn why another process is: a ``str`` says so.
+        Become the host of ``host:port``. A ``str`` is the reason why another process is the host.
 
-        ``is_host`` is the user's word; None lets whoever can bind the address be the host.
+        ``is_host`` is the user's choice. With None, whoever can bind the address is the host.
 
         Raises ``OSError`` when ``is_host`` is True and the port cannot be listened on.
         """
     @staticmethod
     def default_limits() -> "dict[str, int | float | None]":
         """
-        The limits that :meth:`listen` knows, with their defaults; None is no limit.
+        The limits of :meth:`listen` with their defaults. None is no limit.
         """
     def drain(self, /, *, timeout_s: SupportsFloat | SupportsIndex) -> bool:
         """
@@ -431,8 +431,8 @@ class Host:
 
         A limit that is not given has the value of :meth:`default_limits`.
 
-        Raises ``OSError`` when ``host`` means nothing, or the port cannot be listened on; the text names who has it.
-        Raises ``ValueError`` for times that are none: those of keep-alive are from 1 to 32767 s.
+        Raises ``OSError`` if ``host`` cannot be resolved, or if listening fails. The text names the process that has the port.
+        Raises ``ValueError`` for invalid times: those of keep-alive are from 1 to 32767 s.
         """
     @property
     def port(self, /) -> int:
@@ -457,13 +457,13 @@ class Host:
         """
         Wait until nobody is connected, node or store client, at most ``timeout_s``. True if all have gone.
 
-        Does not stop: meanwhile everything is served, newcomers included.
+        Does not stop the host: it serves everybody meanwhile, including new connections.
         """
 
 @final
 class LaunchOptions:
     """
-    What a node of ``elastic-run`` runs. Times are in seconds.
+    The options of a node of ``elastic-run``. Times are in seconds.
     """
     def __new__(self, /, entrypoint: str, command: SupportsGetItem[int, str], role: str, max_restarts: SupportsIndex, grace_s: SupportsFloat | SupportsIndex, uninterruptible_sleep_s: SupportsFloat | SupportsIndex, virtual_local_rank: bool, signals: SupportsGetItem[int, SupportsIndex], logs: LogOptions, warm: tuple[SupportsGetItem[int, str], SupportsIndex, str] | None, local_world_size: SupportsIndex) -> LaunchOptions: ...
     @property
@@ -474,27 +474,27 @@ class LaunchOptions:
     @property
     def entrypoint(self, /) -> str:
         """
-        What the final report calls the workers.
+        The name of the workers in the final report.
         """
     @property
     def grace_s(self, /) -> float:
         """
-        How long workers may take to end once they were asked to.
+        How long workers may take to end after the stop signal.
         """
     @property
     def local_world_size(self, /) -> int:
         """
-        How many workers this node has.
+        Number of workers of this node.
         """
     @property
     def logs(self, /) -> LogOptions:
         """
-        Of workers' output.
+        The destinations of workers' output.
         """
     @property
     def max_restarts(self, /) -> int:
         """
-        How many failures are survived.
+        Number of restarts after failures.
         """
     @property
     def role(self, /) -> str:
@@ -504,22 +504,22 @@ class LaunchOptions:
     @property
     def signals(self, /) -> list[int]:
         """
-        Signals that end the job on this node; a second one kills.
+        Signals that end the job on this node. A second one kills.
         """
     @property
     def uninterruptible_sleep_s(self, /) -> float:
         """
-        How long a worker may sleep uninterruptibly; zero: nobody looks for it.
+        How long a worker may sleep uninterruptibly; zero: no limit.
         """
     @property
     def virtual_local_rank(self, /) -> bool:
         """
-        Each worker sees its own GPU alone.
+        Each worker sees only its own GPU.
         """
     @property
     def warm(self, /) -> tuple[list[str], int, str] | None:
         """
-        What :class:`Template` has as ``begin``, ``fixed`` and ``what``, if workers are to be forked from one.
+        ``begin``, ``fixed`` and ``what`` of :class:`Template`, if workers are to be forked from one.
         """
 
 @final
@@ -530,12 +530,12 @@ class Launched:
     @property
     def error(self, /) -> str | None:
         """
-        Of ``no_place``: which exception of ``elastic_rs.errors`` says so elsewhere.
+        Of ``no_place``: name of the corresponding exception of ``elastic_rs.errors``.
         """
     @property
     def error_files(self, /) -> dict[int, str]:
         """
-        Where the last round's workers may have recorded exceptions, by local rank.
+        Error files of the last round's workers, by local rank.
         """
     @property
     def exits(self, /) -> list[tuple[int, int, int]]:
@@ -545,7 +545,7 @@ class Launched:
     @property
     def failure(self, /) -> Failure | None:
         """
-        Of ``failed``: the first failure, on whatever node; None if the job was closed without naming one.
+        Of ``failed``: the first failure, on whatever node. None if the job was closed without a failure report.
         """
     @property
     def first_rank(self, /) -> int:
@@ -560,39 +560,39 @@ class Launched:
     @property
     def reason(self, /) -> str | None:
         """
-        Of ``failed`` and ``no_place``: why, in words.
+        Of ``failed`` and ``no_place``: the reason, in words.
         """
     @property
     def signal(self, /) -> int | None:
         """
-        Of ``signal``: its number.
+        Of ``signal``: the signal's number.
         """
 
 @final
 class LogOptions:
     """
-    Where the output of ``elastic-run``'s workers goes.
+    The destinations of the output of ``elastic-run``'s workers.
     """
     def __new__(self, /, redirects: Streams, tee: Streams, shown_ranks: SupportsGetItem[int, SupportsIndex] | None, log_dir: str | PathLike[str] | None, log_files: bool, stdout_filters: SupportsGetItem[int, str], stderr_filters: SupportsGetItem[int, str], prefix: str | None) -> LogOptions: ...
     @property
     def log_dir(self, /) -> Path | None:
         """
-        None for a temporary folder.
+        Folder of log files; None for a temporary folder.
         """
     @property
     def log_files(self, /) -> bool:
         """
-        Whether there are files at all.
+        Whether there are log files at all.
         """
     @property
     def prefix(self, /) -> str | None:
         """
-        Of the prefix of teed lines; None for torchrun's.
+        Template of the prefix of teed lines; None for torchrun's.
         """
     @property
     def redirects(self, /) -> Streams:
         """
-        To files.
+        Streams that go to files.
         """
     @property
     def shown_ranks(self, /) -> list[int] | None:
@@ -602,23 +602,23 @@ class LogOptions:
     @property
     def stderr_filters(self, /) -> list[str]:
         """
-        The same of standard error.
+        The same for stderr.
         """
     @property
     def stdout_filters(self, /) -> list[str]:
         """
-        Texts of lines that are kept apart.
+        Texts that select lines of stdout for a separate file.
         """
     @property
     def tee(self, /) -> Streams:
         """
-        To files and to the console.
+        Streams that go to files and to the console.
         """
 
 @final
 class Nest:
     """
-    In the template: where workers hatch.
+    In the template: the fork server's state.
     """
     def __new__(cls, /, fd: SupportsIndex) -> Nest:
         """
@@ -626,41 +626,41 @@ class Nest:
         """
     def forked(self, /, egg: Egg, guard: SupportsIndex) -> None:
         """
-        In the template, once it has forked the guard of the worker that was asked for.
+        In the template, after it has forked the guard of the requested worker.
         """
     def next_egg(self, /) -> Egg | None:
         """
-        Wait until a worker is asked for; None once the agent has let go.
+        Wait for the next spawn request. None once the agent has closed the socket.
         """
     def ready(self, /) -> None:
         """
-        Tell the agent that everything is loaded.
+        Tell the agent that everything is imported.
         """
     def refuse(self, /, reason: str) -> None:
         """
-        Tell the agent why no worker can come from here. End the process then.
+        Tell the agent why no worker can be forked here. The caller ends the process then.
         """
 
 @final
 class NodeOptions:
     """
-    What a node brings to a rendezvous.
+    The options of a node.
     """
     def __new__(self, /, run_id: str, name: str, local_addr: str | None, nodes: tuple[SupportsIndex, SupportsIndex], config: RendezvousConfig, max_restarts: SupportsIndex | None, ranks_as_asked: bool, hosts: bool) -> NodeOptions: ...
     @property
     def config(self, /) -> RendezvousConfig:
         """
-        What ``--rdzv-conf`` says.
+        The values of ``--rdzv-conf``.
         """
     @property
     def hosts(self, /) -> bool:
         """
-        This process hosts the coordinator, which goes when this node does.
+        This process hosts the coordinator, which ends with this node.
         """
     @property
     def local_addr(self, /) -> str | None:
         """
-        The address others use, if it is not the one that the coordinator sees.
+        The address for other nodes, if it is not the one that the coordinator sees.
         """
     @property
     def max_restarts(self, /) -> int | None:
@@ -670,7 +670,7 @@ class NodeOptions:
     @property
     def name(self, /) -> str:
         """
-        How others call this node.
+        This node's name in other nodes' messages.
         """
     @property
     def nodes(self, /) -> tuple[int, int]:
@@ -695,7 +695,7 @@ class Placement:
     """
     def __new__(cls, /, *, round: SupportsIndex, rank: SupportsIndex, world_size: SupportsIndex, master_addr: str, master_port: SupportsIndex, first_rank: SupportsIndex, first_role_rank: SupportsIndex, worker_count: SupportsIndex, role_worker_count: SupportsIndex) -> Placement:
         """
-        A place that somebody else has assigned: a rendezvous other than ours.
+        A place that another rendezvous than ours has assigned.
         """
     def __repr__(self, /) -> str: ...
     @property
@@ -716,7 +716,7 @@ class Placement:
     @property
     def reason(self, /) -> str:
         """
-        Why the round closed when it did, and who is in it.
+        Why the round closed when it did, and its members.
         """
     @property
     def restart(self, /) -> int:
@@ -731,8 +731,8 @@ class Placement:
     @property
     def workers(self, /) -> tuple[int, int, int, int] | None:
         """
-        Global and role rank of this node's first worker, how many workers there are, and how many of its role; None if a
-        node has not said how many it has.
+        Global and role rank of this node's first worker, the number of workers, and the number of those with its role. None if a
+        node has not sent its number of workers.
         """
     @property
     def world_size(self, /) -> int:
@@ -743,9 +743,9 @@ class Placement:
 @final
 class RendezvousConfig:
     """
-    What ``--rdzv-conf`` says. Times are in seconds.
+    The values of ``--rdzv-conf``. Times are in seconds.
 
-    The constructor takes values by their keys and does not check ranges: a session does. Other keys have their defaults.
+    The constructor takes values by key and does not check ranges: a session does. Other keys have their defaults.
     """
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
@@ -769,7 +769,7 @@ class RendezvousConfig:
     @staticmethod
     def from_mapping(given: "dict[str, object]") -> RendezvousConfig:
         """
-        Check what the user gave, as text or numbers. A key that is None counts as not given.
+        Check the user's values, which are texts or numbers. A key that is None counts as not given.
 
         Raises ``ValueError`` if a key is unknown (the nearest known one is named) or a value is not allowed.
         """
@@ -815,7 +815,7 @@ class RendezvousConfig:
 @final
 class Session:
     """
-    A node's session with the coordinator; connects in the background.
+    A node's session with the coordinator. It connects in the background.
     """
     def __new__(cls, /, host: str, port: SupportsIndex, options: NodeOptions) -> Session:
         """
@@ -829,8 +829,8 @@ class Session:
         """
     def join(self, /, *, workers: tuple[str, SupportsIndex] | None = None, host: Host | None = None) -> tuple[Placement, StoreServer]:
         """
-        Take part in the next round; blocks until it has completed. Gives the place, and an empty store that listens for the workers
-        of this round where they look for it, if this node has rank 0. ``host`` is the coordinator, if this process serves it.
+        Take part in the next round. Blocks until it is complete. Returns the placement and, if this node has rank 0, an empty store
+        that listens where the workers of this round look for it. ``host`` is the coordinator, if this process serves it.
 
         Raises ``RendezvousTimeoutError``, ``RendezvousClosedError``, ``RendezvousGracefulExitError`` (a spare that was not
         needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``.
@@ -854,17 +854,17 @@ class Session:
 @final
 class Step:
     """
-    What the front end is to do next.
+    The next step of the front end.
     """
     @property
     def error(self, /) -> Any | None:
         """
-        Of the outcome ``no_place``: the exception that says why.
+        Of the outcome ``no_place``: the exception with the reason.
         """
     @property
     def failure(self, /) -> Failure | None:
         """
-        Of the outcome ``failed``: the first failure, on whatever node; None if the job was closed without naming one.
+        Of the outcome ``failed``: the first failure, on whatever node. None if the job was closed without a failure report.
         """
     @property
     def kind(self, /) -> str:
@@ -874,7 +874,7 @@ class Step:
     @property
     def local_rank(self, /) -> int | None:
         """
-        Of ``reap``: which worker has ended.
+        Of ``reap``: local rank of the worker that has ended.
         """
     @property
     def outcome(self, /) -> str | None:
@@ -884,22 +884,22 @@ class Step:
     @property
     def placement(self, /) -> Placement | None:
         """
-        Of ``start``: the place for which workers are to be started.
+        Of ``start``: the placement for which to start workers.
         """
     @property
     def reason(self, /) -> str | None:
         """
-        Of the outcome ``failed``: why, in words.
+        Of the outcome ``failed``: the reason, in words.
         """
 
 @final
 class StoreClient:
     """
-    The core's own client of a TCP store, without torch. Keys are ``str`` (sent as UTF-8) or ``bytes``; times are seconds.
+    The core's client of a TCP store, without torch. Keys are ``str`` (sent as UTF-8) or ``bytes``. Times are in seconds.
     """
     def __new__(cls, /, host: str, port: SupportsIndex, *, timeout_s: SupportsFloat | SupportsIndex = 300.0) -> StoreClient:
         """
-        Connect to the store at ``host:port``, which need not be there yet.
+        Connect to the store at ``host:port``, which need not listen yet.
 
         ``timeout_s`` bounds connecting, and each operation that waits for keys.
         """
@@ -913,7 +913,7 @@ class StoreClient:
         """
     def barrier(self, /, key: bytes | bytearray | str, world_size: SupportsIndex, timeout_s: SupportsFloat | SupportsIndex | None = None) -> None:
         """
-        Wait until ``world_size`` callers have come to this key, at most ``timeout_s`` or the client's default.
+        Wait until ``world_size`` callers have reached this barrier, at most ``timeout_s`` or the client's default.
         """
     def check(self, /, keys: SupportsGetItem[int, bytes | bytearray | str]) -> bool:
         """
@@ -921,15 +921,15 @@ class StoreClient:
         """
     def clone(self, /) -> StoreClient:
         """
-        Connect to the same store once more.
+        Open another connection to the same store.
         """
     def compare_set(self, /, key: bytes | bytearray | str, expected: bytes | bytearray | str, desired: bytes | bytearray | str) -> bytes:
         """
-        Replace the value if it is what was expected; return what the store then answers.
+        Replace the value if it is the expected one. Return the store's answer.
         """
     def delete_key(self, /, key: bytes | bytearray | str) -> bool:
         """
-        Remove a key; whether it was there.
+        Remove a key. Return whether it existed.
         """
     def get(self, /, key: bytes | bytearray | str) -> bytes:
         """
@@ -937,7 +937,7 @@ class StoreClient:
         """
     def list_keys(self, /) -> list[bytes]:
         """
-        All keys, in no particular order. They are ``bytes``, since a key need not be UTF-8.
+        All keys, in no particular order, as ``bytes``, because a key need not be UTF-8.
         """
     def multi_get(self, /, keys: SupportsGetItem[int, bytes | bytearray | str]) -> list[bytes]:
         """
@@ -957,9 +957,9 @@ class StoreClient:
         """
     def queue_pop(self, /, key: bytes | bytearray | str, block: bool = True) -> bytes:
         """
-        Take the first item of a queue; if ``block``, wait for one.
+        Take the first item of a queue. With ``block``, wait for one.
 
-        Raises ``StoreQueueEmptyError`` if there is none, also after blocking, if another client was faster.
+        Raises ``StoreQueueEmptyError`` if there is none, also after blocking if another client took it first.
         """
     def queue_push(self, /, key: bytes | bytearray | str, value: bytes | bytearray | str) -> None:
         """
@@ -1051,42 +1051,42 @@ class Streams:
     def __ne__(self, value: object, /) -> bool: ...
     def __new__(cls, /, text: str) -> Streams:
         """
-        Read what torchrun takes.
+        Parse torchrun's form.
 
-        Raises ``ValueError``, whose text goes behind the flag's name.
+        Raises ``ValueError``. Its text continues the flag's name.
         """
 
 @final
 class Template:
     """
-    A process that has loaded what workers load, and of which they are forked.
+    A process that has imported the workers' modules, and from which workers are forked.
     """
     def __new__(cls, /, command: SupportsGetItem[int, str], *, begin: SupportsGetItem[int, str], fixed: SupportsIndex, env: dict[str, str], what: str) -> Template:
         """
-        Start it, in the background. ``command`` is the workers' program and arguments, of which ``fixed`` are the same for every
-        worker; ``begin`` is put before them. ``env`` is what workers inherit, and ``what`` is what it loads, for the log.
+        Start it in the background. ``command`` is the workers' program and arguments, of which ``fixed`` are the same for every worker.
+        ``begin`` precedes the arguments. ``env`` is the environment that workers inherit. ``what`` names the modules, for the log.
 
         Raises ``ValueError`` for a command without a program.
         """
     def end(self, /) -> None:
         """
-        End it and what is left of workers that came from it, and wait until nothing of that is left.
+        End it, kill the workers that were forked from it, and wait until no process of them is left.
         """
 
 @final
 class View:
     """
-    How things stand for a node between rounds.
+    The state of the rendezvous for a node.
     """
     @property
     def addr(self, /) -> str | None:
         """
-        The address under which others look for this node, once known.
+        The address at which other nodes look for this one, once known.
         """
     @property
     def cause(self, /) -> Failure | None:
         """
-        The worker's failure because of which the world must re-form or the job has ended, if one was.
+        The worker's failure that is the cause, if any.
         """
     @property
     def closed(self, /) -> bool:
@@ -1096,17 +1096,17 @@ class View:
     @property
     def failure(self, /) -> str | None:
         """
-        If it was closed after a failure: what failed, in words.
+        If the rendezvous was closed after a failure: the cause, in words.
         """
     @property
     def fenced(self, /) -> str | None:
         """
-        Why this node stops its workers by itself, if it does: it was cut off from the coordinator for its whole lease.
+        Why this node has fenced itself, if it has: it was cut off from the coordinator for its whole lease.
         """
     @property
     def reason(self, /) -> str:
         """
-        Why, in words.
+        The reason, in words.
         """
     @property
     def waiting(self, /) -> int:
@@ -1124,12 +1124,12 @@ class WorkerCommand:
         ``command`` is the program and its arguments, ``env`` the whole environment.
 
         ``stdout`` and ``stderr`` are paths of files, or empty for this process's own stream. With ``tee_stdout`` or
-        ``tee_stderr`` what goes to the file is shown here too, each line behind ``prefix``.
+        ``tee_stderr`` the stream is shown here too, each line with ``prefix``.
         """
 
 def _shutdown() -> None:
     """
-    Stop everything that runs in the background. Registered with ``atexit``.
+    Stop all background threads. Registered with ``atexit``.
     """
 
 def follow_parent() -> None:
@@ -1139,14 +1139,14 @@ def follow_parent() -> None:
 
 def launch(session: Session, host: Host | None, options: LaunchOptions, *, fixed_master: tuple[str, SupportsIndex] | None, use_agent_store: bool) -> Launched:
     """
-    Run the workers of one node until the job, or this node's part in it, has ended. Nothing is left of them then.
+    Run the workers of one node until the job, or this node's part in it, has ended. No process of them is left then.
 
-    ``session`` has not been used before; ``host`` is the coordinator, if this process serves it. Workers inherit this process's
-    environment. ``fixed_master`` is the address and port that workers are told instead of the round's.
+    ``session`` must be new. ``host`` is the coordinator, if this process serves it. Workers inherit this process's environment.
+    ``fixed_master`` is the address and port for workers, instead of the round's.
 
     Call it in the main thread. Python runs no signal handlers and holds no lock meanwhile.
 
-    Raises ``ValueError`` for what is not allowed, and ``RuntimeError`` if this node alone cannot go on.
+    Raises ``ValueError`` for invalid values, and ``RuntimeError`` if only this node cannot go on.
     """
 
 def log_folder_name(run_id: str) -> str:
@@ -1156,14 +1156,14 @@ def log_folder_name(run_id: str) -> str:
 
 def rehearse(command: SupportsGetItem[int, str]) -> None:
     """
-    Start a command as workers are started, and wait until nothing of it is left.
+    Start a command as workers are started, and wait until no process of it is left.
 
     Raises ``RuntimeError`` if that fails, with the system call that this machine refuses.
     """
 
 def reset_log_levels() -> None:
     """
-    Take over the level of Python's logger ``elastic_rs``. Call it after changing that.
+    Read the level of Python's logger ``elastic_rs`` again. Call it after changing the level.
     """
 
 def validate_run_id(run_id: str) -> None:
@@ -1173,7 +1173,7 @@ def validate_run_id(run_id: str) -> None:
 
 def visible_gpus(cuda_visible_devices: str | None) -> int:
     """
-    How many NVIDIA GPUs a process sees if ``CUDA_VISIBLE_DEVICES`` is so, as ``torch.cuda.device_count()`` says it.
+    Number of NVIDIA GPUs that a process sees with this ``CUDA_VISIBLE_DEVICES``, as of ``torch.cuda.device_count()``.
 
     Raises ``RuntimeError`` if there is no driver, with what was tried.
     """

@@ -1,4 +1,4 @@
-//! `Agent`: one node's agent at work, of which Python is the front end. Its steps, and how it ends.
+//! `Agent`: one node's agent, with Python as its front end. Its steps, and its outcome.
 
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -25,11 +25,11 @@ use crate::rendezvous::{Placement, Session};
 use crate::runtime::{block_on, block_on_task, detach, handle};
 use crate::warm::Template;
 
-/// A worker's failure: what every node names as the cause when the job restarts or ends.
+/// A worker's failure. Every node names it as the cause when the job restarts or ends.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs", get_all)]
 #[derive(Clone)]
 pub struct Failure {
-    /// The node it happened on, as others know it.
+    /// The name of the worker's node.
     node: String,
     /// The worker's role.
     role: String,
@@ -39,11 +39,11 @@ pub struct Failure {
     global_rank: u32,
     /// Its process id there.
     pid: u32,
-    /// What ended it, such as ``exit code 3`` or ``SIGKILL``.
+    /// How it ended, such as ``exit code 3`` or ``SIGKILL``.
     exit: String,
-    /// The same as a number, as ``subprocess.Popen.returncode`` says it; 1 for what has none.
+    /// The same as a number, as ``subprocess.Popen.returncode``; 1 for a failure without one.
     returncode: i32,
-    /// The first lines of what it said, if it said anything.
+    /// The first lines of the worker's words, if there are any.
     message: String,
 }
 
@@ -54,7 +54,7 @@ impl From<message::Failure> for Failure {
     }
 }
 
-/// What the front end is to do next.
+/// The next step of the front end.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct Step(runner::Step);
 
@@ -72,7 +72,7 @@ impl Step {
         }
     }
 
-    /// Of ``start``: the place for which workers are to be started.
+    /// Of ``start``: the placement for which to start workers.
     #[getter]
     fn placement(&self) -> Option<Placement> {
         match &self.0 {
@@ -81,7 +81,7 @@ impl Step {
         }
     }
 
-    /// Of ``reap``: which worker has ended.
+    /// Of ``reap``: local rank of the worker that has ended.
     #[getter]
     fn local_rank(&self) -> Option<u32> {
         match &self.0 {
@@ -105,7 +105,7 @@ impl Step {
         }
     }
 
-    /// Of the outcome ``failed``: why, in words.
+    /// Of the outcome ``failed``: the reason, in words.
     #[getter]
     fn reason(&self) -> Option<String> {
         match &self.0 {
@@ -117,7 +117,7 @@ impl Step {
         }
     }
 
-    /// Of the outcome ``failed``: the first failure, on whatever node; None if the job was closed without naming one.
+    /// Of the outcome ``failed``: the first failure, on whatever node. None if the job was closed without a failure report.
     #[getter]
     fn failure(&self) -> Option<Failure> {
         match &self.0 {
@@ -129,7 +129,7 @@ impl Step {
         }
     }
 
-    /// Of the outcome ``no_place``: the exception that says why.
+    /// Of the outcome ``no_place``: the exception with the reason.
     #[getter]
     fn error(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         match &self.0 {
@@ -151,7 +151,7 @@ impl WorkerCommand {
     /// ``command`` is the program and its arguments, ``env`` the whole environment.
     ///
     /// ``stdout`` and ``stderr`` are paths of files, or empty for this process's own stream. With ``tee_stdout`` or
-    /// ``tee_stderr`` what goes to the file is shown here too, each line behind ``prefix``.
+    /// ``tee_stderr`` the stream is shown here too, each line with ``prefix``.
     #[new]
     #[pyo3(signature = (local_rank, command, env, *, stdout = PathBuf::new(), stderr = PathBuf::new(), tee_stdout = false,
         tee_stderr = false, prefix = None))]
@@ -178,12 +178,12 @@ impl WorkerCommand {
     }
 }
 
-/// A descriptor of its own for what the caller's `fd` refers to.
+/// A duplicate of the caller's descriptor `fd`.
 fn copy_of(fd: i32) -> PyResult<OwnedFd> {
     if fd < 0 {
         return Err(PyValueError::new_err(format!("{fd} is not a descriptor")));
     }
-    // SAFETY: the descriptor is only borrowed for duplicating it, which fails if it is not open.
+    // SAFETY: the descriptor is only borrowed to duplicate it, which fails if it is not open.
     #[expect(unsafe_code, reason = "a descriptor from Python is a number; there is no safe way to borrow it")]
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     Ok(borrowed.try_clone_to_owned()?)
@@ -198,7 +198,7 @@ fn output(path: PathBuf, tee: bool, prefix: Option<String>) -> Output {
     }
 }
 
-/// One node's agent: runs the workers of each round. It decides; the caller carries out its steps and answers.
+/// One node's agent: runs the workers of each round. It decides. The caller carries out its steps and answers.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct Agent {
     runner: Arc<Mutex<Runner>>,
@@ -207,7 +207,7 @@ pub struct Agent {
 
 #[pymethods]
 impl Agent {
-    /// ``session`` tells of other nodes; without one the caller does.
+    /// ``session`` reports other nodes. Without a session the caller does.
     #[new]
     fn new(session: Option<&Session>, options: &AgentOptions) -> PyResult<Self> {
         let workers = options.workers();
@@ -224,14 +224,14 @@ impl Agent {
         Ok(Self { runner: Arc::new(Mutex::new(runner)), workers })
     }
 
-    /// Wait for the next step, at most ``timeout_s`` seconds if given: None if there was none by then.
+    /// Wait for the next step, at most ``timeout_s`` seconds if given. None if there was none by then.
     ///
-    /// Python's signal handlers run meanwhile; what they raise ends the call, which may then be repeated.
+    /// Python's signal handlers run meanwhile. An exception that they raise ends the call, which may then be repeated.
     #[pyo3(signature = (*, timeout_s = None))]
     fn next(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<Option<Step>> {
         let limit = timeout_s.map(|limit| seconds("timeout_s", limit)).transpose()?;
         let runner = Arc::clone(&self.runner);
-        // Workers are stopped before this thread, which may have to wait for the interpreter, is awake.
+        // Workers are stopped before this thread wakes up, which may have to wait for the interpreter.
         let step = block_on_task(py, async move {
             let mut runner = runner.lock_owned().await;
             match limit {
@@ -247,14 +247,14 @@ impl Agent {
         self.runner.blocking_lock().placed(placement.0.clone());
     }
 
-    /// Answers ``join``: there is no place. The workers of an agent without one do not run.
+    /// Answers ``join``: the join failed. The workers of an agent without a place do not run.
     fn no_place(&self, reason: String) {
         self.runner.blocking_lock().no_place(JoinError::Connection(reason));
     }
 
-    /// The variables of one worker, to be set over those it inherits.
+    /// The variables of one worker, which override those that it inherits.
     ///
-    /// Raises ``ValueError``: with ``virtual_local_rank`` there are fewer GPUs than workers.
+    /// Raises ``ValueError`` if there are fewer GPUs than workers with ``virtual_local_rank``.
     fn environment(&self, placement: &Placement, local_rank: u32) -> PyResult<BTreeMap<&'static str, String>> {
         let ranks =
             placement.0.workers.ok_or_else(|| PyValueError::new_err("the placement has no ranks of workers"))?;
@@ -265,12 +265,12 @@ impl Agent {
             .map_err(PyValueError::new_err)
     }
 
-    /// Answers ``start``: start these programs. Returns their process ids by local rank. They are empty if one could not be
+    /// Answers ``start``: start these programs. Returns their process ids by local rank. The result is empty if one could not be
     /// started, which is a failure of that worker like any other, and if the round ended before the start was complete.
     ///
-    /// ``error_files`` are where workers may record their exceptions. A filter is a path, which gets the lines of teed streams
-    /// that contain one of the texts. ``stdout_fd`` and ``stderr_fd`` are where teed lines are shown; they stay the caller's.
-    /// Workers are forked from the ``template``, if there is one and that can be.
+    /// Workers may record their exceptions in ``error_files``. A filter is the path of a file for the lines of teed streams that
+    /// contain one of the texts. Teed lines are shown on ``stdout_fd`` and ``stderr_fd``, which stay the caller's. Workers are forked
+    /// from the ``template`` if possible.
     #[pyo3(signature = (commands, *, first_rank, error_files, stdout_filter = None, stderr_filter = None, stdout_fd = 1,
         stderr_fd = 2, template = None))]
     #[expect(clippy::too_many_arguments, reason = "one named argument per property")]
@@ -306,8 +306,8 @@ impl Agent {
         }
         let starting = Group::start_from(template, specs, filters, consoles);
         let mut starting = pin!(async { self.runner.lock().await.while_starting(starting).await });
-        // A signal does not break it off: workers that run already are asked to end, as any others. A file system that hangs
-        // must not hold it up for ever.
+        // A signal does not interrupt it: workers that run already are stopped as any others. A file system that hangs must not
+        // delay it for ever.
         let runtime = handle()?;
         let in_time = detach(py, || runtime.block_on(async { timeout(START_PATIENCE, &mut starting).await.ok() }));
         let started = match in_time {
@@ -332,7 +332,7 @@ impl Agent {
         })
     }
 
-    /// Answers ``start``: watch these children of the calling process, which has started them.
+    /// Answers ``start``: supervise these children of the calling process, which has started them.
     #[pyo3(signature = (pids, *, first_rank, error_files))]
     fn adopt(&self, pids: Vec<(u32, u32)>, first_rank: u32, error_files: Vec<(u32, PathBuf)>) -> PyResult<()> {
         let runtime = handle()?;
@@ -350,7 +350,7 @@ impl Agent {
         self.runner.blocking_lock().not_started(local_rank, first_rank, reason);
     }
 
-    /// Answers ``reap``: how the worker ended, as ``subprocess.Popen.returncode`` says it, and what it died of, if that is known.
+    /// Answers ``reap``: how the worker ended, as ``subprocess.Popen.returncode``, and the cause of its failure, if known.
     #[pyo3(signature = (local_rank, returncode, *, said))]
     fn reaped(&self, local_rank: u32, returncode: i32, said: String) {
         let exit = match returncode {
@@ -360,17 +360,17 @@ impl Agent {
         self.runner.blocking_lock().reaped(local_rank, exit, said);
     }
 
-    /// Answers ``barrier``: the other nodes have finished, or are not waited for any longer.
+    /// Answers ``barrier``: the other nodes have finished, or this node stops waiting for them.
     fn all_done(&self) {
         self.runner.blocking_lock().all_done();
     }
 
-    /// This process got a signal and is to end. A second one kills what is left of the workers.
+    /// This process got a signal that ends it. A second one kills the remaining workers.
     fn signal(&self, signal: i32) {
         self.runner.blocking_lock().signal(signal);
     }
 
-    /// Kill what is left of the workers: the caller gives up. It need not call this after ``end``.
+    /// Kill the remaining workers: the caller gives up. Not needed after ``end``.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         block_on(py, async { self.runner.lock().await.close().await })
     }
@@ -380,13 +380,13 @@ impl Agent {
         self.runner.blocking_lock().interrupted(reason);
     }
 
-    /// Of the last round's workers that have ended, in that order: local rank, process id, and return code.
+    /// The last round's workers that have ended, in that order: local rank, process id, and return code.
     fn exits(&self) -> Vec<(u32, u32, i32)> {
         let exited = |exited: &elastic_rs::process::Exited| (exited.local_rank, exited.pid, exited.exit.returncode());
         self.runner.blocking_lock().exits().iter().map(exited).collect()
     }
 
-    /// How many restarts failures have cost: the job's, or this node's if it counts for itself.
+    /// The number of restarts after failures: the job's, or this node's if it counts for itself.
     #[getter]
     fn restarts(&self) -> u32 {
         self.runner.blocking_lock().restarts()

@@ -18,8 +18,8 @@ use crate::store_client::Text;
 
 /// The core's client of a TCP store, for asyncio. Every operation returns an awaitable of the running event loop.
 ///
-/// Operations of one client are carried out one after the other, in the order they are called. Cancelling one that waits
-/// gives the wait up, and the client stays usable. Times are seconds; a negative time limit is none.
+/// Operations of one client are carried out one after the other, in the order of the calls. Cancelling a waiting operation gives
+/// up its wait, and the client stays usable. Times are in seconds. A negative time limit is none.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct AsyncStoreClient {
     client: Mutex<Option<Arc<client::StoreClient>>>,
@@ -27,7 +27,7 @@ pub struct AsyncStoreClient {
 
 #[pymethods]
 impl AsyncStoreClient {
-    /// Connect to the store at ``host:port``, which need not be there yet.
+    /// Connect to the store at ``host:port``, which need not listen yet.
     #[staticmethod]
     #[pyo3(signature = (host, port, *, timeout_s))]
     fn connect<'py>(py: Python<'py>, host: String, port: u16, timeout_s: f64) -> PyResult<Bound<'py, PyAny>> {
@@ -38,7 +38,7 @@ impl AsyncStoreClient {
         })
     }
 
-    /// Close the connection. Operations under way are finished first; later ones raise ``StoreNetworkError``.
+    /// Close the connection after pending operations. Later ones raise ``StoreNetworkError``.
     fn close(&self) {
         self.client.lock().take();
     }
@@ -61,19 +61,19 @@ impl AsyncStoreClient {
         self.run(py, |store| async move { store.set(&key, &value).await.map(|()| Done::Nothing) })
     }
 
-    /// A key's value, waiting for it to appear.
+    /// Return a key's value, waiting for it to appear.
     fn get<'py>(&self, py: Python<'py>, key: Text) -> PyResult<Bound<'py, PyAny>> {
         let key = owned(&key);
         self.run(py, |store| async move { store.get(&key).await.map(Done::Value) })
     }
 
-    /// Add to the number stored under a key; the sum.
+    /// Add to the number stored under a key, and return the sum.
     fn add<'py>(&self, py: Python<'py>, key: Text, amount: i64) -> PyResult<Bound<'py, PyAny>> {
         let key = owned(&key);
         self.run(py, |store| async move { store.add(&key, amount).await.map(Done::Number) })
     }
 
-    /// Replace the value if it is what was expected; what the store then answers.
+    /// Replace the value if it is the expected one. Return the store's answer.
     fn compare_set<'py>(
         &self,
         py: Python<'py>,
@@ -101,7 +101,7 @@ impl AsyncStoreClient {
         })
     }
 
-    /// Remove a key; whether it was there.
+    /// Remove a key. Return whether it existed.
     fn delete_key<'py>(&self, py: Python<'py>, key: Text) -> PyResult<Bound<'py, PyAny>> {
         let key = owned(&key);
         self.run(py, |store| async move { store.delete_key(&key).await.map(Done::Truth) })
@@ -118,7 +118,7 @@ impl AsyncStoreClient {
         self.run(py, |store| async move { store.append(&key, &value).await.map(|()| Done::Nothing) })
     }
 
-    /// Several values, waiting for all keys to appear.
+    /// Return several values, waiting for all keys to appear.
     fn multi_get<'py>(&self, py: Python<'py>, keys: Vec<Text>) -> PyResult<Bound<'py, PyAny>> {
         let keys = all_owned(&keys);
         self.run(py, |store| async move { store.multi_get(&keys).await.map(Done::Values) })
@@ -136,7 +136,7 @@ impl AsyncStoreClient {
         self.run(py, |store| async move { store.queue_push(&key, &value).await.map(|()| Done::Nothing) })
     }
 
-    /// Take the first item of a queue; if ``block``, wait for one.
+    /// Take the first item of a queue. With ``block``, wait for one.
     #[pyo3(signature = (key, block = true))]
     fn queue_pop<'py>(&self, py: Python<'py>, key: Text, block: bool) -> PyResult<Bound<'py, PyAny>> {
         let key = owned(&key);
@@ -154,7 +154,7 @@ impl AsyncStoreClient {
         self.run(py, |store| async move { store.list_keys().await.map(Done::Values) })
     }
 
-    /// Wait until ``world_size`` callers have come to this key, at most ``timeout_s`` or the client's default.
+    /// Wait until ``world_size`` callers have reached this barrier, at most ``timeout_s`` or the client's default.
     #[pyo3(signature = (key, world_size, timeout_s = None))]
     fn barrier<'py>(
         &self,
@@ -170,7 +170,7 @@ impl AsyncStoreClient {
         })
     }
 
-    /// Connect to the same store once more.
+    /// Open another connection to the same store.
     fn clone<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.run(py, |store| async move { store.connect_again().await.map(|client| Done::Client(client.into())) })
     }
@@ -195,7 +195,7 @@ impl AsyncStoreClient {
     }
 }
 
-/// What an operation came to. Becomes a Python object, or an exception, where the interpreter is at hand.
+/// The result of an operation. It becomes a Python object or an exception where the interpreter is attached.
 struct Outcome(Result<Done, StoreError>);
 
 enum Done {
@@ -230,7 +230,7 @@ impl<'py> IntoPyObject<'py> for Outcome {
     }
 }
 
-/// A copy that may be kept, and dropped, without the interpreter.
+/// A copy that may be dropped without the interpreter.
 fn owned(text: &Text) -> Box<[u8]> {
     text.as_ref().into()
 }

@@ -1,4 +1,4 @@
-//! `CasSession`: a node's place at a rendezvous over a backend with `get_state` and `set_state`.
+//! `CasSession`: a node of a rendezvous over a backend with `get_state` and `set_state`.
 
 use elastic_rs::rendezvous::cell::driver::{CellDriver, Step};
 use elastic_rs::rendezvous::cell::node::CellCommand;
@@ -15,7 +15,7 @@ use crate::options::NodeOptions;
 use crate::rendezvous::{Placement, View};
 use crate::runtime::block_on;
 
-/// A node's place at a rendezvous whose state a backend holds. One thread of Python's performs what :meth:`next_step` says.
+/// A node of a rendezvous whose state a backend holds. One thread of Python's performs the steps of :meth:`next_step`.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct CasSession {
     session: Session,
@@ -34,8 +34,8 @@ impl CasSession {
         Ok(Self { session, driver, options })
     }
 
-    /// Wait for what the backend has to do: empty bytes, read; bytes, write them if the state is still what was reported last;
-    /// None, stop. How it ended is reported by one of the ``on_`` methods.
+    /// Wait for the next operation of the backend. Empty bytes: read. Other bytes: write them if the state is still the last reported
+    /// one. None: stop. One of the ``on_`` methods reports the result.
     fn next_step<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
         Ok(match block_on(py, self.driver.next_step())? {
             Step::Perform(CellCommand::Read) => Some(PyBytes::new(py, b"")),
@@ -54,7 +54,7 @@ impl CasSession {
         self.driver.tell(|node, now| node.on_written(now));
     }
 
-    /// The state was not written: the backend holds another, this, or none.
+    /// The state was not written: the backend holds this other state, or none.
     fn on_conflict(&self, state: Option<&[u8]>) {
         self.driver.tell(|node, now| node.on_conflict(state, now));
     }
@@ -64,13 +64,13 @@ impl CasSession {
         self.driver.tell(|node, now| node.on_failed(error, now));
     }
 
-    /// The backend does not work, and trying again would not help. ``state``: what it holds is at fault.
+    /// The backend fails for good. ``state``: the state that it holds is the cause.
     fn on_broken(&self, error: String, state: bool) {
         let error = if state { JoinError::State(error) } else { JoinError::Connection(error) };
         self.driver.tell(|node, _| node.on_broken(error));
     }
 
-    /// Take part in the next round; blocks until it has completed.
+    /// Take part in the next round. Blocks until it is complete.
     ///
     /// Raises as :meth:`Session.join` does, and ``RendezvousStateError`` for a state that is not ours.
     #[pyo3(signature = (*, store_port))]
@@ -81,7 +81,7 @@ impl CasSession {
             .map_err(|error| errors::from_join(py, &error))
     }
 
-    /// How things stand, as read from the backend no longer than ``age_s`` ago. Raises as :meth:`join` does.
+    /// The state of the rendezvous, as read from the backend at most ``age_s`` ago. Raises as :meth:`join` does.
     #[pyo3(signature = (*, age_s))]
     fn fresh_view(&self, py: Python<'_>, age_s: f64) -> PyResult<View> {
         let age = seconds("age", age_s)?;
@@ -89,17 +89,17 @@ impl CasSession {
         View::from_core(py, view)
     }
 
-    /// For a node that waits: what for.
+    /// For a waiting node: what it waits for.
     fn progress(&self) -> Option<String> {
         self.session.progress()
     }
 
-    /// How things stand, from memory.
+    /// The state of the rendezvous, from memory.
     fn view(&self, py: Python<'_>) -> PyResult<View> {
         View::from_core(py, self.session.view())
     }
 
-    /// End the job for everybody; blocks until that is written. With a ``cause``, it failed, and all others stop.
+    /// End the job on all nodes. Blocks until that is written. With a ``cause`` the job has failed, and all other nodes stop.
     #[pyo3(signature = (*, by, cause = None, timeout_s))]
     fn close(&self, py: Python<'_>, by: String, cause: Option<String>, timeout_s: f64) -> PyResult<()> {
         let limit = seconds("close_timeout", timeout_s)?;
@@ -110,7 +110,7 @@ impl CasSession {
         block_on(py, self.session.close_within(verdict, limit))?.map_err(|error| errors::from_join(py, &error))
     }
 
-    /// Say goodbye, waiting at most ``timeout_s`` for it to be written. Whether it was.
+    /// Leave, waiting at most ``timeout_s`` for that to be written. Returns whether it was.
     #[pyo3(signature = (reason, *, timeout_s = 1.0))]
     fn leave(&self, py: Python<'_>, reason: String, timeout_s: f64) -> PyResult<bool> {
         let limit = seconds("timeout_s", timeout_s)?;

@@ -1,4 +1,4 @@
-//! `RendezvousConfig`: what `--rdzv-conf` says, by the core's table of keys.
+//! `RendezvousConfig`: the values of `--rdzv-conf`, by the core's table of keys.
 
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ pub fn limit(name: &str, value: Option<f64>) -> PyResult<Option<Duration>> {
     value.map(|value| seconds(name, value)).transpose()
 }
 
-/// What ``--rdzv-conf`` says. Times are in seconds.
+/// The values of ``--rdzv-conf``. Times are in seconds.
 ///
-/// The constructor takes values by their keys and does not check ranges: a session does. Other keys have their defaults.
+/// The constructor takes values by key and does not check ranges: a session does. Other keys have their defaults.
 #[pyclass(frozen, eq, from_py_object, module = "elastic_rs._elastic_rs")]
 #[derive(Clone, Debug, PartialEq)]
 pub struct RendezvousConfig(pub Conf);
@@ -41,7 +41,7 @@ impl RendezvousConfig {
         Self(Conf::default()).replace(values)
     }
 
-    /// Check what the user gave, as text or numbers. A key that is None counts as not given.
+    /// Check the user's values, which are texts or numbers. A key that is None counts as not given.
     ///
     /// Raises ``ValueError`` if a key is unknown (the nearest known one is named) or a value is not allowed.
     #[staticmethod]

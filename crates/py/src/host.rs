@@ -19,9 +19,9 @@ pub struct Host(Mutex<elastic_rs::host::Host>);
 
 #[pymethods]
 impl Host {
-    /// Become the host of ``host:port``, or learn why another process is: a ``str`` says so.
+    /// Become the host of ``host:port``. A ``str`` is the reason why another process is the host.
     ///
-    /// ``is_host`` is the user's word; None lets whoever can bind the address be the host.
+    /// ``is_host`` is the user's choice. With None, whoever can bind the address is the host.
     ///
     /// Raises ``OSError`` when ``is_host`` is True and the port cannot be listened on.
     #[staticmethod]
@@ -38,8 +38,8 @@ impl Host {
     ///
     /// A limit that is not given has the value of :meth:`default_limits`.
     ///
-    /// Raises ``OSError`` when ``host`` means nothing, or the port cannot be listened on; the text names who has it.
-    /// Raises ``ValueError`` for times that are none: those of keep-alive are from 1 to 32767 s.
+    /// Raises ``OSError`` if ``host`` cannot be resolved, or if listening fails. The text names the process that has the port.
+    /// Raises ``ValueError`` for invalid times: those of keep-alive are from 1 to 32767 s.
     #[staticmethod]
     #[pyo3(signature = (host, port, *, key_bytes = None, value_bytes = None, list_len = None, message_bytes = None, keys = None,
         stored_bytes = None, connections = None, reply_buffer_bytes = None, hello_timeout_s = None, flush_timeout_s = None,
@@ -105,7 +105,7 @@ impl Host {
         listened.map(|host| Self(Mutex::new(host))).map_err(|error| from_host(&error))
     }
 
-    /// The limits that :meth:`listen` knows, with their defaults; None is no limit.
+    /// The limits of :meth:`listen` with their defaults. None is no limit.
     #[staticmethod]
     #[pyo3(signature = () -> "dict[str, int | float | None]")]
     fn default_limits(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
@@ -164,7 +164,7 @@ impl Host {
 
     /// Wait until nobody is connected, node or store client, at most ``timeout_s``. True if all have gone.
     ///
-    /// Does not stop: meanwhile everything is served, newcomers included.
+    /// Does not stop the host: it serves everybody meanwhile, including new connections.
     #[pyo3(signature = (*, timeout_s))]
     fn wait_for_users(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
         let timeout = seconds("timeout_s", timeout_s)?;
@@ -194,7 +194,7 @@ impl Host {
         self.0.lock().is_on_loopback()
     }
 
-    /// To wait for their end without holding the host.
+    /// To wait for their end without borrowing the host.
     pub fn sessions(&self) -> Sessions {
         self.0.lock().sessions()
     }

@@ -1,4 +1,4 @@
-//! `launch`: the agent of `elastic-run`, at work until it has ended; and what its doctor asks: `visible_gpus`, `rehearse`.
+//! `launch`: runs the agent of `elastic-run` until it has ended. `visible_gpus` and `rehearse`: for its doctor.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -27,19 +27,19 @@ use crate::runtime::{block_on_task, detach, handle};
 pub struct Launched {
     /// ``succeeded``, ``not_needed`` (a spare), ``failed``, ``no_place`` or ``signal``.
     outcome: &'static str,
-    /// Of ``failed`` and ``no_place``: why, in words.
+    /// Of ``failed`` and ``no_place``: the reason, in words.
     reason: Option<String>,
-    /// Of ``failed``: the first failure, on whatever node; None if the job was closed without naming one.
+    /// Of ``failed``: the first failure, on whatever node. None if the job was closed without a failure report.
     failure: Option<Failure>,
-    /// Of ``no_place``: which exception of ``elastic_rs.errors`` says so elsewhere.
+    /// Of ``no_place``: name of the corresponding exception of ``elastic_rs.errors``.
     error: Option<&'static str>,
-    /// Of ``signal``: its number.
+    /// Of ``signal``: the signal's number.
     signal: Option<i32>,
     /// The last round's workers that have ended, in that order: local rank, process id, and return code.
     exits: Vec<(u32, u32, i32)>,
     /// Global rank of the last round's first worker.
     first_rank: u32,
-    /// Where the last round's workers may have recorded exceptions, by local rank.
+    /// Error files of the last round's workers, by local rank.
     error_files: BTreeMap<u32, OsString>,
 }
 
@@ -73,14 +73,14 @@ impl From<Ended> for Launched {
     }
 }
 
-/// Run the workers of one node until the job, or this node's part in it, has ended. Nothing is left of them then.
+/// Run the workers of one node until the job, or this node's part in it, has ended. No process of them is left then.
 ///
-/// ``session`` has not been used before; ``host`` is the coordinator, if this process serves it. Workers inherit this process's
-/// environment. ``fixed_master`` is the address and port that workers are told instead of the round's.
+/// ``session`` must be new. ``host`` is the coordinator, if this process serves it. Workers inherit this process's environment.
+/// ``fixed_master`` is the address and port for workers, instead of the round's.
 ///
 /// Call it in the main thread. Python runs no signal handlers and holds no lock meanwhile.
 ///
-/// Raises ``ValueError`` for what is not allowed, and ``RuntimeError`` if this node alone cannot go on.
+/// Raises ``ValueError`` for invalid values, and ``RuntimeError`` if only this node cannot go on.
 #[pyfunction]
 #[pyo3(signature = (session, host, options, *, fixed_master, use_agent_store))]
 pub fn launch(
@@ -112,7 +112,7 @@ pub fn launch(
             use_agent_store,
             virtual_local_rank: options.virtual_local_rank,
         },
-        // What the coordinator was not told of, it does not count.
+        // The coordinator does not count failures that are not reported to it.
         budget: node.max_restarts.map_or(Budget::Node(options.max_restarts), |_| Budget::Job),
         grace: seconds("shutdown_timeout", options.grace_s)?,
         exit_barrier_timeout: conf.exit_barrier_timeout,
@@ -149,7 +149,7 @@ fn run(py: Python<'_>, job: Job, session: &Session, host: Option<&Host>, signals
         let _inside = runtime.enter();
         taken.receiver()?
     };
-    // On the runtime's own thread, so that nothing waits for this one.
+    // On the runtime's thread, so that no event waits for this one.
     let task = runtime.spawn(run_job(job, session, sessions, receiver));
     match detach(py, || runtime.block_on(task)) {
         Ok(Ok(ended)) => Ok(ended.into()),
@@ -159,7 +159,7 @@ fn run(py: Python<'_>, job: Job, session: &Session, host: Option<&Host>, signals
     }
 }
 
-/// How many NVIDIA GPUs a process sees if ``CUDA_VISIBLE_DEVICES`` is so, as ``torch.cuda.device_count()`` says it.
+/// Number of NVIDIA GPUs that a process sees with this ``CUDA_VISIBLE_DEVICES``, as of ``torch.cuda.device_count()``.
 ///
 /// Raises ``RuntimeError`` if there is no driver, with what was tried.
 #[pyfunction]
@@ -169,7 +169,7 @@ pub fn visible_gpus(py: Python<'_>, cuda_visible_devices: Option<&str>) -> PyRes
     Ok(Wanted::parse(cuda_visible_devices).count(&gpus))
 }
 
-/// Start a command as workers are started, and wait until nothing of it is left.
+/// Start a command as workers are started, and wait until no process of it is left.
 ///
 /// Raises ``RuntimeError`` if that fails, with the system call that this machine refuses.
 #[pyfunction]

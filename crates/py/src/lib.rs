@@ -18,7 +18,7 @@ mod store;
 mod store_client;
 mod warm;
 
-/// The compiled half of the package ``elastic_rs``.
+/// The compiled part of the package ``elastic_rs``.
 #[pymodule]
 mod _elastic_rs {
     use pyo3::prelude::*;
@@ -46,11 +46,11 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::warm::{Egg, Nest, Template};
 
-    /// Version of the compiled half.
+    /// Version of the compiled part.
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-    /// Of the rendezvous protocol: both ends of a session must have the same.
+    /// Version of the rendezvous protocol. Both ends of a session must have the same.
     #[pymodule_export]
     const PROTOCOL_VERSION: u16 = elastic_rs::rendezvous::protocol::message::PROTOCOL_VERSION;
 
@@ -58,13 +58,13 @@ mod _elastic_rs {
     #[pymodule_export]
     const LOCAL_WORLD_SIZE_LIMIT: u32 = elastic_rs::rendezvous::protocol::text::LOCAL_WORLD_SIZE_LIMIT;
 
-    /// Take over the level of Python's logger ``elastic_rs``. Call it after changing that.
+    /// Read the level of Python's logger ``elastic_rs`` again. Call it after changing the level.
     #[pyfunction]
     fn reset_log_levels(py: Python<'_>) -> PyResult<()> {
         crate::logging::reset_levels(py)
     }
 
-    /// Stop everything that runs in the background. Registered with ``atexit``.
+    /// Stop all background threads. Registered with ``atexit``.
     #[pyfunction]
     fn _shutdown(py: Python<'_>) {
         crate::runtime::shutdown(py);

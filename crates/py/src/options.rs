@@ -1,4 +1,4 @@
-//! What the calls of the binding are told: one object each, checked where it is made.
+//! The options of the binding's calls: one typed object per call, checked when it is made.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -12,30 +12,30 @@ use pyo3::prelude::*;
 
 use crate::conf::RendezvousConfig;
 
-/// What a node brings to a rendezvous.
+/// The options of a node.
 #[pyclass(frozen, get_all, new = "from_fields", from_py_object, module = "elastic_rs._elastic_rs")]
 #[derive(Clone)]
 pub struct NodeOptions {
     /// The job.
     pub run_id: String,
-    /// How others call this node.
+    /// This node's name in other nodes' messages.
     pub name: String,
-    /// The address others use, if it is not the one that the coordinator sees.
+    /// The address for other nodes, if it is not the one that the coordinator sees.
     pub local_addr: Option<String>,
     /// Fewest and most nodes of the job.
     pub nodes: (u32, u32),
-    /// What ``--rdzv-conf`` says.
+    /// The values of ``--rdzv-conf``.
     pub config: RendezvousConfig,
     /// The job's budget; None if nodes count for themselves.
     pub max_restarts: Option<u32>,
     /// Ranks are those that ``config`` asks for, in every round.
     pub ranks_as_asked: bool,
-    /// This process hosts the coordinator, which goes when this node does.
+    /// This process hosts the coordinator, which ends with this node.
     pub hosts: bool,
 }
 
 impl NodeOptions {
-    /// What the node introduces itself with.
+    /// The node's introduction.
     pub fn hello(&self) -> PyResult<Hello> {
         let settings = Settings {
             max_restarts: self.max_restarts,
@@ -54,36 +54,36 @@ impl NodeOptions {
     }
 }
 
-/// What an agent runs, whoever its front end is. Times are in seconds.
+/// The options of an agent, for every front end. Times are in seconds.
 #[pyclass(frozen, get_all, new = "from_fields", from_py_object, module = "elastic_rs._elastic_rs")]
 #[derive(Clone)]
 pub struct AgentOptions {
-    /// How others call this node.
+    /// This node's name in other nodes' messages.
     pub name: String,
     /// The job.
     pub run_id: String,
     /// The workers' role.
     pub role: String,
-    /// How many workers this node has.
+    /// Number of workers of this node.
     pub local_world_size: u32,
-    /// How many failures are survived, as workers are told it.
+    /// Number of restarts after failures, as workers see it.
     pub max_restarts: u32,
     /// With a number this node counts its own restarts, as PyTorch's agent does; None: the coordinator counts the job's.
     pub restarts_left: Option<u32>,
-    /// How long workers may take to end once they were asked to.
+    /// How long workers may take to end after the stop signal.
     pub grace_s: f64,
     /// How long to wait for the other nodes' workers; None: for as long as they run.
     pub exit_barrier_timeout_s: Option<f64>,
     /// Workers share the store at ``MASTER_ADDR:MASTER_PORT``, which then already listens.
     pub use_agent_store: bool,
-    /// Each worker sees its own GPU alone.
+    /// Each worker sees only its own GPU.
     pub virtual_local_rank: bool,
-    /// How long a worker may sleep uninterruptibly; zero: nobody looks for it.
+    /// How long a worker may sleep uninterruptibly; zero: no limit.
     pub uninterruptible_sleep_s: f64,
 }
 
 impl AgentOptions {
-    /// What is the same for all workers' variables.
+    /// The values that are the same for all workers.
     pub fn workers(&self) -> Workers {
         Workers {
             run_id: self.run_id.clone(),
@@ -103,9 +103,9 @@ pub struct Streams(pub StreamsOf);
 
 #[pymethods]
 impl Streams {
-    /// Read what torchrun takes.
+    /// Parse torchrun's form.
     ///
-    /// Raises ``ValueError``, whose text goes behind the flag's name.
+    /// Raises ``ValueError``. Its text continues the flag's name.
     #[new]
     fn new(text: &str) -> PyResult<Self> {
         text.parse()
@@ -114,52 +114,52 @@ impl Streams {
     }
 }
 
-/// Where the output of ``elastic-run``'s workers goes.
+/// The destinations of the output of ``elastic-run``'s workers.
 #[pyclass(frozen, get_all, new = "from_fields", from_py_object, module = "elastic_rs._elastic_rs")]
 #[derive(Clone)]
 pub struct LogOptions {
-    /// To files.
+    /// Streams that go to files.
     pub redirects: Streams,
-    /// To files and to the console.
+    /// Streams that go to files and to the console.
     pub tee: Streams,
     /// Local ranks that the console shows; None: all.
     pub shown_ranks: Option<Vec<u32>>,
-    /// None for a temporary folder.
+    /// Folder of log files; None for a temporary folder.
     pub log_dir: Option<PathBuf>,
-    /// Whether there are files at all.
+    /// Whether there are log files at all.
     pub log_files: bool,
-    /// Texts of lines that are kept apart.
+    /// Texts that select lines of stdout for a separate file.
     pub stdout_filters: Vec<String>,
-    /// The same of standard error.
+    /// The same for stderr.
     pub stderr_filters: Vec<String>,
-    /// Of the prefix of teed lines; None for torchrun's.
+    /// Template of the prefix of teed lines; None for torchrun's.
     pub prefix: Option<String>,
 }
 
-/// What a node of ``elastic-run`` runs. Times are in seconds.
+/// The options of a node of ``elastic-run``. Times are in seconds.
 #[pyclass(frozen, get_all, new = "from_fields", from_py_object, module = "elastic_rs._elastic_rs")]
 #[derive(Clone)]
 pub struct LaunchOptions {
-    /// What the final report calls the workers.
+    /// The name of the workers in the final report.
     pub entrypoint: String,
     /// The program and its arguments, in which ``${local_rank}`` is replaced.
     pub command: Vec<OsString>,
     /// The workers' role.
     pub role: String,
-    /// How many failures are survived.
+    /// Number of restarts after failures.
     pub max_restarts: u32,
-    /// How long workers may take to end once they were asked to.
+    /// How long workers may take to end after the stop signal.
     pub grace_s: f64,
-    /// How long a worker may sleep uninterruptibly; zero: nobody looks for it.
+    /// How long a worker may sleep uninterruptibly; zero: no limit.
     pub uninterruptible_sleep_s: f64,
-    /// Each worker sees its own GPU alone.
+    /// Each worker sees only its own GPU.
     pub virtual_local_rank: bool,
-    /// Signals that end the job on this node; a second one kills.
+    /// Signals that end the job on this node. A second one kills.
     pub signals: Vec<i32>,
-    /// Of workers' output.
+    /// The destinations of workers' output.
     pub logs: LogOptions,
-    /// What :class:`Template` has as ``begin``, ``fixed`` and ``what``, if workers are to be forked from one.
+    /// ``begin``, ``fixed`` and ``what`` of :class:`Template`, if workers are to be forked from one.
     pub warm: Option<(Vec<OsString>, usize, String)>,
-    /// How many workers this node has.
+    /// Number of workers of this node.
     pub local_world_size: u32,
 }

@@ -1,4 +1,4 @@
-//! `Session` and `Placement`: a node's place at the rendezvous.
+//! `Session` and `Placement`: a node's session with the coordinator, and its place in a round.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub struct Placement(pub(crate) message::Placement);
 
 #[pymethods]
 impl Placement {
-    /// A place that somebody else has assigned: a rendezvous other than ours.
+    /// A place that another rendezvous than ours has assigned.
     #[new]
     #[pyo3(signature = (*, round, rank, world_size, master_addr, master_port, first_rank, first_role_rank,
         worker_count, role_worker_count))]
@@ -60,8 +60,8 @@ impl Placement {
         })
     }
 
-    /// Global and role rank of this node's first worker, how many workers there are, and how many of its role; None if a
-    /// node has not said how many it has.
+    /// Global and role rank of this node's first worker, the number of workers, and the number of those with its role. None if a
+    /// node has not sent its number of workers.
     #[getter]
     fn workers(&self) -> Option<(u32, u32, u32, u32)> {
         let ranks = self.0.workers?;
@@ -104,7 +104,7 @@ impl Placement {
         self.0.master_port
     }
 
-    /// Why the round closed when it did, and who is in it.
+    /// Why the round closed when it did, and its members.
     #[getter]
     fn reason(&self) -> &str {
         &self.0.reason
@@ -116,27 +116,27 @@ impl Placement {
     }
 }
 
-/// How things stand for a node between rounds.
+/// The state of the rendezvous for a node.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs", get_all)]
 pub struct View {
     /// Above zero when the world must re-form.
     waiting: u32,
-    /// Why, in words.
+    /// The reason, in words.
     reason: String,
     /// Whether the rendezvous was closed.
     closed: bool,
-    /// If it was closed after a failure: what failed, in words.
+    /// If the rendezvous was closed after a failure: the cause, in words.
     failure: Option<String>,
-    /// The worker's failure because of which the world must re-form or the job has ended, if one was.
+    /// The worker's failure that is the cause, if any.
     cause: Option<Failure>,
-    /// The address under which others look for this node, once known.
+    /// The address at which other nodes look for this one, once known.
     addr: Option<String>,
-    /// Why this node stops its workers by itself, if it does: it was cut off from the coordinator for its whole lease.
+    /// Why this node has fenced itself, if it has: it was cut off from the coordinator for its whole lease.
     fenced: Option<String>,
 }
 
 impl View {
-    /// How things stand, or why this node can no longer take part.
+    /// The present state, or the reason why this node can no longer take part.
     pub fn from_core(py: Python<'_>, view: view::View) -> PyResult<Self> {
         if let Some(error) = &view.failed {
             return Err(errors::from_join(py, error));
@@ -151,7 +151,7 @@ impl View {
     }
 }
 
-/// A node's session with the coordinator; connects in the background.
+/// A node's session with the coordinator. It connects in the background.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct Session {
     pub(crate) core: Arc<session::Session>,
@@ -172,8 +172,8 @@ impl Session {
         Ok(Self { core: Arc::new(core), options, reach: Mutex::new(reach) })
     }
 
-    /// Take part in the next round; blocks until it has completed. Gives the place, and an empty store that listens for the workers
-    /// of this round where they look for it, if this node has rank 0. ``host`` is the coordinator, if this process serves it.
+    /// Take part in the next round. Blocks until it is complete. Returns the placement and, if this node has rank 0, an empty store
+    /// that listens where the workers of this round look for it. ``host`` is the coordinator, if this process serves it.
     ///
     /// Raises ``RendezvousTimeoutError``, ``RendezvousClosedError``, ``RendezvousGracefulExitError`` (a spare that was not
     /// needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``.

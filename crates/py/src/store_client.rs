@@ -1,4 +1,4 @@
-//! `StoreClient`: the core's own client of a store.
+//! `StoreClient`: the core's client of a store.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::conf::seconds;
 use crate::errors;
 use crate::runtime::block_on;
 
-/// The core's own client of a TCP store, without torch. Keys are ``str`` (sent as UTF-8) or ``bytes``; times are seconds.
+/// The core's client of a TCP store, without torch. Keys are ``str`` (sent as UTF-8) or ``bytes``. Times are in seconds.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct StoreClient(client::StoreClient);
 
@@ -35,7 +35,7 @@ impl AsRef<[u8]> for Text {
 
 #[pymethods]
 impl StoreClient {
-    /// Connect to the store at ``host:port``, which need not be there yet.
+    /// Connect to the store at ``host:port``, which need not listen yet.
     ///
     /// ``timeout_s`` bounds connecting, and each operation that waits for keys.
     #[new]
@@ -61,7 +61,7 @@ impl StoreClient {
         run(py, self.0.add(key.as_ref(), amount))
     }
 
-    /// Replace the value if it is what was expected; return what the store then answers.
+    /// Replace the value if it is the expected one. Return the store's answer.
     fn compare_set<'py>(
         &self,
         py: Python<'py>,
@@ -83,7 +83,7 @@ impl StoreClient {
         run(py, self.0.wait_within(&keys, self.limit(timeout_s)?))
     }
 
-    /// Remove a key; whether it was there.
+    /// Remove a key. Return whether it existed.
     fn delete_key(&self, py: Python<'_>, key: Text) -> PyResult<bool> {
         run(py, self.0.delete_key(key.as_ref()))
     }
@@ -113,9 +113,9 @@ impl StoreClient {
         run(py, self.0.queue_push(key.as_ref(), value.as_ref()))
     }
 
-    /// Take the first item of a queue; if ``block``, wait for one.
+    /// Take the first item of a queue. With ``block``, wait for one.
     ///
-    /// Raises ``StoreQueueEmptyError`` if there is none, also after blocking, if another client was faster.
+    /// Raises ``StoreQueueEmptyError`` if there is none, also after blocking if another client took it first.
     #[pyo3(signature = (key, block = true))]
     fn queue_pop<'py>(&self, py: Python<'py>, key: Text, block: bool) -> PyResult<Bound<'py, PyBytes>> {
         Ok(PyBytes::new(py, &run(py, self.0.queue_pop(key.as_ref(), block))?))
@@ -126,18 +126,18 @@ impl StoreClient {
         run(py, self.0.queue_len(key.as_ref()))
     }
 
-    /// All keys, in no particular order. They are ``bytes``, since a key need not be UTF-8.
+    /// All keys, in no particular order, as ``bytes``, because a key need not be UTF-8.
     fn list_keys<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         Ok(run(py, self.0.list_keys())?.iter().map(|key| PyBytes::new(py, key)).collect())
     }
 
-    /// Wait until ``world_size`` callers have come to this key, at most ``timeout_s`` or the client's default.
+    /// Wait until ``world_size`` callers have reached this barrier, at most ``timeout_s`` or the client's default.
     #[pyo3(signature = (key, world_size, timeout_s = None))]
     fn barrier(&self, py: Python<'_>, key: Text, world_size: i64, timeout_s: Option<f64>) -> PyResult<()> {
         run(py, self.0.barrier_within(key.as_ref(), world_size, self.limit(timeout_s)?))
     }
 
-    /// Connect to the same store once more.
+    /// Open another connection to the same store.
     fn clone(&self, py: Python<'_>) -> PyResult<Self> {
         run(py, self.0.connect_again()).map(Self)
     }

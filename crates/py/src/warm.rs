@@ -1,4 +1,4 @@
-//! `Template`: warm starts, as the agent holds them; `Nest` and `Egg`: the same in the template itself.
+//! `Template`: the agent's end of a fork server. `Nest` and `Egg`: the fork server's own end, and its spawn requests.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,14 +13,14 @@ use pyo3::prelude::*;
 
 use crate::runtime::{block_on, detach, handle};
 
-/// A process that has loaded what workers load, and of which they are forked.
+/// A process that has imported the workers' modules, and from which workers are forked.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct Template(pub process::Template);
 
 #[pymethods]
 impl Template {
-    /// Start it, in the background. ``command`` is the workers' program and arguments, of which ``fixed`` are the same for every
-    /// worker; ``begin`` is put before them. ``env`` is what workers inherit, and ``what`` is what it loads, for the log.
+    /// Start it in the background. ``command`` is the workers' program and arguments, of which ``fixed`` are the same for every worker.
+    /// ``begin`` precedes the arguments. ``env`` is the environment that workers inherit. ``what`` names the modules, for the log.
     ///
     /// Raises ``ValueError`` for a command without a program.
     #[new]
@@ -49,13 +49,13 @@ impl Template {
         Ok(Self(process::Template::start(spec)))
     }
 
-    /// End it and what is left of workers that came from it, and wait until nothing of that is left.
+    /// End it, kill the workers that were forked from it, and wait until no process of them is left.
     fn end(&self, py: Python<'_>) -> PyResult<()> {
         block_on(py, self.0.end())
     }
 }
 
-/// In the template: where workers hatch.
+/// In the template: the fork server's state.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct Nest(Mutex<Option<process::Nest>>);
 
@@ -73,23 +73,23 @@ impl Nest {
         Ok(Self(Mutex::new(Some(process::Nest::new(socket)))))
     }
 
-    /// Tell the agent that everything is loaded.
+    /// Tell the agent that everything is imported.
     fn ready(&self) -> PyResult<()> {
         self.with(|nest| nest.ready())
     }
 
-    /// Tell the agent why no worker can come from here. End the process then.
+    /// Tell the agent why no worker can be forked here. The caller ends the process then.
     fn refuse(&self, reason: &str) -> PyResult<()> {
         self.with(|nest| nest.refuse(reason))
     }
 
-    /// Wait until a worker is asked for; None once the agent has let go.
+    /// Wait for the next spawn request. None once the agent has closed the socket.
     fn next_egg(&self, py: Python<'_>) -> PyResult<Option<Egg>> {
         let egg = detach(py, || self.with(process::Nest::next_egg))?;
         Ok(egg.map(|egg| Egg(Mutex::new(egg))))
     }
 
-    /// In the template, once it has forked the guard of the worker that was asked for.
+    /// In the template, after it has forked the guard of the requested worker.
     fn forked(&self, egg: &Egg, guard: i32) -> PyResult<()> {
         self.with(|nest| nest.forked(&mut egg.0.lock(), guard))
     }
@@ -103,7 +103,7 @@ impl Nest {
     }
 }
 
-/// In the template: a worker that is to be forked.
+/// In the template: a spawn request.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct Egg(Mutex<process::Egg>);
 
@@ -121,7 +121,7 @@ impl Egg {
         self.0.lock().env()
     }
 
-    /// In a child of the template: become the worker's guard. Fork the worker next.
+    /// In a child of the template: become the worker's guard. The caller forks the worker next.
     fn become_guard(&self, nest: &Nest) -> PyResult<()> {
         match nest.0.lock().take() {
             Some(nest) => Ok(self.0.lock().become_guard(nest)?),
@@ -129,7 +129,7 @@ impl Egg {
         }
     }
 
-    /// In the guard: watch over its child ``worker`` (-1: there is none) until nothing of it is left. Does not return.
+    /// In the guard: supervise its child ``worker`` (-1: there is none) until no process of it is left. Does not return.
     fn watch(&self, worker: i32) -> PyResult<()> {
         Err(self.0.lock().watch(worker).into())
     }
@@ -139,7 +139,7 @@ impl Egg {
         Ok(self.0.lock().become_worker()?)
     }
 
-    /// In the worker, once its variables are set: show them and its command to ``ps`` and others who look in ``/proc``.
+    /// In the worker, once its variables are set: make ``ps`` and ``/proc`` show them and its command.
     fn show(&self) {
         // SAFETY: Python has copied its arguments, and setting a variable copies it. What a library keeps of what `getenv` has
         // returned is text in place of other text.
