@@ -291,6 +291,19 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
+/// Over a cell a node whose join was abandoned was forgotten, and came back as a newcomer.
+#[test]
+fn a_member_whose_join_was_abandoned_comes_back_as_a_member() {
+    use Act::{Abandon, Join};
+    let mut settings = Settings::new(2, 3);
+    (settings.last_call_timeout, settings.settle_timeout) = (Duration::from_millis(500), Duration::from_millis(200));
+    let acts = [Join(3), Join(0), Join(3), Abandon(3), Join(3), Join(0)];
+    let coordinator = live(&mut OverCoordinator::new(&settings), &acts);
+    assert_eq!(coordinator, live(&mut OverCell::new(&settings), &acts));
+    let reason = coordinator.last().and_then(|known| known[3].place.as_ref()).map(|place| place.reason.as_str());
+    assert_eq!(reason, Some("all members of round 1 are back (node0 (host0:1), node3 (host3:1))"));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 

@@ -142,14 +142,8 @@ impl CellNode {
                 }
                 outcome.add(run.apply(Event::Message { node, session, message: NodeMessage::Join(join) }, now));
             }
-            NodeMessage::Withdraw => {
-                let waits = self.machine.joining.as_ref().and_then(|joining| joining.progress.clone());
-                let progress = waits.unwrap_or_else(|| run.progress(now));
-                if known {
-                    let message = NodeMessage::Leave { reason: "gave up waiting".to_owned(), signal: None };
-                    outcome.add(run.apply(Event::Message { node, session, message }, now));
-                }
-                outcome.replies.push(CoordinatorMessage::Withdrawn { progress });
+            NodeMessage::Withdraw if !known => {
+                outcome.replies.push(CoordinatorMessage::Withdrawn { progress: run.progress(now) });
             }
             NodeMessage::Leave { .. } if !known => {}
             NodeMessage::Heartbeat => {
