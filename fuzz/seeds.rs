@@ -6,9 +6,11 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use elastic_rs::rendezvous::cell::node::{CasCommand, CasNode, Liveness};
+use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode, Liveness};
 use elastic_rs::rendezvous::protocol::codec::{encode_frame, encode_preamble};
-use elastic_rs::rendezvous::protocol::message::{Failure, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Verdict};
+use elastic_rs::rendezvous::protocol::message::{
+    Failure, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Verdict,
+};
 use elastic_rs::rendezvous::protocol::settings::Settings;
 use serde_json::Value;
 
@@ -170,7 +172,7 @@ fn states() {
         .map(|node| {
             let hello = Hello::new("run", NodeId(node), format!("host{node}:1"), Settings::new(2, 3));
             let hello = Hello { local_addr: Some(format!("10.0.0.{node}")), ..hello };
-            CasNode::new(hello, Liveness::Counters, now)
+            CellNode::new(hello, Liveness::Counters, now)
         })
         .collect();
     // What a node wants, as the target reads it: to join, to look, to close, to leave after a while.
@@ -179,31 +181,34 @@ fn states() {
             write("blob", &format!("{name}-a-node-{what}"), &[&[wish], cell.as_deref().unwrap_or_default()].concat());
         }
     };
-    nodes[0].join(1, None, Duration::from_secs(600), now);
+    nodes[0].ask(|node| node.join(1, None, None, Duration::from_secs(600), now), now);
     run(&mut nodes, &mut cell, &mut now, 4);
     keep("one-waits", &cell);
-    nodes[1].join(2, Some(0), Duration::from_secs(600), now);
+    nodes[1].ask(|node| node.join(2, Some(0), None, Duration::from_secs(600), now), now);
     run(&mut nodes, &mut cell, &mut now, 200);
     keep("a-world-runs", &cell);
-    nodes[1].leave("SIGTERM", now);
+    nodes[1].ask(|node| node.leave("SIGTERM".into(), None), now);
     run(&mut nodes, &mut cell, &mut now, 10);
     keep("one-has-gone", &cell);
-    nodes[0].close(&Verdict::Failed { by: "host1".into(), cause: "exit code 1".into(), failure: None }, now);
+    nodes[0].ask(
+        |node| node.close(Verdict::Failed { by: "host1".into(), cause: "exit code 1".into(), failure: None }),
+        now,
+    );
     run(&mut nodes, &mut cell, &mut now, 10);
     keep("closed", &cell);
     write("blob", "a-pickle", b"\x20\x80\x04\x95\x10torch.distributed.elastic\x8c\x10_RendezvousState\x94.");
     write("blob", "another-version", b"\x20ELRS\x09\x00");
 }
 
-fn run(nodes: &mut [CasNode], cell: &mut Option<Vec<u8>>, now: &mut Instant, steps: u32) {
+fn run(nodes: &mut [CellNode], cell: &mut Option<Vec<u8>>, now: &mut Instant, steps: u32) {
     for _ in 0..steps {
         *now += Duration::from_millis(200);
         for node in &mut *nodes {
             node.on_tick(*now);
             while let Some(command) = node.take_command() {
                 match command {
-                    CasCommand::Read => node.on_state(cell.as_deref(), *now),
-                    CasCommand::Write(state) => {
+                    CellCommand::Read => node.on_state(cell.as_deref(), *now),
+                    CellCommand::Write(state) => {
                         *cell = Some(state);
                         node.on_written(*now);
                     }

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use elastic_rs::rendezvous::cell::blob::Blob;
-use elastic_rs::rendezvous::cell::node::{CasCommand, CasNode, Liveness};
+use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode, Liveness};
 use elastic_rs::rendezvous::protocol::message::{Hello, NodeId, Verdict};
 use elastic_rs::rendezvous::protocol::settings::Settings;
 use libfuzzer_sys::fuzz_target;
@@ -25,18 +25,18 @@ fuzz_target!(|input: &[u8]| {
     let mut now = *START;
     let hello = Hello::new("run", NodeId(u128::from(wish & 3)), "host0:1", Settings::new(1, 3));
     let hello = Hello { local_addr: Some("a".to_owned()), ..hello };
-    let mut node = CasNode::new(hello, Liveness::Counters, now);
+    let mut node = CellNode::new(hello, Liveness::Counters, now);
     match wish >> 4 & 3 {
         0 => node.look(now),
-        1 => node.close(&Verdict::Succeeded { by: "host0".to_owned() }, now),
-        _ => node.join(1, None, Duration::from_secs(30), now),
+        1 => node.ask(|node| node.close(Verdict::Succeeded { by: "host0".to_owned() }), now),
+        _ => node.ask(|node| node.join(1, None, None, Duration::from_secs(30), now), now),
     }
     let mut cell = Some(bytes.to_vec());
     for step in 0..STEPS {
         node.on_tick(now);
         match node.take_command() {
-            Some(CasCommand::Read) => node.on_state(cell.as_deref(), now),
-            Some(CasCommand::Write(state)) => {
+            Some(CellCommand::Read) => node.on_state(cell.as_deref(), now),
+            Some(CellCommand::Write(state)) => {
                 assert!(Blob::decode(&state).is_ok(), "a node writes what is no state");
                 // Another was first, now and then.
                 if wish & 8 > 0 && step % 5 == 0 {
@@ -52,7 +52,7 @@ fuzz_target!(|input: &[u8]| {
             }
         }
         if step == STEPS / 2 && wish & 4 > 0 {
-            node.leave("the fuzzer ends it", now);
+            node.ask(|node| node.leave("the fuzzer ends it".to_owned(), None), now);
         }
         let (_, _) = (node.take_outcome(), node.take_notes());
         assert!(node.view().waiting == 0 || !node.view().reason.is_empty(), "interrupted without a reason");

@@ -8,6 +8,7 @@ use crate::bench::{Bench, failure, hello, join};
 use elastic_rs::rendezvous::coordinator::machine::{DESERTED_RUNS, VACANT_RUNS};
 use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
 use elastic_rs::rendezvous::node::machine::NodeMachine;
+use elastic_rs::rendezvous::protocol::capability::Capabilities;
 use elastic_rs::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Placed, Round};
 use elastic_rs::rendezvous::protocol::settings::{LONGEST_GRACE, LONGEST_LEASE, LONGEST_WAIT, Settings};
 
@@ -358,7 +359,10 @@ fn the_lease_of_the_run_is_every_nodes() {
     let mut node = NodeMachine::new(hello(2, &slow), "coordinator:1".into(), 300 * SECOND, bench.now);
     node.on_tick(bench.now);
     node.on_connected(bench.now);
-    node.on_message(CoordinatorMessage::Welcome { addr: "10.0.0.2".into(), hosted: false }, bench.now);
+    node.on_message(
+        CoordinatorMessage::Welcome { addr: "10.0.0.2".into(), hosted: false, capabilities: Capabilities::default() },
+        bench.now,
+    );
     node.on_message(terms, bench.now);
     assert_eq!(node.next_deadline(), Some(bench.now + 5 * SECOND), "it shows so often that it lives");
 }

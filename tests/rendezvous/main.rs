@@ -9,6 +9,7 @@ mod decisions;
 mod hostile;
 mod machine;
 mod node;
+mod releases;
 mod same_decisions;
 mod session;
 mod texts;

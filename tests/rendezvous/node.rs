@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use elastic_rs::rendezvous::node::machine::{JoinError, NodeCommand, NodeMachine};
 use elastic_rs::rendezvous::node::report::Reporter;
+use elastic_rs::rendezvous::protocol::capability::Capabilities;
 use elastic_rs::rendezvous::protocol::message::{
     CoordinatorMessage, Hello, NodeId, NodeMessage, Placement, Round, Verdict, Waits,
 };
@@ -21,7 +22,7 @@ fn seconds(number: u64) -> Duration {
 }
 
 fn welcome() -> CoordinatorMessage {
-    CoordinatorMessage::Welcome { addr: "10.0.0.7".into(), hosted: false }
+    CoordinatorMessage::Welcome { addr: "10.0.0.7".into(), hosted: false, capabilities: Capabilities::default() }
 }
 
 fn place(round: u64) -> CoordinatorMessage {
@@ -137,7 +138,10 @@ fn a_worker_store_is_opened_for_the_address_that_others_are_told() {
     node.on_disconnected("reset".into(), false, now);
     let at = connects_at(&mut node);
     node.on_connected(at);
-    node.on_message(CoordinatorMessage::Welcome { addr: "10.0.0.8".into(), hosted: false }, at);
+    node.on_message(
+        CoordinatorMessage::Welcome { addr: "10.0.0.8".into(), hosted: false, capabilities: Capabilities::default() },
+        at,
+    );
     assert_eq!(joins_with(&mut node), None);
     assert_eq!(node.wanted_store().as_deref(), Some("10.0.0.8"));
     node.on_store_opened("10.0.0.8".into(), 29_500);

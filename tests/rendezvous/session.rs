@@ -10,7 +10,7 @@ use elastic_rs::rendezvous::node::machine::{JoinError, View};
 use elastic_rs::rendezvous::node::session::Session;
 use elastic_rs::rendezvous::protocol::codec;
 use elastic_rs::rendezvous::protocol::message::{
-    CoordinatorMessage, Failure, Hello, MAGIC, NodeId, Placement, Round, Verdict,
+    CoordinatorMessage, Failure, Hello, MAGIC, NodeId, PROTOCOL_VERSION, Placement, Round, Verdict,
 };
 use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::store::client::{ClientOptions, StoreClient};
@@ -322,7 +322,7 @@ async fn a_session_of_another_version_is_told_both_versions() {
     let mut answer = BytesMut::new();
     while stream.read_buf(&mut answer).await.unwrap() > 0 {}
     let message = codec::decode_frame::<CoordinatorMessage>(&mut answer).unwrap();
-    let reason = "rendezvous protocol version 9 is not spoken here, only version 1".to_owned();
+    let reason = "rendezvous protocol version 9 is not spoken here, only version 2: install one release of elastic_rs on every node".to_owned();
     assert_eq!(message, Some(CoordinatorMessage::Rejected { reason }));
 }
 
@@ -330,7 +330,7 @@ async fn a_session_of_another_version_is_told_both_versions() {
 async fn a_giant_frame_ends_its_own_connection_only() {
     let coordinator = Coordinator::start().await;
     let mut rogue = TcpStream::connect(coordinator.address).await.unwrap();
-    rogue.write_all(&[MAGIC, &[1, 0, 0xff, 0xff, 0xff, 0x7f]].concat()).await.unwrap();
+    rogue.write_all(&[MAGIC, &PROTOCOL_VERSION.to_le_bytes(), &[0xff, 0xff, 0xff, 0x7f]].concat()).await.unwrap();
     let session = coordinator.session(1, Settings::new(1, 1));
     assert_eq!(session.join(1, None, None, PATIENCE).await.unwrap().world_size, 1);
     let mut rest = Vec::new();
@@ -347,7 +347,7 @@ fn half_a_greeting_costs_its_own_connection_and_disturbs_neither_sessions_nor_st
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
         let address: SocketAddr = format!("127.0.0.1:{}", host.port()).parse().unwrap();
-        let frame = [MAGIC, &1u16.to_le_bytes(), &100u32.to_le_bytes(), &[7; 50]].concat();
+        let frame = [MAGIC, &PROTOCOL_VERSION.to_le_bytes(), &100u32.to_le_bytes(), &[7; 50]].concat();
         let mut open = Vec::new();
         // Every beginning of magic, version, a frame's length and half its body; then silence.
         for end in 0..frame.len() {

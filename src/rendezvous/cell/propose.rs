@@ -7,6 +7,7 @@ use super::node::{CellNode, Liveness};
 use crate::rendezvous::decider::durable::MY_SESSION;
 use crate::rendezvous::decider::event::{Effect, Event, Reach};
 use crate::rendezvous::decider::run::Run;
+use crate::rendezvous::protocol::capability::Capabilities;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage};
 
 /// A state to be written.
@@ -124,7 +125,11 @@ impl CellNode {
             // A node that was given up, or has not asked for anything yet, is taken in when it asks for a place.
             NodeMessage::Hello(said) => {
                 let addr = said.local_addr.clone().unwrap_or_default();
-                outcome.replies.push(CoordinatorMessage::Welcome { addr, hosted: false });
+                outcome.replies.push(CoordinatorMessage::Welcome {
+                    addr,
+                    hosted: false,
+                    capabilities: Capabilities::default(),
+                });
                 outcome.replies.extend(self.catch_up(run));
             }
             NodeMessage::Join(join) => {

@@ -10,6 +10,7 @@ use super::event::{Effect, Home, Reach, SessionId};
 use super::node::{Node, Status};
 use super::recovery::LARGEST_ROUND;
 use super::run::Run;
+use crate::rendezvous::protocol::capability::Capabilities;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, Placed};
 use crate::rendezvous::protocol::settings::Settings;
 
@@ -88,7 +89,14 @@ impl Run {
     fn welcome(&mut self, hello: &Hello, session: SessionId) {
         let Some(node) = self.roster.get(hello.node) else { return };
         let (addr, active, spare) = (node.addr(), node.status == Status::Active, self.is_spare(node));
-        self.send(session, CoordinatorMessage::Welcome { addr, hosted: self.is_host(hello.node) });
+        self.send(
+            session,
+            CoordinatorMessage::Welcome {
+                addr,
+                hosted: self.is_host(hello.node),
+                capabilities: Capabilities::default(),
+            },
+        );
         if self.is_bound() && differ(&self.settings, &hello.settings) {
             self.send(session, terms(&self.settings));
         }

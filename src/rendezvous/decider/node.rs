@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::event::{Ends, Reach, SessionId};
+use crate::rendezvous::protocol::capability::Capabilities;
 use crate::rendezvous::protocol::message::{Hello, Join, Round};
 use crate::rendezvous::protocol::settings::{LAST_LOOK, Settings};
 
@@ -52,6 +53,8 @@ pub(in crate::rendezvous) struct Node {
     pub ends: Option<Ends>,
     /// Drawn by its process.
     pub process: u64,
+    /// What it understands beyond this version's messages.
+    pub capabilities: Capabilities,
     /// Rank the user gave it.
     pub node_rank: Option<u32>,
     /// What it asked for. What holds for it is the run's, once the run has nodes that take part.
@@ -85,6 +88,7 @@ impl Node {
             local_addr: hello.local_addr.clone(),
             ends,
             process: hello.process,
+            capabilities: hello.capabilities.clone(),
             node_rank: hello.node_rank,
             asked: hello.settings.clone(),
             lease: hello.settings.lease(),

@@ -385,6 +385,11 @@ impl Run {
         self.roster.is_empty()
     }
 
+    /// Whether a node has named this capability.
+    pub fn node_has(&self, node: NodeId, capability: &str) -> bool {
+        self.roster.get(node).is_some_and(|node| node.capabilities.has(capability))
+    }
+
     /// How many nodes are connected.
     pub fn connected(&self) -> usize {
         self.roster.counts().connected

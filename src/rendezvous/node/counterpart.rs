@@ -64,6 +64,7 @@ impl NodeMachine {
     }
 
     /// Why nothing has come back yet.
+    #[cfg(feature = "io")]
     pub(super) fn why_unanswered(&self) -> String {
         match self.view.out_of_reach_since {
             Some(_) => self.last_error.clone(),

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::counterpart::Counterpart;
 use super::pending::{Joining, Link, Report, Store, WITHDRAW_GRACE, back_off};
+use crate::rendezvous::protocol::capability::Capabilities;
 use crate::rendezvous::protocol::message::{
     CoordinatorMessage, Failure, Hello, Join, JoinWorkers, NodeMessage, Placement, Round, Verdict,
 };
@@ -39,6 +40,8 @@ pub struct NodeMachine {
     pub(super) closing: Option<Verdict>,
     pub(in crate::rendezvous) view: View,
     pub(in crate::rendezvous) left: bool,
+    /// What the coordinator understands beyond this version's messages, as it has said.
+    capabilities: Capabilities,
     /// The coordinator is in this process, as it has said: see [`super::fence`].
     pub(in crate::rendezvous) hosted: bool,
     /// The lease has ended; one last look before the workers are stopped.
@@ -84,6 +87,7 @@ impl NodeMachine {
             closing: None,
             view: View { out_of_reach_since: Some(now), ..View::default() },
             left: false,
+            capabilities: Capabilities::of([""; 0]),
             hosted: false,
             suspect: false,
             withdrawing: false,
@@ -315,7 +319,10 @@ impl NodeMachine {
         match tidy_message(message) {
             CoordinatorMessage::Rejected { reason } => self.fail(JoinError::Rejected(reason)),
             CoordinatorMessage::Ended { reason } => self.fail(JoinError::Rejected(reason)),
-            CoordinatorMessage::Welcome { addr, hosted } => self.on_welcome(addr, hosted),
+            CoordinatorMessage::Welcome { addr, hosted, capabilities } => {
+                self.capabilities = capabilities;
+                self.on_welcome(addr, hosted);
+            }
             CoordinatorMessage::Leaving { why, interrupts } => self.on_leaving(why, interrupts, now),
             CoordinatorMessage::Status { waiting, reason, restart, failure } => {
                 self.on_status(waiting, reason, restart, failure);
@@ -419,6 +426,11 @@ impl NodeMachine {
     /// Whether the node has said goodbye: once its commands are performed, nothing is left to do.
     pub fn has_left(&self) -> bool {
         self.left
+    }
+
+    /// Whether the coordinator has named this capability.
+    pub fn coordinator_has(&self, capability: &str) -> bool {
+        self.capabilities.has(capability)
     }
 
     /// Of which job.

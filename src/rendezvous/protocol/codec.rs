@@ -16,7 +16,9 @@ pub enum CodecError {
     #[error("not a rendezvous session: first bytes `{0}`")]
     Foreign(String),
     /// The other end speaks another version.
-    #[error("rendezvous protocol version {theirs} is not spoken here, only version {ours}")]
+    #[error(
+        "rendezvous protocol version {theirs} is not spoken here, only version {ours}: install one release of elastic_rs on every node"
+    )]
     Version {
         /// The peer's version.
         theirs: u16,
@@ -146,7 +148,10 @@ mod tests {
     fn a_preamble_of_another_version_names_both() {
         let mut buffer = BytesMut::from(&b"ELRZ\x09\x00"[..]);
         let text = decode_preamble(&mut buffer).unwrap_err().to_string();
-        assert_eq!(text, "rendezvous protocol version 9 is not spoken here, only version 1");
+        assert_eq!(
+            text,
+            "rendezvous protocol version 9 is not spoken here, only version 2: install one release of elastic_rs on every node"
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The messages between a node and the coordinator, version 1. Serialised with postcard ([`super::codec`]).
+//! The messages between a node and the coordinator, version 2. Serialised with postcard ([`super::codec`]).
 //!
 //! A connection opens with [`MAGIC`] and [`PROTOCOL_VERSION`], then carries frames. The node's first frame is
 //! [`NodeMessage::Hello`]; the coordinator answers with [`CoordinatorMessage::Welcome`] or [`CoordinatorMessage::Rejected`].
@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::capability::Capabilities;
 use super::settings::Settings;
 use super::text::tidy;
 
@@ -15,7 +16,7 @@ use super::text::tidy;
 pub const MAGIC: &[u8] = b"ELRZ";
 
 /// Follows [`MAGIC`], as `u16` little-endian. Both ends must have the same.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 
 /// An agent's identity, drawn at random when its handler is made. It survives reconnects, but not restarts of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -96,6 +97,8 @@ pub struct Hello {
     pub joining: bool,
     /// The node's own process hosts a coordinator. A coordinator believes this only of its own process.
     pub hosts: bool,
+    /// What the node understands beyond this version's messages.
+    pub capabilities: Capabilities,
 }
 
 impl Hello {
@@ -113,6 +116,7 @@ impl Hello {
             placed: None,
             joining: false,
             hosts: false,
+            capabilities: Capabilities::default(),
         }
     }
 }
@@ -282,6 +286,8 @@ pub enum CoordinatorMessage {
         addr: String,
         /// The node is in the coordinator's own process.
         hosted: bool,
+        /// What the coordinator understands beyond this version's messages.
+        capabilities: Capabilities,
     },
     /// The state of the world, pushed to running members when it changes.
     Status {

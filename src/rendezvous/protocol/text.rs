@@ -23,6 +23,7 @@ impl Hello {
         check("name", &self.name, NAME_LIMIT_BYTES)?;
         check("address", self.local_addr.as_deref().unwrap_or_default(), NAME_LIMIT_BYTES)?;
         self.settings.validate()?;
+        self.capabilities.validate()?;
         self.placed.map_or(Ok(()), |placed| placed.validate(&self.settings))
     }
 }
@@ -131,7 +132,9 @@ pub(in crate::rendezvous) fn tidy_message(message: CoordinatorMessage) -> Coordi
     match message {
         Rejected { reason } => Rejected { reason: plain(&reason) },
         Ended { reason } => Ended { reason: plain(&reason) },
-        Welcome { addr, hosted } => Welcome { addr: plain(&addr), hosted },
+        Welcome { addr, hosted, capabilities } => {
+            Welcome { addr: plain(&addr), hosted, capabilities: capabilities.tidied() }
+        }
         Leaving { why, interrupts } => Leaving { why: plain(&why), interrupts },
         Withdrawn { progress } => Withdrawn { progress: plain(&progress) },
         Status { waiting, reason, restart, failure } => {

@@ -1,0 +1,86 @@
+//! What a peer understands beyond the messages of this protocol's version.
+//!
+//! Each end names its capabilities when it introduces itself: a node in its [`Hello`](super::message::Hello), the coordinator in its
+//! [`Welcome`](super::message::CoordinatorMessage::Welcome). A later release appends variants to the messages, and sends them only to
+//! a peer that has named the capability. So nodes of two releases form a job at one coordinator, and
+//! [`PROTOCOL_VERSION`](super::message::PROTOCOL_VERSION) stays.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+/// The capabilities of this release. None yet: the messages of version 2 are all there are.
+const OURS: [&str; 0] = [];
+
+/// Most capabilities that a peer may name.
+const MOST: usize = 64;
+/// Longest name of a capability, in bytes.
+const NAME_LIMIT_BYTES: usize = 32;
+
+/// Names of what a peer understands. Names that this release does not know have no effect.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capabilities(BTreeSet<String>);
+
+impl Default for Capabilities {
+    /// Those of this release.
+    fn default() -> Self {
+        Self::of(OURS)
+    }
+}
+
+impl Capabilities {
+    /// These.
+    pub fn of<N: Into<String>>(names: impl IntoIterator<Item = N>) -> Self {
+        Self(names.into_iter().map(Into::into).collect())
+    }
+
+    /// Whether the peer has named this one.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.contains(name)
+    }
+
+    /// Check what a peer has named.
+    ///
+    /// # Errors
+    /// A sentence naming what is not allowed, and what is.
+    pub fn validate(&self) -> Result<(), String> {
+        if self.0.len() > MOST {
+            return Err(format!("{} capabilities are named, at most {MOST} may be", self.0.len()));
+        }
+        match self.0.iter().find(|name| !is_name(name)) {
+            Some(name) => Err(format!(
+                "the capability `{}` is not a name of 1 to {NAME_LIMIT_BYTES} letters a-z, digits, `_` or `-`",
+                name.escape_default()
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Those that can be names of capabilities, up to the limit.
+    pub(in crate::rendezvous) fn tidied(self) -> Self {
+        Self(self.0.into_iter().filter(|name| is_name(name)).take(MOST).collect())
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'_' | b'-');
+    (1..=NAME_LIMIT_BYTES).contains(&name.len()) && name.bytes().all(allowed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_short_and_few() {
+        assert_eq!(Capabilities::of(["in_place", "hosts-2"]).validate(), Ok(()));
+        for wrong in ["", "Upper", "with space", "\u{1b}[2J", &"x".repeat(33)] {
+            let error = Capabilities::of([wrong]).validate().unwrap_err();
+            assert!(error.contains("is not a name of 1 to 32 letters"), "{error}");
+            assert_eq!(Capabilities::of([wrong, "fine"]).tidied(), Capabilities::of(["fine"]));
+        }
+        let many = Capabilities::of((0..65).map(|number| format!("n{number}")));
+        assert_eq!(many.validate(), Err("65 capabilities are named, at most 64 may be".to_owned()));
+        assert_eq!(many.tidied().0.len(), 64);
+    }
+}
