@@ -16,11 +16,11 @@ use super::protocol::settings::{self, OnPartition, Settings};
 /// A key of `--rdzv-conf`.
 #[derive(Debug)]
 pub struct Key {
-    /// As the user writes it.
+    /// The key, as users write it.
     pub name: &'static str,
     /// What it does, in a sentence.
     pub help: &'static str,
-    /// What it may be.
+    /// The allowed values.
     pub allowed: Allowed,
     get: fn(&Conf) -> Value,
     put: fn(&mut Conf, Value) -> bool,
@@ -107,7 +107,7 @@ keys! {
     restart_budget: RestartBudget = RestartBudget::Job, Allowed::OneOf(&["job", "node"]);
 }
 
-/// PyTorch's keys that have nothing to act on here: checked, then dropped.
+/// PyTorch's keys without an effect here: they are checked and then dropped.
 pub static WITHOUT_EFFECT: &[(&str, Allowed)] = &[
     ("heartbeat", Allowed::ABOVE_ZERO), // what PyTorch's documentation calls the next one
     ("heartbeat_timeout", Allowed::ABOVE_ZERO),
@@ -115,10 +115,10 @@ pub static WITHOUT_EFFECT: &[(&str, Allowed)] = &[
     ("store_type", Allowed::Only("tcp", "this backend has its own store")),
 ];
 
-/// PyTorch's general name of a time limit, taken for `join_timeout` unless that is given too.
+/// PyTorch's general time limit. It is taken for `join_timeout` unless that is given too.
 pub const ALIAS: &str = "timeout";
 
-/// Which agent runs the workers under `torchrun`.
+/// The agent that runs the workers under `torchrun`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Agent {
     /// Ours.
@@ -136,12 +136,12 @@ pub enum RestartBudget {
     Node,
 }
 
-/// Why a configuration is refused.
+/// Why a configuration is invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConfError {
-    /// There is no such key.
+    /// The key is unknown.
     Unknown(String),
-    /// A value is not allowed; a sentence with the key, the value and what is allowed.
+    /// A value is not allowed. With a sentence that names the key, the value and what is allowed.
     Refused(String),
 }
 
@@ -157,10 +157,10 @@ impl fmt::Display for ConfError {
 impl std::error::Error for ConfError {}
 
 impl Conf {
-    /// Check what the user gave, in the user's order.
+    /// Check the user's entries, in their order.
     ///
     /// # Errors
-    /// [`ConfError`] of the first entry that is wrong, or of the lease.
+    /// [`ConfError`] of the first invalid entry, or of the lease.
     pub fn read<'a>(entries: impl IntoIterator<Item = (&'a str, Given<'a>)>) -> Result<Self, ConfError> {
         let (mut conf, mut join_timeout, mut alias) = (Self::default(), None, None);
         for (name, given) in entries {
@@ -193,7 +193,7 @@ impl Conf {
     /// Replace one value. Its range is not checked.
     ///
     /// # Errors
-    /// There is no such key, or the value is of another kind.
+    /// The key is unknown, or the value has another type.
     pub fn set(&mut self, name: &str, value: Value) -> Result<(), String> {
         let key = KEYS.iter().find(|key| key.name == name).ok_or_else(|| format!("there is no setting `{name}`"))?;
         if (key.put)(self, value) { Ok(()) } else { Err(format!("`{name}` is of another kind than {value:?}")) }

@@ -1,4 +1,4 @@
-//! What a key may be: checked in what the user gave, and said in words.
+//! The allowed values of a key: checking them, and describing them in words.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,21 +6,21 @@ use std::time::Duration;
 use super::{Agent, RestartBudget, Setting};
 use crate::rendezvous::protocol::settings::OnPartition;
 
-/// What the user gave for a key.
+/// The user's value for a key.
 #[derive(Clone, Copy, Debug)]
 pub struct Given<'a> {
-    /// As it is shown.
+    /// The text for messages.
     pub shown: &'a str,
-    /// As a number; NaN if it is none.
+    /// The number; NaN if it is none.
     pub number: f64,
-    /// As a whole number, if it is one.
+    /// The whole number, if it is one.
     pub whole: Option<i64>,
 }
 
 /// A key's value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Value {
-    /// Not given, and there is no default.
+    /// Not given, and without a default.
     Nothing,
     /// A time.
     Seconds(Duration),
@@ -45,28 +45,28 @@ impl fmt::Display for Value {
     }
 }
 
-/// The least time that is allowed.
+/// The lower bound of a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Least {
-    /// Any time, but not none.
+    /// Above zero.
     AboveZero,
-    /// This time.
+    /// This time or more.
     Is(Duration),
 }
 
 impl Least {
-    /// No time at all.
+    /// Zero or more.
     pub const ZERO: Self = Self::Is(Duration::ZERO);
 }
 
-/// What a key may be.
+/// The allowed values of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allowed {
     /// A time, in seconds.
     Seconds {
-        /// The least.
+        /// The lower bound.
         least: Least,
-        /// The most; [`TEN_YEARS`] is not spoken of.
+        /// The upper bound. [`TEN_YEARS`] is not mentioned in messages.
         most: Duration,
     },
     /// A whole number from the first to the second.
@@ -75,11 +75,11 @@ pub enum Allowed {
     Truth,
     /// One of two words.
     OneOf(&'static [&'static str; 2]),
-    /// One word, and why no other.
+    /// One word, and the reason why no other is allowed.
     Only(&'static str, &'static str),
 }
 
-/// The longest time that anything may take.
+/// The longest time of any setting.
 const TEN_YEARS: Duration = Duration::from_secs(315_360_000);
 
 const YES: [&str; 5] = ["1", "true", "t", "yes", "y"];
@@ -96,7 +96,7 @@ impl Allowed {
         Self::Seconds { least, most }
     }
 
-    /// Check what the user gave for the key `name`.
+    /// Check the user's value for the key `name`.
     ///
     /// # Errors
     /// A sentence with the key, the value and what is allowed.
@@ -108,7 +108,7 @@ impl Allowed {
                     Least::AboveZero => given.number > 0.0,
                     Least::Is(least) => given.number >= least.as_secs_f64(),
                 };
-                // No comparison holds for what is not a number.
+                // No comparison holds for NaN.
                 let time = (enough && given.number <= most.as_secs_f64())
                     .then(|| Duration::try_from_secs_f64(given.number).ok());
                 time.flatten().map(Value::Seconds)
@@ -130,7 +130,7 @@ impl Allowed {
     }
 }
 
-/// What follows "must be".
+/// The words after "must be".
 impl fmt::Display for Allowed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,8 +1,8 @@
-//! Drives [`Machine`]: reads what nodes send, asks the machine, writes what it says.
+//! Drives [`Machine`]: reads messages of nodes, passes them to the machine, and writes its messages.
 //!
-//! One task owns the machine; each connection has a task that reads and one that writes. The task that owns the machine never
-//! waits for a connection: what a node does not read is queued up to a bound, beyond which its session ends.
-//! Where connections come from is the caller's ([`Incoming`]): they share the store's port.
+//! One task owns the machine. Each connection has a task that reads and one that writes. The task that owns the machine never
+//! waits for a connection: messages that a node does not read are queued up to a bound, beyond which its session ends. The caller
+//! passes the connections ([`Incoming`]), which share the store's port.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -25,35 +25,35 @@ use crate::rendezvous::protocol::codec::{self, CodecError};
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage};
 use crate::wait::until;
 
-/// A connection whose first bytes said that it is a session's.
+/// A connection that has begun as a session.
 #[derive(Debug)]
 pub struct Incoming {
     /// The connection.
     pub stream: TcpStream,
-    /// What has been read from it, [`crate::rendezvous::protocol::message::MAGIC`] included.
+    /// The bytes read so far, including [`crate::rendezvous::protocol::message::MAGIC`].
     pub first_bytes: BytesMut,
     /// The node's end.
     pub peer: SocketAddr,
     /// Our end.
     pub local: SocketAddr,
-    /// Dropped when the connection is closed, so that whoever accepted it can count those that are open.
+    /// Dropped when the connection is closed, so that the acceptor can count the open ones.
     pub kept: Box<dyn Debug + Send>,
 }
 
-/// How many messages may wait for a node that does not read. In normal running there are two or three per round.
+/// Messages that may wait for a node that does not read. Normally there are two or three per round.
 const UNREAD_LIMIT: usize = 64;
-/// How long what was sent to an ended session is given to leave.
+/// Time for the last messages of an ended session to be written.
 const FAREWELL: Duration = Duration::from_secs(5);
-/// How long what was sent is given to leave at this coordinator's end.
+/// Time for the last messages to be written when the coordinator ends.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// How long a single message may take to leave while the session lives. A slow node may take its time.
+/// Time for a single message to be written while the session lives. A slow node may take long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How many decisions on a run are written in a log period: far more than a job has that restarts every few seconds.
+/// Decisions of a run that are logged in a log period: far more than a job has that restarts every few seconds.
 const RECORDS_PER_RUN: u64 = 200;
-/// As many more for each node of the run.
+/// The additional number for each node of the run.
 const RECORDS_PER_NODE: u64 = 10;
-/// How many decisions are written in a log period on all runs together: whoever reaches the port can open runs.
+/// Decisions of all runs together that are logged in a log period: anybody who reaches the port can open runs.
 const RECORDS_OF_ALL_RUNS: u64 = 10_000;
 
 enum Event {
@@ -62,12 +62,12 @@ enum Event {
     Gone { session: SessionId },
 }
 
-/// Serve sessions until `incoming` is closed. `sessions` always tells how many are connected.
+/// Serve sessions until `incoming` is closed. `sessions` always has the number of connected ones.
 ///
-/// A connection that has not said Hello after `hello_timeout` is closed. Sessions that are refused or ended for what they
-/// said, and the decisions on each run, are logged one by one up to a bound in each `log_period`, then counted.
+/// A connection without a `Hello` after `hello_timeout` is closed. Refused sessions, sessions that are ended for their messages,
+/// and decisions are logged one by one up to a bound in each `log_period`, and then counted.
 ///
-/// What was said to nodes is written before this returns, or has had [`LAST_WORDS`] to leave: the process may end then.
+/// Messages to nodes are written before this returns, or have had [`LAST_WORDS`] for it: the process may end then.
 pub async fn run(
     mut machine: Machine,
     mut incoming: mpsc::UnboundedReceiver<Incoming>,
@@ -82,11 +82,11 @@ pub async fn run(
     let mut writers: HashMap<SessionId, mpsc::Sender<BytesMut>> = HashMap::new();
     let (events_in, mut events) = mpsc::channel(1024);
     let mut next_session = 0;
-    // Each writing task holds a sender, and drops it when it has written all.
+    // Each writing task holds a sender, and drops it when it has written everything.
     let (writing, mut written) = mpsc::channel::<()>(1);
     loop {
         tokio::select! {
-            // What has arrived is heard before anybody is judged for silence.
+            // Messages that have arrived are handled before any node is dropped for silence.
             biased;
             connection = incoming.recv() => match connection {
                 Some(connection) => {
@@ -136,7 +136,7 @@ fn perform(machine: &mut Machine, writers: &mut HashMap<SessionId, mpsc::Sender<
                 let mut frame = BytesMut::new();
                 codec::encode_frame(&message, &mut frame);
                 if writer.try_send(frame).is_err() {
-                    // Its connection is closed with the writer; the machine hears of it as of any lost connection.
+                    // The writer closes the connection. The machine gets that as the end of any other connection.
                     if log.admits("not_reading") {
                         tracing::warn!(session = session.0, "a node does not read what it is sent: its session ends");
                     }

@@ -1,10 +1,10 @@
-//! All runs of one coordinator: which session belongs to which node of which run, and when to look at each run.
+//! The registry of a coordinator's runs: which session belongs to which node of which run, and when to look at each run.
 //!
-//! Pure: no sockets, no clock. [`Machine`]'s `on_*` methods take what happened and `now`; [`Machine::take_commands`] gives what
-//! to do about it; [`Machine::next_deadline`] says when to call [`Machine::on_tick`] at the latest (earlier is harmless). What
-//! becomes of a run is [`Run::apply`]'s to decide.
+//! Pure: no sockets, no clock. [`Machine`]'s `on_*` methods take an event and `now`. [`Machine::take_commands`] returns what to do.
+//! [`Machine::next_deadline`] says when to call [`Machine::on_tick`] at the latest (earlier is harmless). [`Run::apply`] decides
+//! about a run.
 //!
-//! A coordinator that finds its own tick late was stalled, and renews every lease before it judges.
+//! A coordinator that finds its own tick late was stalled. It renews every lease before it drops a node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -14,39 +14,39 @@ use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, NodeMessage};
 use crate::rendezvous::protocol::settings::STALL;
 
-/// What the driver is to do.
+/// A command to the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Send a message.
     Send {
-        /// To whom.
+        /// The session.
         session: SessionId,
-        /// What.
+        /// The message.
         message: CoordinatorMessage,
     },
     /// Close the connection once everything sent to it has left.
     End {
-        /// Whose.
+        /// The session.
         session: SessionId,
     },
-    /// Tell the operator what was decided, and why.
+    /// Log a decision and its reason.
     Note {
-        /// Which run.
+        /// The run's id.
         run_id: String,
-        /// In words.
+        /// The text.
         text: String,
     },
 }
 
-/// A run, and what the registry keeps of it.
+/// A run and its entries in the registry's indexes.
 #[derive(Clone, Debug)]
 struct Entry {
     run: Run,
-    /// Under which time the run is in [`Machine::due`].
+    /// Its time in [`Machine::due`].
     due: Option<Instant>,
-    /// Since when it has had nodes, and no connection: its time in [`Machine::deserted`].
+    /// Since when it has nodes but no connection: its time in [`Machine::deserted`].
     deserted: Option<Instant>,
-    /// Since when nobody has been in it.
+    /// Since when it has no nodes.
     vacant_since: Option<Instant>,
 }
 
@@ -65,33 +65,33 @@ struct Leaving {
 pub struct Machine {
     runs: BTreeMap<String, Entry>,
     sessions: BTreeMap<SessionId, (String, NodeId)>,
-    /// Runs that nobody is in any more: no event costs more because there are many.
+    /// Runs without nodes. The cost of an event does not depend on their number.
     remembered: BTreeMap<String, Entry>,
-    /// Since when nobody has been in them.
+    /// Runs without nodes, by the time since when.
     vacant: BTreeSet<(Instant, String)>,
-    /// When to look at each run, the earliest first: no event costs more because there are many runs.
+    /// When to look at each run, the earliest first. The cost of an event does not depend on their number.
     due: BTreeSet<(Instant, String)>,
-    /// Runs that have nodes and no connection: since when.
+    /// Runs with nodes but without a connection, by the time since when.
     deserted: BTreeSet<(Instant, String)>,
     commands: Vec<Command>,
-    /// The process that this coordinator is in, if it is known.
+    /// This coordinator's process, if it is known.
     home: Option<Home>,
-    /// That process ends.
+    /// Set once that process ends.
     leaving: Option<Leaving>,
 }
 
-/// How long a run is remembered that nobody is in any more: a node that comes late still learns how the job ended, and one
-/// that returns finds the number of its round. Longer than any node does without its coordinator by default
-/// (`coordinator_timeout`, 300 s).
+/// How long a run without nodes is remembered. A node that comes late still learns how the job ended, and one that returns finds the
+/// number of its round. Longer than any node goes on without its coordinator by default (`coordinator_timeout`, 300 s).
+/// `docs/decisions/0025-an-empty-run-is-remembered-for-an-hour.md` has the alternatives.
 pub const VACANT_FOR: Duration = Duration::from_secs(3600);
-/// How many such runs are remembered, the last ones: strangers may leave behind as many as they like.
+/// Number of such runs that are remembered, the most recent ones: strangers can leave any number behind.
 pub const VACANT_RUNS: usize = 1000;
-/// How many runs may wait for nodes whose connections have all ended, the last ones. The nodes of older ones are given up before their
-/// grace is over: strangers may leave behind as many as they like.
+/// Number of runs that may wait for nodes whose connections have all ended. The nodes of the oldest ones are given up before their
+/// grace is over: strangers can leave any number behind.
 pub const DESERTED_RUNS: usize = 4000;
 
 impl Machine {
-    /// A coordinator that has heard of nobody.
+    /// A coordinator without runs.
     pub fn new() -> Self {
         Self::default()
     }
@@ -125,7 +125,7 @@ impl Machine {
         self.apply(&run_id, Event::Hello { hello: Box::new(hello), session, reach, home }, now);
     }
 
-    /// A node said something.
+    /// A message of a node has arrived.
     pub fn on_message(&mut self, session: SessionId, message: NodeMessage, now: Instant) {
         self.advance(now);
         if let Some((run_id, node)) = self.sessions.get(&session).cloned() {
@@ -133,7 +133,7 @@ impl Machine {
         }
     }
 
-    /// A connection ended, for whatever reason. Connections that never said Hello may be reported too.
+    /// A connection ended, for whatever reason. Connections without a `Hello` may be reported too.
     pub fn on_disconnected(&mut self, session: SessionId, now: Instant) {
         self.advance(now);
         if let Some((run_id, node)) = self.sessions.remove(&session) {
@@ -160,22 +160,22 @@ impl Machine {
         std::mem::take(&mut self.commands)
     }
 
-    /// What is known of a run.
+    /// The run with this id.
     pub fn run(&self, run_id: &str) -> Option<&Run> {
         self.runs.get(run_id).or_else(|| self.remembered.get(run_id)).map(|entry| &entry.run)
     }
 
-    /// How many runs are known: those that nodes are in, and those that are remembered.
+    /// Number of runs, with nodes and without.
     pub fn run_count(&self) -> usize {
         self.runs.len() + self.remembered.len()
     }
 
-    /// How many sessions have introduced themselves and are connected.
+    /// Number of connected sessions that have introduced themselves.
     pub fn session_count(&self) -> usize {
         self.sessions.len()
     }
 
-    /// Something has happened in a run.
+    /// An event of a run.
     fn apply(&mut self, run_id: &str, event: Event, now: Instant) {
         self.decide(run_id, event, now);
         while self.deserted.len() > DESERTED_RUNS {
@@ -185,7 +185,7 @@ impl Machine {
         }
     }
 
-    /// Let a run decide, perform the effects, and put it where it belongs.
+    /// Let a run decide, perform the effects, and update the indexes.
     fn decide(&mut self, run_id: &str, event: Event, now: Instant) {
         let Some(entry) = self.runs.get_mut(run_id) else { return };
         let mut left = None;
@@ -193,7 +193,7 @@ impl Machine {
             match effect {
                 Effect::Send { session, message } => self.commands.push(Command::Send { session, message }),
                 Effect::End { session } => {
-                    // A node that still has this session is told to go, and heard of when its connection ends.
+                    // A node that still has this session is sent away. Its end is handled when its connection ends.
                     let kept =
                         self.sessions.get(&session).is_some_and(|(_, id)| entry.run.session(*id) == Some(session));
                     if !kept {
@@ -223,8 +223,7 @@ impl Machine {
         }
     }
 
-    /// Whether this coordinator's process ends, and the node is told nothing else: nobody is admitted any more, except to
-    /// learn how its job has ended.
+    /// Sends a node away if this coordinator's process ends. No node is admitted any more, except to learn how its job has ended.
     fn turns_away(&mut self, session: SessionId, hello: &Hello) -> bool {
         let ended = self.run(&hello.run_id).is_some_and(|run| run.closed().is_some());
         let Some(leaving) = self.leaving.as_ref().filter(|_| !ended) else { return false };
@@ -235,8 +234,7 @@ impl Machine {
         true
     }
 
-    /// Put a run where it belongs: into the indexes, or, if nobody is in it any more, among those that are only remembered. One that
-    /// has nothing to remember is gone at once.
+    /// Update a run's entries: in the indexes or, without nodes, among the remembered runs. A run with nothing to remember is dropped.
     fn settle(&mut self, run_id: &str, now: Instant) {
         let Some(entry) = self.runs.get_mut(run_id) else { return };
         let (due, deserted) = match entry.run.is_empty() {
@@ -259,7 +257,7 @@ impl Machine {
         self.forget(now);
     }
 
-    /// Somebody asks for a run that may only be remembered.
+    /// A node asks for a run that may be among the remembered ones.
     fn recollect(&mut self, run_id: &str) {
         let Some(entry) = self.remembered.remove(run_id) else { return };
         if let Some(since) = entry.vacant_since {
@@ -268,7 +266,7 @@ impl Machine {
         self.runs.insert(run_id.to_owned(), entry);
     }
 
-    /// Forget the runs that nobody has been in for long, and the oldest of those that are too many.
+    /// Drop runs that have been without nodes for too long, and the oldest if there are too many.
     fn forget(&mut self, now: Instant) {
         while let Some((since, _)) = self.vacant.first() {
             let (over, many) = (now >= *since + VACANT_FOR, self.vacant.len() > VACANT_RUNS);
@@ -286,7 +284,7 @@ impl Machine {
         }
     }
 
-    /// Renew every lease if the last deadline passed long ago: it was this process that stood still, not the nodes.
+    /// Renew every lease if the last deadline passed long ago: then this process stood still, not the nodes.
     fn advance(&mut self, now: Instant) {
         let is_late = |at: Instant| now.saturating_duration_since(at) > STALL;
         let late: Vec<_> =
@@ -299,10 +297,10 @@ impl Machine {
         }
     }
 
-    /// Compare the indexes of runs with the runs.
+    /// Compare the indexes with the runs.
     ///
     /// # Errors
-    /// Which differ.
+    /// The first difference.
     #[cfg(any(test, feature = "sim"))]
     pub fn check(&self) -> Result<(), String> {
         let due: BTreeSet<_> =
