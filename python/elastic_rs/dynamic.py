@@ -6,13 +6,11 @@ yours. Every node decides by the core's rules and writes what it has decided on 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import math
 import os
 import socket
-import threading
 import weakref
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,11 +21,12 @@ from torch.distributed.elastic.events.api import NodeState
 from torch.distributed.elastic.rendezvous import api
 
 from elastic_rs import _elastic_rs
+from elastic_rs.rendezvous._backend_thread import BackendThread
 from elastic_rs.rendezvous._config import RendezvousConfig
 from elastic_rs.rendezvous._node_handler import NodeHandler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch._C._distributed_c10d import Store
     from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
@@ -188,7 +187,7 @@ class DynamicRendezvousHandler(NodeHandler):
         self._settings = settings
         self._store = store
         self._backend_name = backend.name
-        self._driver = _Driver(self._cas, backend)
+        self._driver = BackendThread(self._cas, backend)
         # A handler that is dropped leaves as one that is shut down does, without waiting.
         weakref.finalize(self, self._driver.stop).atexit = False
 
@@ -314,77 +313,6 @@ def _check(settings: RendezvousSettings) -> None:
     delay = settings.cas_backoff_max_seconds
     if not math.isfinite(delay) or delay < 0:
         raise ValueError(f"cas_backoff_max_seconds ({delay}) must be finite and non-negative.")
-
-
-class _Driver:
-    """The thread that calls the backend.
-
-    It is Python's, not the core's: a thread that is in a backend's call when the interpreter goes is ended there by
-    CPython, which must not meet Rust on its stack. It is a daemon, so it never keeps a process from ending.
-    """
-
-    def __init__(self, session: CasSession, backend: RendezvousBackend) -> None:
-        self._session = session
-        self._backend = backend
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
-
-    def start(self) -> None:
-        """Start the thread, unless it runs already."""
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="elastic_rs-rendezvous", daemon=True)
-                self._thread.start()
-
-    def stop(self) -> None:
-        """Leave and end, without waiting."""
-        self._session.leave("its handler is gone", timeout_s=0)
-
-    @contextlib.contextmanager
-    def explaining(self) -> Iterator[None]:
-        """Raise what the backend raised, if that is why a call failed."""
-        try:
-            yield
-        except (api.RendezvousConnectionError, api.RendezvousStateError) as error:
-            if self._error is None:
-                raise
-            raise self._error from error
-
-    def _run(self) -> None:
-        session, token = self._session, None
-        while (state := session.next_step()) is not None:
-            try:
-                if state:
-                    token = self._write(state, token)
-                else:
-                    there = self._backend.get_state()
-                    content, token = (None, None) if there is None else there
-                    session.on_state(content)
-                self._error = None
-            except api.RendezvousStateError as error:
-                self._error = error
-                session.on_broken(f"{type(error).__name__}: {error}", state=True)
-            except api.RendezvousConnectionError as error:
-                # The backend may come back: the node carries on for a lease.
-                self._error = error
-                session.on_failed(f"{error} ({error.__cause__})" if error.__cause__ else str(error))
-            except Exception as error:  # noqa: BLE001 - a backend is a user's code; its caller gets the exception
-                self._error = error
-                session.on_broken(f"the backend raised {type(error).__name__}: {error}", state=False)
-
-    def _write(self, state: bytes, token: Any) -> Any:
-        answer = self._backend.set_state(state, token)
-        if answer is None:
-            # Some backends do not say what became of a write. The present state tells.
-            there = self._backend.get_state()
-            answer = None if there is None else (*there, there[0] == state)
-        content, token, written = answer or (None, None, False)
-        if written:
-            self._session.on_written()
-        else:
-            self._session.on_conflict(content)
-        return token
 
 
 def create_handler(store: Store, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:

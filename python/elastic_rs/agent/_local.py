@@ -11,8 +11,7 @@ import logging
 import os
 import signal
 import socket
-import threading
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch.distributed.elastic.agent.server.api import (
     DEFAULT_ROLE,
@@ -25,9 +24,8 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent as TorchLocalElasticAgent
 from torch.distributed.elastic.events import record
 from torch.distributed.elastic.events.api import EventSource
-from torch.distributed.elastic.metrics.api import prof, put_metric
+from torch.distributed.elastic.metrics.api import put_metric
 from torch.distributed.elastic.multiprocessing import LogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 
@@ -37,30 +35,18 @@ from elastic_rs.agent._consoles import Consoles
 from elastic_rs.agent._failures import failures_of
 from elastic_rs.agent._functions import Functions
 from elastic_rs.agent._generation import Generation, line_prefixes, start_programs
+from elastic_rs.agent._metrics import measured
+from elastic_rs.agent._places import place_of, workers_of
+from elastic_rs.agent._signals import Ended, SignalError, handle_signals
 from elastic_rs.agent._worker_logs import ByGeneration, remove_temporary
 from elastic_rs.rendezvous import RustC10dRendezvousHandler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from elastic_rs._elastic_rs import Agent, Failure, Placement, Step
 
 __all__ = ["LocalElasticAgent"]
 
 logger = logging.getLogger("elastic_rs.agent")
-F = TypeVar("F", bound="Callable[..., Any]")
-
-
-def _measured(name: str) -> Callable[[F], F]:
-    """Have a method emit the metrics of PyTorch's of that name, which does the same."""
-
-    def measured(method: F) -> F:
-        own, method.__qualname__ = method.__qualname__, name
-        wrapped: Any = prof(method)
-        wrapped.__qualname__ = own
-        return cast("F", wrapped)
-
-    return measured
 
 
 _NOT_GIVEN = float("300")
@@ -148,13 +134,13 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         """
         try:
             return cast("RunResult", super().run(role))
-        except _SignalError as ended:
-            raise _Ended(ended.error) from None
+        except SignalError as ended:
+            raise Ended(ended.error) from None
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - as in torch: the spec's counts
         spec = self._group.spec
         wait_for_readers(self._events)
-        _handle_signals()
+        handle_signals()
         self._agent = agent = self._new_agent(spec)
         # Only another handler than ours has to be asked.
         interval = spec.monitor_interval if self._handler is None else None
@@ -247,7 +233,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         if self._handler is None:
             self._rendezvous(group)
             self._generation += 1
-            agent.placed(self._place_of_theirs())
+            agent.placed(place_of(group, self._generation))
             return None
         place = self._join_ours(self._handler)
         if isinstance(place, _elastic_rs.Failure):
@@ -257,37 +243,21 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         agent.placed(place)
         return None
 
-    @_measured("SimpleElasticAgent._rendezvous")
+    @measured("SimpleElasticAgent._rendezvous")
     def _join_ours(self, handler: RustC10dRendezvousHandler) -> Placement | Failure:
         group, spec = self._group, self._group.spec
         with self.record_duration("RENDEZVOUS"):
             place = handler.join()
         if isinstance(place, _elastic_rs.Placement):
             with self.record_duration("ASSIGN_WORKER_RANKS"):
-                group.workers = _workers_of(place, spec.local_world_size)
+                group.workers = workers_of(place, spec.local_world_size)
             self._place, group.store = place, None
             group.group_rank, group.group_world_size = place.rank, place.world_size
             group.master_addr = spec.master_addr or place.master_addr
             group.master_port = spec.master_port or place.master_port
         return place
 
-    def _place_of_theirs(self) -> Placement:
-        """Return what PyTorch's way of assigning ranks, through the handler's store, has come to."""
-        group = self._group
-        first = group.workers[0]
-        return _elastic_rs.Placement(
-            round=self._generation,
-            rank=group.group_rank,
-            world_size=group.group_world_size,
-            master_addr=group.master_addr,
-            master_port=int(group.master_port),
-            first_rank=first.global_rank,
-            first_role_rank=first.role_rank,
-            worker_count=first.world_size,
-            role_worker_count=first.role_world_size,
-        )
-
-    @_measured("LocalElasticAgent._start_workers")
+    @measured("LocalElasticAgent._start_workers")
     def _start(self, agent: Agent, place: Placement) -> None:
         group = self._group
         spec, first_rank = group.spec, group.workers[0].global_rank
@@ -354,7 +324,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
                 result = RunResult(WorkerState.FAILED, failures=failures)
             case "signal":
                 assert self._signal is not None
-                raise _SignalError(self._signal)
+                raise SignalError(self._signal)
             case _:
                 assert step.error is not None
                 raise step.error
@@ -407,37 +377,3 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         # A spare that was not needed has nothing to tell of workers, even if it had some in an earlier round.
         if result.return_values or result.failures:
             super()._record_worker_events(result)
-
-
-@_measured("SimpleElasticAgent._assign_worker_ranks")
-def _workers_of(place: Placement, count: int) -> list[Worker]:
-    first_rank, first_role_rank, world_size, role_world_size = place.workers or (0, 0, 0, 0)
-    return [Worker(i, first_rank + i, first_role_rank + i, world_size, role_world_size) for i in range(count)]
-
-
-class _SignalError(Exception):
-    """A signal ended the agent. PyTorch's ``run`` does not know it: it would tell of the signal a second time."""
-
-    def __init__(self, error: SignalException) -> None:
-        super().__init__(error)
-        self.error = error
-
-
-class _Ended(SignalException, SystemExit):
-    """A signal ended the agent. The process's exit code, if nobody catches it, is 128 + the signal's number."""
-
-    def __init__(self, error: SignalException) -> None:
-        super().__init__(str(error), error.sigval)
-        self.code = 128 + error.sigval
-
-
-def _handle_signals() -> None:
-    """Let the signals that torchrun names in the environment raise ``SignalException``, as PyTorch does."""
-    if threading.current_thread() is not threading.main_thread():
-        logger.warning("signals are not handled: the agent does not run in the main thread")
-        return
-    for name in os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT").split(","):
-        try:
-            signal.signal(signal.Signals[name.strip()], _terminate_process_handler)
-        except (KeyError, ValueError, OSError) as error:
-            logger.warning("signal `%s` cannot be handled: %s", name, error)

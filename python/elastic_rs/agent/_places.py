@@ -1,0 +1,36 @@
+"""A node's place in a round, as PyTorch's worker group and as the core's ``Placement``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.elastic.agent.server.api import Worker
+
+from elastic_rs import _elastic_rs
+from elastic_rs.agent._metrics import measured
+
+if TYPE_CHECKING:
+    from elastic_rs._elastic_rs import Placement
+
+
+@measured("SimpleElasticAgent._assign_worker_ranks")
+def workers_of(place: Placement, count: int) -> list[Worker]:
+    """Return the workers of a node that has this place, with their ranks."""
+    first_rank, first_role_rank, world_size, role_world_size = place.workers or (0, 0, 0, 0)
+    return [Worker(i, first_rank + i, first_role_rank + i, world_size, role_world_size) for i in range(count)]
+
+
+def place_of(group: Any, number: int) -> Placement:
+    """Return the place that PyTorch's way of assigning ranks, through the handler's store, has come to."""
+    first = group.workers[0]
+    return _elastic_rs.Placement(
+        round=number,
+        rank=group.group_rank,
+        world_size=group.group_world_size,
+        master_addr=group.master_addr,
+        master_port=int(group.master_port),
+        first_rank=first.global_rank,
+        first_role_rank=first.role_rank,
+        worker_count=first.world_size,
+        role_worker_count=first.role_world_size,
+    )
