@@ -1,19 +1,23 @@
-"""A worker for tests: joins the process group, tells what it sees, and trains nothing until it is told how to end.
+"""A worker for tests: meets the others, tells what it sees, and trains nothing until it is told how to end.
 
-worker.py                  one all_reduce, then a clean end
-worker.py --until FILE     all_reduce in a loop until the file exists (on all ranks in the same step), then a clean end
-worker.py --fail RANK:CODE the worker of that rank ends with the exit code after the first all_reduce
-worker.py --quiet          no process group: print the environment, then sleep until ended (collectives would notice a
-                           lost peer by themselves; this shows what the agents notice)
+worker.py                  meets the others once in the store that the agent has named, then a clean end
+worker.py --torch          the same in a process group of PyTorch, by all_reduce; it takes 3 s of a core to begin
+worker.py --until FILE     go on until the file exists, then a clean end; with --torch, all_reduce in a loop meanwhile
+worker.py --fail RANK:CODE the worker of that rank ends with the exit code after they have met
+worker.py --quiet          meets nobody: print the environment, then sleep until ended
+
+Collectives notice a lost peer by themselves; without --torch it shows what the agents notice.
 """
 
 import argparse
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 parser = argparse.ArgumentParser()
+parser.add_argument("--torch", action="store_true")
 parser.add_argument("--until", type=Path)
 parser.add_argument("--fail")
 parser.add_argument("--quiet", action="store_true")
@@ -26,33 +30,81 @@ def say(text: str) -> None:
 
 
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-master = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+
+
+class Store:
+    """All workers of the world in one store."""
+
+    def __init__(self) -> None:
+        from elastic_rs._elastic_rs import StoreClient
+
+        self._store = StoreClient(host, port)
+
+    def keys(self) -> int:
+        return self._store.num_keys()
+
+    def total(self) -> int:
+        """Return how many there are; each rank once."""
+        if (count := self._store.add(f"rank {rank}", 1)) != 1:
+            sys.exit(f"there are {count} workers of rank {rank}")
+        ranks = [f"rank {other}" for other in range(world)]
+        self._store.wait(ranks)
+        return sum(map(int, self._store.multi_get(ranks)))
+
+    def any(self, *, done: bool) -> bool:
+        time.sleep(0.02)
+        return done
+
+    def close(self) -> None:
+        self._store.barrier("close", world)
+
+
+class ProcessGroup:
+    """All workers of the world in a process group."""
+
+    def __init__(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self._torch, self._dist = torch, dist
+        self._store = dist.TCPStore(host, port, is_master=False)
+
+    def keys(self) -> int:
+        return int(self._store.num_keys())
+
+    def total(self) -> int:
+        self._dist.init_process_group("gloo")
+        total = self._torch.ones(1)
+        self._dist.all_reduce(total)
+        return int(total.item())
+
+    def any(self, *, done: bool) -> bool:
+        """Return whether one is done, on all ranks in the same step."""
+        told = self._torch.tensor([float(done)])
+        self._dist.all_reduce(told, op=self._dist.ReduceOp.MAX)
+        return bool(told.item())
+
+    def close(self) -> None:
+        self._dist.destroy_process_group()
+
+
 say(
     f"WORKER rank={rank} world={world} group_rank={os.environ['GROUP_RANK']} groups={os.environ['GROUP_WORLD_SIZE']} "
-    f"master={master} pid={os.getpid()}"
+    f"master={host}:{port} pid={os.getpid()}"
 )
 if args.quiet:
     signal.pause()
     sys.exit(0)
 
-import torch  # noqa: E402 - a quiet worker does without
-import torch.distributed as dist  # noqa: E402
-
-store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-say(f"KEYS rank={rank} at start: {store.num_keys()}")
-dist.init_process_group("gloo")
-total = torch.ones(1)
-dist.all_reduce(total)
-say(f"SUM rank={rank} world={int(total.item())} master={master}")
-
+group = ProcessGroup() if args.torch else Store()
+say(f"KEYS rank={rank} at start: {group.keys()}")
+say(f"SUM rank={rank} world={group.total()} master={host}:{port}")
 if args.fail:
     failing, code = map(int, args.fail.split(":"))
     if rank == failing:
         os._exit(code)
-while args.until or args.fail:
-    done = torch.tensor([float(args.until is not None and args.until.exists())])
-    dist.all_reduce(done, op=dist.ReduceOp.MAX)
-    if done.item():
-        break
-dist.destroy_process_group()
+while (args.until or args.fail) and not group.any(done=args.until is not None and args.until.exists()):
+    pass
+group.close()
 say(f"DONE rank={rank}")

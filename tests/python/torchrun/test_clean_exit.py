@@ -23,7 +23,7 @@ def assert_clean(nodes: list[Process], world: int) -> None:
 @pytest.mark.parametrize(("nnodes", "nproc", "runs"), [(1, 2, 2), (2, 2, 1)])
 def test_clean_runs_end_without_a_trace(start: Start, nnodes: int, nproc: int, runs: int) -> None:
     for _ in range(runs):
-        nodes = [start(number, nnodes=str(nnodes), nproc=nproc) for number in range(2, 2 + nnodes)]
+        nodes = [start(number, "--torch", nnodes=str(nnodes), nproc=nproc) for number in range(2, 2 + nnodes)]
         assert_clean(nodes, nnodes * nproc)
 
 
@@ -32,5 +32,5 @@ def test_clean_runs_end_without_a_trace(start: Start, nnodes: int, nproc: int, r
 def test_fifty_clean_runs_in_a_row_end_without_a_trace(start: Start) -> None:
     for run in range(50):
         nnodes = 2 if run % 5 == 4 else 1  # ten of them
-        nodes = [start(number, nnodes=str(nnodes), nproc=2) for number in range(2, 2 + nnodes)]
+        nodes = [start(number, "--torch", nnodes=str(nnodes), nproc=2) for number in range(2, 2 + nnodes)]
         assert_clean(nodes, nnodes * 2)

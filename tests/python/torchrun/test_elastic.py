@@ -14,7 +14,7 @@ pytestmark = pytest.mark.torchrun
 
 
 def test_two_nodes_form_one_world_and_end_with_0(start: Start) -> None:
-    nodes = [start(number, nnodes="2", nproc=2) for number in (2, 3)]
+    nodes = [start(number, "--torch", nnodes="2", nproc=2) for number in (2, 3)]
     assert [node.wait() for node in nodes] == [0, 0]
     sums = [line for node in nodes for line in node.lines if line.startswith("SUM")]
     assert len(sums) == 4
@@ -103,13 +103,13 @@ def test_a_node_that_is_terminated_leaves_at_once(start: Start, agent: str) -> N
 @pytest.mark.timeout(240)
 def test_a_killed_worker_restarts_the_world(start: Start, job: Job, tmp_path: Path) -> None:
     done = tmp_path / "done"
-    nodes = [start(number, "--until", done, nnodes="2", nproc=2) for number in (2, 3)]
-    before = [node.line(r"SUM rank=\d+ world=4 master=(\S+)") for node in nodes]
+    nodes = [start(number, "--torch", "--until", done, nnodes="2") for number in (2, 3)]
+    before = [node.line(r"SUM rank=\d+ world=2 master=(\S+)") for node in nodes]
     assert len({match[1] for match in before}) == 1
     workers = job.workers()
     os.kill(workers[max(workers)], signal.SIGKILL)
     # A store of its own for the new generation: another port.
-    another = rf"SUM rank=\d+ world=4 master=(?!{re.escape(before[0][1])}$)(\S+)"
+    another = rf"SUM rank=\d+ world=2 master=(?!{re.escape(before[0][1])}$)(\S+)"
     assert len({node.line(another)[1] for node in nodes}) == 1
     done.touch()
     assert [node.wait() for node in nodes] == [0, 0]

@@ -279,7 +279,7 @@ def by_hand(job: Job, port: int) -> Any:
 
 def test_ranks_by_hand_are_those_of_torchrun(by_hand: Any, port: int) -> None:
     # The node of rank 1 comes first: it waits for the other's store.
-    nodes = [by_hand(rank, script=WORKER, options=["--nproc-per-node=2"]) for rank in (1, 0)]
+    nodes = [by_hand(rank, "--torch", script=WORKER, options=["--nproc-per-node=2"]) for rank in (1, 0)]
     for node, group in zip(nodes, ("1", "0"), strict=True):
         found = place(node, 4)
         assert (found["group_rank"], found["master"]) == (group, f"127.0.0.1:{port}")

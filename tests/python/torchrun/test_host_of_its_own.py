@@ -21,7 +21,7 @@ def serve(job: Job, port: int, name: str) -> Process:
 
 def test_nodes_use_a_host_of_its_own(start: Start, job: Job, port: int) -> None:
     host = serve(job, port, "host")
-    nodes = [start(number, nnodes="2", conf="is_host=0,last_call_timeout=1") for number in (2, 3)]
+    nodes = [start(number, "--torch", nnodes="2", conf="is_host=0,last_call_timeout=1") for number in (2, 3)]
     assert [node.wait() for node in nodes] == [0, 0]
     text = "\n".join(line for node in nodes for line in node.lines)
     assert "hosted elsewhere: is_host=0 was given" in text
@@ -34,12 +34,14 @@ def test_nodes_use_a_host_of_its_own(start: Start, job: Job, port: int) -> None:
 
 @pytest.mark.timeout(240)
 def test_a_host_that_is_killed_and_started_again_disturbs_no_worker(
-    start: Start, job: Job, port: int, tmp_path: Path
+    start: Start, job: Job, agent: str, port: int, tmp_path: Path
 ) -> None:
     # pains row 4: with PyTorch's backend all agents fail on their next look at the store.
     done = tmp_path / "done"
     host = serve(job, port, "host")
-    nodes = [start(number, "--until", done, nnodes="2", conf="is_host=0,last_call_timeout=1") for number in (2, 3)]
+    work = ["--torch"] if agent == "rust" else []
+    conf = "is_host=0,last_call_timeout=1"
+    nodes = [start(number, *work, "--until", done, nnodes="2", conf=conf) for number in (2, 3)]
     for node in nodes:
         node.line("SUM rank=. world=2")
     workers = job.workers()

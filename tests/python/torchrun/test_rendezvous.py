@@ -76,9 +76,9 @@ def test_a_fault_of_one_node_is_its_own(start: Start, tmp_path: Path, fault: str
 
 def test_a_join_that_takes_too_long_says_who_is_missing(start: Start) -> None:
     # pains row 9: PyTorch's message is empty.
-    host = start(2, nnodes="3", conf="join_timeout=12")
+    host = start(2, nnodes="3", conf="join_timeout=8")
     host.line(r"127\.0\.0\.2 .* joined")
-    other = start(3, nnodes="3", conf="join_timeout=12")
+    other = start(3, nnodes="3", conf="join_timeout=8")
     host.line(r"127\.0\.0\.3 .* joined")
     assert host.wait() == 1
     assert other.wait() == 1
@@ -113,7 +113,7 @@ def test_host_names_need_not_resolve(start: Start) -> None:
     under = ["unshare", "--map-root-user", "--uts", "sh", "-c", script, "sh"]
     if subprocess.run([*under, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip(f"this machine does not allow `{shlex.join(under[:3])}`")
-    nodes = [start(number, nnodes="2", local_addr=False, under=under) for number in (2, 3)]
+    nodes = [start(number, "--torch", nnodes="2", local_addr=False, under=under) for number in (2, 3)]
     assert [node.wait() for node in nodes] == [0, 0]
     assert not [line for node in nodes for line in node.lines if "master=nowhere" in line]
 

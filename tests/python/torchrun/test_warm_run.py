@@ -30,13 +30,13 @@ def test_workers_train_over_a_restart_and_start_processes(job: Job) -> None:
 @pytest.mark.parametrize("agent", ["run"], indirect=True)
 def test_nodes_come_and_go(start: Start, job: Job, tmp_path: Path) -> None:
     done, warm = tmp_path / "done", ["--warm-start=torch"]
-    first = start(2, "--until", done, nnodes="1:2", nproc=2, options=warm)
+    first = start(2, "--torch", "--until", done, nnodes="1:2", nproc=2, options=warm)
     first.line("SUM rank=. world=2")
     first.line("a template has loaded `torch`")
     # With a template of its own; then torchrun in its place, which has none.
     for number, options, by in ((3, warm, "run"), (4, [], "rust")):
         mark = first.mark()
-        other = start(number, "--until", done, nnodes="1:2", nproc=2, options=options, by=by)
+        other = start(number, "--torch", "--until", done, nnodes="1:2", nproc=2, options=options, by=by)
         other.line("SUM rank=. world=4")
         first.line("SUM rank=. world=4", since=mark)
         mark = first.mark()
