@@ -40,6 +40,7 @@ def test_without_a_gpu_it_says_so_and_leaves_the_page(check: Any, tmp_path: Path
     assert page.read_text() == "as it was"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_rehearsal_runs_every_check_and_writes_no_page(tmp_path: Path) -> None:
     page = tmp_path / "gpu.md"

@@ -68,19 +68,20 @@ def dumped(job: Job, modules: str, *command: str | Path, at: int, file: Path) ->
     return json.loads(re.sub(r"object at 0x[0-9a-f]+", "object", text.replace(str(file), "FILE")))
 
 
-@pytest.mark.parametrize("how", ["script", "relative", "module"])
+@pytest.mark.parametrize("how", ["script", "torch", "relative", "module"])
 def test_a_warm_worker_finds_what_a_cold_one_finds(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.chdir(SCRIPTS)
-    command = {"script": [DUMP], "relative": ["./dump.py"], "module": ["-m", "dump"]}[how]
-    words = [*command, "--lr=1", "two words", "${local_rank}"]
+    command = {"relative": ["./dump.py"], "module": ["-m", "dump"]}.get(how, [DUMP])
+    words = [*command, "--torch" if how == "torch" else "--lr=1", "two words", "${local_rank}"]
     cold = dumped(job, COLD, *words, at=len(command), file=tmp_path / "cold.json")
-    warm = dumped(job, "torch", *words, at=len(command), file=tmp_path / "warm.json")
-    # A process draws its first seed at random, or has always the same, depending on the version.
-    (cold_seed, *_), (warm_seed, *_) = cold.pop("torch"), warm.pop("torch")
+    warm = dumped(job, "torch" if how == "torch" else WARM, *words, at=len(command), file=tmp_path / "warm.json")
+    cold_drawn, warm_drawn = cold.pop("torch"), warm.pop("torch")
     assert warm == cold
-    assert (warm_seed == cold_seed) == (cold_seed == 67280421310721)
+    if how == "torch":
+        # A process draws its first seed at random, or has always the same, depending on the version.
+        assert (warm_drawn[0] == cold_drawn[0]) == (cold_drawn[0] == 67280421310721)
 
 
 ENDINGS = {
@@ -264,6 +265,7 @@ def test_workers_of_a_template_draw_different_numbers(job: Job, tmp_path: Path) 
     assert not {*one} & {*two}
 
 
+@pytest.mark.long  # `elastic-run` does the same in `torchrun/test_warm_run`
 def test_what_training_does_with_processes(job: Job) -> None:
     # The agent gives each round a store of its own.
     agent = run(job, "torch", SCRIPTS / "warm_torch.py", "1", workers=2, restarts=1)

@@ -1,4 +1,4 @@
-"""Write down everything that a program can find out about how it was started, for a comparison: dump.py FILE ..."""
+"""Write down everything that a program can find out about how it was started, for a comparison: dump.py FILE [--torch] ..."""
 
 from __future__ import annotations
 
@@ -76,8 +76,11 @@ def dump() -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    import torch
+    if "--torch" in sys.argv:
+        import torch
 
-    found = dump()
-    found["torch"] = [torch.initial_seed(), torch.rand(3).tolist(), torch.get_num_threads(), torch.is_grad_enabled()]
+        drawn = [torch.initial_seed(), torch.rand(3).tolist(), torch.get_num_threads(), torch.is_grad_enabled()]
+    else:
+        drawn = []
+    found = {**dump(), "torch": drawn}
     Path(sys.argv[1]).write_text(json.dumps(found, indent=1))

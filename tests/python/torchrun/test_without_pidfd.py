@@ -63,8 +63,9 @@ def test_workers_come_from_a_template_and_outlive_no_killed_agent(start: Start, 
 
 @errors
 def test_functions_are_workers_too(job: Job, error: str) -> None:
-    tests = [str(SCRIPTS.parent / "test_agent.py"), "-k", "test_functions_are_restarted and spawn and static"]
-    node = job.start([*WITHOUT, error, sys.executable, "-m", "pytest", "-q", *tests])
+    tests = SCRIPTS.parent / "agent" / "test_functions.py"
+    names = "test_functions_are_restarted and forkserver and static"
+    node = job.start([*WITHOUT, error, sys.executable, "-m", "pytest", "-q", str(tests), "-k", names])
     assert node.wait() == 0, node.tail()
     node.line("1 passed")
 

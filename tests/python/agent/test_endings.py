@@ -1,0 +1,136 @@
+"""Signals and exceptions leave no worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from helpers import functions
+from torch.distributed.elastic.multiprocessing import SignalException
+
+if TYPE_CHECKING:
+    from helpers.procs import Job
+
+from .conftest import NODE, gone, metrics_of_torch, until
+
+
+@pytest.mark.parametrize("entry", ["program", "function"])
+@pytest.mark.parametrize("backend", ["rust-c10d", "static"])
+def test_a_signal_ends_workers_and_agent(agent_of: Any, tmp_path: Path, entry: str, backend: str) -> None:
+    agent = (
+        agent_of(functions.waits, str(tmp_path), nproc=2, start_method="forkserver", backend=backend)
+        if entry == "function"
+        else agent_of(
+            "sh",
+            "-c",
+            f"echo $$$$ > {tmp_path}/$RANK.tmp; mv {tmp_path}/$RANK.tmp {tmp_path}/$RANK; sleep 300",
+            nproc=2,
+            backend=backend,
+        )
+    )
+
+    def interrupt() -> None:
+        until(lambda: all((tmp_path / str(i)).exists() for i in (0, 1)), "workers run")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(SignalException) as caught, metrics_of_torch() as names:
+        agent.run()
+    thread.join()
+    assert caught.value.sigval == signal.SIGTERM
+    assert "SimpleElasticAgent.run.failure" in names
+    assert isinstance(caught.value, SystemExit)
+    assert caught.value.code == 128 + signal.SIGTERM
+    pids = [int((tmp_path / str(i)).read_text()) for i in (0, 1)]
+    assert [gone(pid) for pid in pids] == [True, True]
+
+
+def test_a_signal_in_the_middle_of_a_start_leaves_no_worker(agent_of: Any, tmp_path: Path) -> None:
+    script = f"echo $$$$ > {tmp_path}/$RANK.tmp; mv {tmp_path}/$RANK.tmp {tmp_path}/$RANK; sleep 300"
+    agent = agent_of("sh", "-c", script, nproc=16)
+
+    def interrupt() -> None:
+        until((tmp_path / "0").exists, "the first worker runs")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(SignalException):
+        agent.run()
+    thread.join()
+    pids = [int(file.read_text()) for file in tmp_path.iterdir() if file.name.isdigit()]
+    assert pids
+    assert [pid for pid in pids if not gone(pid)] == []
+
+
+def test_a_worker_stopped_the_moment_it_was_forked_is_no_second_agent(agent_of: Any) -> None:
+    # The handler of the agent's would raise its exception in the middle of the agent's own stack.
+    agent = agent_of(functions.rank, start_method="fork")
+    parent, armed = os.getpid(), True
+
+    def stop_child() -> None:
+        if armed and os.getppid() == parent:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    os.register_at_fork(after_in_child=stop_child)
+    try:
+        result = agent.run()
+    finally:
+        armed = False
+    assert result.is_failed()
+    assert "SignalException" in str(result.failures[0].message)
+
+
+@pytest.mark.parametrize("entry", ["program", "function"])
+def test_an_exception_from_outside_leaves_no_worker(agent_of: Any, tmp_path: Path, entry: str) -> None:
+    # Raised by a handler of the user's: not one of the signals that agents handle.
+    class EnoughError(Exception):
+        pass
+
+    def handler(*_: object) -> None:
+        raise EnoughError
+
+    if entry == "function":
+        agent = agent_of(functions.waits, str(tmp_path), start_method="fork")
+    else:
+        agent = agent_of("sh", "-c", f"echo $$$$ > {tmp_path}/0.tmp; mv {tmp_path}/0.tmp {tmp_path}/0; sleep 300")
+    before = signal.signal(signal.SIGUSR1, handler)
+
+    def interrupt() -> None:
+        until((tmp_path / "0").exists, "the worker runs")
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        agent.run()
+    except EnoughError as error:  # noqa: F841 - held on purpose
+        # The exception holds the frames of `run`, and with them whatever these refer to.
+        pid = int((tmp_path / "0").read_text())
+        assert gone(pid)
+    else:
+        pytest.fail("nothing was raised")
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.torchrun
+def test_python_s_exit_code_names_the_signal(job: Job) -> None:
+    node = job.torchrun(
+        "--rdzv-backend=rust-c10d",
+        f"--rdzv-endpoint={NODE}:0",
+        "--no-python",
+        "sh",
+        "-c",
+        "echo started; exec sleep 300",
+        name="node",
+    )
+    node.line("started")
+    node.signal(signal.SIGTERM)
+    assert node.wait() == 128 + signal.SIGTERM

@@ -1,0 +1,57 @@
+"""What is said of failures: in PyTorch's words, and in those of ``elastic-run``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from elastic_rs.agent._failures import NOT_AVAILABLE, failures_of
+from elastic_rs.run._report import Failure as OurFailure
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+MAKERS = pytest.mark.parametrize("make", [ProcessFailure, OurFailure], ids=["PyTorch's", "ours"])
+
+
+class _Cause:
+    node, role, local_rank, global_rank, pid, message = "node1:7", "trainer", 0, 2, 70, "x\ny"
+    exit, returncode = "exit code 3", 3
+
+
+@MAKERS
+def test_another_node_s_failure_is_told_with_its_node(make: Any) -> None:
+    cause: Any = _Cause()
+    failures = failures_of(cause, [(0, 5, -15), (1, 6, -15)], 0, {}, "no restart is left", make=make)
+    assert list(failures) == [2, 0, 1]
+    assert failures[2].message == "exit code 3 on node1:7\n  x\n  y"
+    assert failures[2].exitcode == 3
+    assert min(failures.values(), key=lambda failure: failure.timestamp) is failures[2]
+
+
+@MAKERS
+def test_a_failure_of_which_nothing_is_known_points_to_how_to_know_more(make: Any) -> None:
+    # A worker whose stderr is a terminal.
+    cause: Any = _Cause()
+    cause.message = ""
+    (elsewhere,) = failures_of(cause, [], 0, {}, None, make=make).values()
+    hint = make(0, 70, 3, NOT_AVAILABLE).message
+    assert "https://pytorch.org/docs/stable/elastic/errors.html" in hint
+    assert elsewhere.message == f"exit code 3 on node1:7\n  {hint}"
+    cause.exit, cause.returncode = "SIGKILL", -9
+    (killed,) = failures_of(cause, [], 0, {}, None, make=make).values()
+    assert killed.message == "SIGKILL on node1:7", "it recorded nothing, with or without a decorator"
+
+
+@MAKERS
+def test_a_start_that_failed_elsewhere_is_not_taken_for_a_worker_of_ours(tmp_path: Path, make: Any) -> None:
+    file = tmp_path / "error.json"
+    file.write_text(json.dumps({"message": {"message": "ours", "extraInfo": {"timestamp": "1"}}}))
+    cause: Any = _Cause()
+    cause.pid, cause.exit, cause.returncode = 0, "a failure to start", 1
+    assert "ours" not in failures_of(cause, [(0, 5, -15)], 0, {0: str(file)}, None, make=make)[2].message
+
+
+@MAKERS
+def test_a_job_that_failed_without_a_worker_says_why(make: Any) -> None:
+    assert failures_of(None, [], 4, {}, "the run is over", make=make)[4].message == "the run is over"
