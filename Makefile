@@ -20,6 +20,14 @@ RUN_BENCH_ARGS ?=
 GPU_CHECK_ARGS ?=
 # For cargo. CI sets --locked, so that a forgotten Cargo.lock is an error there and no nuisance while working.
 CARGO_FLAGS ?=
+# Processes that pytest runs tests in side by side. Most tests wait; the rest is what two cores have time for.
+PYTEST_PROCESSES ?= 4
+PYTEST = $(PY) -m pytest -n $(PYTEST_PROCESSES) --dist worksteal
+
+# Tests and the wheel that they run with are built in one profile and with one set of features, so that cargo compiles every
+# crate once for both: hence the binding's name where only the core is tested, and the simulator in the wheel.
+TESTED := -p elastic_rs -p elastic_rs_py --all-features
+TESTED_WHEEL := --profile dev --features experimental-inspect,elastic_rs/sim
 
 # pyo3 looks for an interpreter when it is built: always the same one, or every change of PATH would rebuild it.
 export PYO3_PYTHON := $(CURDIR)/$(PY)
@@ -27,7 +35,7 @@ export PYO3_PYTHON := $(CURDIR)/$(PY)
 say = @printf '\n==> %s\n'
 
 .PHONY: help setup build demo test test-long fuzz lint fmt test-rust test-python test-compat stubs check-stubs bench clean \
-	gpu-check check-fmt check-clippy check-purity check-ruff check-mypy require-cargo
+	gpu-check build-tested check-fmt check-clippy check-purity check-ruff check-mypy require-cargo
 
 help: ## list the targets
 	@printf 'Targets:\n'
@@ -67,11 +75,11 @@ LONG_SEQUENCES ?= 10000
 LONG_SEEDS ?= 10000
 LONG_CASES ?= 100000
 
-test-long: build ## the tests that draw at random, with many more draws: about an hour
+test-long: build ## the tests that draw at random, with many more draws, and the released wheel: more than an hour
 	$(say) 'test-long: $(LONG_SEQUENCES) sequences of store operations, PyTorch and ours (pytest)'
 	@ELASTIC_RS_DIFFERENTIAL=$(LONG_SEQUENCES) $(PY) -m pytest tests/python/store/test_differential.py $(PYTEST_ARGS)
-	$(say) 'test-long: tests marked long (pytest)'
-	@$(PY) -m pytest tests/python -m long $(PYTEST_ARGS)
+	$(say) 'test-long: all Python tests on the released wheel, and those marked long (pytest)'
+	@$(PYTEST) tests/python -m 'long or not long' $(PYTEST_ARGS)
 	$(say) 'test-long: codec and table, $(LONG_CASES) cases of each property (proptest)'
 	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store properties::
 	$(say) 'test-long: rendezvous and agents, $(LONG_SEEDS) simulated jobs'
@@ -112,7 +120,8 @@ check-fmt: require-cargo
 check-clippy: require-cargo setup
 	$(say) 'lint: cargo clippy'
 	@cargo clippy --quiet $(CARGO_FLAGS) --workspace --all-targets --all-features -- -D warnings
-	@cd fuzz && cargo clippy --quiet $(CARGO_FLAGS) --all-targets -- -D warnings
+	@# Nothing is linked here, so libFuzzer need not be compiled: any file does for its library.
+	@cd fuzz && CUSTOM_LIBFUZZER_PATH=$(CURDIR)/fuzz/Cargo.toml cargo clippy --quiet $(CARGO_FLAGS) --all-targets -- -D warnings
 
 check-purity: require-cargo
 	$(say) 'lint: the core compiles without I/O (cargo check --no-default-features)'
@@ -137,21 +146,28 @@ fmt: require-cargo setup ## format Rust and Python, apply ruff's safe fixes
 test-rust: require-cargo ## Rust tests and doctests
 	@if cargo nextest --version >/dev/null 2>&1; then \
 		printf '\n==> %s\n' 'test: Rust (cargo nextest)'; \
-		cargo nextest run $(CARGO_FLAGS) --all-features --no-fail-fast; \
+		cargo nextest run $(CARGO_FLAGS) $(TESTED) --tests --no-fail-fast; \
 	else \
 		printf '\n==> %s\n' 'test: Rust (cargo test, since cargo-nextest is not installed)'; \
-		cargo test $(CARGO_FLAGS) --all-features --no-fail-fast --lib --bins --tests; \
+		cargo test $(CARGO_FLAGS) $(TESTED) --tests --no-fail-fast; \
 	fi
 	$(say) 'test: Rust documentation examples'
-	@cargo test --quiet $(CARGO_FLAGS) --all-features --doc
+	@cargo test --quiet $(CARGO_FLAGS) $(TESTED) --doc
 
-test-python: build check-stubs ## build, stub check, pytest with real torchrun processes
+build-tested: require-cargo setup
+	$(say) 'build: wheel for tests (maturin, development profile)'
+	@rm -rf build/tested
+	@$(VENV)/bin/maturin build --quiet $(CARGO_FLAGS) $(TESTED_WHEEL) --interpreter $(PY) --compression-method stored --out build/tested
+	@$(PY) -m pip --disable-pip-version-check install --quiet --no-index --no-deps --force-reinstall build/tested/elastic_rs-*.whl
+	@echo "    installed $$(basename build/tested/elastic_rs-*.whl)"
+
+test-python: build-tested check-stubs ## build, stub check, pytest with real torchrun processes
 	$(say) 'test: Python (pytest)'
-	@$(PY) -m pytest tests/python $(PYTEST_ARGS)
+	@$(PYTEST) tests/python $(PYTEST_ARGS)
 
 # The oldest PyTorch that we work with, and one between. The tests of the agent, the handler and what torchrun does with them.
 COMPAT_TORCH ?= 2.6.0 2.9.1
-COMPAT_TESTS ?= tests/python/test_agent.py tests/python/test_handler.py tests/python/test_install.py tests/python/torchrun
+COMPAT_TESTS ?= tests/python/agent tests/python/test_handler.py tests/python/test_install.py tests/python/torchrun
 
 test-compat: build ## the Python tests that meet PyTorch's launcher, with older versions of it: several GB for each, once
 	@for version in $(COMPAT_TORCH); do \
@@ -159,19 +175,19 @@ test-compat: build ## the Python tests that meet PyTorch's launcher, with older 
 		$(PY) tools/environment.py $$version; \
 		python=build/venv-torch-$$version/bin/python; \
 		$$python -m pip --disable-pip-version-check install --quiet --no-index --no-deps --force-reinstall dist/elastic_rs-*.whl; \
-		$$python -m pytest $(COMPAT_TESTS) $(PYTEST_ARGS); \
+		$$python -m pytest -n $(PYTEST_PROCESSES) --dist worksteal $(COMPAT_TESTS) $(PYTEST_ARGS); \
 	done
 
 STUB := elastic_rs/_elastic_rs.pyi
-# The introspection data exists only with this feature, so stubs come from a build of their own and wheels stay free of it.
-generate_stubs = $(VENV)/bin/maturin generate-stubs --quiet $(CARGO_FLAGS) --features experimental-inspect --interpreter $(PY) --out
+# What stubs are made of is in the wheel for tests; released wheels stay free of it.
+generate_stubs = $(VENV)/bin/maturin generate-stubs --quiet $(CARGO_FLAGS) $(TESTED_WHEEL) --interpreter $(PY) --out
 
 stubs: require-cargo setup ## regenerate python/elastic_rs/_elastic_rs.pyi from the Rust code
 	$(say) 'stubs: python/$(STUB)'
 	@rm -rf build/stubs && $(generate_stubs) build/stubs
 	@cp build/stubs/$(STUB) python/$(STUB)
 
-check-stubs: build ## the committed stub is what the code says, and what the built module has
+check-stubs: build-tested ## the committed stub is what the code says, and what the built module has
 	$(say) 'test: the stub is up to date (`make stubs` renews it)'
 	@rm -rf build/stubs && $(generate_stubs) build/stubs
 	@diff -u python/$(STUB) build/stubs/$(STUB)
@@ -180,7 +196,7 @@ check-stubs: build ## the committed stub is what the code says, and what the bui
 
 bench: build ## run the benchmarks, about half an hour; results go to benches/results/, a plot to docs/
 	$(say) 'bench: codec, table and server alone (cargo bench)'
-	@cargo bench --quiet $(CARGO_FLAGS) --all-features --bench '*'
+	@cargo bench --quiet $(CARGO_FLAGS) -p elastic_rs_benches
 	$(say) 'bench: the store, PyTorch and ours (benches/store.py)'
 	@$(PY) benches/store.py $(STORE_BENCH_ARGS)
 	$(say) 'bench: the rendezvous, PyTorch and ours (benches/rendezvous.py)'
