@@ -27,6 +27,7 @@ def test_the_python_examples_run() -> None:
         exec(compile(example, "README.md", "exec"), {})
 
 
+@pytest.mark.cold
 @pytest.mark.torchrun
 def test_the_first_command_runs(job: Job) -> None:
     command = next(line for block in blocks("console") for line in block.splitlines() if "torchrun" in line)

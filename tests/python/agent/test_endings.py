@@ -120,6 +120,7 @@ def test_an_exception_from_outside_leaves_no_worker(agent_of: Any, tmp_path: Pat
         signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.cold
 @pytest.mark.torchrun
 def test_python_s_exit_code_names_the_signal(job: Job) -> None:
     node = job.torchrun(

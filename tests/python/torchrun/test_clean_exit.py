@@ -5,7 +5,7 @@ from helpers.procs import Process
 
 from .conftest import Start
 
-pytestmark = pytest.mark.torchrun
+pytestmark = [pytest.mark.torchrun, pytest.mark.cold]
 
 # What PyTorch's client prints when its server has gone: about twenty lines of stack frames for each agent.
 TRACES = ("recv", "Broken pipe", "Connection reset", "Connection was likely closed", "Traceback", "WARNING", "ERROR")

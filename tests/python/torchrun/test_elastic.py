@@ -13,6 +13,7 @@ from .conftest import Start, place
 pytestmark = pytest.mark.torchrun
 
 
+@pytest.mark.cold
 def test_two_nodes_form_one_world_and_end_with_0(start: Start) -> None:
     nodes = [start(number, "--torch", nnodes="2", nproc=2) for number in (2, 3)]
     assert [node.wait() for node in nodes] == [0, 0]

@@ -108,6 +108,7 @@ def both(job: Job, tmp_path: Path) -> Both:
     return run
 
 
+@pytest.mark.cold
 def test_workers_get_the_same(both: Both) -> None:
     flags = ["--nproc-per-node=2", "--role=trainer", "--max-restarts=2"]
     first, second = both(*flags, ACCOUNT, "ACCOUNTS", "$$1 ${local_rank}", "-x")
