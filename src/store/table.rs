@@ -104,7 +104,7 @@ impl Table {
 
     /// Carries out one request of `conn`.
     ///
-    /// The request holds slices of the receive buffer. A slice is kept only where it is most of its buffer ([`kept`]).
+    /// The request holds slices of the receive buffer. A slice is kept only if it is most of its buffer.
     pub fn apply(&mut self, conn: ConnId, request: Request) -> Result<Applied, Violation> {
         let query = request.query();
         let mut released = Vec::new();

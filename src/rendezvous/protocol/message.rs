@@ -122,7 +122,7 @@ impl Hello {
 }
 
 /// A node's account of the last round it was placed in; lets a coordinator that lost its memory take it up again.
-/// Anybody can claim one: what a coordinator takes from it, and when, is for [`crate::rendezvous::decider::claims`] to say.
+/// Anybody can claim one. `src/rendezvous/decider/recovery.rs` decides what a coordinator takes from a claim, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placed {
     /// The round.
