@@ -61,7 +61,7 @@ impl Words {
         let found = Arc::new(Mutex::new(Found::default()));
         let said = (!sources.front_end).then(String::new);
         let shared = found.clone();
-        let errand = Errand::run(format!("worker-words-{local_rank}"), move || read(&sources, &shared));
+        let errand = Errand::run(&format!("words-{local_rank}"), move || read(&sources, &shared));
         Self { local_rank, found, errand, state: State::Reading, said }
     }
 
