@@ -274,7 +274,7 @@ class CasSession:
         """
         The state of the rendezvous, as read from the backend at most ``age_s`` ago. Raises as :meth:`join` does.
         """
-    def join(self, /, *, store_port: SupportsIndex) -> Placement:
+    def join(self, /, *, store_port: SupportsIndex, workers: tuple[str, SupportsIndex] | None = None) -> Placement:
         """
         Take part in the next round. Blocks until it is complete.
 
@@ -312,6 +312,10 @@ class CasSession:
     def progress(self, /) -> str | None:
         """
         For a waiting node: what it waits for.
+        """
+    def session(self, /) -> Session:
+        """
+        The session, for an agent that listens to it.
         """
     def view(self, /) -> View:
         """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
 
-    from elastic_rs._elastic_rs import CasSession, Placement, StoreServer, View
+    from elastic_rs._elastic_rs import CasSession, Failure, Placement, Session, StoreServer, View
 
 __all__ = ["DynamicRendezvousHandler", "RendezvousSettings", "RendezvousTimeout", "create_handler"]
 
@@ -171,22 +171,12 @@ class DynamicRendezvousHandler(NodeHandler):
             keep_alive_interval=settings.keep_alive_interval.total_seconds(),
             keep_alive_max_attempt=settings.keep_alive_max_attempt,
         )
-        options = _elastic_rs.NodeOptions(
-            run_id=settings.run_id,
-            name=self._node,
-            local_addr=addr,
-            nodes=(settings.min_nodes, settings.max_nodes),
-            config=config,
-            max_restarts=None,
-            ranks_as_asked=False,
-            hosts=False,
-        )
-        self._cas: CasSession = _elastic_rs.CasSession(options)
         super().__init__(run_id=settings.run_id, config=config, name=self._node)
         self._local_addr = addr
         self._settings = settings
         self._store = store
         self._backend_name = backend.name
+        self._cas = self._new_session()
         self._driver = BackendThread(self._cas, backend)
         # A handler that is dropped leaves as one that is shut down does, without waiting.
         weakref.finalize(self, self._driver.stop).atexit = False
@@ -196,9 +186,41 @@ class DynamicRendezvousHandler(NodeHandler):
         """The settings of the rendezvous."""
         return self._settings
 
+    def _new_session(self) -> CasSession:
+        settings = self._settings
+        options = _elastic_rs.NodeOptions(
+            run_id=settings.run_id,
+            name=self._node,
+            local_addr=self._local_addr,
+            nodes=(settings.min_nodes, settings.max_nodes),
+            config=self._config,
+            max_restarts=self._max_restarts,
+            ranks_as_asked=False,
+            hosts=False,
+        )
+        return _elastic_rs.CasSession(options)
+
+    def serve_agent(self, role: str, local_world_size: int, max_restarts: int) -> None:
+        """Serve an agent of ours: see :meth:`NodeHandler.serve_agent`."""
+        super().serve_agent(role, local_world_size, max_restarts)
+        self._cas = self._new_session()
+        self._driver.serve(self._cas)
+
     @property
     def _session(self) -> CasSession:
         return self._cas
+
+    @property
+    def session(self) -> Session:
+        """The session, for an agent of ours that listens to it."""
+        self._driver.start()
+        return self._cas.session()
+
+    def join(self) -> Placement | Failure:
+        """Join the next round for an agent of ours: see :meth:`NodeHandler.join`."""
+        self._driver.start()
+        with self._driver.explaining():
+            return super().join()
 
     def _meet(self, **how: Any) -> tuple[Placement, StoreServer]:
         store = self._listen_for_workers()

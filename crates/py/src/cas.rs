@@ -1,11 +1,13 @@
 //! `CasSession`: a node of a rendezvous over a backend with `get_state` and `set_state`.
 
+use std::sync::Arc;
+
 use elastic_rs::rendezvous::cell::driver::{CellDriver, Step};
 use elastic_rs::rendezvous::cell::node::CellCommand;
 use elastic_rs::rendezvous::conf::Conf;
 use elastic_rs::rendezvous::node::machine::JoinError;
 use elastic_rs::rendezvous::node::session::Session;
-use elastic_rs::rendezvous::protocol::message::Verdict;
+use elastic_rs::rendezvous::protocol::message::{JoinWorkers, Verdict};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -18,7 +20,7 @@ use crate::runtime::block_on;
 /// A node of a rendezvous whose state a backend holds. One thread of Python's performs the steps of :meth:`next_step`.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct CasSession {
-    session: Session,
+    session: Arc<Session>,
     driver: CellDriver,
     options: NodeOptions,
 }
@@ -31,7 +33,7 @@ impl CasSession {
     #[new]
     fn new(options: NodeOptions) -> PyResult<Self> {
         let (session, driver) = CellDriver::new(options.hello()?);
-        Ok(Self { session, driver, options })
+        Ok(Self { session: Arc::new(session), driver, options })
     }
 
     /// Wait for the next operation of the backend. Empty bytes: read. Other bytes: write them if the state is still the last reported
@@ -73,10 +75,11 @@ impl CasSession {
     /// Take part in the next round. Blocks until it is complete.
     ///
     /// Raises as :meth:`Session.join` does, and ``RendezvousStateError`` for a state that is not ours.
-    #[pyo3(signature = (*, store_port))]
-    fn join(&self, py: Python<'_>, store_port: u16) -> PyResult<Placement> {
+    #[pyo3(signature = (*, store_port, workers = None))]
+    fn join(&self, py: Python<'_>, store_port: u16, workers: Option<(String, u32)>) -> PyResult<Placement> {
+        let workers = workers.map(|(role, local_world_size)| JoinWorkers { role, local_world_size });
         let Conf { node_rank, join_timeout, .. } = self.options.config.0;
-        block_on(py, self.session.join(store_port, node_rank, None, join_timeout))?
+        block_on(py, self.session.join(store_port, node_rank, workers, join_timeout))?
             .map(Placement)
             .map_err(|error| errors::from_join(py, &error))
     }
@@ -87,6 +90,11 @@ impl CasSession {
         let age = seconds("age", age_s)?;
         let view = block_on(py, self.driver.fresh_view(age))?.map_err(|error| errors::from_join(py, &error))?;
         View::from_core(py, view)
+    }
+
+    /// The session, for an agent that listens to it.
+    fn session(&self) -> crate::rendezvous::Session {
+        crate::rendezvous::Session::of(Arc::clone(&self.session), self.options.clone())
     }
 
     /// For a waiting node: what it waits for.

@@ -159,6 +159,14 @@ pub struct Session {
     reach: Mutex<Reach>,
 }
 
+impl Session {
+    /// A session that was made elsewhere.
+    pub fn of(core: Arc<session::Session>, options: NodeOptions) -> Self {
+        let reach = Mutex::new(Reach::new(options.local_addr.clone(), options.nodes.1 == 1));
+        Self { core, options, reach }
+    }
+}
+
 #[pymethods]
 impl Session {
     /// Start a session for one node with the coordinator at ``host:port``.
@@ -167,9 +175,8 @@ impl Session {
     #[new]
     fn new(host: &str, port: u16, options: NodeOptions) -> PyResult<Self> {
         let hello = options.hello()?;
-        let reach = Reach::new(options.local_addr.clone(), options.nodes.1 == 1);
         let core = session::Session::open(&handle()?, hello, host, port, options.config.0.coordinator_timeout);
-        Ok(Self { core: Arc::new(core), options, reach: Mutex::new(reach) })
+        Ok(Self::of(Arc::new(core), options))
     }
 
     /// Take part in the next round. Blocks until it is complete. Returns the placement and, if this node has rank 0, an empty store

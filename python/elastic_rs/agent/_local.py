@@ -39,7 +39,7 @@ from elastic_rs.agent._metrics import measured
 from elastic_rs.agent._places import place_of, workers_of
 from elastic_rs.agent._signals import Ended, SignalError, handle_signals
 from elastic_rs.agent._worker_logs import ByGeneration, remove_temporary
-from elastic_rs.rendezvous import RustC10dRendezvousHandler
+from elastic_rs.rendezvous._node_handler import NodeHandler
 
 if TYPE_CHECKING:
     from elastic_rs._elastic_rs import Agent, Failure, Placement, Step
@@ -104,7 +104,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         self._sleep_limit_s: float = getattr(
             self, "_uninterruptible_state_timeout", uninterruptible_state_timeout or 0.0
         )
-        self._handler = spec.rdzv_handler if isinstance(spec.rdzv_handler, RustC10dRendezvousHandler) else None
+        self._handler = spec.rdzv_handler if isinstance(spec.rdzv_handler, NodeHandler) else None
         self._agent: Agent | None = None
         self._place: Placement | None = None
         self._functions: Functions | None = None
@@ -244,7 +244,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         return None
 
     @measured("SimpleElasticAgent._rendezvous")
-    def _join_ours(self, handler: RustC10dRendezvousHandler) -> Placement | Failure:
+    def _join_ours(self, handler: NodeHandler) -> Placement | Failure:
         group, spec = self._group, self._group.spec
         with self.record_duration("RENDEZVOUS"):
             place = handler.join()

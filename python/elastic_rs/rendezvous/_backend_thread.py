@@ -32,6 +32,11 @@ class BackendThread:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
+    def serve(self, session: CasSession) -> None:
+        """Serve this session instead. Only before the thread is started."""
+        assert self._thread is None
+        self._session = session
+
     def start(self) -> None:
         """Start the thread, unless it runs already."""
         with self._lock:

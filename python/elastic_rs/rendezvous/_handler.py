@@ -20,7 +20,7 @@ from torch.distributed.elastic.events.api import NodeState
 
 from elastic_rs import _elastic_rs
 from elastic_rs._host_name import host_name
-from elastic_rs.errors import RendezvousClosedError, RendezvousConnectionError
+from elastic_rs.errors import RendezvousConnectionError
 from elastic_rs.rendezvous._config import DEFAULT_PORT, MAX_NODES, config_of, parse_endpoint, warn_of_no_endpoint
 from elastic_rs.rendezvous._node import claim, why_not_host
 from elastic_rs.rendezvous._node_handler import NodeHandler
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
     from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-    from elastic_rs._elastic_rs import Failure, Host, Placement, RendezvousConfig, Session, StoreServer
+    from elastic_rs._elastic_rs import Host, Placement, RendezvousConfig, Session, StoreServer
 
 __all__ = ["DEFAULT_PORT", "RustC10dRendezvousHandler", "create_rust_c10d_handler"]
 
@@ -88,34 +88,13 @@ class RustC10dRendezvousHandler(NodeHandler):
             self._record(f"Process {os.getpid()} hosts the coordinator at {host}:{port}.", NodeState.INIT)
         self._endpoint = (host, port)
         self._nodes = (params.min_nodes, params.max_nodes)
-        self._max_restarts: int | None = None
-        self._workers: tuple[str, int] | None = None
         super().__init__(run_id=params.run_id, config=config, name=self._name)
         self._local_addr = params.local_addr
-
-    def serve_agent(self, role: str, local_world_size: int, max_restarts: int) -> None:
-        """Serve an agent of ours: workers get their ranks with the place, and the coordinator counts restarts.
-
-        Call it before the session is first used.
-        """
-        self._workers = (role, local_world_size)
-        if self._config.job_counts:
-            self._max_restarts = max_restarts
 
     @property
     def wants_agent(self) -> bool:
         """Whether our agent is to run the workers (``--rdzv-conf agent=rust``, the default)."""
         return self._config.wants_agent
-
-    @property
-    def counts_restarts(self) -> bool:
-        """Whether the coordinator counts restarts, for an agent of ours."""
-        return self._max_restarts is not None
-
-    @property
-    def exit_barrier_timeout(self) -> float | None:
-        """How many seconds our agent waits for the other nodes' workers; None: for as long as they run."""
-        return self._config.exit_barrier_timeout
 
     @functools.cached_property
     def _session(self) -> Session:
@@ -131,27 +110,6 @@ class RustC10dRendezvousHandler(NodeHandler):
             hosts=self._host is not None,
         )
         return _elastic_rs.Session(*self._endpoint, options)
-
-    def join(self) -> Placement | Failure:
-        """Join the next round for an agent of ours, which needs no store of the agents.
-
-        Returns:
-            The place, with the ranks of this node's workers; or the failure because of which the job has ended.
-
-        Raises:
-            The exceptions of :meth:`next_rendezvous`.
-        """
-        try:
-            return self._join(lambda _: None, workers=self._workers)[0]
-        except RendezvousClosedError:
-            cause = self._session.view().cause
-            if cause is None:
-                raise
-            return cause
-
-    def store_of(self, placement: Placement) -> Store:
-        """Connect to the store that the agents share in this round."""
-        return self._agents_store(placement)
 
     @property
     def session(self) -> Session:

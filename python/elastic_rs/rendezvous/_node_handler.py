@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
-    from elastic_rs._elastic_rs import CasSession, Placement, Session, StoreServer, View
+    from elastic_rs._elastic_rs import CasSession, Failure, Placement, Session, StoreServer, View
     from elastic_rs.rendezvous._config import RendezvousConfig
 
 __all__ = ["NodeHandler"]
@@ -58,6 +58,8 @@ class NodeHandler(RendezvousHandler):
         self._waiting = 0
         self._must_rejoin = False
         self._ended = False
+        self._max_restarts: int | None = None
+        self._workers: tuple[str, int] | None = None
         # An agent that is ended by a signal does not call shutdown(); a goodbye spares the others the wait for a lease.
         _say_goodbye_at_exit(self)
 
@@ -68,6 +70,51 @@ class NodeHandler(RendezvousHandler):
         True unless the environment has ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``, as in PyTorch's ``c10d`` backend.
         """
         return os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
+
+    def serve_agent(self, role: str, local_world_size: int, max_restarts: int) -> None:
+        """Serve an agent of ours: workers get their ranks with the place, and restarts are the job's.
+
+        Call it before the session is first used.
+        """
+        self._workers = (role, local_world_size)
+        if self._config.job_counts:
+            self._max_restarts = max_restarts
+
+    @property
+    def counts_restarts(self) -> bool:
+        """Whether restarts are the job's, for an agent of ours."""
+        return self._max_restarts is not None
+
+    @property
+    def exit_barrier_timeout(self) -> float | None:
+        """How many seconds our agent waits for the other nodes' workers; None: for as long as they run."""
+        return self._config.exit_barrier_timeout
+
+    @property
+    def session(self) -> Session:
+        """The session, for an agent of ours that listens to it."""
+        raise NotImplementedError
+
+    def join(self) -> Placement | Failure:
+        """Join the next round for an agent of ours, which needs no store of the agents.
+
+        Returns:
+            The place, with the ranks of this node's workers; or the failure because of which the job has ended.
+
+        Raises:
+            The exceptions of :meth:`next_rendezvous`.
+        """
+        try:
+            return self._join(lambda _: None, workers=self._workers)[0]
+        except RendezvousClosedError:
+            cause = self._session.view().cause
+            if cause is None:
+                raise
+            return cause
+
+    def store_of(self, placement: Placement) -> Store:
+        """Connect to the store that the agents share in this round."""
+        return self._agents_store(placement)
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Take part in the next round and block until it has completed.

@@ -8,7 +8,7 @@ use crate::rendezvous::decider::durable::MY_SESSION;
 use crate::rendezvous::decider::event::{Effect, Event, Reach};
 use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::protocol::capability::Capabilities;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage};
+use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Round};
 
 /// A state to be written.
 #[derive(Clone, Debug)]
@@ -149,6 +149,18 @@ impl CellNode {
             }
             NodeMessage::Withdraw if !known => {
                 outcome.replies.push(CoordinatorMessage::Withdrawn { progress: run.progress(now) });
+            }
+            NodeMessage::Withdraw => {
+                outcome.add(run.apply(Event::Message { node, session, message: NodeMessage::Withdraw }, now));
+                let (id, round) = (node, run.round());
+                let member = |(of, _, placed): (NodeId, _, Option<(Round, u32)>)| {
+                    of == id && placed.is_some_and(|(placed, _)| placed == round)
+                };
+                if !run.nodes().any(member) {
+                    // Nothing is remembered of a node that never had a place: no trace of it stays in the cell.
+                    let message = NodeMessage::Leave { reason: "gave up waiting".to_owned(), signal: None };
+                    outcome.add(run.apply(Event::Message { node, session, message }, now));
+                }
             }
             NodeMessage::Leave { .. } if !known => {}
             NodeMessage::Heartbeat => {

@@ -1,0 +1,97 @@
+"""Agents of ours over a cell in a file, as real processes: what they get from a coordinator they get there too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.python.helpers.procs import Process
+
+AGENT = Path(__file__).parent / "scripts" / "cell_agent.py"
+# A worker without torch: it tells its place, and does what its file says once all have told theirs.
+WORKER = """
+import os, pathlib, sys, time
+here, env = pathlib.Path(sys.argv[1]), os.environ
+restart = env["TORCHELASTIC_RESTART_COUNT"]
+place = f"{env['RANK']} of {env['WORLD_SIZE']} role {env['ROLE_RANK']} local {env['LOCAL_RANK']} restart {restart}"
+(here / f"pid-{env['RANK']}-{restart}").write_text(str(os.getpid()))
+print("worker", place, flush=True)
+while not (here / f"go-{restart}").exists():
+    time.sleep(0.05)
+"""
+
+Agents = Callable[..., Process]
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[Agents]:
+    """Start agents; all have gone at the end."""
+    started: list[tuple[Process, subprocess.Popen[bytes]]] = []
+
+    def start(name: str, *, workers: int = 2, nodes: int = 2, restarts: int = 1) -> Process:
+        worker = tmp_path / "worker.py"
+        worker.write_text(WORKER)
+        command = [sys.executable, str(AGENT), str(tmp_path / "cell"), "127.0.0.1", str(nodes), str(nodes)]
+        command += [str(workers), str(restarts), "--", sys.executable, str(worker), str(tmp_path)]
+        output, write = os.pipe()
+        process = subprocess.Popen(command, stdout=write, stderr=subprocess.STDOUT, start_new_session=True)
+        os.close(write)
+        agent = Process(name, process, output, tmp_path / f"{name}.log")
+        started.append((agent, process))
+        return agent
+
+    yield start
+    for _, process in started:
+        process.kill()  # its guards end its workers
+        process.wait()
+
+
+def pids(folder: Path, restart: int, world_size: int) -> dict[int, int]:
+    return {rank: int((folder / f"pid-{rank}-{restart}").read_text()) for rank in range(world_size)}
+
+
+def test_a_job_over_a_file_goes_on_after_a_worker_was_killed(agents: Agents, tmp_path: Path) -> None:
+    """Worker ranks come with the place, the restart is the job's, and every node names what failed."""
+    nodes = [agents("a"), agents("b")]
+    for node in nodes:
+        for local_rank in range(2):
+            node.line(rf"worker \d of 4 role \d local {local_rank} restart 0")
+    os.kill(pids(tmp_path, 0, 4)[3], signal.SIGKILL)
+    for node in nodes:
+        node.line(r"ended with SIGKILL.*restart 1 of 1")
+        node.line(r"worker \d of 4 role \d local \d restart 1")
+    (tmp_path / "go-1").touch()
+    assert [node.wait() for node in nodes] == [0, 0]
+    ranks = sorted(
+        line.split()[1]
+        for node in nodes
+        for line in node.lines
+        if line.startswith("worker ") and line.endswith("restart 1")
+    )
+    assert ranks == ["0", "1", "2", "3"]
+
+
+def test_the_failure_that_uses_up_the_jobs_restarts_ends_every_node(agents: Agents, tmp_path: Path) -> None:
+    """The budget is the job's: without the cell each node would count for itself, and the other would wait for ever."""
+    nodes = [agents("a", workers=1, restarts=0), agents("b", workers=1, restarts=0)]
+    for node in nodes:
+        node.line(r"worker \d of 2 role \d local 0 restart 0")
+    os.kill(pids(tmp_path, 0, 2)[1], signal.SIGKILL)
+    assert [node.wait() for node in nodes] == [1, 1]
+    for node in nodes:
+        assert any("rank 1" in line and "SIGKILL" in line for line in node.lines), node.lines
+
+
+def test_a_node_that_has_finished_waits_for_the_others(agents: Agents, tmp_path: Path) -> None:
+    """The exit barrier is the cell's: no store of the agents is asked."""
+    nodes = [agents("a", workers=1), agents("b", workers=1)]
+    for node in nodes:
+        node.line(r"worker \d of 2 role \d local 0 restart 0")
+    (tmp_path / "go-0").touch()
+    assert [node.wait() for node in nodes] == [0, 0]
