@@ -1136,6 +1136,16 @@ def _shutdown() -> None:
     Stop all background threads. Registered with ``atexit``.
     """
 
+def coordinator_question() -> bytes:
+    """
+    Return the bytes that ask a coordinator for the version of its protocol. No session begins.
+    """
+
+def coordinator_version(answer: bytes) -> int | None:
+    """
+    Return the version that a coordinator has answered with; None if no coordinator answers so.
+    """
+
 def follow_parent() -> None:
     """
     Have the calling process killed when the thread that started it ends: for workers that are Python functions.
@@ -1168,6 +1178,11 @@ def rehearse(command: SupportsGetItem[int, str]) -> None:
 def reset_log_levels() -> None:
     """
     Read the level of Python's logger ``elastic_rs`` again. Call it after changing the level.
+    """
+
+def store_question(nonce: SupportsIndex) -> bytes:
+    """
+    Return what a c10d client greets a store with. A store answers with the nonce, as four bytes in little-endian order.
     """
 
 def validate_run_id(run_id: str) -> None:

@@ -12,6 +12,7 @@ mod host;
 mod launch;
 mod logging;
 mod options;
+mod probe;
 mod rendezvous;
 mod runtime;
 mod store;
@@ -37,6 +38,8 @@ mod _elastic_rs {
     use crate::launch::{Launched, launch, rehearse, visible_gpus};
     #[pymodule_export]
     use crate::options::{AgentOptions, LaunchOptions, LogOptions, NodeOptions, Streams};
+    #[pymodule_export]
+    use crate::probe::{coordinator_question, coordinator_version, store_question};
     #[pymodule_export]
     use crate::rendezvous::{Placement, Session, View, validate_run_id};
     #[pymodule_export]

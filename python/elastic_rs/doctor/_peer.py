@@ -1,27 +1,22 @@
 """What answers at an address: our coordinator, a c10d store, something else, or nothing.
 
-Facts: ``src/rendezvous/protocol/codec.rs``, and what PyTorch's store does with ``VALIDATE``, ``PING`` and what it does
-not know.
+A store is asked for a ping, as by a c10d client: PyTorch's store requires the first five bytes in one segment. A
+coordinator is asked for its version, which begins no session.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import selectors
 import socket
-import struct
 import time
 from dataclasses import dataclass
 
+from elastic_rs._elastic_rs import coordinator_question, coordinator_version, store_question
+
 __all__ = ["Reached", "family_of", "reach"]
 
-# The first bytes of a c10d client. PyTorch's store requires the first five bytes in one segment.
-VALIDATE = b"\x00" + struct.pack("<I", 0x3C85F7CE)
-PING = b"\x0d"
-# A coordinator refuses version 0 and names its own, in a message whose encoding never changes; no session begins.
-GREETING = b"ELRZ" + struct.pack("<H", 0)
 # PyTorch's store ignores a greeting until more bytes follow. Then it closes the connection.
 NUDGE_AFTER_S = 1.0
 READ_BYTES = 4096
@@ -61,8 +56,9 @@ def reach(addresses: list[str], port: int, limit_s: float) -> Reached:
         return connected
     connection, address = connected
     with connection:
-        nonce = struct.pack("<I", os.getpid())
-        got, ended = _ask(connection, VALIDATE + PING + nonce, len(nonce), limit_s)
+        pid = os.getpid()
+        nonce = pid.to_bytes(4, "little")
+        got, ended = _ask(connection, store_question(pid), len(nonce), limit_s)
     took_s = time.monotonic() - began
     if got != nonce:
         if not got:
@@ -73,13 +69,13 @@ def reach(addresses: list[str], port: int, limit_s: float) -> Reached:
     if isinstance(again, Reached):
         return again
     with again[0] as connection:
-        got, ended = _ask(connection, GREETING, READ_BYTES, min(limit_s, NUDGE_AFTER_S))
+        got, ended = _ask(connection, coordinator_question(), READ_BYTES, min(limit_s, NUDGE_AFTER_S))
         if not got and not ended:
-            got, _ = _ask(connection, GREETING, READ_BYTES, limit_s)
-    version = re.search(rb"protocol version 0 is not spoken here, only version (\d+)", got)
+            got, _ = _ask(connection, coordinator_question(), READ_BYTES, limit_s)
+    version = coordinator_version(got)
     if version is None:
         return Reached("store", address, took_s=took_s)
-    return Reached("coordinator", address, version=int(version[1]), took_s=took_s)
+    return Reached("coordinator", address, version=version, took_s=took_s)
 
 
 def _connect(addresses: list[str], port: int, limit_s: float) -> tuple[socket.socket, str] | Reached:

@@ -3,7 +3,7 @@
 use bytes::{Buf, BufMut, BytesMut};
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::message::{MAGIC, PROTOCOL_VERSION};
+use super::message::{CoordinatorMessage, MAGIC, PROTOCOL_VERSION};
 
 /// Longest frame either side accepts. The longest legitimate one is a few KiB of text.
 pub const FRAME_LIMIT_BYTES: usize = 64 * 1024;
@@ -62,6 +62,24 @@ pub fn decode_preamble(buffer: &mut BytesMut) -> Result<bool, CodecError> {
         return Err(CodecError::Version { theirs, ours: PROTOCOL_VERSION });
     }
     Ok(true)
+}
+
+/// Append the bytes that ask a coordinator for its version: a preamble of version 0, which every coordinator refuses. No session
+/// begins.
+pub fn encode_version_question(out: &mut BytesMut) {
+    out.put_slice(MAGIC);
+    out.put_u16_le(0);
+}
+
+/// The version that a coordinator names when it refuses version 0; `None` for all other bytes.
+pub fn decode_version_answer(answer: &[u8]) -> Option<u16> {
+    let Ok(Some(CoordinatorMessage::Rejected { reason })) = decode_frame(&mut BytesMut::from(answer)) else {
+        return None;
+    };
+    let refusal = CodecError::Version { theirs: 0, ours: 0 }.to_string();
+    let (_, version) = reason.split_once(refusal.strip_suffix('0')?)?;
+    let digits = version.find(|it: char| !it.is_ascii_digit()).unwrap_or(version.len());
+    version[..digits].parse().ok()
 }
 
 /// Append `message` as one frame.
@@ -152,6 +170,26 @@ mod tests {
             text,
             "rendezvous protocol version 9 is not spoken here, only version 2: install one release of elastic_rs on every node"
         );
+    }
+
+    #[test]
+    fn a_coordinator_of_any_version_says_which_it_is() {
+        let mut question = BytesMut::new();
+        encode_version_question(&mut question);
+        let CodecError::Version { theirs, .. } = decode_preamble(&mut question).unwrap_err() else { panic!() };
+        for ours in [PROTOCOL_VERSION, 12_345] {
+            for more in ["", "; install the same release everywhere"] {
+                let reason = format!("{}{more}", CodecError::Version { theirs, ours });
+                let mut answer = BytesMut::new();
+                encode_frame(&CoordinatorMessage::Rejected { reason }, &mut answer);
+                assert_eq!(decode_version_answer(&answer), Some(ours));
+            }
+        }
+        let mut other = BytesMut::new();
+        encode_frame(&CoordinatorMessage::Rejected { reason: "closed".to_owned() }, &mut other);
+        assert_eq!(decode_version_answer(&other), None);
+        assert_eq!(decode_version_answer(b"HTTP/1.1 400 Bad Request"), None);
+        assert_eq!(decode_version_answer(b""), None);
     }
 
     #[test]

@@ -1,0 +1,30 @@
+//! What the doctor asks whoever answers at an address, in the core's own encoding.
+
+use bytes::BytesMut;
+use elastic_rs::proto::Request;
+use elastic_rs::rendezvous::protocol::codec;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+/// Return what a c10d client greets a store with. A store answers with the nonce, as four bytes in little-endian order.
+#[pyfunction]
+pub fn store_question(py: Python<'_>, nonce: u32) -> Bound<'_, PyBytes> {
+    let mut question = BytesMut::new();
+    Request::<&[u8]>::Validate.encode(&mut question);
+    Request::<&[u8]>::Ping { nonce }.encode(&mut question);
+    PyBytes::new(py, &question)
+}
+
+/// Return the bytes that ask a coordinator for the version of its protocol. No session begins.
+#[pyfunction]
+pub fn coordinator_question(py: Python<'_>) -> Bound<'_, PyBytes> {
+    let mut question = BytesMut::new();
+    codec::encode_version_question(&mut question);
+    PyBytes::new(py, &question)
+}
+
+/// Return the version that a coordinator has answered with; None if no coordinator answers so.
+#[pyfunction]
+pub fn coordinator_version(answer: &[u8]) -> Option<u16> {
+    codec::decode_version_answer(answer)
+}
