@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers import functions
+from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.multiprocessing import SignalException
 
 if TYPE_CHECKING:
@@ -102,7 +103,11 @@ def test_an_exception_from_outside_leaves_no_worker(agent_of: Any, tmp_path: Pat
     before = signal.signal(signal.SIGUSR1, handler)
 
     def interrupt() -> None:
-        until((tmp_path / "0").exists, "the worker runs")
+        # Not while the agent forks: that would leave the lock of `logging` held.
+        until(
+            lambda: (tmp_path / "0").exists() and agent.get_worker_group().state == WorkerState.HEALTHY,
+            "the worker runs",
+        )
         os.kill(os.getpid(), signal.SIGUSR1)
 
     thread = threading.Thread(target=interrupt)
