@@ -58,11 +58,11 @@ class LocalElasticAgent(TorchLocalElasticAgent):
 
     Args:
         spec: role, entry point, number of workers, restarts and rendezvous handler. ``monitor_interval`` matters only
-            with another handler than ours, which has to be asked for waiting nodes; nothing else is polled.
+            with another package's handler, which has to be asked for waiting nodes; nothing else is polled.
         logs_specs: where the workers' output goes.
         start_method: of ``torch.multiprocessing``, for functions: ``spawn``, ``fork``, ``forkserver``.
         exit_barrier_timeout: seconds to wait for the other nodes' workers once ours have succeeded. If it is not given,
-            ``--rdzv-conf exit_barrier_timeout`` says it, or there is no limit; with another handler than ours, 300 s.
+            ``--rdzv-conf exit_barrier_timeout`` says it, or there is no limit; with another package's handler, 300 s.
         log_line_prefix_template: of teed lines; ``${role_name}``, ``${rank}``, ``${local_rank}``, ``${hostname}``.
         shutdown_timeout: seconds between the first signal and SIGKILL whenever workers are stopped: at a restart, at
             the end, and when the agent itself gets a signal.
@@ -142,7 +142,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         wait_for_readers(self._events)
         handle_signals()
         self._agent = agent = self._new_agent(spec)
-        # Only another handler than ours has to be asked.
+        # Only another package's handler has to be asked.
         interval = spec.monitor_interval if self._handler is None else None
         result: RunResult | None = None
         received: SignalException | None = None
