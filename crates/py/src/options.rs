@@ -1,5 +1,7 @@
 //! The options of the binding's calls: one typed object per call, checked when it is made.
 
+#![expect(clippy::too_many_arguments, reason = "constructors that are generated: one named argument for each field")]
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
