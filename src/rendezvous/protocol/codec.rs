@@ -76,8 +76,9 @@ pub fn decode_version_answer(answer: &[u8]) -> Option<u16> {
     let Ok(Some(CoordinatorMessage::Rejected { reason })) = decode_frame(&mut BytesMut::from(answer)) else {
         return None;
     };
+    // What follows the version, such as advice, differs between releases.
     let refusal = CodecError::Version { theirs: 0, ours: 0 }.to_string();
-    let (_, version) = reason.split_once(refusal.strip_suffix('0')?)?;
+    let (_, version) = reason.split_once(refusal.split_inclusive("only version ").next()?)?;
     let digits = version.find(|it: char| !it.is_ascii_digit()).unwrap_or(version.len());
     version[..digits].parse().ok()
 }
