@@ -255,11 +255,9 @@ impl Roster {
     /// What differs.
     #[cfg(any(test, feature = "sim"))]
     pub fn check(&self) -> Result<(), String> {
-        let mut fresh = self.clone();
-        fresh.recount();
-        let of =
-            |roster: &Self| (roster.counts, roster.active.clone(), roster.unfinished.clone(), roster.waiting.clone());
-        let (kept, fresh) = (of(self), of(&fresh));
+        let kept = (self.counts, [&self.active, &self.unfinished, &self.waiting]);
+        let (counts, sets) = self.counted_anew();
+        let fresh = (counts, sets.each_ref());
         if kept == fresh { Ok(()) } else { Err(format!("counters are {kept:?}, a recount gives {fresh:?}")) }
     }
 
@@ -305,15 +303,17 @@ impl Roster {
 
     /// Count all nodes anew, after the round has changed.
     fn recount(&mut self) {
+        (self.counts, [self.active, self.unfinished, self.waiting]) = self.counted_anew();
+    }
+
+    /// The counts, and the nodes that are active, unfinished, and waiting.
+    fn counted_anew(&self) -> (Counts, [BTreeSet<NodeId>; 3]) {
         let mut counts = Counts::default();
         self.nodes.values().for_each(|node| counts.add(self.counted(node)));
-        self.counts = counts;
         let of =
             |which: fn(&Node) -> bool| self.nodes.iter().filter(|(_, node)| which(node)).map(|(id, _)| *id).collect();
-        (self.active, self.unfinished, self.waiting) = (
-            of(|node| node.status == Status::Active),
-            of(|node| node.status == Status::Active && !node.done),
-            of(Node::waits),
-        );
+        let active = of(|node| node.status == Status::Active);
+        let unfinished = of(|node| node.status == Status::Active && !node.done);
+        (counts, [active, unfinished, of(Node::waits)])
     }
 }
