@@ -232,7 +232,11 @@ _elastic_rs.StoreClient("127.0.0.1", second.port).set("k", "v")
 once_it_waits(lambda: other.set("k", "v"))
 client.wait(["k"])  # the runtime's threads have begun
 for task in Path("/proc/self/task").iterdir():
-    status = dict(line.split(":\\t", 1) for line in (task / "status").read_text().splitlines() if ":\\t" in line)
+    try:
+        text = (task / "status").read_text()
+    except OSError:
+        continue  # it has ended meanwhile
+    status = dict(line.split(":\\t", 1) for line in text.splitlines() if ":\\t" in line)
     takes = [number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1)
              if not int(status["SigBlk"], 16) >> number - 1 & 1]
     print("main" if task.name == str(os.getpid()) else status["Name"].rstrip("0123456789"), len(takes))

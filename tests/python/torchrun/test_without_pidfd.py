@@ -64,8 +64,10 @@ def test_workers_come_from_a_template_and_outlive_no_killed_agent(start: Start, 
 @errors
 def test_functions_are_workers_too(job: Job, error: str) -> None:
     tests = SCRIPTS.parent / "agent" / "test_functions.py"
-    names = "test_functions_are_restarted and forkserver and static"
-    node = job.start([*WITHOUT, error, sys.executable, "-m", "pytest", "-q", str(tests), "-k", names])
+    names = "test_functions_are_restarted and spawn and static"
+    node = job.start(
+        [*WITHOUT, error, sys.executable, "-m", "pytest", "-q", "-m", "long or not long", str(tests), "-k", names]
+    )
     assert node.wait() == 0, node.tail()
     node.line("1 passed")
 
