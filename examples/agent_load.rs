@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use std::{env, process};
 
 use elastic_rs::agent::crew::Crew;
-use elastic_rs::agent::runner::{Runner, Started, Step};
-use elastic_rs::agent::{Budget, Policy};
+use elastic_rs::agent::environment::Workers;
+use elastic_rs::agent::runner::{Runner, Step};
+use elastic_rs::agent::{AgentOptions, Budget};
 use elastic_rs::host::Host;
 use elastic_rs::process::{Consoles, Copies, FilterOptions, Group, Output, WorkerSpec};
 use elastic_rs::rendezvous::node::session::Session;
@@ -85,8 +86,24 @@ impl Node {
             ..Hello::new("job", NodeId(number), format!("node{number}"), settings)
         };
         let session = Arc::new(Session::open(&Handle::current(), hello, "127.0.0.1", host.port(), LIMIT));
-        let policy = Policy { budget: Budget::Job, workers: 2, grace: LIMIT, exit_barrier_timeout: None };
-        let runner = Runner::new(policy, "agent".into(), "job".into(), "role".into(), Some(session.clone()));
+        let workers = Workers {
+            run_id: "job".into(),
+            role: "role".into(),
+            local_world_size: 2,
+            max_restarts: 0,
+            use_agent_store: true,
+            virtual_local_rank: false,
+        };
+        let options = AgentOptions {
+            name: "agent".into(),
+            entrypoint: "sleep".into(),
+            workers,
+            budget: Budget::Job,
+            grace: LIMIT,
+            exit_barrier_timeout: None,
+            uninterruptible_sleep: Duration::ZERO,
+        };
+        let runner = Runner::new(options, Some(session.clone()));
         Self { runner, session }
     }
 
@@ -114,7 +131,7 @@ impl Node {
         let group = Group::start(specs.collect(), FilterOptions::default(), consoles).await.expect("workers");
         let pid = i32::try_from(group.pids()[&1]).ok().and_then(rustix::process::Pid::from_raw).expect("a process");
         let error_files = BTreeMap::from([(1, files.error_file.clone())]);
-        self.runner.started(Crew::Spawned(Box::new(group)), Started { error_files, first_rank: 0 });
+        self.runner.started(Crew::Spawned(Box::new(group)), error_files);
         pid
     }
 }

@@ -25,10 +25,8 @@ use crate::wait::telling_if_slow;
 use identity::home;
 
 mod identity;
-mod worker_store;
 
 pub use identity::process_number;
-pub use worker_store::Reach;
 
 /// A store with a coordinator behind the same port. Dropping it stops both.
 #[derive(Debug)]

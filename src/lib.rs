@@ -9,9 +9,9 @@ pub mod agent;
 #[cfg(feature = "io")]
 mod bounded_log;
 pub mod devices;
+pub mod frontend;
 #[cfg(feature = "io")]
 pub mod host;
-pub mod launch;
 #[cfg(feature = "io")]
 pub mod net;
 pub mod process;

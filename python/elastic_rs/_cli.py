@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import re
 import signal
@@ -14,7 +15,7 @@ from elastic_rs import _elastic_rs
 from elastic_rs._logging import show_logs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import FrameType
 
 DEFAULT_PORT = 29400
@@ -42,22 +43,7 @@ exit codes:
   130, 143           ended at once by a second SIGINT, SIGTERM
 """
 
-# Name, metavar, and what the limit is for. The defaults are the core's.
-LIMITS = [
-    ("connections", "N", "connections that may be open at once"),
-    ("keys", "N", "stored keys and queues"),
-    ("stored_bytes", "BYTES", "keys, values and queue items together"),
-    ("key_bytes", "BYTES", "length of a key"),
-    ("value_bytes", "BYTES", "length of a value in a request"),
-    ("list_len", "N", "keys in one request"),
-    ("message_bytes", "BYTES", "length of one request"),
-    ("reply_buffer_bytes", "BYTES", "replies that may wait for a client that asks for more"),
-    ("hello_timeout_s", "SECONDS", "time in which a new connection must show its protocol"),
-    ("flush_timeout_s", "SECONDS", "time in which a client that has closed its sending side must read the replies"),
-    ("keepalive_idle_s", "SECONDS", "silence after which the kernel probes a client's host"),
-    ("keepalive_interval_s", "SECONDS", "time between such probes while none is answered"),
-    ("log_period_s", "SECONDS", "time in which at most 20 rejections of each cause are logged, 0 for all"),
-]
+METAVARS = {"number": "N", "bytes": "BYTES", "seconds": "SECONDS"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,14 +88,13 @@ def _parser() -> argparse.ArgumentParser:
         "limits",
         "A client that exceeds one loses its connection; others are not affected. BYTES and N may end in K, M, G or T.",
     )
-    defaults = _elastic_rs.Host.default_limits()
-    for name, metavar, what in LIMITS:
+    for name, unit, default, what in _elastic_rs.StoreLimits.table():
         limits.add_argument(
-            f"--max-{name.replace('_', '-')}" if metavar != "SECONDS" else f"--{name[:-2].replace('_', '-')}",
+            f"--{name[:-2]}".replace("_", "-") if unit == "seconds" else f"--max-{name}".replace("_", "-"),
             dest=name,
-            type=_keepalive if name.startswith("keepalive") else _seconds if metavar == "SECONDS" else _amount,
-            metavar=metavar,
-            help=f"{what} (default: {_shown(defaults[name])})",
+            type=functools.partial(_limit, name, _seconds if unit == "seconds" else _amount),
+            metavar=METAVARS[unit],
+            help=f"{what} (default: {_shown(unit, default)})",
         )
     return parser
 
@@ -118,9 +103,9 @@ def _serve(args: argparse.Namespace) -> int:
     # Before any thread exists, so that all inherit the mask: signals stay pending until `sigtimedwait`.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     show_logs(args.log_level.upper())
-    limits = {name: getattr(args, name) for name, _, _ in LIMITS}
+    limits = _elastic_rs.StoreLimits(**{name: getattr(args, name) for name, *_ in _elastic_rs.StoreLimits.table()})
     try:
-        host = _elastic_rs.Host.listen(args.host, args.port, **limits)
+        host = _elastic_rs.Host.listen(args.host, args.port, limits=limits)
     except OSError as error:
         print(f"elastic-rs: error: {error.strerror or error}", file=sys.stderr)
         return CANNOT_LISTEN
@@ -182,10 +167,13 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _keepalive(text: str) -> float:
-    value = _seconds(text)
-    if not 1 <= value <= 32_767:  # the kernel's bounds
-        raise argparse.ArgumentTypeError(f"`{text}` must be from 1 to 32767 seconds, which is what the kernel takes")
+def _limit(name: str, parse: Callable[[str], float], text: str) -> float:
+    """Read a limit, and check it by the core's table."""
+    value = parse(text)
+    try:
+        _elastic_rs.StoreLimits(**{name: value})
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     return value
 
 
@@ -197,10 +185,11 @@ def _amount(text: str) -> int:
     return value
 
 
-def _shown(value: int | float | None) -> str:
+def _shown(unit: str, value: float | None) -> str:
     if value is None:
         return "no limit"
-    if isinstance(value, float):
+    if unit == "seconds":
         return f"{value:g}"
-    power = next((power for power in (4, 3, 2, 1) if value >> 10 * power and value % (1 << 10 * power) == 0), 0)
-    return f"{value >> 10 * power}{' KMGT'[power].strip()}"
+    number = int(value)
+    power = next((power for power in (4, 3, 2, 1) if number >> 10 * power and number % (1 << 10 * power) == 0), 0)
+    return f"{number >> 10 * power}{' KMGT'[power].strip()}"

@@ -31,7 +31,7 @@ class Agent:
         """
         ``session`` reports other nodes. Without a session the caller does.
         """
-    def adopt(self, /, pids: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex]], *, first_rank: SupportsIndex, error_files: SupportsGetItem[int, tuple[SupportsIndex, str | PathLike[str]]]) -> None:
+    def adopt(self, /, pids: "dict[int, int]", *, error_files: "dict[int, str]") -> None:
         """
         Answers ``start``: supervise these children of the calling process, which has started them.
         """
@@ -43,9 +43,9 @@ class Agent:
         """
         Kill the remaining workers: the caller gives up. Not needed after ``end``.
         """
-    def environment(self, /, placement: Placement, local_rank: SupportsIndex) -> dict[str, str]:
+    def environments(self, /) -> dict[int, dict[str, str]]:
         """
-        The variables of one worker, which override those that it inherits.
+        The variables of the round's workers by local rank, which override those that they inherit.
 
         Raises ``ValueError`` if there are fewer GPUs than workers with ``virtual_local_rank``.
         """
@@ -67,10 +67,6 @@ class Agent:
         """
         Answers ``join``: the join failed. The workers of an agent without a place do not run.
         """
-    def not_started(self, /, local_rank: SupportsIndex, reason: str, *, first_rank: SupportsIndex) -> None:
-        """
-        Answers ``start``: the worker cannot be started, and none runs.
-        """
     def placed(self, /, placement: Placement) -> None:
         """
         Answers ``join``.
@@ -88,7 +84,7 @@ class Agent:
         """
         This process got a signal that ends it. A second one kills the remaining workers.
         """
-    def start(self, /, commands: SupportsGetItem[int, WorkerCommand], *, first_rank: SupportsIndex, error_files: SupportsGetItem[int, tuple[SupportsIndex, str | PathLike[str]]], stdout_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None, stderr_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None, stdout_fd: SupportsIndex = 1, stderr_fd: SupportsIndex = 2, template: Template | None = None) -> dict[int, int]:
+    def start(self, /, commands: SupportsGetItem[int, WorkerCommand], *, error_files: "dict[int, str]", stdout_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None, stderr_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None, stdout_fd: SupportsIndex = 1, stderr_fd: SupportsIndex = 2, template: Template | None = None) -> dict[int, int]:
         """
         Answers ``start``: start these programs. Returns their process ids by local rank. The result is empty if one could not be
         started, which is a failure of that worker like any other, and if the round ended before the start was complete.
@@ -103,7 +99,12 @@ class AgentOptions:
     """
     The options of an agent, for every front end. Times are in seconds.
     """
-    def __new__(self, /, name: str, run_id: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, restarts_left: SupportsIndex | None, grace_s: SupportsFloat | SupportsIndex, exit_barrier_timeout_s: SupportsFloat | SupportsIndex | None, use_agent_store: bool, virtual_local_rank: bool, uninterruptible_sleep_s: SupportsFloat | SupportsIndex) -> AgentOptions: ...
+    def __new__(self, /, name: str, entrypoint: str, run_id: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, restarts_left: SupportsIndex | None, grace_s: SupportsFloat | SupportsIndex, exit_barrier_timeout_s: SupportsFloat | SupportsIndex | None, use_agent_store: bool, virtual_local_rank: bool, uninterruptible_sleep_s: SupportsFloat | SupportsIndex) -> AgentOptions: ...
+    @property
+    def entrypoint(self, /) -> str:
+        """
+        The name of the workers in logs and in the final report.
+        """
     @property
     def exit_barrier_timeout_s(self, /) -> float | None:
         """
@@ -256,33 +257,23 @@ class AsyncStoreClient:
         """
 
 @final
-class CasSession:
+class CellSession:
     """
     A node of a rendezvous whose state a backend holds. One thread of Python's performs the steps of :meth:`next_step`.
     """
-    def __new__(cls, /, options: NodeOptions) -> CasSession:
+    def __new__(cls, /, options: NodeOptions) -> CellSession:
         """
         Make a session for one node, which others find at ``local_addr`` of the options.
 
         Raises ``ValueError`` for options that make no sense.
         """
-    def close(self, /, *, by: str, cause: str | None = None, timeout_s: SupportsFloat | SupportsIndex) -> None:
+    def abandon(self, /, reason: str) -> None:
         """
-        End the job on all nodes. Blocks until that is written. With a ``cause`` the job has failed, and all other nodes stop.
+        Leave without waiting for anything.
         """
     def fresh_view(self, /, *, age_s: SupportsFloat | SupportsIndex) -> View:
         """
-        The state of the rendezvous, as read from the backend at most ``age_s`` ago. Raises as :meth:`join` does.
-        """
-    def join(self, /, *, store_port: SupportsIndex, workers: tuple[str, SupportsIndex] | None = None) -> Placement:
-        """
-        Take part in the next round. Blocks until it is complete.
-
-        Raises as :meth:`Session.join` does, and ``RendezvousStateError`` for a state that is not ours.
-        """
-    def leave(self, /, reason: str, *, timeout_s: SupportsFloat | SupportsIndex = 1.0) -> bool:
-        """
-        Leave, waiting at most ``timeout_s`` for that to be written. Returns whether it was.
+        The state of the rendezvous, as read from the backend at most ``age_s`` ago. Raises as :meth:`Session.view` does.
         """
     def next_step(self, /) -> bytes | None:
         """
@@ -309,17 +300,10 @@ class CasSession:
         """
         The state was written.
         """
-    def progress(self, /) -> str | None:
-        """
-        For a waiting node: what it waits for.
-        """
+    @property
     def session(self, /) -> Session:
         """
-        The session, for an agent that listens to it.
-        """
-    def view(self, /) -> View:
-        """
-        The state of the rendezvous, from memory.
+        The session.
         """
 
 @final
@@ -420,23 +404,11 @@ class Host:
         Raises ``OSError`` when ``is_host`` is True and the port cannot be listened on.
         """
     @staticmethod
-    def default_limits() -> "dict[str, int | float | None]":
-        """
-        The limits of :meth:`listen` with their defaults. None is no limit.
-        """
-    def drain(self, /, *, timeout_s: SupportsFloat | SupportsIndex) -> bool:
-        """
-        Wait until every node has said goodbye, at most ``timeout_s``, then stop. True if all had.
-        """
-    @staticmethod
-    def listen(host: str | None, port: SupportsIndex, *, key_bytes: SupportsIndex | None = None, value_bytes: SupportsIndex | None = None, list_len: SupportsIndex | None = None, message_bytes: SupportsIndex | None = None, keys: SupportsIndex | None = None, stored_bytes: SupportsIndex | None = None, connections: SupportsIndex | None = None, reply_buffer_bytes: SupportsIndex | None = None, hello_timeout_s: SupportsFloat | SupportsIndex | None = None, flush_timeout_s: SupportsFloat | SupportsIndex | None = None, keepalive_idle_s: SupportsFloat | SupportsIndex | None = None, keepalive_interval_s: SupportsFloat | SupportsIndex | None = None, log_period_s: SupportsFloat | SupportsIndex | None = None) -> Host:
+    def listen(host: str | None, port: SupportsIndex, *, limits: StoreLimits | None = None) -> Host:
         """
         Serve on every address of ``host``, or on all of this machine if it is None. Port 0 lets the system choose.
 
-        A limit that is not given has the value of :meth:`default_limits`.
-
         Raises ``OSError`` if ``host`` cannot be resolved, or if listening fails. The text names the process that has the port.
-        Raises ``ValueError`` for invalid times: those of keep-alive are from 1 to 32767 s.
         """
     @property
     def port(self, /) -> int:
@@ -456,6 +428,10 @@ class Host:
     def users(self, /) -> tuple[int, int]:
         """
         The numbers of sessions and of store clients that are connected now.
+        """
+    def wait_for_nodes(self, /, *, timeout_s: SupportsFloat | SupportsIndex) -> bool:
+        """
+        Wait until every node has said goodbye, at most ``timeout_s``. True if all had.
         """
     def wait_for_users(self, /, *, timeout_s: SupportsFloat | SupportsIndex) -> bool:
         """
@@ -650,16 +626,11 @@ class NodeOptions:
     """
     The options of a node.
     """
-    def __new__(self, /, run_id: str, name: str, local_addr: str | None, nodes: tuple[SupportsIndex, SupportsIndex], config: RendezvousConfig, max_restarts: SupportsIndex | None, ranks_as_asked: bool, hosts: bool) -> NodeOptions: ...
+    def __new__(self, /, run_id: str, name: str, local_addr: str | None, nodes: tuple[SupportsIndex, SupportsIndex], config: RendezvousConfig, max_restarts: SupportsIndex | None, ranks_as_asked: bool, use_agent_store: bool) -> NodeOptions: ...
     @property
     def config(self, /) -> RendezvousConfig:
         """
         The values of ``--rdzv-conf``.
-        """
-    @property
-    def hosts(self, /) -> bool:
-        """
-        This process hosts the coordinator, which ends with this node.
         """
     @property
     def local_addr(self, /) -> str | None:
@@ -684,12 +655,17 @@ class NodeOptions:
     @property
     def ranks_as_asked(self, /) -> bool:
         """
-        Ranks are those that ``config`` asks for, in every round.
+        Ranks are those that ``config`` asks for, in every round, and workers share a store elsewhere.
         """
     @property
     def run_id(self, /) -> str:
         """
         The job.
+        """
+    @property
+    def use_agent_store(self, /) -> bool:
+        """
+        The workers share a store that exists already when they start: this node's at rank 0, or the one elsewhere.
         """
 
 @final
@@ -819,35 +795,50 @@ class RendezvousConfig:
 @final
 class Session:
     """
-    A node's session with the coordinator. It connects in the background.
+    A node's session: with a coordinator, or over a cell that all nodes share (:class:`CellSession`).
     """
-    def __new__(cls, /, host: str, port: SupportsIndex, options: NodeOptions) -> Session:
+    def __new__(cls, /, host: str, port: SupportsIndex, options: NodeOptions, *, coordinator: Host | None = None) -> Session:
         """
-        Start a session for one node with the coordinator at ``host:port``.
+        Start a session for one node with the coordinator at ``host:port``. It connects in the background. ``coordinator`` is that
+        coordinator, if this process serves it.
 
         Raises ``ValueError`` for options that no coordinator accepts.
         """
-    def close(self, /, *, by: str, cause: str | None = None) -> None:
+    @property
+    def addr(self, /) -> str:
         """
-        End the job for everybody. With a ``cause``, it failed, and all others stop.
+        Where other nodes look for this one; its name if that is not known.
         """
-    def join(self, /, *, workers: tuple[str, SupportsIndex] | None = None, host: Host | None = None) -> tuple[Placement, StoreServer]:
+    def close(self, /, *, cause: str | None = None, timeout_s: SupportsFloat | SupportsIndex | None = None) -> None:
         """
-        Take part in the next round. Blocks until it is complete. Returns the placement and, if this node has rank 0, an empty store
-        that listens where the workers of this round look for it. ``host`` is the coordinator, if this process serves it.
+        End the job for everybody. With a ``cause`` it failed, and all others stop. With ``timeout_s``, waits at most that long until
+        it is done, and raises as :meth:`join` does.
+        """
+    def join(self, /, *, workers: tuple[str, SupportsIndex] | None = None) -> Placement:
+        """
+        Take part in the next round. Blocks until it is complete. If this node has rank 0, an empty store listens where the workers of
+        this round look for it, until the next round or the end.
 
         Raises ``RendezvousTimeoutError``, ``RendezvousClosedError``, ``RendezvousGracefulExitError`` (a spare that was not
-        needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``.
+        needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``; over a cell also ``RendezvousStateError``, for a state
+        that is not ours.
         """
     def leave(self, /, reason: str, *, timeout_s: SupportsFloat | SupportsIndex = 1.0, signal: SupportsIndex | None = None) -> None:
         """
-        Say goodbye and end the session, waiting at most ``timeout_s`` for what is still to be sent. Later calls do nothing.
+        Say goodbye and end the session, waiting at most ``timeout_s`` for what is still to be sent. Then stay, as long as the
+        configuration's ``drain_timeout`` at most, for workers that use the round's store here, and for nodes that use the coordinator
+        here. Later calls do nothing.
 
         ``signal`` is what ended this process, if one did. SIGINT, of the process that hosts the coordinator, ends the job.
         """
+    @property
+    def progress(self, /) -> str | None:
+        """
+        For a waiting node: what it waits for.
+        """
     def view(self, /) -> View:
         """
-        How things stand. Raises as :meth:`join` does when this node can no longer take part.
+        The state of the rendezvous, from memory. Raises as :meth:`join` does when this node can no longer take part.
         """
     @property
     def was_welcomed(self, /) -> bool:
@@ -884,11 +875,6 @@ class Step:
     def outcome(self, /) -> str | None:
         """
         Of ``end``: ``succeeded``, ``not_needed`` (a spare), ``failed``, ``no_place`` or ``signal``.
-        """
-    @property
-    def placement(self, /) -> Placement | None:
-        """
-        Of ``start``: the placement for which to start workers.
         """
     @property
     def reason(self, /) -> str | None:
@@ -976,6 +962,20 @@ class StoreClient:
     def wait(self, /, keys: SupportsGetItem[int, bytes | bytearray | str], timeout_s: SupportsFloat | SupportsIndex | None = None) -> None:
         """
         Wait until all keys exist, at most ``timeout_s`` or the client's default.
+        """
+
+@final
+class StoreLimits:
+    """
+    The limits of a store, by their names in :meth:`table`. A limit that is not given, or None, has its default.
+
+    Raises ``TypeError`` for an unknown name, and ``ValueError`` for a value out of its range.
+    """
+    def __new__(cls, /, **values: "float | None") -> StoreLimits: ...
+    @staticmethod
+    def table() -> list[tuple[str, str, float | None, str]]:
+        """
+        All limits: name, unit (``number``, ``bytes`` or ``seconds``), default (None is no limit), and what it limits.
         """
 
 @final
@@ -1151,12 +1151,12 @@ def follow_parent() -> None:
     Have the calling process killed when the thread that started it ends: for workers that are Python functions.
     """
 
-def launch(session: Session, host: Host | None, options: LaunchOptions, *, fixed_master: tuple[str, SupportsIndex] | None, use_agent_store: bool) -> Launched:
+def launch(session: Session, node: NodeOptions, options: LaunchOptions, *, fixed_master: tuple[str, SupportsIndex] | None) -> Launched:
     """
     Run the workers of one node until the job, or this node's part in it, has ended. No process of them is left then.
 
-    ``session`` must be new. ``host`` is the coordinator, if this process serves it. Workers inherit this process's environment.
-    ``fixed_master`` is the address and port for workers, instead of the round's.
+    ``session`` must be new; it was made with the options ``node``. Workers inherit this process's environment. ``fixed_master`` is
+    the address and port for workers, instead of the round's.
 
     Call it in the main thread. Python runs no signal handlers and holds no lock meanwhile.
 

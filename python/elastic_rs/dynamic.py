@@ -14,7 +14,7 @@ import socket
 import weakref
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from torch.distributed.elastic.events import construct_and_record_rdzv_event
 from torch.distributed.elastic.events.api import NodeState
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
 
-    from elastic_rs._elastic_rs import CasSession, Failure, Placement, Session, StoreServer, View
+    from elastic_rs._elastic_rs import CellSession, Failure, Placement, Session, View
 
 __all__ = ["DynamicRendezvousHandler", "RendezvousSettings", "RendezvousTimeout", "create_handler"]
 
@@ -176,8 +176,8 @@ class DynamicRendezvousHandler(NodeHandler):
         self._settings = settings
         self._store = store
         self._backend_name = backend.name
-        self._cas = self._new_session()
-        self._driver = BackendThread(self._cas, backend)
+        self._cell = self._new_session()
+        self._driver = BackendThread(self._cell, backend)
         # A handler that is dropped leaves as one that is shut down does, without waiting.
         weakref.finalize(self, self._driver.stop).atexit = False
 
@@ -186,60 +186,26 @@ class DynamicRendezvousHandler(NodeHandler):
         """The settings of the rendezvous."""
         return self._settings
 
-    def _new_session(self) -> CasSession:
-        settings = self._settings
-        options = _elastic_rs.NodeOptions(
-            run_id=settings.run_id,
-            name=self._node,
-            local_addr=self._local_addr,
-            nodes=(settings.min_nodes, settings.max_nodes),
-            config=self._config,
-            max_restarts=self._max_restarts,
-            ranks_as_asked=False,
-            hosts=False,
-        )
-        return _elastic_rs.CasSession(options)
+    def _new_session(self) -> CellSession:
+        nodes = (self._settings.min_nodes, self._settings.max_nodes)
+        return _elastic_rs.CellSession(self._node_options(self._local_addr, nodes))
 
     def serve_agent(self, role: str, local_world_size: int, max_restarts: int) -> None:
         """Serve an agent of ours: see :meth:`NodeHandler.serve_agent`."""
         super().serve_agent(role, local_world_size, max_restarts)
-        self._cas = self._new_session()
-        self._driver.serve(self._cas)
-
-    @property
-    def _session(self) -> CasSession:
-        return self._cas
+        self._cell = self._new_session()
+        self._driver.serve(self._cell)
 
     @property
     def session(self) -> Session:
-        """The session, for an agent of ours that listens to it."""
+        """This node's session. The backend is called from its first use on."""
         self._driver.start()
-        return self._cas.session()
+        return self._cell.session
 
     def join(self) -> Placement | Failure:
         """Join the next round for an agent of ours: see :meth:`NodeHandler.join`."""
-        self._driver.start()
         with self._driver.explaining():
             return super().join()
-
-    def _meet(self, **how: Any) -> tuple[Placement, StoreServer]:
-        store = self._listen_for_workers()
-        try:
-            placement = self._session.join(store_port=store.port, **how)
-        except BaseException:
-            store.stop()
-            raise
-        return placement, store
-
-    def _listen_for_workers(self) -> StoreServer:
-        """Start an empty store: on this node's own address, if that can be bound."""
-        if self._local_addr is not None:
-            try:
-                return _elastic_rs.StoreServer.listen(self._local_addr, 0)
-            except (OSError, ValueError) as error:
-                # A name, or an address that only others see (NAT): other nodes can resolve or reach it.
-                logger.debug("the worker store listens on all addresses: %s", error)
-        return _elastic_rs.StoreServer.listen(None, 0)
 
     def get_backend(self) -> str:
         """Return the backend's name."""
@@ -255,7 +221,6 @@ class DynamicRendezvousHandler(NodeHandler):
             RendezvousConnectionError: the backend has not worked for a lease.
             RendezvousStateError: what the backend holds is not a state of this package.
         """
-        self._driver.start()
         with self._driver.explaining():
             return super().next_rendezvous()
 
@@ -303,13 +268,17 @@ class DynamicRendezvousHandler(NodeHandler):
             raise
 
     def _close(self, cause: str | None = None) -> None:
-        self._driver.start()
-        self._cas.close(by=self._label(), cause=cause, timeout_s=self._config.close_timeout)
+        self.session.close(cause=cause, timeout_s=self._config.close_timeout)
         self._record(f"The node '{self._node}' has closed the rendezvous '{self._run_id}'.", NodeState.SUCCEEDED)
+
+    def _leave(self, reason: str, timeout: float, signal: int | None = None) -> None:
+        if self._driver.started:  # otherwise the backend was asked for nothing, and knows nothing of this node
+            super()._leave(reason, timeout, signal)
+        self._ended = True
 
     def _view(self) -> View:
         self._driver.start()
-        return self._cas.fresh_view(age_s=_AGE_S)
+        return self._cell.fresh_view(age_s=_AGE_S)
 
     def _agents_store(self, placement: Placement) -> Store:
         timeout: timedelta = getattr(self._store, "timeout", timedelta(seconds=300))

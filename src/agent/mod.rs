@@ -1,7 +1,7 @@
 //! One node's agent: it joins the rendezvous, runs the workers of each round, and reports how they end.
 //!
 //! [`machine`] decides. [`runner`] carries out its commands together with a front end: `crates/py` for PyTorch's launcher,
-//! [`crate::launch`] for `elastic-run`.
+//! [`crate::frontend::launch`] for `elastic-run`.
 
 #[cfg(feature = "io")]
 mod account;
@@ -21,4 +21,4 @@ mod words;
 
 pub use command::Command;
 pub use machine::AgentMachine;
-pub use policy::{Budget, Outcome, Policy};
+pub use policy::{AgentOptions, Budget, Outcome, Policy};

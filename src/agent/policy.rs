@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::environment::Workers;
 use crate::rendezvous::node::machine::JoinError;
 use crate::rendezvous::protocol::message::Failure;
 
@@ -26,6 +27,38 @@ pub struct Policy {
     /// How long to wait for the other nodes' workers once all of ours have succeeded. Default `None`: for as long as they run.
     /// PyTorch's agent gives up after 300 s, although rank 0 may take longer to write its last checkpoint.
     pub exit_barrier_timeout: Option<Duration>,
+}
+
+/// What a front end gives its agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentOptions {
+    /// This node's name in messages: `host:pid`.
+    pub name: String,
+    /// The name of the workers in logs and in the final report: the script.
+    pub entrypoint: String,
+    /// What is the same for all workers in every round.
+    pub workers: Workers,
+    /// Who counts restarts.
+    pub budget: Budget,
+    /// As of [`Policy`].
+    pub grace: Duration,
+    /// As of [`Policy`].
+    pub exit_barrier_timeout: Option<Duration>,
+    /// Fail the job when a worker sleeps uninterruptibly for this long: it holds a device that a new worker could not use either.
+    /// Zero: no limit.
+    pub uninterruptible_sleep: Duration,
+}
+
+impl AgentOptions {
+    /// What the agent's machine decides by.
+    pub fn policy(&self) -> Policy {
+        Policy {
+            budget: self.budget,
+            workers: self.workers.local_world_size,
+            grace: self.grace,
+            exit_barrier_timeout: self.exit_barrier_timeout,
+        }
+    }
 }
 
 /// How an agent's work ended.

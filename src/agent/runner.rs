@@ -5,17 +5,21 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::{Future, pending};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::account::OomKills;
 use super::crew::{Crew, CrewEvent};
+use super::environment::Workers;
 use super::machine::AgentMachine;
 use super::news::Seen;
-use super::policy::{Outcome, Policy};
+use super::policy::{AgentOptions, Outcome};
 use super::sleepers::{Sleeper, Sleepers};
 use super::words::Words;
-use crate::process::{Exit, Exited, Signal, reap_strangers_as_process_1};
+use crate::process::{
+    Consoles, Exit, Exited, FilterOptions, Group, Signal, Template, WorkerSpec, reap_strangers_as_process_1,
+};
 use crate::rendezvous::node::machine::{JoinError, View};
 use crate::rendezvous::node::session::Session;
 use crate::rendezvous::protocol::message::{Failure, Placement};
@@ -34,7 +38,7 @@ pub const START_PATIENCE: Duration = Duration::from_secs(5);
 pub enum Step {
     /// Join the next round; answer with [`Runner::placed`] or [`Runner::no_place`].
     Join,
-    /// Start all workers; answer with [`Runner::started`] or [`Runner::not_started`].
+    /// Start all workers; answer with [`Runner::start`], [`Runner::started`] or [`Runner::not_started`].
     Start(Box<Placement>),
     /// A worker that was handed over by its process id has ended: find out how, and answer with [`Runner::reaped`].
     Reap {
@@ -47,35 +51,35 @@ pub enum Step {
     End(Box<Outcome>),
 }
 
-/// Facts about the workers that the front end has started.
-#[derive(Debug, Default)]
-pub struct Started {
+/// Programs to start as the workers of a round.
+#[derive(Debug)]
+pub struct Programs<'a> {
+    /// The workers.
+    pub specs: Vec<WorkerSpec>,
+    /// Files for lines that are kept apart.
+    pub filters: FilterOptions,
+    /// Where teed lines are shown.
+    pub consoles: Consoles,
     /// Each worker's error file, by local rank.
-    pub error_files: BTreeMap<u32, std::path::PathBuf>,
-    /// Global rank of the first worker.
-    pub first_rank: u32,
+    pub error_files: ErrorFiles,
+    /// Workers are forked from it if possible.
+    pub template: Option<&'a Template>,
 }
 
-/// The place of this node in a round.
-#[derive(Clone, Copy, Debug)]
-struct Place {
-    rank: u32,
-    world_size: u32,
-    /// When the place was assigned.
-    since: Instant,
-}
+/// Where workers may record their exceptions, by local rank.
+pub type ErrorFiles = BTreeMap<u32, PathBuf>;
 
 /// A running agent.
 #[derive(Debug)]
 pub struct Runner {
     machine: AgentMachine,
     session: Option<Arc<Session>>,
-    run_id: String,
-    role: String,
-    /// This node's place, once it has one.
-    place: Option<Place>,
+    entrypoint: String,
+    workers: Workers,
+    /// This node's place, once it has one, and when it was assigned.
+    place: Option<(Placement, Instant)>,
     crew: Option<Crew>,
-    started: Started,
+    error_files: ErrorFiles,
     kills_before: OomKills,
     /// The state of the session's view that was last acted on.
     seen: Option<Seen>,
@@ -96,18 +100,20 @@ pub struct Runner {
 }
 
 impl Runner {
-    /// An agent whose first step is to join. Without a `session` it hears of other nodes only from its front end. Its log and its
-    /// failures name `run_id` and `role`. In process 1, orphans are reaped from now on.
-    pub fn new(policy: Policy, name: String, run_id: String, role: String, session: Option<Arc<Session>>) -> Self {
+    /// An agent whose first step is to join. Without a `session` it hears of other nodes only from its front end. In process 1,
+    /// orphans are reaped from now on.
+    pub fn new(options: AgentOptions, session: Option<Arc<Session>>) -> Self {
         reap_strangers_as_process_1();
+        let policy = options.policy();
+        let AgentOptions { name, entrypoint, workers, uninterruptible_sleep, .. } = options;
         Self {
             machine: AgentMachine::new(policy, name),
             session,
-            run_id,
-            role,
+            entrypoint,
+            workers,
             place: None,
             crew: None,
-            started: Started::default(),
+            error_files: ErrorFiles::new(),
             kills_before: OomKills::default(),
             seen: None,
             steps: VecDeque::new(),
@@ -118,13 +124,8 @@ impl Runner {
             said: BTreeMap::new(),
             farewell: None,
             signalled: false,
-            sleepers: Sleepers::default(),
+            sleepers: Sleepers::new(uninterruptible_sleep),
         }
-    }
-
-    /// Fail the job when a worker sleeps uninterruptibly for this long: it holds a device that a new worker could not use either.
-    pub fn limit_uninterruptible_sleep(&mut self, limit: Duration) {
-        self.sleepers = Sleepers::new(limit);
     }
 
     /// Waits for the next step of the front end.
@@ -203,8 +204,7 @@ impl Runner {
     pub fn placed(&mut self, placement: Placement) {
         self.answered(|step| matches!(step, Step::Join));
         self.seen = self.session.as_ref().map(|_| Seen::placed(&placement));
-        let Placement { rank, world_size, .. } = placement;
-        self.place = Some(Place { rank, world_size, since: Instant::now() });
+        self.place = Some((placement.clone(), Instant::now()));
         self.words = None; // words of the round before are no longer needed
         self.machine.on_placed(placement);
     }
@@ -215,22 +215,53 @@ impl Runner {
         self.machine.on_no_place(error);
     }
 
-    /// The answer to [`Step::Start`].
-    pub fn started(&mut self, crew: Crew, started: Started) {
+    /// Wait until the fork server has loaded what these workers need, if there is one. False if the requested start is no longer wanted
+    /// before that. May be dropped.
+    pub async fn loaded(&mut self, template: Option<&Template>, specs: &[WorkerSpec]) -> bool {
+        let Some(template) = template else { return true };
+        tokio::select! {
+            biased;
+            () = self.start_withdrawn() => false,
+            () = template.loaded(specs) => true,
+        }
+    }
+
+    /// An answer to [`Step::Start`]: start these programs. Returns their process ids by local rank. The result is empty if one could
+    /// not be started, which is a failure of that worker like any other, and if the round ended before the start was complete.
+    /// Dropping the future kills those that run, and leaves the step unanswered.
+    pub async fn start(&mut self, programs: Programs<'_>) -> BTreeMap<u32, u32> {
+        let Programs { specs, filters, consoles, error_files, template } = programs;
+        match self.while_starting(Group::start_from(template, specs, filters, consoles)).await {
+            Some(Ok(group)) => {
+                let pids = group.pids();
+                self.started(Crew::Spawned(Box::new(group)), error_files);
+                pids
+            }
+            Some(Err(error)) => {
+                self.not_started(error.local_rank, &error.to_string());
+                BTreeMap::new()
+            }
+            None => BTreeMap::new(),
+        }
+    }
+
+    /// An answer to [`Step::Start`]: these workers run.
+    pub fn started(&mut self, crew: Crew, error_files: ErrorFiles) {
         self.answered(|step| matches!(step, Step::Start(_)));
+        self.tell_start(&crew);
         self.crew = Some(crew);
-        self.started = started;
+        self.error_files = error_files;
         self.exits.clear();
         self.said.clear();
         self.sleepers.forget();
         self.kills_before = OomKills::now();
     }
 
-    /// The other answer to [`Step::Start`]: the worker `local_rank` cannot be started, and none runs.
-    pub fn not_started(&mut self, local_rank: u32, first_rank: u32, reason: &str) {
+    /// An answer to [`Step::Start`]: the worker `local_rank` cannot be started, and none runs.
+    pub fn not_started(&mut self, local_rank: u32, reason: &str) {
         self.answered(|step| matches!(step, Step::Start(_)));
         self.exits.clear(); // they are of the round before
-        self.started = Started { first_rank, ..Started::default() };
+        self.error_files.clear();
         let failure = self.failure(local_rank, 0, ("a failure to start".to_owned(), 1), reason.to_owned());
         self.machine.on_worker_failed(failure, false);
     }
@@ -298,6 +329,22 @@ impl Runner {
         self.machine.restarts()
     }
 
+    /// Where the workers of the last round may have recorded exceptions.
+    pub fn error_files(&self) -> &ErrorFiles {
+        &self.error_files
+    }
+
+    /// Global rank of the last round's first worker; 0 if no rendezvous has assigned ranks.
+    pub fn first_rank(&self) -> u32 {
+        let ranks = self.place.as_ref().and_then(|(placement, _)| placement.workers);
+        ranks.map_or(0, |ranks| ranks.first_rank)
+    }
+
+    /// The place of this node, once it has one.
+    pub fn placement(&self) -> Option<&Placement> {
+        self.place.as_ref().map(|(placement, _)| placement)
+    }
+
     fn answered(&mut self, which: impl Fn(&Step) -> bool) {
         self.steps.retain(|step| !which(step));
     }
@@ -354,9 +401,9 @@ impl Runner {
     fn failure(&self, local_rank: u32, pid: u32, (exit, returncode): (String, i32), message: String) -> Failure {
         Failure {
             node: String::new(), // the coordinator knows it
-            role: self.role.clone(),
+            role: self.workers.role.clone(),
             local_rank,
-            global_rank: self.started.first_rank + local_rank,
+            global_rank: self.first_rank() + local_rank,
             pid,
             exit,
             returncode,

@@ -4,6 +4,7 @@
 
 mod alone;
 mod first;
+mod front_end;
 mod hangs;
 mod machine;
 mod node;

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use elastic_rs::agent::crew::Crew;
-use elastic_rs::agent::runner::{Runner, Started, Step};
-use elastic_rs::agent::{Budget, Outcome, Policy};
+use elastic_rs::agent::environment::Workers;
+use elastic_rs::agent::runner::{Runner, Step};
+use elastic_rs::agent::{AgentOptions, Budget, Outcome};
 use elastic_rs::host::Host;
 use elastic_rs::process::{Consoles, FilterOptions, Group, WorkerSpec};
 use elastic_rs::rendezvous::node::session::Session;
@@ -40,8 +41,25 @@ pub fn session(host: &Host, number: u128, settings: &Settings) -> Arc<Session> {
     Arc::new(Session::open(&Handle::current(), hello, "127.0.0.1", host.port(), LIMIT))
 }
 
-fn policy(budget: Budget, workers: u32) -> Policy {
-    Policy { budget, workers, grace: LIMIT, exit_barrier_timeout: None }
+/// The options of an agent named `agent`, in the job `job`.
+pub fn options(budget: Budget, workers: u32) -> AgentOptions {
+    let workers = Workers {
+        run_id: "job".into(),
+        role: "role".into(),
+        local_world_size: workers,
+        max_restarts: 3,
+        use_agent_store: true,
+        virtual_local_rank: false,
+    };
+    AgentOptions {
+        name: "agent".into(),
+        entrypoint: "helper".into(),
+        workers,
+        budget,
+        grace: LIMIT,
+        exit_barrier_timeout: None,
+        uninterruptible_sleep: Duration::ZERO,
+    }
 }
 
 /// A front end: its workers are helpers that do what `scripts` says in each round.
@@ -57,7 +75,7 @@ pub struct Node {
 
 impl Node {
     pub fn new(session: Option<Arc<Session>>, budget: Budget, workers: u32) -> Self {
-        let runner = Runner::new(policy(budget, workers), "agent".into(), "job".into(), "role".into(), session.clone());
+        let runner = Runner::new(options(budget, workers), session.clone());
         Self { runner, session, traces: Traces::new(), workers, error_files: BTreeMap::new(), shown: None }
     }
 
@@ -96,9 +114,7 @@ impl Node {
     pub async fn start_on(&mut self, console: OwnedFd, scripts: &[&str]) {
         let consoles = Consoles { stderr: console.try_clone().unwrap(), stdout: console };
         let group = Group::start(self.specs(scripts), FilterOptions::default(), consoles).await.unwrap();
-        let first_rank = self.session.as_ref().map_or(0, |_| 10);
-        let started = Started { error_files: self.error_files.clone(), first_rank };
-        self.runner.started(Crew::Spawned(Box::new(group)), started);
+        self.runner.started(Crew::Spawned(Box::new(group)), self.error_files.clone());
     }
 
     pub fn line(&self) -> String {

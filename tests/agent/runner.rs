@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command};
 
 use elastic_rs::agent::crew::{Adopted, Crew};
-use elastic_rs::agent::runner::{Started, Step};
+use elastic_rs::agent::runner::{ErrorFiles, Step};
 use elastic_rs::agent::{Budget, Outcome};
 use elastic_rs::process::{Exit, Signal};
 
@@ -44,7 +44,7 @@ async fn a_failure_restarts_all_workers_of_all_nodes_and_costs_one_restart() {
     assert_eq!(told, own);
     assert_eq!(
         (told.node.contains("node2"), told.local_rank, told.global_rank, told.exit.as_str()),
-        (true, 1, 11, "exit code 4")
+        (true, 1, two.runner.first_rank() + 1, "exit code 4")
     );
     assert_eq!(told.message, "again");
     assert_eq!(one.runner.restarts(), 1);
@@ -121,9 +121,9 @@ async fn without_a_session_the_front_end_waits_for_the_others() {
 async fn workers_that_cannot_be_started_have_failed() {
     let mut node = Node::new(None, Budget::Node(0), 1);
     node.placed().await;
-    node.runner.not_started(0, 5, "no such file");
+    node.runner.not_started(0, "no such file");
     let cause = node.cause().await;
-    assert_eq!((cause.exit.as_str(), cause.global_rank, cause.pid), ("a failure to start", 5, 0));
+    assert_eq!((cause.exit.as_str(), cause.global_rank, cause.pid), ("a failure to start", 0, 0));
     assert_eq!(cause.message, "no such file");
 }
 
@@ -193,7 +193,7 @@ async fn adopted_workers_are_stopped_together_and_reaped_by_the_front_end() {
     let mut node = Node::new(None, Budget::Node(0), 2);
     node.placed().await;
     let mut children = Children::new(&node.traces, &["pause", "exit 3"]);
-    node.runner.started(children.adopted(), Started::default());
+    node.runner.started(children.adopted(), ErrorFiles::new());
     let Step::Reap { local_rank: 1 } = node.next().await else { panic!("not the one that failed") };
     // The other has its signal already: it ends though nobody has said how the first did.
     assert_eq!(children.reap(0).to_string(), "SIGTERM");
@@ -212,7 +212,7 @@ async fn adopted_workers_that_succeed_do_not_stop_the_others() {
     let folder = Folder::new(&node.traces);
     let go = folder.0.join("go");
     let mut children = Children::new(&node.traces, &["exit 0", &format!("wait-file {}", go.display())]);
-    node.runner.started(children.adopted(), Started::default());
+    node.runner.started(children.adopted(), ErrorFiles::new());
     let Step::Reap { local_rank: 0 } = node.next().await else { panic!("not the one that ended") };
     node.runner.reaped(0, children.reap(0), String::new());
     std::fs::write(&go, "").unwrap();
@@ -226,7 +226,7 @@ async fn adopted_workers_are_killed_when_the_runner_is_dropped() {
     let mut node = Node::new(None, Budget::Node(0), 1);
     node.placed().await;
     let mut children = Children::new(&node.traces, &["ignore 15 pause"]);
-    node.runner.started(children.adopted(), Started::default());
+    node.runner.started(children.adopted(), ErrorFiles::new());
     drop(node.runner);
     assert_eq!(children.reap(0).to_string(), "SIGKILL");
 }

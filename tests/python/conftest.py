@@ -1,6 +1,12 @@
 """Fixtures and hooks for all Python tests."""
 
+import signal
+
 from helpers.ports import free_port, port
 from helpers.procs import job, pytest_runtest_makereport
 
 __all__ = ["free_port", "job", "port", "pytest_runtest_makereport"]
+
+# A shell's background jobs ignore it, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -170,8 +170,13 @@ def test_the_log_period_is_taken_from_the_command_line(serve: Serve) -> None:
 @pytest.mark.parametrize("name", ["keepalive_idle_s", "keepalive_interval_s"])
 @pytest.mark.parametrize("value", [0.0, 32_768.0])
 def test_keep_alive_that_the_kernel_would_not_take_is_refused(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be from 1 to 32767 seconds, .* got {value:g}"):
-        _elastic_rs.Host.listen("127.0.0.1", 0, **{name: value})
+    with pytest.raises(ValueError, match=f"{name} is {value:g}, must be from 1 to 32767 seconds, which is"):
+        _elastic_rs.StoreLimits(**{name: value})
+
+
+def test_a_limit_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(TypeError, match="`key_length` is not a limit, must be one of connections, keys, "):
+        _elastic_rs.StoreLimits(key_length=1)
 
 
 @pytest.mark.parametrize(
@@ -182,8 +187,8 @@ def test_keep_alive_that_the_kernel_would_not_take_is_refused(name: str, value: 
         ("--max-keys=0", "argument --max-keys: `0` must be"),
         ("--hello-timeout=-1", "argument --hello-timeout: `-1` is not a number of seconds, zero or more"),
         ("--drain-timeout=nan", "argument --drain-timeout: `nan` is not"),
-        ("--keepalive-idle=0.5", "argument --keepalive-idle: `0.5` must be from 1 to 32767 seconds"),
-        ("--keepalive-interval=32768", "argument --keepalive-interval: `32768` must be from 1 to 32767 seconds"),
+        ("--keepalive-idle=0.5", "argument --keepalive-idle: keepalive_idle_s is 0.5, must be from 1 to 32767 seconds"),
+        ("--keepalive-interval=32768", "keepalive_interval_s is 32768, must be from 1 to 32767"),
         ("--hots=x", "unrecognized arguments: --hots=x"),
     ],
 )
@@ -199,7 +204,6 @@ def test_help_names_every_limit_with_its_default_and_every_exit_code(capsys: pyt
         _cli.main(["store", "serve", "--help"])
     assert ended.value.code == 0
     text = re.sub(r"\s+", " ", capsys.readouterr().out)
-    assert {name for name, _, _ in _cli.LIMITS} == set(_elastic_rs.Host.default_limits())
     for shown in ("--max-key-bytes BYTES length of a key (default: 8K)", "(default: 8M)", "(default: no limit)"):
         assert shown in text
     for code in ("0 ended as asked", "1 cannot listen", "2 the command line", "3 the server", "130, 143 ended"):
@@ -208,9 +212,10 @@ def test_help_names_every_limit_with_its_default_and_every_exit_code(capsys: pyt
 
 def test_sizes_are_powers_of_1024() -> None:
     assert [_cli._amount(text) for text in ("1", "4K", "8MiB", "2G", "1TB")] == [1, 4096, 8 << 20, 2 << 30, 1 << 40]
-    assert [_cli._shown(value) for value in (1, 1000, 4096, 8 << 20, 3 << 29, 30.0, None)] == [
-        *("1", "1000", "4K", "8M", "1536M", "30", "no limit"),
+    assert [_cli._shown("bytes", value) for value in (1, 1000, 4096, 8 << 20, 3 << 29, None)] == [
+        *("1", "1000", "4K", "8M", "1536M", "no limit"),
     ]
+    assert _cli._shown("seconds", 30.0) == "30"
 
 
 def test_it_starts_without_torch() -> None:

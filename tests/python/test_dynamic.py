@@ -144,7 +144,7 @@ def test_a_closed_rendezvous_admits_nobody_and_lets_spares_go(make: Make) -> Non
     handler.next_rendezvous()
     with ThreadPoolExecutor() as pool:
         join = pool.submit(spare.next_rendezvous)
-        until(lambda: "runs undisturbed" in (spare._cas.progress() or ""))
+        until(lambda: "runs undisturbed" in (spare.session.progress or ""))
         assert handler.num_nodes_waiting() == 0, "a spare disturbs nobody"
         handler.set_closed()
         assert isinstance(join.exception(LIMIT_S), RendezvousGracefulExitError)
@@ -334,7 +334,7 @@ one = make(1, "one")
 one.next_rendezvous()
 waits = make(2, "other")
 threading.Thread(target=waits.next_rendezvous, daemon=True).start()
-while waits._cas.progress() is None: pass
+while waits.session.progress is None: pass
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

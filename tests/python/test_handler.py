@@ -298,7 +298,7 @@ def test_a_daemon_thread_that_waits_does_not_disturb_the_exit() -> None:
     done = run("""
 handler = make(2)
 threading.Thread(target=handler.next_rendezvous, daemon=True).start()
-while handler._session.view().addr is None:
+while handler.session.view().addr is None:
     time.sleep(0.01)
 time.sleep(0.1)
 """)
@@ -316,7 +316,7 @@ def test_a_member_lost_right_after_the_round_does_not_hold_up_the_others(make: M
         infos = {join.result().rank: (handler, join.result()) for handler, join in zip(handlers, joins, strict=True)}
     lost, _ = infos.pop(lost_rank)
     ((survivor, info),) = infos.values()
-    lost._session.leave("test")
+    lost.session.leave("test")
     role = _RoleInstanceInfo("trainer", info.rank, 4)
     info.store.set(f"torchelastic/role_info/{info.rank}", role.serialize())
     if info.rank == 0:

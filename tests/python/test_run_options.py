@@ -179,7 +179,7 @@ def test_what_can_be_run_is_run(tmp_path: Path, argv: list[str]) -> None:
     script.write_text(f"#!{sys.executable}\nprint('ran')\n")
     script.chmod(0o755)
     (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "__main__.py").write_text("print('ran')")
+    (tmp_path / "folder" / "__main__.py").write_text("import os; os.write(1, b'ran\\n')")
     with zipfile.ZipFile(tmp_path / "folder.zip", "w") as archive:
         archive.writestr("__main__.py", "print('ran')")
     env = {**os.environ, "PATH": f"{os.environ['PATH']}:{tmp_path}"}
@@ -191,7 +191,7 @@ def test_what_can_be_run_is_run(tmp_path: Path, argv: list[str]) -> None:
 @pytest.mark.parametrize("name", ["train_${local_rank}.py", "train_$local_rank.py"])
 def test_a_script_may_be_another_for_each_worker(tmp_path: Path, name: str) -> None:
     for local_rank in range(2):
-        (tmp_path / f"train_{local_rank}.py").write_text("print('ran')")
+        (tmp_path / f"train_{local_rank}.py").write_text("import os; os.write(1, b'ran\\n')")
     command = [sys.executable, "-m", "elastic_rs.run", "--standalone", "--nproc-per-node=2", name]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
@@ -212,7 +212,7 @@ def test_a_current_folder_that_was_removed_is_named(tmp_path: Path, argv: list[s
 
 
 def test_a_module_that_only_workers_find_is_run(tmp_path: Path) -> None:
-    (tmp_path / "only_workers.py").write_text("print('ran')")
+    (tmp_path / "only_workers.py").write_text("import os; os.write(1, b'ran\\n')")
     where = os.path.dirname(os.path.dirname(os.path.dirname(run.__file__)))  # noqa: PTH120
     code = f"import sys; sys.path.insert(0, {where!r}); from elastic_rs import run; sys.exit(run.main(sys.argv[1:]))"
     command = [sys.executable, "-I", "-c", code, "--standalone", "-m", "only_workers"]

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
 
+use elastic_rs::agent;
 use elastic_rs::agent::crew::{Adopted, Crew, overheard};
 use elastic_rs::agent::environment::{self, Workers};
-use elastic_rs::agent::runner::{self, Runner, START_PATIENCE, Started};
-use elastic_rs::agent::{self, Budget, Policy};
-use elastic_rs::process::{Consoles, Copies, Exit, Filter, FilterOptions, Group, Output, Signal, WorkerSpec};
+use elastic_rs::agent::runner::{self, ErrorFiles, Programs, Runner, START_PATIENCE};
+use elastic_rs::process::{Consoles, Copies, Exit, Filter, FilterOptions, Output, Signal, WorkerSpec};
 use elastic_rs::rendezvous::node::machine::JoinError;
 use elastic_rs::rendezvous::protocol::message;
 use pyo3::exceptions::PyValueError;
@@ -18,7 +18,7 @@ use pyo3::prelude::*;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use crate::conf::{limit, seconds};
+use crate::conf::seconds;
 use crate::errors;
 use crate::options::AgentOptions;
 use crate::rendezvous::{Placement, Session};
@@ -69,15 +69,6 @@ impl Step {
             runner::Step::Reap { .. } => "reap",
             runner::Step::Barrier => "barrier",
             runner::Step::End(_) => "end",
-        }
-    }
-
-    /// Of ``start``: the placement for which to start workers.
-    #[getter]
-    fn placement(&self) -> Option<Placement> {
-        match &self.0 {
-            runner::Step::Start(placement) => Some(Placement((**placement).clone())),
-            _ => None,
         }
     }
 
@@ -210,17 +201,9 @@ impl Agent {
     /// ``session`` reports other nodes. Without a session the caller does.
     #[new]
     fn new(session: Option<&Session>, options: &AgentOptions) -> PyResult<Self> {
-        let workers = options.workers();
-        let policy = Policy {
-            budget: options.restarts_left.map_or(Budget::Job, Budget::Node),
-            workers: options.local_world_size,
-            grace: seconds("shutdown_timeout", options.grace_s)?,
-            exit_barrier_timeout: limit("exit_barrier_timeout", options.exit_barrier_timeout_s)?,
-        };
-        let session = session.map(|session| Arc::clone(&session.core));
-        let mut runner =
-            Runner::new(policy, options.name.clone(), workers.run_id.clone(), workers.role.clone(), session);
-        runner.limit_uninterruptible_sleep(seconds("uninterruptible_state_timeout", options.uninterruptible_sleep_s)?);
+        let options = options.core()?;
+        let workers = options.workers.clone();
+        let runner = Runner::new(options, session.map(|session| Arc::clone(session.0.session())));
         Ok(Self { runner: Arc::new(Mutex::new(runner)), workers })
     }
 
@@ -252,17 +235,20 @@ impl Agent {
         self.runner.blocking_lock().no_place(JoinError::Connection(reason));
     }
 
-    /// The variables of one worker, which override those that it inherits.
+    /// The variables of the round's workers by local rank, which override those that they inherit.
     ///
     /// Raises ``ValueError`` if there are fewer GPUs than workers with ``virtual_local_rank``.
-    fn environment(&self, placement: &Placement, local_rank: u32) -> PyResult<BTreeMap<&'static str, String>> {
-        let ranks =
-            placement.0.workers.ok_or_else(|| PyValueError::new_err("the placement has no ranks of workers"))?;
-        let restarts = self.runner.blocking_lock().restarts();
+    fn environments(&self) -> PyResult<BTreeMap<u32, BTreeMap<&'static str, String>>> {
+        let runner = self.runner.blocking_lock();
+        let placement = runner.placement().ok_or_else(|| PyValueError::new_err("this node has no place"))?;
+        let ranks = placement.workers.ok_or_else(|| PyValueError::new_err("the placement has no ranks of workers"))?;
         let inherited = |name: &str| std::env::var(name).ok();
-        environment::variables(&self.workers, &placement.0, &ranks, restarts, local_rank, inherited)
-            .map(BTreeMap::from_iter)
-            .map_err(PyValueError::new_err)
+        let variables = |local_rank| {
+            environment::variables(&self.workers, placement, &ranks, runner.restarts(), local_rank, inherited)
+                .map(|variables| (local_rank, BTreeMap::from_iter(variables)))
+                .map_err(PyValueError::new_err)
+        };
+        (0..self.workers.local_world_size).map(variables).collect()
     }
 
     /// Answers ``start``: start these programs. Returns their process ids by local rank. The result is empty if one could not be
@@ -271,15 +257,14 @@ impl Agent {
     /// Workers may record their exceptions in ``error_files``. A filter is the path of a file for the lines of teed streams that
     /// contain one of the texts. Teed lines are shown on ``stdout_fd`` and ``stderr_fd``, which stay the caller's. Workers are forked
     /// from the ``template`` if possible.
-    #[pyo3(signature = (commands, *, first_rank, error_files, stdout_filter = None, stderr_filter = None, stdout_fd = 1,
-        stderr_fd = 2, template = None))]
+    #[pyo3(signature = (commands, *, error_files: "dict[int, str]", stdout_filter = None, stderr_filter = None, stdout_fd = 1, stderr_fd = 2,
+        template = None))]
     #[expect(clippy::too_many_arguments, reason = "one named argument per property")]
     fn start(
         &self,
         py: Python<'_>,
         commands: Vec<PyRef<'_, WorkerCommand>>,
-        first_rank: u32,
-        error_files: Vec<(u32, PathBuf)>,
+        error_files: ErrorFiles,
         stdout_filter: Option<(PathBuf, Vec<String>)>,
         stderr_filter: Option<(PathBuf, Vec<String>)>,
         stdout_fd: i32,
@@ -287,67 +272,37 @@ impl Agent {
         template: Option<&Template>,
     ) -> PyResult<BTreeMap<u32, u32>> {
         let filter = |filter: Option<(PathBuf, Vec<String>)>| filter.map(|(file, texts)| Filter { file, texts });
-        let filters = FilterOptions { stdout: filter(stdout_filter), stderr: filter(stderr_filter) };
         let specs: Vec<WorkerSpec> = commands.iter().map(|command| command.0.clone()).collect();
-        let consoles = Consoles { stdout: copy_of(stdout_fd)?, stderr: copy_of(stderr_fd)? };
         let template = template.map(|it| &it.0);
-        if let Some(template) = template {
-            let loaded = block_on(py, async {
-                let mut runner = self.runner.lock().await;
-                tokio::select! {
-                    biased;
-                    () = runner.start_withdrawn() => false,
-                    () = template.loaded(&specs) => true,
-                }
-            })?;
-            if !loaded {
-                return Ok(BTreeMap::new());
-            }
+        if !block_on(py, async { self.runner.lock().await.loaded(template, &specs).await })? {
+            return Ok(BTreeMap::new());
         }
-        let starting = Group::start_from(template, specs, filters, consoles);
-        let mut starting = pin!(async { self.runner.lock().await.while_starting(starting).await });
+        let programs = Programs {
+            specs,
+            filters: FilterOptions { stdout: filter(stdout_filter), stderr: filter(stderr_filter) },
+            consoles: Consoles { stdout: copy_of(stdout_fd)?, stderr: copy_of(stderr_fd)? },
+            error_files,
+            template,
+        };
+        let mut starting = pin!(async { self.runner.lock().await.start(programs).await });
         // A signal does not interrupt it: workers that run already are stopped as any others. A file system that hangs must not
         // delay it for ever.
         let runtime = handle()?;
         let in_time = detach(py, || runtime.block_on(async { timeout(START_PATIENCE, &mut starting).await.ok() }));
-        let started = match in_time {
-            Some(started) => started,
-            None => block_on(py, starting)?,
-        };
-        let mut runner = self.runner.blocking_lock();
-        Ok(match started {
-            Some(Ok(group)) => {
-                let pids = group.pids();
-                runner.started(
-                    Crew::Spawned(Box::new(group)),
-                    Started { error_files: error_files.into_iter().collect(), first_rank },
-                );
-                pids
-            }
-            Some(Err(error)) => {
-                runner.not_started(error.local_rank, first_rank, &error.to_string());
-                BTreeMap::new()
-            }
-            None => BTreeMap::new(),
-        })
+        match in_time {
+            Some(pids) => Ok(pids),
+            None => block_on(py, starting),
+        }
     }
 
     /// Answers ``start``: supervise these children of the calling process, which has started them.
-    #[pyo3(signature = (pids, *, first_rank, error_files))]
-    fn adopt(&self, pids: Vec<(u32, u32)>, first_rank: u32, error_files: Vec<(u32, PathBuf)>) -> PyResult<()> {
+    #[pyo3(signature = (pids: "dict[int, int]", *, error_files: "dict[int, str]"))]
+    fn adopt(&self, pids: BTreeMap<u32, u32>, error_files: ErrorFiles) -> PyResult<()> {
         let runtime = handle()?;
         let _inside = runtime.enter();
-        let adopted = Adopted::new(&pids.into_iter().collect())?;
-        self.runner
-            .blocking_lock()
-            .started(Crew::Adopted(adopted), Started { error_files: error_files.into_iter().collect(), first_rank });
+        let adopted = Adopted::new(&pids)?;
+        self.runner.blocking_lock().started(Crew::Adopted(adopted), error_files);
         Ok(())
-    }
-
-    /// Answers ``start``: the worker cannot be started, and none runs.
-    #[pyo3(signature = (local_rank, reason, *, first_rank))]
-    fn not_started(&self, local_rank: u32, reason: &str, first_rank: u32) {
-        self.runner.blocking_lock().not_started(local_rank, first_rank, reason);
     }
 
     /// Answers ``reap``: how the worker ended, as ``subprocess.Popen.returncode``, and the cause of its failure, if known.

@@ -1,13 +1,14 @@
 //! `Host`: the store and the coordinator on one port.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use elastic_rs::host::{Claim, HostError, Sessions, claim};
 use elastic_rs::store::server::ServerOptions;
+use elastic_rs::store::server::limits::{Amount, LIMITS, Limit};
 use parking_lot::Mutex;
-use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::exceptions::{PyOSError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 
 use crate::conf::seconds;
 use crate::runtime::{block_on, detach};
@@ -36,106 +37,13 @@ impl Host {
 
     /// Serve on every address of ``host``, or on all of this machine if it is None. Port 0 lets the system choose.
     ///
-    /// A limit that is not given has the value of :meth:`default_limits`.
-    ///
     /// Raises ``OSError`` if ``host`` cannot be resolved, or if listening fails. The text names the process that has the port.
-    /// Raises ``ValueError`` for invalid times: those of keep-alive are from 1 to 32767 s.
     #[staticmethod]
-    #[pyo3(signature = (host, port, *, key_bytes = None, value_bytes = None, list_len = None, message_bytes = None, keys = None,
-        stored_bytes = None, connections = None, reply_buffer_bytes = None, hello_timeout_s = None, flush_timeout_s = None,
-        keepalive_idle_s = None, keepalive_interval_s = None, log_period_s = None))]
-    #[expect(clippy::too_many_arguments, reason = "one named argument per limit")]
-    fn listen(
-        py: Python<'_>,
-        host: Option<&str>,
-        port: u16,
-        key_bytes: Option<usize>,
-        value_bytes: Option<usize>,
-        list_len: Option<usize>,
-        message_bytes: Option<usize>,
-        keys: Option<usize>,
-        stored_bytes: Option<usize>,
-        connections: Option<usize>,
-        reply_buffer_bytes: Option<usize>,
-        hello_timeout_s: Option<f64>,
-        flush_timeout_s: Option<f64>,
-        keepalive_idle_s: Option<f64>,
-        keepalive_interval_s: Option<f64>,
-        log_period_s: Option<f64>,
-    ) -> PyResult<Self> {
-        let mut options = ServerOptions::default();
-        let given = [
-            (key_bytes, &mut options.limits.key_bytes),
-            (value_bytes, &mut options.limits.value_bytes),
-            (list_len, &mut options.limits.list_len),
-            (message_bytes, &mut options.limits.message_bytes),
-            (keys, &mut options.table.keys),
-            (stored_bytes, &mut options.table.stored_bytes),
-            (connections, &mut options.max_connections),
-            (reply_buffer_bytes, &mut options.reply_buffer_bytes),
-        ];
-        for (value, limit) in given {
-            *limit = value.unwrap_or(*limit);
-        }
-        let given = [
-            ("hello_timeout_s", hello_timeout_s, &mut options.hello_timeout),
-            ("flush_timeout_s", flush_timeout_s, &mut options.flush_timeout),
-            ("log_period_s", log_period_s, &mut options.log_period),
-            ("keepalive_idle_s", keepalive_idle_s, &mut options.keepalive_idle),
-            ("keepalive_interval_s", keepalive_interval_s, &mut options.keepalive_interval),
-        ];
-        for (name, value, limit) in given {
-            if let Some(value) = value {
-                *limit = seconds(name, value)?;
-            }
-        }
-        for (name, value) in
-            [("keepalive_idle_s", options.keepalive_idle), ("keepalive_interval_s", options.keepalive_interval)]
-        {
-            if !KEEPALIVE_SECONDS.contains(&value.as_secs_f64()) {
-                let (least, most) = (KEEPALIVE_SECONDS.start(), KEEPALIVE_SECONDS.end());
-                let value = value.as_secs_f64();
-                let text = format!(
-                    "{name} must be from {least} to {most} seconds, which is what the kernel takes; got {value}"
-                );
-                return Err(PyValueError::new_err(text));
-            }
-        }
+    #[pyo3(signature = (host, port, *, limits = None))]
+    fn listen(py: Python<'_>, host: Option<&str>, port: u16, limits: Option<&StoreLimits>) -> PyResult<Self> {
+        let options = limits.map(|limits| limits.0.clone()).unwrap_or_default();
         let listened = detach(py, || elastic_rs::host::Host::listen(host, port, options));
         listened.map(|host| Self(Mutex::new(host))).map_err(|error| from_host(&error))
-    }
-
-    /// The limits of :meth:`listen` with their defaults. None is no limit.
-    #[staticmethod]
-    #[pyo3(signature = () -> "dict[str, int | float | None]")]
-    fn default_limits(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-        let options = ServerOptions::default();
-        let (limits, table) = (options.limits, options.table);
-        let defaults = PyDict::new(py);
-        let counts = [
-            ("key_bytes", limits.key_bytes),
-            ("value_bytes", limits.value_bytes),
-            ("list_len", limits.list_len),
-            ("message_bytes", limits.message_bytes),
-            ("keys", table.keys),
-            ("stored_bytes", table.stored_bytes),
-            ("connections", options.max_connections),
-            ("reply_buffer_bytes", options.reply_buffer_bytes),
-        ];
-        for (name, limit) in counts {
-            defaults.set_item(name, (limit != usize::MAX).then_some(limit))?;
-        }
-        let times = [
-            ("hello_timeout_s", options.hello_timeout),
-            ("flush_timeout_s", options.flush_timeout),
-            ("keepalive_idle_s", options.keepalive_idle),
-            ("keepalive_interval_s", options.keepalive_interval),
-            ("log_period_s", options.log_period),
-        ];
-        for (name, limit) in times {
-            defaults.set_item(name, limit.as_secs_f64())?;
-        }
-        Ok(defaults)
     }
 
     /// The port it listens on.
@@ -177,14 +85,12 @@ impl Host {
         detach(py, || self.0.lock().stop());
     }
 
-    /// Wait until every node has said goodbye, at most ``timeout_s``, then stop. True if all had.
+    /// Wait until every node has said goodbye, at most ``timeout_s``. True if all had.
     #[pyo3(signature = (*, timeout_s))]
-    fn drain(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
+    fn wait_for_nodes(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
         let timeout = seconds("timeout_s", timeout_s)?;
         let sessions = self.sessions();
-        let drained = block_on(py, async move { sessions.ended(timeout).await })?;
-        detach(py, || self.0.lock().stop());
-        Ok(drained)
+        block_on(py, async move { sessions.ended(timeout).await })
     }
 }
 
@@ -200,8 +106,45 @@ impl Host {
     }
 }
 
-/// `MAX_TCP_KEEPIDLE` and `MAX_TCP_KEEPINTVL` of Linux; it counts whole seconds.
-const KEEPALIVE_SECONDS: std::ops::RangeInclusive<f64> = 1.0..=32_767.0;
+/// The limits of a store, by their names in :meth:`table`. A limit that is not given, or None, has its default.
+///
+/// Raises ``TypeError`` for an unknown name, and ``ValueError`` for a value out of its range.
+#[pyclass(frozen, module = "elastic_rs._elastic_rs")]
+pub struct StoreLimits(ServerOptions);
+
+#[pymethods]
+impl StoreLimits {
+    #[new]
+    #[pyo3(signature = (**values: "float | None"))]
+    fn new(values: Option<BTreeMap<String, Option<f64>>>) -> PyResult<Self> {
+        let mut options = ServerOptions::default();
+        for (name, value) in values.unwrap_or_default() {
+            let limit = Limit::named(&name).ok_or_else(|| {
+                let known: Vec<_> = LIMITS.iter().map(|limit| limit.name).collect();
+                PyTypeError::new_err(format!("`{name}` is not a limit, must be one of {}", known.join(", ")))
+            })?;
+            if let Some(value) = value {
+                limit.set(&mut options, value).map_err(PyValueError::new_err)?;
+            }
+        }
+        Ok(Self(options))
+    }
+
+    /// All limits: name, unit (``number``, ``bytes`` or ``seconds``), default (None is no limit), and what it limits.
+    #[staticmethod]
+    fn table() -> Vec<(&'static str, &'static str, Option<f64>, &'static str)> {
+        let amount = |limit: &Limit| match limit.default() {
+            Amount::Number(number) => ("number", (number != usize::MAX).then_some(number as f64)),
+            Amount::Bytes(bytes) => ("bytes", (bytes != usize::MAX).then_some(bytes as f64)),
+            Amount::Time(time) => ("seconds", Some(time.as_secs_f64())),
+        };
+        let row = |limit: &'static Limit| {
+            let (unit, default) = amount(limit);
+            (limit.name, unit, default, limit.help)
+        };
+        LIMITS.iter().map(row).collect()
+    }
+}
 
 fn from_host(error: &HostError) -> PyErr {
     match error {

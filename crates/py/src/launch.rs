@@ -5,20 +5,17 @@ use std::ffi::OsString;
 use std::panic;
 use std::sync::Arc;
 
-use elastic_rs::agent::environment::Workers;
-use elastic_rs::agent::{Budget, Outcome};
+use elastic_rs::agent::Outcome;
 use elastic_rs::devices::{Wanted, nvidia};
-use elastic_rs::host::Reach;
-use elastic_rs::launch::{Ended, Fixed, Job, LogFolder, LogOptions, Signals, Warm, run as run_job};
+use elastic_rs::frontend::launch::{Ended, Fixed, Job, LogFolder, LogOptions, Signals, Warm, run as run_job};
+use elastic_rs::frontend::node::Node;
 use elastic_rs::process::{self, Signal};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::agent::Failure;
-use crate::conf::seconds;
 use crate::errors::class_of_join;
-use crate::host::Host;
-use crate::options::LaunchOptions;
+use crate::options::{LaunchOptions, NodeOptions};
 use crate::rendezvous::Session;
 use crate::runtime::{block_on_task, detach, handle};
 
@@ -75,53 +72,30 @@ impl From<Ended> for Launched {
 
 /// Run the workers of one node until the job, or this node's part in it, has ended. No process of them is left then.
 ///
-/// ``session`` must be new. ``host`` is the coordinator, if this process serves it. Workers inherit this process's environment.
-/// ``fixed_master`` is the address and port for workers, instead of the round's.
+/// ``session`` must be new; it was made with the options ``node``. Workers inherit this process's environment. ``fixed_master`` is
+/// the address and port for workers, instead of the round's.
 ///
 /// Call it in the main thread. Python runs no signal handlers and holds no lock meanwhile.
 ///
 /// Raises ``ValueError`` for invalid values, and ``RuntimeError`` if only this node cannot go on.
 #[pyfunction]
-#[pyo3(signature = (session, host, options, *, fixed_master, use_agent_store))]
+#[pyo3(signature = (session, node, options, *, fixed_master))]
 pub fn launch(
     py: Python<'_>,
     session: &Session,
-    host: Option<&Host>,
+    node: &NodeOptions,
     options: LaunchOptions,
     fixed_master: Option<(String, u16)>,
-    use_agent_store: bool,
 ) -> PyResult<Launched> {
     if options.command.is_empty() {
         return Err(PyValueError::new_err("command is empty, must name a program"));
     }
-    let node = &session.options;
-    let mut reach = Reach::new(node.local_addr.clone(), node.nodes.1 == 1);
-    reach.on_one_machine = host.is_some_and(Host::is_on_loopback);
-    reach.unused = fixed_master.is_some();
-    let conf = &node.config.0;
+    let agent = options.agent(node)?;
     let logs = options.logs;
     let job = Job {
-        name: node.name.clone(),
-        entrypoint: options.entrypoint,
+        agent,
         command: options.command,
-        workers: Workers {
-            run_id: node.run_id.clone(),
-            role: options.role,
-            local_world_size: options.local_world_size,
-            max_restarts: options.max_restarts,
-            use_agent_store,
-            virtual_local_rank: options.virtual_local_rank,
-        },
-        // The coordinator does not count failures that are not reported to it.
-        budget: node.max_restarts.map_or(Budget::Node(options.max_restarts), |_| Budget::Job),
-        grace: seconds("shutdown_timeout", options.grace_s)?,
-        exit_barrier_timeout: conf.exit_barrier_timeout,
-        uninterruptible_sleep: seconds("uninterruptible_state_timeout", options.uninterruptible_sleep_s)?,
-        node_rank: conf.node_rank,
-        join_timeout: conf.join_timeout,
-        close_timeout: conf.close_timeout,
-        drain_timeout: conf.drain_timeout,
-        reach,
+        close_timeout: node.config.0.close_timeout,
         fixed: fixed_master.map(|(addr, port)| Fixed { addr, port }),
         log_folder: match logs.log_dir {
             _ if !logs.log_files => LogFolder::Nowhere,
@@ -138,11 +112,10 @@ pub fn launch(
         },
         warm: options.warm.map(|(begin, fixed, what)| Warm { begin, fixed, what }),
     };
-    run(py, job, session, host, options.signals)
+    run(py, job, Arc::clone(&session.0), options.signals)
 }
 
-fn run(py: Python<'_>, job: Job, session: &Session, host: Option<&Host>, signals: Vec<i32>) -> PyResult<Launched> {
-    let (session, sessions) = (Arc::clone(&session.core), host.map(Host::sessions));
+fn run(py: Python<'_>, job: Job, node: Arc<Node>, signals: Vec<i32>) -> PyResult<Launched> {
     let runtime = handle()?;
     let taken = Signals::take(&signals.into_iter().map(Signal).collect::<Vec<_>>())?;
     let receiver = {
@@ -150,7 +123,7 @@ fn run(py: Python<'_>, job: Job, session: &Session, host: Option<&Host>, signals
         taken.receiver()?
     };
     // On the runtime's thread, so that no event waits for this one.
-    let task = runtime.spawn(run_job(job, session, sessions, receiver));
+    let task = runtime.spawn(run_job(job, node, receiver));
     match detach(py, || runtime.block_on(task)) {
         Ok(Ok(ended)) => Ok(ended.into()),
         Ok(Err(error)) => Err(PyRuntimeError::new_err(error.to_string())),

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 mod agent;
 mod aio;
 mod awaitable;
-mod cas;
+mod cell;
 mod conf;
 mod errors;
 mod host;
@@ -29,11 +29,11 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::aio::AsyncStoreClient;
     #[pymodule_export]
-    use crate::cas::CasSession;
+    use crate::cell::CellSession;
     #[pymodule_export]
     use crate::conf::RendezvousConfig;
     #[pymodule_export]
-    use crate::host::Host;
+    use crate::host::{Host, StoreLimits};
     #[pymodule_export]
     use crate::launch::{Launched, launch, rehearse, visible_gpus};
     #[pymodule_export]

@@ -5,14 +5,18 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use elastic_rs::agent;
+use elastic_rs::agent::Budget;
 use elastic_rs::agent::environment::Workers;
+use elastic_rs::frontend::node::{self, WorkersStore};
 use elastic_rs::process::StreamsOf;
+use elastic_rs::rendezvous::conf::Conf;
 use elastic_rs::rendezvous::protocol::message::{Hello, NodeId};
 use elastic_rs::rendezvous::protocol::settings::Settings;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::conf::RendezvousConfig;
+use crate::conf::{RendezvousConfig, limit, seconds};
 
 /// The options of a node.
 #[pyclass(frozen, get_all, new = "from_fields", from_py_object, module = "elastic_rs._elastic_rs")]
@@ -30,15 +34,15 @@ pub struct NodeOptions {
     pub config: RendezvousConfig,
     /// The job's budget; None if nodes count for themselves.
     pub max_restarts: Option<u32>,
-    /// Ranks are those that ``config`` asks for, in every round.
+    /// Ranks are those that ``config`` asks for, in every round, and workers share a store elsewhere.
     pub ranks_as_asked: bool,
-    /// This process hosts the coordinator, which ends with this node.
-    pub hosts: bool,
+    /// The workers share a store that exists already when they start: this node's at rank 0, or the one elsewhere.
+    pub use_agent_store: bool,
 }
 
 impl NodeOptions {
-    /// The node's introduction.
-    pub fn hello(&self) -> PyResult<Hello> {
+    /// The node's introduction. `hosts`: this process hosts the coordinator, which ends with this node.
+    pub fn hello(&self, hosts: bool) -> PyResult<Hello> {
         let settings = Settings {
             max_restarts: self.max_restarts,
             ranks_as_asked: self.ranks_as_asked,
@@ -47,12 +51,32 @@ impl NodeOptions {
         let hello = Hello {
             local_addr: self.local_addr.clone(),
             node_rank: self.config.0.node_rank,
-            hosts: self.hosts,
+            hosts,
             process: elastic_rs::host::process_number(),
             ..Hello::new(self.run_id.clone(), NodeId(rand::random()), self.name.clone(), settings)
         };
         hello.validate().map_err(PyValueError::new_err)?;
         Ok(hello)
+    }
+
+    /// The node's part in a job. `on_one_machine`: the coordinator listens on loopback alone.
+    pub fn node(&self, on_one_machine: bool) -> node::NodeOptions {
+        let Conf { node_rank, join_timeout, drain_timeout, .. } = self.config.0;
+        node::NodeOptions {
+            run_id: self.run_id.clone(),
+            name: self.name.clone(),
+            local_addr: self.local_addr.clone(),
+            alone: self.nodes.1 == 1,
+            on_one_machine,
+            workers_store: match (self.ranks_as_asked, self.use_agent_store) {
+                (true, _) => WorkersStore::Elsewhere,
+                (false, true) => WorkersStore::Node,
+                (false, false) => WorkersStore::Worker,
+            },
+            node_rank,
+            join_timeout,
+            drain_timeout,
+        }
     }
 }
 
@@ -62,6 +86,8 @@ impl NodeOptions {
 pub struct AgentOptions {
     /// This node's name in other nodes' messages.
     pub name: String,
+    /// The name of the workers in logs and in the final report.
+    pub entrypoint: String,
     /// The job.
     pub run_id: String,
     /// The workers' role.
@@ -85,16 +111,24 @@ pub struct AgentOptions {
 }
 
 impl AgentOptions {
-    /// The values that are the same for all workers.
-    pub fn workers(&self) -> Workers {
-        Workers {
-            run_id: self.run_id.clone(),
-            role: self.role.clone(),
-            local_world_size: self.local_world_size,
-            max_restarts: self.max_restarts,
-            use_agent_store: self.use_agent_store,
-            virtual_local_rank: self.virtual_local_rank,
-        }
+    /// The same for the core.
+    pub fn core(&self) -> PyResult<agent::AgentOptions> {
+        Ok(agent::AgentOptions {
+            name: self.name.clone(),
+            entrypoint: self.entrypoint.clone(),
+            workers: Workers {
+                run_id: self.run_id.clone(),
+                role: self.role.clone(),
+                local_world_size: self.local_world_size,
+                max_restarts: self.max_restarts,
+                use_agent_store: self.use_agent_store,
+                virtual_local_rank: self.virtual_local_rank,
+            },
+            budget: self.restarts_left.map_or(Budget::Job, Budget::Node),
+            grace: seconds("shutdown_timeout", self.grace_s)?,
+            exit_barrier_timeout: limit("exit_barrier_timeout", self.exit_barrier_timeout_s)?,
+            uninterruptible_sleep: seconds("uninterruptible_state_timeout", self.uninterruptible_sleep_s)?,
+        })
     }
 }
 
@@ -164,4 +198,27 @@ pub struct LaunchOptions {
     pub warm: Option<(Vec<OsString>, usize, String)>,
     /// Number of workers of this node.
     pub local_world_size: u32,
+}
+
+impl LaunchOptions {
+    /// What the agent of this node is told.
+    pub fn agent(&self, node: &NodeOptions) -> PyResult<agent::AgentOptions> {
+        Ok(agent::AgentOptions {
+            name: node.name.clone(),
+            entrypoint: self.entrypoint.clone(),
+            workers: Workers {
+                run_id: node.run_id.clone(),
+                role: self.role.clone(),
+                local_world_size: self.local_world_size,
+                max_restarts: self.max_restarts,
+                use_agent_store: node.use_agent_store,
+                virtual_local_rank: self.virtual_local_rank,
+            },
+            // The coordinator does not count failures that are not reported to it.
+            budget: node.max_restarts.map_or(Budget::Node(self.max_restarts), |_| Budget::Job),
+            grace: seconds("shutdown_timeout", self.grace_s)?,
+            exit_barrier_timeout: node.config.0.exit_barrier_timeout,
+            uninterruptible_sleep: seconds("uninterruptible_state_timeout", self.uninterruptible_sleep_s)?,
+        })
+    }
 }

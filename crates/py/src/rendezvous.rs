@@ -2,21 +2,18 @@
 
 use std::sync::Arc;
 
-use elastic_rs::host::Reach;
-use elastic_rs::rendezvous::conf::Conf;
+use elastic_rs::frontend::node::Node;
 use elastic_rs::rendezvous::node::{session, view};
 use elastic_rs::rendezvous::protocol::message::{self, Verdict};
-use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::agent::Failure;
-use crate::conf::seconds;
+use crate::conf::{limit, seconds};
 use crate::errors;
 use crate::host::Host;
 use crate::options::NodeOptions;
 use crate::runtime::{block_on, handle};
-use crate::store::StoreServer;
 
 /// A node's place in a completed round.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
@@ -151,83 +148,92 @@ impl View {
     }
 }
 
-/// A node's session with the coordinator. It connects in the background.
+/// A node's session: with a coordinator, or over a cell that all nodes share (:class:`CellSession`).
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
-pub struct Session {
-    pub(crate) core: Arc<session::Session>,
-    pub(crate) options: NodeOptions,
-    reach: Mutex<Reach>,
-}
-
-impl Session {
-    /// A session that was made elsewhere.
-    pub fn of(core: Arc<session::Session>, options: NodeOptions) -> Self {
-        let reach = Mutex::new(Reach::new(options.local_addr.clone(), options.nodes.1 == 1));
-        Self { core, options, reach }
-    }
-}
+pub struct Session(pub(crate) Arc<Node>);
 
 #[pymethods]
 impl Session {
-    /// Start a session for one node with the coordinator at ``host:port``.
+    /// Start a session for one node with the coordinator at ``host:port``. It connects in the background. ``coordinator`` is that
+    /// coordinator, if this process serves it.
     ///
     /// Raises ``ValueError`` for options that no coordinator accepts.
     #[new]
-    fn new(host: &str, port: u16, options: NodeOptions) -> PyResult<Self> {
-        let hello = options.hello()?;
+    #[pyo3(signature = (host, port, options, *, coordinator = None))]
+    fn new(host: &str, port: u16, options: NodeOptions, coordinator: Option<&Host>) -> PyResult<Self> {
+        let hello = options.hello(coordinator.is_some())?;
         let core = session::Session::open(&handle()?, hello, host, port, options.config.0.coordinator_timeout);
-        Ok(Self::of(Arc::new(core), options))
+        let on_one_machine = coordinator.is_some_and(Host::is_on_loopback);
+        let node = Node::new(Arc::new(core), options.node(on_one_machine), coordinator.map(Host::sessions));
+        Ok(Self(Arc::new(node)))
     }
 
-    /// Take part in the next round. Blocks until it is complete. Returns the placement and, if this node has rank 0, an empty store
-    /// that listens where the workers of this round look for it. ``host`` is the coordinator, if this process serves it.
+    /// Take part in the next round. Blocks until it is complete. If this node has rank 0, an empty store listens where the workers of
+    /// this round look for it, until the next round or the end.
     ///
     /// Raises ``RendezvousTimeoutError``, ``RendezvousClosedError``, ``RendezvousGracefulExitError`` (a spare that was not
-    /// needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``.
-    #[pyo3(signature = (*, workers = None, host = None))]
-    fn join(
-        &self,
-        py: Python<'_>,
-        workers: Option<(String, u32)>,
-        host: Option<&Host>,
-    ) -> PyResult<(Placement, StoreServer)> {
+    /// needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``; over a cell also ``RendezvousStateError``, for a state
+    /// that is not ours.
+    #[pyo3(signature = (*, workers = None))]
+    fn join(&self, py: Python<'_>, workers: Option<(String, u32)>) -> PyResult<Placement> {
         let workers = workers.map(|(role, local_world_size)| message::JoinWorkers { role, local_world_size });
-        let mut reach = self.reach.lock().clone();
-        reach.on_one_machine = host.is_some_and(Host::is_on_loopback);
-        let Conf { node_rank, join_timeout, .. } = self.options.config.0;
-        let joined = block_on(py, reach.join(&self.core, node_rank, workers, join_timeout))?;
-        *self.reach.lock() = reach;
-        let (placement, store) = joined.map_err(|error| errors::from_join(py, &error))?;
-        Ok((Placement(placement), StoreServer(store)))
+        let joined = block_on(py, self.0.join(workers))?;
+        joined.map(Placement).map_err(|error| errors::from_join(py, &error))
     }
 
-    /// How things stand. Raises as :meth:`join` does when this node can no longer take part.
+    /// The state of the rendezvous, from memory. Raises as :meth:`join` does when this node can no longer take part.
     fn view(&self, py: Python<'_>) -> PyResult<View> {
-        View::from_core(py, self.core.view())
+        View::from_core(py, self.0.session().view())
+    }
+
+    /// Where other nodes look for this one; its name if that is not known.
+    #[getter]
+    fn addr(&self) -> String {
+        self.0.addr()
     }
 
     /// Whether the coordinator has ever welcomed this node.
     #[getter]
     fn was_welcomed(&self) -> bool {
-        self.core.was_welcomed()
+        self.0.session().was_welcomed()
     }
 
-    /// End the job for everybody. With a ``cause``, it failed, and all others stop.
-    #[pyo3(signature = (*, by, cause = None))]
-    fn close(&self, by: String, cause: Option<String>) {
-        self.core.close(match cause {
+    /// For a waiting node: what it waits for.
+    #[getter]
+    fn progress(&self) -> Option<String> {
+        self.0.session().progress()
+    }
+
+    /// End the job for everybody. With a ``cause`` it failed, and all others stop. With ``timeout_s``, waits at most that long until
+    /// it is done, and raises as :meth:`join` does.
+    #[pyo3(signature = (*, cause = None, timeout_s = None))]
+    fn close(&self, py: Python<'_>, cause: Option<String>, timeout_s: Option<f64>) -> PyResult<()> {
+        let limit = limit("close_timeout", timeout_s)?;
+        let (session, by) = (self.0.session(), self.0.label());
+        let verdict = match cause {
             Some(cause) => Verdict::Failed { by, cause, failure: None },
             None => Verdict::Succeeded { by },
-        });
+        };
+        match limit {
+            Some(limit) => {
+                block_on(py, session.close_within(verdict, limit))?.map_err(|error| errors::from_join(py, &error))
+            }
+            None => {
+                session.close(verdict);
+                Ok(())
+            }
+        }
     }
 
-    /// Say goodbye and end the session, waiting at most ``timeout_s`` for what is still to be sent. Later calls do nothing.
+    /// Say goodbye and end the session, waiting at most ``timeout_s`` for what is still to be sent. Then stay, as long as the
+    /// configuration's ``drain_timeout`` at most, for workers that use the round's store here, and for nodes that use the coordinator
+    /// here. Later calls do nothing.
     ///
     /// ``signal`` is what ended this process, if one did. SIGINT, of the process that hosts the coordinator, ends the job.
     #[pyo3(signature = (reason, *, timeout_s = 1.0, signal = None))]
     fn leave(&self, py: Python<'_>, reason: String, timeout_s: f64, signal: Option<i32>) -> PyResult<()> {
         let timeout = seconds("timeout_s", timeout_s)?;
-        block_on(py, self.core.leave(reason, signal, timeout))
+        block_on(py, self.0.leave(reason, signal, timeout))
     }
 }
 

@@ -27,8 +27,6 @@ class Generation:
 
     spec: WorkerSpec
     logs_specs: LogsSpecs
-    first_rank: int
-    """Global rank of local rank 0."""
     envs: dict[int, dict[str, str]]
     """Variables that override the inherited environment."""
     prefixes: dict[int, str] | None
@@ -77,8 +75,7 @@ def start_programs(agent: Agent, generation: Generation, consoles: Consoles) -> 
     with consoles.of(stdout=bool(_teed(logs.tee_stdouts)), stderr=bool(_teed(logs.tee_stderrs))) as (stdout, stderr):
         pids = agent.start(
             commands,
-            first_rank=generation.first_rank,
-            error_files=list(error_files.items()),
+            error_files=error_files,
             stdout_filter=(logs.filtered_stdout, out) if out else None,
             stderr_filter=(logs.filtered_stderr, err) if err else None,
             stdout_fd=stdout,

@@ -178,6 +178,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         job_counts = self._handler is not None and self._handler.counts_restarts
         options = _elastic_rs.AgentOptions(
             name=f"{socket.gethostname()}:{os.getpid()}",
+            entrypoint=self._group.spec.get_entrypoint_name(),
             run_id=spec.rdzv_handler.get_run_id(),
             role=spec.role,
             local_world_size=spec.local_world_size,
@@ -207,12 +208,11 @@ class LocalElasticAgent(TorchLocalElasticAgent):
                     self._enter(WorkerState.STOPPED)
                 return self._join(agent)
             case "start":
-                assert step.placement is not None
                 left = self._group.spec.max_restarts - agent.restarts
                 if left < self._remaining_restarts:
                     self._remaining_restarts = left
                     self._enter(WorkerState.FAILED)
-                self._start(agent, step.placement)
+                self._start(agent)
                 self._enter(WorkerState.HEALTHY)
             case "reap":
                 assert step.local_rank is not None
@@ -258,38 +258,23 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         return place
 
     @measured("LocalElasticAgent._start_workers")
-    def _start(self, agent: Agent, place: Placement) -> None:
+    def _start(self, agent: Agent) -> None:
         group = self._group
-        spec, first_rank = group.spec, group.workers[0].global_rank
-        envs = {worker.local_rank: agent.environment(place, worker.local_rank) for worker in group.workers}
+        spec = group.spec
+        envs = agent.environments()
         for env in envs.values():  # a user may have given others than the round's
             env["MASTER_ADDR"], env["MASTER_PORT"] = group.master_addr, str(group.master_port)
         self._setup_local_watchdog(envs=envs)
         self._setup_healthcheck()
         prefixes = line_prefixes(self._log_line_prefix_template, spec.role, group.workers)
-        logs_specs = ByGeneration(self._logs_specs, place.round)
-        generation = Generation(spec, logs_specs, first_rank, envs, prefixes)
+        generation = Generation(spec, ByGeneration(self._logs_specs, self._generation), envs, prefixes)
         if isinstance(spec.entrypoint, str):
             pids, self._error_files = start_programs(agent, generation, self._consoles)
         else:
             self._functions = Functions(generation, self._start_method)
             self._error_files = self._functions.error_files
             pids = self._functions.start()
-            error_files = list(self._error_files.items())
-            agent.adopt(list(pids.items()), first_rank=first_rank, error_files=error_files)
-        if pids:
-            logger.info(
-                "%s: %s runs as rank %d to %d of %d, role %s, restart %d of %d; pids %s",
-                self._who(),
-                spec.get_entrypoint_name(),
-                first_rank,
-                first_rank + len(group.workers) - 1,
-                group.workers[0].world_size,
-                spec.role,
-                agent.restarts,
-                spec.max_restarts,
-                ", ".join(map(str, pids.values())),
-            )
+            agent.adopt(pids, error_files=self._error_files)
         for local_rank, pid in pids.items():
             worker = group.workers[local_rank]
             worker.id = pid

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
 
-    from elastic_rs._elastic_rs import CasSession
+    from elastic_rs._elastic_rs import CellSession
 
 __all__ = ["BackendThread"]
 
@@ -25,20 +25,25 @@ class BackendThread:
     CPython, which must not meet Rust on its stack. It is a daemon, so it never keeps a process from ending.
     """
 
-    def __init__(self, session: CasSession, backend: RendezvousBackend) -> None:
+    def __init__(self, session: CellSession, backend: RendezvousBackend) -> None:
         self._session = session
         self._backend = backend
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
-    def serve(self, session: CasSession) -> None:
+    def serve(self, session: CellSession) -> None:
         """Serve this session instead. Only before the thread is started."""
         assert self._thread is None
         self._session = session
 
+    @property
+    def started(self) -> bool:
+        """Whether the thread was started."""
+        return self._thread is not None
+
     def start(self) -> None:
-        """Start the thread, unless it runs already."""
+        """Start the thread, unless it was started already."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="elastic_rs-rendezvous", daemon=True)
@@ -46,7 +51,7 @@ class BackendThread:
 
     def stop(self) -> None:
         """Leave and end, without waiting."""
-        self._session.leave("its handler is gone", timeout_s=0)
+        self._session.abandon("its handler is gone")
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.events import construct_and_record_rdzv_event
 from torch.distributed.elastic.events.api import NodeState
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
     from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-    from elastic_rs._elastic_rs import Host, Placement, RendezvousConfig, Session, StoreServer
+    from elastic_rs._elastic_rs import Host, Placement, RendezvousConfig, Session
 
 __all__ = ["DEFAULT_PORT", "RustC10dRendezvousHandler", "create_rust_c10d_handler"]
 
@@ -97,45 +97,27 @@ class RustC10dRendezvousHandler(NodeHandler):
         return self._config.wants_agent
 
     @functools.cached_property
-    def _session(self) -> Session:
-        """This node's session. It connects in the background from its first use on."""
-        options = _elastic_rs.NodeOptions(
-            run_id=self._run_id,
-            name=self._name,
-            local_addr=self._local_addr,
-            nodes=self._nodes,
-            config=self._config,
-            max_restarts=self._max_restarts,
-            ranks_as_asked=False,
-            hosts=self._host is not None,
-        )
-        return _elastic_rs.Session(*self._endpoint, options)
-
-    @property
     def session(self) -> Session:
-        """The session, for an agent of ours that listens to it."""
-        return self._session
-
-    def _meet(self, **how: Any) -> tuple[Placement, StoreServer]:
-        return self._session.join(host=self._host, **how)
+        """This node's session. It connects in the background from its first use on."""
+        options = self._node_options(self._local_addr, self._nodes)
+        return _elastic_rs.Session(*self._endpoint, options, coordinator=self._host)
 
     def get_backend(self) -> str:
         """Return ``rust-c10d``."""
         return BACKEND
 
     def _close(self, cause: str | None = None) -> None:
-        self._session.close(by=self._label(), cause=cause)
+        self.session.close(cause=cause)
 
     def _leave(self, reason: str, timeout: float, signal: int | None = None) -> None:
-        if not self._ended:
-            if "_session" in self.__dict__:  # otherwise this node has never introduced itself
-                super()._leave(reason, timeout, signal)
-            self._ended = True
-            if self._host is not None:
-                self._host.drain(timeout_s=self._config.drain_timeout)
-
-    def _say_goodbye(self, reason: str, timeout: float, signal: int | None) -> None:
-        self._session.leave(reason, timeout_s=timeout, signal=signal)
+        if "session" in self.__dict__:
+            super()._leave(reason, timeout, signal)
+        elif not self._ended and self._host is not None:
+            # This node has never introduced itself, but others have.
+            self._host.wait_for_nodes(timeout_s=self._config.drain_timeout)
+        self._ended = True
+        if self._host is not None:
+            self._host.stop()
 
     def _claim(self, host: str, port: int) -> tuple[Host | None, str]:
         """Become the coordinator's host, if this process is to be. The second value says why it is not."""
@@ -152,7 +134,7 @@ class RustC10dRendezvousHandler(NodeHandler):
         return self._round_store(store, placement.round, placement.world_size, timeout)
 
     def _explain(self, error: BaseException) -> None:
-        if self._why_not_host and isinstance(error, RendezvousConnectionError) and not self._session.was_welcomed:
+        if self._why_not_host and isinstance(error, RendezvousConnectionError) and not self.session.was_welcomed:
             error.add_note(why_not_host(self._why_not_host, self._started))
 
 

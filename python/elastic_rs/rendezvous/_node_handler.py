@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import inspect
 import logging
 import os
 import signal
 import socket
 import sys
-import time
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.events import construct_and_record_rdzv_event
@@ -21,25 +19,23 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
+from elastic_rs import _elastic_rs
 from elastic_rs._host_name import host_name, spare_torch_the_wait, wait_for_readers
-from elastic_rs.errors import RendezvousClosedError, RendezvousError
+from elastic_rs.errors import RendezvousClosedError
 from elastic_rs.rendezvous._round_store import RoundStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from datetime import timedelta
     from types import FrameType
 
     from torch._C._distributed_c10d import Store
 
-    from elastic_rs._elastic_rs import CasSession, Failure, Placement, Session, StoreServer, View
+    from elastic_rs._elastic_rs import Failure, NodeOptions, Placement, Session, View
     from elastic_rs.rendezvous._config import RendezvousConfig
 
 __all__ = ["NodeHandler"]
 
 logger = logging.getLogger("elastic_rs.rendezvous")
-
-T = TypeVar("T")
 
 
 class NodeHandler(RendezvousHandler):
@@ -54,7 +50,6 @@ class NodeHandler(RendezvousHandler):
         self._config = config
         self._name = name
         self._local_addr: str | None = None
-        self._worker_store: StoreServer | None = None
         self._waiting = 0
         self._must_rejoin = False
         self._ended = False
@@ -92,7 +87,7 @@ class NodeHandler(RendezvousHandler):
 
     @property
     def session(self) -> Session:
-        """The session, for an agent of ours that listens to it."""
+        """This node's session."""
         raise NotImplementedError
 
     def join(self) -> Placement | Failure:
@@ -105,9 +100,9 @@ class NodeHandler(RendezvousHandler):
             The exceptions of :meth:`next_rendezvous`.
         """
         try:
-            return self._join(lambda _: None, workers=self._workers)[0]
+            return self._join(self._workers)
         except RendezvousClosedError:
-            cause = self._session.view().cause
+            cause = self.session.view().cause
             if cause is None:
                 raise
             return cause
@@ -125,45 +120,34 @@ class NodeHandler(RendezvousHandler):
             RendezvousGracefulExitError: the job ended and this node, a spare, was not needed.
             RendezvousConnectionError: the coordinator cannot be reached.
         """
-        placement, store = self._join(self._agents_store)
+        placement = self._join(None)
+        try:
+            store = self._agents_store(placement)
+        except BaseException as error:
+            self._note_failure(error)
+            raise
         bootstrap = RendezvousStoreInfo(placement.master_addr, placement.master_port)
         return RendezvousInfo(store, placement.rank, placement.world_size, bootstrap)
 
-    def _join(self, then: Callable[[Placement], T], **how: Any) -> tuple[Placement, T]:
-        """Join the next round, and give what ``then`` makes of the place."""
-        started = time.monotonic()
+    def _join(self, workers: tuple[str, int] | None) -> Placement:
+        """Join the next round. With ``workers``, role and number, the place has their ranks."""
         self._record(f"The node '{self._name}' attempts to join the next round of the rendezvous '{self._run_id}'.")
-        store: StoreServer | None = None
         try:
-            # Every round has an empty store of its own: no key of an earlier attempt can be read (pytorch #135712).
-            placement, store = self._meet(**how)
-            if self._worker_store is not None:
-                self._worker_store.stop()
-                self._worker_store = None
-            if placement.rank == 0 and self.use_agent_store:
-                self._worker_store = store
-            else:
-                store.stop()
-            result = then(placement)
+            placement = self.session.join(workers=workers)
         except BaseException as error:
-            if store is not None:
-                store.stop()
-            self._explain(error)
-            self._record(f"{type(error).__name__}: {error}", NodeState.FAILED)
+            self._note_failure(error)
             raise
         self._waiting, self._must_rejoin = 0, False
-        text = (
-            f"round {placement.round}: rank {placement.rank} of {placement.world_size}, "
-            f"master {placement.master_addr}:{placement.master_port}, after {time.monotonic() - started:.1f} s: "
-            f"{placement.reason}"
-        )
-        logger.info("[%s] %s: %s", self._run_id, self._addr(), text)
         self._record(
             f"The node '{self._name}' has joined round {placement.round} of the rendezvous '{self._run_id}' as rank "
             f"{placement.rank} in a world of size {placement.world_size}.",
             rank=placement.rank,
         )
-        return placement, result
+        return placement
+
+    def _note_failure(self, error: BaseException) -> None:
+        self._explain(error)
+        self._record(f"{type(error).__name__}: {error}", NodeState.FAILED)
 
     def is_closed(self) -> bool:
         """Whether the rendezvous was closed, as far as this node has been told. Asks nobody."""
@@ -190,7 +174,7 @@ class NodeHandler(RendezvousHandler):
         if view.waiting != self._waiting:
             self._waiting = view.waiting
             if view.waiting:
-                logger.info("[%s] %s: the world must re-form: %s", self._run_id, self._addr(), view.reason)
+                logger.info("[%s] %s: the world must re-form: %s", self._run_id, self.session.addr, view.reason)
         return max(view.waiting, int(self._must_rejoin))
 
     def get_run_id(self) -> str:
@@ -224,21 +208,22 @@ class NodeHandler(RendezvousHandler):
 
     def _leave(self, reason: str, timeout: float, signal: int | None = None) -> None:
         """Say goodbye, then stay for the others if this process serves them. A signal is what ended this process."""
-        if self._ended:
-            return
-        self._ended = True
-        self._say_goodbye(reason, timeout, signal)
-        # Clients that are still reading when their server vanishes print stack traces; a moment's patience avoids it.
-        if self._worker_store is not None:
-            self._worker_store.drain(timeout_s=self._config.drain_timeout)
+        if not self._ended:
+            self._ended = True
+            self.session.leave(reason, timeout_s=timeout, signal=signal)
 
-    def _say_goodbye(self, reason: str, timeout: float, signal: int | None) -> None:  # noqa: ARG002 - for a subclass
-        self._session.leave(reason, timeout_s=timeout)
-
-    @property
-    def _session(self) -> Session | CasSession:
-        """This node's session."""
-        raise NotImplementedError
+    def _node_options(self, local_addr: str | None, nodes: tuple[int, int]) -> NodeOptions:
+        """Return the session's options, with what an agent of ours has said."""
+        return _elastic_rs.NodeOptions(
+            run_id=self._run_id,
+            name=self._name,
+            local_addr=local_addr,
+            nodes=nodes,
+            config=self._config,
+            max_restarts=self._max_restarts,
+            ranks_as_asked=False,
+            use_agent_store=self.use_agent_store,
+        )
 
     def _close(self, cause: str | None = None) -> None:
         """End the rendezvous for everybody. With a cause, the job failed."""
@@ -246,7 +231,7 @@ class NodeHandler(RendezvousHandler):
 
     def _view(self) -> View:
         """How things stand."""
-        return self._session.view()
+        return self.session.view()
 
     def _agents_store(self, placement: Placement) -> Store:
         """Return the store that the agents share in this round."""
@@ -268,19 +253,6 @@ class NodeHandler(RendezvousHandler):
 
     def _rejoin(self) -> None:
         self._must_rejoin = True
-
-    def _meet(self, **how: Any) -> tuple[Placement, StoreServer]:
-        """Take part in the next round with an empty store for this node's next generation of workers."""
-        raise NotImplementedError
-
-    def _addr(self) -> str:
-        addr: str | None = None
-        with contextlib.suppress(RendezvousError):
-            addr = self._session.view().addr
-        return addr or self._local_addr or self._name
-
-    def _label(self) -> str:
-        return f"{self._addr()} ({self._name})"
 
     def _record(self, message: str, node_state: NodeState = NodeState.RUNNING, rank: int | None = None) -> None:
         wait_for_readers("dynamic_rendezvous")

@@ -1,6 +1,6 @@
 """``elastic-run``: torchrun's command line, without torch. Also ``python -m elastic_rs.run``.
 
-The core runs the agent (``src/launch``); this module reads the command line for it and says how it ended.
+The core runs the agent (``src/frontend/launch``); this module reads the command line for it and says how it ended.
 """
 
 from __future__ import annotations
@@ -103,17 +103,12 @@ def _take_part(meeting: Rendezvous, local_addr: str | None, options: LaunchOptio
             config=config,
             max_restarts=options.max_restarts if config.job_counts else None,
             ranks_as_asked=meeting.fixed,
-            hosts=host is not None,
-        )
-        session = _elastic_rs.Session(meeting.host, port, node)
-        launched = _elastic_rs.launch(
-            session,
-            host,
-            options,
-            fixed_master=(meeting.host, port) if meeting.fixed else None,
             # As PyTorch's `static` and `c10d` do.
             use_agent_store=meeting.fixed or os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1",
         )
+        session = _elastic_rs.Session(meeting.host, port, node, coordinator=host)
+        fixed_master = (meeting.host, port) if meeting.fixed else None
+        launched = _elastic_rs.launch(session, node, options, fixed_master=fixed_master)
     except OSError as error:
         return _cannot("OSError", f"cannot start the agent: {error}")
     except RuntimeError as error:

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use super::{Place, Runner, Step};
+use super::{Runner, Step};
 use crate::agent::command::Command;
 use crate::agent::crew::Crew;
+use crate::agent::environment::Workers;
 use crate::agent::words::{Sources, Words};
 use crate::process::Signal;
+use crate::rendezvous::protocol::message::Placement;
 
 /// How long a goodbye may take.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -52,7 +54,7 @@ impl Runner {
                 if let Some(session) = &self.session {
                     session.report_failure(self.machine.round(), (*failure).clone());
                 }
-                let others = self.place.is_some_and(|place| place.world_size > 1);
+                let others = self.placement().is_some_and(|place| place.world_size > 1);
                 let told = if others { "; the others are told" } else { "" };
                 tracing::warn!("{}stopping all workers: {failure}{told}", self.whose());
             }
@@ -72,9 +74,26 @@ impl Runner {
 
     /// The beginning of a log line.
     pub(super) fn whose(&self) -> String {
-        let Some(Place { rank, since, .. }) = self.place else { return format!("[{}] ", self.run_id) };
-        let (run_id, round, after) = (&self.run_id, self.machine.round(), since.elapsed().as_secs_f64());
+        let run_id = &self.workers.run_id;
+        let Some((Placement { rank, .. }, since)) = &self.place else { return format!("[{run_id}] ") };
+        let (round, after) = (self.machine.round(), since.elapsed().as_secs_f64());
         format!("[{run_id}] round {round}, node rank {rank}, after {after:.1} s: ")
+    }
+
+    /// Log which ranks and processes the workers are.
+    pub(super) fn tell_start(&self, crew: &Crew) {
+        let Some((Placement { round, rank, workers: Some(ranks), .. }, _)) = &self.place else { return };
+        let Workers { run_id, role, local_world_size, max_restarts, .. } = &self.workers;
+        let (first, last) = (ranks.first_rank, ranks.first_rank + local_world_size - 1);
+        let pids: Vec<String> = crew.pids().values().map(u32::to_string).collect();
+        tracing::info!(
+            "[{run_id}] round {round}, node rank {rank}: {} runs as rank {first} to {last} of {}, role {role}, restart {} of \
+             {max_restarts}; pids {}",
+            self.entrypoint,
+            ranks.world_size,
+            self.restarts(),
+            pids.join(", "),
+        );
     }
 
     /// Collect the words of a worker that has ended.
@@ -82,7 +101,7 @@ impl Runner {
         let exited = self.exits.iter().rfind(|exited| exited.local_rank == local_rank);
         let killed = exited.is_some_and(|exited| exited.exit.returncode() == -Signal::KILL.0);
         let sources = Sources {
-            error_file: self.started.error_files.get(&local_rank).cloned(),
+            error_file: self.error_files.get(&local_rank).cloned(),
             stderr_end: self.crew.as_ref().map(|crew| crew.stderr_end(local_rank)).unwrap_or_default(),
             kills_before: killed.then_some(self.kills_before),
             front_end: matches!(self.crew, Some(Crew::Adopted(_))),

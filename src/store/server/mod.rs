@@ -21,6 +21,7 @@ mod event_loop;
 mod hello;
 mod hub;
 mod life;
+pub mod limits;
 mod outbox;
 mod stats;
 mod thread;

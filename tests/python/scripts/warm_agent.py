@@ -26,6 +26,7 @@ def main() -> int:
     template = None if modules == "-" else _template(command, modules.split(","))
     options = _elastic_rs.AgentOptions(
         name="agent",
+        entrypoint=command[0],
         run_id="warm",
         role="default",
         local_world_size=int(workers),
@@ -53,8 +54,7 @@ def main() -> int:
                 store = _elastic_rs.StoreServer.listen("127.0.0.1", 0)
                 agent.placed(_place(round_, int(workers), store.port))
             case "start":
-                assert step.placement is not None
-                _start(agent, step.placement, workers=int(workers), logs=logs, command=command, template=template)
+                _start(agent, workers=int(workers), logs=logs, command=command, template=template)
             case "barrier":
                 agent.all_done()
             case _:
@@ -102,16 +102,15 @@ def _place(round_: int, workers: int, port: int) -> _elastic_rs.Placement:
 
 def _start(
     agent: _elastic_rs.Agent,
-    place: _elastic_rs.Placement,
     *,
     workers: int,
     logs: str,
     command: list[str],
     template: _elastic_rs.Template | None,
 ) -> None:
-    commands = []
+    commands, environments = [], agent.environments()
     for local_rank in range(workers):
-        env = os.environ | agent.environment(place, local_rank)
+        env = os.environ | environments[local_rank]
         if "TEST_WORKER_VARIABLE" in env:
             name, _, value = env["TEST_WORKER_VARIABLE"].partition("=")
             env[name] = value
@@ -121,7 +120,7 @@ def _start(
             files = {name: folder / f"{local_rank}-{agent.restarts}.{name}" for name in ("stdout", "stderr")}
         words = [word.replace("${local_rank}", str(local_rank)) for word in command]
         commands.append(_elastic_rs.WorkerCommand(local_rank, words, env, **files))
-    pids = agent.start(commands, first_rank=0, error_files=[], template=template)
+    pids = agent.start(commands, error_files={}, template=template)
     _say(f"agent: started {' '.join(map(str, pids.values()))}")
 
 

@@ -105,7 +105,7 @@ print("parent", parent, client.get("k"), server.stopped)
 """
 SESSION = """_elastic_rs.Session("127.0.0.1", server.port, _elastic_rs.NodeOptions(
             run_id="r", name="n", local_addr=None, nodes=(1, 1), config=_elastic_rs.RendezvousConfig(),
-            max_restarts=None, ranks_as_asked=False, hosts=False))"""
+            max_restarts=None, ranks_as_asked=False, use_agent_store=True))"""
 CALLS = {
     "an operation": 'client.get("k")',
     "a wait": 'client.wait(["k"])',

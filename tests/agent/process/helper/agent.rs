@@ -5,8 +5,9 @@ use std::fs;
 use std::time::Duration;
 
 use elastic_rs::agent::crew::Crew;
-use elastic_rs::agent::runner::{Runner, Started, Step};
-use elastic_rs::agent::{Budget, Outcome, Policy};
+use elastic_rs::agent::environment::Workers;
+use elastic_rs::agent::runner::{ErrorFiles, Runner, Step};
+use elastic_rs::agent::{AgentOptions, Budget, Outcome};
 use elastic_rs::process::{Consoles, Event, FilterOptions, Group, WorkerSpec};
 
 #[path = "../../alone.rs"]
@@ -40,13 +41,29 @@ pub fn run_within(procs: &str, script: &str) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let limit = Duration::from_secs(60);
-        let policy = Policy { budget: Budget::Node(0), workers: 1, grace: limit, exit_barrier_timeout: Some(limit) };
-        let mut runner = Runner::new(policy, "agent".to_owned(), "job".to_owned(), "role".to_owned(), None);
+        let workers = Workers {
+            run_id: "job".to_owned(),
+            role: "role".to_owned(),
+            local_world_size: 1,
+            max_restarts: 0,
+            use_agent_store: true,
+            virtual_local_rank: false,
+        };
+        let options = AgentOptions {
+            name: "agent".to_owned(),
+            entrypoint: "helper".to_owned(),
+            workers,
+            budget: Budget::Node(0),
+            grace: limit,
+            exit_barrier_timeout: Some(limit),
+            uninterruptible_sleep: Duration::ZERO,
+        };
+        let mut runner = Runner::new(options, None);
         loop {
             match runner.next().await {
                 Step::Join => runner.placed(alone::alone()),
                 Step::Start(_) => {
-                    runner.started(Crew::Spawned(Box::new(start(script).await)), Started::default());
+                    runner.started(Crew::Spawned(Box::new(start(script).await)), ErrorFiles::new());
                 }
                 Step::End(outcome) => match *outcome {
                     Outcome::Failed { cause: Some(cause), .. } => return println!("{}\n{}", cause.exit, cause.message),

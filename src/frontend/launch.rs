@@ -1,14 +1,13 @@
-//! `elastic-run`: the agent's runner with a front end of the core's own, which starts programs and needs no Python.
+//! `elastic-run`: a front end of the core's own, which starts programs and needs no Python.
 //!
 //! Owns what a node's workers are given ([`Job`]: command, variables, streams), the loop that carries out the runner's steps
-//! ([`run`]), and the signals it is ended by ([`Signals`]). Leaves the command line, the coordinator's address and the final
-//! report to whoever calls it. Facts: `torch/distributed/run.py`, `distributed/launcher/api.py` and
+//! ([`run`]), and the signals that end it ([`Signals`]). Facts: `torch/distributed/run.py`, `distributed/launcher/api.py` and
 //! `elastic/multiprocessing/api.py` of torch 2.15, which say what workers of `torchrun` get.
 
 #[cfg(feature = "io")]
 mod job;
 #[cfg(feature = "io")]
-mod node;
+mod run;
 #[cfg(feature = "io")]
 mod signals;
 mod streams;
@@ -17,7 +16,7 @@ mod substitute;
 #[cfg(feature = "io")]
 pub use job::{Fixed, Job, LogFolder, Warm};
 #[cfg(feature = "io")]
-pub use node::{Ended, LaunchError, run};
+pub use run::{Ended, LaunchError, run};
 #[cfg(feature = "io")]
 pub use signals::{Receiver, Signals};
 pub use streams::LogOptions;

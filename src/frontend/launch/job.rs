@@ -8,42 +8,21 @@ use std::time::Duration;
 
 use super::streams::LogOptions;
 use super::substitute::substitute;
+use crate::agent::AgentOptions;
 use crate::agent::crew::overheard;
-use crate::agent::environment::{self, Workers};
-use crate::agent::{Budget, Policy};
-use crate::host::Reach;
+use crate::agent::environment;
 use crate::process::{AttemptFolder, Filter, FilterOptions, TemplateSpec, WorkerSpec};
 use crate::rendezvous::protocol::message::Placement;
 
 /// What a node is to run, and how.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// How others call the node: `host:pid`.
-    pub name: String,
-    /// What the final report calls the workers: the script.
-    pub entrypoint: String,
+    /// What the agent is told.
+    pub agent: AgentOptions,
     /// Program and arguments of every worker; never empty. In arguments `${local_rank}` is replaced.
     pub command: Vec<OsString>,
-    /// What is the same for all workers' variables.
-    pub workers: Workers,
-    /// Who counts restarts.
-    pub budget: Budget,
-    /// How long workers may take to end once they were asked to.
-    pub grace: Duration,
-    /// How long to wait for the other nodes' workers once all of this node's have succeeded; `None`: for as long as they run.
-    pub exit_barrier_timeout: Option<Duration>,
-    /// How long a worker may sleep uninterruptibly; zero: as long as it likes.
-    pub uninterruptible_sleep: Duration,
-    /// The rank to ask for.
-    pub node_rank: Option<u32>,
-    /// How long a join may take.
-    pub join_timeout: Duration,
     /// How long the others may take to hear that the job is over.
     pub close_timeout: Duration,
-    /// How long this process serves others at the end.
-    pub drain_timeout: Duration,
-    /// Who is to reach this node's worker stores, and where.
-    pub reach: Reach,
     /// Workers' master is not the round's.
     pub fixed: Option<Fixed>,
     /// Where logs are kept.
@@ -86,16 +65,6 @@ pub enum LogFolder {
 }
 
 impl Job {
-    /// What the agent is told beforehand.
-    pub fn policy(&self) -> Policy {
-        Policy {
-            budget: self.budget,
-            workers: self.workers.local_world_size,
-            grace: self.grace,
-            exit_barrier_timeout: self.exit_barrier_timeout,
-        }
-    }
-
     /// The workers of a round. `restarts` is the restart count that they are told, `inherited` the environment they have besides.
     ///
     /// # Errors
@@ -111,7 +80,8 @@ impl Job {
         let placement = self.seen(placement);
         let look_up = |name: &str| inherited.get(name.as_ref() as &std::ffi::OsStr)?.to_str().map(str::to_owned);
         let worker = |local_rank| {
-            let variables = environment::variables(&self.workers, &placement, &ranks, restarts, local_rank, look_up)?;
+            let variables =
+                environment::variables(&self.agent.workers, &placement, &ranks, restarts, local_rank, look_up)?;
             let mut env = inherited.clone();
             env.extend(variables.into_iter().map(|(name, value)| (name.into(), value.into())));
             let error_file = attempt.map(|attempt| attempt.error_file(local_rank)).unwrap_or_default();
@@ -123,7 +93,7 @@ impl Job {
             let args = args.iter().map(|arg| argument(arg, local_rank)).collect();
             Ok(WorkerSpec { args, env, stdout, stderr: overheard(stderr), ..WorkerSpec::new(local_rank, program) })
         };
-        (0..self.workers.local_world_size).map(worker).collect()
+        (0..self.agent.workers.local_world_size).map(worker).collect()
     }
 
     /// The template of workers that inherit this environment.
@@ -165,7 +135,7 @@ impl Job {
     fn prefix(&self, local_rank: u32, rank: u32) -> String {
         let template = self.logs.prefix.as_deref().unwrap_or("[${role_name}${local_rank}]:");
         let known = |name: &str| match name {
-            "role_name" => Some(self.workers.role.clone()),
+            "role_name" => Some(self.agent.workers.role.clone()),
             "rank" => Some(rank.to_string()),
             "local_rank" => Some(local_rank.to_string()),
             "hostname" => Some(rustix::system::uname().nodename().to_string_lossy().into_owned()),
@@ -186,31 +156,33 @@ const NO_RANKS: &str = "a node of this job has not said how many workers it has,
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::agent::Budget;
+    use crate::agent::environment::Workers;
     use crate::process::{LogFolders, Output};
     use crate::rendezvous::protocol::message::{Round, WorkerRanks};
 
     fn job() -> Job {
-        Job {
+        let workers = Workers {
+            run_id: "job".to_owned(),
+            role: "trainer".to_owned(),
+            local_world_size: 2,
+            max_restarts: 3,
+            use_agent_store: true,
+            virtual_local_rank: false,
+        };
+        let agent = AgentOptions {
             name: "host:1".to_owned(),
             entrypoint: "train.py".to_owned(),
-            command: ["program$rank", "--device=${local_rank}", "$$x"].map(Into::into).to_vec(),
-            workers: Workers {
-                run_id: "job".to_owned(),
-                role: "trainer".to_owned(),
-                local_world_size: 2,
-                max_restarts: 3,
-                use_agent_store: true,
-                virtual_local_rank: false,
-            },
+            workers,
             budget: Budget::Job,
             grace: Duration::from_secs(30),
             exit_barrier_timeout: None,
             uninterruptible_sleep: Duration::ZERO,
-            node_rank: None,
-            join_timeout: Duration::from_secs(600),
+        };
+        Job {
+            agent,
+            command: ["program$rank", "--device=${local_rank}", "$$x"].map(Into::into).to_vec(),
             close_timeout: Duration::from_secs(30),
-            drain_timeout: Duration::from_secs(5),
-            reach: Reach::default(),
             fixed: None,
             log_folder: LogFolder::Temporary,
             logs: LogOptions { tee: "3".parse().unwrap(), ..LogOptions::default() },
@@ -248,7 +220,7 @@ mod tests {
     fn a_template_knows_which_variables_workers_have_of_their_own() {
         let warm = Warm { begin: vec!["serve".into()], fixed: 1, what: "torch".to_owned() };
         let mut job = Job { warm: Some(warm), ..job() };
-        job.workers.virtual_local_rank = true;
+        job.agent.workers.virtual_local_rank = true;
         let mut inherited = inherited();
         inherited.insert("HIP_VISIBLE_DEVICES".into(), "4,5".into());
         let template = job.template(&inherited).unwrap();

@@ -26,15 +26,10 @@ pub struct Reach {
     /// Workers use another store (`--rdzv-backend=static`).
     pub unused: bool,
     /// It has been logged that the stores listen on all addresses.
-    told: bool,
+    pub told: bool,
 }
 
 impl Reach {
-    /// For a node that other nodes reach at `local_addr`, if given. `alone`: the job never has another node.
-    pub fn new(local_addr: Option<String>, alone: bool) -> Self {
-        Self { local_addr, alone, ..Self::default() }
-    }
-
     /// Take part in the next round with a new store. Returns the placement and the store, which has no clients yet.
     ///
     /// # Errors
@@ -127,7 +122,7 @@ mod tests {
         for addr in ["127.0.0.1", "198.51.100.1", "node1"] {
             assert_eq!(listens(&mut alone.clone(), addr), localhost, "alone, seen as {addr}");
         }
-        let given = |addr: &str| Reach::new(Some(addr.to_owned()), false);
+        let given = |addr: &str| Reach { local_addr: Some(addr.to_owned()), ..Reach::default() };
         assert_eq!(listens(&mut given("127.0.0.3"), "127.0.0.3").to_string(), "127.0.0.3");
         assert_eq!(listens(&mut Reach { alone: true, ..given("127.0.0.3") }, "127.0.0.3").to_string(), "127.0.0.3");
         assert_eq!(listens(&mut Reach { alone: true, ..given("node1") }, "node1"), localhost);

@@ -1,4 +1,4 @@
-//! One node of a job at work: carries out what the agent's [`Runner`] asks for, until it has ended.
+//! One node of `elastic-run` at work: carries out what the agent's [`Runner`] asks for, until it has ended.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -8,21 +8,18 @@ use std::io;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::task::spawn_blocking;
 
 use super::job::{Fixed, Job, LogFolder};
 use super::signals::Receiver;
 use crate::agent::Outcome;
-use crate::agent::crew::Crew;
-use crate::agent::runner::{Runner, START_PATIENCE, Started, Step};
-use crate::host::Sessions;
-use crate::process::{AttemptFolder, Consoles, Exited, Group, LogFolders, Template, is_full};
-use crate::rendezvous::node::session::Session;
+use crate::agent::runner::{Programs, Runner, START_PATIENCE, Step};
+use crate::frontend::node::Node;
+use crate::process::{AttemptFolder, Consoles, Exited, LogFolders, Template, is_full};
 use crate::rendezvous::protocol::message::{JoinWorkers, Placement, Verdict};
-use crate::store::server::StoreServer;
-use crate::wait::{telling_if_slow, until};
+use crate::wait::until;
 
 /// How it ended.
 #[derive(Debug)]
@@ -42,35 +39,28 @@ pub struct Ended {
 #[error("{0}")]
 pub struct LaunchError(String);
 
-/// Runs the workers of every round until the job, or this node's part, has ended. `host` are the sessions of the coordinator,
-/// if this process is its host: it stays for them at the end. Nothing is left of the workers when this returns.
+/// Runs the workers of every round until the job, or this node's part, has ended. Nothing is left of the workers when this returns.
 ///
 /// Needs the whole runtime: dropping the future kills workers without waiting for their ends.
 ///
 /// # Errors
 /// [`LaunchError`]; the others go on without this node.
-pub async fn run(
-    job: Job,
-    session: Arc<Session>,
-    host: Option<Sessions>,
-    signals: Receiver,
-) -> Result<Ended, LaunchError> {
-    let mut node = Node::new(job, session, host, signals);
-    let ended = node.work().await;
+pub async fn run(job: Job, node: Arc<Node>, signals: Receiver) -> Result<Ended, LaunchError> {
+    let mut launch = Launch::new(job, node, signals);
+    let ended = launch.work().await;
     if let Err(LaunchError(reason)) = &ended {
-        node.runner.close().await;
-        node.farewell(None, reason).await;
+        launch.runner.close().await;
+        launch.farewell(None, reason).await;
     }
-    if let Some(template) = &node.template {
+    if let Some(template) = &launch.template {
         template.end().await;
     }
     ended
 }
 
-struct Node {
+struct Launch {
     job: Job,
-    session: Arc<Session>,
-    host: Option<Sessions>,
+    node: Arc<Node>,
     signals: Receiver,
     runner: Runner,
     /// Of this process: what workers inherit.
@@ -78,34 +68,15 @@ struct Node {
     /// Workers are forked from it.
     template: Option<Template>,
     folders: Option<Arc<LogFolders>>,
-    /// The round's, if this node has rank 0.
-    store: Option<StoreServer>,
-    first_rank: u32,
-    error_files: BTreeMap<u32, PathBuf>,
 }
 
-impl Node {
-    fn new(job: Job, session: Arc<Session>, host: Option<Sessions>, signals: Receiver) -> Self {
-        let (name, workers) = (job.name.clone(), &job.workers);
-        let (run_id, role) = (workers.run_id.clone(), workers.role.clone());
-        let mut runner = Runner::new(job.policy(), name, run_id, role, Some(Arc::clone(&session)));
-        runner.limit_uninterruptible_sleep(job.uninterruptible_sleep);
+impl Launch {
+    fn new(job: Job, node: Arc<Node>, signals: Receiver) -> Self {
+        let runner = Runner::new(job.agent.clone(), Some(Arc::clone(node.session())));
         let env = env::vars_os().collect();
         // It loads while the nodes meet.
         let template = job.template(&env).map(Template::start);
-        Self {
-            job,
-            session,
-            host,
-            signals,
-            runner,
-            env,
-            template,
-            folders: None,
-            store: None,
-            first_rank: 0,
-            error_files: BTreeMap::new(),
-        }
+        Self { job, node, signals, runner, env, template, folders: None }
     }
 
     async fn work(&mut self) -> Result<Ended, LaunchError> {
@@ -132,36 +103,25 @@ impl Node {
     }
 
     async fn join(&mut self) -> Result<(), LaunchError> {
-        let began = Instant::now();
-        let Job { node_rank, join_timeout, .. } = self.job;
-        let workers =
-            JoinWorkers { role: self.job.workers.role.clone(), local_world_size: self.job.workers.local_world_size };
-        // Every round has an empty store of its own: no key of an earlier attempt can be read.
-        let (placement, store) = tokio::select! {
+        let workers = &self.job.agent.workers;
+        let workers = JoinWorkers { role: workers.role.clone(), local_world_size: workers.local_world_size };
+        tokio::select! {
             biased;
-            signal = self.signals.next() => {
-                self.runner.signal(signal);
-                return Ok(());
-            }
-            joined = self.job.reach.join(&self.session, node_rank, Some(workers), join_timeout) => match joined {
-                Ok(joined) => joined,
-                Err(error) => {
-                    self.runner.no_place(error);
-                    return Ok(());
+            signal = self.signals.next() => self.runner.signal(signal),
+            joined = self.node.join(Some(workers)) => match joined {
+                Ok(placement) => {
+                    self.check_rank(&placement)?;
+                    self.runner.placed(placement);
                 }
+                Err(error) => self.runner.no_place(error),
             },
-        };
-        self.check_rank(&placement)?;
-        let serves = placement.rank == 0 && self.job.workers.use_agent_store && self.job.fixed.is_none();
-        self.store = serves.then_some(store); // the one before ends here
-        self.tell_place(&placement, began.elapsed());
-        self.runner.placed(placement);
+        }
         Ok(())
     }
 
     /// With fixed ranks nobody else may have this node's.
     fn check_rank(&self, placement: &Placement) -> Result<(), LaunchError> {
-        match self.job.node_rank {
+        match self.node.options().node_rank {
             Some(asked) if self.job.fixed.is_some() && asked != placement.rank => Err(LaunchError(format!(
                 "--node-rank is `{asked}`, but this is number {} of {} nodes by rank: give each node another rank, from 0 to {}",
                 placement.rank,
@@ -172,19 +132,7 @@ impl Node {
         }
     }
 
-    fn tell_place(&self, placement: &Placement, after: Duration) {
-        let Placement { round, rank, world_size, master_addr, master_port, reason, .. } = placement;
-        let (run_id, addr, after) = (&self.job.workers.run_id, self.addr(), after.as_secs_f64());
-        tracing::info!(
-            target: "elastic_rs::rendezvous",
-            "[{run_id}] {addr}: round {round}: rank {rank} of {world_size}, master {master_addr}:{master_port}, \
-             after {after:.1} s: {reason}"
-        );
-    }
-
     async fn start(&mut self, placement: Placement) -> Result<(), LaunchError> {
-        self.first_rank = placement.workers.map_or(0, |ranks| ranks.first_rank);
-        self.error_files.clear();
         let making = self.attempt(placement.round.0);
         let attempt = match heeding(&mut self.signals, &mut self.runner, making).await {
             None => return Ok(()),
@@ -194,41 +142,34 @@ impl Node {
             }
             // Nothing but recorded exceptions would be in it, which are no reason for workers not to run.
             Some(Err(error)) if is_full(&error) && !self.job.logs.fill_files() => {
-                let run_id = &self.job.workers.run_id;
+                let run_id = &self.job.agent.workers.run_id;
                 tracing::warn!(target: "elastic_rs::agent", "[{run_id}] {error}; exceptions of workers are not recorded");
                 None
             }
             Some(Err(error)) => {
-                self.runner.not_started(0, self.first_rank, &error.to_string());
+                self.runner.not_started(0, &error.to_string());
                 return Ok(());
             }
         };
         let restarts = self.restarts(&placement);
         let specs = self.job.workers(&placement, restarts, attempt.as_ref(), &self.env).map_err(LaunchError)?;
-        if let Some(attempt) = &attempt {
-            self.error_files =
-                specs.iter().map(|spec| (spec.local_rank, attempt.error_file(spec.local_rank))).collect();
-        }
+        let error_file = |attempt: &AttemptFolder, rank| (rank, attempt.error_file(rank));
+        let error_files =
+            attempt.iter().flat_map(|attempt| specs.iter().map(|spec| error_file(attempt, spec.local_rank))).collect();
         let consoles = Consoles::own().map_err(|error| LaunchError(format!("no console: {error}")))?;
-        if let Some(template) = &self.template {
-            let loaded = heeding(&mut self.signals, &mut self.runner, template.loaded(&specs)).await;
-            if loaded.is_none() {
-                return Ok(());
+        loop {
+            tokio::select! {
+                biased;
+                signal = self.signals.next() => self.runner.signal(signal),
+                loaded = self.runner.loaded(self.template.as_ref(), &specs) => match loaded {
+                    true => break,
+                    false => return Ok(()),
+                },
             }
         }
         let filters = self.job.filters(attempt.as_ref());
-        let starting = Group::start_from(self.template.as_ref(), specs, filters, consoles);
-        let (started, signal) = finishing(&mut self.signals, self.runner.while_starting(starting)).await;
-        match started {
-            Some(Ok(group)) => {
-                self.tell_start(&placement, restarts, &group);
-                let started = Started { error_files: self.error_files.clone(), first_rank: self.first_rank };
-                self.runner.started(Crew::Spawned(Box::new(group)), started);
-            }
-            Some(Err(error)) => self.runner.not_started(error.local_rank, self.first_rank, &error.to_string()),
-            None => {} // the runner knows why, or is told below
-        }
-        if let Some(signal) = signal {
+        let programs = Programs { specs, filters, consoles, error_files, template: self.template.as_ref() };
+        if let Some(signal) = finishing(&mut self.signals, self.runner.start(programs)).await {
             self.runner.signal(signal);
         }
         Ok(())
@@ -254,7 +195,7 @@ impl Node {
             LogFolder::Temporary => Some(None),
             LogFolder::In(folder) => Some(Some(folder.clone())),
         };
-        let (known, workers) = (self.folders.clone(), &self.job.workers);
+        let (known, workers) = (self.folders.clone(), &self.job.agent.workers);
         let (run_id, count) = (workers.run_id.clone(), workers.local_world_size);
         async move {
             let Some(log_dir) = log_dir else { return Ok((None, None)) };
@@ -270,28 +211,8 @@ impl Node {
         }
     }
 
-    fn tell_start(&self, placement: &Placement, restarts: u32, group: &Group) {
-        let Some(ranks) = placement.workers else { return };
-        let Job { entrypoint, workers, .. } = &self.job;
-        let last = ranks.first_rank + workers.local_world_size - 1;
-        let pids: Vec<String> = group.pids().values().map(u32::to_string).collect();
-        tracing::info!(
-            target: "elastic_rs::agent",
-            "[{}] round {}, node rank {}: {entrypoint} runs as rank {} to {last} of {}, role {}, restart {restarts} of {}; \
-             pids {}",
-            workers.run_id,
-            placement.round,
-            placement.rank,
-            ranks.first_rank,
-            ranks.world_size,
-            workers.role,
-            workers.max_restarts,
-            pids.join(", "),
-        );
-    }
-
     async fn end(&mut self, outcome: Outcome) -> Ended {
-        let by = format!("{} ({})", self.addr(), self.job.name);
+        let by = self.node.label();
         let (verdict, reason) = match &outcome {
             Outcome::Succeeded | Outcome::NotNeeded => (Some(Verdict::Succeeded { by }), "the job is over".to_owned()),
             Outcome::Failed { cause, reason } => {
@@ -308,37 +229,18 @@ impl Node {
         Ended {
             outcome,
             exits: self.runner.exits().to_vec(),
-            first_rank: self.first_rank,
-            error_files: std::mem::take(&mut self.error_files),
+            first_rank: self.runner.first_rank(),
+            error_files: self.runner.error_files().clone(),
         }
     }
 
     /// Tell the others, and stay for those whom this process serves. A signal ends the wait.
     async fn farewell(&mut self, verdict: Option<Verdict>, reason: &str) {
         if let Some(verdict) = verdict {
-            self.session.close(verdict);
+            self.node.session().close(verdict);
         }
-        let Job { close_timeout, drain_timeout, .. } = self.job;
-        let (session, store, host) = (&self.session, self.store.take(), self.host.clone());
-        let farewell = async {
-            session.leave(reason.to_owned(), None, close_timeout).await;
-            // Clients that are still reading when their server vanishes print stack traces.
-            if let Some(store) = store {
-                let drained = spawn_blocking(move || store.drain(drain_timeout));
-                let _ = telling_if_slow(drained, || {
-                    format!(
-                        "waiting up to {drain_timeout:.0?} for workers elsewhere to let go of the round's store, which is \
-                         here; another signal ends the wait"
-                    )
-                })
-                .await;
-            }
-            if let Some(host) = host {
-                host.ended(drain_timeout).await;
-            }
-        };
         tokio::select! {
-            () = farewell => {}
+            () = self.node.leave(reason.to_owned(), None, self.job.close_timeout) => {}
             _ = self.signals.next() => {}
         }
     }
@@ -348,11 +250,6 @@ impl Node {
         if let Err(error) = folders.remove_if_temporary() {
             tracing::warn!("{error}");
         }
-    }
-
-    fn addr(&self) -> String {
-        let addr = self.session.view().addr.or_else(|| self.job.reach.local_addr.clone());
-        addr.unwrap_or_else(|| self.job.name.clone())
     }
 }
 
@@ -371,20 +268,20 @@ async fn heeding<T>(signals: &mut Receiver, runner: &mut Runner, work: impl Futu
 }
 
 /// Carry out a start to its end, so that workers that run already are asked to end before they are killed. Gives the signal that
-/// came meanwhile as well. A second signal, or [`START_PATIENCE`] after the first, breaks it off.
-async fn finishing<T>(signals: &mut Receiver, starting: impl Future<Output = Option<T>>) -> (Option<T>, Option<i32>) {
+/// came meanwhile. A second signal, or [`START_PATIENCE`] after the first, breaks it off.
+async fn finishing<T>(signals: &mut Receiver, starting: impl Future<Output = T>) -> Option<i32> {
     let (mut starting, mut first, mut patience_ends) = (pin!(starting), None, None);
     loop {
         tokio::select! {
             biased;
             signal = signals.next() => {
                 if first.is_some() {
-                    return (None, first);
+                    return first;
                 }
                 (first, patience_ends) = (Some(signal), Some(Instant::now() + START_PATIENCE));
             }
-            started = &mut starting => return (started, first),
-            () = until(patience_ends) => return (None, first),
+            _ = &mut starting => return first,
+            () = until(patience_ends) => return first,
         }
     }
 }

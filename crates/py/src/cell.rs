@@ -1,0 +1,91 @@
+//! `CellSession`: a node of a rendezvous over a backend with `get_state` and `set_state`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use elastic_rs::frontend::node::Node;
+use elastic_rs::rendezvous::cell::driver::{CellDriver, Step};
+use elastic_rs::rendezvous::cell::node::CellCommand;
+use elastic_rs::rendezvous::node::machine::JoinError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::conf::seconds;
+use crate::errors;
+use crate::options::NodeOptions;
+use crate::rendezvous::{Session, View};
+use crate::runtime::block_on;
+
+/// A node of a rendezvous whose state a backend holds. One thread of Python's performs the steps of :meth:`next_step`.
+#[pyclass(frozen, module = "elastic_rs._elastic_rs")]
+pub struct CellSession {
+    node: Arc<Node>,
+    driver: CellDriver,
+}
+
+#[pymethods]
+impl CellSession {
+    /// Make a session for one node, which others find at ``local_addr`` of the options.
+    ///
+    /// Raises ``ValueError`` for options that make no sense.
+    #[new]
+    fn new(options: &NodeOptions) -> PyResult<Self> {
+        let (session, driver) = CellDriver::new(options.hello(false)?);
+        Ok(Self { node: Arc::new(Node::new(Arc::new(session), options.node(false), None)), driver })
+    }
+
+    /// The session.
+    #[getter]
+    fn session(&self) -> Session {
+        Session(Arc::clone(&self.node))
+    }
+
+    /// Wait for the next operation of the backend. Empty bytes: read. Other bytes: write them if the state is still the last reported
+    /// one. None: stop. One of the ``on_`` methods reports the result.
+    fn next_step<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        Ok(match block_on(py, self.driver.next_step())? {
+            Step::Perform(CellCommand::Read) => Some(PyBytes::new(py, b"")),
+            Step::Perform(CellCommand::Write(state)) => Some(PyBytes::new(py, &state)),
+            Step::Stop => None,
+        })
+    }
+
+    /// The backend holds this state, or none.
+    fn on_state(&self, state: Option<&[u8]>) {
+        self.driver.tell(|node, now| node.on_state(state, now));
+    }
+
+    /// The state was written.
+    fn on_written(&self) {
+        self.driver.tell(|node, now| node.on_written(now));
+    }
+
+    /// The state was not written: the backend holds this other state, or none.
+    fn on_conflict(&self, state: Option<&[u8]>) {
+        self.driver.tell(|node, now| node.on_conflict(state, now));
+    }
+
+    /// The backend could not be reached.
+    fn on_failed(&self, error: String) {
+        self.driver.tell(|node, now| node.on_failed(error, now));
+    }
+
+    /// The backend fails for good. ``state``: the state that it holds is the cause.
+    fn on_broken(&self, error: String, state: bool) {
+        let error = if state { JoinError::State(error) } else { JoinError::Connection(error) };
+        self.driver.tell(|node, _| node.on_broken(error));
+    }
+
+    /// The state of the rendezvous, as read from the backend at most ``age_s`` ago. Raises as :meth:`Session.view` does.
+    #[pyo3(signature = (*, age_s))]
+    fn fresh_view(&self, py: Python<'_>, age_s: f64) -> PyResult<View> {
+        let age = seconds("age", age_s)?;
+        let view = block_on(py, self.driver.fresh_view(age))?.map_err(|error| errors::from_join(py, &error))?;
+        View::from_core(py, view)
+    }
+
+    /// Leave without waiting for anything.
+    fn abandon(&self, py: Python<'_>, reason: String) -> PyResult<()> {
+        block_on(py, self.node.session().leave(reason, None, Duration::ZERO))
+    }
+}

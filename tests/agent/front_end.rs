@@ -1,0 +1,144 @@
+//! `elastic-run`'s front end over a cell whose backend is a file: what a node gets from a coordinator it gets from the cell.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use elastic_rs::agent::{AgentOptions, Budget, Outcome};
+use elastic_rs::frontend::launch::{Ended, Job, LogFolder, LogOptions, Signals, run};
+use elastic_rs::frontend::node::{Node, NodeOptions};
+use elastic_rs::rendezvous::cell::driver::{CellDriver, Step};
+use elastic_rs::rendezvous::cell::node::CellCommand;
+use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::protocol::message::{Hello, NodeId};
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::node::{options, settings};
+use crate::process::support::{Folder, LIMIT, Traces, within};
+
+/// A cell in a file. A write takes effect if the file still has what this node last read or wrote.
+struct File {
+    path: PathBuf,
+    known: Option<Vec<u8>>,
+}
+
+impl File {
+    fn read(&mut self) -> io::Result<Option<Vec<u8>>> {
+        self.known = match fs::read(&self.path) {
+            Ok(state) => Some(state),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        Ok(self.known.clone())
+    }
+
+    /// Whether it was written. If not, `known` is what the file has.
+    fn write(&mut self, state: Vec<u8>) -> io::Result<bool> {
+        let lock = fs::File::create(self.path.with_extension("lock"))?;
+        flock(&lock, FlockOperation::LockExclusive)?;
+        let expected = self.known.take();
+        if self.read()? != expected {
+            return Ok(false);
+        }
+        let new = self.path.with_extension("new");
+        fs::write(&new, &state)?;
+        fs::rename(&new, &self.path)?;
+        self.known = Some(state);
+        Ok(true)
+    }
+}
+
+/// Performs a node's steps until it has left.
+async fn serve(driver: CellDriver, mut file: File) {
+    loop {
+        let done = match driver.next_step().await {
+            Step::Stop => return,
+            Step::Perform(CellCommand::Read) => {
+                file.read().map(|state| driver.tell(|node, now| node.on_state(state.as_deref(), now)))
+            }
+            Step::Perform(CellCommand::Write(state)) => file.write(state).map(|written| match written {
+                true => driver.tell(|node, now| node.on_written(now)),
+                false => driver.tell(|node, now| node.on_conflict(file.known.as_deref(), now)),
+            }),
+        };
+        if let Err(error) = done {
+            driver.tell(|node, _| node.on_broken(JoinError::Connection(error.to_string())));
+        }
+    }
+}
+
+/// Run a node whose two workers are shells that execute `script`, until its part has ended.
+async fn node(cell: &Path, number: u128, max_restarts: u32, script: &str, traces: &Traces) -> Ended {
+    // Nodes of one machine are told apart by their addresses.
+    let (name, addr) = (format!("node{number}"), format!("127.0.0.{number}"));
+    let hello = Hello::new("job", NodeId(number), name.clone(), settings(2, 2, max_restarts));
+    let (session, driver) = CellDriver::new(Hello { local_addr: Some(addr.clone()), ..hello });
+    let node = NodeOptions {
+        run_id: "job".into(),
+        name: name.clone(),
+        local_addr: Some(addr),
+        join_timeout: LIMIT,
+        ..NodeOptions::default()
+    };
+    let node = Arc::new(Node::new(Arc::new(session), node, None));
+    let (variable, value) = traces.variable();
+    let mark = format!("export {}={}\n{script}", variable.display(), value.display());
+    let job = Job {
+        agent: AgentOptions { name, ..options(Budget::Job, 2) },
+        command: ["sh", "-c", &mark].map(Into::into).to_vec(),
+        close_timeout: LIMIT,
+        fixed: None,
+        log_folder: LogFolder::Nowhere,
+        logs: LogOptions::default(),
+        warm: None,
+    };
+    let signals = Signals::take(&[]).unwrap();
+    let serving = tokio::spawn(serve(driver, File { path: cell.to_owned(), known: None }));
+    let ended = within(run(job, node, signals.receiver().unwrap())).await.unwrap();
+    within(serving).await.unwrap();
+    ended
+}
+
+async fn two_nodes(max_restarts: u32, script: impl Fn(&Folder) -> String) -> ([Ended; 2], Vec<String>) {
+    let traces = Traces::new();
+    let folder = Folder::new(&traces);
+    let (cell, script) = (folder.0.join("cell"), script(&folder));
+    let one = node(&cell, 1, max_restarts, &script, &traces);
+    let (one, two) = tokio::join!(one, node(&cell, 2, max_restarts, &script, &traces));
+    let told = fs::read_to_string(folder.0.join("told")).unwrap_or_default();
+    let mut told: Vec<_> = told.lines().map(str::to_owned).collect();
+    told.sort();
+    ([one, two], told)
+}
+
+/// The worker with rank 3 is killed in the first round, while the others would run for ever.
+/// In workers' arguments `$$` stands for `$`.
+fn killed_once(folder: &Folder) -> String {
+    format!(
+        "case $RANK-$TORCHELASTIC_RESTART_COUNT in 3-0) kill -9 $$$$;; *-0) exec sleep 1000;; esac\n\
+         echo $RANK of $WORLD_SIZE restart $TORCHELASTIC_RESTART_COUNT >> {}/told",
+        folder.0.display()
+    )
+}
+
+#[tokio::test]
+async fn a_job_over_a_cell_in_a_file_goes_on_after_a_worker_was_killed() {
+    let (ended, told) = two_nodes(1, killed_once).await;
+    assert_eq!(ended.map(|ended| ended.outcome), [Outcome::Succeeded, Outcome::Succeeded]);
+    let expected: Vec<_> = (0..4).map(|rank| format!("{rank} of 4 restart 1")).collect();
+    assert_eq!(told, expected);
+}
+
+#[tokio::test]
+async fn the_failure_that_uses_up_the_budget_of_a_cell_ends_every_node() {
+    let (ended, told) = two_nodes(0, killed_once).await;
+    let causes = ended.map(|ended| match ended.outcome {
+        Outcome::Failed { cause: Some(cause), .. } => (cause.global_rank, cause.exit),
+        outcome => panic!("{outcome:?}"),
+    });
+    assert_eq!(causes[0], (3, "SIGKILL".to_owned()));
+    assert_eq!(causes[0], causes[1]);
+    assert_eq!(told, Vec::<String>::new());
+}
