@@ -245,7 +245,7 @@ def test_a_backend_that_does_not_say_what_became_of_a_write_is_asked() -> None:
 def test_a_backend_that_keeps_nothing_forms_no_world_and_is_named() -> None:
     """PyTorch's handler takes the answer None for a write that was done: each node would form a world of its own."""
     handler = cell_handler(Forgetful(), timeout=RendezvousTimeout(join=timedelta(seconds=1)))
-    with pytest.raises(RendezvousTimeoutError, match=r"the backend keeps nothing: [0-9]+ times in a row it was empty"):
+    with pytest.raises(RendezvousTimeoutError, match=r"the backend keeps nothing: .* [0-9]+ times in a row"):
         handler.next_rendezvous()
 
 

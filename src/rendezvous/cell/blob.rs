@@ -1,7 +1,7 @@
-//! The durable state of a run as the cell holds it: [`MAGIC`], [`BLOB_VERSION`], then postcard. No times are in it.
+//! The state of a run in the cell: [`MAGIC`], [`BLOB_VERSION`], then postcard. No instants are in it.
 //!
-//! How a [`Run`] becomes durable and back is `decider::durable`'s to say; this adds what nodes of a cell need: revisions, signs of
-//! life, and ages instead of times.
+//! `decider::durable` converts between a [`Run`] and its durable part. This file adds revisions, heartbeat counters, and ages instead of
+//! instants.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -15,63 +15,63 @@ use crate::rendezvous::decider::node::{Origin, Status};
 use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::protocol::message::{Hello, NodeId, Round, Verdict};
 
-/// First bytes of a state of ours.
+/// First bytes of a state.
 pub const MAGIC: &[u8] = b"ELRS";
 
 /// Follows [`MAGIC`], as `u16` little-endian. All nodes of a run must have the same.
 pub const BLOB_VERSION: u16 = 2;
 
-/// Why what the cell holds is not a state of ours. Trying again does not help.
+/// Why the cell's content cannot be decoded. Trying again does not help.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BlobError {
-    /// Someone else's.
+    /// A state of another program.
     #[error(
         "the rendezvous state is not one of elastic_rs: found {found} ({len} bytes). Use the same rendezvous handler on \
          every node, and a run id that no other job uses"
     )]
     Foreign {
-        /// What it looks like.
+        /// A description of the content.
         found: String,
-        /// Its length.
+        /// Its length in bytes.
         len: usize,
     },
-    /// Of another version of this package.
+    /// A state of another version of this package.
     #[error(
         "the rendezvous state has version {theirs}, this node writes version {ours}: install one version everywhere"
     )]
     Version {
-        /// What was found.
+        /// The version found.
         theirs: u16,
         /// [`BLOB_VERSION`].
         ours: u16,
     },
-    /// Ours, and broken.
+    /// A damaged state of this version.
     #[error("the rendezvous state of {len} bytes is corrupt: {what}")]
     Corrupt {
-        /// Its length.
+        /// Its length in bytes.
         len: usize,
-        /// What is wrong with it.
+        /// The error.
         what: String,
     },
 }
 
-/// Departures that a state may hold: as many as a coordinator remembers of a busy run.
+/// Number of departures that a state may hold, as many as a coordinator remembers of a busy run.
 const MOST_DEPARTURES: usize = 100_000;
 
 /// One run, as the cell holds it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blob {
-    /// Number of this state: rises with each write, so that no two states are alike.
+    /// Number of this state. It rises with each write, so that no two states are equal.
     revision: u64,
     run: Durable,
-    /// Of each node, a number that rises while it lives: the others look for changes.
+    /// Each node's heartbeat counter. It rises while the node lives, and the other nodes look for changes.
     beats: BTreeMap<NodeId, u64>,
-    /// The revision since which a newcomer has waited; each node notes on its own clock when it saw that first.
+    /// The revision since which a newcomer has waited. Each node records on its own clock when it first saw this revision.
     newcomer_since: Option<u64>,
-    /// The revision since which the round could close.
+    /// The revision since which the round has had enough nodes.
     ready_since: Option<u64>,
-    /// How long ago nodes of each host have interrupted a world by going, in milliseconds, when this was written.
+    /// How long before this write nodes of each host left a running world, in milliseconds.
     departures: Vec<(Origin, Vec<u64>)>,
 }
 
@@ -83,7 +83,7 @@ impl Blob {
         postcard::to_extend(self, bytes).unwrap_or_else(|error| panic!("a state cannot be serialised: {error}"))
     }
 
-    /// Read what the cell holds.
+    /// Decode the cell's content.
     ///
     /// # Errors
     /// [`BlobError`].
@@ -94,7 +94,7 @@ impl Blob {
         };
         let corrupt = |what: &str| BlobError::Corrupt { len, what: what.to_owned() };
         let Some((version, body)) = rest.split_first_chunk::<2>() else {
-            return Err(corrupt("it ends within its head"));
+            return Err(corrupt("it ends within its header"));
         };
         let theirs = u16::from_le_bytes(*version);
         if theirs != BLOB_VERSION {
@@ -107,17 +107,17 @@ impl Blob {
         };
         let marks = blob.beats.values().chain([&blob.revision]);
         if marks.into_iter().any(|number| *number > LARGEST_NUMBER) {
-            return Err(corrupt("a number in it is out of range"));
+            return Err(corrupt(&format!("a counter is above {LARGEST_NUMBER}")));
         }
         let remembered: usize = blob.departures.iter().map(|(_, ages)| ages.len()).sum();
         if remembered > MOST_DEPARTURES {
-            return Err(corrupt("it remembers more departures than a node writes"));
+            return Err(corrupt(&format!("it holds {remembered} departures, at most {MOST_DEPARTURES} are allowed")));
         }
         let run = blob.run.validated().map_err(|what| corrupt(&what))?;
         Ok(Self { run, ..blob })
     }
 
-    /// Number of this state: rises with each write.
+    /// Number of this state. It rises with each write.
     pub fn revision(&self) -> u64 {
         self.revision
     }
@@ -132,7 +132,7 @@ impl Blob {
         self.run.closed()
     }
 
-    /// The nodes that wait for a place, and those that have one in the current round.
+    /// The waiting nodes, and the active ones.
     pub fn nodes(&self) -> (Vec<NodeId>, Vec<NodeId>) {
         let of = |which: fn(&Status) -> bool| {
             self.run.nodes().filter(|(_, status)| which(status)).map(|(id, _)| id).collect()
@@ -157,27 +157,27 @@ impl Blob {
         &self.beats
     }
 
-    /// The revisions since which a newcomer has waited, and since which the round could close.
+    /// The marks: the revisions since which a newcomer has waited, and since which the round has had enough nodes.
     pub(super) fn marks(&self) -> (Option<u64>, Option<u64>) {
         (self.newcomer_since, self.ready_since)
     }
 
-    /// When nodes have interrupted a world by going, for a node that sees this state for the first time now.
+    /// When nodes left a running world, for a node that sees this state for the first time now.
     pub(super) fn departures(&self, now: Instant) -> Departures {
         let at = |age: &u64| now.checked_sub(Duration::from_millis(*age));
         let of = |(origin, ages): &(Origin, Vec<u64>)| (origin.clone(), ages.iter().filter_map(at).collect());
         Departures::of(self.departures.iter().map(of).collect())
     }
 
-    /// The run as the decisions know it, with times as the node of this [`Hello`] has seen them.
+    /// The run of this state, with the times that the node of this [`Hello`] has seen.
     pub(super) fn run(&self, me: &Hello, seen: &Seen, now: Instant) -> Run {
         Run::restored(&self.run, me, &seen.times(self, me.node, now), now)
     }
 
-    /// The durable part of a run that was made from `before`, as this node has `seen` it.
+    /// The state of a run that was restored from `before` with the times in `seen`.
     pub(super) fn of(run: &Run, before: Option<&Self>, seen: &Seen, now: Instant) -> Self {
         let revision = before.map_or(0, |blob| blob.revision) + 1;
-        // A time that is the one this node was given means what it meant before; another began just now.
+        // An instant that was restored keeps its revision. Another instant was set just now, so it gets this revision.
         let mark = |at: Option<Instant>, known: Instant, before: Option<u64>| match (at, before) {
             (None, _) => None,
             (Some(at), Some(since)) if at == known => Some(since),
@@ -198,12 +198,12 @@ impl Blob {
         }
     }
 
-    /// Add a sign of life of a node. False if it is not in the run.
+    /// Raise a node's heartbeat counter. Returns whether the node is in the run.
     pub(super) fn beat(&mut self, id: NodeId) -> bool {
         self.beats.get_mut(&id).map(|beat| *beat += 1).is_some()
     }
 
-    /// Whether the two say the same, whatever their numbers, and however much older departures have become.
+    /// Whether two states are equal, apart from the revision and the ages of departures.
     pub(super) fn says_the_same(&self, other: &Self) -> bool {
         let departed = |blob: &Self| blob.departures.iter().map(|(_, ages)| ages.len()).sum::<usize>();
         departed(self) == departed(other)
@@ -211,7 +211,7 @@ impl Blob {
     }
 }
 
-/// What bytes that are not ours look like.
+/// Describe foreign bytes.
 fn describe(bytes: &[u8]) -> String {
     const SHOWN: usize = 16;
     let has = |text: &[u8]| bytes.windows(text.len()).any(|window| window == text);

@@ -1,5 +1,6 @@
-//! A [`Session`] over a shared cell, and the work of whoever owns the backend. Makes no call to a backend itself: its caller (a thread)
-//! takes each [`Step`], performs it, and reports how it ended.
+//! A [`Session`] over a shared cell, and its driver.
+//!
+//! The driver makes no call to a backend. Its caller, a thread, takes each [`Step`], performs it on the backend, and reports the result.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,12 +14,12 @@ use crate::rendezvous::node::session::{Seat, Session, Shared};
 use crate::rendezvous::protocol::message::Hello;
 use crate::wait::until;
 
-/// What the backend's caller does next.
+/// The next task of the backend's caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Perform this and report.
+    /// Perform this command and report the result.
     Perform(CellCommand),
-    /// Nothing more will come.
+    /// The node has left. No step follows.
     Stop,
 }
 
@@ -41,7 +42,7 @@ pub struct CellDriver {
 }
 
 impl CellDriver {
-    /// A node that introduces itself with `hello`, which has its address. Nothing is asked of the backend yet.
+    /// Create a node and its session. `hello` must have the node's address. The backend is not called before the first request.
     pub fn new(hello: Hello) -> (Session, Self) {
         let node = Arc::new(Mutex::new(CellNode::new(hello, Liveness::Counters, Instant::now())));
         let session = Session::of(Arc::clone(&node) as Arc<Mutex<dyn Seat>>);
@@ -49,7 +50,7 @@ impl CellDriver {
         (session, Self { node, shared, reporter: Mutex::default() })
     }
 
-    /// Wait for what the backend has to do. For one caller only.
+    /// Wait for the next step. Only one caller may use this.
     pub async fn next_step(&self) -> Step {
         loop {
             let (command, left, deadline, notes, news) = {
@@ -68,7 +69,7 @@ impl CellDriver {
             for text in notes {
                 tracing::info!("{text}");
             }
-            // A join may just have ended by its time.
+            // A join may have timed out just now.
             self.shared.steps.send_modify(|step| *step += 1);
             match command {
                 Some(command) => return Step::Perform(command),
@@ -84,23 +85,22 @@ impl CellDriver {
         }
     }
 
-    /// Whether the goodbye is written, or none was needed.
+    /// Whether this node's `Leave` is written, or none was needed.
     pub fn has_left(&self) -> bool {
         self.node.lock().has_left()
     }
 
-    /// Report how a step has ended.
+    /// Report the result of a step.
     pub fn tell(&self, what: impl FnOnce(&mut CellNode, Instant)) {
         what(&mut self.node.lock(), Instant::now());
         self.shared.asked.notify_one();
         self.shared.steps.send_modify(|step| *step += 1);
     }
 
-    /// How things stand, as read from the backend no longer than `age` ago. A backend that fails at the moment is no reason
-    /// to wait once it has been read: what was read last holds until it is back, or this node must stop.
+    /// The view as of a read no longer than `age` ago. While the backend fails, the view of the last read is returned at once.
     ///
     /// # Errors
-    /// [`JoinError::Connection`]: the backend fails and has never been read.
+    /// [`JoinError::Connection`] if the backend fails and has never been read.
     pub async fn fresh_view(&self, age: Duration) -> Result<View, JoinError> {
         let since = Instant::now().checked_sub(age);
         let stale = |node: &CellNode| node.looked_at().is_none_or(|at| since.is_some_and(|since| at < since));

@@ -1,10 +1,11 @@
 //! A node over etcd v3: the interface that a network driver performs. Pure; no such driver exists yet.
 //!
-//! Under a prefix of the run there are the key of the state and one key per member, which is attached to the member's lease.
-//! A member's key is written in the transaction that writes the state with the member in it, so who is in the state and has no
-//! key is lost. The state is written if its `mod_revision` is the one known; else the transaction answers with the whole
-//! prefix, since members that are new in the state must not be judged by an older list. Changes come by watch, in order; a
-//! watch that cannot go on (compaction, a broken stream) begins anew from a snapshot.
+//! Under the run's prefix there are the key of the state, and one key per member, attached to the member's lease. The transaction that
+//! adds a member to the state also writes the member's key. So a member of the state without a key is lost.
+//!
+//! A transaction writes the state if its `mod_revision` is the known one. Otherwise it returns the whole prefix, because new members
+//! of the state must not be judged by an older list of keys. A watch delivers changes in order. A watch that ends (compaction, a
+//! broken stream) is replaced by a snapshot and a new watch.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -20,32 +21,32 @@ pub struct Revision(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LeaseId(pub u64);
 
-/// What the driver asks of etcd.
+/// A request to etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EtcdRequest {
     /// Grant a lease. Answered by [`EtcdEvent::Granted`].
     Grant {
-        /// How long it holds without being renewed.
+        /// Time for which it holds without renewal.
         ttl: Duration,
     },
     /// Renew the lease. Answered by [`EtcdEvent::Renewed`].
     KeepAlive {
-        /// Which.
+        /// The lease.
         lease: LeaseId,
     },
     /// Read the whole prefix at one revision. Answered by [`EtcdEvent::Snapshot`].
     Range,
-    /// If the state's `mod_revision` is `expect` (0: there is no state), put the state, and this node's key under the lease;
-    /// else read the whole prefix. Answered by [`EtcdEvent::Written`] or [`EtcdEvent::Refused`].
+    /// If the state's `mod_revision` is `expect` (0: there is no state), put the state, and this node's key under the lease.
+    /// Otherwise read the whole prefix. Answered by [`EtcdEvent::Written`] or [`EtcdEvent::Refused`].
     Txn {
-        /// What is compared.
+        /// The expected `mod_revision`.
         expect: Revision,
-        /// What is put.
+        /// The new state.
         state: Vec<u8>,
-        /// What the member's key is attached to.
+        /// This node's lease.
         lease: LeaseId,
     },
-    /// Watch the prefix from this revision on, instead of any watch before. Answered by [`EtcdEvent::Changed`], over and over.
+    /// Watch the prefix from this revision on, and end the earlier watch. Each change is reported by [`EtcdEvent::Changed`].
     Watch {
         /// The first revision of interest.
         from: Revision,
@@ -55,11 +56,11 @@ pub enum EtcdRequest {
 /// The run's prefix at one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// When.
+    /// The revision.
     pub revision: Revision,
     /// The state and its `mod_revision`.
     pub state: Option<(Vec<u8>, Revision)>,
-    /// Whose keys are there, and the leases they hang on.
+    /// The members with a key, and the leases that the keys are attached to.
     pub members: BTreeMap<NodeId, LeaseId>,
 }
 
@@ -72,31 +73,31 @@ pub enum Change {
     Member(NodeId, Option<LeaseId>),
 }
 
-/// What the driver reports.
+/// A report of the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EtcdEvent {
-    /// The lease is there.
+    /// The lease was granted.
     Granted(LeaseId),
-    /// The lease was renewed; or it had ended before.
+    /// The answer to [`EtcdRequest::KeepAlive`].
     Renewed {
-        /// It holds.
+        /// Whether the lease holds. False: it had ended before.
         held: bool,
     },
     /// The answer to [`EtcdRequest::Range`].
     Snapshot(Snapshot),
     /// The transaction put the state at this revision.
     Written(Revision),
-    /// The state was another.
+    /// The transaction found another state.
     Refused(Snapshot),
     /// All changes of one revision.
     Changed(Revision, Vec<Change>),
-    /// The watch has ended: what it should go on from was compacted, or its stream broke.
+    /// The watch has ended: its next revision was compacted, or its stream broke.
     WatchEnded,
     /// A request other than a watch failed.
     Failed(String),
 }
 
-/// One node's part in a run over etcd.
+/// A node over etcd.
 #[derive(Clone, Debug)]
 pub struct EtcdNode {
     node: CellNode,
@@ -104,28 +105,28 @@ pub struct EtcdNode {
     renew_every: Duration,
     lease: Option<LeaseId>,
     renew_at: Option<Instant>,
-    /// When the last grant or renewal was asked for.
+    /// When the last grant or renewal was requested.
     asked_at: Instant,
-    /// When the last of them that was answered was asked for.
+    /// When the last successful grant or renewal was requested.
     renewed_at: Instant,
-    /// This node's key hangs on the lease. A new lease proves nothing to the others before it does: the key may be gone, and
-    /// a world be forming without this node.
+    /// Whether this node's key is attached to the lease. Before that, a new lease proves nothing to the other nodes: the key may be
+    /// gone, and a world may be forming without this node.
     attached: bool,
     /// A grant, range or transaction is under way.
     busy: bool,
-    /// Something changed meanwhile.
+    /// A watch has reported changes that the node has not seen.
     stale: bool,
-    /// No watch is on, or the lease has ended, and no snapshot has come since: changes are not told.
+    /// The watch or the lease has ended, and no snapshot has come since. Changes are not reported meanwhile.
     adrift: bool,
-    /// What the transaction under way puts.
+    /// The state in the current transaction.
     unanswered: Option<Vec<u8>>,
-    /// The prefix as it is known.
+    /// The last known content of the prefix.
     known: Snapshot,
     requests: Vec<EtcdRequest>,
 }
 
 impl EtcdNode {
-    /// A node that introduces itself with `hello`, which has its address. Asks for nothing before it is asked itself.
+    /// Create a node. `hello` must have its address. etcd is not called before the first request.
     pub fn new(hello: Hello, now: Instant) -> Self {
         Self {
             ttl: hello.settings.lease(),
@@ -145,17 +146,17 @@ impl EtcdNode {
         }
     }
 
-    /// The node itself: its view, and how a join ended.
+    /// The node over the cell.
     pub fn node(&self) -> &CellNode {
         &self.node
     }
 
-    /// The node itself, to be asked for something. [`EtcdNode::on_tick`] follows.
+    /// The node over the cell, for requests. Call [`EtcdNode::on_tick`] afterwards.
     pub fn node_mut(&mut self) -> &mut CellNode {
         &mut self.node
     }
 
-    /// Time has passed, or something was asked of the node.
+    /// Time has passed, or a request was made.
     pub fn on_tick(&mut self, now: Instant) {
         self.node.on_tick(now);
         if let (Some(lease), Some(_)) = (self.lease, self.renew_at.filter(|at| *at <= now)) {
@@ -166,7 +167,7 @@ impl EtcdNode {
         self.go_on(now);
     }
 
-    /// etcd has answered, or told of changes.
+    /// etcd has answered, or its watch reports changes.
     pub fn on_event(&mut self, event: EtcdEvent, now: Instant) {
         match event {
             EtcdEvent::Granted(lease) => {
@@ -195,7 +196,7 @@ impl EtcdNode {
             }
             EtcdEvent::Written(revision) => {
                 self.busy = false;
-                // A watch may have told of a later state already.
+                // The watch may have reported a later state already.
                 if let Some(state) = self.unanswered.take()
                     && self.known.state.as_ref().is_none_or(|(_, known)| *known < revision)
                 {
@@ -222,12 +223,12 @@ impl EtcdNode {
         [self.node.next_deadline(), self.renew_at].into_iter().flatten().min()
     }
 
-    /// What to ask of etcd now, in order.
+    /// The requests to make now, in order.
     pub fn take_requests(&mut self) -> Vec<EtcdRequest> {
         std::mem::take(&mut self.requests)
     }
 
-    /// The prefix anew; changes are watched from there.
+    /// Take in a snapshot, and watch for changes after it.
     fn take(&mut self, snapshot: Snapshot) {
         (self.busy, self.stale, self.adrift) = (false, false, false);
         self.requests.push(EtcdRequest::Watch { from: Revision(snapshot.revision.0 + 1) });
@@ -235,7 +236,7 @@ impl EtcdNode {
         self.heed_members();
     }
 
-    /// Whose keys are there is who lives; this node shows so by its own.
+    /// Tell the node which members live: those with a key. If its own key is attached to its lease, renew its fence.
     fn heed_members(&mut self) {
         let alive: BTreeSet<_> = self.known.members.keys().copied().collect();
         self.node.on_leases(alive);
@@ -254,7 +255,7 @@ impl EtcdNode {
             match change {
                 Change::Member(node, Some(lease)) => _ = self.known.members.insert(node, lease),
                 Change::Member(node, None) => _ = self.known.members.remove(&node),
-                // An answer to a transaction may be faster than the watch that tells of it.
+                // The answer to a transaction may arrive before the watch reports the same state.
                 Change::State(state) if self.known.state.as_ref().is_none_or(|(_, known)| *known < revision) => {
                     self.known.state = Some((state, revision));
                 }

@@ -1,21 +1,22 @@
-//! The rendezvous over one shared cell that knows compare-and-set: any backend with `get_state` and `set_state`, or etcd.
+//! The rendezvous over one shared cell with compare-and-set: any backend with `get_state` and `set_state`, or etcd.
 //!
-//! There is no coordinator: each node takes in what the cell holds, applies its own wish (join, withdraw, leave, close), and
-//! lets the same functions decide that run in the coordinator ([`crate::rendezvous::coordinator::machine`]). What changed is written on condition
-//! that the cell still holds what was read. Whoever is first has decided; the others take that in and decide anew.
+//! There is no coordinator. Each node reads the state, applies its own messages with the coordinator's decision function
+//! ([`Run::apply`](crate::rendezvous::decider::run::Run::apply)), and writes the result on condition that the state is still the one
+//! it read. The first writer has decided. The other nodes read its state and decide again.
 //!
-//! The cell holds no times. Each node judges the others by counters that it *sees change* on its own monotonic clock (or, with
-//! etcd, by leases), so wall clocks do not matter. A cell cannot push: nodes look every 0.1 to 1 s, and each beat of a node
-//! writes the whole state, as with PyTorch's backends. `rust-c10d` has neither cost.
+//! The state holds no instants. Each node judges the others by counters that it *sees change*, on its own monotonic clock, or by
+//! leases with etcd. Wall clocks do not matter. Without etcd, nodes poll every 0.1 to 1 s, and each heartbeat rewrites the whole state, as
+//! with PyTorch's backends. `rust-c10d` has neither cost.
 //!
 //! | file | what |
 //! |---|---|
-//! | [`blob`] | the state ↔ bytes; what a foreign blob is |
-//! | `seen` | what this node has seen of the others, and when |
-//! | [`node`], `told` | a node: when to read and write; what it is told of what others have written |
-//! | `propose` | what a node would write |
+//! | [`blob`] | the state ↔ bytes; errors for foreign bytes |
+//! | `seen` | when this node saw counters and revisions change |
+//! | [`node`] | a node: when to read and write |
+//! | `told` | the messages that a node derives from a state that another node wrote |
+//! | `propose` | the state that a node would write |
 //! | [`etcd`] | the same node over etcd's interface: transactions, leases, watch |
-//! | `driver` | waits and wakes for the binding (feature `io`); backend calls are the caller's |
+//! | `driver` | a session over a cell, for the binding (feature `io`). The caller makes the backend calls |
 
 pub mod blob;
 #[cfg(feature = "io")]

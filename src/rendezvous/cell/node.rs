@@ -1,11 +1,11 @@
-//! A node over a shared cell: a [`NodeMachine`] whose messages are not sent, but applied to what the cell holds. Pure.
+//! A node over a shared cell: a [`NodeMachine`] and the transport that applies its messages to the cell's state. Pure.
 //!
-//! The caller performs one [`CellCommand`] at a time and reports how it ended: [`CellNode::on_state`] after a read,
-//! [`CellNode::on_written`] or [`CellNode::on_conflict`] after a write, [`CellNode::on_failed`] after either. A write holds only if
-//! the cell is still what it was when the node was last told of it. A failed write may yet have been done: the next read tells.
+//! The caller performs one [`CellCommand`] at a time and reports the result: [`CellNode::on_state`] after a read,
+//! [`CellNode::on_written`] or [`CellNode::on_conflict`] after a write, [`CellNode::on_failed`] after either. A write succeeds only if
+//! the cell still holds the state that was last reported. A write that failed may still have been done; the next read tells.
 //!
-//! What the machine says waits in an outbox until a write has taken it in. A backend that fails is a connection that has ended: the
-//! machine says anew what still matters once the backend works.
+//! The machine's messages wait in an outbox until a written state contains them. A failing backend is a connection that has ended. When
+//! it works again, the machine repeats the messages that still matter.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -18,67 +18,69 @@ use crate::rendezvous::node::machine::{NodeCommand, NodeMachine};
 use crate::rendezvous::node::view::{JoinError, View};
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Placement};
 
-/// What the caller is to do with the cell.
+/// A command to the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CellCommand {
     /// Read the cell.
     Read,
-    /// Write this, if the cell is still what the node was last told (or empty, if it was that).
+    /// Write this, if the cell still holds the state that was last reported, or is still empty.
     Write(Vec<u8>),
 }
 
-/// How a node knows that the others live.
+/// How a node knows which other nodes live.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Liveness {
-    /// Their counters in the cell are seen to change; the cell is polled.
+    /// By changes of their counters in the cell, which is polled.
     Counters,
-    /// Each holds a lease at the cell's keeper: these do. Changes are told to the node ([`CellNode::on_state`]) as they come.
+    /// By their leases at etcd: the nodes with a lease. Changes are pushed ([`CellNode::on_state`]).
     Leases(BTreeSet<NodeId>),
 }
 
-/// How often a node looks while a round forms: first, and at the longest.
+/// Polling interval while a round forms. It doubles up to [`LOOK_LAST`] while nothing changes.
 const LOOK_FIRST: Duration = Duration::from_millis(150);
-/// How often a node looks while it runs, or is a spare. PyTorch's nodes look as often.
+/// Polling interval while a node runs or is a spare. PyTorch's nodes poll as often.
 const LOOK_LAST: Duration = Duration::from_secs(1);
 
-/// What stands for the connection to a coordinator.
+/// The state of the backend, in place of a connection to a coordinator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Line {
-    /// The backend has failed, or was not asked yet.
+    /// The backend has failed, or was not called yet.
     Down,
-    /// The machine wants to be connected: the next read tells whether the backend works.
+    /// The machine connects: the next read tells whether the backend works.
     Opening,
-    /// It does.
+    /// The backend works.
     Up,
 }
 
-/// One node's part in a run.
+/// A node over a shared cell.
 #[derive(Clone, Debug)]
 pub struct CellNode {
     pub(super) machine: NodeMachine,
     pub(super) hello: Hello,
     pub(super) liveness: Liveness,
     pub(super) seen: Seen,
-    /// What the cell holds, as last told.
+    /// The last reported state of the cell.
     pub(super) confirmed: Option<Blob>,
     pub(super) line: Line,
-    /// What the machine has said, and the cell has not taken in.
+    /// The machine's messages that no written state contains yet.
     pub(super) outbox: Vec<NodeMessage>,
-    /// What was decided last, by whomever.
+    /// The last decision, by any node.
     pub(super) standing: Standing,
-    /// How often in a row the cell was empty right after a write to it.
+    /// How often in a row the cell was empty right after a write.
     pub(super) unkept: u32,
+    /// The state that is being written.
     pending: Option<Proposal>,
     /// A read or write is under way.
     busy: bool,
-    /// Something was asked of this node: until then the backend is left alone.
+    /// This node has had a request. Before the first one the backend is not called.
     awake: bool,
+    /// When to read next.
     read_at: Option<Instant>,
-    /// When the cell was last told.
+    /// When the cell's state was last reported.
     looked_at: Option<Instant>,
-    /// Why the backend has failed since.
+    /// The backend's error, if it has failed since.
     failing: Option<String>,
-    /// When the write that is under way was handed out.
+    /// When the current write was handed out.
     written_at: Instant,
     quiet_looks: u32,
     conflicts: u32,
@@ -88,7 +90,7 @@ pub struct CellNode {
 }
 
 impl CellNode {
-    /// A node that introduces itself with `hello`, which has its address. Does nothing until it is asked for something.
+    /// Create a node. `hello` must have its address. The backend is not called before the first request.
     pub fn new(hello: Hello, liveness: Liveness, now: Instant) -> Self {
         let dice = hello.node.0 as u64 | 1;
         Self {
@@ -116,12 +118,12 @@ impl CellNode {
         }
     }
 
-    /// The node itself.
+    /// The node's state machine.
     pub fn machine(&self) -> &NodeMachine {
         &self.machine
     }
 
-    /// Ask the node for something. [`CellNode::on_tick`] follows.
+    /// Make a request to the machine. Call [`CellNode::on_tick`] afterwards.
     pub fn ask<T>(&mut self, question: impl FnOnce(&mut NodeMachine) -> T, now: Instant) -> T {
         self.quiet_looks = 0;
         let answer = question(&mut self.machine);
@@ -129,20 +131,20 @@ impl CellNode {
         answer
     }
 
-    /// Look at the cell as soon as no read or write is under way.
+    /// Read the cell as soon as no read or write is under way.
     pub fn look(&mut self, now: Instant) {
         self.awake = true;
         self.read_at = Some(now);
     }
 
-    /// Look at the cell now, unless it is looked at anyway, now or later.
+    /// Read the cell now, unless a read is scheduled or the backend is not in use yet.
     pub fn look_if_idle(&mut self, now: Instant) {
         if self.awake {
             self.read_at.get_or_insert(now);
         }
     }
 
-    /// The cell holds this, or nothing: the answer to a read, or told by a watch.
+    /// The cell's content, as a read or a watch reports it. `None`: it is empty.
     pub fn on_state(&mut self, bytes: Option<&[u8]>, now: Instant) {
         self.conflicts = 0;
         self.be_told(bytes, now);
@@ -151,7 +153,7 @@ impl CellNode {
         self.pump(now);
     }
 
-    /// The write was done.
+    /// The write has succeeded.
     pub fn on_written(&mut self, now: Instant) {
         (self.conflicts, self.unkept, self.busy) = (0, 0, false);
         let Some(Proposal { blob, notes, replies, .. }) = self.pending.take() else { return };
@@ -165,7 +167,7 @@ impl CellNode {
         self.schedule(now);
     }
 
-    /// The write was not done, since the cell holds something else: this.
+    /// The write was not done, because the cell holds another state: this one.
     pub fn on_conflict(&mut self, bytes: Option<&[u8]>, now: Instant) {
         self.say_again();
         self.unkept = if bytes.is_none() { self.unkept.saturating_add(1) } else { 0 };
@@ -181,7 +183,7 @@ impl CellNode {
         }
     }
 
-    /// The cell could not be read or written. A write may have been done all the same.
+    /// A read or write has failed. A failed write may still have been done.
     pub fn on_failed(&mut self, error: String, now: Instant) {
         self.say_again();
         (self.busy, self.read_at) = (false, None);
@@ -194,23 +196,23 @@ impl CellNode {
         self.pump(now);
     }
 
-    /// The backend will never work: further calls are pointless.
+    /// The backend will never work. It is not called again.
     pub fn on_broken(&mut self, error: JoinError) {
         (self.busy, self.pending) = (false, None);
         self.machine.fail(error);
     }
 
-    /// With [`Liveness::Leases`]: whose leases hold. A change is acted on with the next state.
+    /// With [`Liveness::Leases`]: the nodes with a lease. The next state applies a change.
     pub fn on_leases(&mut self, alive: BTreeSet<NodeId>) {
         self.liveness = Liveness::Leases(alive);
     }
 
-    /// With [`Liveness::Leases`]: the keeper has renewed this node's lease, asked to at `asked_at`.
+    /// With [`Liveness::Leases`]: etcd has renewed this node's lease. `asked_at`: when the renewal was requested.
     pub fn on_renewed(&mut self, asked_at: Instant) {
         self.machine.vouch(asked_at);
     }
 
-    /// Time has passed, or something was asked.
+    /// Time has passed, or a request was made.
     pub fn on_tick(&mut self, now: Instant) {
         self.pump(now);
         if self.busy || self.is_over() {
@@ -236,52 +238,52 @@ impl CellNode {
         [read, self.machine.next_deadline()].into_iter().flatten().min()
     }
 
-    /// What to do with the cell now.
+    /// The command to perform now.
     pub fn take_command(&mut self) -> Option<CellCommand> {
         self.command.take()
     }
 
-    /// What this node has decided for all, in words.
+    /// The decisions that this node has written, for the log.
     pub fn take_notes(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notes)
     }
 
-    /// How the last join ended, once it has; handed out once.
+    /// The outcome of the last join, once it has ended. Returned once.
     pub fn take_outcome(&mut self) -> Option<Result<Placement, JoinError>> {
         self.machine.take_outcome()
     }
 
-    /// Who this node is.
+    /// This node's id.
     pub fn id(&self) -> NodeId {
         self.hello.node
     }
 
-    /// How things stand.
+    /// The node's current view of the rendezvous.
     pub fn view(&self) -> &View {
         self.machine.view()
     }
 
-    /// When the cell was last told.
+    /// When the cell's state was last reported.
     pub fn looked_at(&self) -> Option<Instant> {
         self.looked_at
     }
 
-    /// Why the backend does not work at the moment.
+    /// The backend's error, if it fails at the moment.
     pub fn failing(&self) -> Option<&str> {
         self.failing.as_deref()
     }
 
-    /// Whether the goodbye is written, or none was needed.
+    /// Whether this node's `Leave` is written, or none was needed.
     pub fn has_left(&self) -> bool {
         self.machine.has_left() && (self.machine.has_failed() || (!self.busy && self.outbox.is_empty()))
     }
 
-    /// Nothing is read or written any more, but for a goodbye.
+    /// Whether the backend is not called any more.
     fn is_over(&self) -> bool {
         self.has_left() || self.machine.has_failed()
     }
 
-    /// Do what the machine wants until it wants nothing more.
+    /// Perform the machine's commands until there are none.
     fn pump(&mut self, now: Instant) {
         loop {
             self.machine.on_tick(now);
@@ -317,12 +319,12 @@ impl CellNode {
                 self.outbox.push(message);
                 self.read_at.get_or_insert(now);
             }
-            // What listens there is known: a backend.
+            // There is no endpoint to probe.
             NodeCommand::Probe => {}
         }
     }
 
-    /// A write was not done, or perhaps not: what it was to take in is said again.
+    /// Put the messages of a write that was not done, or may not have been done, back into the outbox.
     fn say_again(&mut self) {
         if let Some(pending) = self.pending.take() {
             let withdrawn = self.outbox.contains(&NodeMessage::Withdraw);
@@ -332,14 +334,14 @@ impl CellNode {
         }
     }
 
-    /// The machine hears what was decided.
+    /// Give the machine the replies.
     pub(super) fn hand_over(&mut self, replies: Vec<CoordinatorMessage>, now: Instant) {
         for reply in replies.into_iter().filter(|_| self.line == Line::Up) {
             self.machine.on_message(reply, now);
         }
     }
 
-    /// The cell holds this for certain.
+    /// Record the state that the cell is known to hold.
     pub(super) fn accept(&mut self, blob: Option<Blob>, now: Instant) {
         let news = match (&self.confirmed, &blob) {
             (Some(before), Some(after)) => before.revision() != after.revision(),
@@ -357,7 +359,7 @@ impl CellNode {
         }
     }
 
-    /// Decide on what the cell holds, and write if that changes anything.
+    /// Decide on the cell's state, and write the result if it differs.
     fn go_on(&mut self, now: Instant) {
         if self.busy || self.is_over() || self.line != Line::Up {
             return;
@@ -369,7 +371,7 @@ impl CellNode {
                 self.outbox.clear();
                 self.hand_over(replies, now);
                 self.pump(now);
-                // What follows may have to be written in turn.
+                // The replies may have caused new messages, which must be written.
                 return if self.outbox.is_empty() { self.schedule(now) } else { self.go_on(now) };
             }
         };
@@ -378,7 +380,7 @@ impl CellNode {
         self.pending = Some(proposal);
     }
 
-    /// When to look next.
+    /// Schedule the next read.
     fn schedule(&mut self, now: Instant) {
         let inside = self.confirmed.as_ref().is_some_and(|blob| blob.knows(self.hello.node));
         let joining = self.machine.joining.as_ref();
@@ -394,17 +396,17 @@ impl CellNode {
         };
         let mut next = now + most.mul_f64(0.7 + 0.3 * self.draw());
         if let Some(at) = self.close_at(now) {
-            // All nodes see the round's end come; a little spread lets the first one's write be read by the rest.
+            // All nodes expect the round to close then. A random delay lets the first node write before the others read.
             next = next.min(at.max(now) + Duration::from_millis(30).mul_f64(self.draw()));
         }
         self.read_at = match self.liveness {
-            // Changes are told: only the time at which a round closes has to be waited for.
+            // Changes are pushed, so only the closing of a round needs a deadline.
             Liveness::Leases(_) => self.close_at(now).map(|at| at.max(now)),
             Liveness::Counters => Some(self.read_at.filter(|at| *at <= next).unwrap_or(next)),
         };
     }
 
-    /// From 0 to 1. Spreads what nodes do at the same time; nothing depends on how random it is.
+    /// A number from 0 to 1, to spread the nodes' actions. Nothing depends on how random it is.
     fn draw(&mut self) -> f64 {
         self.dice ^= self.dice << 13;
         self.dice ^= self.dice >> 7;

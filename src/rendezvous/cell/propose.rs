@@ -1,4 +1,4 @@
-//! What a node would make of the state that the cell holds: its messages are applied to it as a coordinator applies them.
+//! The state that a node would write: its messages applied to the cell's state, as a coordinator applies them.
 
 use std::time::Instant;
 
@@ -14,35 +14,35 @@ use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, No
 #[derive(Clone, Debug)]
 pub(super) struct Proposal {
     pub blob: Blob,
-    /// What was decided, for the log once it is written.
+    /// Decisions, to be logged once the state is written.
     pub notes: Vec<String>,
-    /// What this node is told once it is written.
+    /// Replies to this node's machine, once the state is written.
     pub replies: Vec<CoordinatorMessage>,
-    /// The messages that it takes in.
+    /// This node's messages that the state contains.
     pub taken_in: Vec<NodeMessage>,
 }
 
 impl Proposal {
-    /// The machine has given up the connection on which it said what is taken in: it will say again what still matters.
+    /// Drop replies and messages that belong to a connection that the machine has given up. It repeats those that still matter.
     pub fn forget(&mut self) {
         self.replies.clear();
         self.taken_in.retain(outlives_its_connection);
     }
 }
 
-/// A goodbye, and a place that nobody waits for any more, must not get lost.
+/// Whether a message must be delivered even if the machine gives up its connection: it will not repeat a `Withdraw` or `Leave`.
 pub(super) fn outlives_its_connection(said: &NodeMessage) -> bool {
     matches!(said, NodeMessage::Withdraw | NodeMessage::Leave { .. })
 }
 
-/// What the messages of a node and the time have come to.
+/// The results of applying events to a run.
 #[derive(Default)]
 struct Outcome {
     notes: Vec<String>,
     replies: Vec<CoordinatorMessage>,
-    /// The node is not let in: nothing is written.
+    /// The node is rejected, so nothing is written.
     refused: bool,
-    /// The node has to show that it lives.
+    /// The node must raise its counter.
     beats: bool,
 }
 
@@ -56,7 +56,7 @@ impl Outcome {
                         matches!(message, CoordinatorMessage::Rejected { .. } | CoordinatorMessage::Ended { .. });
                     self.replies.push(message);
                 }
-                // The others read for themselves what has become of them.
+                // Other nodes derive their messages from the state.
                 Effect::Send { .. } | Effect::End { .. } | Effect::HostLeft { .. } => {}
             }
         }
@@ -64,14 +64,14 @@ impl Outcome {
 }
 
 impl CellNode {
-    /// Apply this node's messages to what the cell holds, and decide.
+    /// Apply this node's messages to the cell's state, and decide. `Ok(None)`: there is nothing to write and nothing to tell.
     ///
     /// # Errors
-    /// Nothing has to be written: what the node is told.
+    /// The replies to this node, if nothing has to be written.
     pub(super) fn propose(&mut self, now: Instant) -> Result<Option<Proposal>, Vec<CoordinatorMessage>> {
         let mut run = match &self.confirmed {
             Some(blob) => blob.run(&self.hello, &self.seen, now),
-            // Numbers of rounds that this node has seen are not given again.
+            // The numbers of rounds that this node has seen must not be used again.
             None => Run::counting_on(&self.hello.run_id, self.hello.settings.clone(), self.view().round),
         };
         run.resume(self.standing);
@@ -83,7 +83,7 @@ impl CellNode {
         if outcome.refused {
             return Err(outcome.replies);
         }
-        // Whoever writes it logs it; the others know then.
+        // The node that writes a decision logs it. The others only remember it.
         self.standing = run.standing();
         self.note_progress(&run, now);
 
@@ -105,7 +105,7 @@ impl CellNode {
         Ok(Some(Proposal { blob, notes, replies, taken_in: std::mem::take(&mut self.outbox) }))
     }
 
-    /// When the next round closes, if nothing changes.
+    /// When the next round closes, if no state changes.
     pub(super) fn close_at(&self, now: Instant) -> Option<Instant> {
         let mut run = self.confirmed.as_ref()?.run(&self.hello, &self.seen, now);
         run.apply(Event::Tick, now);
@@ -122,7 +122,7 @@ impl CellNode {
                 outcome.beats = true;
                 outcome.add(run.apply(hello(said), now));
             }
-            // A node that was given up, or has not asked for anything yet, is taken in when it asks for a place.
+            // A node that is not in the state is added when it joins. Its Hello is only answered.
             NodeMessage::Hello(said) => {
                 let addr = said.local_addr.clone().unwrap_or_default();
                 outcome.replies.push(CoordinatorMessage::Welcome {
@@ -157,7 +157,7 @@ impl CellNode {
                     of == id && placed.is_some_and(|(placed, _)| placed == round)
                 };
                 if !run.nodes().any(member) {
-                    // Nothing is remembered of a node that never had a place: no trace of it stays in the cell.
+                    // A node that was not in the last world is removed from the state.
                     let message = NodeMessage::Leave { reason: "gave up waiting".to_owned(), signal: None };
                     outcome.add(run.apply(Event::Message { node, session, message }, now));
                 }
@@ -171,7 +171,7 @@ impl CellNode {
         }
     }
 
-    /// Give up the nodes that are not heard of, and decide.
+    /// Remove nodes that are lost, and decide.
     fn judge(&mut self, run: &mut Run, outcome: &mut Outcome, now: Instant) {
         if run.closed().is_some() {
             return;
@@ -187,13 +187,13 @@ impl CellNode {
         }
     }
 
-    /// For a node that waits: how that goes.
+    /// Record the round's progress for this node, if it waits.
     fn note_progress(&mut self, run: &Run, now: Instant) {
         let spare = run.waits_as_spare(self.hello.node);
         if let Some(joining) = self.machine.joining.as_mut().filter(|joining| joining.withdrawn_at.is_none()) {
             joining.progress = Some(match self.unkept {
                 0 | 1 => run.progress(now),
-                times => format!("the backend keeps nothing: {times} times in a row it was empty right after a write"),
+                times => format!("the backend keeps nothing: it was empty right after a write {times} times in a row"),
             });
             joining.be_spare(spare, now);
         }

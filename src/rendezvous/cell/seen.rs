@@ -1,4 +1,4 @@
-//! What a node has seen of the others, on its own monotonic clock. The cell holds counters; when they changed is known here.
+//! When a node saw the cell's counters and revisions change, on its own monotonic clock.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,18 +10,18 @@ use crate::rendezvous::decider::round::Pace;
 use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::protocol::message::NodeId;
 
-/// The most time that one look charges to the others' silence. A node that was stopped, or whose backend was out of reach, has
-/// not listened for longer: it must not take its own deafness for their silence.
+/// Most silence that one look charges to the other nodes. A node that was stopped, or could not reach its backend, must not take its
+/// own deafness for the silence of others.
 const CHARGED_PER_LOOK: Duration = Duration::from_millis(2500);
 
-/// When counters and marks of the cell were first seen as they are.
+/// When each counter and each mark of the cell was first seen with its current value.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seen {
     nodes: BTreeMap<NodeId, SeenNode>,
     newcomer: Option<(u64, Instant)>,
     ready: Option<(u64, Instant)>,
     last_look: Option<Instant>,
-    /// Departures, as the state of this revision told of them.
+    /// The departures of the state with this revision.
     departures: Option<(u64, Departures)>,
 }
 
@@ -33,7 +33,7 @@ struct SeenNode {
 }
 
 impl Seen {
-    /// Take in what the cell holds.
+    /// Compare a state with the last one, and record what changed.
     pub(super) fn look(&mut self, blob: &Blob, now: Instant) {
         let gap = self.last_look.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
         let deaf = gap.saturating_sub(CHARGED_PER_LOOK);
@@ -57,7 +57,7 @@ impl Seen {
         }
     }
 
-    /// Keep what the decisions have noted about nodes that are overdue.
+    /// Keep the suspicions of a run that was restored from these times.
     pub(super) fn keep_suspicions(&mut self, run: &Run) {
         let heard = run.times().heard;
         for (id, seen) in &mut self.nodes {
@@ -67,7 +67,7 @@ impl Seen {
         }
     }
 
-    /// The times of this state, for the node `me`, which always hears of itself.
+    /// The times of this state. The node `me` has none, so it counts as heard from now.
     pub(super) fn times(&self, blob: &Blob, me: NodeId, now: Instant) -> Times {
         let (newcomer, ready) = blob.marks();
         let others = self.nodes.iter().filter(|(id, _)| **id != me);
@@ -93,7 +93,7 @@ impl Seen {
     }
 }
 
-/// A mark that is new to this node was set now.
+/// Record when a mark was first seen: now, unless it has not changed.
 fn follow(known: &mut Option<(u64, Instant)>, mark: Option<u64>, now: Instant) {
     *known = mark.map(|mark| match *known {
         Some((before, at)) if before == mark => (mark, at),

@@ -1,4 +1,4 @@
-//! What a node is told when others have written the cell: all that a coordinator would have pushed to it since. Part of
+//! The messages that a node derives from a state that another node wrote: those that a coordinator would have pushed. Part of
 //! [`super::node`].
 
 use std::time::Instant;
@@ -10,14 +10,14 @@ use crate::rendezvous::node::view::JoinError;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Join, NodeMessage};
 
 impl CellNode {
-    /// The cell holds these bytes, or nothing.
+    /// Take in the cell's content: these bytes, or nothing.
     pub(super) fn be_told(&mut self, bytes: Option<&[u8]>, now: Instant) {
         let blob = match bytes.map(Blob::decode).transpose() {
             Ok(blob) => blob,
             Err(error) => return self.on_broken(JoinError::State(error.to_string())),
         };
         if let Some(other) = blob.as_ref().map(Blob::run_id).filter(|run_id| *run_id != self.hello.run_id) {
-            let text = format!("the rendezvous state is that of run `{other}`, not of `{}`", self.hello.run_id);
+            let text = format!("the rendezvous state belongs to run `{other}`, not to `{}`", self.hello.run_id);
             return self.on_broken(JoinError::State(text));
         }
         self.accept(blob, now);
@@ -41,12 +41,12 @@ impl CellNode {
         }
     }
 
-    /// Whether workers of the last round run here.
+    /// Whether this node runs workers of its last round.
     fn runs(&self) -> bool {
         self.machine.joining.is_none() && self.machine.hello.placed.is_some_and(|placed| placed.active)
     }
 
-    /// What a coordinator would have told this node by now.
+    /// The messages that bring this node up to date.
     pub(super) fn catch_up(&self, run: &Run) -> Vec<CoordinatorMessage> {
         let me = self.hello.node;
         if let Some(verdict) = run.closed().cloned() {
@@ -62,7 +62,7 @@ impl CellNode {
                 let reason = if run.round() > self.view().round {
                     format!("round {} formed without this node", run.round())
                 } else {
-                    "the others have given this node up".to_owned()
+                    "the other nodes have taken this node for lost".to_owned()
                 };
                 vec![run.over(reason)]
             }
@@ -70,8 +70,7 @@ impl CellNode {
         }
     }
 
-    /// A place that answers an earlier join, which was abandoned: the worker store that it names is gone. Gives the join to make
-    /// instead.
+    /// If this node's place answers an abandoned join, the join to make instead. The worker store of the abandoned join is gone.
     fn stale_place(&self, run: &Run) -> Option<Join> {
         let join = &self.machine.joining.as_ref().filter(|joining| joining.withdrawn_at.is_none())?.join;
         let (round, rank) = run.seat(self.hello.node).filter(|(round, rank)| *round > join.round && *rank == 0)?;
@@ -83,7 +82,7 @@ impl CellNode {
         }
     }
 
-    /// The others have given up a node that waits, or its place is of no use: it asks again.
+    /// Join again, if the other nodes have dropped this waiting node, or its place is stale.
     fn join_again_if_forgotten(&mut self, known: bool, stale: Option<Join>) {
         let asked = self.outbox.iter().any(|said| matches!(said, NodeMessage::Join(_) | NodeMessage::Hello(_)));
         if asked || (known && stale.is_none()) {
