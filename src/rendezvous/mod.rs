@@ -7,14 +7,14 @@
 //!
 //! | room | what it owns |
 //! |---|---|
-//! | [`conf`] | what `--rdzv-conf` may say: each key with its default, range and help |
-//! | [`protocol`] | what nodes and the coordinator say to each other: messages, limits of texts, frames, settings |
-//! | [`decider`] | one run: its nodes, rounds and ranks; what is decided, and why |
+//! | [`conf`] | the keys of `--rdzv-conf`, each with its default, range and help |
+//! | [`protocol`] | the session protocol: messages, limits of texts, frames, settings |
+//! | [`decider`] | one run: its nodes, rounds and ranks, the decisions about them and their reasons |
 //! | [`coordinator`] | the registry of runs, and the driver of their sockets and timers (feature `io`) |
 //! | [`node`] | a node's side of its session, and the driver of its connection (feature `io`) |
 //! | [`cell`] | the same decisions without a coordinator: over a cell with compare-and-set, or etcd |
 //!
-//! Imports point one way: `coordinator` and `cell` use `decider`, `cell` uses `node`, all use `protocol`; nobody here but tests uses `conf`.
+//! Imports point one way: `coordinator` and `cell` use `decider`, `cell` uses `node`, all use `protocol`. Only tests here use `conf`.
 //!
 //! Semantics follow `torch/distributed/elastic/rendezvous/dynamic_rendezvous.py` (2.15) except where a comment says why not.
 

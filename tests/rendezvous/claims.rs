@@ -80,7 +80,7 @@ fn places_that_no_member_has_are_refused() {
         (Placed { restart: 4, ..claim(5, 1) }, "the restart number is `4`, must be at most max_restarts (`3`)"),
         (
             claim(5, u64::MAX),
-            "host:1 was last placed in round 18446744073709551615, which must be at most 281474976710656",
+            "host:1 reports a place in round 18446744073709551615, which must be at most 281474976710656",
         ),
     ] {
         let mut bench = Bench::new();
@@ -204,8 +204,8 @@ fn a_restart_number_that_is_taken_up_is_said() {
     let mut bench = Bench::new();
     bench.greet(1, Hello { placed: Some(Placed { restart: 2, ..claim(9, 4) }), ..hello(1, &settings) }, 1);
     assert_eq!((bench.run().round(), bench.run().restart()), (Round(4), 2));
-    let said = bench.notes.iter().filter(|note| note.contains("the job is at restart 2, which is taken up")).count();
-    assert_eq!(said, 1, "{:?}", bench.notes);
+    let told = "reports that the job is at restart 2, which this coordinator adopts";
+    assert_eq!(bench.notes.iter().filter(|note| note.contains(told)).count(), 1, "{:?}", bench.notes);
 }
 
 /// Before the job began, a visitor with a budget of its own said that it was used up.
@@ -298,11 +298,11 @@ fn departures_count_for_the_address_of_the_connection() {
             come_and_go(&mut bench, session, visitor, &mut round);
         }
         bench.greet(200, Hello { local_addr: claims(200), ..hello(200, &settings) }, 66);
-        assert!(bench.rejection(200).starts_with("nodes at 10.0.0.66 have interrupted the job 3 times"));
+        assert!(bench.rejection(200).starts_with("nodes at 10.0.0.66 left the running job 3 times"));
         // A place that nobody gave it is no way in.
         let placed = Some(claim(8, round + 7));
         bench.greet(201, Hello { placed, local_addr: claims(201), ..hello(201, &settings) }, 66);
-        assert!(bench.rejection(201).starts_with("nodes at 10.0.0.66 have interrupted the job 3 times"));
+        assert!(bench.rejection(201).starts_with("nodes at 10.0.0.66 left the running job 3 times"));
         // The node whose address it is.
         bench.greet(5, hello(5, &settings), 5);
         assert!(matches!(bench.last(5), CoordinatorMessage::Welcome { .. }), "{:?}", bench.last(5));

@@ -65,12 +65,12 @@ fn gathering_last_call_and_completion_are_each_said_once_with_their_reason() {
     }
     bench.say(1, join(0));
     assert_eq!(bench.run().standing(), Standing::Gathering);
-    bench.noted_once(0, "round 1 waits for 2 more nodes");
+    bench.noted_once(0, "round 1 has 0 of at least 2 nodes");
     nothing_new_is_said(&mut bench, &[1]);
 
     bench.say(2, join(0));
     assert_eq!(bench.run().standing(), Standing::LastCall);
-    let why = "others may come within the last call (last_call_timeout)";
+    let why = "more nodes may join until the last call ends (last_call_timeout)";
     bench.noted_once(0, &format!("round 1 could form with 2 nodes, but {why}"));
     assert!(bench.progress().ends_with(&format!("; closes within 30.0 s: {why}")), "{}", bench.progress());
     assert!(bench.heard_waiting(1).progress.contains(why), "a node that waits is told");
@@ -110,7 +110,7 @@ fn a_newcomer_a_loss_and_settling_are_each_said_once_with_their_reason() {
     bench.say(1, join(1));
     bench.say(2, join(1));
     assert_eq!(bench.run().standing(), Standing::Settling);
-    let why = "a replacement may come for those who are gone (settle_timeout)";
+    let why = "a replacement for a missing member may join (settle_timeout)";
     bench.noted_once(before, why);
     assert!(bench.heard_waiting(2).progress.contains(why));
     nothing_new_is_said(&mut bench, &[1, 2]);
@@ -119,17 +119,17 @@ fn a_newcomer_a_loss_and_settling_are_each_said_once_with_their_reason() {
     bench.machine.on_disconnected(SessionId(2), bench.now);
     bench.take();
     assert_eq!(bench.run().standing(), Standing::Reconnecting);
-    bench.noted_once(before, "the connection of a node has ended, which has its grace to come back");
+    bench.noted_once(before, "a waiting node's connection has ended, and it may reconnect (reconnect_grace)");
     bench.pass(settings.reconnect_grace);
     bench.noted_once(before, "10.0.0.2 (host:2) no longer waits: it is lost");
     bench.pass(settings.settle_timeout);
     assert!(bench.is_placed(1, 2));
 
-    // Somebody comes: the members are told why they are to stop, and so is the log.
+    // A newcomer joins: the members and the log get the reason why the world must re-form.
     let before = bench.notes.len();
     bench.greet(4, hello(4, &settings), 4);
     bench.say(4, join(0));
-    bench.noted_once(before, "members of round 2 are to stop: 1 node waits to join (10.0.0.4 (host:4)); Detected 1 new nodes; will restart worker group");
+    bench.noted_once(before, "members of round 2 must stop: 1 node waits to join (10.0.0.4 (host:4)); Detected 1 new nodes; will restart worker group");
     // And goes again before anybody has stopped.
     bench.say(4, NodeMessage::Withdraw);
     bench.noted_once(before, "10.0.0.4 (host:4) no longer waits: it gave up waiting");
@@ -146,11 +146,12 @@ fn failures_late_reports_and_verdicts_are_each_said_once_with_their_reason() {
         "round 1 is interrupted: rank 3 (local rank 1, role trainer, pid 77) on 10.0.0.1 (host:1) ended",
     );
     bench.say(2, NodeMessage::Failed { round: Round(1), failure: Box::new(Failure { pid: 78, ..*failure() }) });
-    bench.noted_once(0, "; which follows from this: rank 3");
+    bench.noted_once(0, "; not counted, a consequence of this: rank 3");
     bench.say(1, join(1));
     bench.say(2, join(1));
     bench.say(2, NodeMessage::Failed { round: Round(1), failure: failure() });
-    bench.noted_once(0, "what 10.0.0.1 (host:2) reports of round 1 changes nothing: it is over, the current one is 2");
+    let ignored = "a report of 10.0.0.1 (host:2) about round 1 is ignored: that round is over, the current one is 2";
+    bench.noted_once(0, ignored);
     bench.say(2, NodeMessage::Done { round: Round(2) });
     bench.noted_once(0, "1 of 2 live nodes of round 2 have finished");
     bench.say(1, NodeMessage::Failed { round: Round(2), failure: failure() });
@@ -169,7 +170,8 @@ fn a_restarted_coordinator_says_whom_it_waits_for_and_when_that_is_over() {
     let member = |node: u64| Hello { placed: Some(placed(node)), ..hello(node, &settings) };
     bench.greet(1, member(1), 1);
     assert_eq!(bench.run().standing(), Standing::Recalling);
-    bench.noted_once(0, "of which this coordinator knows nothing: it was restarted, and waits 15.0 s for the others");
+    let waits = "which this coordinator does not know: it was restarted, and waits 15.0 s for the other members";
+    bench.noted_once(0, waits);
     bench.greet(2, member(2), 2);
     bench.noted_once(0, "all 2 members of round 4 have reported");
     assert_eq!(bench.run().standing(), Standing::Undisturbed);
@@ -184,12 +186,12 @@ fn a_coordinator_that_stood_still_and_an_agent_started_anew_are_each_said_once()
     let settings = Settings::new(2, 2);
     let mut bench = Bench::formed(2, &settings);
     bench.pass(settings.lease() + 45 * SECOND);
-    bench.noted_once(0, "this coordinator stood still: it is 45.0s late, and renews every lease");
+    bench.noted_once(0, "this coordinator was stalled: its timer is 45.0s late, every lease is renewed");
     assert!(bench.ended.is_empty(), "nobody is judged by it");
     bench.greet(20, Hello { node: NodeId(20), process: 20, ..hello(2, &settings) }, 1);
-    bench.noted_once(0, "10.0.0.1 (host:2) is replaced: 10.0.0.1 (host:2) has come from the same place");
+    bench.noted_once(0, "10.0.0.1 (host:2) is replaced: 10.0.0.1 (host:2) registered from the same address");
     bench.greet(21, hello(2, &settings), 1);
-    assert!(bench.rejection(21).contains("was replaced by a newer agent at the same place"));
+    assert!(bench.rejection(21).contains("was replaced by a newer agent from the same address"));
     nothing_new_is_said(&mut bench, &[1, 20]);
 }
 
@@ -203,8 +205,8 @@ fn newcomers_that_ask_for_something_else_give_way_to_the_members_of_a_running_jo
     let member = |node: u64| Hello { placed: Some(placed(node)), ..hello(node, &Settings::new(2, 2)) };
     bench.greet(1, member(1), 1);
     bench.greet(2, member(2), 2);
-    assert!(bench.rejection(9).contains("`job`, which runs with 2 nodes"), "{}", bench.rejection(9));
-    bench.noted_once(0, "1 node(s) are sent away: host:1 has come back");
+    assert!(bench.rejection(9).contains("a running world of run `job` with 2 nodes"), "{}", bench.rejection(9));
+    bench.noted_once(0, "1 node(s) rejected: host:1 is in a running world");
     assert_eq!((bench.run().round(), bench.run().restart()), (Round(4), 3));
     assert!(!bench.run().knows(NodeId(9)) && bench.run().knows(NodeId(1)));
     assert!(matches!(bench.last(2), CoordinatorMessage::Status { waiting: 0, .. }));
@@ -279,7 +281,7 @@ fn a_run_that_has_ended_is_remembered_for_an_hour_and_then_forgotten() {
     assert_eq!(due - bench.now, SECOND);
     bench.pass(SECOND);
     assert_eq!((bench.machine.run_count(), bench.machine.next_deadline()), (0, None));
-    bench.noted_once(0, "nobody has been here for 3600s: this run is forgotten");
+    bench.noted_once(0, "this run has had no nodes for 3600s: it is forgotten");
 }
 
 #[test]

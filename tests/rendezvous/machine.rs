@@ -21,11 +21,11 @@ fn a_restarted_pod_takes_the_place_of_its_agent_before() {
     bench.greet(20, again, 1);
     assert!(bench.ended.contains(&SessionId(2)));
     let reason = bench.rejection(2);
-    let text = "another agent (host:2) has come from the place of this one (10.0.0.1 (host:2)), which is taken to have been \
-                restarted: agents that share an address need a `node_rank` each";
+    let text = "agent `host:2` registered from the same address, so this one (10.0.0.1 (host:2)) is assumed dead: give two \
+                agents on one address distinct `node_rank`s";
     assert_eq!(reason, text);
     let CoordinatorMessage::Status { waiting: 1, reason, .. } = bench.last(1) else { panic!("{:?}", bench.last(1)) };
-    assert_eq!(reason, "10.0.0.1 (host:2) was replaced by host:2, started anew at the same place");
+    assert_eq!(reason, "10.0.0.1 (host:2) was replaced by host:2, which registered from the same address");
     bench.say(20, join(0));
     bench.say(1, join(1));
     assert!(bench.is_placed(20, 2) && bench.is_placed(1, 2));
@@ -38,7 +38,7 @@ fn a_replaced_agent_that_comes_back_is_refused() {
     let mut bench = Bench::formed(2, &settings);
     bench.greet(20, Hello { node: NodeId(20), process: 20, ..hello(2, &settings) }, 1);
     bench.greet(21, hello(2, &settings), 1);
-    assert_eq!(bench.rejection(21), "host:2 was replaced by a newer agent at the same place (10.0.0.1)");
+    assert_eq!(bench.rejection(21), "host:2 was replaced by a newer agent from the same address (10.0.0.1)");
     assert!(bench.run().knows(NodeId(20)) && !bench.run().knows(NodeId(2)));
 }
 
@@ -114,8 +114,8 @@ fn ranks_are_as_asked_where_that_is_agreed() {
 fn whose_ranks_are_another_matter_is_refused() {
     let mut bench = Bench::formed(2, &Settings::new(2, 2));
     bench.greet(9, hello(9, &Settings { ranks_as_asked: true, ..Settings::new(2, 2) }), 1);
-    let text = "host:9 asks for ranks as --node-rank says, but run `job` was opened for ranks that the rendezvous gives: give every \
-                node the same `--rdzv-backend`";
+    let text = "host:9 asks for ranks set by `--node-rank`, but run `job` was opened for ranks assigned by the rendezvous: \
+                give every node the same `--rdzv-backend`";
     assert_eq!(bench.rejection(9), text);
 }
 
@@ -146,8 +146,8 @@ fn a_host_that_comes_and_goes_is_not_let_in_for_ever() {
         assert!(bench.is_placed(1, round));
     }
     bench.greet(200, hello(200, &settings), 9);
-    let text = "nodes at 10.0.0.9 have interrupted the job 3 times within 600s by going (rejoin_limit, rejoin_window): see why \
-                they end, or raise the limit";
+    let text = "nodes at 10.0.0.9 left the running job 3 times within 600s (rejoin_limit, rejoin_window): check why they \
+                exit, or raise rejoin_limit";
     assert_eq!(bench.rejection(200), text);
     bench.greet(201, hello(201, &settings), 8);
     assert!(matches!(bench.last(201), CoordinatorMessage::Welcome { .. }), "other hosts are not concerned");

@@ -186,7 +186,7 @@ fn who_speaks_another_protocol_is_no_coordinator() {
     node.on_connected(now);
     node.on_disconnected("first bytes `HTTP`".into(), true, now);
     let error = node.take_outcome().expect("answered").expect_err("refused");
-    assert_eq!(error.to_string(), "what listens at head:29400 is not an elastic_rs coordinator: first bytes `HTTP`");
+    assert_eq!(error.to_string(), "the server at head:29400 is not an elastic_rs coordinator: first bytes `HTTP`");
     assert_eq!(node.next_deadline(), None);
 }
 
@@ -212,7 +212,7 @@ fn a_store_of_pytorch_is_told_by_its_answer_to_c10d() {
     node.on_probed(true);
     let error = node.take_outcome().expect("answered").expect_err("refused");
     assert!(
-        error.to_string().starts_with("what listens at head:29400 is a store of PyTorch's c10d backend"),
+        error.to_string().starts_with("the server at head:29400 is a store of PyTorch's c10d backend"),
         "{error}"
     );
 }
@@ -255,7 +255,7 @@ fn who_takes_connections_and_says_nothing_is_described_so() {
     node.on_connected(start);
     node.on_tick(start + seconds(5));
     let outcome = node.take_outcome().expect("the join is given up");
-    let text = "could not reach the coordinator at head:29400 in 5.0s: it takes connections, but has not answered yet";
+    let text = "could not reach the coordinator at head:29400 in 5.0s: it accepts connections, but has not answered yet";
     assert_eq!(outcome, Err(JoinError::Connection(text.into())));
 }
 

@@ -311,7 +311,7 @@ async fn a_foreign_server_is_named_for_what_it_is() {
     let session = absent.session(1, Settings::new(1, 1));
     let error = session.join(1, None, None, PATIENCE).await.unwrap_err();
     let text = error.to_string();
-    assert!(text.contains(&format!("what listens at {} is not an elastic_rs coordinator", absent.address)), "{text}");
+    assert!(text.contains(&format!("the server at {} is not an elastic_rs coordinator", absent.address)), "{text}");
 }
 
 #[tokio::test]

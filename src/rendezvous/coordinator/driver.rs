@@ -138,7 +138,7 @@ fn perform(machine: &mut Machine, writers: &mut HashMap<SessionId, mpsc::Sender<
                 if writer.try_send(frame).is_err() {
                     // The writer closes the connection. The machine gets that as the end of any other connection.
                     if log.admits("not_reading") {
-                        tracing::warn!(session = session.0, "a node does not read what it is sent: its session ends");
+                        tracing::warn!(session = session.0, "a node does not read its messages: its session ends");
                     }
                     writers.remove(&session);
                 }
@@ -211,7 +211,7 @@ async fn attend(
                 Ok(None) => break,
                 Err(error) => {
                     if log.admits("malformed") {
-                        tracing::warn!(%peer, %error, "a session ends: its bytes make no sense");
+                        tracing::warn!(%peer, %error, "a session ends: it sent a malformed message");
                     }
                     break;
                 }

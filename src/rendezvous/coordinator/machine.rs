@@ -96,7 +96,7 @@ impl Machine {
         Self::default()
     }
 
-    /// The same, in a process that is known.
+    /// A coordinator without runs, in a known process.
     pub fn at_home(home: Home) -> Self {
         Self { home: Some(home), ..Self::default() }
     }
@@ -133,7 +133,7 @@ impl Machine {
         }
     }
 
-    /// A connection ended, for whatever reason. Connections without a `Hello` may be reported too.
+    /// A connection ended, for any reason. Connections without a `Hello` may be reported too.
     pub fn on_disconnected(&mut self, session: SessionId, now: Instant) {
         self.advance(now);
         if let Some((run_id, node)) = self.sessions.remove(&session) {
@@ -180,7 +180,7 @@ impl Machine {
         self.decide(run_id, event, now);
         while self.deserted.len() > DESERTED_RUNS {
             let Some((_, run_id)) = self.deserted.first().cloned() else { return };
-            let why = format!("{DESERTED_RUNS} runs have lost their connections since: its nodes are given up");
+            let why = format!("{DESERTED_RUNS} other runs have lost their connections since: its nodes are given up");
             self.decide(&run_id, Event::GiveUp { why }, now);
         }
     }
@@ -275,16 +275,16 @@ impl Machine {
             }
             let Some((since, run_id)) = self.vacant.pop_first() else { return };
             self.remembered.remove(&run_id);
-            let left = format!("nobody has been here for {:.0?}", now - since);
+            let left = format!("this run has had no nodes for {:.0?}", now - since);
             let text = match over {
-                true => format!("{left}: this run is forgotten"),
-                false => format!("{left}, and {VACANT_RUNS} runs have been left since: this run is forgotten"),
+                true => format!("{left}: it is forgotten"),
+                false => format!("{left}, and {VACANT_RUNS} other runs have lost their nodes since: it is forgotten"),
             };
             self.commands.push(Command::Note { run_id, text });
         }
     }
 
-    /// Renew every lease if the last deadline passed long ago: then this process stood still, not the nodes.
+    /// Renew every lease if the last deadline passed long ago: this process was stalled, and the nodes' silence proves nothing.
     fn advance(&mut self, now: Instant) {
         let is_late = |at: Instant| now.saturating_duration_since(at) > STALL;
         let late: Vec<_> =

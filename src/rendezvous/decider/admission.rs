@@ -1,4 +1,4 @@
-//! What decides who may come in: one agent to a place, whose settings the run has, and which hosts come and go without end.
+//! Admission of nodes: one agent to a place, the node that gave the run its settings, and how often each host's nodes have left.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -8,53 +8,53 @@ use super::node::{Node, Origin};
 use crate::rendezvous::protocol::message::NodeId;
 use crate::rendezvous::protocol::settings::Settings;
 
-/// Agents that are remembered as replaced: a run has one for each that was started anew.
+/// Number of replaced agents that are remembered.
 const MOST_REPLACED: usize = 10_000;
-/// Hosts whose departures are remembered.
+/// Number of hosts with remembered departures.
 const MOST_ORIGINS: usize = 10_000;
 
-/// What is remembered of those who came.
+/// The state of admission.
 #[derive(Clone, Debug, Default)]
 pub(in crate::rendezvous) struct Admission {
-    /// Which node holds which place, to find an agent that was started anew.
+    /// The node at each place, to recognise a restarted agent.
     places: BTreeMap<Place, NodeId>,
-    /// Agents whose place is another's: they may not take it back. One for each agent that was started anew.
+    /// Agents that a newer agent has replaced. They may not come back.
     replaced: BTreeSet<NodeId>,
     departures: Departures,
-    /// The node whose settings the run has.
+    /// The node that gave the run its settings.
     bound_to: Option<NodeId>,
 }
 
 impl Admission {
-    /// Whether nothing is remembered.
+    /// Whether no replaced agent and no departure is remembered.
     pub fn is_blank(&self) -> bool {
         self.replaced.is_empty() && self.departures.0.is_empty()
     }
 
-    /// A node has a place, and takes it from whoever had it.
+    /// Give a node its place, even if another node holds it.
     pub fn seat(&mut self, id: NodeId, node: &Node) {
         self.places.insert(Place::of(node), id);
     }
 
-    /// A known node has introduced itself anew, perhaps at another place, which it takes unless another node has it.
+    /// Move a reconnected node to its place, which may have changed. It gets no place that another node holds.
     pub fn reseat(&mut self, id: NodeId, before: Option<&Node>, node: &Node) {
         self.vacate(id, before);
         self.places.entry(Place::of(node)).or_insert(id);
     }
 
-    /// A node gives its place up.
+    /// Free a node's place.
     pub fn vacate(&mut self, id: NodeId, node: Option<&Node>) {
         if let Some(place) = node.map(Place::of).filter(|place| self.places.get(place) == Some(&id)) {
             self.places.remove(&place);
         }
     }
 
-    /// The other node that holds the place of this one.
+    /// The other node that holds this node's place.
     pub fn holder(&self, id: NodeId, newer: &Node) -> Option<NodeId> {
         self.places.get(&Place::of(newer)).copied().filter(|older| *older != id)
     }
 
-    /// An agent's place is another's now.
+    /// Record that a newer agent has replaced this one.
     pub fn replace(&mut self, id: NodeId) {
         self.replaced.insert(id);
         if self.replaced.len() > MOST_REPLACED {
@@ -62,22 +62,22 @@ impl Admission {
         }
     }
 
-    /// Whether an agent's place is another's.
+    /// Whether a newer agent has replaced this one.
     pub fn is_replaced(&self, id: NodeId) -> bool {
         self.replaced.contains(&id)
     }
 
-    /// The node whose settings the run has.
+    /// The node that gave the run its settings.
     pub fn bound_to(&self) -> Option<NodeId> {
         self.bound_to
     }
 
-    /// The run's settings are this node's.
+    /// Record that this node gave the run its settings.
     pub fn bind_to(&mut self, id: NodeId) {
         self.bound_to = Some(id);
     }
 
-    /// When nodes have interrupted a world by going.
+    /// When nodes left a running world, by host.
     pub fn departures(&self) -> &Departures {
         &self.departures
     }
@@ -88,52 +88,52 @@ impl Admission {
     }
 }
 
-/// What makes two agents the same one, started anew: the same address, and there the same rank that the user gave, or else the
-/// same name (`host:pid`).
+/// The key by which a restarted agent is recognised: its address, and there its `node_rank`, or without one its name (`host:pid`).
 ///
-/// The address is that of the connection: what a node says of its own (`--local-addr`) is for others to connect to, and proves nothing.
-/// An address alone is no identity: several agents may run on one host. Nor is a name: pids repeat in containers that share
-/// their host's network and name, which is why `node_rank` goes first, and why agents of one process are never taken for another.
-/// Agents on loopback are told apart by their process as well. All of a service mesh's may come from there; and where an agent ends on the
-/// coordinator's own host, the kernel has ended its connection too, so none is in the way of the next. The same holds over a shared
-/// cell, where no address is a connection's.
+/// - The address is the connection's. `--local-addr` is only for others to connect to, and proves nothing.
+/// - The address alone is not enough, because several agents may run on one host.
+/// - Names repeat in containers that share their host's network and name, because pids repeat there. So `node_rank` comes first.
+/// - On loopback, and over a shared cell, the process is part of the key. All connections of a service mesh may come from loopback.
+///   If an agent on the coordinator's own host ends, the kernel ends its connection too, so its successor finds the place free.
+///
+/// `docs/decisions/0033-a-restarted-agent-takes-the-place-of-its-older-self.md` has the alternatives.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     addr: Option<IpAddr>,
     process: Option<u64>,
-    who: Who,
+    agent: Agent,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Who {
+enum Agent {
     Rank(u32),
     Name(String),
 }
 
 impl Place {
     fn of(node: &Node) -> Self {
-        let who = node.node_rank.map_or_else(|| Who::Name(node.name.clone()), Who::Rank);
+        let agent = node.node_rank.map_or_else(|| Agent::Name(node.name.clone()), Agent::Rank);
         let addr = node.ends.map(|ends| ends.peer);
-        Self { addr, process: addr.is_none_or(|addr| addr.is_loopback()).then_some(node.process), who }
+        Self { addr, process: addr.is_none_or(|addr| addr.is_loopback()).then_some(node.process), agent }
     }
 }
 
-/// When nodes of each host have interrupted a world by going, as far as that still matters.
+/// When nodes of each host left a running world, within `rejoin_window`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::rendezvous) struct Departures(BTreeMap<Origin, VecDeque<Instant>>);
 
 impl Departures {
-    /// Departures that are known from elsewhere.
+    /// Departures read from a shared cell.
     pub fn of(known: BTreeMap<Origin, VecDeque<Instant>>) -> Self {
         Self(known)
     }
 
-    /// All of them, by host, the earliest first.
+    /// All departures by host, the earliest first.
     pub fn iter(&self) -> impl Iterator<Item = (&Origin, &VecDeque<Instant>)> {
         self.0.iter()
     }
 
-    /// A running node of this host is gone.
+    /// Record that a running node of this host has left.
     pub fn add(&mut self, origin: Origin, settings: &Settings, now: Instant) {
         if settings.rejoin_limit == 0 {
             return;
@@ -152,7 +152,7 @@ impl Departures {
         }
     }
 
-    /// How many there were of this host in the last `rejoin_window`.
+    /// Number of departures from this host in the last `rejoin_window`.
     pub fn recent(&self, origin: &Origin, settings: &Settings, now: Instant) -> usize {
         let recent = |at: &&Instant| now.duration_since(**at) < settings.rejoin_window;
         self.0.get(origin).map_or(0, |times| times.iter().filter(recent).count())

@@ -1,4 +1,4 @@
-//! Whether the next round can close, what its world is, and what members are told. The rules are in [`super::run`].
+//! When the next round closes, what its world is, and when members are told to re-form. The rules are in [`super::run`].
 
 use std::time::Instant;
 
@@ -11,15 +11,15 @@ use crate::rendezvous::protocol::message::{CoordinatorMessage, JoinWorkers, Node
 use crate::rendezvous::protocol::settings::LAST_LOOK;
 
 impl Run {
-    /// Close the round if it can be closed, and tell members when the world must re-form.
+    /// Close the round if it can close, and tell members if the world must re-form.
     pub(super) fn decide(&mut self, now: Instant) {
         self.deadlines.set(Deadline::CloseRound, None);
         self.recovery.grow_up(now);
         if self.current.closed().is_none() {
-            self.bind_to_an_heir(now);
+            self.rebind(now);
             self.advance(now);
         }
-        // Each decision is logged with its reason, once: when it changes.
+        // A decision is logged with its reason when it changes.
         let standing = self.judge_standing();
         if standing != std::mem::replace(&mut self.standing, standing)
             && let Some(text) = self.standing_text()
@@ -47,7 +47,7 @@ impl Run {
         self.tell();
     }
 
-    /// Every live member of an undisturbed world has finished: that is the job's end.
+    /// Close the rendezvous if every live member of an undisturbed world has finished. Returns whether it did.
     pub(super) fn close_if_all_done(&mut self) -> bool {
         let done = self.is_all_done();
         if done {
@@ -57,8 +57,7 @@ impl Run {
         done
     }
 
-    /// After a restart of this coordinator: stop waiting for members of the world it did not form, once all have reported or the
-    /// time for that is over.
+    /// Stop waiting for members of a world that this coordinator did not form, once all have reported or their time is over.
     fn end_recall(&mut self, now: Instant) {
         let (Some(until), Some(size)) = (self.deadlines.get(Deadline::EndRecall), self.current.size()) else {
             return;
@@ -84,19 +83,19 @@ impl Run {
             };
             self.interrupt(&reason);
         } else if all_known && until > now + LAST_LOOK {
-            // Nobody else is expected. Those who have finished say so right after they have reported.
+            // No other member is expected. A member that has finished sends `Done` right after its Hello.
             self.deadlines.set(Deadline::EndRecall, Some(now + LAST_LOOK));
         }
     }
 
-    /// When the next round closes, and why then. At least `min_nodes` wait and nobody runs.
+    /// When the next round closes, and why then. Requires that at least `min_nodes` wait and no member runs.
     fn closing(&self, ready_since: Instant) -> (Instant, String) {
         let (waiting, max) = (self.roster.waiting().len(), self.settings.max_nodes as usize);
         // Members of a world that this coordinator did not form may still run: no round closes before they have reported.
         let hold_until = self.deadlines.get(Deadline::EndRecall).max(self.recovery.strangers_until());
         let hold_until = hold_until.unwrap_or(ready_since);
         if waiting >= max {
-            return (ready_since.max(hold_until), format!("the maximum of {} is in", nodes(max)));
+            return (ready_since.max(hold_until), format!("the maximum of {} is reached", nodes(max)));
         }
         let returning = self.roster.counts().returning;
         if let Some(size) = self.current.size().filter(|_| self.shrinks()) {
@@ -106,17 +105,17 @@ impl Run {
             let settle = self.settings.settle_timeout;
             let settled = (ready_since + settle).max(hold_until);
             let cause = self.current.interrupted().unwrap_or("the world changed");
-            return (settled, format!("settled for {:.1} s after {cause}", settle.as_secs_f64()));
+            return (settled, format!("settled for {:.1} s (settle_timeout) after this: {cause}", settle.as_secs_f64()));
         }
         let last_call = self.settings.last_call_timeout;
-        // Without any member of the last world this is a new beginning: others are to be expected.
+        // Without any member of the last world, the last call is that of a first round.
         let grows = self.current.world().is_some() && returning > 0;
-        // In the first round the last call begins when enough nodes are in; later ones grow from the newcomer on.
+        // A first round's last call begins when enough nodes wait. A growing round's begins with the first newcomer.
         let since = if grows { self.pace.newcomer_since.unwrap_or(ready_since) } else { ready_since };
         ((since + last_call).max(hold_until), format!("the last call of {:.1} s ended", last_call.as_secs_f64()))
     }
 
-    /// Whether the next world, with those who wait, is no larger than the last one and goes on from it.
+    /// Whether a world of the waiting nodes would have a member of the last world, and be no larger than it.
     pub(super) fn shrinks(&self) -> bool {
         let waiting = self.roster.waiting().len();
         self.roster.counts().returning > 0 && self.current.size().is_some_and(|size| waiting <= size)
@@ -157,7 +156,7 @@ impl Run {
         }
     }
 
-    /// Who is in the next world, by rank: members of the last one first, then newcomers as they came.
+    /// The members of the next world, by rank. Up to `max_nodes`: first members of the last world, then newcomers by arrival.
     fn next_members(&self) -> Vec<NodeId> {
         let candidate = |(id, node): (NodeId, &Node)| {
             let Status::Waiting { join, arrival } = &node.status else { return None };
@@ -172,7 +171,7 @@ impl Run {
         ranks::assign(waiting.into_iter().map(|(_, candidate)| candidate).collect())
     }
 
-    /// What a member of the current world is told of its place.
+    /// The message that tells a member of the current world its place. `None` if this coordinator did not form the world.
     pub(in crate::rendezvous) fn placement(&self, rank: u32) -> Option<CoordinatorMessage> {
         let world = self.current.world()?;
         let (master_addr, master_port) = world.master.clone()?;
@@ -192,8 +191,8 @@ impl Run {
 
     /// The address under which the other members reach `node`.
     ///
-    /// A node on the coordinator's own host may be seen under a loopback address, which is of no use to nodes elsewhere. They
-    /// have reached this very host, so the address they used is the one to give.
+    /// The coordinator may see a node on its own host under a loopback address, which nodes on other hosts cannot use. Then the
+    /// address is the one by which another member has reached the coordinator.
     fn reachable_addr(&self, node: &Node, members: &[NodeId]) -> String {
         if node.local_addr.is_none() && node.ends.is_some_and(|ends| ends.peer.is_loopback()) {
             let elsewhere = |id: &NodeId| self.roster.get(*id)?.ends.filter(|ends| !ends.peer.is_loopback());
@@ -204,7 +203,7 @@ impl Run {
         node.addr()
     }
 
-    /// Tell members when what they should know has changed: from "nothing" to "the world must re-form", or back.
+    /// Tell members if it has changed whether the world must re-form.
     fn tell(&mut self) {
         if !self.current.set_told(self.waiting_for_members() > 0) {
             return;
@@ -229,7 +228,7 @@ impl Run {
     }
 }
 
-/// What a waiting node brought.
+/// The request of a waiting node.
 fn join(node: &Node) -> Option<&crate::rendezvous::protocol::message::Join> {
     match &node.status {
         Status::Waiting { join, .. } => Some(join),
@@ -237,8 +236,8 @@ fn join(node: &Node) -> Option<&crate::rendezvous::protocol::message::Join> {
     }
 }
 
-/// A number for the world of these members (FNV-1a). Their ids were drawn at random, so no other world has it; one of the same
-/// members in the same round is the same for all that matters.
+/// Digest (FNV-1a) of a world's round and members. The members' ids are random, so two worlds share a digest only if they have the
+/// same members in the same round.
 fn world_id(round: Round, members: &[NodeId]) -> u64 {
     let bytes = members.iter().flat_map(|id| id.0.to_le_bytes()).chain(round.0.to_le_bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))

@@ -1,20 +1,20 @@
-//! When a run has to be looked at again although nothing happens: one table, a row for each cause.
+//! The deadlines of a run: one instant for each cause of an [`Event::Tick`](super::event::Event::Tick).
 
 use std::time::Instant;
 
-/// Why a run has to be looked at.
+/// The cause of a deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Deadline {
-    /// A node is lost unless it is heard of.
+    /// The first node is lost, unless it is heard from.
     LoseNode,
     /// The next round closes, if nothing changes.
     CloseRound,
-    /// Members of a world that this coordinator did not form are no longer given time to report. Until then those that have
-    /// reported run on undisturbed.
+    /// The time to report ends for members of a world that this coordinator did not form. Until then, members that have reported
+    /// run on undisturbed.
     EndRecall,
 }
 
-/// The instants, one for each [`Deadline`]. `None`: nothing of that kind is waited for.
+/// The instants by [`Deadline`]. `None`: that deadline is not set.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Deadlines([Option<Instant>; 3]);
 
@@ -27,7 +27,7 @@ impl Deadlines {
         self.0[which as usize] = at;
     }
 
-    /// Make sure that a deadline is not after `at`.
+    /// Set a deadline to `at`, unless it is set to an earlier instant.
     pub fn no_later(&mut self, which: Deadline, at: Option<Instant>) {
         self.set(which, [self.get(which), at].into_iter().flatten().min());
     }

@@ -1,4 +1,4 @@
-//! What of a run outlives the process that decides: a run as a shared cell holds it, and back. No times are in it.
+//! Conversion between a run and its state in a shared cell. That state outlives the deciding process and contains no instants.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -18,14 +18,14 @@ use crate::rendezvous::protocol::message::{Hello, NodeId, Round, Verdict};
 use crate::rendezvous::protocol::settings::{LONGEST_LEASE, Settings};
 use crate::rendezvous::protocol::text::validate_name;
 
-/// Nodes of a cell have no connection; the others count as connected by this one.
+/// Session of the other nodes. They have no connection, and count as connected through this one.
 const CELL_SESSION: SessionId = SessionId(0);
-/// The node that decides has this one.
+/// Session of the node that decides.
 pub(in crate::rendezvous) const MY_SESSION: SessionId = SessionId(1);
-/// Numbers in a cell are counted on from: this is more than can be counted, and far from their end.
+/// Largest number that a cell may hold. Counting on from it cannot overflow.
 pub(in crate::rendezvous) const LARGEST_NUMBER: u64 = 1 << 62;
 
-/// One node.
+/// A node's part of [`Durable`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct DurableNode {
     name: String,
@@ -38,32 +38,32 @@ struct DurableNode {
     done: bool,
 }
 
-/// One run.
+/// A run as a shared cell holds it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::rendezvous) struct Durable {
     id: String,
     settings: Settings,
     round: Round,
-    /// Highest round that a node has named, as in a coordinator that was restarted.
+    /// Highest round that a node has claimed a place in.
     named: Round,
     nodes: BTreeMap<NodeId, DurableNode>,
     arrivals: u64,
     current: Current,
 }
 
-/// What a node knows of times: each has a clock of its own.
+/// The times of a run. They are not in the cell, because each node has its own clock.
 #[derive(Clone, Debug, Default)]
 pub(in crate::rendezvous) struct Times {
-    /// When each of the others was last heard of, and whether it is overdue. A node that is not in it is heard of now.
+    /// When each node was last heard from, and whether it is a suspect. A node without an entry counts as heard from now.
     pub heard: BTreeMap<NodeId, (Instant, bool)>,
-    /// Since when the next round has been on its way.
+    /// The instants from which the next round's time-outs count.
     pub pace: Pace,
-    /// When nodes have interrupted a world by going.
+    /// When nodes left a running world, by host.
     pub departures: Departures,
 }
 
 impl Durable {
-    /// How the run is called.
+    /// The run's id.
     pub fn run_id(&self) -> &str {
         &self.id
     }
@@ -78,7 +78,7 @@ impl Durable {
         self.current.closed()
     }
 
-    /// All nodes with what they do.
+    /// All nodes with their status.
     pub fn nodes(&self) -> impl Iterator<Item = (NodeId, &Status)> {
         self.nodes.iter().map(|(id, node)| (*id, &node.status))
     }
@@ -94,32 +94,32 @@ impl Durable {
         Some((world.members.values().copied().collect(), world.master.clone()?))
     }
 
-    /// Whether it is safe to decide on this, which others have written. Gives it with its texts as one line each.
+    /// Check a state that another node wrote, and reduce its texts to one line each.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Names the value that is not allowed.
     pub fn validated(self) -> Result<Self, String> {
         self.settings.validate()?;
         if self.nodes.values().any(|node| node.lease > LONGEST_LEASE) {
-            return Err("a node's lease is out of range".to_owned());
+            return Err(format!("a node's lease is above {LONGEST_LEASE:?}"));
         }
         for node in self.nodes.values() {
             validate_name("name of a node", &node.name)?;
             validate_name("address of a node", &node.addr)?;
         }
         if [self.round.0, self.named.0, self.arrivals].into_iter().any(|number| number > LARGEST_NUMBER) {
-            return Err("a number in it is out of range".to_owned());
+            return Err(format!("a round or arrival number is above {LARGEST_NUMBER}"));
         }
         let current = self.current.tidied();
         if current.interrupted().is_some_and(str::is_empty) {
-            return Err("its world is interrupted without a reason".to_owned());
+            return Err("the world is interrupted without a reason".to_owned());
         }
         Ok(Self { current, ..self })
     }
 }
 
 impl Run {
-    /// What of this run others have to know.
+    /// The state of this run that goes into the cell.
     pub(in crate::rendezvous) fn durable(&self) -> Durable {
         let node = |(id, node): (NodeId, &Node)| {
             let Node { name, process, node_rank, lease, status, placed, done, .. } = node.clone();
@@ -136,7 +136,7 @@ impl Run {
         }
     }
 
-    /// The run as the node of this [`Hello`] knows it.
+    /// Rebuild a run from the cell's state and the times that the node of this [`Hello`] has seen.
     pub(in crate::rendezvous) fn restored(durable: &Durable, me: &Hello, times: &Times, now: Instant) -> Self {
         let settings = &durable.settings;
         let node = |(id, known): (&NodeId, &DurableNode)| {
@@ -170,14 +170,14 @@ impl Run {
         run
     }
 
-    /// A run whose rounds are counted on from this one.
+    /// Create a run that continues the round numbers after this one.
     pub(in crate::rendezvous) fn counting_on(id: &str, settings: Settings, round: Round) -> Self {
         let mut run = Self::new(id, settings);
         run.roster = Roster::restored(round, 0, BTreeMap::new());
         run
     }
 
-    /// The times that this run knows.
+    /// The times of this run.
     pub(in crate::rendezvous) fn times(&self) -> Times {
         Times {
             heard: self.roster.iter().map(|(id, node)| (id, (node.heard_at, node.suspect))).collect(),
@@ -191,7 +191,7 @@ impl Run {
         self.deadlines.get(Deadline::CloseRound)
     }
 
-    /// What was decided before, so that only what is new is logged.
+    /// Set the last decision that was logged, so that only a new one is logged.
     pub(in crate::rendezvous) fn resume(&mut self, standing: Standing) {
         self.standing = standing;
     }
@@ -202,7 +202,7 @@ impl Run {
         node.placed.filter(|(round, _)| *round == self.round())
     }
 
-    /// Whether a node waits beside a full job.
+    /// Whether a node is a spare.
     pub(in crate::rendezvous) fn waits_as_spare(&self, id: NodeId) -> bool {
         self.roster.get(id).is_some_and(|node| self.is_spare(node))
     }

@@ -1,4 +1,4 @@
-//! What goes into a run, and what comes out of it.
+//! Events, the input of a run, and effects, its output.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -14,105 +14,105 @@ pub struct SessionId(pub u64);
 pub struct Ends {
     /// The node's address.
     pub peer: IpAddr,
-    /// The address by which the node reached the coordinator.
+    /// The coordinator's address, as the node dialled it.
     pub local: IpAddr,
 }
 
-/// The process that a coordinator runs in, as the coordinator itself knows it.
+/// The coordinator's own process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Home {
-    /// Number of the process, as in [`Hello::process`]: tells which node is in it.
+    /// The number in the [`Hello::process`] of the node in this process.
     pub process: u64,
-    /// Where it listens: a digest of the machine's boot, its network namespace, and the addresses with their port. The kernel
-    /// gives them to one listener at a time. `None` if the system does not tell.
+    /// Digest of the machine's boot id, its network namespace, and the addresses and port it listens on. The kernel gives them to
+    /// one listener at a time. `None` if the system does not tell.
     pub place: Option<u64>,
-    /// Another number of the process, which all members may know.
+    /// A second number of the process. Unlike `process`, all members may know it.
     pub life: u64,
 }
 
-/// How a node is reached.
+/// The transport by which a node is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// Over a connection with these ends, in a coordinator.
+    /// A connection to a coordinator, with these ends.
     Connection(Ends),
-    /// Over a shared cell: the node gives its own address ([`Hello::local_addr`]), which nobody can check.
+    /// A shared cell. The node states its own address ([`Hello::local_addr`]), which cannot be checked.
     Cell,
 }
 
-/// Something has happened to a run.
+/// An input of [`Run::apply`](super::run::Run::apply).
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A node introduced itself.
     Hello {
-        /// Its words, which are [valid](Hello::validate).
+        /// Its introduction, already [validated](Hello::validate).
         hello: Box<Hello>,
         /// The new connection.
         session: SessionId,
-        /// Its ends.
+        /// The node's transport.
         reach: Reach,
-        /// The process that the coordinator is in, if it is known.
+        /// The coordinator's process, if it is known.
         home: Option<Home>,
     },
-    /// A node said something.
+    /// A node sent a message.
     Message {
         /// The node.
         node: NodeId,
         /// Its connection.
         session: SessionId,
-        /// What it said.
+        /// The message.
         message: NodeMessage,
     },
-    /// The node's connection has ended, for whatever reason.
+    /// The node's connection has ended, for any reason.
     Disconnected {
         /// The node.
         node: NodeId,
     },
-    /// The keeper of the nodes' leases (etcd) says that this node's has ended.
+    /// This node's lease has ended, as etcd reports.
     LeaseEnded {
         /// The node.
         node: NodeId,
     },
     /// Time has passed.
     Tick,
-    /// The decider itself stood still for this long: no node is silent because of that.
+    /// The decider's own process was stalled, so silence of the nodes proves nothing.
     Stalled {
-        /// How late it is.
+        /// How late its timer is.
         late: Duration,
     },
-    /// The nodes of this run, all of which have lost their connections, are given up before their grace is over.
+    /// Give up the disconnected nodes of this run before their grace is over. No node is connected.
     GiveUp {
-        /// Why, in words.
+        /// The reason, in words.
         why: String,
     },
     /// The coordinator's process ends.
     CoordinatorEnds {
-        /// What ends it, in words.
+        /// The cause, in words.
         why: String,
         /// Whether the world of this run must re-form because of it.
         interrupts: bool,
     },
 }
 
-/// What is to be done about it.
+/// An output of [`Run::apply`](super::run::Run::apply): what the driver must do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Send a message.
     Send {
-        /// To which connection.
+        /// The connection.
         session: SessionId,
         /// The message.
         message: CoordinatorMessage,
     },
     /// Close the connection once everything sent to it has left.
     End {
-        /// Which.
+        /// The connection.
         session: SessionId,
     },
-    /// Tell the operator what was decided, and why.
+    /// Log a decision and its reason.
     Note(String),
-    /// The node in the coordinator's own process has left, so that process ends, and every run with it.
+    /// The node in the coordinator's own process has left. That process ends, and every run with it.
     HostLeft {
-        /// Which node left, and why, in words.
+        /// The node and its reason, in words.
         why: String,
         /// Whether the world of this run must re-form: not if the node was a spare, or had finished.
         interrupts: bool,

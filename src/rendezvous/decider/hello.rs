@@ -1,7 +1,8 @@
-//! What follows when a node introduces itself: it is refused, comes back to its place, or is new.
+//! A node introduces itself: it is rejected, returns to its place, or is new.
 //!
-//! **Settings** are those of the first node that takes part, and is there: a node that only says Hello decides nothing, and neither
-//! does one that joined and whose connection has ended. When that node goes while no workers run, they are those of the next one.
+//! **Settings.** A run uses the settings of the first connected node that takes part, that is, waits or runs. A node that has only
+//! sent Hello, or whose connection has ended, does not count. When that node goes while no workers run, the settings of the
+//! waiting node that joined next apply.
 
 use std::time::Instant;
 
@@ -51,7 +52,7 @@ impl Run {
         self.lose_no_later(hello.node);
     }
 
-    /// Take in a node never heard of, or one that was given up.
+    /// Add a node that is not in the roster: it is new, or it was given up.
     fn introduce(&mut self, hello: &Hello, mut node: Node, home: Option<Home>, now: Instant) {
         if let Some(placed) = hello.placed {
             if self.takes_up(&placed, now) {
@@ -71,7 +72,7 @@ impl Run {
         self.roster.insert(hello.node, node);
     }
 
-    /// A node that was not given up has come back: it keeps its place, unless it says itself that it gave it up.
+    /// Update a node that has reconnected. It keeps its place, unless its Hello says that it neither waits nor runs.
     fn readmit(&mut self, hello: &Hello, mut newer: Node) {
         self.apply_terms(&mut newer);
         if let Some(known) = self.roster.get(hello.node) {
@@ -85,7 +86,7 @@ impl Run {
         }
     }
 
-    /// Tell a node that has introduced itself all that it may have missed, whatever was sent on an earlier connection.
+    /// Answer a Hello with everything that the node may have missed while it was not connected.
     fn welcome(&mut self, hello: &Hello, session: SessionId) {
         let Some(node) = self.roster.get(hello.node) else { return };
         let (addr, active, spare) = (node.addr(), node.status == Status::Active, self.is_spare(node));
@@ -106,17 +107,17 @@ impl Run {
             self.send(session, self.status());
         } else if let Some(placed) = hello.placed.filter(|placed| placed.active) {
             let (round, last) = (self.round(), placed.round);
-            let reason = format!("round {round} formed without this node, whose round {last} is over");
+            let reason = format!("round {round} formed without this node, and round {last}, its last, is over");
             self.send(session, self.over(reason));
         }
     }
 
-    /// Why a claimed place is none that a member of any job has.
+    /// Why a claimed place cannot be true, if so: its round number is above the largest that a job can reach.
     fn impossible(&self, hello: &Hello) -> Option<String> {
         let placed = hello.placed.filter(|placed| placed.round > LARGEST_ROUND)?;
         (!self.knows_world(&placed)).then(|| {
             let (name, round) = (&hello.name, placed.round);
-            format!("{name} was last placed in round {round}, which must be at most {LARGEST_ROUND}")
+            format!("{name} reports a place in round {round}, which must be at most {LARGEST_ROUND}")
         })
     }
 
@@ -125,13 +126,13 @@ impl Run {
         let replaced = self
             .admission
             .is_replaced(hello.node)
-            .then(|| format!("{} was replaced by a newer agent at the same place ({})", hello.name, newer.addr()));
+            .then(|| format!("{} was replaced by a newer agent from the same address ({})", hello.name, newer.addr()));
         replaced
             .or_else(|| self.disagreement(&hello.name, &hello.settings))
             .or_else(|| self.flapping(hello, newer, now))
     }
 
-    /// Why a node may not take part in a run that others take part in.
+    /// Why a node's settings do not fit the run's, if they do not and the run's settings are fixed.
     pub(super) fn disagreement(&self, name: &str, theirs: &Settings) -> Option<String> {
         if !self.is_bound() {
             return None;
@@ -146,7 +147,7 @@ impl Run {
         }
         if ours.ranks_as_asked != theirs.ranks_as_asked {
             let ranks =
-                |as_asked| if as_asked { "ranks as --node-rank says" } else { "ranks that the rendezvous gives" };
+                |as_asked| if as_asked { "ranks set by `--node-rank`" } else { "ranks assigned by the rendezvous" };
             let (theirs, ours) = (ranks(theirs.ranks_as_asked), ranks(ours.ranks_as_asked));
             return Some(format!(
                 "{name} asks for {theirs}, but run `{id}` was opened for {ours}: give every node the same `--rdzv-backend`"
@@ -166,7 +167,7 @@ impl Run {
         })
     }
 
-    /// Why a node may not come back: its host has come and gone too often. A member that runs is never turned away.
+    /// Why a node may not come back: nodes of its host left the running job too often. A running member is never rejected.
     fn flapping(&self, hello: &Hello, newer: &Node, now: Instant) -> Option<String> {
         let (limit, origin) = (self.settings.rejoin_limit, newer.origin());
         let runs = hello.placed.is_some_and(|placed| placed.active && self.knows_world(&placed));
@@ -175,14 +176,14 @@ impl Run {
             return None;
         }
         Some(format!(
-            "nodes at {origin} have interrupted the job {limit} times within {:.0?} by going (rejoin_limit, rejoin_window): see \
-             why they end, or raise the limit",
+            "nodes at {origin} left the running job {limit} times within {:.0?} (rejoin_limit, rejoin_window): check why \
+             they exit, or raise rejoin_limit",
             self.settings.rejoin_window
         ))
     }
 
-    /// A member of a running world has come back to a run that others, who ask for something else, have opened meanwhile: a
-    /// restarted coordinator has heard of them first. The job that runs goes before: the others are sent away.
+    /// Reject the present nodes if a member of a running world reports and they ask for other settings. They reached a restarted
+    /// coordinator before that member did, and the running job takes precedence.
     fn give_way(&mut self, hello: &Hello, now: Instant) {
         let member = hello.placed.is_some_and(|placed| placed.active && self.takes_up(&placed, now));
         let agrees = self.disagreement(&hello.name, &hello.settings).is_none();
@@ -191,12 +192,12 @@ impl Run {
         }
         let counts = hello.settings.node_counts();
         let reason = format!(
-            "{} has come back to run `{}`, which runs with {counts} nodes and was opened by nodes that ask for something \
-             else: give every node the same `--nnodes`, `--max-restarts`, `restart_budget` and agent",
+            "{} is in a running world of run `{}` with {counts} nodes, and nodes that ask for other settings are rejected: \
+             give every node the same `--nnodes`, `--max-restarts`, `restart_budget` and agent",
             hello.name, self.id
         );
         let ids = self.roster.ids();
-        self.note(format!("{} node(s) are sent away: {reason}", ids.len()));
+        self.note(format!("{} node(s) rejected: {reason}", ids.len()));
         for id in ids {
             if let Some(session) = self.session(id) {
                 self.end(session, reason.clone());
@@ -206,27 +207,28 @@ impl Run {
         self.pace = super::round::Pace::default();
     }
 
-    /// End the session of an agent whose place is another's now: its process was restarted, and the old connection has not ended
-    /// yet (a pod that was killed with its network).
+    /// Replace an agent by a newer one at the same place. The older agent is assumed dead, and its connection has not ended yet: a
+    /// pod was killed together with its network, for example.
     fn replace_older(&mut self, id: NodeId, newer: &Node) {
         let Some(older) = self.admission.holder(id, newer) else { return };
         let Some(node) = self.roster.get(older).filter(|node| node.process != newer.process) else { return };
         let (label, session) = (node.label(), node.session);
-        self.note(format!("{label} is replaced: {} has come from the same place", newer.label()));
-        self.stand_down(older, &format!("was replaced by {}, started anew at the same place", newer.name));
+        self.note(format!("{label} is replaced: {} registered from the same address", newer.label()));
+        self.stand_down(older, &format!("was replaced by {}, which registered from the same address", newer.name));
         self.remove(older);
         self.admission.replace(older);
         if let Some(session) = session {
             let reason = format!(
-                "another agent ({}) has come from the place of this one ({label}), which is taken to have been restarted: \
-                 agents that share an address need a `node_rank` each",
+                "agent `{}` registered from the same address, so this one ({label}) is assumed dead: give two agents on \
+                 one address distinct `node_rank`s",
                 newer.name
             );
             self.end(session, reason);
         }
     }
 
-    /// The run's settings are another node's. A restart number that was only claimed counts against the budget of those who claimed it.
+    /// Replace the run's settings. If the budget of restarts changes, a restart number that was only claimed is dropped: it was
+    /// counted against another budget.
     fn adopt(&mut self, settings: &Settings) {
         if settings.max_restarts != self.settings.max_restarts && !self.current.has_formed() {
             self.current.set_restart(0);
@@ -234,7 +236,7 @@ impl Run {
         self.settings = settings.clone();
     }
 
-    /// A node takes part: if no other that is connected does, the run's settings are its own.
+    /// Use a joining node's settings for the run, if no connected node waits or runs.
     pub(super) fn bind(&mut self, id: NodeId, settings: &Settings, now: Instant) {
         if self.roster.counts().present == 0 {
             self.admission.bind_to(id);
@@ -242,9 +244,10 @@ impl Run {
         }
     }
 
-    /// The node whose settings the run has may have gone: they are those of the first that waits then. Not while workers run: a
-    /// member that is cut off could not be told of a shorter lease.
-    pub(super) fn bind_to_an_heir(&mut self, now: Instant) {
+    /// If the node that gave the run its settings is gone, use those of the connected node that has waited longest.
+    ///
+    /// Not while workers run: a member that is cut off could not be told of a shorter lease.
+    pub(super) fn rebind(&mut self, now: Instant) {
         let takes_part =
             |id| self.roster.get(id).is_some_and(|node| node.session.is_some() && node.status != Status::Idle);
         if !self.roster.active().is_empty() || self.admission.bound_to().is_none_or(takes_part) {
@@ -255,8 +258,8 @@ impl Run {
             _ => None,
         };
         let waiting = self.roster.of(self.roster.waiting());
-        let heir = waiting.filter_map(|(id, node)| Some((arrival(node)?, id, &node.asked))).min_by_key(|(at, ..)| *at);
-        if let Some((_, id, asked)) = heir {
+        let first = waiting.filter_map(|(id, node)| Some((arrival(node)?, id, &node.asked))).min_by_key(|(at, ..)| *at);
+        if let Some((_, id, asked)) = first {
             let asked = asked.clone();
             self.admission.bind_to(id);
             if asked != self.settings {
@@ -265,18 +268,18 @@ impl Run {
         }
     }
 
-    /// The run's settings are these from now on.
+    /// Use these settings for the run, tell connected nodes, and drop disconnected ones that ask for others.
     fn apply_settings(&mut self, settings: &Settings, now: Instant) {
         self.adopt(settings);
         let disagrees = |node: &Node| node.session.is_none() && self.disagreement(&node.name, &node.asked).is_some();
         let waiting = self.roster.of(self.roster.waiting());
         let gone: Vec<_> = waiting.filter(|(_, node)| disagrees(node)).map(|(id, _)| id).collect();
         for id in gone {
-            self.stand_down(id, "asks for something else than the nodes that are here, and its connection has ended");
+            self.stand_down(id, "asks for other settings than the connected nodes, and its connection has ended");
             self.remove(id);
         }
         let lease = settings.lease();
-        self.recovery.shorten(lease, now);
+        self.recovery.set_lease(lease, now);
         if self.recalls() {
             self.deadlines.no_later(Deadline::EndRecall, Some(now + lease));
         }
@@ -288,19 +291,19 @@ impl Run {
         self.deadlines.set(Deadline::LoseNode, self.roster.next_lost_at());
     }
 
-    /// The settings of the run, for a node that has introduced itself.
+    /// Give a node the run's lease and grace, if the run's settings are fixed.
     fn apply_terms(&self, node: &mut Node) {
         if self.is_bound() {
             (node.lease, node.reconnect_grace) = (self.settings.lease(), self.settings.reconnect_grace);
         }
     }
 
-    /// A node knows of a round that this coordinator does not: it was restarted, and takes up what its nodes report.
+    /// Adopt the world that a node claims, and wait one lease for its other members to report. This coordinator was restarted.
     fn recall(&mut self, placed: Placed, node: &Node, now: Instant) {
         let lease = self.settings.lease();
         self.note(format!(
-            "{} was placed in round {} of {} nodes, of which this coordinator knows nothing: it was restarted, and waits \
-             {:.1} s for the others",
+            "{} was placed in round {} of {} nodes, which this coordinator does not know: it was restarted, and waits \
+             {:.1} s for the other members",
             node.label(),
             placed.round,
             placed.world_size,
@@ -310,7 +313,7 @@ impl Run {
         let over = self.roster.take_up_round(placed.round);
         self.recovery.know(placed.world);
         if !over.is_empty() {
-            // They are told, and stop; those who cannot be told find out for themselves within their lease.
+            // These nodes are told below, and stop. A node that is cut off stops by itself within its lease.
             self.recovery.hold_for_strangers(until);
         }
         self.current.take_up(&placed);
@@ -324,7 +327,7 @@ impl Run {
         }
     }
 
-    /// What remains of a claimed place, once the world that it names has been taken up or not.
+    /// Evaluate a claimed place, after the claimed world was adopted or not: give the node its place if the claim can be true.
     fn believe(&mut self, placed: Placed, node: &mut Node, hello: &Hello, now: Instant) {
         let formed = self.current.has_formed();
         if !self.knows_world(&placed) {
@@ -332,7 +335,7 @@ impl Run {
         } else if placed.restart > self.current.restart() && !formed {
             self.current.set_restart(placed.restart);
             let (label, restart) = (node.label(), placed.restart);
-            self.note(format!("{label} says that the job is at restart {restart}, which is taken up"));
+            self.note(format!("{label} reports that the job is at restart {restart}, which this coordinator adopts"));
         }
         if self.current.has_seat(hello.node, placed, self.round()) {
             node.placed = Some((placed.round, placed.rank));
@@ -343,13 +346,13 @@ impl Run {
     }
 }
 
-/// Whether a node of these settings has to be told the run's.
+/// Whether a node with settings `theirs` must be told the run's lease.
 fn differ(ours: &Settings, theirs: &Settings) -> bool {
     let of = |settings: &Settings| (settings.keep_alive_interval, settings.keep_alive_max_attempt);
     of(ours) != of(theirs)
 }
 
-/// What a node has to know whose lease is not the run's.
+/// The message that tells a node the run's lease.
 fn terms(settings: &Settings) -> CoordinatorMessage {
     let Settings { keep_alive_interval, keep_alive_max_attempt, .. } = *settings;
     CoordinatorMessage::Terms { keep_alive_interval, keep_alive_max_attempt }

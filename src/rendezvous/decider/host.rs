@@ -1,8 +1,8 @@
-//! The process that hosts the coordinator: which node is in it, how its end is known, and what the others are told of it.
+//! The process that hosts the coordinator: which node is in it, and what follows when that node leaves.
 //!
-//! Without a coordinator no world can form. So when the node in its process leaves, and the job has not ended, the coordinator
-//! decides nothing more: it tells everybody, and closes all sessions. If a person has ended the agent at its keyboard, that
-//! ends the job; after any other end, such as a pod that is moved, a coordinator may come back to the same address.
+//! Without a coordinator no world can form. If the host's node leaves before the job has ended, the coordinator tells every node,
+//! closes all sessions, and decides nothing more. SIGINT or SIGQUIT at the host's terminal ends the job. After any other end, such as
+//! a moved pod, a coordinator may come back to the same address.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use super::run::Run;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, HostSeat, NodeId, Placed, Verdict};
 
 impl Run {
-    /// Note which node is in the coordinator's own process. The coordinator believes a node that says so of its own process alone.
+    /// Record which node is in the coordinator's own process. The claim is checked against the number of that process.
     pub(super) fn meet_host(&mut self, hello: &Hello, home: Option<Home>) {
         if let Some(home) = home.filter(|home| hello.hosts && hello.process == home.process) {
             self.host = Some((hello.node, home));
@@ -23,28 +23,29 @@ impl Run {
         self.host.is_some_and(|(host, _)| host == id)
     }
 
-    /// What members of the current world are told of the host's place in it.
+    /// The host's rank in the current world, and where it listens, for the members.
     pub(super) fn host_seat(&self) -> Option<HostSeat> {
         let (id, home) = self.host?;
         let rank = self.roster.get(id).and_then(|node| self.roster.last_rank(node))?;
         Some(HostSeat { rank, place: home.place?, life: home.life })
     }
 
-    /// A member of the current world has reported to a restarted coordinator, and has said who hosted the one before.
+    /// Evaluate what a member of the current world says about the former coordinator's host. That process has ended if this
+    /// coordinator listens at the same place in another process.
     pub(super) fn hear_of_host(&mut self, placed: Placed, home: Option<Home>) {
         self.recovery.hear_of_host(placed.host, |seat| {
             home.is_some_and(|home| home.place == Some(seat.place) && home.life != seat.life)
         });
     }
 
-    /// How many members need not be waited for: the one that hosted the coordinator before this one, unless it has reported.
+    /// Number of members that recovery does not wait for: the former coordinator's host, if it has ended and has not reported.
     pub(super) fn gone_count(&self) -> usize {
         let unheard =
             |rank: &u32| self.current.world().is_some_and(|w| *rank < w.size && !w.members.contains_key(rank));
         usize::from(self.recovery.gone_rank().as_ref().is_some_and(unheard))
     }
 
-    /// The node in this coordinator's own process has left.
+    /// Handle that the node in this coordinator's own process has left.
     pub(super) fn on_host_left(
         &mut self,
         id: NodeId,
@@ -66,22 +67,23 @@ impl Run {
             self.close(Verdict::Stopped { by: label.clone(), cause });
             self.end_all(None);
         }
-        let why = format!("{label}, whose process hosted it, left: {reason}");
+        let why = format!("its host {label} left: {reason}");
         self.emit(Effect::HostLeft { why, interrupts });
     }
 
-    /// This coordinator's process ends: nobody is here any more. A node of a run that has ended may still ask how.
+    /// End all sessions and forget all nodes, because this coordinator's process ends. A closed run stays, so that a late node can
+    /// still learn how it ended.
     pub(super) fn on_coordinator_ends(&mut self, why: &str, interrupts: bool) {
         if self.current.closed().is_some() {
             return;
         }
         self.end_all(Some(CoordinatorMessage::Leaving { why: why.to_owned(), interrupts }));
-        self.note(format!("no world can form any more: {why}"));
-        // Those whose connection is broken find nobody here.
+        self.note(format!("this coordinator ends, and no world can form without it: {why}"));
+        // Nodes with a broken connection are left: they will find no coordinator.
         self.roster.ids().into_iter().for_each(|id| self.remove(id));
     }
 
-    /// End all sessions; the nodes that had one are no longer here.
+    /// End all sessions, and forget the nodes that had one.
     fn end_all(&mut self, last_words: Option<CoordinatorMessage>) {
         for id in self.roster.ids() {
             let Some(session) = self.session(id) else { continue };
@@ -94,7 +96,7 @@ impl Run {
     }
 }
 
-/// Whether a person sends this signal at the terminal, to end what runs there: SIGINT, SIGQUIT.
+/// Whether a terminal sends this signal for Ctrl-C or Ctrl-\: SIGINT, SIGQUIT.
 fn is_from_keyboard(signal: i32) -> bool {
     matches!(signal, 2 | 3)
 }

@@ -6,22 +6,22 @@
 //! |---|---|
 //! | `roster`, `node` | the nodes, with counters that keep each event's cost constant |
 //! | `round` | the current world, why it must re-form, the job's restarts, how the rendezvous was closed |
-//! | `recovery` | worlds of other lives of the coordinator, and what a node's account of one counts for |
-//! | `admission` | places, and hosts that come and go |
-//! | `deadlines` | when to look again although nothing happens |
+//! | `recovery` | worlds formed before this coordinator restarted, and how far a node's claim to a place in one is believed |
+//! | `admission` | which agent holds which place, and how often each host's nodes have left |
+//! | `deadlines` | when to decide again if no event comes |
 //!
-//! The steps of a decision are methods of [`Run`](run::Run), by what they follow from:
+//! The steps of a decision are methods of [`Run`](run::Run), grouped by what triggers them:
 //!
 //! | file | step |
 //! |---|---|
-//! | [`event`] | what goes in, and what comes out |
-//! | [`run`] | which step an event takes; lost nodes; what members are told |
-//! | `hello` | a node introduces itself: refused, back, or new; whose settings the run has |
+//! | [`event`] | events, the input; effects, the output |
+//! | [`run`] | dispatch of an event to its step; lost nodes; what members are told |
+//! | `hello` | a node introduces itself: rejected, back, or new; which node's settings the run uses |
 //! | `report` | a node asks for a place, or reports how its workers ended |
 //! | `host` | the process that hosts the coordinator ends |
-//! | `closing`, [`ranks`] | a round closes: when, with whom, with which ranks |
-//! | `durable` | a run as a shared cell holds it, and back |
-//! | [`standing`] | what is decided at the moment, and why, in words |
+//! | `closing`, [`ranks`] | a round closes: when, with which nodes, with which ranks |
+//! | `durable` | conversion between a run and its state in a shared cell |
+//! | [`standing`] | the current decision and its reason in words |
 
 pub(in crate::rendezvous) mod admission;
 mod closing;

@@ -13,11 +13,11 @@ use crate::rendezvous::protocol::settings::{LAST_LOOK, Settings};
 /// What a node is doing. Serialised as part of a [cell's state](crate::rendezvous::cell::blob).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Status {
-    /// Connected, has not asked to join, or has withdrawn.
+    /// Has not asked to join, or has withdrawn.
     Idle,
     /// Waits for a place in the next round.
     Waiting {
-        /// What it brought.
+        /// Its request.
         join: Join,
         /// Order of arrival.
         arrival: u64,
@@ -26,12 +26,12 @@ pub enum Status {
     Active,
 }
 
-/// Where a node comes from, for what is remembered of its host.
+/// A node's host, for counting departures by host.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(in crate::rendezvous) enum Origin {
-    /// The address of its connection.
+    /// The address of the node's connection.
     Peer(IpAddr),
-    /// The address that it gave itself, over a shared cell.
+    /// Over a shared cell: the address that the node states.
     Named(String),
 }
 
@@ -44,28 +44,28 @@ impl std::fmt::Display for Origin {
     }
 }
 
-/// One node, connected or within its grace.
+/// One node, connected or within its `reconnect_grace`.
 #[derive(Clone, Debug)]
 pub(in crate::rendezvous) struct Node {
     pub name: String,
     pub local_addr: Option<String>,
-    /// The ends of its connection, in a coordinator.
+    /// The ends of its connection. `None` over a shared cell.
     pub ends: Option<Ends>,
-    /// Drawn by its process.
+    /// The random number of its process ([`Hello::process`]).
     pub process: u64,
     /// What it understands beyond this version's messages.
     pub capabilities: Capabilities,
-    /// Rank the user gave it.
+    /// The rank that the user gave it.
     pub node_rank: Option<u32>,
-    /// What it asked for. What holds for it is the run's, once the run has nodes that take part.
+    /// The settings that it asked for. Once a connected node waits or runs, the run's settings apply instead.
     pub asked: Settings,
     pub lease: Duration,
     pub reconnect_grace: Duration,
     /// `None` while the connection is broken.
     pub session: Option<SessionId>,
-    /// When something was last heard; for a broken connection, when it broke.
+    /// When its last message arrived, or when its connection broke.
     pub heard_at: Instant,
-    /// The lease has ended; one last look before the node is judged.
+    /// Its lease has ended. It is lost after a further [`LAST_LOOK`].
     pub suspect: bool,
     pub status: Status,
     /// Last place: round and rank.
@@ -75,7 +75,7 @@ pub(in crate::rendezvous) struct Node {
 }
 
 impl Node {
-    /// Introduce a node. Nothing is known of its last round yet.
+    /// Make an idle node from its introduction. A claim to a place is not evaluated here.
     pub fn new(hello: &Hello, session: SessionId, reach: Reach, now: Instant) -> Self {
         let ends = match reach {
             Reach::Connection(Ends { peer, local }) => {
@@ -102,7 +102,7 @@ impl Node {
         }
     }
 
-    /// The address others use: the user's, else the one the coordinator sees.
+    /// The node's address for other nodes: the one it states, else the one the coordinator sees.
     pub fn addr(&self) -> String {
         match (&self.local_addr, &self.ends) {
             (Some(addr), _) => addr.clone(),
@@ -111,7 +111,7 @@ impl Node {
         }
     }
 
-    /// Where the node comes from.
+    /// The node's host.
     pub fn origin(&self) -> Origin {
         match &self.ends {
             Some(ends) => Origin::Peer(ends.peer),
@@ -119,7 +119,7 @@ impl Node {
         }
     }
 
-    /// How messages call the node: its address and its name.
+    /// The node's name in messages: its address, and its name in parentheses.
     pub fn label(&self) -> String {
         format!("{} ({})", self.addr(), self.name)
     }
@@ -129,7 +129,7 @@ impl Node {
         matches!(self.status, Status::Waiting { .. })
     }
 
-    /// When the node is lost unless it is heard of.
+    /// When the node is lost, unless it is heard from.
     pub fn lost_at(&self) -> Instant {
         match (self.session, self.suspect) {
             (None, _) => self.heard_at + self.reconnect_grace,

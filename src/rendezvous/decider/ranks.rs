@@ -1,31 +1,31 @@
-//! Who gets which rank. Pure functions over names and numbers.
+//! Assignment of ranks to nodes and workers. Pure functions over names and numbers.
 //!
-//! PyTorch sorts `(address, pid)` as text in every round, so `node10` comes before `node9` and the arrival of one node may
-//! move all others. Here survivors keep their ranks: see [`assign`].
+//! PyTorch sorts `(address, pid)` as text in every round. There `node10` comes before `node9`, and one new node may change the ranks
+//! of all others. Here survivors keep their ranks: see [`assign`].
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
 use crate::rendezvous::protocol::message::{JoinWorkers, WorkerRanks};
 
-/// One who takes part in the next round.
+/// A member of the next round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate<K> {
-    /// Whoever it is; handed back.
+    /// The caller's key, which [`assign`] returns.
     pub key: K,
-    /// Rank in the last round, if it was in it.
+    /// Rank in the last round. `None` for a newcomer.
     pub last_rank: Option<u32>,
-    /// Rank the user asked for; orders newcomers among themselves.
+    /// Rank that the user asked for. Orders newcomers.
     pub node_rank: Option<u32>,
-    /// Address; orders newcomers naturally where no rank was asked for.
+    /// Address. Orders newcomers with equal `node_rank` or none.
     pub addr: String,
 }
 
 /// Order the candidates by their new ranks: index 0 is rank 0.
 ///
-/// Survivors keep their ranks and newcomers fill the holes, lowest first. Rank 0 is a survivor if there is one: when the
-/// old rank 0 is gone, the lowest-ranked survivor moves there. Holes that remain are closed in order.
-/// Newcomers are ordered by `node_rank` where given, then by natural order of addresses, then as they came.
+/// Survivors keep their ranks, and newcomers fill the holes, the lowest first. Rank 0 is a survivor if there is one: if the old
+/// rank 0 is gone, the lowest-ranked survivor gets it. Remaining holes close up in order. Newcomers are ordered by `node_rank`
+/// where given, then by natural order of addresses, then by their order in `candidates`.
 pub fn assign<K>(candidates: Vec<Candidate<K>>) -> Vec<K> {
     let (mut survivors, mut newcomers): (Vec<_>, Vec<_>) = candidates.into_iter().partition(|c| c.last_rank.is_some());
     survivors.sort_by_key(|c| c.last_rank);
@@ -51,10 +51,10 @@ pub fn assign<K>(candidates: Vec<Candidate<K>>) -> Vec<K> {
     ordered
 }
 
-/// Ranks of workers: nodes in the order of their ranks, the workers of each node in a row.
+/// Assign ranks to workers. `nodes` is in the order of the nodes' ranks; a node's workers have consecutive ranks.
 ///
-/// As `_assign_worker_ranks` in `torch/distributed/elastic/agent/server/api.py` (2.15), which sends every node's role
-/// through the store. Numbers beyond 32 bits stay at the highest: no such job exists.
+/// The result is that of `_assign_worker_ranks` in `torch/distributed/elastic/agent/server/api.py` (2.15), which sends every node's
+/// role through the store. Sums saturate at 32 bits.
 pub fn assign_workers(nodes: &[JoinWorkers]) -> Vec<WorkerRanks> {
     let (mut world_size, mut of_role) = (0_u32, HashMap::<&str, u32>::new());
     let mut first = Vec::with_capacity(nodes.len());
@@ -73,7 +73,7 @@ pub fn assign_workers(nodes: &[JoinWorkers]) -> Vec<WorkerRanks> {
     nodes.iter().zip(first).map(with_sizes).collect()
 }
 
-/// Compare as people do: runs of digits by their value, all else as text. `node9` comes before `node10`.
+/// Compare texts in natural order: runs of digits by value, all else as text. `node9` comes before `node10`.
 pub fn natural_order(a: &str, b: &str) -> Ordering {
     let (mut a, mut b) = (a.as_bytes(), b.as_bytes());
     loop {
@@ -96,7 +96,7 @@ pub fn natural_order(a: &str, b: &str) -> Ordering {
     }
 }
 
-/// Leading digits without their leading zeros, and what follows.
+/// Split a text into its leading digits, without leading zeros, and the rest.
 fn split_number(text: &[u8]) -> (&[u8], &[u8]) {
     let end = text.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
     let (number, rest) = text.split_at(end);

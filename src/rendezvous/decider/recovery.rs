@@ -1,140 +1,138 @@
-//! What is known of other lives of this coordinator: a node's account of its last place outlives the coordinator that gave it.
+//! Recovery after a restart of the coordinator: the worlds it knows, and how far a node's claim to a place is believed.
 //!
-//! Anybody who reaches the port can claim anything, so a claim counts only where it can be true.
+//! A *claim* is a [`Placed`] in a node's Hello. It outlives the coordinator that gave the place. Anybody who reaches the port can make
+//! one, so a claim counts only as far as it can be true.
 //!
-//! - **A place** in a world that this coordinator has formed, or was told of before, is checked against the world's id. That is a
-//!   digest over random ids, which only members know.
-//! - **A place in an unknown world** can be a member's only while this coordinator is *young*: until every node that an earlier life of
-//!   it has placed must have reported or stopped its workers, one lease after the run's first Hello. Until then such a claim may restore
-//!   the round, unless a world is known here in which nodes run, and may hold up the next round. All claims together hold it up for
-//!   two leases at most. Afterwards they restore nothing and hold up nothing.
-//! - **A round's number** only moves the numbers of later rounds: members of another life must not take a new round for their own.
+//! - **A place in a known world** (one that this coordinator formed or adopted) is checked against the world's id. The id is a digest
+//!   over random ids, which only members know.
+//! - **A place in an unknown world** can be true only while this coordinator is *young*: for one lease and [`SLACK`] after the run's
+//!   first Hello. By then every member of an earlier world has reported or stopped its workers. A young coordinator may adopt the
+//!   claimed world, unless it knows a world that runs. The claim may also hold up the next round. All claims together hold it up
+//!   for two leases at most. Later claims do neither.
+//! - **A round's number** only raises the numbers of later rounds. Members of an earlier world must not take a new round for theirs.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use crate::rendezvous::protocol::message::{HostSeat, Placed, Round};
 
-/// Largest number of a round in an unknown world. Far above what a job counts, far below where numbers end.
+/// Largest round number that is accepted in an unknown world. No job gets there, and counting on from it does not overflow.
 pub(super) const LARGEST_ROUND: Round = Round(1 << 48);
-/// How far a claim of an unknown world moves the numbers of later rounds once this coordinator has formed a world, or is no longer young.
-/// Far more than a job counts, and so little that nobody brings them to [`LARGEST_ROUND`], beyond which members of a known world
-/// would be refused by the next life of this coordinator.
+/// How far one claim to an unknown world raises the numbers of later rounds, once this coordinator has formed a world or is no
+/// longer young. It is more rounds than a job has. It is also so small that claims do not reach [`LARGEST_ROUND`], above which a
+/// restarted coordinator would reject true members.
 const LARGEST_STEP: u64 = 1 << 20;
-/// For what is on the way when the last lease ends.
+/// Time for messages that are on the way when the last lease ends.
 const SLACK: Duration = Duration::from_secs(5);
-/// Worlds of other lives that are remembered. A run has a few at most.
+/// Number of unknown worlds that are remembered. A run has a few at most.
 const MOST_STRANGERS: usize = 100;
 
-/// Worlds of this life of the coordinator and of others.
+/// The worlds that a coordinator knows or has heard of, and the waits that follow from them.
 #[derive(Clone, Debug, Default)]
 pub(in crate::rendezvous) struct Recovery {
-    /// Worlds that this coordinator has formed, or has been told of first.
+    /// Worlds that this coordinator formed or adopted.
     worlds: BTreeSet<u64>,
-    /// Other worlds that nodes have named, while this coordinator was young.
+    /// Unknown worlds that nodes have claimed.
     strangers: BTreeSet<u64>,
-    /// Highest round that a node has named: no round gets a number that a node may know from another life of this coordinator.
+    /// Highest round that a node has claimed. New rounds get higher numbers.
     named: Round,
-    /// Until this instant, members of a world formed before this coordinator was restarted may still be running, unknown to it.
-    /// `None`: that is over, or never was.
+    /// Until this instant, members of a world formed before this coordinator restarted may still be running, unknown to it.
+    /// `None`: that is over, or this is not a restarted coordinator.
     young_until: Option<Instant>,
-    /// Until this instant, nodes may still run a world of an earlier life of this coordinator, beside the one it knows of: no round
-    /// closes before.
+    /// Until this instant, members of an unknown world may still be running beside the known one; no round closes earlier.
     strangers_until: Option<Instant>,
-    /// The rank of the current world whose process hosted the coordinator before this one, and is known to have ended.
+    /// The rank of the current world whose process hosted the former coordinator, if that process is known to have ended.
     gone_rank: Option<u32>,
 }
 
 impl Recovery {
-    /// Of worlds that are known for certain: those of a shared cell, which outlives every node.
+    /// Start with known worlds, as read from a shared cell. A cell outlives every node, so nothing is unknown.
     pub fn knowing(worlds: BTreeSet<u64>, named: Round) -> Self {
         Self { worlds, named, ..Self::default() }
     }
 
-    /// Whether nothing is remembered.
+    /// Whether no world and no claim is remembered.
     pub fn is_blank(&self) -> bool {
         self.worlds.is_empty() && self.strangers.is_empty() && self.named == Round(0)
     }
 
-    /// The first node has introduced itself, or the lease has changed: members of other lives' worlds may run for so long.
+    /// Be young from now on, for one lease and [`SLACK`]. Called at the run's first Hello, and when the lease changes.
     pub fn be_young(&mut self, lease: Duration, now: Instant) {
         self.young_until = Some(now + lease + SLACK);
     }
 
-    /// The lease has changed. Whoever is no longer young stays so.
-    pub fn shorten(&mut self, lease: Duration, now: Instant) {
+    /// Apply a changed lease. A coordinator that is no longer young does not become young again.
+    pub fn set_lease(&mut self, lease: Duration, now: Instant) {
         self.strangers_until = self.strangers_until.map(|until| until.min(now + lease));
         if self.young_until.is_some() {
             self.be_young(lease, now);
         }
     }
 
-    /// Whether members of a world that this coordinator does not know may still run.
+    /// Whether members of an unknown world may still run.
     pub fn is_young(&self, now: Instant) -> bool {
         self.young_until.is_some_and(|until| now < until)
     }
 
-    /// Time has passed.
+    /// Stop being young if the time for that is over.
     pub fn grow_up(&mut self, now: Instant) {
         self.young_until = self.young_until.filter(|until| now < *until);
     }
 
-    /// Whether this coordinator knows the world that a node names.
+    /// Whether the world that a node claims is known.
     pub fn knows_world(&self, placed: &Placed) -> bool {
         self.worlds.contains(&placed.world)
     }
 
-    /// A world was formed, or taken up.
+    /// Add a world that was formed or adopted.
     pub fn know(&mut self, world: u64) {
         self.worlds.insert(world);
     }
 
-    /// Highest round that a node has named.
+    /// Highest round that a node has claimed.
     pub fn named(&self) -> Round {
         self.named
     }
 
-    /// Until when no round may close because of worlds that are not known here.
+    /// Until when no round may close, because members of an unknown world may still run.
     pub fn strangers_until(&self) -> Option<Instant> {
         self.strangers_until
     }
 
-    /// Members of another world may run until then.
+    /// Let no round close before `until`.
     pub fn hold_for_strangers(&mut self, until: Instant) {
         self.strangers_until = self.strangers_until.max(Some(until));
     }
 
-    /// A node names a world that is not known here. `restarted`: this coordinator has formed none itself; `next`: the number of the
-    /// next round.
+    /// Record a claim to an unknown world. `restarted`: this coordinator has formed no world itself. `next`: the next round's number.
     pub fn meet_stranger(&mut self, placed: &Placed, restarted: bool, next: Round, lease: Duration, now: Instant) {
         let young = self.is_young(now);
         let most = if restarted && young { LARGEST_ROUND } else { Round(next.0 + LARGEST_STEP) };
         self.named = self.named.max(placed.round.min(most));
         let named_anew = self.strangers.len() < MOST_STRANGERS && self.strangers.insert(placed.world);
         if young && (named_anew || placed.active) {
-            // Others of that world may run too, and are not known: they are given the time to report. That one of them has
-            // stopped says nothing of them.
+            // Other members of that world may still run, even if this one has stopped. They get one lease to report.
             self.hold_for_strangers(now + lease);
         }
     }
 
-    /// A member of the current world has said which rank hosted the coordinator before this one; `gone` says that this process
-    /// has ended.
+    /// Record which rank hosted the former coordinator, as a member of the current world says. `gone`: whether its process has
+    /// ended.
     pub fn hear_of_host(&mut self, seat: Option<HostSeat>, gone: impl Fn(&HostSeat) -> bool) {
         self.gone_rank = seat.filter(gone).map(|seat| seat.rank).or(self.gone_rank);
     }
 
-    /// The rank of the current world that need not be waited for.
+    /// The rank that hosted the former coordinator and has ended. No recovery waits for it.
     pub fn gone_rank(&self) -> Option<u32> {
         self.gone_rank
     }
 
-    /// The current world is another now: nothing is known of its host.
+    /// Forget that rank. Called when another world becomes the current one.
     pub fn forget_host(&mut self) {
         self.gone_rank = None;
     }
 
-    /// The next round has formed: nobody runs a world beside it.
+    /// Clear all waits. Called when a round has formed: no unknown world can run beside it.
     pub fn settle(&mut self) {
         (self.strangers_until, self.gone_rank) = (None, None);
     }

@@ -1,4 +1,4 @@
-//! What follows when a node asks for a place, or reports how its workers ended.
+//! A node asks for a place, or reports how its workers ended.
 
 use std::time::Instant;
 
@@ -19,7 +19,7 @@ impl Run {
         let Some(node) = self.roster.get(id) else { return };
         let asked = node.asked.clone();
         if let Some(reason) = self.disagreement(&node.name, &asked) {
-            // It came before anybody had joined.
+            // The node said Hello before the run's settings were fixed.
             return self.end(session, reason);
         }
         self.bind(id, &asked, now);
@@ -27,18 +27,18 @@ impl Run {
         let label = node.label();
         let mut arrival = None;
         match (&node.status, node.placed) {
-            // The completion was lost with the connection it was sent on: this join belongs to a round that is over.
+            // This join belongs to a completed round. The completion was lost with the connection that it was sent on.
             (Status::Active, Some((round, rank))) if join.round < round => {
                 if let Some(message) = self.placement(rank) {
                     self.send(session, message);
-                    // What was pushed meanwhile did not concern a node that waits: it is said again.
+                    // The node took itself for waiting, and ignored the status pushed since then. Send it again.
                     return self.send(session, self.status());
                 }
             }
             (Status::Active, _) => {
-                // A member that comes because it was told to is not the cause.
+                // A member that was told to re-form is not the cause.
                 let told = self.current.told();
-                let reason = if told { self.why() } else { format!("{label} starts its workers anew") };
+                let reason = if told { self.why() } else { format!("{label} restarts its workers") };
                 self.interrupt(&reason);
             }
             (Status::Waiting { arrival: first, .. }, _) => arrival = Some(*first),
@@ -57,8 +57,8 @@ impl Run {
         }
     }
 
-    /// A worker of a node has failed. The first failure of a round is its cause; what follows from it, or from another
-    /// change that members have been told of, is not counted.
+    /// Handle a worker's failure. Only the first failure of a round is counted. A later one, or one after members were told to
+    /// re-form, is taken for a consequence.
     pub(super) fn on_failed(&mut self, id: NodeId, session: SessionId, round: Round, failure: &Failure) {
         let Some(node) = self.roster.get(id).filter(|_| self.current.closed().is_none()) else { return };
         if !self.is_current(node, round) {
@@ -66,12 +66,12 @@ impl Run {
         }
         let failure = tidy_failure(failure, node.label());
         if self.current.interrupted().is_some() || self.current.told() {
-            self.note(format!("{failure}; which follows from this: {}", self.why()));
+            self.note(format!("{failure}; not counted, a consequence of this: {}", self.why()));
             return self.send(session, self.status());
         }
         let unreachable = self.roster.of(self.roster.active()).find(|(_, node)| node.session.is_none());
         if let Some(gone) = unreachable.map(|(_, node)| node.label()) {
-            // Workers notice the end of their peers before the grace of the peers' agent is over.
+            // Workers notice that a peer's connection is gone before the reconnect grace of the peer's agent is over.
             let reason = format!("{failure}; not counted, since the connection of {gone} has ended");
             return self.interrupt_by(&reason, Failure { counts: false, ..failure });
         }
@@ -90,7 +90,7 @@ impl Run {
             }
             limit => {
                 let number = self.current.count_restart();
-                // PyTorch's words, which logs are searched for. It counts the attempts before this one is taken.
+                // PyTorch's wording, for which logs are searched. PyTorch's number of attempts left includes this restart.
                 let of = limit.map_or_else(String::new, |limit| {
                     format!(" of {limit}; {}/{limit} attempts left", limit - number + 1)
                 });
@@ -100,7 +100,7 @@ impl Run {
         }
     }
 
-    /// The workers of a node have all succeeded.
+    /// Record that all workers of a node have succeeded.
     pub(super) fn on_done(&mut self, id: NodeId, session: SessionId, round: Round) {
         let Some(node) = self.roster.get(id).filter(|_| self.current.closed().is_none()) else { return };
         if !self.is_current(node, round) {
@@ -115,11 +115,11 @@ impl Run {
         }
     }
 
-    /// What a node reports belongs to a round that is over for it.
+    /// Answer a report about a round that is over for the node.
     fn stale(&mut self, label: String, session: SessionId, round: Round) {
         let current = self.round();
         self.note(format!(
-            "what {label} reports of round {round} changes nothing: it is over, the current one is {current}"
+            "a report of {label} about round {round} is ignored: that round is over, the current one is {current}"
         ));
         self.send(session, CoordinatorMessage::Stale { round, current });
     }
@@ -136,7 +136,7 @@ impl Run {
         self.current.blame(failure);
     }
 
-    /// How things stand for members.
+    /// The message that tells members whether the world must re-form, and why.
     pub(in crate::rendezvous) fn status(&self) -> CoordinatorMessage {
         let waiting = self.waiting_for_members();
         let reason = if waiting > 0 { self.why() } else { String::new() };
@@ -144,7 +144,7 @@ impl Run {
         CoordinatorMessage::Status { waiting, reason, restart: self.restart(), failure }
     }
 
-    /// What a node is told whose world is over without its doing.
+    /// The message that tells a node that its world is over, for a reason outside the node.
     pub(in crate::rendezvous) fn over(&self, reason: String) -> CoordinatorMessage {
         CoordinatorMessage::Status { waiting: 1, reason, restart: self.restart(), failure: None }
     }

@@ -1,5 +1,4 @@
-//! The nodes of a run. What is counted of them is kept true with every change, so that no event costs more in a large job
-//! than in a small one.
+//! The nodes of a run. Counters are updated with every change, so that an event costs the same in a large job as in a small one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -21,18 +20,18 @@ pub(in crate::rendezvous) struct Roster {
     arrivals: u64,
 }
 
-/// How many nodes there are of each kind.
+/// The number of nodes of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::rendezvous) struct Counts {
-    /// Of those that wait, the members of the last world.
+    /// Waiting nodes that were members of the last world.
     pub returning: usize,
-    /// Of those that wait, the ones whose connection is broken at the moment.
+    /// Waiting nodes with a broken connection.
     pub unreachable: usize,
-    /// Of the active ones, those whose workers have all succeeded.
+    /// Active nodes that reported that all their workers succeeded.
     pub done: usize,
-    /// Nodes that are connected.
+    /// Connected nodes.
     pub connected: usize,
-    /// Of those, the ones that wait or run.
+    /// Connected nodes that wait or run.
     pub present: usize,
 }
 
@@ -58,29 +57,29 @@ impl Counts {
 }
 
 impl Roster {
-    /// The nodes of a run that is known from elsewhere.
+    /// Make a roster of nodes read from a shared cell.
     pub fn restored(round: Round, arrivals: u64, nodes: BTreeMap<NodeId, Node>) -> Self {
         let mut roster = Self { nodes, round, arrivals, ..Self::default() };
         roster.recount();
         roster
     }
 
-    /// How many joins there were.
+    /// Number of joins so far.
     pub fn arrivals(&self) -> u64 {
         self.arrivals
     }
 
-    /// A node, if it is connected or within its grace.
+    /// A node, if it is connected or within its `reconnect_grace`.
     pub fn get(&self, id: NodeId) -> Option<&Node> {
         self.nodes.get(&id)
     }
 
-    /// Whether a node is connected, or within its grace.
+    /// Whether a node is connected, or within its `reconnect_grace`.
     pub fn knows(&self, id: NodeId) -> bool {
         self.nodes.contains_key(&id)
     }
 
-    /// Whether nobody is here.
+    /// Whether there are no nodes.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
@@ -90,12 +89,12 @@ impl Roster {
         self.nodes.iter().map(|(id, node)| (*id, node))
     }
 
-    /// Who is here.
+    /// The ids of all nodes.
     pub fn ids(&self) -> Vec<NodeId> {
         self.nodes.keys().copied().collect()
     }
 
-    /// Those of `which` that are here.
+    /// The nodes with these ids, as far as they exist.
     pub fn of<'a>(&'a self, which: &'a BTreeSet<NodeId>) -> impl Iterator<Item = (NodeId, &'a Node)> {
         which.iter().filter_map(|id| Some((*id, self.nodes.get(id)?)))
     }
@@ -105,7 +104,7 @@ impl Roster {
         &self.active
     }
 
-    /// Of these, the ones whose workers have not all succeeded.
+    /// Active nodes that have not reported that all their workers succeeded.
     pub fn unfinished(&self) -> &BTreeSet<NodeId> {
         &self.unfinished
     }
@@ -115,7 +114,7 @@ impl Roster {
         &self.waiting
     }
 
-    /// How many there are of each kind.
+    /// The number of nodes of each kind.
     pub fn counts(&self) -> Counts {
         self.counts
     }
@@ -130,12 +129,13 @@ impl Roster {
         node.placed.filter(|(round, _)| *round == self.round && self.round > Round(0)).map(|(_, rank)| rank)
     }
 
-    /// How messages call a node.
+    /// A node's name in messages.
     pub fn label(&self, id: NodeId) -> String {
         self.nodes.get(&id).map(Node::label).unwrap_or_default()
     }
 
-    /// ` (a, b, c and 4 more)`, or nothing. Costs the same for any number: every waiting node's heartbeat asks for it.
+    /// List nodes as ` (a, b, c, and 4 more)`, or as an empty text. At most 8 are named, because every waiting node's heartbeat
+    /// makes this text.
     pub fn list(&self, which: &BTreeSet<NodeId>) -> String {
         const SHOWN: usize = 8;
         let mut names: Vec<_> = which.iter().take(SHOWN).filter_map(|id| self.nodes.get(id)).map(Node::label).collect();
@@ -149,14 +149,14 @@ impl Roster {
         format!(" ({})", names.join(", "))
     }
 
-    /// How many joins there were before this one.
+    /// Count a join. Returns the number of joins before it.
     pub fn next_arrival(&mut self) -> u64 {
         let arrival = self.arrivals;
         self.arrivals += 1;
         arrival
     }
 
-    /// Take in a node, or another account of one.
+    /// Insert a node, or replace the entry with its id.
     pub fn insert(&mut self, id: NodeId, node: Node) {
         self.update(id, |_| Some(node));
     }
@@ -166,48 +166,48 @@ impl Roster {
         self.update(id, |_| None);
     }
 
-    /// Change what a node does. Nothing happens if it is not here.
+    /// Change a node's status. Has no effect on an unknown node.
     pub fn set_status(&mut self, id: NodeId, status: Status) {
         self.update(id, |node| node.map(|node| Node { status, done: false, ..node }));
     }
 
-    /// A node's workers of the current round have all succeeded.
+    /// Record that a node's workers of the current round have all succeeded.
     pub fn set_done(&mut self, id: NodeId) {
         self.update(id, |node| node.map(|node| Node { done: true, ..node }));
     }
 
-    /// A node's connection has ended.
+    /// Record that a node's connection has ended.
     pub fn disconnect(&mut self, id: NodeId, now: Instant) {
         self.update(id, |node| node.map(|node| Node { session: None, heard_at: now, ..node }));
     }
 
-    /// Something was heard of a node.
+    /// Renew a node's lease: a message has arrived.
     pub fn hear(&mut self, id: NodeId, now: Instant) {
         if let Some(node) = self.nodes.get_mut(&id) {
             (node.heard_at, node.suspect) = (now, false);
         }
     }
 
-    /// Everybody is taken to have been heard of now.
+    /// Renew every node's lease.
     pub fn hear_all(&mut self, now: Instant) {
         for node in self.nodes.values_mut() {
             (node.heard_at, node.suspect) = (now, false);
         }
     }
 
-    /// Judge every node by this lease and grace from now on.
+    /// Set the lease and the reconnect grace of every node.
     pub fn set_limits(&mut self, lease: Duration, reconnect_grace: Duration) {
         for node in self.nodes.values_mut() {
             (node.lease, node.reconnect_grace) = (lease, reconnect_grace);
         }
     }
 
-    /// No node is given time to come back whose connection has ended.
+    /// End the reconnect grace of every node.
     pub fn end_graces(&mut self) {
         self.nodes.values_mut().for_each(|node| node.reconnect_grace = Duration::ZERO);
     }
 
-    /// A new round has these members, by their ranks.
+    /// Start a round with these members, in the order of their ranks.
     pub fn begin_round(&mut self, round: Round, members: &[NodeId]) {
         self.round = round;
         for (rank, id) in (0..).zip(members) {
@@ -218,7 +218,8 @@ impl Roster {
         self.recount();
     }
 
-    /// A round was formed elsewhere: none of the nodes that run here belongs to it. Gives their sessions.
+    /// Adopt a round that this coordinator did not form. Nodes that run here do not belong to it and become idle. Returns their
+    /// sessions.
     pub fn take_up_round(&mut self, round: Round) -> Vec<SessionId> {
         let mut over = Vec::new();
         for node in self.nodes.values_mut().filter(|node| node.status == Status::Active) {
@@ -230,8 +231,8 @@ impl Roster {
         over
     }
 
-    /// Nodes whose time has run out. A silent one is only suspected at first: it is lost after a further [`LAST_LOOK`], in which
-    /// the driver reads what has arrived.
+    /// Find the nodes that are lost. A node whose lease ends in silence is first a suspect. It is lost after a further
+    /// [`LAST_LOOK`], in which the driver reads messages that have already arrived.
     ///
     /// [`LAST_LOOK`]: crate::rendezvous::protocol::settings::LAST_LOOK
     pub fn lost(&mut self, now: Instant) -> Vec<NodeId> {
@@ -244,15 +245,15 @@ impl Roster {
         self.nodes.iter().filter(|(_, node)| node.lost_at() <= now).map(|(id, _)| *id).collect()
     }
 
-    /// When the first node is lost unless it is heard of.
+    /// When the first node is lost, unless it is heard from.
     pub fn next_lost_at(&self) -> Option<Instant> {
         self.nodes.values().map(Node::lost_at).min()
     }
 
-    /// Compare what is counted with a recount.
+    /// Compare the counters with a recount.
     ///
     /// # Errors
-    /// What differs.
+    /// Describes the difference.
     #[cfg(any(test, feature = "sim"))]
     pub fn check(&self) -> Result<(), String> {
         let kept = (self.counts, [&self.active, &self.unfinished, &self.waiting]);
@@ -290,7 +291,7 @@ impl Roster {
         }
     }
 
-    /// What a node adds to the counts. The round does not change while nodes wait, other than where all are counted anew.
+    /// A node's contribution to the counts. It depends on the round, so every change of the round recounts all nodes.
     fn counted(&self, node: &Node) -> Counts {
         Counts {
             returning: usize::from(node.waits() && self.last_rank(node).is_some()),
@@ -301,12 +302,12 @@ impl Roster {
         }
     }
 
-    /// Count all nodes anew, after the round has changed.
+    /// Recount all nodes after the round has changed.
     fn recount(&mut self) {
         (self.counts, [self.active, self.unfinished, self.waiting]) = self.counted_anew();
     }
 
-    /// The counts, and the nodes that are active, unfinished, and waiting.
+    /// Recounted counts, and the ids of active, unfinished and waiting nodes.
     fn counted_anew(&self) -> (Counts, [BTreeSet<NodeId>; 3]) {
         let mut counts = Counts::default();
         self.nodes.values().for_each(|node| counts.add(self.counted(node)));

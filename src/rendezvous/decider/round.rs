@@ -1,4 +1,4 @@
-//! The current round: its world, why that must re-form, the job's restarts, and how the rendezvous was closed.
+//! The current round: its world, why the world must re-form, the job's restarts, and how the rendezvous was closed.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -11,24 +11,24 @@ use crate::rendezvous::protocol::text::{plain, tidy_failure, tidy_verdict};
 /// The world of the last completed round. Serialised as part of a [cell's state](crate::rendezvous::cell::blob).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::rendezvous) struct World {
-    /// Tells it from others of the same round, which another life of the coordinator has formed.
+    /// Tells this world from one with the same round number that the coordinator formed before it restarted.
     pub id: u64,
     /// Number of nodes.
     pub size: u32,
-    /// Address and port of rank 0's worker store; unknown when this coordinator did not form the world.
+    /// Address and port of rank 0's worker store. `None` if this coordinator did not form the world.
     pub master: Option<(String, u16)>,
     /// Why the round closed when it did.
     pub reason: String,
-    /// Which node has which rank. Of a world that this coordinator did not form: those that have reported.
+    /// Nodes by rank. In a world that this coordinator did not form: the nodes that have reported.
     pub members: BTreeMap<u32, NodeId>,
-    /// The job's restart number when it was formed.
+    /// The job's restart number when the world was formed.
     pub restart: u32,
-    /// Ranks of workers by the node's rank, if every member said how many it has.
+    /// Ranks of workers by the node's rank, if every member sent its number of workers.
     pub workers: Option<Vec<WorkerRanks>>,
 }
 
 impl World {
-    /// A world that this coordinator did not form, as one of its members tells of it.
+    /// A world that this coordinator did not form, as a member claims it.
     fn of(placed: &Placed) -> Self {
         Self {
             id: placed.world,
@@ -42,20 +42,20 @@ impl World {
     }
 }
 
-/// The current world and its end. Serialised as part of a [cell's state](crate::rendezvous::cell::blob).
+/// The current world, and whether it must re-form. Serialised as part of a [cell's state](crate::rendezvous::cell::blob).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::rendezvous) struct Current {
     world: Option<World>,
     /// Why the world must re-form, if it must.
     interrupted: Option<String>,
-    /// The failure because of which it must, if one is the cause.
+    /// The failure that is the cause, if any.
     failure: Option<Box<Failure>>,
-    /// How many failures have been taken from the job's budget.
+    /// Number of failures counted against the job's budget.
     restart: u32,
     /// Members have been told that the world must re-form.
     told: bool,
     closed: Option<Verdict>,
-    /// The world was full and undisturbed when the rendezvous was closed: a node that waited then was a spare.
+    /// The world was full and undisturbed when the rendezvous was closed. A node that waited then was a spare.
     full_at_close: bool,
 }
 
@@ -70,7 +70,7 @@ impl Current {
         self.world.as_ref().map(|world| world.size as usize)
     }
 
-    /// Whether this coordinator has formed the current world itself, rather than been told of it.
+    /// Whether this coordinator formed the current world, rather than adopted it from its members' claims.
     pub fn has_formed(&self) -> bool {
         self.world.as_ref().is_some_and(|world| world.master.is_some())
     }
@@ -80,12 +80,12 @@ impl Current {
         self.interrupted.as_deref()
     }
 
-    /// The failure because of which it must.
+    /// The failure that is the cause, if any.
     pub fn failure(&self) -> Option<&Failure> {
         self.failure.as_deref()
     }
 
-    /// How many failures have been taken from the job's budget.
+    /// Number of failures counted against the job's budget.
     pub fn restart(&self) -> u32 {
         self.restart
     }
@@ -105,7 +105,7 @@ impl Current {
         self.full_at_close
     }
 
-    /// The world must re-form. The first reason is kept: false if there is one, or the rendezvous is closed.
+    /// Mark that the world must re-form. Returns false, and keeps the first reason, if that is known or the rendezvous is closed.
     pub fn interrupt(&mut self, reason: &str) -> bool {
         let first = self.interrupted.is_none() && self.closed.is_none();
         if first {
@@ -114,39 +114,39 @@ impl Current {
         first
     }
 
-    /// A failure is the cause.
+    /// Record the failure that is the cause.
     pub fn blame(&mut self, failure: Failure) {
         self.failure = Some(Box::new(failure));
     }
 
-    /// Take a failure from the job's budget. Gives the number of the restart that follows.
+    /// Count a failure against the job's budget. Returns the number of the restart that follows.
     pub fn count_restart(&mut self) -> u32 {
         self.restart = self.restart.saturating_add(1);
         self.restart
     }
 
-    /// The job's restarts are known to be so many.
+    /// Set the job's restart number.
     pub fn set_restart(&mut self, restart: u32) {
         self.restart = restart;
     }
 
-    /// Note whether members know that the world must re-form. True if that has changed.
+    /// Record whether members know that the world must re-form. Returns whether that changed.
     pub fn set_told(&mut self, told: bool) -> bool {
         std::mem::replace(&mut self.told, told) != told
     }
 
-    /// Nobody is admitted any more.
+    /// Close the rendezvous. `full`: whether the world is full and undisturbed.
     pub fn close(&mut self, verdict: Verdict, full: bool) {
         (self.closed, self.full_at_close) = (Some(verdict), full);
     }
 
-    /// A new world has formed.
+    /// Make a new world the current one.
     pub fn form(&mut self, world: World) {
         self.world = Some(world);
         self.settle();
     }
 
-    /// Take up a world that this coordinator did not form.
+    /// Adopt a world that this coordinator did not form.
     pub fn take_up(&mut self, placed: &Placed) {
         self.form(World::of(placed));
     }
@@ -155,9 +155,10 @@ impl Current {
         (self.interrupted, self.failure, self.told) = (None, None, false);
     }
 
-    /// Whether a node's account of the current round is true as far as is known: nobody else has that rank.
+    /// Whether a node's claim to a place in the current world can be true: no other node has that rank. Records the rank if it is
+    /// the first claim to it.
     ///
-    /// It is not where a coordinator that was restarted has given a number anew, because nobody had told it of the first.
+    /// The world's id is compared as well, because a restarted coordinator that has heard of no round uses round numbers again.
     pub fn has_seat(&mut self, node: NodeId, placed: Placed, round: Round) -> bool {
         let Some(world) = self.world.as_mut().filter(|world| placed.round == round && placed.world == world.id) else {
             return false;
@@ -169,7 +170,7 @@ impl Current {
         *world.members.entry(placed.rank).or_insert(node) == node
     }
 
-    /// Its texts, which others have written and every node logs, as one line each.
+    /// Reduce each text to one safe line. Other nodes wrote the texts, and every node logs them.
     pub fn tidied(self) -> Self {
         Self {
             closed: self.closed.as_ref().map(tidy_verdict),
@@ -181,11 +182,11 @@ impl Current {
     }
 }
 
-/// Since when the next round has been on its way.
+/// The instants from which the next round's time-outs count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::rendezvous) struct Pace {
-    /// When the first newcomer asked for it.
+    /// When the first newcomer joined. `last_call_timeout` counts from it while a world grows.
     pub newcomer_since: Option<Instant>,
-    /// Since when it could close, were it not for nodes that may still come.
+    /// When enough nodes were waiting and no member was running any more.
     pub ready_since: Option<Instant>,
 }

@@ -1,15 +1,18 @@
 //! The decision function: [`Run::apply`].
 //!
-//! Pure: what has happened and what time it is go in, messages and notes come out. A coordinator calls it for each of its runs, and
-//! a node over a shared cell calls it on what the cell holds. [`Run::next_deadline`] says when to send [`Event::Tick`] at the latest
-//! (earlier is harmless).
+//! It is pure: it takes an event and the time, and returns messages and notes. A coordinator calls it for each of its runs. A
+//! node over a shared cell calls it on the cell's content. [`Run::next_deadline`] says when to send [`Event::Tick`] at the latest;
+//! an earlier tick does no harm.
 //!
-//! A round closes when nobody of the last one is still running, at least `min_nodes` wait, and one of these holds:
-//! `max_nodes` wait; all members of the last round are back and nobody is new; a shrunken world has settled
-//! (`settle_timeout`); a growing one, or one without survivors, has had its last call (`last_call_timeout`).
+//! A round closes when no member of the last one is still running, at least `min_nodes` wait, and one of these holds:
 //!
-//! Liveness is judged by the clock of the decider alone. A node whose connection broke is lost after its `reconnect_grace`, a
-//! silent one after its lease.
+//! - `max_nodes` wait;
+//! - all members of the last round are back, and no newcomer waits;
+//! - some members are back, no more nodes wait than the last world had, and `settle_timeout` has passed;
+//! - more nodes wait than the last world had, or no member is back, and `last_call_timeout` has passed.
+//!
+//! Only the decider's clock decides whether a node is alive. A node is lost `reconnect_grace` after its connection broke, or when
+//! its lease ends in silence.
 
 use std::time::{Duration, Instant};
 
@@ -38,13 +41,13 @@ pub struct Run {
     pub(super) deadlines: Deadlines,
     /// The node in the coordinator's own process.
     pub(super) host: Option<(NodeId, Home)>,
-    /// What was decided last, as it was logged.
+    /// The last decision that was logged.
     pub(super) standing: Standing,
     effects: Vec<Effect>,
 }
 
 impl Run {
-    /// A run nobody has joined yet.
+    /// Create a run without nodes.
     pub fn new(id: impl Into<String>, settings: Settings) -> Self {
         Self {
             id: id.into(),
@@ -61,7 +64,7 @@ impl Run {
         }
     }
 
-    /// A run whose coordinator may have been restarted: members of a world that it does not know may still be running.
+    /// Create a run whose coordinator may have been restarted: members of a world that it does not know may still be running.
     pub fn young(id: impl Into<String>, settings: Settings, now: Instant) -> Self {
         let mut run = Self::new(id, settings);
         run.recovery.be_young(run.settings.lease(), now);
@@ -81,13 +84,13 @@ impl Run {
         self.deadlines.next()
     }
 
-    /// Whether a new run of this name would be the same.
+    /// Whether this run equals a new run with its id, so that it can be forgotten.
     pub fn is_blank(&self) -> bool {
         let never_ran = self.round() == Round(0) && self.current.restart() == 0 && self.current.closed().is_none();
         never_ran && self.roster.is_empty() && self.admission.is_blank() && self.recovery.is_blank()
     }
 
-    /// Note what has happened. Whether a decision may follow from it.
+    /// Apply an event to the state. Returns whether the event may change the decision.
     fn happens(&mut self, event: Event, now: Instant) -> bool {
         match event {
             Event::Hello { hello, session, reach, home } => self.on_hello(&hello, session, reach, home, now),
@@ -104,7 +107,7 @@ impl Run {
             Event::Stalled { late } => {
                 self.roster.hear_all(now);
                 self.deadlines.set(Deadline::LoseNode, self.roster.next_lost_at());
-                self.note(format!("this coordinator stood still: it is {late:.1?} late, and renews every lease"));
+                self.note(format!("this coordinator was stalled: its timer is {late:.1?} late, every lease is renewed"));
                 return false;
             }
             Event::GiveUp { why } => {
@@ -166,7 +169,7 @@ impl Run {
         true
     }
 
-    /// A node no longer waits or runs. A running one interrupts the world, unless it has finished, or all others have.
+    /// Make a waiting or running node idle. A running node interrupts the world, unless it or the whole job has finished.
     pub(super) fn stand_down(&mut self, id: NodeId, what: &str) {
         let Some(node) = self.roster.get(id) else { return };
         let reason = (node.status == Status::Active && !node.done).then(|| format!("{} {what}", node.label()));
@@ -183,7 +186,7 @@ impl Run {
         }
     }
 
-    /// A node is gone. If it ran workers, that is remembered of its host.
+    /// Handle a node's departure. If it ran workers, the departure counts against its host (`rejoin_limit`).
     pub(super) fn depart(&mut self, id: NodeId, what: &str, now: Instant) {
         let open = self.current.closed().is_none();
         let running = self.roster.get(id).filter(|node| open && node.status == Status::Active && !node.done);
@@ -193,13 +196,13 @@ impl Run {
         self.stand_down(id, what);
     }
 
-    /// A node is forgotten, and its place is free.
+    /// Forget a node and free its place.
     pub(super) fn remove(&mut self, id: NodeId) {
         self.admission.vacate(id, self.roster.get(id));
         self.roster.remove(id);
     }
 
-    /// A node is lost.
+    /// Log that a node is lost, and remove it.
     fn lose(&mut self, id: NodeId, what: &str, now: Instant) {
         let Some(node) = self.roster.get(id) else { return };
         self.note(format!("{} {what}", node.label()));
@@ -207,7 +210,7 @@ impl Run {
         self.remove(id);
     }
 
-    /// Give up the nodes whose time has run out, and find out when to look again.
+    /// Remove the nodes that are lost by now, and set the next deadline.
     fn expire(&mut self, now: Instant) {
         if self.deadlines.get(Deadline::LoseNode).is_none_or(|at| now < at) {
             return;
@@ -225,19 +228,19 @@ impl Run {
         self.deadlines.set(Deadline::LoseNode, self.roster.next_lost_at());
     }
 
-    /// Make sure that the next look for lost nodes is not after this node's time.
+    /// Set the deadline for lost nodes no later than the instant at which this node is lost.
     pub(super) fn lose_no_later(&mut self, id: NodeId) {
         self.deadlines.no_later(Deadline::LoseNode, self.roster.get(id).map(Node::lost_at));
     }
 
-    /// The current world must re-form. The first reason is kept.
+    /// Mark that the current world must re-form. The first reason is kept.
     pub(super) fn interrupt(&mut self, reason: &str) {
         if self.current.interrupt(reason) {
             self.note(format!("round {} is interrupted: {reason}", self.round()));
         }
     }
 
-    /// Nobody is admitted any more, and everybody is told.
+    /// Close the rendezvous, and tell every connected node. No node is admitted afterwards.
     pub(super) fn close(&mut self, verdict: Verdict) {
         if self.current.closed().is_some() {
             return;
@@ -253,7 +256,7 @@ impl Run {
         self.deadlines.set(Deadline::EndRecall, None);
     }
 
-    /// The session is over, for a reason that the node cannot mend by reconnecting.
+    /// End a session for a reason that reconnecting would not change.
     pub(super) fn end(&mut self, session: SessionId, reason: String) {
         self.send(session, CoordinatorMessage::Ended { reason });
         self.effects.push(Effect::End { session });
@@ -267,7 +270,7 @@ impl Run {
         self.effects.push(effect);
     }
 
-    /// Say something to the operator.
+    /// Add a line to the operator's log.
     pub(super) fn note(&mut self, text: String) {
         self.effects.push(Effect::Note(text));
     }
@@ -277,12 +280,12 @@ impl Run {
         self.round().max(self.recovery.named()).next()
     }
 
-    /// Whether members of a world that this coordinator did not form are given time to report.
+    /// Whether members of a world that this coordinator did not form still have time to report.
     pub(super) fn recalls(&self) -> bool {
         self.deadlines.get(Deadline::EndRecall).is_some()
     }
 
-    /// Members that run, and those that may still report that they do.
+    /// Number of members that run, or may still report that they do.
     fn running_count(&self) -> usize {
         match self.current.size().filter(|_| self.recalls()) {
             Some(size) => size.saturating_sub(self.roster.counts().returning),
@@ -290,7 +293,7 @@ impl Run {
         }
     }
 
-    /// What `num_nodes_waiting()` is for members: above zero when the world must re-form.
+    /// The members' value of `num_nodes_waiting()`: above zero when the world must re-form.
     pub(in crate::rendezvous) fn waiting_for_members(&self) -> u32 {
         let waiting = u32::try_from(self.roster.waiting().len()).unwrap_or(u32::MAX);
         if self.current.interrupted().is_some() {
@@ -314,7 +317,7 @@ impl Run {
         full && node.waits()
     }
 
-    /// Whether the world runs and needs nobody.
+    /// Whether the world runs and has no reason to re-form.
     pub(super) fn is_full(&self) -> bool {
         !self.roster.active().is_empty() && self.waiting_for_members() == 0
     }
@@ -329,18 +332,19 @@ impl Run {
             && self.current.closed().is_none()
     }
 
-    /// Whether others have to ask for the same: a node is there that takes part, or a world of this coordinator's runs.
+    /// Whether the run's settings are fixed, so that other nodes must ask for the same: a connected node waits or runs, or a world
+    /// that this coordinator formed is running.
     pub(super) fn is_bound(&self) -> bool {
         self.roster.counts().present > 0 || (self.current.has_formed() && !self.roster.active().is_empty())
     }
 
-    /// Whether a world that a node names becomes the current one: this coordinator was restarted, and knows of none that runs.
+    /// Whether a world that a node claims becomes the current one: this coordinator was restarted, and knows of none that runs.
     pub fn takes_up(&self, placed: &Placed, now: Instant) -> bool {
         let none_runs = !self.current.has_formed() && self.roster.active().is_empty();
         none_runs && self.recovery.is_young(now) && !self.knows_world(placed) && placed.round > self.round()
     }
 
-    /// Whether this coordinator knows the world that a node names.
+    /// Whether this coordinator knows the world that a node claims.
     pub fn knows_world(&self, placed: &Placed) -> bool {
         self.recovery.knows_world(placed)
     }
@@ -350,7 +354,7 @@ impl Run {
         self.recovery.is_young(now)
     }
 
-    /// How the run is called.
+    /// The run's id.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -360,12 +364,12 @@ impl Run {
         self.roster.round()
     }
 
-    /// The job's restart number: how many failures have been taken from its budget.
+    /// The job's restart number: the number of failures that were counted against its budget.
     pub fn restart(&self) -> u32 {
         self.current.restart()
     }
 
-    /// Why things stand as they do: why the world must re-form, or else why it was formed as it was.
+    /// Why the world must re-form, or else why it was formed when it was.
     pub fn reason(&self) -> Option<&str> {
         self.current.interrupted().or(self.current.world().map(|world| world.reason.as_str()))
     }
@@ -375,17 +379,17 @@ impl Run {
         self.current.closed()
     }
 
-    /// Whether a node is connected, or within its grace.
+    /// Whether a node is connected, or within its `reconnect_grace`.
     pub fn knows(&self, node: NodeId) -> bool {
         self.roster.knows(node)
     }
 
-    /// Whether nobody is here.
+    /// Whether the run has no nodes.
     pub fn is_empty(&self) -> bool {
         self.roster.is_empty()
     }
 
-    /// Whether a node has named this capability.
+    /// Whether a node understands this capability.
     pub fn node_has(&self, node: NodeId, capability: &str) -> bool {
         self.roster.get(node).is_some_and(|node| node.capabilities.has(capability))
     }
@@ -395,7 +399,7 @@ impl Run {
         self.roster.counts().connected
     }
 
-    /// The connection of a node.
+    /// The session of a node, while it is connected.
     pub fn session(&self, node: NodeId) -> Option<SessionId> {
         self.roster.get(node)?.session
     }
@@ -405,15 +409,15 @@ impl Run {
         self.roster.iter().map(|(id, node)| (id, &node.status, node.placed))
     }
 
-    /// How late the look for lost nodes is.
+    /// How long ago the deadline for lost nodes passed.
     pub fn lateness(&self, now: Instant) -> Option<Duration> {
         Some(now.saturating_duration_since(self.deadlines.get(Deadline::LoseNode)?))
     }
 
-    /// Compare what is counted of the nodes with a recount.
+    /// Compare the counters of the nodes with a recount.
     ///
     /// # Errors
-    /// What differs.
+    /// Describes the difference.
     #[cfg(any(test, feature = "sim"))]
     pub fn check(&self) -> Result<(), String> {
         self.roster.check()

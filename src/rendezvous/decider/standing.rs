@@ -1,7 +1,7 @@
-//! What the coordinator makes of a run at the moment, and why: a decision for each state of affairs, in words.
+//! The current decision about a run's next round, and its reason in words.
 //!
-//! [`super::closing`] takes it after every event. It is logged when it changes, and callers find it in what a waiting node is told
-//! ([`Run::progress`]) and in [`Run::standing`].
+//! [`super::closing`] updates it after every event, and logs it when it changes. Waiting nodes receive it in words
+//! ([`Run::progress`]). [`Run::standing`] returns it.
 
 use std::time::Instant;
 
@@ -13,41 +13,41 @@ use crate::rendezvous::protocol::message::Waits;
 /// A decision about the next round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Standing {
-    /// Nobody is here.
+    /// The run has no nodes.
     #[default]
     Vacant,
-    /// Fewer nodes wait than are needed.
+    /// Fewer than `min_nodes` nodes wait.
     Gathering,
-    /// The world runs; nobody is needed, or nobody waits.
+    /// The world runs and has no reason to re-form.
     Undisturbed,
     /// The world must re-form, and members still run.
     Reforming,
-    /// A restarted coordinator gives the members of a world it did not form the time to report.
+    /// A restarted coordinator waits for members of a world it did not form to report.
     Recalling,
-    /// Enough nodes wait, but the connection of one has just ended.
+    /// Enough nodes wait, but the connection of one of them is broken.
     Reconnecting,
-    /// Enough nodes wait; others are to be expected.
+    /// Enough nodes wait. More may join until the last call ends.
     LastCall,
-    /// Fewer nodes wait than the last world had; a replacement may come.
+    /// Enough nodes wait, no more than the last world had. A replacement may join until `settle_timeout`.
     Settling,
-    /// Nodes that name a world unknown here may still run it: they are given the time to stop.
+    /// Members of a world that this coordinator does not know may still run. It waits until they must have stopped.
     Fencing,
     /// The rendezvous is closed.
     Closed,
 }
 
 impl Standing {
-    /// Why a round that could close does not close yet.
+    /// Why a round with enough nodes does not close yet.
     pub(in crate::rendezvous) fn holds_up(self) -> Option<&'static str> {
         match self {
             Self::Recalling => {
                 Some("this coordinator was restarted, and waits for members of the last round to report")
             }
-            Self::Reconnecting => Some("the connection of a node has ended, which has its grace to come back"),
-            Self::LastCall => Some("others may come within the last call (last_call_timeout)"),
-            Self::Settling => Some("a replacement may come for those who are gone (settle_timeout)"),
+            Self::Reconnecting => Some("a waiting node's connection has ended, and it may reconnect (reconnect_grace)"),
+            Self::LastCall => Some("more nodes may join until the last call ends (last_call_timeout)"),
+            Self::Settling => Some("a replacement for a missing member may join (settle_timeout)"),
             Self::Fencing => {
-                Some("nodes may still run a world of this coordinator's life before, for as long as their lease")
+                Some("members of a world formed before this coordinator restarted may still run until their lease ends")
             }
             _ => None,
         }
@@ -55,12 +55,12 @@ impl Standing {
 }
 
 impl Run {
-    /// What is decided at the moment.
+    /// The current decision.
     pub fn standing(&self) -> Standing {
         self.standing
     }
 
-    /// The decision that follows from how things stand.
+    /// Determine the decision from the current state.
     pub(in crate::rendezvous) fn judge_standing(&self) -> Standing {
         let enough = self.roster.waiting().len() >= self.settings.min_nodes as usize;
         let close_at = self.deadlines.get(Deadline::CloseRound);
@@ -82,18 +82,16 @@ impl Run {
     pub(in crate::rendezvous) fn standing_text(&self) -> Option<String> {
         let waiting = self.roster.waiting().len();
         match self.standing {
-            // What led there was logged: who left, how it was closed, why members are to stop, that the round is complete.
+            // The event that led to each of these was logged already.
             Standing::Vacant | Standing::Closed | Standing::Recalling | Standing::Undisturbed => None,
             Standing::Reforming if self.current.interrupted().is_some() => None,
-            Standing::Reforming => Some(format!("members of round {} are to stop: {}", self.round(), self.why())),
-            Standing::Gathering => {
-                let missing = (self.settings.min_nodes as usize).saturating_sub(waiting);
-                Some(format!(
-                    "round {} waits for {missing} more nodes{}",
-                    self.next_round(),
-                    self.roster.list(self.roster.waiting())
-                ))
-            }
+            Standing::Reforming => Some(format!("members of round {} must stop: {}", self.round(), self.why())),
+            Standing::Gathering => Some(format!(
+                "round {} has {waiting} of at least {} nodes{}",
+                self.next_round(),
+                self.settings.min_nodes,
+                self.roster.list(self.roster.waiting())
+            )),
             _ => {
                 let why = self.standing.holds_up()?;
                 Some(format!("round {} could form with {waiting} nodes, but {why}", self.next_round()))
@@ -101,7 +99,7 @@ impl Run {
         }
     }
 
-    /// What a node is told that waits: for its place, or, having finished, for the others to finish.
+    /// The progress for a node that waits for a place, or has finished and waits for the others to finish.
     pub(in crate::rendezvous) fn waits(&self, node: &Node, now: Instant) -> Option<Waits> {
         match node.status {
             Status::Waiting { .. } => Some(Waits { progress: self.progress(now), spare: self.is_spare(node) }),
@@ -116,7 +114,7 @@ impl Run {
         }
     }
 
-    /// How the next round stands, in words: who is in, who is missing, what is waited for and until when.
+    /// Describe the next round: which nodes have joined, how many are missing, why it does not close, and when it will.
     pub fn progress(&self, now: Instant) -> String {
         let min_nodes = self.settings.min_nodes as usize;
         let (waiting, active) = (self.roster.waiting(), self.roster.active());

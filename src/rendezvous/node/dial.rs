@@ -72,7 +72,7 @@ async fn dial_one(address: SocketAddr, source: Option<IpAddr>) -> io::Result<Dia
         match in_time(connect_from(source, address)).await {
             Ok(stream) => return Ok(Dialled { stream, from_source: true }),
             Err(error) if is_refusal(&error) => return Err(error),
-            // The source is another machine's address, or no route leads back to it. Other nodes may use it all the same.
+            // The source is another machine's address, or no route leads back to it. Other nodes may still use it.
             Err(_) => {
                 let stream = in_time(TcpStream::connect(address)).await?;
                 return Ok(Dialled { stream, from_source: false });
@@ -137,7 +137,7 @@ mod tests {
         let others = IpAddr::from([192, 0, 2, 1]);
         let dialled = dial_any("name", &[coordinator], Some(others), deadline()).await.unwrap();
         assert!(dialled.stream.local_addr().unwrap().ip().is_loopback() && !dialled.from_source);
-        // Of another family than the coordinator's address: it cannot be bound.
+        // An address of another family than the coordinator's cannot be the source.
         let dialled = dial_any("name", &[coordinator], Some("::1".parse().unwrap()), deadline()).await.unwrap();
         assert!(dialled.from_source);
     }

@@ -1,4 +1,4 @@
-//! Drives a [`NodeMachine`] over one connection to the coordinator, in a task that needs nobody's attention between rounds.
+//! Drives a [`NodeMachine`] over its connection to the coordinator, in one task.
 
 use std::future::Future;
 use std::net::IpAddr;
@@ -20,7 +20,7 @@ use crate::rendezvous::protocol::codec;
 use crate::rendezvous::protocol::message::CoordinatorMessage;
 use crate::wait::until;
 
-/// Where the coordinator is, and the address of this machine to connect from, if one was asked for.
+/// The coordinator's endpoint, and the address of this machine to connect from, if one was requested.
 #[derive(Debug)]
 pub(super) struct Endpoint {
     pub host: String,
@@ -36,7 +36,7 @@ struct Connection {
     outgoing: BytesMut,
 }
 
-/// Drive the machine until it has left.
+/// Drive the machine until the node has left.
 pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>, endpoint: Endpoint) {
     let Endpoint { host, port, mut source } = endpoint;
     let mut connection: Option<Connection> = None;
@@ -96,7 +96,7 @@ pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>,
                 let mut machine = machine.lock();
                 match opened {
                     Ok(Dialled { stream, from_source }) => {
-                        // Where nothing comes back to that address, no later connection waits for it.
+                        // If the requested address does not work, later connections do not wait for it.
                         source = source.filter(|_| from_source);
                         let (reader, writer) = stream.into_split();
                         let mut outgoing = BytesMut::new();

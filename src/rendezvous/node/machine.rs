@@ -1,7 +1,7 @@
-//! A node's side of its session: joins, keeps alive, reconnects, and knows how things stand. Pure, as [`crate::rendezvous::coordinator::machine`].
+//! A node's state machine: it joins, sends heartbeats, reconnects, and keeps a [`View`] of the rendezvous.
 //!
-//! The driver connects when told to, reports what happened, and performs [`NodeCommand`]s. What a handler asks between
-//! rounds (`num_nodes_waiting`, closed or not) is answered from [`View`], which pushes keep current.
+//! Pure, like [`crate::rendezvous::coordinator::machine`]. The driver performs [`NodeCommand`]s and reports the results. Between
+//! rounds, a handler's questions (`num_nodes_waiting`, closed or not) are answered from the view, which pushes keep current.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -16,17 +16,17 @@ use crate::rendezvous::protocol::text::{tidy, tidy_failure, tidy_message, tidy_v
 
 pub use super::view::{JoinError, NodeCommand, View};
 
-/// The state of one node. Made from the [`Hello`] it introduces itself with.
+/// The state of one node.
 #[derive(Clone, Debug)]
 pub struct NodeMachine {
     pub(in crate::rendezvous) hello: Hello,
     pub(super) counterpart: Counterpart,
     pub(in crate::rendezvous) link: Link,
-    /// When the heartbeats were sent that are not answered yet.
+    /// When each unanswered heartbeat was sent.
     pub(in crate::rendezvous) beats: VecDeque<Instant>,
-    /// When the connection was last asked for.
+    /// When the last attempt to connect began.
     pub(in crate::rendezvous) attempt_at: Instant,
-    /// When the last message was sent that is known to have arrived: see [`super::fence`].
+    /// When the last message that is known to have arrived was sent. The node's lease counts from it: see [`super::fence`].
     pub(in crate::rendezvous) vouched_at: Instant,
     pub(in crate::rendezvous) ever_welcomed: bool,
     pub(in crate::rendezvous) tries: u32,
@@ -36,35 +36,36 @@ pub struct NodeMachine {
     pub(in crate::rendezvous) joining: Option<Joining>,
     outcome: Option<Result<Placement, JoinError>>,
     pub(in crate::rendezvous) report: Option<Report>,
-    /// How this node has ended the job, until that is known to all.
+    /// The verdict with which this node ends the job, until the rendezvous is closed.
     pub(super) closing: Option<Verdict>,
     pub(in crate::rendezvous) view: View,
     pub(in crate::rendezvous) left: bool,
-    /// What the coordinator understands beyond this version's messages, as it has said.
+    /// What the coordinator understands beyond this version's messages.
     capabilities: Capabilities,
-    /// The coordinator is in this process, as it has said: see [`super::fence`].
+    /// The coordinator is in this process: see [`super::fence`].
     pub(in crate::rendezvous) hosted: bool,
-    /// The lease has ended; one last look before the workers are stopped.
+    /// The lease has ended, and the node asks once more before it stops its workers.
     pub(in crate::rendezvous) suspect: bool,
-    /// A join was abandoned, and the coordinator has not said yet that it knows.
+    /// A join was abandoned, and the coordinator has not confirmed the withdrawal.
     withdrawing: bool,
     pub(in crate::rendezvous) commands: Vec<NodeCommand>,
 }
 
-/// After how many connections that ended without an answer to ask what listens there, and how often again.
+/// Number of connections that end without an answer, in a row, after which the node probes which protocol the server speaks.
 const PROBE_EVERY: u32 = 3;
-/// A store of PyTorch's takes no notice of a Hello until more bytes follow, then it closes.
+/// Longest time from the Hello to the first heartbeat. PyTorch's store does not react to a Hello alone; it closes the connection when
+/// more bytes follow.
 const NUDGE_AFTER: Duration = Duration::from_secs(1);
 const LEFT: &str = "this node has left the rendezvous";
 
 impl NodeMachine {
-    /// A node that will connect to the coordinator at `endpoint` and, once it has been there, does without it for at most
+    /// Create a node that connects to the coordinator at `endpoint`. Once welcomed, it fails if the coordinator is out of reach for
     /// `coordinator_timeout`.
     pub fn new(hello: Hello, endpoint: String, coordinator_timeout: Duration, now: Instant) -> Self {
         Self::facing(Counterpart::Coordinator { endpoint, timeout: coordinator_timeout }, hello, now)
     }
 
-    /// A node whose messages are applied to a cell that all nodes share.
+    /// Create a node whose messages are applied to a shared cell.
     pub(in crate::rendezvous) fn over_cell(hello: Hello, now: Instant) -> Self {
         Self::facing(Counterpart::Cell, hello, now)
     }
@@ -95,8 +96,9 @@ impl NodeMachine {
         }
     }
 
-    /// Ask for a place in the next round, giving up at `now + timeout`. The answer comes through [`NodeMachine::take_outcome`].
-    /// `store_port` is where the node's empty worker store listens, `workers` what it says of its workers.
+    /// Ask for a place in the next round, giving up at `now + timeout`. [`NodeMachine::take_outcome`] returns the answer.
+    ///
+    /// The node's empty worker store listens on `store_port`. With `workers`, the answer has their ranks.
     pub fn join(
         &mut self,
         store_port: u16,
@@ -108,8 +110,8 @@ impl NodeMachine {
         self.begin_join(Store::Open, store_port, node_rank, workers, timeout, now);
     }
 
-    /// As [`NodeMachine::join`], but the worker store is opened once the coordinator has welcomed this node, and it is known under which
-    /// address others will look for it: see [`NodeMachine::wanted_store`].
+    /// As [`NodeMachine::join`], with a worker store that the caller opens after the welcome. Only then is the address known at which
+    /// other nodes look for this one: see [`NodeMachine::wanted_store`].
     pub fn join_with_new_store(
         &mut self,
         node_rank: Option<u32>,
@@ -120,8 +122,8 @@ impl NodeMachine {
         self.begin_join(Store::OpenFor(None), 0, node_rank, workers, timeout, now);
     }
 
-    /// The address for which a worker store is to be opened, if a join waits for one; answer with
-    /// [`NodeMachine::on_store_opened`]. Asked for again when the address changes before the node has its place.
+    /// The address for which the caller must open a worker store, if a join waits for one. Answer with
+    /// [`NodeMachine::on_store_opened`]. If the address changes before the node has its place, another store is wanted.
     pub fn wanted_store(&self) -> Option<String> {
         let welcomed = matches!(self.link, Link::Up { welcomed: true, .. });
         let joining = self.joining.as_ref().filter(|joining| welcomed && joining.withdrawn_at.is_none())?;
@@ -129,17 +131,17 @@ impl NodeMachine {
         (!joining.is_ready(Some(addr))).then(|| addr.clone())
     }
 
-    /// The store that was wanted for `addr` listens on this port.
+    /// The store wanted for `addr` listens on this port.
     pub fn on_store_opened(&mut self, addr: String, port: u16) {
         let Some(joining) = self.joining.as_mut().filter(|joining| joining.withdrawn_at.is_none()) else { return };
         joining.join.store_port = port;
         joining.store = Store::OpenFor(Some(addr));
-        // Not before: a coordinator that takes up this node on a new connection would wait for a join that may not come.
+        // Set no earlier: after a reconnect, the coordinator would wait for a join that may not come.
         self.hello.joining = true;
         self.send_join();
     }
 
-    /// Ask for the place, once the coordinator listens and the store that it needs is open.
+    /// Send the pending join, if the coordinator has welcomed this node and the worker store is open.
     pub(in crate::rendezvous) fn send_join(&mut self) {
         let welcomed = matches!(self.link, Link::Up { welcomed: true, .. });
         let joining = self.joining.as_ref().filter(|joining| welcomed && joining.is_ready(self.view.addr.as_deref()));
@@ -169,7 +171,7 @@ impl NodeMachine {
             return;
         }
         if self.withdrawing {
-            // A place given to the abandoned join may still arrive, and would look like an answer to this one.
+            // The answer to the abandoned join may still arrive, and would look like the answer to this one.
             self.commands.push(NodeCommand::Disconnect);
             self.lose("an earlier join was abandoned".to_owned(), now);
         }
@@ -183,7 +185,7 @@ impl NodeMachine {
         self.send_join();
     }
 
-    /// Nobody waits for the pending join any more (Ctrl-C). Without effect once its outcome has been taken.
+    /// Withdraw the pending join, because its caller no longer waits (Ctrl-C). Has no effect once the outcome has been taken.
     pub fn abandon(&mut self) {
         let (joining, outcome) = (self.joining.take(), self.outcome.take());
         let placed = matches!(outcome, Some(Ok(_)));
@@ -200,14 +202,14 @@ impl NodeMachine {
         }
     }
 
-    /// A worker of `round` has failed. Said until it is answered: by a world that must re-form, by the job's end, or by the
-    /// news that the round is over anyway.
+    /// Report that a worker of `round` has failed. The report is repeated on each new connection until it is answered: the world
+    /// must re-form, the job has ended, or the round was over already.
     pub fn report_failure(&mut self, round: Round, failure: Failure) {
         let failure = Box::new(tidy_failure(&failure, String::new()));
         self.tell(Report::Failed { round, failure });
     }
 
-    /// All workers of `round` have succeeded. The view's `all_done` tells when those of all live members have.
+    /// Report that all workers of `round` have succeeded. The view's `all_done` is set once those of all live members have.
     pub fn report_done(&mut self, round: Round) {
         self.tell(Report::Done { round });
     }
@@ -224,14 +226,14 @@ impl NodeMachine {
         self.report = Some(report);
     }
 
-    /// End the job for everybody.
+    /// End the job on all nodes.
     pub fn close(&mut self, verdict: Verdict) {
         if self.left || self.view.closed.is_some() {
             return;
         }
         let verdict = self.closing.get_or_insert_with(|| tidy_verdict(&verdict)).clone();
         if self.counterpart.vouches() {
-            // A coordinator is told for as long as it takes. Over a cell it may turn out that the verdict cannot be written.
+            // The verdict is sent until a coordinator has it. Over a cell, the write may fail for good.
             self.view.closed = Some(verdict.clone());
         }
         if matches!(self.link, Link::Up { welcomed: true, .. }) {
@@ -239,7 +241,7 @@ impl NodeMachine {
         }
     }
 
-    /// Say goodbye. Nothing is sent or received afterwards. `signal` is what ended the agent, if one did.
+    /// Leave the rendezvous. Nothing is sent or received afterwards. `signal` is the signal that ended the agent, if one did.
     pub fn leave(&mut self, reason: String, signal: Option<i32>) {
         if !self.left && matches!(self.link, Link::Up { welcomed: true, .. }) {
             self.commands.push(NodeCommand::Send(NodeMessage::Leave { reason: tidy(&reason), signal }));
@@ -248,21 +250,21 @@ impl NodeMachine {
         self.resolve(Err(JoinError::Connection(LEFT.to_owned())));
     }
 
-    /// The connection asked for is open.
+    /// The connection is open.
     pub fn on_connected(&mut self, now: Instant) {
         if self.left || self.view.failed.is_some() {
-            // Asked for before: a node that has gone must not be introduced again.
+            // The connection was opened for a node that has left since. It must not introduce itself again.
             self.commands.push(NodeCommand::Disconnect);
             return;
         }
         let beat_at = now + self.hello.settings.keep_alive_interval.min(NUDGE_AFTER);
         self.link = Link::Up { welcomed: false, answered_at: now, beat_at };
-        self.last_error = "it takes connections, but has not answered yet".to_owned();
+        self.last_error = "it accepts connections, but has not answered yet".to_owned();
         self.beats.clear();
         self.commands.push(NodeCommand::Send(NodeMessage::Hello(Box::new(self.hello.clone()))));
     }
 
-    /// The connection asked for could not be opened. `refused`: the other host is there and says that nobody listens.
+    /// The connection could not be opened. `refused`: the host answered that no process listens.
     pub fn on_connect_failed(&mut self, error: String, refused: bool, now: Instant) {
         if refused {
             self.vouch(self.attempt_at);
@@ -271,8 +273,8 @@ impl NodeMachine {
         self.retry(now);
     }
 
-    /// This process has no file descriptor left for the connection asked for. A node that has never been welcomed fails at once,
-    /// since it holds none that it could give back by waiting; a member tries again.
+    /// The connection could not be opened, because this process has no file descriptor left. A node that was never welcomed fails:
+    /// it has no workers whose end could free descriptors. A member tries again.
     pub fn on_out_of_descriptors(&mut self, error: String, now: Instant) {
         if !self.ever_welcomed {
             let text = format!(
@@ -284,11 +286,10 @@ impl NodeMachine {
         self.on_connect_failed(error, false, now);
     }
 
-    /// The connection ended. `foreign` says that what came over it was not this protocol.
+    /// The connection ended. `foreign`: the peer sent bytes of another protocol.
     pub fn on_disconnected(&mut self, cause: String, foreign: bool, now: Instant) {
         if foreign {
-            let text =
-                format!("what listens at {} is not an elastic_rs coordinator: {cause}", self.counterpart.place());
+            let text = format!("the server at {} is not an elastic_rs coordinator: {cause}", self.counterpart.place());
             self.fail(JoinError::Connection(text));
         }
         if !self.ever_welcomed && matches!(self.link, Link::Up { welcomed: false, .. }) {
@@ -300,13 +301,14 @@ impl NodeMachine {
         self.lose(cause, now);
     }
 
-    /// What listens at the endpoint does, or does not, speak c10d. Asked only while it has never welcomed this node: a
-    /// coordinator answers both protocols, so a store that answers one alone is PyTorch's. Anything else may still become a
-    /// coordinator, such as a proxy whose other end is not up yet.
+    /// The result of a probe: whether the server at the endpoint speaks c10d.
+    ///
+    /// It counts only if the server has never welcomed this node. A coordinator answers both protocols, so a server that speaks c10d
+    /// alone is PyTorch's store. Anything else may still become a coordinator, such as a proxy that waits for its backend.
     pub fn on_probed(&mut self, speaks_c10d: bool) {
         if speaks_c10d && !self.ever_welcomed {
             let text = format!(
-                "what listens at {} is a store of PyTorch's c10d backend, not an elastic_rs coordinator: \
+                "the server at {} is a store of PyTorch's c10d backend, not an elastic_rs coordinator: \
                  use `--rdzv-backend=rust-c10d` on every node of the job, or another port",
                 self.counterpart.place()
             );
@@ -314,7 +316,7 @@ impl NodeMachine {
         }
     }
 
-    /// The coordinator said something.
+    /// A message of the coordinator has arrived.
     pub fn on_message(&mut self, message: CoordinatorMessage, now: Instant) {
         match tidy_message(message) {
             CoordinatorMessage::Rejected { reason } => self.fail(JoinError::Rejected(reason)),
@@ -378,7 +380,7 @@ impl NodeMachine {
                 } else if asks || now >= beat_at {
                     self.commands.push(NodeCommand::Send(NodeMessage::Heartbeat));
                     self.beats.push_back(now);
-                    // One that asks is beside the others.
+                    // A heartbeat that asks for progress does not postpone the regular one.
                     let beat_at = if now >= beat_at { now + self.hello.settings.keep_alive_interval } else { beat_at };
                     self.link = Link::Up { welcomed, answered_at, beat_at };
                 }
@@ -418,33 +420,34 @@ impl NodeMachine {
         std::mem::take(&mut self.commands)
     }
 
-    /// How the last join ended, once it has; handed out once.
+    /// The outcome of the last join, once it has ended. Returned once.
     pub fn take_outcome(&mut self) -> Option<Result<Placement, JoinError>> {
         self.outcome.take()
     }
 
-    /// Whether the node has said goodbye: once its commands are performed, nothing is left to do.
+    /// Whether the node has left. Once its commands are performed, nothing remains to be done.
     pub fn has_left(&self) -> bool {
         self.left
     }
 
-    /// Whether the coordinator has named this capability.
+    /// Whether the coordinator understands this capability.
     pub fn coordinator_has(&self, capability: &str) -> bool {
         self.capabilities.has(capability)
     }
 
-    /// Of which job.
+    /// The run id of the job.
     pub fn run_id(&self) -> &str {
         &self.hello.run_id
     }
 
-    /// How things stand.
+    /// The node's current view of the rendezvous.
     pub fn view(&self) -> &View {
         &self.view
     }
 
-    /// How long this node does without the coordinator, if it has to. Of a closed rendezvous nothing more is to be heard: its
-    /// host may have gone with the job while workers here still finish.
+    /// When this node fails unless the coordinator comes back, if the coordinator is out of reach.
+    ///
+    /// `None` for a closed rendezvous: its host may have ended with the job while workers of this node still finish.
     pub(in crate::rendezvous) fn needed_until(&self) -> Option<Instant> {
         let since = self.view.out_of_reach_since.filter(|_| self.ever_welcomed && self.view.closed.is_none());
         Some(since? + self.counterpart.timeout()?)
@@ -453,7 +456,7 @@ impl NodeMachine {
     fn give_up_join_if_due(&mut self, now: Instant) {
         if let Some((since, until)) = self.patience().filter(|(_, until)| *until <= now) {
             let text =
-                format!("{} has not worked for {:.1?}: {}", self.counterpart.name(), until - since, self.last_error);
+                format!("{} has failed for {:.1?}: {}", self.counterpart.name(), until - since, self.last_error);
             return self.resolve(Err(JoinError::Connection(text)));
         }
         let Some(joining) = &mut self.joining else { return };
@@ -475,8 +478,8 @@ impl NodeMachine {
                     joining.progress.clone().unwrap_or_else(|| format!("{} does not answer", self.counterpart.place()));
                 self.resolve(Err(JoinError::Timeout { after, progress }));
                 if matches!(self.link, Link::Up { .. }) {
-                    // A place given before the withdrawal was read may still arrive. A new connection keeps it from the next
-                    // join, which it would look like an answer to.
+                    // A place may still arrive on this connection, and would look like the answer to the next join. So the
+                    // connection ends.
                     self.commands.push(NodeCommand::Disconnect);
                     self.lose(format!("{} does not answer", self.counterpart.place()), now);
                 }
@@ -485,14 +488,14 @@ impl NodeMachine {
         }
     }
 
-    /// Since when a pending join has waited for a backend that fails, and until when it does.
+    /// Over a cell: since when a pending join has waited for a failing backend, and until when it waits.
     fn patience(&self) -> Option<(Instant, Instant)> {
         let joining = self.joining.as_ref().filter(|_| self.counterpart == Counterpart::Cell)?;
         let since = self.view.out_of_reach_since?.max(joining.since);
         Some((since, since + self.hello.settings.lease()))
     }
 
-    /// There is no connection any more.
+    /// Record that the connection is lost, and schedule the next attempt.
     pub(in crate::rendezvous) fn lose(&mut self, cause: String, now: Instant) {
         self.withdrawing = false;
         self.last_error = cause;
@@ -520,7 +523,7 @@ impl NodeMachine {
         self.resolve(Err(error));
     }
 
-    /// Try again after a while.
+    /// Schedule the next attempt to connect, after a back-off.
     fn retry(&mut self, now: Instant) {
         let delay = back_off(self.tries, self.hello.node.0 as u64);
         self.tries += 1;

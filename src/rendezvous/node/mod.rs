@@ -2,13 +2,14 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | [`machine`], `replies` | the node's state machine; what it makes of the coordinator's messages (pure) |
-//! | `counterpart` | what decides for the node, and the words for it |
-//! | `pending` | a join that waits, and the state of the connection |
-//! | [`view`] | what callers see: how things stand, and how a join ended |
+//! | [`machine`], `replies` | the node's state machine, and its handling of the coordinator's messages (pure) |
+//! | `counterpart` | the node's peer, a coordinator or a shared cell, and its name in messages |
+//! | `pending` | a pending join, an unanswered report, and the state of the connection |
+//! | [`view`] | the output for callers: the view, and the outcome of a join |
 //! | [`fence`] | when a node that is cut off stops its workers |
 //! | [`report`] | log lines about a node for its operator |
-//! | `session`, `dial` | the driver: one connection and its timers; how it is opened (feature `io`) |
+//! | `session` | a session's interface for callers that wait (feature `io`) |
+//! | `line`, `dial` | the driver of one connection and its timers, and how a connection is opened (feature `io`) |
 
 mod counterpart;
 #[cfg(feature = "io")]

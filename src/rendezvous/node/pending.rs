@@ -7,7 +7,7 @@ use crate::rendezvous::protocol::message::{Failure, Join, NodeMessage, Round};
 /// How long to wait for the answer to a `Withdraw`.
 pub(in crate::rendezvous) const WITHDRAW_GRACE: Duration = Duration::from_secs(1);
 
-/// When a waiting node first asks for progress, so that its operator learns it soon. It does so by an early heartbeat.
+/// Time after which a waiting node asks for progress with an early heartbeat, so that its operator learns it soon.
 const ASK_AFTER: Duration = Duration::from_secs(2);
 
 /// A join that waits for its answer.
@@ -17,7 +17,7 @@ pub(in crate::rendezvous) struct Joining {
     pub store: Store,
     pub since: Instant,
     pub deadline: Instant,
-    /// By the last message, the job is full and runs without this node.
+    /// The job is full and runs without this node, as of the last message.
     pub spare: bool,
     pub withdrawn_at: Option<Instant>,
     pub progress: Option<String>,
@@ -30,8 +30,8 @@ pub(in crate::rendezvous) struct Joining {
 pub(in crate::rendezvous) enum Store {
     /// The store is open already.
     Open,
-    /// The store is opened once the coordinator has said at which address others look for this node. With the address of an open
-    /// store.
+    /// The store is opened after the welcome, which has the address at which other nodes look for this one. Holds the address of the
+    /// open store.
     OpenFor(Option<String>),
 }
 
@@ -75,7 +75,7 @@ impl Joining {
         }
     }
 
-    /// Notes whether this node is a spare. When the job needs it after all, its join time-out starts again.
+    /// Record whether this node is a spare. When a spare is needed after all, its join time-out starts again.
     pub fn be_spare(&mut self, spare: bool, now: Instant) {
         if self.spare && !spare {
             (self.since, self.deadline) = (now, now + (self.deadline - self.since));
@@ -124,7 +124,8 @@ pub(in crate::rendezvous) enum Link {
 /// Number of tries from which [`back_off`] has its longest delay.
 pub(in crate::rendezvous) const SLOW_TRIES: u32 = 6;
 
-/// A delay that doubles up to two seconds, with jitter of one half, so that many nodes do not come at once.
+/// The delay before an attempt: 50 ms, doubled with each try up to 2 s, of which up to one half is jitter. The jitter keeps many
+/// nodes from connecting at once.
 pub(in crate::rendezvous) fn back_off(tries: u32, seed: u64) -> Duration {
     const FIRST: Duration = Duration::from_millis(50);
     const LONGEST: Duration = Duration::from_secs(2);

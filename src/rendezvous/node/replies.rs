@@ -33,13 +33,13 @@ impl NodeMachine {
             self.commands.push(NodeCommand::Send(report.message()));
         }
         if let Some(verdict) = self.view.closed.as_ref().or(self.closing.as_ref()) {
-            // Told again, in case the first telling was lost with its connection.
+            // Repeated, because the first Close may have been lost with its connection.
             self.commands.push(NodeCommand::Send(NodeMessage::Close(verdict.clone())));
         }
     }
 
     pub(in crate::rendezvous) fn on_complete(&mut self, placement: Placement) {
-        // A place that arrives after this node has given up is not taken. The withdrawal tells the coordinator.
+        // A place that arrives after this node has given up is ignored. The withdrawal tells the coordinator.
         let wanted = self.joining.as_ref().is_some_and(|j| j.withdrawn_at.is_none() && placement.round > j.join.round);
         if !wanted {
             return;
@@ -83,7 +83,8 @@ impl NodeMachine {
         }
     }
 
-    /// The run has another lease than this node brought. The coordinator uses it, so this node has to fence itself by it.
+    /// Adopt the run's lease, which differs from the one this node asked for. The coordinator judges by it, so this node must fence
+    /// itself by it.
     pub(in crate::rendezvous) fn on_terms(&mut self, keep_alive_interval: Duration, keep_alive_max_attempt: u32) {
         let terms = Settings { keep_alive_interval, keep_alive_max_attempt, ..self.hello.settings.clone() };
         if terms.validate().is_err() {

@@ -4,17 +4,17 @@ use std::time::{Duration, Instant};
 
 use super::machine::NodeMachine;
 
-/// When a waiting node first logs what it waits for.
+/// Time after which a waiting node first logs what it waits for.
 const WAITING_FIRST: Duration = Duration::from_secs(3);
-/// How often it does so from then on.
+/// Interval at which it logs a changed text from then on.
 const WAITING_EVERY: Duration = Duration::from_secs(30);
-/// How often it does so while the text stays the same: a spare may wait for days.
+/// Interval at which it repeats an unchanged text. A spare may wait for days.
 const UNCHANGED_EVERY: Duration = Duration::from_secs(600);
 /// A shorter absence of the coordinator is not logged.
 const AWAY_AFTER: Duration = Duration::from_secs(1);
 
 impl NodeMachine {
-    /// For a node that waits: since when, and what for.
+    /// Since when this node has waited for a place, and what it waits for. `None` if no join is pending.
     pub fn waits(&self) -> Option<(Instant, String)> {
         let joining = self.joining.as_ref().filter(|joining| joining.withdrawn_at.is_none())?;
         let what = match (&joining.progress, self.view.out_of_reach_since) {
@@ -25,13 +25,13 @@ impl NodeMachine {
         Some((joining.since, what))
     }
 
-    /// For a node that does without the coordinator for the moment: since when, and why.
+    /// Since when the coordinator has been out of reach, and the text for the log. `None` if it is in reach.
     fn does_without(&self) -> Option<(Instant, String)> {
         let until = self.needed_until().filter(|_| !self.left && self.view.failed.is_none())?;
         let (why, limit) = (self.why_out_of_reach(), self.counterpart.timeout()?);
         let runs = self.joining.is_none() && self.hello.placed.is_some_and(|placed| placed.active);
         let meanwhile = match runs && self.view.waiting == 0 {
-            true => "this node's workers run on, and it tries again",
+            true => "this node's workers run on, and it retries",
             false => "this node waits for it",
         };
         let text = format!("{why}; {meanwhile} for up to {limit:.0?} (coordinator_timeout)");
@@ -44,11 +44,11 @@ impl NodeMachine {
     }
 }
 
-/// Remembers what has been told.
+/// Decides what to log, and remembers what was logged.
 #[derive(Debug, Default)]
 pub struct Reporter {
     waiting: Option<Waiting>,
-    /// Since when the coordinator has been away, once that was logged.
+    /// Since when the coordinator has been out of reach, once that was logged.
     away_since: Option<Instant>,
 }
 
@@ -62,7 +62,7 @@ struct Waiting {
 }
 
 impl Reporter {
-    /// What there is to tell now.
+    /// The lines to log now.
     pub fn look(&mut self, node: &NodeMachine, now: Instant) -> Vec<String> {
         [self.look_at_link(node, now), self.look_at_join(node, now)].into_iter().flatten().collect()
     }

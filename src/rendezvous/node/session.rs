@@ -1,5 +1,7 @@
-//! A node's place at the rendezvous, for those who wait: joins, reports, and how things stand. What carries the node's messages is a
-//! [`Seat`]: a connection to a coordinator ([`super::line`]), or a cell that all nodes share ([`crate::rendezvous::cell`]).
+//! [`Session`]: joins, reports and the view, for callers that wait.
+//!
+//! A [`Seat`] carries the node's messages: over a connection to a coordinator ([`super::line`]), or over a shared cell
+//! ([`crate::rendezvous::cell`]).
 
 use std::fmt::Debug;
 use std::io;
@@ -15,12 +17,12 @@ use super::line::{Endpoint, drive};
 use super::machine::{JoinError, NodeMachine, View};
 use crate::rendezvous::protocol::message::{Failure, Hello, JoinWorkers, Placement, Round, Verdict};
 
-/// A node with what carries its messages.
+/// A node's machine with its transport.
 pub trait Seat: Debug + Send {
     /// The node's state machine.
     fn machine(&mut self) -> &mut NodeMachine;
 
-    /// Something was asked of it.
+    /// Called after each call into the machine.
     fn asked(&mut self, _now: Instant) {}
 }
 
@@ -30,13 +32,13 @@ impl Seat for NodeMachine {
     }
 }
 
-/// A node's session with the coordinator. Dropping it ends the connection without a goodbye. [`Session::leave`] sends one.
+/// A node's session with the coordinator. Dropping it ends the connection without a `Leave`. [`Session::leave`] sends one.
 #[derive(Debug)]
 pub struct Session {
     shared: Arc<Shared>,
     /// Held while a join is pending.
     turn: tokio::sync::Mutex<()>,
-    /// Drives the connection. `None`: somebody else does.
+    /// The task that drives the connection. `None` over a cell, which has its own driver.
     task: Option<tokio::task::JoinHandle<()>>,
 }
 
@@ -44,16 +46,16 @@ pub struct Session {
 #[derive(Debug)]
 pub(in crate::rendezvous) struct Shared {
     seat: Arc<Mutex<dyn Seat>>,
-    /// Something was asked of the machine: the driver has to look.
+    /// Wakes the driver after a call into the machine.
     pub asked: Notify,
-    /// Counts the driver's steps: whoever waits for an outcome looks again.
+    /// Number of the driver's steps. A caller that waits for an outcome looks again after each.
     pub steps: watch::Sender<u64>,
-    /// The goodbye has been sent.
+    /// Whether the `Leave` was sent.
     pub gone: watch::Sender<bool>,
 }
 
 impl Session {
-    /// Start a session with the coordinator at `host:port`. Connects in the background, at once and for as long as it takes.
+    /// Start a session with the coordinator at `host:port`. It connects in the background, and retries until it succeeds.
     pub fn open(runtime: &Handle, hello: Hello, host: &str, port: u16, coordinator_timeout: Duration) -> Self {
         let endpoint = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         // The coordinator identifies nodes by the address of their connection, so a node with its own address connects from it.
@@ -66,14 +68,14 @@ impl Session {
         session
     }
 
-    /// A session whose seat somebody else drives.
+    /// Make a session around a seat that the caller drives.
     pub(in crate::rendezvous) fn of(seat: Arc<Mutex<dyn Seat>>) -> Self {
         let (steps, gone) = (watch::Sender::new(0), watch::Sender::new(false));
         let shared = Arc::new(Shared { seat, asked: Notify::new(), steps, gone });
         Self { shared, turn: tokio::sync::Mutex::default(), task: None }
     }
 
-    /// What callers share with the driver.
+    /// The part that callers share with the driver.
     pub(in crate::rendezvous) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
@@ -139,16 +141,16 @@ impl Session {
         }
     }
 
-    /// The present view, from memory.
+    /// The current view, from memory.
     pub fn view(&self) -> View {
         let mut seat = self.shared.seat.lock();
         let machine = seat.machine();
-        // The whole process may have stood still, and the driver not have looked yet.
+        // After a stall of the whole process, the driver may not have run yet.
         machine.fence_if_due(Instant::now());
         machine.view().clone()
     }
 
-    /// Waits until the view satisfies `wanted`, and returns it.
+    /// Wait until the view satisfies `wanted`, and return it.
     pub async fn view_when(&self, wanted: impl Fn(&View) -> bool) -> View {
         let mut steps = self.shared.steps.subscribe();
         loop {
@@ -167,12 +169,12 @@ impl Session {
         self.ask(|machine| machine.report_failure(round, failure));
     }
 
-    /// Report that all workers of `round` have succeeded. The view's `all_done` tells when those of the other live members have.
+    /// Report that all workers of `round` have succeeded. The view's `all_done` is set once those of all live members have.
     pub fn report_done(&self, round: Round) {
         self.ask(|machine| machine.report_done(round));
     }
 
-    /// For a node that waits: what it waits for.
+    /// What this node waits for, if a join is pending.
     pub fn progress(&self) -> Option<String> {
         self.shared.seat.lock().machine().waits().map(|(_, what)| what)
     }
@@ -187,10 +189,10 @@ impl Session {
         self.ask(|machine| machine.close(verdict));
     }
 
-    /// As [`Session::close`]. Waits until that is known to all, at most `limit`.
+    /// As [`Session::close`], and wait at most `limit` until the view shows it. Over a cell, that is when the verdict is written.
     ///
     /// # Errors
-    /// [`JoinError`]: `Timeout`, or why this node can no longer take part.
+    /// [`JoinError`]: `Timeout`, or the reason why this node can no longer take part.
     pub async fn close_within(&self, verdict: Verdict, limit: Duration) -> Result<(), JoinError> {
         self.close(verdict);
         let view = timeout(limit, self.view_when(|view| view.closed.is_some() || view.failed.is_some())).await;
@@ -204,8 +206,8 @@ impl Session {
         }
     }
 
-    /// Say goodbye and end the session; what was said before is sent first. Waits at most `limit`. A pending join ends.
-    /// `signal` is what ended the agent, if one did.
+    /// Leave the rendezvous and end the session. Earlier messages are sent first, for at most `limit`. A pending join ends.
+    /// `signal` is the signal that ended the agent, if one did.
     pub async fn leave(&self, reason: String, signal: Option<i32>, limit: Duration) {
         let mut gone = self.shared.gone.subscribe();
         self.ask(|machine| machine.leave(reason, signal));

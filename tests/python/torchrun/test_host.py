@@ -41,7 +41,7 @@ def test_a_job_of_one_node_runs_on_after_a_pause_of_more_than_a_lease(
     time.sleep(3 * LEASE_S)  # the pause
     for pid in paused:
         os.kill(pid, signal.SIGCONT)
-    node.line("this coordinator stood still")
+    node.line("this coordinator was stalled")
     done.touch()
     assert node.wait() == 0
     assert len([line for line in node.lines if "WORKER " in line]) == 1
@@ -92,7 +92,7 @@ def test_sigterm_of_the_host_lets_the_others_wait_until_it_is_back(start: Start,
     host.signal(signal.SIGTERM)
     assert host.wait() == 143
     other.line(
-        r"stopping all workers: the coordinator at .* was stopped: 127\.0\.0\.2 .* got SIGTERM; no world can form"
+        r"stopping all workers: the coordinator at .* was stopped: its host 127\.0\.0\.2 .* got SIGTERM; no world can form"
     )
     other.line(r"this node waits for it for up to 300s \(coordinator_timeout\)")
     said = other.lines[mark:]

@@ -178,8 +178,8 @@ fn sigterm_of_the_host_stops_the_others_until_it_is_back() {
         assert_eq!(job.world(seconds(40)), (1, ranks(&[0, 1, 2])));
         job.at(seconds(40), Action::Terminate(0));
         assert_eq!(job.world(ms(40_100)), (0, vec![None; 3]));
-        let told = "the coordinator at coordinator:29400 was stopped: 10.0.0.1 (host0:1), whose process hosted it, left: its \
-                    agent got SIGTERM; no world can form until one runs there again";
+        let told = "the coordinator at coordinator:29400 was stopped: its host 10.0.0.1 (host0:1) left: its agent got \
+                    SIGTERM; no world can form until a coordinator runs there again";
         assert!(job.0.history().iter().any(|line| line.contains("Leaving")));
         // None forms in the host's last moments, nor later without it.
         assert_eq!(job.world(seconds(99)), (0, vec![None; 3]));
@@ -228,8 +228,7 @@ fn nodes_that_wait_for_a_host_in_vain_say_what_had_ended_it() {
     job.world(seconds(80));
     let text = job.join_error(1).to_string();
     let told = "the coordinator at coordinator:29400 has been out of reach for 60.0s (coordinator_timeout): it was stopped \
-                (10.0.0.1 (host0:1), whose process hosted it, left: its agent got SIGTERM), and has not come back: connection \
-                refused";
+                (its host 10.0.0.1 (host0:1) left: its agent got SIGTERM), and has not come back: connection refused";
     assert_eq!(text, told);
 }
 
