@@ -1,4 +1,4 @@
-//! The coordinator's machine by itself: nodes greet it and talk to it, and what it says is kept.
+//! [`Bench`]: the coordinator's machine without a driver, which records its messages, notes and ended sessions.
 
 use std::time::{Duration, Instant};
 
@@ -41,7 +41,7 @@ impl Bench {
         Self { machine: Machine::new(), now: Instant::now(), said: Vec::new(), ended: Vec::new(), notes: Vec::new() }
     }
 
-    /// All nodes of 1 to `count` are members of round 1.
+    /// A machine with nodes 1 to `count` as members of round 1.
     pub fn formed(count: u64, settings: &Settings) -> Self {
         let mut bench = Self::new();
         for node in 1..=count {
@@ -83,7 +83,7 @@ impl Bench {
         self.machine.run("job").unwrap()
     }
 
-    /// What a session was told last.
+    /// The last message to a session.
     pub fn last(&self, session: u64) -> &CoordinatorMessage {
         &self.said.iter().rev().find(|(to, _)| *to == SessionId(session)).unwrap().1
     }
@@ -91,7 +91,7 @@ impl Bench {
     pub fn rejection(&self, session: u64) -> &str {
         match self.last(session) {
             CoordinatorMessage::Rejected { reason } | CoordinatorMessage::Ended { reason } => reason,
-            other => panic!("not refused: {other:?}"),
+            other => panic!("not rejected: {other:?}"),
         }
     }
 

@@ -1,4 +1,4 @@
-//! A node over a shared cell, event by event: what its operator is told. What it decides is simulated in `simulation/cell`.
+//! Log lines of a node over a shared cell. Its decisions are tested in `simulation/cell`.
 use std::time::{Duration, Instant};
 
 use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode, Liveness};
@@ -7,7 +7,7 @@ use elastic_rs::rendezvous::protocol::message::{Hello, NodeId};
 use elastic_rs::rendezvous::protocol::settings::Settings;
 
 #[test]
-fn a_node_that_waits_says_what_for() {
+fn a_waiting_node_logs_what_it_waits_for() {
     // Pains row 9: silence for ten minutes, then an error.
     let mut now = Instant::now();
     let hello = Hello::new("job", NodeId(1), "host:1", Settings::new(2, 2));

@@ -1,5 +1,5 @@
-//! What strangers claim of themselves: times, counts, places and addresses. The run decides, not each Hello; and nobody who was never a
-//! member restores anything.
+//! Bounds on the claims of strangers: times, counts, places and addresses. The run's settings apply, not those of a Hello, and a claim
+//! of a node that was never a member restores nothing.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use elastic_rs::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeI
 use elastic_rs::rendezvous::protocol::settings::{LONGEST_GRACE, LONGEST_LEASE, LONGEST_WAIT, Settings};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// A visitor's session, and its place at the end of the address.
+/// A visitor's session, and the last byte of its address.
 const VISITOR: u64 = 66;
 
-/// As long as anybody may ask for.
+/// Settings with the longest times that are allowed.
 fn endless(settings: &Settings) -> Settings {
     Settings {
         keep_alive_interval: LONGEST_LEASE,
@@ -42,7 +42,7 @@ impl Bench {
 }
 
 #[test]
-fn times_beyond_any_job_are_refused() {
+fn times_above_the_limits_are_rejected() {
     let year = Duration::from_secs(365 * 24 * 3600);
     let usual = Settings::new(2, 2);
     for (settings, reason) in [
@@ -69,7 +69,7 @@ fn times_beyond_any_job_are_refused() {
 }
 
 #[test]
-fn places_that_no_member_has_are_refused() {
+fn places_that_no_member_can_have_are_rejected() {
     let settings = Settings { max_restarts: Some(3), ..Settings::new(2, 2) };
     for (placed, reason) in [
         (
@@ -89,9 +89,9 @@ fn places_that_no_member_has_are_refused() {
     }
 }
 
-/// One Hello, Join and disconnect hung a job for as long as the visitor had asked for, with no connection left.
+/// A visitor that joins and disconnects must not delay the job for the long grace that it asked for.
 #[test]
-fn a_visitor_that_has_joined_and_gone_holds_nobody_up() {
+fn a_visitor_that_has_joined_and_gone_delays_no_round() {
     for placed in [None, Some(claim(5, 7))] {
         let settings = Settings::new(2, 2);
         let mut bench = Bench::new();
@@ -100,7 +100,7 @@ fn a_visitor_that_has_joined_and_gone_holds_nobody_up() {
             bench.greet(node, hello(node, &settings), node as u8);
             bench.say(node, join(0));
         }
-        // The real grace for the visitor, and a lease for the world it has named, if it has.
+        // The job's own grace for the visitor, or one lease if it has claimed a place in an unknown world.
         let wait = placed.map_or(settings.reconnect_grace, |_| settings.lease() + SECOND);
         let by = bench.now + wait;
         while bench.machine.next_deadline().is_some_and(|at| at <= by) {
@@ -112,9 +112,9 @@ fn a_visitor_that_has_joined_and_gone_holds_nobody_up() {
     }
 }
 
-/// A visitor that stayed until others had joined left them its limits: they waited a day for their last call.
+/// A visitor may give the run its settings while others join. When it goes, the settings of the next node apply.
 #[test]
-fn the_limits_of_a_visitor_go_with_it() {
+fn a_visitors_settings_end_with_its_connection() {
     let settings = Settings::new(2, 3);
     let mut bench = Bench::new();
     bench.greet(VISITOR, hello(VISITOR, &endless(&settings)), 66);
@@ -136,7 +136,7 @@ fn the_limits_of_a_visitor_go_with_it() {
     assert_eq!(placed, 2, "{:?}", bench.last(1));
 }
 
-/// A world that a visitor formed alone, with `--nnodes=1:2`, is not waited for by those who come after.
+/// The next nodes do not wait for a world that a visitor formed alone with `--nnodes=1:2`.
 #[test]
 fn a_world_of_a_visitor_that_has_gone_is_not_waited_for() {
     let settings = Settings { last_call_timeout: Duration::ZERO, ..Settings::new(1, 2) };
@@ -150,9 +150,9 @@ fn a_world_of_a_visitor_that_has_gone_is_not_waited_for() {
     assert!(bench.is_placed(1, 2), "{:?}", bench.last(1));
 }
 
-/// A Hello of another `--nnodes` squatted the run id for as long as its connection was open.
+/// A node that sends Hello with another `--nnodes`, and no Join, does not fix the run's settings.
 #[test]
-fn who_only_says_hello_decides_nothing() {
+fn a_node_that_only_says_hello_decides_nothing() {
     let mut bench = Bench::new();
     bench.greet(VISITOR, hello(VISITOR, &endless(&Settings::new(7, 7))), 66);
     let settings = Settings::new(2, 2);
@@ -166,7 +166,7 @@ fn who_only_says_hello_decides_nothing() {
     assert!(bench.ended.contains(&SessionId(VISITOR)));
 }
 
-/// A round of 2^64-1 was taken up, no later round had a number, and all members stood still for ever.
+/// A claim to round 2^64-1 must not use up the round numbers: no later round could form.
 #[test]
 fn claimed_places_do_not_touch_a_running_world() {
     let settings = Settings { max_restarts: Some(3), ..Settings::new(2, 2) };
@@ -183,14 +183,14 @@ fn claimed_places_do_not_touch_a_running_world() {
     }
     assert_eq!(said(&bench) - before, 40, "answers to heartbeats, and nothing else: {:?}", bench.last(1));
     assert_eq!((bench.run().round(), bench.run().restart()), (Round(1), 0));
-    // The budget is unspent, and each claim has moved the next round's number by 2^20 at most.
+    // No restart is used up, and each claim has raised the next round's number by 2^20 at most.
     bench.say(1, NodeMessage::Failed { round: Round(1), failure: failure() });
     assert_eq!((bench.run().restart(), bench.run().closed()), (1, None));
     bench.say(1, join(1));
     bench.say(2, join(1));
     let next = 2 + 20 * ((1 << 20) + 1);
     assert!(bench.is_placed(1, next) && bench.is_placed(2, next), "{:?}", bench.last(1));
-    // Its members are known, whatever their number.
+    // A member's claim is believed, whatever its round's number.
     let CoordinatorMessage::Complete(place) = bench.last(1).clone() else { unreachable!() };
     bench.machine.on_disconnected(SessionId(1), bench.now);
     let placed = Placed { round: place.round, rank: place.rank, world: place.world, restart: 1, ..claim(0, 0) };
@@ -199,7 +199,7 @@ fn claimed_places_do_not_touch_a_running_world() {
 }
 
 #[test]
-fn a_restart_number_that_is_taken_up_is_said() {
+fn an_adopted_restart_number_is_logged() {
     let settings = Settings { max_restarts: Some(3), ..Settings::new(2, 2) };
     let mut bench = Bench::new();
     bench.greet(1, Hello { placed: Some(Placed { restart: 2, ..claim(9, 4) }), ..hello(1, &settings) }, 1);
@@ -208,7 +208,7 @@ fn a_restart_number_that_is_taken_up_is_said() {
     assert_eq!(bench.notes.iter().filter(|note| note.contains(told)).count(), 1, "{:?}", bench.notes);
 }
 
-/// Before the job began, a visitor with a budget of its own said that it was used up.
+/// A visitor that claims a used-up budget before the job begins must not cost the job its restarts.
 #[test]
 fn a_visitor_before_the_job_uses_up_no_restarts() {
     let settings = Settings { max_restarts: Some(3), ..Settings::new(2, 2) };
@@ -230,8 +230,8 @@ fn a_visitor_before_the_job_uses_up_no_restarts() {
     assert_eq!((bench.run().restart(), bench.run().closed()), (1, None));
 }
 
-/// A coordinator that has just started cannot tell a member of before from a stranger. It gives all of them together the time that a
-/// member needs to report, and not each of them anew.
+/// A coordinator that has just started cannot tell a member of an earlier world from a stranger. All claims together delay the round
+/// for as long as members may need to report. A further claim does not extend that time.
 #[test]
 fn claims_without_end_hold_up_a_restarted_coordinator_for_two_leases_at_most() {
     let settings = Settings::new(2, 2);
@@ -240,7 +240,7 @@ fn claims_without_end_hold_up_a_restarted_coordinator_for_two_leases_at_most() {
     for node in [1, 2] {
         bench.greet(node, hello(node, &settings), node as u8);
         bench.say(node, join(0));
-        // Before the second one comes, somebody claims a place.
+        // A visitor claims a place before the second node joins.
         bench.visit(VISITOR, Hello { placed: Some(claim(1, 1)), ..hello(VISITOR, &settings) }, vec![]);
     }
     let placed = |bench: &Bench| matches!(bench.last(1), CoordinatorMessage::Complete(_));
@@ -271,7 +271,7 @@ fn elastic(limit: u32) -> Settings {
     Settings { rejoin_limit: limit, ..quick }
 }
 
-/// Come in from an address, say that it is another, interrupt the job by going.
+/// Join from the visitor's address, which `hello` may misstate, and leave the running job.
 fn come_and_go(bench: &mut Bench, session: u64, hello: Hello, round: &mut u64) {
     bench.greet(session, hello, 66);
     bench.say(session, join(0));
@@ -283,8 +283,8 @@ fn come_and_go(bench: &mut Bench, session: u64, hello: Hello, round: &mut u64) {
     *round += 2;
 }
 
-/// `--local-addr` of a real node, claimed twenty times, locked that node out for an hour; with changing ones, a client interrupted a
-/// job 304 times and never met `rejoin_limit`.
+/// If `--local-addr` counted, a client that claims a real node's address would lock that node out, and a client that changes its
+/// address would never reach `rejoin_limit`.
 #[test]
 fn departures_count_for_the_address_of_the_connection() {
     let settings = elastic(3);
@@ -299,18 +299,18 @@ fn departures_count_for_the_address_of_the_connection() {
         }
         bench.greet(200, Hello { local_addr: claims(200), ..hello(200, &settings) }, 66);
         assert!(bench.rejection(200).starts_with("nodes at 10.0.0.66 left the running job 3 times"));
-        // A place that nobody gave it is no way in.
+        // A claimed place does not help.
         let placed = Some(claim(8, round + 7));
         bench.greet(201, Hello { placed, local_addr: claims(201), ..hello(201, &settings) }, 66);
         assert!(bench.rejection(201).starts_with("nodes at 10.0.0.66 left the running job 3 times"));
-        // The node whose address it is.
+        // The real node at that address is admitted.
         bench.greet(5, hello(5, &settings), 5);
         assert!(matches!(bench.last(5), CoordinatorMessage::Welcome { .. }), "{:?}", bench.last(5));
     }
 }
 
 #[test]
-fn a_claimed_address_takes_nobodys_place() {
+fn a_claimed_address_replaces_no_agent() {
     let settings = Settings::new(2, 2);
     let mut bench = Bench::formed(2, &settings);
     let twin = Hello { local_addr: Some("10.0.0.1".into()), process: 99, node: NodeId(99), ..hello(2, &settings) };
@@ -318,7 +318,7 @@ fn a_claimed_address_takes_nobodys_place() {
     assert_eq!(bench.ended, [], "the member with that name at that address stays");
 }
 
-/// All nodes of a service mesh may come from loopback, with one name in each container.
+/// All nodes of a service mesh may connect from loopback, with the same name in each container.
 #[test]
 fn agents_on_loopback_are_told_apart_by_their_process() {
     let settings = Settings::new(2, 2);
@@ -335,9 +335,9 @@ fn agents_on_loopback_are_told_apart_by_their_process() {
 
 // Leases.
 
-/// A node whose lease is not the run's stops its workers by the run's: the coordinator judges by that one.
+/// A node that asked for another lease fences itself by the run's lease, because the coordinator judges by that.
 #[test]
-fn the_lease_of_the_run_is_every_nodes() {
+fn every_node_has_the_lease_of_the_run() {
     let settings = Settings::new(2, 2);
     let mut bench = Bench::new();
     bench.greet(1, hello(1, &settings), 1);
@@ -347,7 +347,7 @@ fn the_lease_of_the_run_is_every_nodes() {
     let terms = CoordinatorMessage::Terms { keep_alive_interval: 5 * SECOND, keep_alive_max_attempt: 3 };
     assert_eq!(bench.last(2), &terms);
     assert!(matches!(bench.last(1), CoordinatorMessage::Welcome { .. }), "{:?}", bench.last(1));
-    // Silent for as long as the run says, it is lost.
+    // After the run's lease in silence it is lost.
     bench.say(2, join(0));
     assert!(bench.is_placed(2, 1));
     for _ in 0..65 {
@@ -364,14 +364,14 @@ fn the_lease_of_the_run_is_every_nodes() {
         bench.now,
     );
     node.on_message(terms, bench.now);
-    assert_eq!(node.next_deadline(), Some(bench.now + 5 * SECOND), "it shows so often that it lives");
+    assert_eq!(node.next_deadline(), Some(bench.now + 5 * SECOND), "its interval of heartbeats");
 }
 
 // Numbers.
 
-/// Runs that nobody was left in were kept for as long as their visitor had asked for, 7.5 KiB each, and each cost every event.
+/// A visitor may open any number of runs, and ask for the longest grace in each.
 #[test]
-fn runs_that_no_connection_is_left_in_are_bounded_in_number() {
+fn the_number_of_runs_without_a_connection_is_bounded() {
     let mut bench = Bench::formed(2, &Settings::new(2, 2));
     let settings = endless(&Settings::new(2, 2));
     for visitor in 10..10_000_u64 {
@@ -390,7 +390,7 @@ fn runs_that_no_connection_is_left_in_are_bounded_in_number() {
     let known = bench.machine.run_count();
     assert!(known <= 1 + DESERTED_RUNS + VACANT_RUNS, "{known} runs");
     assert!(bench.machine.run("run 9999").is_some() && bench.machine.run("run 11").is_none(), "the oldest go first");
-    assert_eq!(bench.run().nodes().len(), 2, "who is in a run keeps it");
+    assert_eq!(bench.run().nodes().len(), 2, "a run with nodes is kept");
     bench.pass(LONGEST_GRACE);
     assert_eq!(bench.machine.run_count(), 1, "strangers leave nothing behind");
 }

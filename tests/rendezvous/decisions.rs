@@ -1,5 +1,5 @@
-//! Each decision of the coordinator has a reason in words, which is logged once and reaches those whom it concerns; and what the
-//! coordinator remembers of runs that nobody is in any more.
+//! The coordinator logs each decision once with its reason, and sends the reason to the nodes concerned. Runs without nodes are
+//! remembered for a while.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use elastic_rs::rendezvous::protocol::settings::Settings;
 const SECOND: Duration = Duration::from_secs(1);
 
 impl Bench {
-    /// Go to where the coordinator wants to look next, `times` times.
+    /// Tick at the coordinator's next deadline, `times` times.
     fn look(&mut self, times: usize) {
         for _ in 0..times {
             let at = self.machine.next_deadline().unwrap();
@@ -23,7 +23,7 @@ impl Bench {
         }
     }
 
-    /// The only line of the log since `from` that has this in it.
+    /// Assert that exactly one line of the log since `from` contains `text`.
     fn noted_once(&self, from: usize, text: &str) {
         let count = self.notes[from..].iter().filter(|note| note.contains(text)).count();
         assert_eq!(count, 1, "`{text}` in {:#?}", &self.notes[from..]);
@@ -33,7 +33,7 @@ impl Bench {
         self.run().progress(self.now)
     }
 
-    /// What a node that waits hears with its next heartbeat.
+    /// The answer to a waiting node's next heartbeat.
     fn heard_waiting(&mut self, session: u64) -> Waits {
         self.say(session, NodeMessage::Heartbeat);
         match self.last(session) {
@@ -43,8 +43,8 @@ impl Bench {
     }
 }
 
-/// A node beats for long: nothing is decided anew, and nothing is logged again.
-fn nothing_new_is_said(bench: &mut Bench, sessions: &[u64]) {
+/// Assert that heartbeats of these sessions, and ticks, log nothing.
+fn nothing_new_is_logged(bench: &mut Bench, sessions: &[u64]) {
     let before = bench.notes.len();
     for _ in 0..3 {
         for session in sessions {
@@ -57,7 +57,7 @@ fn nothing_new_is_said(bench: &mut Bench, sessions: &[u64]) {
 }
 
 #[test]
-fn gathering_last_call_and_completion_are_each_said_once_with_their_reason() {
+fn gathering_last_call_and_completion_are_each_logged_once_with_their_reason() {
     let settings = Settings::new(2, 4);
     let mut bench = Bench::new();
     for node in 1..=3 {
@@ -66,17 +66,17 @@ fn gathering_last_call_and_completion_are_each_said_once_with_their_reason() {
     bench.say(1, join(0));
     assert_eq!(bench.run().standing(), Standing::Gathering);
     bench.noted_once(0, "round 1 has 0 of at least 2 nodes");
-    nothing_new_is_said(&mut bench, &[1]);
+    nothing_new_is_logged(&mut bench, &[1]);
 
     bench.say(2, join(0));
     assert_eq!(bench.run().standing(), Standing::LastCall);
     let why = "more nodes may join until the last call ends (last_call_timeout)";
     bench.noted_once(0, &format!("round 1 could form with 2 nodes, but {why}"));
     assert!(bench.progress().ends_with(&format!("; closes within 30.0 s: {why}")), "{}", bench.progress());
-    assert!(bench.heard_waiting(1).progress.contains(why), "a node that waits is told");
-    nothing_new_is_said(&mut bench, &[1, 2]);
+    assert!(bench.heard_waiting(1).progress.contains(why), "a waiting node is told");
+    nothing_new_is_logged(&mut bench, &[1, 2]);
 
-    // A third one comes: what is decided stays, and only its coming is said.
+    // The arrival of a third node is logged, and the decision stays the same.
     let before = bench.notes.len();
     bench.say(3, join(0));
     assert_eq!(bench.notes[before..], ["10.0.0.3 (host:3) joined (3 of 2 to 4 nodes)".to_owned()]);
@@ -87,11 +87,11 @@ fn gathering_last_call_and_completion_are_each_said_once_with_their_reason() {
     bench.noted_once(0, "round 1 is complete with 3 nodes: the last call of 30.0 s ended (10.0.0.1 (host:1), ");
     let CoordinatorMessage::Complete(place) = bench.last(3) else { panic!("{:?}", bench.last(3)) };
     assert!(place.reason.starts_with("the last call of 30.0 s ended"), "a member is told: {}", place.reason);
-    nothing_new_is_said(&mut bench, &[1, 2, 3]);
+    nothing_new_is_logged(&mut bench, &[1, 2, 3]);
 }
 
 #[test]
-fn a_newcomer_a_loss_and_settling_are_each_said_once_with_their_reason() {
+fn a_newcomer_a_loss_and_settling_are_each_logged_once_with_their_reason() {
     let settings = Settings { settle_timeout: 5 * SECOND, ..Settings::new(1, 3) };
     let mut bench = Bench::new();
     for node in 1..=3 {
@@ -113,9 +113,9 @@ fn a_newcomer_a_loss_and_settling_are_each_said_once_with_their_reason() {
     let why = "a replacement for a missing member may join (settle_timeout)";
     bench.noted_once(before, why);
     assert!(bench.heard_waiting(2).progress.contains(why));
-    nothing_new_is_said(&mut bench, &[1, 2]);
+    nothing_new_is_logged(&mut bench, &[1, 2]);
 
-    // The connection of one ends as the round could form.
+    // A waiting node's connection ends when the round could form.
     bench.machine.on_disconnected(SessionId(2), bench.now);
     bench.take();
     assert_eq!(bench.run().standing(), Standing::Reconnecting);
@@ -130,14 +130,14 @@ fn a_newcomer_a_loss_and_settling_are_each_said_once_with_their_reason() {
     bench.greet(4, hello(4, &settings), 4);
     bench.say(4, join(0));
     bench.noted_once(before, "members of round 2 must stop: 1 node waits to join (10.0.0.4 (host:4)); Detected 1 new nodes; will restart worker group");
-    // And goes again before anybody has stopped.
+    // It withdraws before any member has stopped.
     bench.say(4, NodeMessage::Withdraw);
     bench.noted_once(before, "10.0.0.4 (host:4) no longer waits: it gave up waiting");
     assert_eq!(bench.run().standing(), Standing::Undisturbed);
 }
 
 #[test]
-fn failures_late_reports_and_verdicts_are_each_said_once_with_their_reason() {
+fn failures_late_reports_and_verdicts_are_each_logged_once_with_their_reason() {
     let settings = Settings { max_restarts: Some(1), ..Settings::new(2, 2) };
     let mut bench = Bench::formed(2, &settings);
     bench.say(1, NodeMessage::Failed { round: Round(1), failure: failure() });
@@ -164,7 +164,7 @@ fn failures_late_reports_and_verdicts_are_each_said_once_with_their_reason() {
 }
 
 #[test]
-fn a_restarted_coordinator_says_whom_it_waits_for_and_when_that_is_over() {
+fn a_restarted_coordinator_logs_that_it_waits_for_members_and_that_all_have_reported() {
     let settings = Settings::new(2, 3);
     let mut bench = Bench::new();
     let member = |node: u64| Hello { placed: Some(placed(node)), ..hello(node, &settings) };
@@ -182,23 +182,23 @@ fn placed(node: u64) -> Placed {
 }
 
 #[test]
-fn a_coordinator_that_stood_still_and_an_agent_started_anew_are_each_said_once() {
+fn a_stalled_coordinator_and_a_restarted_agent_are_each_logged_once() {
     let settings = Settings::new(2, 2);
     let mut bench = Bench::formed(2, &settings);
     bench.pass(settings.lease() + 45 * SECOND);
     bench.noted_once(0, "this coordinator was stalled: its timer is 45.0s late, every lease is renewed");
-    assert!(bench.ended.is_empty(), "nobody is judged by it");
+    assert!(bench.ended.is_empty(), "no node is dropped for it");
     bench.greet(20, Hello { node: NodeId(20), process: 20, ..hello(2, &settings) }, 1);
     bench.noted_once(0, "10.0.0.1 (host:2) is replaced: 10.0.0.1 (host:2) registered from the same address");
     bench.greet(21, hello(2, &settings), 1);
     assert!(bench.rejection(21).contains("was replaced by a newer agent from the same address"));
-    nothing_new_is_said(&mut bench, &[1, 20]);
+    nothing_new_is_logged(&mut bench, &[1, 20]);
 }
 
-/// A newcomer with another `--nnodes` that was quicker to find the restarted coordinator than the job that runs would have had all of
-/// its members refused.
+/// A newcomer with another `--nnodes` may reach a restarted coordinator before the running job's members do. These members must not
+/// be rejected for it.
 #[test]
-fn newcomers_that_ask_for_something_else_give_way_to_the_members_of_a_running_job() {
+fn newcomers_with_other_settings_give_way_to_the_members_of_a_running_job() {
     let mut bench = Bench::new();
     bench.greet(9, hello(9, &Settings::new(1, 9)), 9);
     bench.say(9, join(0));
@@ -210,15 +210,15 @@ fn newcomers_that_ask_for_something_else_give_way_to_the_members_of_a_running_jo
     assert_eq!((bench.run().round(), bench.run().restart()), (Round(4), 3));
     assert!(!bench.run().knows(NodeId(9)) && bench.run().knows(NodeId(1)));
     assert!(matches!(bench.last(2), CoordinatorMessage::Status { waiting: 0, .. }));
-    // Nobody gives way in a job that runs.
+    // A claim with other settings does not displace a known running world.
     let other = Hello { placed: Some(placed(1)), ..hello(7, &Settings::new(1, 7)) };
     bench.greet(7, other, 7);
     assert!(bench.rejection(7).contains("give every node the same `--nnodes`"), "{}", bench.rejection(7));
 }
 
-// Many at once.
+// Many joins at once.
 
-/// Lightning's and NVRx's flapping worlds: each arrival made a round of its own.
+/// Flapping worlds, as in Lightning and NVRx: each arrival made a separate round.
 #[test]
 fn joins_in_a_burst_make_one_round() {
     const NODES: u64 = 200;
@@ -235,7 +235,7 @@ fn joins_in_a_burst_make_one_round() {
     let CoordinatorMessage::Complete(place) = bench.last(NODES) else { panic!("{:?}", bench.last(NODES)) };
     assert_eq!(place.world_size, NODES as u32);
 
-    // Twenty more come while it runs, and ten are lost: one round more.
+    // Twenty more join while it runs, and ten leave: one more round forms.
     for node in 1..=10 {
         bench.say(node, NodeMessage::Leave { reason: "a test".into(), signal: None });
     }
@@ -251,7 +251,7 @@ fn joins_in_a_burst_make_one_round() {
     assert!(bench.is_placed(NODES + 20, 2) && bench.is_placed(11, 2));
 }
 
-// Runs that nobody is in any more.
+// Runs without nodes.
 
 fn of(run: &str, node: u64) -> Hello {
     Hello { run_id: run.into(), ..hello(node, &Settings::new(1, 1)) }
@@ -265,11 +265,11 @@ fn a_run_that_has_ended_is_remembered_for_an_hour_and_then_forgotten() {
     bench.say(1, NodeMessage::Close(Verdict::Succeeded { by: "host:1".into() }));
     bench.say(1, NodeMessage::Leave { reason: "the job is over".into(), signal: None });
     bench.pass(VACANT_FOR - SECOND);
-    // Who is turned away does not count.
+    // A rejected node does not extend the time.
     bench.greet(3, Hello { name: "forged\nline".into(), ..of("ended", 3) }, 3);
     assert!(bench.rejection(3).contains("control characters"));
     assert_eq!(bench.machine.next_deadline().unwrap() - bench.now, SECOND);
-    // Who comes late learns how it ended; from then on it is remembered for another hour.
+    // A late node learns how the job ended. When it leaves, the run is remembered for another hour.
     bench.greet(2, of("ended", 2), 2);
     assert!(matches!(bench.last(2), CoordinatorMessage::Closed { .. }), "{:?}", bench.last(2));
     bench.pass(10 * SECOND);
@@ -285,13 +285,13 @@ fn a_run_that_has_ended_is_remembered_for_an_hour_and_then_forgotten() {
 }
 
 #[test]
-fn a_lost_node_leaves_its_run_as_one_that_says_goodbye_does() {
+fn a_run_is_remembered_after_its_last_node_is_lost() {
     let mut bench = Bench::new();
     bench.greet(1, of("lost", 1), 1);
     bench.say(1, join(0));
     bench.machine.on_disconnected(SessionId(1), bench.now);
     bench.pass(SECOND);
-    assert!(bench.machine.run("lost").is_some_and(|run| run.round() == Round(1)), "its number is not given again");
+    assert!(bench.machine.run("lost").is_some_and(|run| run.round() == Round(1)), "its round number is not used again");
     bench.pass(VACANT_FOR);
     assert_eq!(bench.machine.run_count(), 0);
 }
@@ -322,5 +322,5 @@ fn no_more_than_a_thousand_ended_runs_are_remembered() {
     }
     assert_eq!(bench.machine.run_count(), 1 + VACANT_RUNS);
     assert!(bench.machine.run("ended 49").is_none() && bench.machine.run("ended 50").is_some(), "the oldest go first");
-    assert_eq!(bench.run().nodes().count(), 2, "who is in a run keeps it");
+    assert_eq!(bench.run().nodes().count(), 2, "a run with nodes is kept");
 }

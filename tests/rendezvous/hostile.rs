@@ -1,5 +1,4 @@
-//! Hostile connections over real sockets, beside a job of two honest nodes. What the coordinator decides about each claim is in
-//! `claims`.
+//! Hostile connections over real sockets, beside a job of two honest nodes. The decisions about each claim are tested in `claims`.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -17,7 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Handle, Runtime};
 
-/// Long enough for a loaded machine, and shorter than what strangers ask for.
+/// Time limit for a loaded machine, shorter than the times that strangers ask for.
 const PATIENCE: Duration = Duration::from_secs(45);
 
 fn host() -> (Host, Runtime) {
@@ -36,7 +35,7 @@ async fn join_both(one: &Session, other: &Session) -> [Placement; 2] {
     [one.unwrap(), other.unwrap()]
 }
 
-/// Say all this, wait for the first answer, and hang up.
+/// Send these messages, wait for the first answer, and close the connection.
 async fn attack(port: u16, hello: Hello, said: &[NodeMessage]) -> CoordinatorMessage {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     let mut bytes = BytesMut::new();
@@ -84,7 +83,7 @@ fn strangers_before_a_job_do_not_hang_it() {
 }
 
 #[test]
-fn strangers_beside_a_running_job_change_nothing_but_a_number() {
+fn strangers_beside_a_running_job_change_nothing_but_the_next_rounds_number() {
     let (host, runtime) = host();
     runtime.block_on(async {
         let sessions = [honest(host.port(), 1), honest(host.port(), 2)];
@@ -114,7 +113,7 @@ fn strangers_beside_a_running_job_change_nothing_but_a_number() {
     });
 }
 
-/// Places and departures go by the connection's address, so nodes of one machine that have each their own connect from it.
+/// The coordinator identifies nodes by the address of their connection, so a node with `local_addr` connects from that address.
 #[test]
 fn a_node_connects_from_its_local_addr_if_it_can() {
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
@@ -124,7 +123,7 @@ fn a_node_connects_from_its_local_addr_if_it_can() {
         for (local_addr, seen) in [
             (Some("127.0.0.2"), "127.0.0.2"),
             (None, "127.0.0.1"),
-            // Another machine's, another family's, a name.
+            // An address of another machine, an address of another family, and a name cannot be a source.
             (Some("203.0.113.9"), "127.0.0.1"),
             (Some("::1"), "127.0.0.1"),
             (Some("node7.example"), "127.0.0.1"),

@@ -1,4 +1,4 @@
-//! The coordinator's decisions by themselves: who may come in, reports that come too late, several runs, and what it costs.
+//! Decisions of the coordinator's machine: admission, ranks, `rejoin_limit`, reports, and several runs.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use elastic_rs::rendezvous::protocol::settings::Settings;
 
 // One agent to a place.
 
-/// NVRx duplicate-address guard: a pod is restarted, and the connection of the agent before has not ended yet. The older session
-/// is ended with a reason, the newer is let in at once and takes the place, and nobody waits for a lease.
+/// NVRx duplicate-address guard: a pod is restarted before the connection of its older agent has ended. The older session ends with
+/// a reason, and the newer agent gets the place at once, without a wait for a lease.
 #[test]
-fn a_restarted_pod_takes_the_place_of_its_agent_before() {
+fn a_restarted_pod_takes_the_place_of_its_older_agent() {
     let mut bench = Bench::formed(2, &Settings::new(2, 2));
     let again = Hello { node: NodeId(20), process: 20, ..hello(2, &Settings::new(2, 2)) };
     bench.greet(20, again, 1);
@@ -31,7 +31,7 @@ fn a_restarted_pod_takes_the_place_of_its_agent_before() {
     assert!(bench.is_placed(20, 2) && bench.is_placed(1, 2));
 }
 
-/// The older agent may not have heard that it was replaced: it must not take its place back from the newer.
+/// The older agent may not have heard that it was replaced. It must not take its place back.
 #[test]
 fn a_replaced_agent_that_comes_back_is_refused() {
     let settings = Settings::new(2, 2);
@@ -42,21 +42,21 @@ fn a_replaced_agent_that_comes_back_is_refused() {
     assert!(bench.run().knows(NodeId(20)) && !bench.run().knows(NodeId(2)));
 }
 
-/// Its place moves with it, so that the agent started anew there is known for the same, and no ghost enters the next world.
+/// The place of an agent that reconnects from another address moves there, so a restarted agent at that address replaces it.
 #[test]
-fn an_agent_that_came_back_from_another_address_is_replaced_there_when_started_anew() {
+fn an_agent_that_reconnected_from_another_address_is_replaced_there_by_a_restarted_one() {
     let settings = Settings::new(2, 3);
     let mut bench = Bench::formed(3, &settings);
     bench.machine.on_disconnected(SessionId(2), bench.now);
     bench.greet(12, hello(2, &settings), 7);
     bench.greet(20, Hello { node: NodeId(20), process: 20, ..hello(2, &settings) }, 7);
     assert_eq!((bench.run().knows(NodeId(2)), &bench.ended[..]), (false, &[SessionId(12)][..]));
-    // An agent of that name at the old address is another one.
+    // An agent with that name at the old address is a different one.
     bench.greet(21, Hello { node: NodeId(21), process: 21, ..hello(2, &settings) }, 1);
     assert!(bench.run().knows(NodeId(20)) && bench.run().knows(NodeId(21)));
 }
 
-/// Several agents on one host, or one address for many (NAT), or several handlers in one process are no duplicates.
+/// Several agents on one host, many nodes behind one address (NAT), and several handlers in one process are not duplicates.
 #[test]
 fn agents_that_share_an_address_are_not_taken_for_one() {
     let settings = Settings::new(4, 8);
@@ -68,11 +68,11 @@ fn agents_that_share_an_address_are_not_taken_for_one() {
     bench.greet(3, Hello { name: "host:2".into(), process: 2, ..hello(3, &settings) }, 1);
     // The same name at another address.
     bench.greet(4, Hello { name: "host:2".into(), ..hello(4, &settings) }, 2);
-    // The same name, which pods on the host's network may have, and ranks of their own.
+    // The same name, as pods on the host's network may have, with different ranks.
     bench.greet(5, ranked(5, 0), 1);
     bench.greet(6, ranked(6, 1), 1);
     assert_eq!((bench.ended.len(), bench.run().nodes().count()), (0, 6));
-    // The same rank at the same address: one agent, started anew.
+    // The same rank at the same address: a restarted agent.
     bench.greet(7, Hello { name: "pod:9".into(), ..ranked(7, 1) }, 1);
     assert_eq!(bench.ended, [SessionId(6)]);
 }
@@ -84,10 +84,10 @@ fn join_as(round: u64, rank: u32) -> NodeMessage {
     NodeMessage::Join(Join { round: Round(round), store_port: 1, node_rank: Some(rank), workers })
 }
 
-/// `torchrun --rdzv-backend=static`: a node's rank is the one it was given, in every round. Elsewhere a survivor becomes rank 0
-/// when the one before is gone.
+/// `torchrun --rdzv-backend=static`: a node keeps the rank it was given in every round. With other backends, a survivor becomes
+/// rank 0 when the old rank 0 is gone.
 #[test]
-fn ranks_are_as_asked_where_that_is_agreed() {
+fn static_ranks_hold_in_every_round() {
     for as_asked in [true, false] {
         let settings = Settings { ranks_as_asked: as_asked, settle_timeout: Duration::ZERO, ..Settings::new(2, 2) };
         let ranked = |node: u64, rank| Hello { node_rank: Some(rank), ..hello(node, &settings) };
@@ -111,7 +111,7 @@ fn ranks_are_as_asked_where_that_is_agreed() {
 }
 
 #[test]
-fn whose_ranks_are_another_matter_is_refused() {
+fn a_node_with_another_rule_for_ranks_is_rejected() {
     let mut bench = Bench::formed(2, &Settings::new(2, 2));
     bench.greet(9, hello(9, &Settings { ranks_as_asked: true, ..Settings::new(2, 2) }), 1);
     let text = "host:9 asks for ranks set by `--node-rank`, but run `job` was opened for ranks assigned by the rendezvous: \
@@ -119,9 +119,9 @@ fn whose_ranks_are_another_matter_is_refused() {
     assert_eq!(bench.rejection(9), text);
 }
 
-// Coming and going.
+// Departures.
 
-/// #147064: a node that leaves and rejoins for ever restarts the whole job each time, and bypasses max_restarts.
+/// #147064: a node that leaves and rejoins without end restarts the whole job each time, and bypasses max_restarts.
 #[test]
 fn a_host_that_comes_and_goes_is_not_let_in_for_ever() {
     let settings = Settings {
@@ -162,7 +162,7 @@ fn a_host_that_comes_and_goes_is_not_let_in_for_ever() {
 
 // Reports.
 
-/// NVRx 6d7b54d: what was said of round N and arrives in N+1 is answered as stale, and not applied.
+/// NVRx 6d7b54d: a report about round N that arrives in N+1 is answered as stale, and not applied.
 #[test]
 fn reports_of_an_earlier_round_are_answered_as_stale() {
     let settings = Settings { max_restarts: Some(0), ..Settings::new(2, 2) };
@@ -236,7 +236,7 @@ fn a_spent_budget_closes_with_the_failure_itself() {
 }
 
 #[test]
-fn workers_that_cannot_be_counted_are_refused() {
+fn a_local_world_size_of_zero_is_rejected() {
     let mut bench = Bench::new();
     bench.greet(1, hello(1, &Settings::new(1, 1)), 1);
     let workers = Some(JoinWorkers { role: "trainer".into(), local_world_size: 0 });
@@ -245,7 +245,7 @@ fn workers_that_cannot_be_counted_are_refused() {
 }
 
 #[test]
-fn without_every_members_workers_there_are_no_ranks_of_workers() {
+fn workers_get_no_ranks_unless_every_member_sends_its_number_of_workers() {
     let mut bench = Bench::new();
     for node in [1, 2] {
         bench.greet(node, hello(node, &Settings::new(2, 2)), 1);
@@ -259,11 +259,11 @@ fn without_every_members_workers_there_are_no_ranks_of_workers() {
 
 /// Pains row 17: two jobs on one endpoint were one job.
 #[test]
-fn runs_of_one_coordinator_do_not_concern_one_another() {
+fn runs_of_one_coordinator_are_independent() {
     let settings = Settings::new(2, 2);
     let mut bench = Bench::formed(2, &settings);
     let other = |node| Hello { run_id: "other".into(), ..hello(node, &Settings::new(1, 1)) };
-    // Even the same node may be in both.
+    // The same node may be in both.
     bench.greet(11, other(1), 1);
     bench.say(11, join(0));
     assert!(bench.is_placed(11, 1));

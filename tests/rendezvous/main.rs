@@ -1,4 +1,4 @@
-//! The rendezvous through its public API: the machines event by event, and their drivers over real sockets.
+//! Tests of the rendezvous through its public API: the machines event by event, and their drivers over real sockets.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

@@ -1,4 +1,4 @@
-//! A node's side of its session by itself: back-off, strangers, silence, and the coordinator staying away.
+//! The node's state machine: back-off, servers that are no coordinator, silence, and a coordinator that stays away.
 
 use std::time::{Duration, Instant};
 
@@ -40,10 +40,10 @@ fn place(round: u64) -> CoordinatorMessage {
     })
 }
 
-/// Tick at the next deadline, until the machine wants to connect. Gives when that was.
+/// Tick at each deadline until the machine connects. Returns when it does.
 fn connects_at(node: &mut NodeMachine) -> Instant {
     for _ in 0..100 {
-        let at = node.next_deadline().expect("a node that waits has a deadline");
+        let at = node.next_deadline().expect("a waiting node has a deadline");
         node.on_tick(at);
         if node.take_commands().contains(&NodeCommand::Connect) {
             return at;
@@ -52,7 +52,7 @@ fn connects_at(node: &mut NodeMachine) -> Instant {
     panic!("the node does not connect");
 }
 
-/// A node that is connected and welcome.
+/// A node that is connected and welcomed.
 fn connected(now: Instant) -> NodeMachine {
     let mut node = node(now);
     assert_eq!(connects_at(&mut node), now);
@@ -74,7 +74,7 @@ fn a_node_without_a_descriptor_for_its_first_connection_fails_at_once() {
 }
 
 #[test]
-fn tries_again_at_growing_intervals_up_to_two_seconds() {
+fn a_node_retries_at_growing_intervals_up_to_two_seconds() {
     let mut now = Instant::now();
     let mut node = node(now);
     let mut longest = Duration::from_millis(50);
@@ -83,7 +83,7 @@ fn tries_again_at_growing_intervals_up_to_two_seconds() {
         node.on_connect_failed("connection refused".into(), true, now);
         let at = connects_at(&mut node);
         let waited = at - now;
-        // Spread over the upper half, so that many nodes do not come at once.
+        // The delays are spread over the upper half.
         assert!(waited >= longest / 2 && waited <= longest, "{waited:?} of {longest:?}");
         longest = (longest * 2).min(seconds(2));
         now = at;
@@ -109,7 +109,7 @@ fn a_join_before_the_connection_is_sent_with_the_welcome() {
     assert!(node.take_outcome().is_none(), "answered once");
 }
 
-/// The port of the join that is sent now, if one is.
+/// The store port of the join that is sent now, if any.
 fn joins_with(node: &mut NodeMachine) -> Option<u16> {
     node.take_commands().into_iter().find_map(|command| match command {
         NodeCommand::Send(NodeMessage::Join(join)) => Some(join.store_port),
@@ -122,10 +122,10 @@ fn a_worker_store_is_opened_for_the_address_that_others_are_told() {
     let now = Instant::now();
     let mut node = node(now);
     node.join_with_new_store(None, None, seconds(600), now);
-    assert_eq!(node.wanted_store(), None, "nobody has said where others see this node");
+    assert_eq!(node.wanted_store(), None, "the node's address is not known yet");
     assert_eq!(connects_at(&mut node), now);
     node.on_connected(now);
-    // It keeps no place for a node whose join may not come.
+    // The Hello announces no join, because the join may not come.
     let commands = node.take_commands();
     assert!(matches!(&commands[..], [NodeCommand::Send(NodeMessage::Hello(hello))] if !hello.joining));
     node.on_message(welcome(), now);
@@ -134,7 +134,7 @@ fn a_worker_store_is_opened_for_the_address_that_others_are_told() {
     node.on_store_opened("10.0.0.7".into(), 29_500);
     assert_eq!((joins_with(&mut node), node.wanted_store()), (Some(29_500), None));
 
-    // Seen under another address after a reconnect: the store has to be found there.
+    // After a reconnect the node has another address, and the store must listen there.
     node.on_disconnected("reset".into(), false, now);
     let at = connects_at(&mut node);
     node.on_connected(at);
@@ -149,7 +149,7 @@ fn a_worker_store_is_opened_for_the_address_that_others_are_told() {
     node.on_message(place(1), at);
     assert_eq!(node.take_outcome().expect("answered").expect("placed").round, Round(1));
 
-    // Once it is known, it is asked for at once.
+    // The next join knows the address, so it wants a store at once.
     node.join_with_new_store(None, None, seconds(600), at);
     assert_eq!(node.wanted_store().as_deref(), Some("10.0.0.8"));
     node.abandon();
@@ -157,7 +157,7 @@ fn a_worker_store_is_opened_for_the_address_that_others_are_told() {
 }
 
 #[test]
-fn a_reconnect_tells_round_and_rank_and_asks_for_nothing() {
+fn a_reconnect_reports_round_and_rank_and_does_not_join() {
     let now = Instant::now();
     let mut node = connected(now);
     node.join(1, None, None, seconds(600), now);
@@ -178,7 +178,7 @@ fn a_reconnect_tells_round_and_rank_and_asks_for_nothing() {
 }
 
 #[test]
-fn who_speaks_another_protocol_is_no_coordinator() {
+fn a_server_of_another_protocol_fails_the_join() {
     let now = Instant::now();
     let mut node = node(now);
     node.join(1, None, None, seconds(600), now);
@@ -190,7 +190,7 @@ fn who_speaks_another_protocol_is_no_coordinator() {
     assert_eq!(node.next_deadline(), None);
 }
 
-/// Connections that end before a welcome, until the node asks what listens there.
+/// End connections before the welcome, until the node probes the server.
 fn until_probe(node: &mut NodeMachine) {
     for unanswered in 1.. {
         let now = connects_at(node);
@@ -204,7 +204,7 @@ fn until_probe(node: &mut NodeMachine) {
 }
 
 #[test]
-fn a_store_of_pytorch_is_told_by_its_answer_to_c10d() {
+fn a_store_of_pytorch_is_recognised_by_its_answer_to_c10d() {
     let now = Instant::now();
     let mut node = node(now);
     node.join(1, None, None, seconds(600), now);
@@ -218,8 +218,8 @@ fn a_store_of_pytorch_is_told_by_its_answer_to_c10d() {
 }
 
 #[test]
-fn who_closes_connections_and_speaks_nothing_is_waited_for() {
-    // A proxy accepts and closes while the coordinator behind it is not up yet.
+fn a_node_waits_for_a_server_that_closes_connections_without_an_answer() {
+    // A proxy does that until the coordinator behind it is up.
     let now = Instant::now();
     let mut node = node(now);
     node.join(1, None, None, seconds(600), now);
@@ -235,7 +235,7 @@ fn who_closes_connections_and_speaks_nothing_is_waited_for() {
 
 #[test]
 fn a_hello_without_an_answer_is_followed_by_a_heartbeat() {
-    // PyTorch's libuv server holds back a first query it does not know until more bytes arrive (protocol page, section 2.2).
+    // PyTorch's libuv server does not react to an unknown first query until more bytes arrive (protocol page, section 2.2).
     let mut node = node(Instant::now());
     let now = connects_at(&mut node);
     node.on_connected(now);
@@ -246,8 +246,8 @@ fn a_hello_without_an_answer_is_followed_by_a_heartbeat() {
 }
 
 #[test]
-fn who_takes_connections_and_says_nothing_is_described_so() {
-    // A web server waits for the end of a line.
+fn a_join_timeout_names_a_server_that_accepts_connections_and_stays_silent() {
+    // A web server does that: it waits for the end of a line.
     let start = Instant::now();
     let mut node = node(start);
     node.join(1, None, None, seconds(5), start);
@@ -260,8 +260,8 @@ fn who_takes_connections_and_says_nothing_is_described_so() {
 }
 
 #[test]
-fn a_coordinator_that_was_there_is_not_taken_for_a_stranger() {
-    // It restarts: what it accepts ends before it answers.
+fn a_coordinator_that_has_welcomed_the_node_is_not_probed() {
+    // While it restarts, the connections that it accepts end without an answer.
     let start = Instant::now();
     let mut node = connected(start);
     let mut now = start;
@@ -279,13 +279,13 @@ fn a_coordinator_that_was_there_is_not_taken_for_a_stranger() {
 }
 
 #[test]
-fn a_coordinator_that_stays_away_is_waited_for_until_its_timeout() {
+fn a_member_waits_for_the_coordinator_until_coordinator_timeout() {
     let now = Instant::now();
     let mut node = connected(now);
     node.join(1, None, None, seconds(600), now);
     node.on_disconnected("reset".into(), false, now);
     let error = loop {
-        let at = node.next_deadline().expect("it waits for something");
+        let at = node.next_deadline().expect("a waiting node has a deadline");
         node.on_tick(at);
         if node.take_commands().contains(&NodeCommand::Connect) {
             node.on_connect_failed("connection refused".into(), true, at);
@@ -308,7 +308,7 @@ fn silence_for_a_lease_ends_the_connection() {
     let mut node = connected(now);
     let mut beats = 0;
     let at = loop {
-        let at = node.next_deadline().expect("a connected node beats");
+        let at = node.next_deadline().expect("a connected node sends heartbeats");
         node.on_tick(at);
         match &node.take_commands()[..] {
             [NodeCommand::Send(NodeMessage::Heartbeat)] => beats += 1,
@@ -328,7 +328,7 @@ fn an_unanswered_withdrawal_is_kept_from_the_next_join_by_a_new_connection() {
     node.take_commands();
     node.on_tick(now + seconds(3));
     assert_eq!(node.take_commands(), [NodeCommand::Send(NodeMessage::Withdraw)]);
-    // A place that was given just before the withdrawal was read is not taken.
+    // The node ignores a place that was given just before the withdrawal was read.
     node.on_message(place(1), now + seconds(3));
     assert_eq!(node.take_outcome(), None);
     node.on_tick(now + seconds(4));
@@ -358,7 +358,7 @@ fn an_abandoned_join_is_withdrawn_and_kept_from_the_next_one() {
     node.take_commands();
     node.abandon();
     assert_eq!(node.take_commands(), [NodeCommand::Send(NodeMessage::Withdraw)]);
-    // A place that was given just before the withdrawal was read looks like an answer to the next join: it must not arrive.
+    // A place that was given just before the withdrawal was read must not arrive: it would look like the answer to the next join.
     node.join(2, None, None, seconds(60), now);
     assert_eq!(node.take_commands(), [NodeCommand::Disconnect]);
 
@@ -374,7 +374,7 @@ fn an_abandoned_join_is_withdrawn_and_kept_from_the_next_one() {
 }
 
 #[test]
-fn a_place_that_nobody_took_is_given_up() {
+fn an_abandoned_place_is_given_up() {
     let now = Instant::now();
     let mut node = connected(now);
     node.join(1, None, None, seconds(60), now);
@@ -395,7 +395,7 @@ fn a_place_that_nobody_took_is_given_up() {
 
 #[test]
 fn a_closed_rendezvous_needs_no_coordinator() {
-    // The job has succeeded elsewhere, and the host has left with it; workers of this node may still take their time.
+    // The job has succeeded elsewhere, and the host has left. Workers of this node may still be running.
     let now = Instant::now();
     let mut node = connected(now);
     node.join(1, None, None, seconds(60), now);
@@ -404,7 +404,7 @@ fn a_closed_rendezvous_needs_no_coordinator() {
     node.on_message(CoordinatorMessage::Closed { verdict, spare: false }, now);
     node.on_disconnected("reset".into(), false, now);
     for _ in 0..100 {
-        let at = node.next_deadline().expect("it goes on trying");
+        let at = node.next_deadline().expect("it keeps trying");
         node.on_tick(at);
         node.on_connect_failed("connection refused".into(), true, at);
     }
@@ -412,7 +412,7 @@ fn a_closed_rendezvous_needs_no_coordinator() {
     assert_eq!(node.view().failed, None);
 }
 
-/// What is told until `until`, with the times from `now` on.
+/// The lines that are logged until `now + until`, each with its second.
 fn told(node: &mut NodeMachine, reporter: &mut Reporter, now: Instant, until: Duration) -> Vec<(u64, String)> {
     let mut all = Vec::new();
     for second in 0..=until.as_secs() {
@@ -425,7 +425,7 @@ fn told(node: &mut NodeMachine, reporter: &mut Reporter, now: Instant, until: Du
 }
 
 #[test]
-fn a_node_that_waits_says_what_for_now_and_then() {
+fn a_waiting_node_logs_what_it_waits_for_now_and_then() {
     // Pains row 9: silence for ten minutes, then an error.
     let now = Instant::now();
     let mut node = connected(now);
@@ -445,7 +445,7 @@ fn a_node_that_waits_says_what_for_now_and_then() {
 }
 
 #[test]
-fn a_coordinator_that_goes_and_comes_back_is_told_of() {
+fn the_absence_and_the_return_of_a_coordinator_are_logged() {
     let now = Instant::now();
     let mut node = connected(now);
     let mut reporter = Reporter::default();
@@ -462,7 +462,7 @@ fn a_coordinator_that_goes_and_comes_back_is_told_of() {
     assert_eq!(told(&mut node, &mut reporter, now + seconds(22), seconds(20)), []);
 }
 
-/// The store took until the end of the join to open.
+/// The store opens only after the join has timed out.
 #[test]
 fn a_store_that_opens_after_the_join_was_given_up_asks_for_no_place() {
     let now = Instant::now();
@@ -475,7 +475,7 @@ fn a_store_that_opens_after_the_join_was_given_up_asks_for_no_place() {
     assert!(said.contains(&NodeCommand::Send(NodeMessage::Withdraw)), "{said:?}");
     node.on_store_opened(addr, 4711);
     assert_eq!(node.take_commands(), []);
-    // Nor on a new connection.
+    // Nor does it join on a new connection.
     node.on_disconnected("cut".into(), false, late);
     connects_at(&mut node);
     node.on_connected(late);

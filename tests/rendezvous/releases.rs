@@ -1,4 +1,4 @@
-//! Nodes of two releases of this package at one coordinator: each end names what it understands beyond the protocol's version.
+//! Nodes of two releases of this package at one coordinator. Each end names the capabilities that it has beyond the protocol's version.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use elastic_rs::rendezvous::protocol::settings::Settings;
 
 use crate::bench::{Bench, hello, join};
 
-/// As the message arrives over a connection.
+/// A Hello after encoding and decoding.
 fn sent(hello: Hello) -> Hello {
     let mut frame = BytesMut::new();
     codec::encode_frame(&NodeMessage::Hello(Box::new(hello)), &mut frame);
@@ -31,7 +31,7 @@ fn nodes_with_two_sets_of_capabilities_form_one_job() {
     bench.say(1, join(0));
     bench.say(2, join(0));
     assert!(bench.is_placed(1, 1) && bench.is_placed(2, 1), "{:?}", bench.said);
-    // What a later release would send goes to those alone that have named it.
+    // A message of a later release may be sent only to nodes with its capability.
     assert!(bench.run().node_has(NodeId(1), "in_place") && !bench.run().node_has(NodeId(2), "in_place"));
 }
 
@@ -40,7 +40,7 @@ fn a_node_knows_what_a_coordinator_of_another_release_understands() {
     let now = Instant::now();
     let mut node = NodeMachine::new(hello(1, &Settings::new(1, 1)), "head:1".into(), Duration::from_secs(9), now);
     node.on_connected(now);
-    assert!(!node.coordinator_has("in_place"), "nothing is named yet");
+    assert!(!node.coordinator_has("in_place"), "no capability is known yet");
     let capabilities = Capabilities::of(["in_place", "\u{1b}[2J"]);
     node.on_message(CoordinatorMessage::Welcome { addr: "10.0.0.7".into(), hosted: false, capabilities }, now);
     assert!(node.coordinator_has("in_place") && !node.coordinator_has("\u{1b}[2J") && !node.coordinator_has("hosts"));
@@ -48,7 +48,7 @@ fn a_node_knows_what_a_coordinator_of_another_release_understands() {
 }
 
 #[test]
-fn capabilities_that_are_no_names_are_refused_with_the_reason() {
+fn an_invalid_capability_is_rejected_with_the_reason() {
     let capabilities = Capabilities::of(["In Place"]);
     let mut bench = Bench::new();
     bench.greet(1, Hello { capabilities, ..hello(1, &Settings::new(1, 1)) }, 1);

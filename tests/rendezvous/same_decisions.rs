@@ -1,4 +1,4 @@
-//! The coordinator and the nodes over a shared cell decide the same: both compositions live through the same histories.
+//! A coordinator and nodes over a shared cell make the same decisions in the same histories.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -15,10 +15,10 @@ use elastic_rs::rendezvous::protocol::settings::Settings;
 use proptest::prelude::*;
 
 const NODES: usize = 4;
-/// How often nodes look at the clock.
+/// Interval of the ticks.
 const STEP: Duration = Duration::from_millis(50);
 
-/// What a user or an agent does.
+/// An action of a user or an agent.
 #[derive(Clone, Copy, Debug)]
 enum Act {
     Join(usize),
@@ -29,12 +29,12 @@ enum Act {
     Close(usize),
 }
 
-/// What a node knows after that.
+/// A node's knowledge after an action.
 #[derive(Clone, Debug, PartialEq)]
 struct Known {
     place: Option<Placement>,
     must_re_form: bool,
-    /// Texts may differ: a coordinator says once who waits, a cell's nodes read it anew.
+    /// Only whether there is a reason. The texts may differ, because a cell's nodes make them again at each read.
     has_reason: bool,
     restart: u32,
     failure: Option<Failure>,
@@ -42,7 +42,7 @@ struct Known {
     all_done: bool,
 }
 
-/// A way for nodes to decide together.
+/// A composition under test.
 trait Job {
     fn ask(&mut self, node: usize, question: &mut dyn FnMut(&mut NodeMachine, Instant));
     fn outcome(&mut self, node: usize) -> Option<Placement>;
@@ -205,7 +205,7 @@ impl Job for OverCell {
     }
 }
 
-/// Live through a history. Gives what every node knows after each act.
+/// Perform a history. Returns the knowledge of every node after each action.
 fn live(job: &mut dyn Job, acts: &[Act]) -> Vec<Vec<Known>> {
     let mut places: BTreeMap<usize, Placement> = BTreeMap::new();
     let mut all = Vec::new();
@@ -233,7 +233,7 @@ fn live(job: &mut dyn Job, acts: &[Act]) -> Vec<Vec<Known>> {
                 machine.close(Verdict::Succeeded { by: format!("node{node}") });
             }),
         }
-        // Longer than every node takes to look at the cell, and than a round takes to settle.
+        // Longer than the polling interval of the cell, and than a round takes to settle.
         for _ in 0..80 {
             job.step();
             for node in 0..NODES {
@@ -247,7 +247,7 @@ fn live(job: &mut dyn Job, acts: &[Act]) -> Vec<Vec<Known>> {
             let place = places.get(&node).cloned();
             job.ask(node, &mut |machine, _| {
                 let view = machine.view().clone();
-                // A node without a place hears of others only when it asks, and one that has left hears nothing.
+                // A node without a place learns of others only when it asks. A node that has left learns nothing.
                 let runs = place.is_some() && !machine.has_left();
                 known.push(Known {
                     place: place.clone(),
@@ -291,7 +291,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// Over a cell a node whose join was abandoned was forgotten, and came back as a newcomer.
+/// Over a cell, an abandoned join must not remove a member from the state: it would come back as a newcomer.
 #[test]
 fn a_member_whose_join_was_abandoned_comes_back_as_a_member() {
     use Act::{Abandon, Join};

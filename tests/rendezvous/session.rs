@@ -1,4 +1,4 @@
-//! Sessions and a coordinator over real sockets. What they decide is proven by simulation; here the drivers are.
+//! Sessions and a coordinator over real sockets. These tests are about the drivers. The simulator tests the decisions.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
-/// Long enough for a loaded machine; nothing here takes it when it works.
+/// Time limit for a loaded machine. A test that passes does not wait for it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Coordinator {
@@ -75,7 +75,7 @@ impl Coordinator {
     }
 }
 
-/// Wait until the session's view satisfies a condition. Pushes change it; there is nothing to ask.
+/// Wait until pushes have made the session's view satisfy a condition.
 async fn until_view(session: &Session, wanted: impl Fn(&View) -> bool) -> View {
     tokio::time::timeout(PATIENCE, session.view_when(wanted)).await.unwrap()
 }
@@ -89,7 +89,7 @@ async fn join_all(sessions: &[Session]) -> Vec<Placement> {
     placements
 }
 
-/// Await all, together.
+/// Await all futures concurrently.
 async fn futures<F: Future>(all: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut pending: Vec<_> = all.map(|future| (Box::pin(future), None)).collect();
     std::future::poll_fn(|context| {
@@ -141,7 +141,7 @@ async fn a_lost_node_is_pushed_to_the_survivors_who_form_the_next_world() {
 }
 
 #[tokio::test]
-async fn a_join_timeout_says_who_was_in_and_how_many_were_missing() {
+async fn a_join_timeout_names_the_nodes_that_joined_and_the_number_missing() {
     let coordinator = Coordinator::start().await;
     let session = coordinator.session(7, Settings::new(3, 3));
     let error = session.join(1, None, None, Duration::from_millis(300)).await.unwrap_err();
@@ -151,7 +151,7 @@ async fn a_join_timeout_says_who_was_in_and_how_many_were_missing() {
 }
 
 #[tokio::test]
-async fn a_second_join_at_the_same_time_is_refused_and_a_dropped_one_gives_its_place_up() {
+async fn a_second_join_at_the_same_time_is_rejected_and_a_dropped_one_is_withdrawn() {
     let coordinator = Coordinator::start().await;
     let sessions: Vec<_> = (0..2).map(|n| coordinator.session(n, Settings::new(2, 2))).collect();
     let joining = sessions[0].join(1, None, None, PATIENCE);
@@ -160,10 +160,10 @@ async fn a_second_join_at_the_same_time_is_refused_and_a_dropped_one_gives_its_p
         sessions[0].join(2, None, None, PATIENCE).await.unwrap_err()
     };
     tokio::select! {
-        _ = joining => panic!("nobody else has joined"),
+        _ = joining => panic!("no other node has joined"),
         error = busy => assert_eq!(error, JoinError::Busy),
     }
-    // Whoever joins now waits in vain, until the first is back.
+    // The dropped join does not count for the next node.
     let error = sessions[1].join(1, None, None, Duration::from_millis(100)).await.unwrap_err();
     assert!(matches!(error, JoinError::Timeout { .. }), "{error:?}");
     assert!(error.to_string().contains("1 of 2 nodes have joined (node1 (node1))"), "{error}");
@@ -218,7 +218,7 @@ fn failure() -> Failure {
 }
 
 #[tokio::test]
-async fn a_reported_failure_reaches_everybody_and_the_second_ends_the_job() {
+async fn a_reported_failure_reaches_all_nodes_and_the_second_one_ends_the_job() {
     let settings = Settings { max_restarts: Some(1), ..Settings::new(2, 2) };
     let coordinator = Coordinator::start().await;
     let sessions: Vec<_> = (0..2).map(|n| coordinator.session(n, settings.clone())).collect();
@@ -232,7 +232,7 @@ async fn a_reported_failure_reaches_everybody_and_the_second_ends_the_job() {
     }
     assert!(join_all(&sessions).await.iter().all(|place| (place.round, place.restart) == (Round(2), 1)));
     assert_eq!(sessions[0].view().failure, None);
-    // What is said of a round that is over is over, too.
+    // A report about an earlier round has no effect.
     sessions[1].report_failure(Round(1), failure());
     assert_eq!(sessions[1].view().waiting, 0);
     sessions[1].report_failure(Round(2), failure());
@@ -243,12 +243,12 @@ async fn a_reported_failure_reaches_everybody_and_the_second_ends_the_job() {
 }
 
 #[tokio::test]
-async fn who_is_done_waits_for_the_last_live_member() {
+async fn a_finished_node_waits_for_the_last_live_member() {
     let coordinator = Coordinator::start().await;
     let mut sessions: Vec<_> = (0..3).map(|n| coordinator.session(n, Settings::new(1, 3))).collect();
     join_all(&sessions).await;
     let lost = sessions.pop().unwrap();
-    // Done, then gone: nobody is disturbed. What was said before a goodbye is sent before it.
+    // A node that finishes and then leaves disturbs no other node. Its Done is sent before its Leave.
     lost.report_done(Round(1));
     lost.leave("finished".into(), None, PATIENCE).await;
     assert_eq!(sessions[0].view().waiting, 0);
@@ -262,8 +262,8 @@ async fn who_is_done_waits_for_the_last_live_member() {
 }
 
 #[tokio::test]
-async fn a_coordinator_that_comes_up_late_is_found() {
-    // Reserve a port, and leave it unserved for the session's first tries.
+async fn a_session_connects_to_a_coordinator_that_starts_late() {
+    // No process serves this port during the session's first tries.
     let address = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let absent = Coordinator { address, sessions: watch::channel(0).1, task: tokio::spawn(async {}) };
     let session = absent.session(1, Settings::new(1, 1));
@@ -273,7 +273,7 @@ async fn a_coordinator_that_comes_up_late_is_found() {
 }
 
 #[tokio::test]
-async fn a_restarted_coordinator_disturbs_nobody_and_goes_on_with_the_round_numbers() {
+async fn a_restarted_coordinator_disturbs_no_node_and_continues_the_round_numbers() {
     let coordinator = Coordinator::start().await;
     let sessions: Vec<_> = (0..2).map(|n| coordinator.session(n, Settings::new(2, 2))).collect();
     assert_eq!(join_all(&sessions).await[0].round, Round(1));
@@ -294,7 +294,7 @@ async fn a_restarted_coordinator_disturbs_nobody_and_goes_on_with_the_round_numb
 }
 
 #[tokio::test]
-async fn a_foreign_server_is_named_for_what_it_is() {
+async fn the_error_names_a_server_that_is_no_coordinator() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let absent = Coordinator {
         address: listener.local_addr().unwrap(),
@@ -337,7 +337,7 @@ async fn a_giant_frame_ends_its_own_connection_only() {
     rogue.read_to_end(&mut rest).await.unwrap();
 }
 
-/// The port is the store's too: neither notices what goes on at the other's door.
+/// Sessions and store share the port. Half a greeting must disturb neither.
 #[test]
 fn half_a_greeting_costs_its_own_connection_and_disturbs_neither_sessions_nor_store() {
     let listener = elastic_rs::net::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -349,7 +349,7 @@ fn half_a_greeting_costs_its_own_connection_and_disturbs_neither_sessions_nor_st
         let address: SocketAddr = format!("127.0.0.1:{}", host.port()).parse().unwrap();
         let frame = [MAGIC, &PROTOCOL_VERSION.to_le_bytes(), &100u32.to_le_bytes(), &[7; 50]].concat();
         let mut open = Vec::new();
-        // Every beginning of magic, version, a frame's length and half its body; then silence.
+        // Every prefix of magic, version, a frame's length and half its body; then silence.
         for end in 0..frame.len() {
             let mut stream = TcpStream::connect(address).await.unwrap();
             stream.write_all(&frame[..end]).await.unwrap();
@@ -364,14 +364,13 @@ fn half_a_greeting_costs_its_own_connection_and_disturbs_neither_sessions_nor_st
             let closed = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut Vec::new())).await;
             assert!(closed.is_ok(), "{end} bytes of a greeting keep a connection open");
         }
-        assert_eq!(store.get(b"k").await.unwrap()[..], b"v"[..], "who has said hello may be silent");
-        assert!(!host.sessions().ended(Duration::ZERO).await, "a session too");
+        assert_eq!(store.get(b"k").await.unwrap()[..], b"v"[..], "a client that has sent a request may be silent");
+        assert!(!host.sessions().ended(Duration::ZERO).await, "a session may be silent too");
     });
 }
 
-/// A session is a connection too.
 #[test]
-fn sessions_count_towards_the_connections_that_may_be_open() {
+fn sessions_count_towards_max_connections() {
     let listener = elastic_rs::net::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let options = ServerOptions { max_connections: 2, ..ServerOptions::default() };
     let host = elastic_rs::host::Host::start(vec![listener], options).unwrap();
@@ -388,7 +387,7 @@ fn sessions_count_towards_the_connections_that_may_be_open() {
         let error = connect(Duration::ZERO).await.unwrap_err();
         assert!(error.to_string().contains("does not answer as a store"), "{error}");
         store.set(b"k", b"v").await.unwrap();
-        // When the node goes, its place is free.
+        // When the node goes, another connection is accepted.
         drop(session);
         connect(PATIENCE).await.unwrap();
         assert_eq!(store.get(b"k").await.unwrap()[..], b"v"[..]);

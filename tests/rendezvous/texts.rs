@@ -1,4 +1,4 @@
-//! What nodes write about themselves reaches others: it may neither outgrow a frame nor steer a terminal.
+//! Texts that nodes send reach other nodes. They must fit into a frame, and must not control a terminal.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ fn greet(machine: &mut Machine, number: u64, hello: Hello, now: Instant) {
     machine.on_hello(SessionId(number), hello, ends, now);
 }
 
-/// What the machine says now. It must fit into frames, and into lines.
+/// The machine's messages. Each must fit into a frame, and each note into one line.
 fn said(machine: &mut Machine) -> Vec<CoordinatorMessage> {
     let mut messages = Vec::new();
     for command in machine.take_commands() {
@@ -46,12 +46,12 @@ fn refusal(machine: &mut Machine, hello: Hello) -> String {
     greet(machine, 1000, hello, Instant::now());
     match said(machine).as_slice() {
         [CoordinatorMessage::Rejected { reason }] => reason.clone(),
-        other => panic!("not refused: {other:?}"),
+        other => panic!("not rejected: {other:?}"),
     }
 }
 
 #[test]
-fn the_longest_texts_make_no_message_that_outgrows_its_frame() {
+fn the_longest_texts_fit_into_a_frame() {
     const NODES: u64 = 30;
     let mut now = Instant::now();
     let mut machine = Machine::new();
@@ -87,7 +87,7 @@ fn the_longest_texts_make_no_message_that_outgrows_its_frame() {
 }
 
 #[test]
-fn who_introduces_itself_with_texts_out_of_bounds_is_refused() {
+fn a_hello_with_texts_out_of_bounds_is_rejected() {
     let mut machine = Machine::new();
     let good = hello(1, 1);
     let reason = refusal(&mut machine, Hello { run_id: "r".repeat(60_000), ..good.clone() });
@@ -99,7 +99,7 @@ fn who_introduces_itself_with_texts_out_of_bounds_is_refused() {
     assert_eq!(refusal(&mut machine, Hello { run_id: String::new(), ..good }), "the run id is empty");
 }
 
-/// A reason with U+2028 began a line of its own in log viewers, and U+202E turned what followed it around.
+/// In log viewers, U+2028 would begin a new line, and U+202E would reverse the text after it.
 #[test]
 fn separators_and_bidi_controls_forge_no_lines() {
     const STEERING: [char; 9] =
@@ -122,15 +122,15 @@ fn separators_and_bidi_controls_forge_no_lines() {
         let notes: Vec<_> = machine.take_commands().iter().map(|command| format!("{command:?}")).collect();
         assert!(notes.iter().any(|note| note.contains("node [job] closed")), "{notes:?}");
     }
-    // Names are people's: what they are written with stays.
+    // Joiners and emoji of real names stay.
     let mut machine = Machine::new();
     greet(&mut machine, 1, Hello { name: "می‌خواهم 語 👩‍🚀".into(), ..hello(1, 1) }, Instant::now());
     assert!(matches!(said(&mut machine).as_slice(), [CoordinatorMessage::Welcome { .. }]));
 }
 
-/// What listens at the endpoint may be anybody: a node logs what it says.
+/// A node logs texts of the server at the endpoint, which may be any program.
 #[test]
-fn what_a_coordinator_says_cannot_steer_a_nodes_terminal() {
+fn texts_of_a_coordinator_cannot_control_a_nodes_terminal() {
     let mut node = NodeMachine::new(hello(1, 1), "coordinator:1".into(), Duration::from_secs(300), Instant::now());
     node.on_tick(Instant::now());
     node.on_connected(Instant::now());
@@ -140,9 +140,9 @@ fn what_a_coordinator_says_cannot_steer_a_nodes_terminal() {
     assert!(failed.contains("no [2J [job] closed"), "{failed:?}");
 }
 
-/// A worker's last words are logged by its own agent, before the coordinator has seen them.
+/// An agent logs its worker's message before the coordinator has cleaned it.
 #[test]
-fn what_a_worker_says_is_one_line_in_the_log_of_its_agent() {
+fn a_workers_message_is_one_line_in_the_log_of_its_agent() {
     let failure = Failure {
         node: String::new(),
         role: "default".into(),

@@ -1,4 +1,4 @@
-//! A session whose node never reads what it is sent, over real sockets: it costs its own connection, and bounded memory.
+//! A node that never reads its messages, over real sockets. It costs its own connection, and bounded memory.
 
 use std::time::Duration;
 
@@ -13,18 +13,18 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::runtime::Handle;
 
-/// Long enough for a loaded machine; nothing here takes it when it works.
+/// Time limit for a loaded machine. A test that passes does not wait for it.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// More than the coordinator keeps for a node that does not read (64 messages, and what the kernel buffers), far less than the
-/// answers to all that such a node says.
+/// More than the coordinator keeps for a node that does not read: 64 messages and the kernel's buffers. Far less than the answers to
+/// all of the node's heartbeats.
 const GROWTH_LIMIT_BYTES: u64 = 32 << 20;
-/// Heartbeats of the node that does not read, in one write: fewer than the coordinator queues. Each is answered with a sentence of some hundred bytes.
+/// Heartbeats in one write, fewer than the coordinator queues. Each answer has some hundred bytes.
 const BEATS: usize = 32;
-/// Fewer would not fill what the kernel buffers; more than this are never read by anybody.
+/// Writes after which the test fails. The session must end earlier, once the kernel's buffers and the queue are full.
 const MOST_WRITES: usize = 200_000;
 
 #[test]
-fn a_node_that_never_reads_is_ended_with_bounded_memory_while_others_are_served() {
+fn a_session_that_never_reads_is_ended_with_bounded_memory_while_others_are_served() {
     let listener = elastic_rs::net::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let host = Host::start(vec![listener], ServerOptions::default()).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -35,7 +35,7 @@ fn a_node_that_never_reads_is_ended_with_bounded_memory_while_others_are_served(
         let deaf = deaf_node(host.port()).await;
         let before = resident_bytes();
         let flood = tokio::spawn(flood(deaf));
-        // Others are served meanwhile: round after round.
+        // Another session gets round after round meanwhile.
         let mut round = 1;
         while !flood.is_finished() {
             round += 1;
@@ -49,7 +49,7 @@ fn a_node_that_never_reads_is_ended_with_bounded_memory_while_others_are_served(
     });
 }
 
-/// A node that waits for a round that never forms, so that each heartbeat is answered with how that goes.
+/// A node that waits for a round that never forms. Each answer to a heartbeat carries the round's progress.
 async fn deaf_node(port: u16) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
@@ -64,7 +64,7 @@ async fn deaf_node(port: u16) -> TcpStream {
     stream
 }
 
-/// Talk until the connection is ended. Gives how often that could be written.
+/// Write heartbeats until the connection ends. Returns the number of writes.
 async fn flood(mut stream: TcpStream) -> usize {
     let mut beats = BytesMut::new();
     for _ in 0..BEATS {
