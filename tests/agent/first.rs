@@ -1,4 +1,4 @@
-//! Which failure of a round is the first, when the others are told, and with what words.
+//! The first failure of a round: which one it is, when it is reported, and with which words of the worker.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use elastic_rs::rendezvous::protocol::message::{Failure, Placement, Round, Verdi
 const GRACE: Duration = Duration::from_secs(7);
 const SIGTERM: i32 = 15;
 
-/// As the driver tells it: what the worker said is not known yet.
+/// A failure as the driver first reports it, without the worker's words.
 fn failure(local_rank: u32) -> Failure {
     Failure {
         node: String::new(),
@@ -29,7 +29,7 @@ fn saying(words: &str, local_rank: u32) -> Failure {
     Failure { message: words.into(), ..failure(local_rank) }
 }
 
-/// An agent whose three workers of round 1 run.
+/// An agent that runs its three workers of round 1.
 fn running(budget: Budget) -> AgentMachine {
     let policy = Policy { budget, workers: 3, grace: GRACE, exit_barrier_timeout: None };
     let mut agent = AgentMachine::new(policy, "node0".into());
@@ -53,7 +53,7 @@ fn place(agent: &mut AgentMachine, round: u64) {
     agent.take_commands();
 }
 
-/// What it does, but for what it says.
+/// The agent's commands, without log lines.
 fn does(agent: &mut AgentMachine) -> Vec<Command> {
     let said = |command: &Command| matches!(command, Command::Tell(_) | Command::Warn(_));
     agent.take_commands().into_iter().filter(|command| !said(command)).collect()
@@ -72,7 +72,7 @@ fn report(failure: Failure) -> Command {
     Command::Report(Box::new(failure))
 }
 
-/// Worker 1 has ended, and nobody knows yet what it said.
+/// An agent after worker 1 has ended, before the worker's words are known.
 fn listening(budget: Budget, now: Instant) -> AgentMachine {
     let mut agent = running(budget);
     agent.on_worker_exited_badly(failure(1), now);
@@ -85,7 +85,7 @@ fn a_failure_is_reported_with_what_the_worker_said_once_that_is_known() {
     let mut agent = listening(Budget::Job, Instant::now());
     agent.on_words(1, "ValueError: x".into(), true);
     assert_eq!(does(&mut agent), [report(saying("ValueError: x", 1))]);
-    assert_eq!(agent.next_deadline(), None, "nothing more is waited for");
+    assert_eq!(agent.next_deadline(), None, "the agent waits for nothing more");
 }
 
 #[test]
@@ -94,8 +94,8 @@ fn a_report_does_not_wait_for_words_that_hang() {
     agent.on_words(1, "killed because memory ran out".into(), false);
     assert_eq!(does(&mut agent), [report(saying("killed because memory ran out", 1))], "with what is known");
     agent.on_words(1, "ValueError: late".into(), true);
-    assert!(warned(&mut agent).contains("ValueError: late"), "here they are told all the same");
-    assert_eq!(does(&mut agent), [], "and reported once");
+    assert!(warned(&mut agent).contains("ValueError: late"), "late words are logged");
+    assert_eq!(does(&mut agent), [], "the report is not repeated");
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn later_failures_of_the_round_are_consequences_whatever_becomes_known_first() {
     agent.on_worker_exited_badly(failure(0), now);
     agent.on_worker_failed(saying("no such file", 2), false);
     agent.on_words(0, "SignalException".into(), true);
-    assert_eq!(does(&mut agent), [], "what others say is no matter");
+    assert_eq!(does(&mut agent), [], "words of other workers do not matter");
     agent.on_stopped();
     assert_eq!(does(&mut agent), []);
     agent.on_words(1, "the cause".into(), true);
@@ -129,7 +129,7 @@ fn later_failures_of_the_round_are_consequences_whatever_becomes_known_first() {
 }
 
 #[test]
-fn each_round_has_a_first_failure_of_its_own() {
+fn each_round_has_its_own_first_failure() {
     let now = Instant::now();
     let mut agent = listening(Budget::Job, now);
     agent.on_words(1, String::new(), false);
@@ -144,7 +144,7 @@ fn each_round_has_a_first_failure_of_its_own() {
 }
 
 #[test]
-fn what_ends_the_round_before_the_words_are_known_is_its_end() {
+fn no_failure_is_reported_if_the_round_ends_before_the_words_are_known() {
     let now = Instant::now();
     let stopped = Verdict::Stopped { by: "node1".into(), cause: "Ctrl-C".into() };
     let of_another =
@@ -167,7 +167,7 @@ fn what_ends_the_round_before_the_words_are_known_is_its_end() {
 }
 
 #[test]
-fn the_end_of_its_own_failure_waits_for_the_words_and_has_them() {
+fn an_end_for_this_nodes_failure_waits_for_the_words_and_has_them() {
     let now = Instant::now();
     let mut agent = listening(Budget::Node(0), now);
     agent.on_words(1, String::new(), false);
@@ -178,7 +178,7 @@ fn the_end_of_its_own_failure_waits_for_the_words_and_has_them() {
     assert_eq!(does(&mut agent), [Command::Close(verdict.clone())]);
     agent.on_closed(verdict);
     agent.on_stopped();
-    assert_eq!(does(&mut agent), [], "it may still become known what the worker said");
+    assert_eq!(does(&mut agent), [], "the worker's words may still come");
     assert_eq!(agent.next_deadline(), Some(now + WORDS_LIMIT));
     let mut patient = agent.clone();
     agent.on_words(1, "ValueError: late\n  a line".into(), true);
@@ -191,7 +191,7 @@ fn the_end_of_its_own_failure_waits_for_the_words_and_has_them() {
 }
 
 #[test]
-fn an_end_for_another_nodes_failure_waits_for_no_words_and_lacks_none() {
+fn an_end_for_another_nodes_failure_waits_for_no_words() {
     let mut agent = listening(Budget::Job, Instant::now());
     agent.on_words(1, String::new(), false);
     agent.on_stopped();
@@ -215,7 +215,7 @@ fn a_signal_ends_the_wait_for_words() {
 }
 
 #[test]
-fn a_restart_that_this_node_counts_waits_for_the_words_that_are_told_with_it() {
+fn a_restart_that_this_node_counts_waits_for_the_words_and_logs_them() {
     let mut agent = listening(Budget::Node(2), Instant::now());
     agent.on_stopped();
     assert_eq!((does(&mut agent), agent.restarts()), (vec![], 0));

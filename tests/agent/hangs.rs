@@ -1,4 +1,4 @@
-//! Consoles that nobody reads and files that nobody gets to the end of keep no failure from the other nodes.
+//! A console that is not read, and an error file that hangs, do not delay the report of a failure to other nodes.
 
 use std::fs::{self, File, OpenOptions};
 
@@ -8,14 +8,14 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use crate::node::{Endless, host, settings, two_placed};
 use crate::process::support::{Folder, within};
 
-/// A named pipe in `folder` that nobody reads.
+/// A named pipe in `folder` that is not read.
 fn unread_console(folder: &Folder) -> File {
     let path = folder.0.join("console");
     mknodat(CWD, &path, FileType::Fifo, Mode::RWXU, 0).unwrap();
     OpenOptions::new().read(true).write(true).open(path).unwrap()
 }
 
-/// Until the console takes nothing more, so that whoever copies to it is stuck.
+/// Wait until the console is full, so that a write to it blocks.
 async fn until_full(console: &File) {
     let takes = || {
         let mut fds = [PollFd::new(console, PollFlags::OUT)];
@@ -39,7 +39,7 @@ async fn other_nodes_hear_of_a_failure_while_console_and_error_file_hang() {
     within(until_full(&console)).await;
 
     fs::write(&go, "").unwrap();
-    // The error file has no word in it yet, and the node that fails cannot be at its end.
+    // The error file hangs, so the failing node cannot have ended yet.
     let told = tokio::select! {
         biased;
         told = two.cause() => told,
@@ -47,10 +47,10 @@ async fn other_nodes_hear_of_a_failure_while_console_and_error_file_hang() {
     };
     assert!(told.node.contains("node1"), "{told:?}");
     assert_eq!((told.global_rank, told.exit.as_str()), (one.runner.first_rank() + 1, "exit code 3"));
-    assert_eq!(told.message, "boom", "the console has not taken it, but the agent has");
+    assert_eq!(told.message, "boom", "the agent has read it, although the console is full");
     assert!(two.exits().iter().all(|(_, exit)| exit == "SIGTERM"), "{:?}", two.exits());
 
-    // Only now. If the report had waited for as long as it ever does, nobody would listen any more.
+    // The agent still reads the error file, so the report has not waited for its whole limit.
     fs::write(&endless.0, r#"{"message": "ValueError: late"}"#).unwrap();
     let own = one.cause().await;
     assert_eq!((own.global_rank, own.message.as_str()), (told.global_rank, "ValueError: late"));

@@ -1,4 +1,4 @@
-//! What an agent does, event by event. With the rendezvous and workers around it, it is simulated in `simulation/agent`.
+//! The agent's state machine, event by event. `simulation/agent` tests it together with the rendezvous and workers.
 use std::time::{Duration, Instant};
 
 use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
@@ -51,7 +51,7 @@ fn succeeded() -> Verdict {
     Verdict::AllDone { round: Round(1), nodes: 2 }
 }
 
-/// An agent whose workers of round 1 run.
+/// An agent that runs its workers of round 1.
 fn running(budget: Budget) -> AgentMachine {
     let mut agent = AgentMachine::new(policy(budget), "node0".into());
     assert_eq!(does(&mut agent), [Command::Join]);
@@ -60,7 +60,7 @@ fn running(budget: Budget) -> AgentMachine {
     agent
 }
 
-/// What it does, but for what it says.
+/// The agent's commands, without log lines.
 fn does(agent: &mut AgentMachine) -> Vec<Command> {
     agent
         .take_commands()
@@ -77,10 +77,10 @@ fn end(outcome: Outcome) -> Command {
     Command::End(Box::new(outcome))
 }
 
-/// Seed 4412: a member whose connection was broken for longer than the grace still ran when the others were done, which closed the
-/// job. When its workers failed later it waited for an answer for ever.
+/// Seed 4412: a member was disconnected for longer than the grace, and the job closed as finished while it still ran. If its workers
+/// fail later, it must not wait for an answer.
 #[test]
-fn a_failure_after_the_job_was_declared_a_success_waits_for_nobody() {
+fn a_failure_after_the_job_was_declared_a_success_waits_for_no_answer() {
     for budget in [Budget::Job, Budget::Node(3)] {
         let mut agent = running(budget);
         agent.on_closed(succeeded());
@@ -93,7 +93,7 @@ fn a_failure_after_the_job_was_declared_a_success_waits_for_nobody() {
     }
 }
 
-/// What the operator is told unasked.
+/// The agent's next warning.
 fn warned(agent: &mut AgentMachine) -> Option<String> {
     agent.take_commands().into_iter().find_map(|command| match command {
         Command::Warn(text) => Some(text),
@@ -102,7 +102,7 @@ fn warned(agent: &mut AgentMachine) -> Option<String> {
 }
 
 #[test]
-fn workers_that_begin_anew_are_told_of_unasked() {
+fn a_restart_of_the_workers_is_logged_as_a_warning() {
     let mut agent = running(Budget::Job);
     assert_eq!(warned(&mut agent), None);
     agent.on_interrupted(Round(1), "a node waits");
@@ -113,7 +113,7 @@ fn workers_that_begin_anew_are_told_of_unasked() {
 }
 
 #[test]
-fn it_ends_when_the_workers_of_all_nodes_have_succeeded() {
+fn an_agent_ends_when_the_workers_of_all_nodes_have_succeeded() {
     let now = Instant::now();
     let mut agent = running(Budget::Job);
     agent.on_worker_succeeded(1, now);
@@ -125,7 +125,7 @@ fn it_ends_when_the_workers_of_all_nodes_have_succeeded() {
 }
 
 #[test]
-fn the_exit_barrier_ends_in_time_too() {
+fn the_exit_barrier_ends_at_its_timeout() {
     let now = Instant::now();
     let mut agent = running(Budget::Job);
     agent.on_worker_succeeded(0, now);
@@ -144,7 +144,7 @@ fn the_exit_barrier_ends_in_time_too() {
 }
 
 #[test]
-fn whoever_has_finished_says_every_thirty_seconds_whom_it_waits_for() {
+fn a_finished_agent_logs_every_thirty_seconds_which_nodes_it_waits_for() {
     let begin = Instant::now();
     let mut agent = AgentMachine::new(Policy { exit_barrier_timeout: None, ..policy(Budget::Job) }, "node0".into());
     agent.on_placed(placement(1, 0));
@@ -164,13 +164,13 @@ fn whoever_has_finished_says_every_thirty_seconds_whom_it_waits_for() {
 }
 
 #[test]
-fn the_node_that_fails_says_which_restart_it_is_and_that_none_is_left() {
+fn the_failing_node_logs_the_number_of_the_restart_or_that_none_is_left() {
     let mut agent = running(Budget::Job);
     agent.on_worker_failed(failure(1), false);
     does(&mut agent);
     agent.on_interrupted(Round(1), "rank 1 ended; restart 1 of 2");
     assert_eq!(warned(&mut agent).as_deref(), Some("restarting all workers: rank 1 ended; restart 1 of 2"));
-    // Once all have stopped, which may be before the answer comes.
+    // The same if all workers have stopped before the answer comes.
     let mut agent = running(Budget::Job);
     agent.on_worker_failed(failure(1), false);
     agent.on_stopped();
@@ -188,7 +188,7 @@ fn the_node_that_fails_says_which_restart_it_is_and_that_none_is_left() {
 }
 
 #[test]
-fn nobody_says_that_workers_are_restarted_when_the_host_of_the_coordinator_has_gone() {
+fn no_restart_is_logged_when_the_host_of_the_coordinator_has_gone() {
     let reason = "the host of the coordinator got SIGTERM";
     let failing = || {
         let mut agent = running(Budget::Job);
@@ -211,11 +211,11 @@ fn a_failure_is_reported_before_the_other_workers_have_stopped_and_counted_by_th
     let mut agent = running(Budget::Job);
     agent.on_worker_failed(failure(1), false);
     assert_eq!(does(&mut agent), [stop(SIGTERM), Command::Report(Box::new(failure(1)))]);
-    // The other worker ends because of ours: a consequence.
+    // The other worker's end is a consequence.
     agent.on_worker_failed(failure(0), false);
     assert_eq!(does(&mut agent), []);
     agent.on_stopped();
-    assert_eq!(does(&mut agent), [], "whether to go on is the coordinator's");
+    assert_eq!(does(&mut agent), [], "the coordinator decides whether the job restarts");
     agent.on_interrupted(Round(1), "rank 1 failed");
     assert_eq!(does(&mut agent), [Command::Join]);
     agent.on_placed(placement(2, 1));
@@ -223,12 +223,12 @@ fn a_failure_is_reported_before_the_other_workers_have_stopped_and_counted_by_th
 }
 
 #[test]
-fn the_coordinators_word_may_come_while_workers_are_being_stopped() {
+fn the_coordinators_answer_may_come_while_workers_are_being_stopped() {
     let mut agent = running(Budget::Job);
     agent.on_worker_failed(failure(1), false);
     does(&mut agent);
     agent.on_interrupted(Round(1), "rank 1 failed");
-    assert_eq!(does(&mut agent), [], "the old workers are still there");
+    assert_eq!(does(&mut agent), [], "the old workers are still running");
     agent.on_stopped();
     assert_eq!(does(&mut agent), [Command::Join]);
 }
@@ -250,7 +250,7 @@ fn with_no_restart_left_every_agent_stops_its_workers_and_names_the_first_cause(
 }
 
 #[test]
-fn a_job_that_fails_while_this_node_waits_for_the_others_has_failed_here_too() {
+fn an_agent_in_the_exit_barrier_fails_if_the_job_fails() {
     let now = Instant::now();
     let mut agent = running(Budget::Job);
     agent.on_worker_succeeded(0, now);
@@ -261,7 +261,7 @@ fn a_job_that_fails_while_this_node_waits_for_the_others_has_failed_here_too() {
 }
 
 #[test]
-fn counting_for_itself_it_restarts_as_often_as_it_may_and_then_closes_the_job() {
+fn an_agent_with_a_budget_of_its_node_restarts_as_often_as_it_may_and_then_closes_the_job() {
     let mut agent = running(Budget::Node(1));
     agent.on_worker_failed(failure(1), false);
     assert_eq!(does(&mut agent), [stop(SIGTERM)]);
@@ -269,7 +269,7 @@ fn counting_for_itself_it_restarts_as_often_as_it_may_and_then_closes_the_job() 
     assert_eq!((does(&mut agent), agent.restarts()), (vec![Command::Join], 1));
     agent.on_placed(placement(2, 0));
     does(&mut agent);
-    // Others are told whose it was.
+    // The verdict names this node.
     agent.on_worker_failed(Failure { node: String::new(), ..failure(0) }, false);
     let cause = Some(Box::new(failure(0)));
     let reason = failure(0).to_string();
@@ -309,7 +309,7 @@ fn a_world_that_must_re_form_stops_the_workers_first() {
 }
 
 #[test]
-fn news_of_an_old_round_are_no_news() {
+fn events_of_an_earlier_round_are_ignored() {
     let mut agent = running(Budget::Job);
     agent.on_interrupted(Round(0), "long ago");
     agent.on_placed(placement(1, 0));
@@ -365,7 +365,7 @@ fn a_signal_during_another_stop_does_not_begin_a_second_grace() {
 }
 
 #[test]
-fn a_signal_where_nothing_runs_ends_it_at_once() {
+fn a_signal_ends_an_agent_without_workers_at_once() {
     let mut joining = AgentMachine::new(policy(Budget::Job), "node0".into());
     does(&mut joining);
     let mut deciding = running(Budget::Job);
@@ -384,7 +384,7 @@ fn a_signal_where_nothing_runs_ends_it_at_once() {
 }
 
 #[test]
-fn how_a_join_that_fails_ends_the_agent() {
+fn a_failed_join_ends_the_agent() {
     let closed = |verdict, spare| JoinError::Closed { verdict, spare };
     let timeout = JoinError::Timeout { after: GRACE, progress: "1 of 2".into() };
     let cause = Some(Box::new(failure(3)));

@@ -1,4 +1,4 @@
-//! One node of a job: its agent event by event and at work, and worker processes with real ones.
+//! Tests of one node of a job: the agent's machine event by event, the runner with real workers, and worker processes.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 

@@ -1,4 +1,4 @@
-//! Nodes of a job whose front end is a test, with real workers and a real coordinator.
+//! [`Node`]: a node of a job with real workers and a real coordinator. The test is its front end.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -22,7 +22,7 @@ use tokio::runtime::Handle;
 use crate::alone::alone;
 use crate::process::support::{Folder, LIMIT, Shown, Traces, shown, within};
 
-/// Of a job in which nothing is waited for.
+/// Settings without waiting times.
 pub fn settings(min_nodes: u32, max_nodes: u32, max_restarts: u32) -> Settings {
     let mut settings = Settings::new(min_nodes, max_nodes);
     (settings.reconnect_grace, settings.settle_timeout) = (Duration::from_millis(20), Duration::from_millis(20));
@@ -62,14 +62,14 @@ pub fn options(budget: Budget, workers: u32) -> AgentOptions {
     }
 }
 
-/// A front end: its workers are helpers that do what `scripts` says in each round.
+/// A front end. Its workers are `process_helper` processes, which perform a script in each round.
 pub struct Node {
     pub runner: Runner,
     pub session: Option<Arc<Session>>,
     pub traces: Traces,
     pub workers: u32,
     pub error_files: BTreeMap<u32, PathBuf>,
-    /// What the workers of the last round show.
+    /// The output of the last round's workers.
     pub shown: Option<Shown>,
 }
 
@@ -83,7 +83,7 @@ impl Node {
         within(self.runner.next()).await
     }
 
-    /// Joins, and returns what to start.
+    /// Join, and return the place for which workers must be started.
     pub async fn placed(&mut self) -> Placement {
         assert!(matches!(self.next().await, Step::Join));
         match &self.session {
@@ -110,7 +110,7 @@ impl Node {
         self.start_on(console, scripts).await;
     }
 
-    /// The same, with everything that workers print on `console`.
+    /// As [`Node::start`], with the workers' output on `console`.
     pub async fn start_on(&mut self, console: OwnedFd, scripts: &[&str]) {
         let consoles = Consoles { stderr: console.try_clone().unwrap(), stdout: console };
         let group = Group::start(self.specs(scripts), FilterOptions::default(), consoles).await.unwrap();
@@ -121,7 +121,7 @@ impl Node {
         self.shown.as_ref().unwrap().line()
     }
 
-    /// Until the agent has nothing more to do, which is the next step.
+    /// The outcome, which must be the next step.
     pub async fn outcome(&mut self) -> Outcome {
         match self.next().await {
             Step::End(outcome) => *outcome,
@@ -136,12 +136,12 @@ impl Node {
         }
     }
 
-    /// How the workers of the last round ended, in that order.
+    /// The exits of the last round's workers, in the order of their ends.
     pub fn exits(&self) -> Vec<(u32, String)> {
         self.runner.exits().iter().map(|exited| (exited.local_rank, exited.exit.to_string())).collect()
     }
 
-    /// Gets a signal while it waits, as a front end does: the wait is given up and begun anew.
+    /// Deliver a signal during a wait, as a front end does: it drops the future of the wait, and waits again.
     pub async fn signal(&mut self, number: i32) {
         tokio::select! {
             biased;
@@ -159,7 +159,7 @@ pub async fn two_placed(host: &Host, settings: &Settings, workers: u32) -> [Node
     [one, two]
 }
 
-/// A named pipe that nobody writes: a file whose file system hangs. Dropping it lets go of who reads it.
+/// A named pipe without a writer, in place of a file on a file system that hangs. Dropping it releases its readers.
 pub struct Endless(pub PathBuf);
 
 impl Endless {
@@ -172,7 +172,7 @@ impl Endless {
 
 impl Drop for Endless {
     fn drop(&mut self) {
-        // A pipe's end that may read and write does not wait for another.
+        // Opening a pipe for reading and writing does not block.
         drop(std::fs::OpenOptions::new().read(true).write(true).open(&self.0));
     }
 }

@@ -1,4 +1,4 @@
-//! An agent at work: the runner between real workers and a real coordinator, with this test as its front end.
+//! The runner with real workers and a real coordinator. The test is its front end.
 
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
@@ -37,7 +37,7 @@ async fn a_failure_restarts_all_workers_of_all_nodes_and_costs_one_restart() {
     assert_eq!(two.exits().iter().map(|(_, exit)| exit.as_str()).collect::<Vec<_>>(), ["SIGTERM", "SIGTERM"]);
     assert_eq!((one.traces.alive().len(), two.traces.alive().len()), (0, 0));
 
-    // None is left: every node names the cause.
+    // No restart is left: every node names the cause.
     one.start(&["pause", "pause"]).await;
     two.start(&["pause", "complain again exit 4"]).await;
     let (told, own) = tokio::join!(one.cause(), two.cause());
@@ -55,7 +55,7 @@ async fn a_job_that_fails_while_a_node_prepares_its_start_ends_there_too() {
     let host = host();
     let [mut one, mut two] = two_placed(&host, &settings(2, 2, 0), 1).await;
     one.start(&["exit 3"]).await;
-    // The other waits for a template, say, and asks no more for its next step.
+    // The other node prepares its start, and does not wait for its next step.
     let (cause, ()) = tokio::join!(one.cause(), within(two.runner.start_withdrawn()));
     assert_eq!(two.cause().await, cause);
     assert_eq!(two.exits(), []);
@@ -73,7 +73,7 @@ async fn a_start_that_hangs_is_broken_off_when_the_job_has_failed() {
 }
 
 #[tokio::test]
-async fn a_signal_leaves_at_once_and_the_others_begin_anew() {
+async fn a_signalled_agent_leaves_at_once_and_the_others_restart() {
     let host = host();
     let settings = settings(1, 2, 0);
     let [mut one, mut two] = two_placed(&host, &settings, 1).await;
@@ -81,7 +81,7 @@ async fn a_signal_leaves_at_once_and_the_others_begin_anew() {
     two.start(&["say ready pause"]).await;
     assert_eq!((one.line(), two.line()), ("ready".into(), "ready".into()));
     one.signal(15).await;
-    // Its worker stays, and nobody waits for that.
+    // Its worker ignores the signal, and the other node does not wait for it.
     let place = tokio::select! {
         place = two.placed() => place,
         step = one.runner.next() => panic!("{step:?}"),
@@ -139,7 +139,7 @@ async fn a_runner_that_is_dropped_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_front_end_that_gives_up_leaves_nothing_either() {
+async fn a_runner_that_is_closed_leaves_nothing() {
     let mut node = Node::new(None, Budget::Node(0), 1);
     node.placed().await;
     node.start(&["daemon stubborn ignore 15 say ready pause"]).await;
@@ -149,7 +149,7 @@ async fn a_front_end_that_gives_up_leaves_nothing_either() {
 }
 
 #[tokio::test]
-async fn the_first_failure_is_the_cause_however_late_its_account_comes() {
+async fn the_first_failure_is_the_cause_even_if_its_error_file_hangs() {
     let mut node = Node::new(None, Budget::Node(0), 3);
     let folder = Folder::new(&node.traces);
     let endless = Endless::new(&folder);
@@ -163,7 +163,7 @@ async fn the_first_failure_is_the_cause_however_late_its_account_comes() {
     assert!(exits[1..].iter().all(|(_, exit)| exit == "SIGTERM"), "{exits:?}");
 }
 
-/// Children of this process, leading sessions of their own, as the workers are that `torch.multiprocessing` starts.
+/// Children of this process, each the leader of a session, like the workers that `torch.multiprocessing` starts.
 struct Children(Vec<Child>);
 
 impl Children {
@@ -195,7 +195,7 @@ async fn adopted_workers_are_stopped_together_and_reaped_by_the_front_end() {
     let mut children = Children::new(&node.traces, &["pause", "exit 3"]);
     node.runner.started(children.adopted(), ErrorFiles::new());
     let Step::Reap { local_rank: 1 } = node.next().await else { panic!("not the one that failed") };
-    // The other has its signal already: it ends though nobody has said how the first did.
+    // The other worker is stopped before the first one's exit status is reported.
     assert_eq!(children.reap(0).to_string(), "SIGTERM");
     node.runner.reaped(1, children.reap(1), String::new());
     let Step::Reap { local_rank: 0 } = node.next().await else { panic!("not the other") };
@@ -231,13 +231,13 @@ async fn adopted_workers_are_killed_when_the_runner_is_dropped() {
     assert_eq!(children.reap(0).to_string(), "SIGKILL");
 }
 
-/// A control group whose memory is limited. `None` where this machine has none that we may make.
+/// A control group with a memory limit. `None` if this machine allows none.
 struct Limited(PathBuf);
 
 impl Limited {
     fn new(mebibytes: u32) -> Option<Self> {
         let bytes = (mebibytes << 20).to_string();
-        // Version 1, and 2; without swap, where there is a limit for that.
+        // The files of cgroup versions 1 and 2. Swap is limited too, if it can be.
         let files = [
             ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", bytes.as_str()),
             ("/sys/fs/cgroup", "memory.max", "memory.swap.max", "0"),
@@ -246,7 +246,7 @@ impl Limited {
             let folder = PathBuf::from(format!("{root}/elastic_rs-{}", std::process::id()));
             std::fs::create_dir(&folder).ok()?;
             let limited = Self(folder);
-            // On version 1's root of all groups this is a plain folder, which takes no file.
+            // With version 1, `/sys/fs/cgroup` is a plain folder, in which this write fails.
             std::fs::write(limited.0.join(limit), &bytes).ok()?;
             let _ = std::fs::write(limited.0.join(swap), swap_bytes);
             Some(limited)
@@ -265,14 +265,14 @@ impl Drop for Limited {
 }
 
 #[test]
-fn a_worker_that_was_killed_for_want_of_memory_is_told_with_that() {
+fn the_failure_of_a_worker_that_ran_out_of_memory_says_so() {
     let Some(limited) = Limited::new(64) else {
         return eprintln!("not tested: no control group of memory to write to");
     };
     let traces = Traces::new();
     let procs = limited.0.join("cgroup.procs");
     let mut agent = Command::new(helper());
-    // What is not killed, has more than the group may.
+    // The worker takes more memory than the group may have.
     agent.arg("agent-within").arg(procs).arg("eat 200 exit 0").envs([traces.variable()]);
     let told = agent.output().unwrap();
     assert_eq!(

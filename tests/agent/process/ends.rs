@@ -1,4 +1,4 @@
-//! How workers end, and how they are stopped.
+//! Exits and stops of workers.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use elastic_rs::process::{Event, Exit, Signal, StopPolicy};
 use super::support::{Folder, LIMIT, Traces, exit, grace, signalled, start, wait_for_all, within};
 
 #[tokio::test]
-async fn exits_are_told_by_code_or_signal_name() {
+async fn exits_are_reported_by_code_or_signal_name() {
     let traces = Traces::new();
     let scripts = ["exit 0", "exit 3", "raise 11", "raise 9"];
     let workers = (0..).zip(scripts).map(|(rank, script)| traces.worker(rank, script)).collect();
@@ -21,7 +21,7 @@ async fn exits_are_told_by_code_or_signal_name() {
 }
 
 #[tokio::test]
-async fn an_exit_is_told_while_others_run() {
+async fn an_exit_is_reported_while_other_workers_run() {
     let traces = Traces::new();
     let (mut group, _shown) = start(vec![traces.worker(0, "pause"), traces.worker(1, "exit 7")]).await.unwrap();
     let pids = group.pids();
@@ -39,7 +39,7 @@ async fn a_worker_that_ignores_sigterm_is_killed_after_the_grace_period() {
     assert_eq!(shown.line(), "ready");
     let began = Instant::now();
     let outcome = within(group.stop(grace(Duration::from_millis(300)))).await;
-    // It is not killed before; how soon after is the machine's matter, but far from PyTorch's 30 s.
+    // It is not killed earlier. The upper bound leaves room for a busy machine, and is below PyTorch's 30 s.
     assert!(began.elapsed() >= Duration::from_millis(300));
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     assert_eq!(outcome.exited[0].exit.to_string(), "SIGKILL");
@@ -58,7 +58,7 @@ async fn a_second_interrupt_kills_at_once() {
 }
 
 #[tokio::test]
-async fn a_stopped_worker_takes_its_sigterm() {
+async fn a_worker_stopped_by_sigstop_gets_its_sigterm() {
     let traces = Traces::new();
     let (mut group, shown) = start(vec![traces.worker(0, "say ready raise 19 pause")]).await.unwrap();
     assert_eq!(shown.line(), "ready");
@@ -93,9 +93,9 @@ async fn a_guard_that_is_killed_takes_its_worker_along() {
     traces.wait_until_none_is_left();
 }
 
-/// The end of a worker and a stop may meet: orders that the guard has not read when it ends must not cost its last reports.
+/// A worker may end at the same time as a stop begins. Orders that the guard has not read when it ends must not lose its last reports.
 #[tokio::test]
-async fn a_worker_that_ends_just_as_it_is_stopped_is_told_as_it_ended() {
+async fn a_worker_that_ends_just_as_it_is_stopped_is_reported_with_its_own_end() {
     for (own_end, expected) in [("exit 0", "exit code 0"), ("exit 3", "exit code 3"), ("raise 15", "SIGTERM")] {
         let traces = Traces::new();
         let folder = Folder::new(&traces);
@@ -105,8 +105,8 @@ async fn a_worker_that_ends_just_as_it_is_stopped_is_told_as_it_ended() {
         assert_eq!(shown.line(), "ready");
         let worker = group.pids()[&0];
         let guard = parent_of(worker);
-        // The guard learns of the worker's end and of the orders at once, and we of nothing before the guard has ended: this
-        // thread is the runtime's only one, and does not let it run.
+        // The guard sees the worker's end and the orders at once. The runtime has only this thread, so it sees nothing before the
+        // guard has ended.
         signal(guard, Signal(libc::SIGSTOP));
         wait_for_state(guard, 'T');
         std::fs::write(file, "").unwrap();
@@ -125,11 +125,11 @@ fn parent_of(pid: u32) -> u32 {
 }
 
 fn signal(pid: u32, signal: Signal) {
-    // SAFETY: a signal to a process of this test's, which nobody has reaped.
+    // SAFETY: a signal to a process of this test, which has not been reaped.
     assert_eq!(unsafe { libc::kill(pid.cast_signed(), signal.0) }, 0);
 }
 
-/// Waits until the kernel's letter for a process's state is this one: `T` is stopped, `Z` has ended.
+/// Wait until a process has this state in `/proc/PID/stat`: `T` is stopped, `Z` has ended.
 fn wait_for_state(pid: u32, state: char) {
     let began = Instant::now();
     loop {
@@ -143,8 +143,8 @@ fn wait_for_state(pid: u32, state: char) {
     }
 }
 
-/// A version 1 freezer: what is in it takes no signal at all, as a process in uninterruptible sleep. `None` where this
-/// machine has none that we may use.
+/// A freezer of cgroup version 1. A frozen process takes no signal, like one in uninterruptible sleep. `None` if this machine allows
+/// none.
 struct Freezer(std::path::PathBuf);
 
 impl Freezer {
@@ -190,7 +190,7 @@ async fn a_worker_that_no_signal_ends_is_reported_and_not_waited_for() {
     assert_eq!((left.local_rank, left.pid, left.state), (0, pid, Some('D')));
     assert!(left.waited >= Duration::from_millis(300), "{left:?}");
     assert!(within(group.next_event()).await.is_none());
-    // Its guard has stayed, and ends it as soon as it can.
+    // Its guard is still there, and kills it as soon as it thaws.
     drop(freezer);
     traces.wait_until_none_is_left();
 }

@@ -1,16 +1,16 @@
-//! Nothing a worker started outlives it, or the agent.
+//! Nothing that a worker has started outlives the worker or the agent.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use super::support::{LIMIT, Traces, exit, grace, helper, start, wait_for_all, within};
 
-/// A child in the worker's group, one in the group that ignores SIGTERM, and a daemon.
+/// A child in the worker's process group, one more that ignores SIGTERM, and a daemon.
 const FAMILY: &str = "child pause child stubborn daemon stubborn";
 
 #[tokio::test]
 async fn a_worker_that_ends_leaves_nothing_before_its_end_is_complete() {
-    // PyTorch signals no group whose leader has ended: pytorch #8805, #26072.
+    // PyTorch does not signal a group after its leader has ended: pytorch #8805, #26072.
     for end in ["exit 0", "exit 3", "raise 9", "raise 11"] {
         let traces = Traces::new();
         let (mut group, _shown) = start(vec![traces.worker(0, &format!("{FAMILY} {end}"))]).await.unwrap();
@@ -53,7 +53,7 @@ async fn a_group_that_is_dropped_ends_its_workers() {
     traces.wait_until_none_is_left();
 }
 
-/// An agent in a process of its own.
+/// An agent in a separate process.
 struct Agent {
     child: Child,
     lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
@@ -72,7 +72,7 @@ impl Agent {
     }
 
     fn line(&mut self) -> String {
-        self.lines.next().expect("it says something").unwrap()
+        self.lines.next().expect("a line").unwrap()
     }
 }
 
@@ -115,7 +115,7 @@ fn a_signal_to_the_agents_group_reaches_the_agent_alone() {
     let mut agent = Agent { lines: BufReader::new(child.stdout.take().unwrap()).lines(), child };
     assert_eq!(agent.line(), "ready");
     let group = rustix::process::Pid::from_child(&agent.child);
-    // The guard ignores Ctrl-C, or nobody would end the daemon.
+    // The guard must ignore SIGINT, because it still has to end the daemon.
     rustix::process::kill_process_group(group, rustix::process::Signal::INT).unwrap();
     agent.child.wait().unwrap();
     traces.wait_until_none_is_left();
@@ -137,7 +137,7 @@ fn process_1_of_a_container_whose_session_began_outside_reaps_strangers() {
         command.args(inside).args(program).envs([traces.variable()]).stdin(Stdio::null());
         command.output()
     };
-    // Where containers may not be made, the test above is all there is.
+    // Without the right to make namespaces, only the test above runs.
     if !unshare(&["true"]).is_ok_and(|done| done.status.success()) {
         return;
     }

@@ -1,4 +1,4 @@
-//! What workers print, and where it arrives.
+//! The output of workers: files, consoles and filters.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,13 +13,13 @@ fn tee(folder: &Folder, name: &str, prefix: &str) -> Output {
     Output::Copied(Copies { file: Some(folder.0.join(name)), console: true, prefix: Some(prefix.into()) })
 }
 
-/// Runs workers to their ends; what they show, and how they end.
+/// Run workers to their ends. Returns their exits and the lines on the console.
 async fn run(specs: Vec<WorkerSpec>, filters: FilterOptions) -> (Vec<Exited>, Vec<String>) {
     let (exits, _, seen) = run_and_listen(specs, filters).await;
     (exits, seen)
 }
 
-/// As [`run`], with what each worker wrote last to standard error.
+/// As [`run`], and with the end of each worker's stderr.
 async fn run_and_listen(specs: Vec<WorkerSpec>, filters: FilterOptions) -> (Vec<Exited>, Vec<String>, Vec<String>) {
     let (stdout, seen) = shown();
     let consoles = Consoles { stderr: stdout.try_clone().unwrap(), stdout };
@@ -74,7 +74,7 @@ async fn a_teed_stream_is_in_the_file_as_it_was_and_prefixed_on_the_console() {
 }
 
 #[tokio::test]
-async fn a_stream_without_prefix_passes_as_it_comes() {
+async fn a_stream_without_prefix_is_copied_without_waiting_for_line_ends() {
     let traces = Traces::new();
     let mut spec = traces.worker(0, "");
     spec.args = ["whisper", "?\n>>> ", "pause"].map(Into::into).to_vec();
@@ -82,7 +82,7 @@ async fn a_stream_without_prefix_passes_as_it_comes() {
     let (read, stdout) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     let consoles = Consoles { stderr: stdout.try_clone().unwrap(), stdout };
     let mut group = Group::start(vec![spec], FilterOptions::default(), consoles).await.unwrap();
-    // The worker pauses without having ended its line.
+    // The worker pauses in the middle of a line.
     let reading = tokio::task::spawn_blocking(move || {
         let mut bytes = [0; 6];
         fs::File::from(read).read_exact(&mut bytes).unwrap();
@@ -121,7 +121,7 @@ async fn floods_of_all_workers_arrive_whole_and_in_order() {
 }
 
 #[tokio::test]
-async fn what_was_written_before_the_end_is_there_when_the_end_is_told() {
+async fn output_of_a_worker_is_complete_when_its_exit_is_reported() {
     let traces = Traces::new();
     let folder = Folder::new(&traces);
     let mut spec = traces.worker(0, "child pause flood 1000 complain last raise 9");
@@ -168,7 +168,7 @@ async fn filters_collect_matching_lines_of_all_workers() {
 }
 
 #[tokio::test]
-async fn a_disk_that_is_full_does_not_hold_up_the_worker() {
+async fn a_full_disk_does_not_block_the_worker() {
     let traces = Traces::new();
     let mut spec = traces.worker(0, "flood 5000 say done exit 0");
     spec.stdout = Output::Copied(Copies { file: Some("/dev/full".into()), console: true, prefix: Some("P".into()) });
@@ -178,7 +178,7 @@ async fn a_disk_that_is_full_does_not_hold_up_the_worker() {
 }
 
 #[tokio::test]
-async fn a_console_that_nobody_reads_holds_up_neither_exits_nor_stops() {
+async fn an_unread_console_delays_neither_exits_nor_stops() {
     let traces = Traces::new();
     let (read, stdout) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     let consoles = Consoles { stderr: stdout.try_clone().unwrap(), stdout };
@@ -186,7 +186,7 @@ async fn a_console_that_nobody_reads_holds_up_neither_exits_nor_stops() {
     let mut group = Group::start(workers, FilterOptions::default(), consoles).await.unwrap();
     let exited = exit(&mut group).await;
     assert_eq!(exited.exit.returncode(), 4);
-    assert_eq!(last_words(&group, 1), "cause\n", "whether or not the console took it");
+    assert_eq!(last_words(&group, 1), "cause\n", "even if the console is full");
     let outcome = within(group.stop(grace(LIMIT))).await;
     assert_eq!(outcome.exited[0].exit.to_string(), "SIGTERM");
     assert!(outcome.left.is_empty());
@@ -194,7 +194,7 @@ async fn a_console_that_nobody_reads_holds_up_neither_exits_nor_stops() {
 }
 
 #[tokio::test]
-async fn output_that_a_console_does_not_take_is_not_put_down_to_a_descendant() {
+async fn output_that_waits_for_a_full_console_is_not_taken_for_a_descendants() {
     let traces = Traces::new();
     let (read, stdout) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     let consoles = Consoles { stderr: stdout.try_clone().unwrap(), stdout };
@@ -203,7 +203,7 @@ async fn output_that_a_console_does_not_take_is_not_put_down_to_a_descendant() {
     spec.stdout = tee(&folder, "log", "P");
     let mut group = Group::start(vec![spec], FilterOptions::default(), consoles).await.unwrap();
     exit(&mut group).await;
-    // Less than an end waits for a console that takes nothing.
+    // A shorter time than an exit waits for a full console.
     let policy = StopPolicy { kill_timeout: Duration::from_secs(1), ..grace(Duration::ZERO) };
     let outcome = within(group.stop(policy)).await;
     assert_eq!(outcome.left, []);
@@ -225,12 +225,12 @@ async fn a_console_that_is_closed_leaves_the_file_complete() {
 }
 
 #[tokio::test]
-async fn a_console_that_nobody_reads_does_not_hold_up_a_worker_that_has_a_file() {
+async fn an_unread_console_does_not_block_a_worker_that_has_a_file() {
     let traces = Traces::new();
     let folder = Folder::new(&traces);
     let (read, stdout) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     let consoles = Consoles { stderr: stdout.try_clone().unwrap(), stdout };
-    // Far more than all pipes on the way hold.
+    // Far more than the pipes can hold.
     let mut spec = traces.worker(0, "flood 100000 complain cause exit 6");
     spec.stdout = tee(&folder, "stdout.log", "P");
     spec.stderr = tee(&folder, "stderr.log", "P");

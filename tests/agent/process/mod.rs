@@ -1,4 +1,4 @@
-//! Worker processes through the public API, with real ones: what they end as, what they leave behind, what they print.
+//! Tests of worker processes through the public API: their starts, their ends, what they leave behind, and their output.
 
 mod ends;
 mod leftovers;

@@ -1,4 +1,4 @@
-//! How workers are started, and what they find.
+//! Starts of workers, and the environment that they find.
 
 use std::io;
 
@@ -14,7 +14,7 @@ async fn a_worker_leads_its_session_with_default_signals_and_three_descriptors()
     drop(group);
     let expected = ["SigBlk: 0000000000000000", "SigIgn: 0000000000000000", "descriptors 3", "leads true"];
     let mut found = shown.rest();
-    // Rust's own start-up ignores SIGPIPE.
+    // Rust's runtime ignores SIGPIPE in the helper.
     found[1] = found[1].replace("0000001000", "0000000000");
     assert_eq!(found, expected);
 }
@@ -62,7 +62,7 @@ async fn a_log_that_cannot_be_opened_is_named() {
 }
 
 #[tokio::test]
-async fn wrapper_folder_environment_and_input_are_as_asked() {
+async fn wrapper_folder_environment_and_input_are_those_of_the_spec() {
     let traces = Traces::new();
     let mut spec = traces.worker(0, "");
     spec.program = "sh".into();
@@ -92,13 +92,13 @@ async fn a_start_that_is_cancelled_leaves_nothing() {
     let stderr = stdout.try_clone().unwrap();
     let consoles = elastic_rs::process::Consoles { stdout, stderr };
     let starting = elastic_rs::process::Group::start(workers, Default::default(), consoles);
-    // Polled once: the start is under way.
+    // Poll once: the start is under way.
     tokio::select! {
         biased;
-        _ = starting => panic!("it takes longer than that"),
+        _ = starting => panic!("a start takes longer than one poll"),
         () = std::future::ready(()) => {}
     }
-    // The console closes when the last of them is gone.
+    // The console closes when the last worker is gone.
     let rest = within(tokio::task::spawn_blocking(move || shown.rest())).await.unwrap();
     assert!(rest.len() <= 4, "{rest:?}");
     traces.wait_until_none_is_left();

@@ -1,4 +1,4 @@
-//! Starting helpers as workers, and looking for what they left.
+//! Start helpers as workers, and find processes that they left behind.
 
 use std::ffi::OsString;
 use std::fs;
@@ -14,14 +14,14 @@ use elastic_rs::process::{
     Consoles, Copies, Event, Exit, Exited, FilterOptions, Group, Output, StartError, StopPolicy, WorkerSpec,
 };
 
-/// For what should take milliseconds, on a machine that is busy with other things.
+/// Time limit for a step that takes milliseconds on an idle machine.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
 pub fn helper() -> PathBuf {
     PathBuf::from(env!("CARGO_BIN_EXE_process_helper"))
 }
 
-/// A test's own processes, found by a variable in their environment, which no daemon sheds. Panics if one is left.
+/// Finds a test's processes by a variable in their environment, which daemons keep too. Dropping it panics if a process is left.
 pub struct Traces {
     token: String,
 }
@@ -38,7 +38,7 @@ impl Traces {
         (name.into(), value.into())
     }
 
-    /// A worker that does what `script` says, with its output on the console.
+    /// A worker that performs `script`, with its output on the console.
     pub fn worker(&self, local_rank: u32, script: &str) -> WorkerSpec {
         let mut spec = WorkerSpec::new(local_rank, helper());
         spec.args = script.split(' ').filter(|word| !word.is_empty()).map(Into::into).collect();
@@ -61,7 +61,7 @@ impl Traces {
         environ.split(|byte| *byte == 0).any(|variable| variable == self.token.as_bytes())
     }
 
-    /// For ends that nobody reports, since whoever would have is gone too.
+    /// Wait for ends that are not reported, because the process that would report them is gone too.
     pub fn wait_until_none_is_left(&self) {
         let began = std::time::Instant::now();
         while !self.alive().is_empty() {
@@ -76,7 +76,7 @@ impl Drop for Traces {
         let left = self.alive();
         for pid in &left {
             if let Some(pid) = i32::try_from(*pid).ok().and_then(rustix::process::Pid::from_raw) {
-                // It may have ended meanwhile.
+                // The process may have ended meanwhile.
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             }
         }
@@ -90,7 +90,7 @@ pub fn to_console() -> Output {
     Output::Copied(Copies { console: true, prefix: Some(String::new()), ..Copies::default() })
 }
 
-/// What is shown to the user.
+/// The lines on a console.
 pub struct Shown {
     lines: Receiver<String>,
 }
@@ -100,7 +100,7 @@ impl Shown {
         self.lines.recv_timeout(LIMIT).expect("a line is shown")
     }
 
-    /// Everything that is left, once nobody writes any more.
+    /// All remaining lines, until the console is closed.
     pub fn rest(&self) -> Vec<String> {
         std::iter::from_fn(|| self.lines.recv_timeout(LIMIT).ok()).collect()
     }
@@ -123,7 +123,7 @@ pub fn shown() -> (OwnedFd, Shown) {
     (write, Shown { lines })
 }
 
-/// Starts workers; stdout and stderr of all are shown.
+/// Start workers, with stdout and stderr on one console.
 pub async fn start(specs: Vec<WorkerSpec>) -> Result<(Group, Shown), StartError> {
     let (stdout, shown) = shown();
     let stderr = stdout.try_clone().unwrap();
@@ -132,10 +132,10 @@ pub async fn start(specs: Vec<WorkerSpec>) -> Result<(Group, Shown), StartError>
 }
 
 pub async fn within<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(LIMIT, future).await.expect("it happens in time")
+    tokio::time::timeout(LIMIT, future).await.expect("it ends within the limit")
 }
 
-/// The next exit, which is also the next event.
+/// The next event, which must be an exit.
 pub async fn exit(group: &mut Group) -> Exited {
     match within(group.next_event()).await {
         Some(Event::Exited(exited)) => exited,
@@ -143,7 +143,7 @@ pub async fn exit(group: &mut Group) -> Exited {
     }
 }
 
-/// Waits for all workers, whatever becomes of them.
+/// Wait until all workers have ended.
 pub async fn wait_for_all(group: &mut Group) -> Vec<Exited> {
     let mut exits = Vec::new();
     while let Some(event) = within(group.next_event()).await {
@@ -164,7 +164,7 @@ pub fn grace(grace: Duration) -> StopPolicy {
     StopPolicy { grace, ..StopPolicy::default() }
 }
 
-/// A folder of a test's own.
+/// A temporary folder of one test.
 pub struct Folder(pub PathBuf);
 
 impl Folder {
@@ -182,7 +182,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What a failed test leaves is only a folder.
+        // If this fails, only a folder is left.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

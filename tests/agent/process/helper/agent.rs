@@ -21,7 +21,7 @@ async fn start(script: &str) -> Group {
     Group::start(vec![spec], FilterOptions::default(), consoles).await.expect("a worker")
 }
 
-/// The worker does what `script` says; its end is told.
+/// Start a worker that performs `script`, and print its end.
 pub fn run(script: &str) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
@@ -35,7 +35,7 @@ pub fn run(script: &str) {
     });
 }
 
-/// The same in a control group, whose file of processes is `procs`, with a whole agent: the job's failure is told.
+/// Run an agent with such a worker in a control group, and print the job's failure. `procs` is the group's `cgroup.procs`.
 pub fn run_within(procs: &str, script: &str) {
     fs::write(procs, std::process::id().to_string()).expect("a control group");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

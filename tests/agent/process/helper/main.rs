@@ -1,4 +1,4 @@
-//! What the tests of worker processes start: does what its arguments say, one after the other.
+//! The program that tests of worker processes start. It performs its arguments one after the other.
 
 use std::env;
 use std::io::{self, Write};
@@ -16,13 +16,13 @@ fn main() {
             "adopt" => adopt(),
             "say" => say(&next()),
             "complain" => eprintln!("{}", next()),
-            // Without a line end.
+            // Print without a line end.
             "whisper" => whisper(next().as_bytes()),
             "exit" => exit(number(&next())),
             "pause" => pause(),
             "ignore" => ignore(number(&next())),
             "child" => fork(&next(), 0),
-            // Of a session that somebody else leads, or leading one.
+            // An orphan in a session whose leader has ended, and one that leads its session.
             "orphan" => fork(&next(), 1),
             "daemon" => fork(&next(), 2),
             "raise" => raise(number(&next())),
@@ -34,20 +34,20 @@ fn main() {
             "dispositions" => dispositions(),
             "wait-file" => wait_file(&next()),
             "eat" => eat(number(&next())),
-            _ => panic!("what is `{word}`?"),
+            _ => panic!("`{word}` is not a command"),
         }
     }
 }
 
-/// Becomes the parent of strangers' orphans, as process 1 does, beside children of its own; reaps only strangers, and those
-/// that lead a session not before a minute is over.
+/// Become the parent of orphans, as process 1 does, and reap them: session leaders after a minute, others at once, its own children
+/// never.
 fn adopt() {
     use std::process::{Command, Stdio};
     // SAFETY: sets a flag of this process.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
     let this = env::current_exe().expect("a path");
     let child = |words: [&str; 2]| {
-        // It ends after its orphan has begun, which closes the pipe when it ends too.
+        // The pipe closes when both the child and its orphan have ended.
         let mut child = Command::new(&this).args(words).stdout(Stdio::piped()).spawn().expect("a child");
         io::copy(child.stdout.as_mut().expect("a pipe"), &mut io::sink()).expect("the end of both");
         child
@@ -57,8 +57,8 @@ fn adopt() {
     let minute = std::time::Duration::from_secs(60);
     assert!(child(["daemon", "end"]).wait().expect("its code").success());
     assert!(child(["orphan", "end"]).wait().expect("its code").success());
-    // The orphan. What has led its session, and the daemon and what was between it and its first parent, wait.
-    // Its descriptors are closed a moment before it can be reaped.
+    // Only the orphan is reaped now. The leader of its session, the daemon, and the daemon's parent lead sessions, so they wait. A
+    // process closes its descriptors a moment before it can be reaped.
     while strangers.reap(now) == 0 {
         std::thread::yield_now();
     }
@@ -70,14 +70,14 @@ fn adopt() {
     println!("reaped; own child: {}", own.wait().expect("its code").code().expect("a code"));
 }
 
-/// Takes so many MiB of memory.
+/// Allocate this many MiB of memory, and write to all of it.
 fn eat(mebibytes: i32) {
     for _ in 0..mebibytes {
         std::mem::forget(std::hint::black_box(vec![1_u8; 1 << 20]));
     }
 }
 
-/// How many children have ended and lead sessions.
+/// Number of children that have ended and lead sessions.
 fn leaders() -> usize {
     let list = std::fs::read_to_string("/proc/thread-self/children").expect("a /proc");
     let ended = |pid: &&str| {
@@ -99,7 +99,7 @@ fn say(text: &str) {
 
 fn whisper(bytes: &[u8]) {
     let mut out = io::stdout();
-    out.write_all(bytes).and_then(|()| out.flush()).expect("somebody reads this");
+    out.write_all(bytes).and_then(|()| out.flush()).expect("an open stdout");
 }
 
 fn pause() -> ! {
@@ -122,8 +122,10 @@ fn raise(signal: i32) {
     }
 }
 
-/// Starts a process that does `what` (`pause`, `stubborn`: also ignores SIGTERM, or `end`). With a session or two on the way it
-/// is a child's child, whose parent has ended. Returns when it runs, so that killing this process cannot come before.
+/// Start a process that performs `what`: `pause`, `stubborn` (pause, and ignore SIGTERM), or `end`.
+///
+/// With `sessions` above 0 it is a grandchild, and its parent, which made a session, has ended. With 2 it also leads a session. Returns
+/// when the process runs.
 fn fork(what: &str, sessions: u32) {
     let mut pipe = [0; 2];
     // SAFETY: this process has one thread, so a forked child may do anything.
@@ -157,7 +159,7 @@ fn fork(what: &str, sessions: u32) {
     pause()
 }
 
-/// Numbered lines, as fast as it can.
+/// Print numbered lines as fast as possible.
 fn flood(lines: i32) {
     let mut out = io::BufWriter::with_capacity(1 << 16, io::stdout().lock());
     for line in 0..lines {
@@ -166,20 +168,20 @@ fn flood(lines: i32) {
     }
 }
 
-/// Which signals are blocked or ignored, and how many descriptors are open.
+/// Print which signals are blocked or ignored, how many descriptors are open, and whether this process leads its session.
 fn dispositions() {
     let status = std::fs::read_to_string("/proc/self/status").expect("a /proc");
     for line in status.lines().filter(|line| line.starts_with("SigBlk") || line.starts_with("SigIgn")) {
         println!("{}", line.split_whitespace().collect::<Vec<_>>().join(" "));
     }
-    // One of them is the folder being read.
+    // One of them is the directory being read.
     println!("descriptors {}", std::fs::read_dir("/proc/self/fd").expect("a /proc").count() - 1);
-    // SAFETY: asks for numbers.
+    // SAFETY: these calls only return numbers.
     let (pid, session, group) = unsafe { (libc::getpid(), libc::getsid(0), libc::getpgid(0)) };
     println!("leads {}", pid == session && pid == group);
 }
 
-/// Returns once the file exists.
+/// Wait until the file exists.
 fn wait_file(path: &str) {
     while !std::path::Path::new(path).exists() {
         std::thread::yield_now();
