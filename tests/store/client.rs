@@ -1,4 +1,4 @@
-//! The client against our server: what works, what times out, and what is left afterwards.
+//! The client against our server: operations, time-outs, and the state of the connection afterwards.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -124,7 +124,7 @@ async fn a_dropped_operation_leaves_the_connection_in_step() {
     let other = client(server.port()).await;
     let big = vec![7; 8 << 20];
     store.set(b"big", &big).await.unwrap();
-    // Dropped after one poll each: a wait, a big reply, and a big request that did not fit into the socket.
+    // Drop each operation after one poll: a wait, a big reply, and a big request that does not fit into the socket.
     drop_after_a_poll(store.wait(&["never"])).await;
     assert_eq!(store.num_keys().await.unwrap(), 1);
     assert_eq!(server.stats().waiting, 0, "the wait was cancelled");
@@ -134,7 +134,7 @@ async fn a_dropped_operation_leaves_the_connection_in_step() {
     drop_after_a_poll(store.set(b"big2", &big)).await;
     assert_eq!(store.add(b"n", 5).await.unwrap(), 10);
     assert_eq!(other.get(b"big2").await.unwrap(), big, "the next operation finished it");
-    // A release that is on its way when the wait is dropped.
+    // The release of this wait arrives after the wait was dropped.
     drop_after_a_poll(store.wait(&["late"])).await;
     other.set(b"late", b"").await.unwrap();
     other.num_keys().await.unwrap();
@@ -179,7 +179,7 @@ async fn a_server_that_ends_during_a_wait_ends_the_wait() {
 
 #[tokio::test]
 async fn a_refused_connection_fails_in_time_and_says_how_long_it_took() {
-    // Bound and not listening: nobody else gets the port, and it refuses.
+    // A bound socket that does not listen: the port refuses connections, and no other process can take it.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
     let port = socket.local_addr().unwrap().port();
@@ -202,7 +202,7 @@ async fn a_store_that_starts_later_is_reached() {
     socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
     let port = socket.local_addr().unwrap().port();
     let connecting = tokio::spawn(async move { client(port).await });
-    // Long enough for the first attempt to be refused; were it not, the test would pass as well.
+    // Long enough for the first attempt to be refused. If it is not, the test passes as well.
     tokio::time::sleep(Duration::from_millis(20)).await;
     let listener = socket.listen(16).unwrap().into_std().unwrap();
     let _server = StoreServer::start(vec![listener], ServerOptions::default()).unwrap();
@@ -211,7 +211,7 @@ async fn a_store_that_starts_later_is_reached() {
 
 #[tokio::test]
 async fn every_address_of_a_host_is_tried() {
-    // Listens on IPv4 alone; `localhost` is IPv6 first on many machines.
+    // The server listens on IPv4 only. On many machines `localhost` is an IPv6 address first.
     let server = server();
     let store = StoreClient::connect("localhost", server.port(), ClientOptions::default()).await.unwrap();
     assert_eq!(store.peer_addr(), server.local_addr());
@@ -223,14 +223,14 @@ async fn every_address_of_a_host_is_tried() {
 async fn a_listener_that_is_no_store_is_a_connect_error_in_time() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    // Accepts and never answers: PyTorch's client would hang.
+    // This listener accepts and never answers. PyTorch's client would hang.
     let error = StoreClient::connect("127.0.0.1", port, within(SHORT)).await.unwrap_err();
     assert!(matches!(error, StoreError::ConnectTimeout { .. }), "{error}");
     assert!(error.to_string().contains("no answer"), "{error}");
 }
 
 #[tokio::test]
-async fn bytes_that_answer_nothing_end_the_connection() {
+async fn unsolicited_bytes_end_the_connection() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let fake = tokio::spawn(async move {
@@ -256,7 +256,7 @@ async fn bytes_that_answer_nothing_end_the_connection() {
 }
 
 #[test]
-fn errors_can_travel() {
+fn errors_can_be_sent_between_threads() {
     fn assert_travels<T: Send + Sync + Clone + 'static>() {}
     fn assert_shared<T: Send + Sync>() {}
     assert_travels::<StoreError>();

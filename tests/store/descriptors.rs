@@ -1,4 +1,4 @@
-//! The server without free file descriptors. The limit is the whole process's.
+//! The server without free file descriptors. The test changes the limit of its process.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};

@@ -1,4 +1,4 @@
-//! What the server logs of connections it rejects, and the coordinator of sessions. The subscriber is the whole process's.
+//! Log records of rejected connections and sessions. The subscriber is process-wide, so each test has a process.
 
 use std::fmt::{Debug, Write as _};
 use std::io::{Read, Write};
@@ -52,7 +52,7 @@ impl Subscriber for Keep {
     fn exit(&self, _: &Id) {}
 }
 
-/// Whether this process is the test's own, in which records are kept from now on.
+/// Whether this process runs only this test. If so, records are kept from now on.
 fn keeps_records(test: &str) -> bool {
     alone(test) && tracing::subscriber::set_global_default(Keep).is_ok()
 }
@@ -62,8 +62,7 @@ fn start(options: ServerOptions) -> StoreServer {
     StoreServer::start(vec![listener], options).unwrap()
 }
 
-/// Sends these bytes, waits for the end and returns the client's address. The record is written before the connection is
-/// closed.
+/// Send these bytes, wait for the end of the connection, and return the client's address. The server logs before it closes.
 fn visit(server: &StoreServer, bytes: &[u8]) -> SocketAddr {
     let mut stream = TcpStream::connect(server.local_addr()).unwrap();
     // The server may close before all has been written.
@@ -96,10 +95,10 @@ fn each_rejected_connection_is_one_record_without_keys_or_values() {
         assert_eq!(record.contains("preview=\"GET / HTTP/1.1\""), bytes[0] == b'G', "{record}");
     }
     server.stop();
-    assert_eq!(*RECORDS.lock().unwrap(), [""; 0], "nothing at INFO for what is ordinary");
+    assert_eq!(*RECORDS.lock().unwrap(), [""; 0], "ordinary events log nothing at INFO");
 }
 
-/// pains row 29: PyTorch's server closes the connection and says nothing.
+/// Pains row 29: PyTorch's server closes the connection and logs nothing.
 #[test]
 fn a_rejection_for_size_names_key_size_and_limit_but_no_value() {
     if !keeps_records("logging::a_rejection_for_size_names_key_size_and_limit_but_no_value") {
@@ -148,7 +147,7 @@ fn a_rejection_for_size_names_key_size_and_limit_but_no_value() {
         let [record] = &records[..] else { panic!("{records:?}") };
         assert!(record.contains(&format!("peer={peer}")) && record.contains(detail), "{record}");
         match key {
-            // As much of a key as has come with its length.
+            // A long key is logged in part.
             Some("kkk") => assert!(!record.contains(&"k".repeat(65)), "{record}"),
             Some(key) => assert!(record.contains(&format!("key={key:?}")), "{record}"),
             None => assert!(!record.contains(" key="), "{record}"),
@@ -158,10 +157,9 @@ fn a_rejection_for_size_names_key_size_and_limit_but_no_value() {
     assert_eq!((server.stats().rejected(Cause::TooLong), server.stats().rejected(Cause::Full)), (4, 3));
 }
 
-/// As the client itself would say it.
 #[test]
-fn an_ipv4_client_of_a_listener_for_both_families_is_logged_as_one() {
-    if !keeps_records("logging::an_ipv4_client_of_a_listener_for_both_families_is_logged_as_one") {
+fn an_ipv4_client_of_a_dual_stack_listener_is_logged_with_its_ipv4_address() {
+    if !keeps_records("logging::an_ipv4_client_of_a_dual_stack_listener_is_logged_with_its_ipv4_address") {
         return;
     }
     let server = StoreServer::start(vec![listen::bind_wildcard(0).unwrap()], ServerOptions::default()).unwrap();
@@ -173,8 +171,8 @@ fn an_ipv4_client_of_a_listener_for_both_families_is_logged_as_one() {
 }
 
 #[test]
-fn what_was_left_out_is_said_also_when_the_flood_has_ended() {
-    if !keeps_records("logging::what_was_left_out_is_said_also_when_the_flood_has_ended") {
+fn the_number_of_omitted_records_is_logged_after_a_flood() {
+    if !keeps_records("logging::the_number_of_omitted_records_is_logged_after_a_flood") {
         return;
     }
     let server = start(ServerOptions { log_period: Duration::from_millis(300), ..ServerOptions::default() });
@@ -202,7 +200,7 @@ fn a_flood_is_counted_in_full_and_logged_in_part() {
     visit(&server, b"\0\xce\xf7\x85\x3c\xff");
     server.stop();
     let records = std::mem::take(&mut *RECORDS.lock().unwrap());
-    // Twenty a minute; on a machine so slow that a minute passed meanwhile, twenty more and a summary of their own.
+    // Twenty records a minute. On a slow machine each further minute adds twenty records and a summary.
     let of = |text: &str| records.iter().filter(|record| record.contains(text)).count();
     let (logged, summaries) = (of("unknown query code 71"), of("more of the same was not logged"));
     assert!(logged >= 20 && logged <= 20 * summaries, "{logged} of {FLOOD}, {summaries} summaries");
@@ -213,7 +211,7 @@ fn a_flood_is_counted_in_full_and_logged_in_part() {
     }
 }
 
-/// The same bound for what comes in by the same door and is refused further inside.
+/// The bound also holds for sessions, which the coordinator refuses.
 #[test]
 fn a_flood_of_refused_sessions_is_logged_in_part() {
     const FLOOD: usize = 100;
@@ -230,7 +228,7 @@ fn a_flood_of_refused_sessions_is_logged_in_part() {
     }
     drop(host);
     let records = std::mem::take(&mut *RECORDS.lock().unwrap());
-    // As above: twenty a minute.
+    // Twenty records a minute, as above.
     let of = |text: &str| records.iter().filter(|record| record.contains(text)).count();
     let (logged, summaries) = (of("a session is refused"), of("more of the same was not logged"));
     assert!(logged >= 20 && logged <= 20 * summaries, "{logged} of {FLOOD}, {summaries} summaries");
@@ -256,13 +254,13 @@ fn a_flood_of_decisions_is_logged_in_part_and_of_another_run_in_full() {
     drop(host);
     let records = std::mem::take(&mut *RECORDS.lock().unwrap());
     let of = |text: &str| records.iter().filter(|record| record.contains(text)).count();
-    // 210 a minute for a run with one node; on a machine so slow that a minute passed meanwhile, as many more.
+    // 210 lines a minute for a run with one node. On a slow machine each further minute adds as many.
     let (logged, summaries) = (of("[restless]"), of("what=\"decisions of run restless\""));
     assert!(logged >= 210 && logged <= 210 * summaries, "{logged} of {FLOOD}, {summaries} summaries");
     assert_eq!((of("[calm]"), of("run calm")), (4, 0), "{:?}", &records[records.len() - 5..]);
 }
 
-/// 900 connections in 900 runs wrote 206 MB in 20 s: each run had a bound of its own, which grew with the sessions of all.
+/// A bound for each run is not enough: strangers can open many runs.
 #[test]
 fn a_flood_of_decisions_in_many_runs_is_bounded_for_all_of_them_together() {
     const RUNS: u64 = 300;
@@ -286,10 +284,10 @@ fn a_flood_of_decisions_in_many_runs_is_bounded_for_all_of_them_together() {
     println!("{} lines, {bytes} bytes for {RUNS} runs", records.len());
     assert!(records.len() <= MOST + 50, "{} lines", records.len());
     let of = |text: &str| records.iter().filter(|record| record.contains(text)).count();
-    assert_eq!(of("what=\"decisions of all runs\""), 1, "what is left out is counted: {:?}", records.last());
+    assert_eq!(of("what=\"decisions of all runs\""), 1, "omitted decisions are counted: {:?}", records.last());
 }
 
-/// Opens a session, says all this while what is answered is read, and waits for the end.
+/// Open a session, send these messages while the answers are read, and wait for the end.
 fn say(host: &Host, hello: Hello, messages: impl IntoIterator<Item = NodeMessage>) {
     let mut bytes = BytesMut::new();
     encode_preamble(&mut bytes);

@@ -1,4 +1,4 @@
-//! The store through its public API: its bytes, its rules, its server among friends and strangers.
+//! Tests of the store through its public API: recorded bytes, rules of the table, the client, and the server under attack.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 

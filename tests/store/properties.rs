@@ -1,4 +1,4 @@
-//! What must hold for any bytes and any sequence of requests: the codec, and the table against a plain model.
+//! Property tests: the codec with any bytes, and the table against a simple model with any sequence of requests.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -50,7 +50,7 @@ fn encoded(requests: &[Request]) -> BytesMut {
     stream
 }
 
-/// Decodes what arrives in these pieces.
+/// Decode a stream that arrives in these pieces.
 fn decode_pieces(decoder: &mut Decoder, pieces: &[&[u8]]) -> Result<Vec<Request>, ProtoError> {
     let mut buf = BytesMut::new();
     let mut requests = Vec::new();
@@ -59,7 +59,7 @@ fn decode_pieces(decoder: &mut Decoder, pieces: &[&[u8]]) -> Result<Vec<Request>
         while let Some(request) = decoder.decode(&mut buf)? {
             requests.push(request);
         }
-        assert!(decoder.needed() > buf.len(), "with what it needs it would have gone on");
+        assert!(decoder.needed() > buf.len(), "the decoder stopped although it had enough bytes");
     }
     Ok(requests)
 }
@@ -99,7 +99,7 @@ proptest! {
             let mut buf = BytesMut::from(&stream[..end]);
             prop_assert_eq!(decoder.decode(&mut buf), Ok(None), "{} of {} bytes", end, stream.len());
             prop_assert!(decoder.needed() > end && decoder.needed() <= stream.len());
-            // The rest completes it.
+            // The remaining bytes complete the request.
             buf.extend_from_slice(&stream[end..]);
             prop_assert_eq!(decoder.decode(&mut buf), Ok(Some(request.clone())));
         }
@@ -115,7 +115,7 @@ proptest! {
         }
     }
 
-    /// Noise rarely gets past the first length. Bytes that are almost right do.
+    /// Random bytes rarely get past the first length. A request with one changed byte does.
     #[test]
     fn almost_requests_are_requests_or_an_error(
         requests in vec(request(), 1..5), at in any::<prop::sample::Index>(), byte in any::<u8>(),
@@ -171,13 +171,13 @@ const SHAPES: [ReplyShape; 9] = [
     ReplyShape::Keys,
 ];
 
-/// Each field with a length or count, refused as soon as its eight bytes are there, with nothing reserved for it.
+/// A length or count above its limit is refused as soon as its eight bytes have arrived, and no memory is reserved for it.
 #[test]
 fn lengths_above_their_limits_are_refused_at_once() {
     let limits = Limits { key_bytes: 10, value_bytes: 20, list_len: 30, ..Limits::default() };
     let (key, value, list) = (("key_bytes", 10), ("value_bytes", 20), ("list_len", 30));
     for query in Query::ALL {
-        // The lengths in the order of the shape; a value of length 0 stands for each field before the one that is tried.
+        // The lengths and counts of each query, in order. Fields before the one under test are empty.
         let fields: &[(&str, u64)] = match query {
             Query::Validate | Query::Ping | Query::GetNumKeys | Query::CancelWait | Query::ListKeys => continue,
             Query::Set | Query::Append | Query::QueuePush => &[key, value],
@@ -203,7 +203,7 @@ fn lengths_above_their_limits_are_refused_at_once() {
     }
 }
 
-/// The store as simply as it can be said. Waiters in order of their arrival.
+/// A simple model of the store. Waiters are in order of arrival.
 #[derive(Default)]
 struct Model {
     values: BTreeMap<Bytes, Vec<u8>>,
@@ -224,7 +224,7 @@ impl Model {
         self.release(key, usize::MAX)
     }
 
-    /// Takes `key` from the waiters, in order, until `most` of them need nothing more.
+    /// Remove `key` from the waiters' missing keys, in order, until `most` waiters are released.
     fn release(&mut self, key: &Bytes, most: usize) -> Vec<ConnId> {
         let mut released = Vec::new();
         for (conn, missing) in &mut self.waiters {
@@ -345,7 +345,7 @@ impl Model {
     }
 }
 
-/// Few keys, few connections and values that are mostly numbers, so that requests meet.
+/// Requests with few keys and mostly numeric values, so that requests of different connections interact.
 fn small_request() -> impl Strategy<Value = Request> {
     let key = || prop::sample::select(vec!["/a", "/b", "/c"]).prop_map(Bytes::from);
     let value = || prop::sample::select(vec!["", "1", "2", "x", "-9223372036854775808"]).prop_map(Bytes::from);
@@ -384,7 +384,7 @@ proptest! {
     #[test]
     fn the_table_does_what_the_model_does(steps in vec((0u64..5, prop::option::weighted(0.95, small_request())), 1..80)) {
         let (mut table, mut model) = (Table::new(TableLimits::default()), Model::default());
-        // Connections that have asked for a release and have not had it: each must be answered exactly once.
+        // Connections that wait. Each must be released exactly once.
         let mut unanswered = BTreeSet::new();
         for (conn, request) in steps {
             let conn = ConnId(conn);
@@ -394,7 +394,7 @@ proptest! {
                 unanswered.remove(&conn);
                 continue;
             };
-            // The model reads numbers with std's parser, which knows no number with something after it.
+            // The model uses std's parser, which rejects a number with text after it.
             if let Request::Add { key, .. } | Request::Barrier { key, .. } = &request
                 && model.values.get(key).is_some_and(|text| is_number_and_more(text))
             {
@@ -425,7 +425,7 @@ proptest! {
             prop_assert_eq!(table.num_waiting(), model.waiters.len());
             prop_assert_eq!(table.num_keys(), model.values.len());
             let waits = table.stored_bytes() - model.stored_bytes();
-            prop_assert_eq!(waits == 0, model.waiters.is_empty(), "open waits count, and only they");
+            prop_assert_eq!(waits == 0, model.waiters.is_empty(), "only open waits add to the stored bytes");
         }
     }
 }

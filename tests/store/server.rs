@@ -1,4 +1,4 @@
-//! The server as its clients and its owner see it: strangers, stragglers, and the end.
+//! The server, seen by its clients and its owner: clients that break the protocol or stay silent, and the server's end.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
@@ -13,7 +13,7 @@ use elastic_rs::store::TableLimits;
 use elastic_rs::store::server::{Cause, ServerOptions, StoreServer, Upgrade};
 use tokio::sync::mpsc::unbounded_channel;
 
-/// Bounds every wait of these tests. Reaching it is a failure, never a step.
+/// Time limit of every wait. A test that reaches it fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn start(options: ServerOptions) -> StoreServer {
@@ -28,7 +28,7 @@ fn connect(server: &StoreServer) -> TcpStream {
     stream
 }
 
-/// A connection that has said VALIDATE and has had its PING answered.
+/// A connection that has sent VALIDATE and got the answer to its PING.
 fn client(server: &StoreServer) -> TcpStream {
     let mut stream = connect(server);
     send(&mut stream, &[Request::Validate, Request::Ping { nonce: 0x0403_0201 }]);
@@ -48,7 +48,7 @@ fn read(stream: &mut TcpStream, count: usize) -> Vec<u8> {
     bytes
 }
 
-/// Reads to the end, which a reset is too.
+/// Read until the connection ends, by a close or a reset.
 fn read_to_close(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     match stream.read_to_end(&mut bytes) {
@@ -70,7 +70,7 @@ fn wait(name: &'static str) -> Request {
     Request::Wait { keys: vec![key(name)] }
 }
 
-/// Waits until the server's counters say so.
+/// Wait until a condition on the server's counters holds.
 fn until(what: &str, mut is_true: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !is_true() {
@@ -79,7 +79,7 @@ fn until(what: &str, mut is_true: impl FnMut() -> bool) {
     }
 }
 
-/// The server still answers, and at once.
+/// Assert that the server answers a PING.
 fn assert_serves(stream: &mut TcpStream) {
     send(stream, &[Request::Ping { nonce: 7 }]);
     assert_eq!(read(stream, 4), [7, 0, 0, 0]);
@@ -110,7 +110,7 @@ fn strangers_are_closed_and_counted_and_disturb_nobody() {
     assert_eq!(stats.rejected_total(), strangers.len() as u64);
 }
 
-/// Set `count` keys without values, named `0/…` and `1/…`, and wait until they are there.
+/// Set `count` keys with empty values, named `0/…` and `1/…`, and wait until they are set.
 fn set_many(client: &mut TcpStream, count: usize) {
     for half in 0..2 {
         let pairs = (0..count / 2).map(|number| (Bytes::from(format!("{half}/{number:010}")), Bytes::new()));
@@ -119,7 +119,7 @@ fn set_many(client: &mut TcpStream, count: usize) {
     assert_serves(client);
 }
 
-/// Each of these lists is several megabytes, of which sockets hold the first few while their client does not read.
+/// Each list has several megabytes. The sockets' buffers hold the first ones while their client does not read.
 #[test]
 fn a_client_that_lists_many_keys_again_and_again_gives_others_their_turn() {
     const KEYS: usize = 200_000;
@@ -139,11 +139,11 @@ fn a_client_that_lists_many_keys_again_and_again_gives_others_their_turn() {
             counts.push(read(&mut lister, 8));
         }
     }
-    assert_eq!(counts[0], (KEYS as u64).to_le_bytes(), "the first list had begun");
-    assert_eq!(counts[LISTS - 1], (KEYS as u64 + 1).to_le_bytes(), "the other had its turn before the last");
+    assert_eq!(counts[0], (KEYS as u64).to_le_bytes(), "the first list began before the other client's SET");
+    assert_eq!(counts[LISTS - 1], (KEYS as u64 + 1).to_le_bytes(), "the SET was applied before the last list");
 }
 
-/// A reply to `LIST_KEYS` is written in several pieces; the end of a wait must not come between them.
+/// A reply to `LIST_KEYS` is written in several pieces. The reply that ends a wait must not come between them.
 #[test]
 fn a_wait_that_ends_while_keys_are_listed_is_told_behind_a_list() {
     const KEYS: usize = 200_000;
@@ -151,7 +151,7 @@ fn a_wait_that_ends_while_keys_are_listed_is_told_behind_a_list() {
     let server = start(ServerOptions::default());
     let (mut lister, mut other) = (client(&server), client(&server));
     set_many(&mut other, KEYS);
-    // No client of PyTorch's asks on while it waits; the protocol lets it.
+    // The protocol allows requests during a wait, although no client of PyTorch makes them.
     let lists = vec![Request::ListKeys; LISTS];
     send(&mut lister, &[&[wait("0/awaited")], &lists[..], &[Request::Ping { nonce: 7 }]].concat());
     let mut is_over = false;
@@ -160,7 +160,7 @@ fn a_wait_that_ends_while_keys_are_listed_is_told_behind_a_list() {
         let count = [first, read(&mut lister, 7)].concat();
         let count = u64::from_le_bytes(count.try_into().unwrap()) as usize;
         if !is_over {
-            // Sockets hold the first lists, while nobody reads.
+            // The sockets' buffers hold the first lists, which are not read yet.
             send(&mut other, &[set("0/awaited", "")]);
             assert_serves(&mut other);
         }
@@ -168,12 +168,12 @@ fn a_wait_that_ends_while_keys_are_listed_is_told_behind_a_list() {
         assert!(listed[..KEYS / 2 * 20].chunks_exact(20).is_sorted());
         first = read(&mut lister, 1);
         if first == [0] {
-            assert!(!is_over, "told once");
+            assert!(!is_over, "the wait is answered once");
             is_over = true;
             first = read(&mut lister, 1);
         }
     }
-    assert!(is_over, "told behind a list, before what was asked after the lists");
+    assert!(is_over, "the wait is answered after a list, and before the PING that follows the lists");
     assert_eq!([first, read(&mut lister, 3)].concat(), [7, 0, 0, 0]);
 }
 
@@ -190,7 +190,7 @@ fn a_connection_that_says_nothing_is_closed_after_the_hello_timeout() {
     assert!(start.elapsed() >= timeout, "not before its time");
     assert_eq!(read_to_close(&mut half), b"");
     until("counted", || server.stats().rejected(Cause::HelloTimeout) == 2);
-    // Who has said VALIDATE may be silent for ever; here, for longer than the others were.
+    // A client that has sent VALIDATE may stay silent. This one was silent for longer than the others.
     assert_serves(&mut friend);
 }
 
@@ -215,7 +215,7 @@ fn each_violation_costs_its_own_connection_and_has_its_own_count() {
     ];
     for (cause, requests) in cases {
         let mut bad = client(&server);
-        // What was asked properly before is answered.
+        // The proper request before the violation is answered.
         send(&mut bad, &[Request::Ping { nonce: 5 }]);
         send(&mut bad, &requests);
         assert_eq!(read_to_close(&mut bad), [5, 0, 0, 0], "{cause:?}");
@@ -237,7 +237,7 @@ fn half_a_request_holds_up_nobody_and_vanishes_with_its_client() {
     drop(slow);
     until("closed", || server.stats().connections_open == 1);
     assert_eq!(server.stats().keys, 0, "an incomplete request is dropped");
-    assert_eq!(server.stats().rejected_total(), 0, "leaving is no offence");
+    assert_eq!(server.stats().rejected_total(), 0, "a client may leave at any time");
 }
 
 #[test]
@@ -276,7 +276,7 @@ fn a_client_that_never_reads_is_bounded_and_then_closed() {
     send(&mut friend, &[set("k", vec![7; 4 << 20])]);
     assert_serves(&mut friend);
     let mut deaf = client(&server);
-    // The socket's buffers take some of it; they are smaller than this by far.
+    // The socket's buffers take a small part of this.
     for _ in 0..100 {
         let mut get = BytesMut::new();
         Request::Get { key: key("k") }.encode(&mut get);
@@ -303,7 +303,7 @@ fn one_reply_may_be_larger_than_the_reply_buffer() {
 }
 
 #[test]
-fn a_connection_with_an_upgrades_magic_is_handed_over_whole() {
+fn a_connection_with_an_upgrades_magic_is_handed_over_with_all_its_bytes() {
     let (to, mut taken) = unbounded_channel();
     let upgrades = vec![Upgrade { magic: b"ERS/1\n", to }];
     let server = start(ServerOptions { upgrades, ..ServerOptions::default() });
@@ -314,7 +314,7 @@ fn a_connection_with_an_upgrades_magic_is_handed_over_whole() {
     assert_eq!(upgraded.peer, stream.local_addr().unwrap());
     assert_eq!(upgraded.local, server.local_addr());
     assert!(upgraded.first_bytes.starts_with(b"ERS/1\n"), "{:?}", upgraded.first_bytes);
-    // It is ours now: the server neither reads from it nor closes it.
+    // The receiver of the upgrade owns the connection now. The server neither reads from it nor closes it.
     let mut theirs = upgraded.stream;
     theirs.set_nonblocking(false).unwrap();
     let mut rest = vec![0; b"ERS/1\nhello".len() - upgraded.first_bytes.len()];
@@ -322,7 +322,7 @@ fn a_connection_with_an_upgrades_magic_is_handed_over_whole() {
     assert_eq!([&upgraded.first_bytes[..], &rest].concat(), b"ERS/1\nhello");
     theirs.write_all(b"welcome").unwrap();
     assert_eq!(read(&mut stream, 7), b"welcome");
-    // Counted once it has been handed over, which may be a moment after it was taken.
+    // The server counts an upgrade after it has handed the connection over.
     until("the upgrade is counted", || server.stats().connections_upgraded == 1);
     assert_eq!(server.stats().connections_open, 0);
 
@@ -342,14 +342,14 @@ fn drain_waits_for_the_last_client_to_leave() {
         tell.recv().unwrap();
         assert_serves(&mut stream);
         stream.shutdown(Shutdown::Write).unwrap();
-        // The end, not a reset.
+        // The connection ends with a close, not with a reset.
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);
     });
     told.send(()).unwrap();
     assert!(server.drain(PATIENCE), "all clients left");
     leaver.join().unwrap();
-    assert!(TcpStream::connect(server.local_addr()).is_err(), "nobody listens any more");
-    assert!(server.drain(PATIENCE), "asking again is harmless");
+    assert!(TcpStream::connect(server.local_addr()).is_err(), "the server no longer listens");
+    assert!(server.drain(PATIENCE), "a second call is harmless");
 }
 
 #[test]
@@ -405,7 +405,7 @@ fn a_server_lives_until_the_last_of_its_owners_has_gone() {
 }
 
 #[test]
-fn a_server_waits_for_an_owner_that_was_promised() {
+fn a_server_waits_for_an_expected_owner() {
     let server = start(ServerOptions::default());
     let first = client(&server);
     let mut other = client(&server);
@@ -422,7 +422,7 @@ fn a_server_waits_for_an_owner_that_was_promised() {
 }
 
 #[test]
-fn a_server_ends_when_its_promised_owner_is_given_up() {
+fn a_server_ends_when_its_expected_owner_is_given_up() {
     let server = start(ServerOptions::default());
     assert!(server.expect_owner());
     server.give_up_owner();
@@ -430,7 +430,7 @@ fn a_server_ends_when_its_promised_owner_is_given_up() {
 }
 
 #[test]
-fn a_promise_that_nobody_can_keep_any_more_does_not_hold_a_server() {
+fn an_expected_owner_does_not_keep_a_server_whose_handle_is_dropped() {
     let server = start(ServerOptions::default());
     let owner = client(&server);
     let mut other = client(&server);
@@ -506,7 +506,7 @@ fn all_listeners_lead_to_one_table() {
 }
 
 #[test]
-fn a_server_without_anybody_left_to_steer_it_ends() {
+fn a_server_ends_when_its_handle_is_dropped_although_a_controller_is_left() {
     let server = start(ServerOptions::default());
     let address = server.local_addr();
     let mut other = client(&server);

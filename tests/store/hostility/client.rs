@@ -1,4 +1,4 @@
-//! A raw connection, and every message of the protocol in parts.
+//! A raw connection, and the messages of the protocol, whole and in parts.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -11,7 +11,7 @@ const PING: [u8; 5] = [13, 1, 2, 3, 4];
 pub struct Client(pub TcpStream);
 
 impl Client {
-    /// Has said nothing yet.
+    /// A connection that has sent nothing.
     pub fn silent(address: SocketAddr) -> Client {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_nodelay(true).unwrap();
@@ -20,7 +20,7 @@ impl Client {
         Client(stream)
     }
 
-    /// Has said VALIDATE, and its PING was answered.
+    /// A connection that has sent VALIDATE and got the answer to its PING.
     pub fn connect(address: SocketAddr) -> Client {
         let mut client = Client::silent(address);
         client.0.write_all(&[VALIDATE, PING].concat()).unwrap();
@@ -28,7 +28,7 @@ impl Client {
         client
     }
 
-    /// Sends what can be sent: the server may close first.
+    /// Send these bytes, as far as the server takes them before it closes.
     pub fn send(&mut self, bytes: &[u8]) {
         let _ = self.0.write_all(bytes);
     }
@@ -49,7 +49,7 @@ impl Client {
         let _ = self.0.shutdown(Shutdown::Write);
     }
 
-    /// Waits until the server closes, by a reset or not, and returns what it has said.
+    /// Wait until the server closes or resets the connection, and return the bytes that it sent.
     pub fn read_to_close(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         match self.0.read_to_end(&mut bytes) {
@@ -60,7 +60,7 @@ impl Client {
     }
 }
 
-/// Query codes and fields of all messages but VALIDATE: `k`ey, `v`alue, `i`64, `u`32; `n`, a count of what follows.
+/// Query codes and fields of all messages but VALIDATE: `k`ey, `v`alue, `i`64, `u`32, and `n`, a count of the fields after it.
 /// Written by hand, so that the codec is not tested with itself.
 pub const MESSAGES: [(u8, &str); 18] = [
     (1, "kv"),
@@ -83,7 +83,7 @@ pub const MESSAGES: [(u8, &str); 18] = [
     (18, "ki"),
 ];
 
-/// A message with short keys and values, two of each where there is a count.
+/// A message with short keys and values. A list has two elements.
 pub fn whole(code: u8, fields: &str) -> Vec<u8> {
     let mut bytes = vec![code];
     let is_list = fields.starts_with('n');
@@ -100,7 +100,7 @@ pub fn whole(code: u8, fields: &str) -> Vec<u8> {
     bytes
 }
 
-/// The beginnings of a message up to each of its lengths and counts, and what the limit for it is.
+/// The prefixes of a message before each of its lengths and counts, each with the limit.
 pub fn up_to_each_length(code: u8, fields: &str) -> Vec<(Vec<u8>, u64)> {
     let (bytes, mut at) = (whole(code, fields), 1);
     let mut found = Vec::new();

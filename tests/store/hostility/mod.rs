@@ -1,4 +1,4 @@
-//! The server under attack: its memory stays flat, and others are served meanwhile.
+//! The server under attack: its memory is bounded, and other clients are served meanwhile.
 
 mod client;
 mod process;
@@ -11,21 +11,23 @@ use elastic_rs::store::server::Cause;
 use process::{Friend, Server, raise_descriptor_limit};
 use socket2::SockRef;
 
-/// Bounds every wait of these tests. Reaching it is a failure, never a step.
+/// Time limit of every wait. A test that reaches it fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The longest that a well-behaved client may wait for an answer during an attack. Turns are short (128 requests or half a
-/// mebibyte), so even thousands of busy connections take milliseconds each round; the rest is for a machine where the
-/// attackers, the server and other tests share two cores. A server that waits for anybody takes far longer: a half-sent
-/// request would hold it for ever.
+/// Longest wait of a well-behaved client for an answer during an attack.
+///
+/// A connection's turn is short (128 requests or half a mebibyte), so a round of thousands of busy connections takes milliseconds.
+/// The rest allows for two cores that attackers, server and other tests share. A server that waits for one client would take far
+/// longer, or for ever with half a request.
 const LATENCY_LIMIT: Duration = Duration::from_secs(3);
 
-/// How far the server's memory may be, after further rounds of the same attack, above its peak in the first. The allocator
-/// keeps pages it has had, but a server that gives all back never needs more of them; what each round passes through the
-/// server is several times as much as this (the tests say how much), so a leak of even a part of it shows.
+/// How far the server's memory after further rounds of an attack may be above its peak in the first round.
+///
+/// The allocator keeps its pages, but a server that frees everything needs no more of them. Each round passes several times this much
+/// through the server (each test says how much), so that a partial leak shows.
 const GROWTH_LIMIT_KIB: u64 = 4 * 1024;
 
-/// Repeats an attack and compares what is left of it, while another client goes about its business.
+/// Repeat an attack while another client is served, and compare the server's memory after the first and the last round.
 fn siege(what: &str, server: &Server, rounds: u32, attack: impl FnMut()) {
     siege_within(GROWTH_LIMIT_KIB, what, server, rounds, attack);
 }
@@ -54,7 +56,7 @@ fn siege_within(growth_limit_kib: u64, what: &str, server: &Server, rounds: u32,
     );
 }
 
-/// Bytes like noise, the same in each run. The first is no query code, nor the first of an upgrade's magic.
+/// Pseudo-random bytes, the same in each run. The first byte is neither a query code nor the first byte of an upgrade's magic.
 fn noise(seed: u64, count: usize) -> Vec<u8> {
     let mut state = seed * 2 + 1;
     let mut next = || {
@@ -66,7 +68,7 @@ fn noise(seed: u64, count: usize) -> Vec<u8> {
     bytes
 }
 
-/// 64 KiB of each stranger, of which the server need read no more than a first piece: 40 MiB a round.
+/// Each stranger sends 64 KiB, 40 MiB a round. The server need only read the beginning.
 #[test]
 fn strangers_leave_no_trace() {
     const KINDS: usize = 4;
@@ -90,13 +92,13 @@ fn strangers_leave_no_trace() {
     });
 }
 
-/// Whatever follows a proper beginning, the connection is closed or served, and nobody else notices.
+/// Random bytes after a proper VALIDATE close their connection, and disturb no other client.
 #[test]
 fn noise_after_validate_disturbs_nobody() {
     let server = Server::start("");
     siege("noise after VALIDATE", &server, 3, || {
         for number in 0..500 {
-            // The first byte is no query code: otherwise noise now and then stores a key, as it may.
+            // The first byte is no query code. Otherwise random bytes might set a key.
             let mut client = Client::connect(server.address());
             client.send(&noise(number, 4096));
             assert_eq!(client.read_to_close(), b"");
@@ -146,22 +148,22 @@ fn every_truncation_of_every_message_may_stay_open_for_ever() {
             })
             .collect();
         server.until("open", 1 + count);
-        // Those who have not said hello are given up after a while.
+        // Connections without a complete VALIDATE are closed after the hello timeout.
         let halves = (0..VALIDATE.len()).map(|end| {
             let mut client = Client::silent(server.address());
             client.send(&VALIDATE[..end]);
             client
         });
         halves.collect::<Vec<_>>().iter_mut().for_each(|half| assert_eq!(half.read_to_close(), b""));
-        assert_eq!(server.stat("open"), 1 + count, "the others are still there");
-        // Half a request is no request, and its other half is still welcome.
+        assert_eq!(server.stat("open"), 1 + count, "the other connections are still open");
+        // Half a request is neither answered nor closed.
         open.iter_mut().for_each(|client| client.0.set_nonblocking(true).unwrap());
-        assert!(open.iter().all(|client| client.0.peek(&mut [0]).is_err()), "nobody was answered or closed");
+        assert!(open.iter().all(|client| client.0.peek(&mut [0]).is_err()), "a half request was answered or closed");
     });
     assert_eq!(server.stat("hello_timeout"), 3 * VALIDATE.len() as u64);
 }
 
-/// An announced length is refused where it stands: nothing is reserved for it, and no body is waited for.
+/// A length above its limit is refused at once: the server reserves no memory for it and waits for no body.
 #[test]
 fn impossible_lengths_and_counts_are_refused_at_once() {
     let server = Server::start("");
@@ -181,9 +183,9 @@ fn impossible_lengths_and_counts_are_refused_at_once() {
     });
 }
 
-/// Exactly at the limit is no offence: the server waits for the body, for which it has reserved nothing. 2,000 announced
-/// values of 8 MiB would be 16 GiB. What each does have is room for its next 64 KiB, which the allocator backs with memory
-/// only where it has had that before: so further rounds may show what the first did not.
+/// A length exactly at the limit is allowed, and the server waits for the body without reserving memory for it. 2,000 values of 8 MiB
+/// would be 16 GiB. Each connection has room for its next 64 KiB. The allocator may back that with memory in later rounds only, so
+/// the growth limit includes it.
 #[test]
 fn lengths_at_the_limit_cost_nothing_until_their_bytes_come() {
     const COUNT: u64 = 2000;
@@ -205,7 +207,7 @@ fn lengths_at_the_limit_cost_nothing_until_their_bytes_come() {
     });
 }
 
-/// Ten clients a round ask for new values of 256 KiB and read none, until each is closed with 1 MiB waiting: 20 MiB a round.
+/// Ten clients a round set and get values of 256 KiB, and read none. Each is closed when 1 MiB waits for it: 20 MiB a round.
 #[test]
 fn clients_that_never_read_are_closed_and_their_memory_comes_back() {
     let server = Server::start("reply_buffer_bytes=1048576");
@@ -215,7 +217,7 @@ fn clients_that_never_read_are_closed_and_their_memory_comes_back() {
             let value = vec![7; 256 * 1024];
             let set = [&[1][..], &3u64.to_le_bytes(), b"/ke", &(value.len() as u64).to_le_bytes(), &value].concat();
             let get = whole(3, "k");
-            // The sockets' buffers take some of the replies, so the end comes later than after four.
+            // The sockets' buffers take some replies, so the close comes later than after four.
             let asked =
                 (0..1000).take_while(|_| std::io::Write::write_all(&mut deaf.0, &[&set[..], &get].concat()).is_ok());
             assert!(asked.count() < 1000, "it was never closed");
@@ -241,7 +243,7 @@ fn clients_that_are_killed_while_waiting_leave_no_waiter() {
         waiting.iter_mut().for_each(|client| client.send(&wait));
         server.until("waiting", COUNT);
         for (number, client) in waiting.into_iter().enumerate() {
-            // Half of them go with a reset, as a killed process with unread data does.
+            // Half of them end with a reset, like a killed process with unread data.
             if number % 2 == 0 {
                 SockRef::from(&client.0).set_linger(Some(Duration::ZERO)).unwrap();
             }
@@ -255,7 +257,7 @@ fn clients_that_are_killed_while_waiting_leave_no_waiter() {
 fn keys_that_are_waited_for_cost_little_and_are_given_back() {
     const CLIENTS: u64 = 3;
     const KEYS: u64 = 131_072;
-    // What the allocator keeps of the requests themselves is in there too.
+    // Includes memory of the requests themselves that the allocator keeps.
     const LIMIT_BYTES: u64 = 100;
     let server = Server::start("");
     siege("waits for many keys", &server, 2, || {
@@ -274,13 +276,13 @@ fn keys_that_are_waited_for_cost_little_and_are_given_back() {
         drop(waiting);
         server.until("waiting", 0);
         let kept = server.resident_kib().saturating_sub(before);
-        println!("{each} bytes for each key that is waited for; {kept} KiB are kept afterwards");
+        println!("{each} bytes for each awaited key; {kept} KiB are kept afterwards");
         assert!(each <= LIMIT_BYTES, "{each} bytes for each key");
         assert!(kept <= 8 * 1024, "{kept} KiB were not given back");
     });
 }
 
-/// 300,000 keys, which are listed in a loop, several times in each segment.
+/// The client lists 300,000 keys in a loop, with several requests in each segment.
 #[test]
 fn a_client_that_lists_many_keys_in_a_loop_holds_up_nobody() {
     const KEYS: u64 = 300_000;
@@ -313,7 +315,7 @@ fn a_client_that_lists_many_keys_in_a_loop_holds_up_nobody() {
 
 #[test]
 fn five_thousand_idle_connections_cost_little_and_hinder_nobody() {
-    // Some for the test itself; the server needs as many and inherits the limit.
+    // The test needs some descriptors for itself. The server needs as many as the clients, and inherits the limit.
     let count = 5000.min(raise_descriptor_limit() - 200) as u64;
     let server = Server::start("");
     let fresh = server.resident_kib();
@@ -323,7 +325,7 @@ fn five_thousand_idle_connections_cost_little_and_hinder_nobody() {
         server.until("open", 1 + count);
         let each = (server.resident_kib() - fresh) * 1024 / count;
         println!("{count} idle connections after {:?}, {each} bytes each", start.elapsed());
-        // An entry in a list, which may have doubled just now, and no buffer.
+        // An entry in a list that may just have doubled, and no buffer.
         assert!(each < 1024, "{each} bytes for each of {count} connections");
         idle.iter_mut().step_by(97).for_each(Client::assert_served);
     });
@@ -336,7 +338,7 @@ fn a_server_out_of_descriptors_serves_those_it_has_and_recovers() {
     let mut rounds = 0;
     siege("out of descriptors", &server, 3, || {
         let errors = server.stat("accept_errors");
-        // The system accepts for the server what it has no descriptor for; then they wait.
+        // The kernel completes connections that the server has no descriptor for. They wait in the backlog.
         let mut crowd: Vec<Client> = (0..200).map(|_| Client::silent(server.address())).collect();
         let deadline = Instant::now() + PATIENCE;
         while server.stat("accept_errors") == errors {
@@ -352,7 +354,7 @@ fn a_server_out_of_descriptors_serves_those_it_has_and_recovers() {
     assert!(server.stat("accept_errors") >= rounds);
 }
 
-/// All at once, as the workers of a big job: everybody is served, and the number of them is right.
+/// 4,000 clients connect at once, like the workers of a big job, and each is served exactly once.
 #[test]
 fn a_connect_storm_of_four_thousand_is_served() {
     let count = 4000.min(raise_descriptor_limit() - 200);
@@ -386,7 +388,7 @@ fn a_connect_storm_of_four_thousand_is_served() {
     drop(clients);
 }
 
-/// `tcp_keepalive_time` of the socket, as the kernel's table of sockets shows it: timer 2, and when it runs out.
+/// `/proc/net/tcp` shows the socket's keep-alive timer as `02:` with the time that is left.
 #[test]
 fn a_silent_client_is_asked_by_the_kernel_whether_it_is_there() {
     let server = Server::start("");
@@ -395,12 +397,12 @@ fn a_silent_client_is_asked_by_the_kernel_whether_it_is_there() {
     let ends = format!("{} {}", hex(server.address().port()), hex(client.0.local_addr().unwrap().port()));
     let deadline = Instant::now() + PATIENCE;
     loop {
-        // Another timer runs while something is being sent.
+        // While data is being sent, another timer is shown.
         let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
         let line = table.lines().find(|line| line.contains(&ends)).expect("the server's end");
         let timer = line.split_whitespace().nth(5).unwrap();
         if let Some(left) = timer.strip_prefix("02:") {
-            // In hundredths of a second; a minute is the default, and some of it is over.
+            // Hundredths of a second: at most the default of a minute.
             let left = u32::from_str_radix(left, 16).unwrap();
             assert!((1..=6100).contains(&left), "{left}");
             return;

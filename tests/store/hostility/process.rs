@@ -1,4 +1,4 @@
-//! A server in a process of its own, so that its memory and its descriptors are its own too.
+//! A server in a separate process, so that its memory and its descriptors can be measured and limited.
 
 use std::collections::HashMap;
 use std::env;
@@ -17,11 +17,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::PATIENCE;
 use super::client::Client;
 
-/// `name=number` pairs. Set in the process that [`Server::start`] starts.
+/// Variable with the server's options as `name=number` pairs. [`Server::start`] sets it.
 const OPTIONS: &str = "ELASTIC_RS_TEST_STORE_OPTIONS";
 
-/// Not a test by itself: what the server's process runs. It ends with its standard input, so that it also ends when the
-/// test is killed. For each line there it prints its counters.
+/// The server's process, not a test by itself. It prints its counters for each line of standard input, and ends with standard input,
+/// also when the test is killed.
 #[test]
 fn the_server_process() {
     let Ok(given) = env::var(OPTIONS) else { return };
@@ -70,7 +70,7 @@ impl Server {
         let mut child = Command::new(env::current_exe().unwrap())
             .args(["--exact", "hostility::process::the_server_process", "--nocapture"])
             .env(OPTIONS, options)
-            // Large blocks go back to the system when they are freed; else the allocator learns to keep them.
+            // Freed large blocks go back to the system. Otherwise the allocator's threshold grows, and it keeps them.
             .env("MALLOC_MMAP_THRESHOLD_", "131072")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -79,7 +79,7 @@ impl Server {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let stdin = child.stdin.take().unwrap();
         let said = lines.by_ref().map(Result::unwrap).find_map(|line| line.strip_prefix("port ").map(str::to_owned));
-        let port = said.expect("it says its port").parse().unwrap();
+        let port = said.expect("a line with the port").parse().unwrap();
         Server { child, port, console: Mutex::new((stdin, lines)) }
     }
 
@@ -87,11 +87,11 @@ impl Server {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.port))
     }
 
-    /// Counters by name; rejections by their cause's.
+    /// Counters by name. Rejections have the name of their cause.
     pub fn stats(&self) -> HashMap<String, u64> {
         let (stdin, lines) = &mut *self.console.lock().unwrap();
         stdin.write_all(b"\n").unwrap();
-        let line = lines.map(Result::unwrap).find(|line| line.starts_with("stats ")).expect("it is alive");
+        let line = lines.map(Result::unwrap).find(|line| line.starts_with("stats ")).expect("a line of counters");
         let pairs = line.split_whitespace().filter_map(|word| word.split_once('='));
         pairs.map(|(name, number)| (name.to_owned(), number.parse().unwrap())).collect()
     }
@@ -100,7 +100,7 @@ impl Server {
         self.stats()[name]
     }
 
-    /// Waits until a counter has this value.
+    /// Wait until a counter has this value.
     pub fn until(&self, name: &str, value: u64) {
         let deadline = Instant::now() + PATIENCE;
         while self.stat(name) != value {
@@ -109,12 +109,12 @@ impl Server {
         }
     }
 
-    /// Physical memory of the process.
+    /// Physical memory of the process, in KiB.
     pub fn resident_kib(&self) -> u64 {
         self.memory("VmRSS:")
     }
 
-    /// The most there has been of it.
+    /// Peak of the physical memory, in KiB.
     pub fn peak_kib(&self) -> u64 {
         self.memory("VmHWM:")
     }
@@ -128,13 +128,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// An ordinary client that works on through an attack, and how long it waited for each answer.
+/// An ordinary client that sends requests throughout an attack, and measures its longest wait for an answer.
 pub struct Friend {
     over: Arc<AtomicBool>,
     thread: JoinHandle<(u32, Duration)>,
@@ -151,7 +151,7 @@ impl Friend {
                 client.assert_served();
                 longest = longest.max(start.elapsed());
                 count += 1;
-                // Not to take a core from the others: a request now and then shows as much.
+                // The pause leaves the cores to the attack.
                 thread::sleep(Duration::from_millis(1));
             }
             (count, longest)
@@ -168,7 +168,7 @@ impl Friend {
     }
 }
 
-/// Allows this process, and those it starts from now on, as many descriptors as the system lets it have; how many.
+/// Raise the descriptor limit of this process, and of processes that it starts, to the hard limit. Returns the limit.
 pub fn raise_descriptor_limit() -> usize {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();

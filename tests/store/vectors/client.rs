@@ -22,7 +22,7 @@ pub fn replay(file: &File) {
     });
 }
 
-/// What an operation came to.
+/// The result of an operation.
 #[derive(Debug)]
 enum Outcome {
     Nothing,
@@ -65,7 +65,7 @@ impl Play {
                 }
             }
         }
-        // Nothing more than the recorded bytes has been sent on any connection: the end comes next.
+        // No connection carried more than the recorded bytes: the next event is its end.
         drop(self.clients);
         for (conn, mut stream) in self.streams {
             let mut rest = Vec::new();
@@ -92,7 +92,7 @@ impl Play {
         self.clients.insert(step.conn.clone(), Arc::new(client));
     }
 
-    /// Plays the server's part of one step.
+    /// Play the server's part of one step.
     async fn exchange(&mut self, step: &Step, at: &str) {
         for message in &step.exchange {
             let stream = self.streams.get_mut(&step.conn).unwrap();
@@ -181,14 +181,14 @@ fn nothing(_: ()) -> Outcome {
     Outcome::Nothing
 }
 
-/// What a PrefixStore does to a key: each puts its prefix and a slash in front, the outermost first.
+/// The prefix that nested PrefixStores put before a key. Each adds its prefix and a slash; the outermost adds first.
 fn prefix(via: &Value) -> Vec<u8> {
     let empty = Vec::new();
     let prefixes = via.as_array().unwrap_or(&empty);
     prefixes.iter().fold(Vec::new(), |joined, prefix| [prefix.as_str().unwrap().as_bytes(), b"/", &joined].concat())
 }
 
-/// PrefixStore has no BARRIER query: it does what `Store::barrier` does.
+/// The barrier of a PrefixStore, which has no BARRIER query and uses `Store::barrier`.
 async fn generic_barrier(client: &StoreClient, key: &[u8], n: i64, limit: Option<Duration>) -> Result<(), StoreError> {
     let last = [key, b"/last_member"].concat();
     if client.add(&[key, b"/num_members"].concat(), 1).await? == n {
@@ -216,7 +216,7 @@ fn check(outcome: Result<Outcome, StoreError>, expected: &Value, at: &str) {
             let class = expected["class"].as_str().unwrap();
             let (got_class, got_message) = as_torch(&error);
             assert_eq!(got_class, class, "{at}: {error}");
-            // The message of a network error is a matter of timing.
+            // The message of a network error depends on timing.
             if class != "DistNetworkError" {
                 assert_eq!(got_message, expected["message"].as_str().unwrap(), "{at}: {error}");
             }
@@ -225,7 +225,7 @@ fn check(outcome: Result<Outcome, StoreError>, expected: &Value, at: &str) {
     }
 }
 
-/// An error has everything that torch's class and message need.
+/// Torch's class and message for an error.
 fn as_torch(error: &StoreError) -> (&'static str, String) {
     match error {
         StoreError::WaitTimeout { operation: "barrier", keys, timeout, .. } => {

@@ -1,4 +1,4 @@
-//! The files as values. `tests/data/tcpstore/README.md` describes the format.
+//! Reads the files of recorded bytes. `tests/data/tcpstore/README.md` describes the format.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -57,7 +57,7 @@ impl File {
     }
 }
 
-/// Steps in which our server differs on purpose: (file, step) → what is exchanged instead.
+/// Steps in which our server differs on purpose: (file, step) → its exchange.
 pub fn differences() -> BTreeMap<(String, u64), Vec<Message>> {
     let text = fs::read_to_string(data().join("tcpstore_differences.json")).unwrap();
     let json: Value = serde_json::from_str(&text).unwrap();

@@ -1,9 +1,9 @@
 //! The captured bytes of `tests/data/tcpstore`, replayed in both directions.
 //!
-//! `server`: recorded client bytes go to our server, its replies must be the recorded ones, byte for byte.
+//! `server`: recorded client bytes go to our server. Its replies must be the recorded ones, byte for byte.
 //! `client`: our client performs the recorded operations against the recorded server bytes.
-//! Both walk every file. Where our server differs on purpose, `tests/data/tcpstore_differences.json` has the steps as they
-//! are with us, each with its reason; an entry that is not used fails the test.
+//! Both use every file. `tests/data/tcpstore_differences.json` has the steps in which our server differs on purpose, each with its
+//! reason. An unused entry fails the test.
 
 mod client;
 mod file;
@@ -25,7 +25,7 @@ fn our_server_answers_as_recorded() {
 fn our_client_asks_as_recorded() {
     let files = File::all();
     let (raw, operations): (Vec<_>, Vec<_>) = files.iter().partition(|file| file.is_raw());
-    // Raw files hold what torch's client never sends: there is no operation that our client could perform.
+    // Raw files have bytes that torch's client never sends, so our client has no operation for them.
     let raw: Vec<&str> = raw.iter().map(|file| file.name.as_str()).collect();
     assert_eq!(raw, ["legacy-limits", "legacy-raw", "libuv-limits", "libuv-quirks", "libuv-raw"]);
     assert_eq!(operations.len(), 37);

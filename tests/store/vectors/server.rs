@@ -1,4 +1,4 @@
-//! Recorded client bytes against our server.
+//! Sends recorded client bytes to our server.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{ErrorKind, Read, Write};
@@ -26,7 +26,7 @@ pub fn replay(file: &File, differences: &mut BTreeMap<(String, u64), Vec<Message
             play(stream, message, &at);
         }
         if starts_waiting(step) {
-            // It has no reply to show that it has been processed, but the server's own count does.
+            // A wait has no reply that shows that it was processed. The server's counter shows it.
             let deadline = Instant::now() + PATIENCE;
             while server.stats().waiting == waiting_before {
                 assert!(Instant::now() < deadline, "{at}: the server does not wait");
@@ -34,7 +34,7 @@ pub fn replay(file: &File, differences: &mut BTreeMap<(String, u64), Vec<Message
             }
         }
     }
-    // Nothing more than the recorded bytes has been sent on any connection.
+    // No connection carried more than the recorded bytes.
     for (conn, stream) in open {
         assert_silent(&stream, Duration::from_millis(1), &format!("{}, {conn} at the end", file.name));
     }
@@ -57,7 +57,7 @@ fn play(stream: &mut TcpStream, message: &Message, at: &str) {
         Message::FromClient { data, alone, .. } => {
             stream.write_all(data).unwrap_or_else(|error| panic!("{at}: {error}"));
             if *alone {
-                // Only makes it likely that the segment is read alone; the outcome must not depend on it.
+                // The pause only makes it likely that the segment is read alone. The outcome must not depend on it.
                 thread::sleep(Duration::from_millis(5));
             }
         }
@@ -81,7 +81,7 @@ fn play(stream: &mut TcpStream, message: &Message, at: &str) {
         }
         Message::ClientCloses => stream.shutdown(Shutdown::Both).unwrap(),
         Message::ClientHalfCloses => stream.shutdown(Shutdown::Write).unwrap(),
-        // Shorter than recorded: what our server answers, it answers within a fraction of this.
+        // Shorter than recorded: our server answers within a fraction of this time, if it answers.
         Message::Silence => assert_silent(stream, Duration::from_millis(50), at),
     }
 }
