@@ -211,10 +211,7 @@ fn a_store_of_pytorch_is_recognised_by_its_answer_to_c10d() {
     until_probe(&mut node);
     node.on_probed(true);
     let error = node.take_outcome().expect("answered").expect_err("refused");
-    assert!(
-        error.to_string().starts_with("the server at head:29400 is a store of PyTorch's c10d backend"),
-        "{error}"
-    );
+    assert!(error.to_string().starts_with("the server at head:29400 is a store of PyTorch's c10d backend"), "{error}");
 }
 
 #[test]
@@ -255,7 +252,8 @@ fn a_join_timeout_names_a_server_that_accepts_connections_and_stays_silent() {
     node.on_connected(start);
     node.on_tick(start + seconds(5));
     let outcome = node.take_outcome().expect("the join is given up");
-    let text = "could not reach the coordinator at head:29400 in 5.0s: it accepts connections, but has not answered yet";
+    let text =
+        "could not reach the coordinator at head:29400 in 5.0s: it accepts connections, but has not answered yet";
     assert_eq!(outcome, Err(JoinError::Connection(text.into())));
 }
 

@@ -105,7 +105,10 @@ impl Run {
             let settle = self.settings.settle_timeout;
             let settled = (ready_since + settle).max(hold_until);
             let cause = self.current.interrupted().unwrap_or("the world changed");
-            return (settled, format!("settled for {:.1} s (settle_timeout) after this: {cause}", settle.as_secs_f64()));
+            return (
+                settled,
+                format!("settled for {:.1} s (settle_timeout) after this: {cause}", settle.as_secs_f64()),
+            );
         }
         let last_call = self.settings.last_call_timeout;
         // Without any member of the last world, the last call is that of a first round.

@@ -107,7 +107,9 @@ impl Run {
             Event::Stalled { late } => {
                 self.roster.hear_all(now);
                 self.deadlines.set(Deadline::LoseNode, self.roster.next_lost_at());
-                self.note(format!("this coordinator was stalled: its timer is {late:.1?} late, every lease is renewed"));
+                self.note(format!(
+                    "this coordinator was stalled: its timer is {late:.1?} late, every lease is renewed"
+                ));
                 return false;
             }
             Event::GiveUp { why } => {

@@ -455,8 +455,7 @@ impl NodeMachine {
 
     fn give_up_join_if_due(&mut self, now: Instant) {
         if let Some((since, until)) = self.patience().filter(|(_, until)| *until <= now) {
-            let text =
-                format!("{} has failed for {:.1?}: {}", self.counterpart.name(), until - since, self.last_error);
+            let text = format!("{} has failed for {:.1?}: {}", self.counterpart.name(), until - since, self.last_error);
             return self.resolve(Err(JoinError::Connection(text)));
         }
         let Some(joining) = &mut self.joining else { return };
