@@ -22,7 +22,7 @@ pub type Refusals = BTreeMap<&'static str, usize>;
 const REFUSALS: [(&str, &str); 5] = [
     (OTHER_SETTINGS, "settings"),
     ("was replaced by a newer agent", "replaced before"),
-    ("has come from the place of this one", "replaced"),
+    ("registered from the same address, so this one", "replaced"),
     ("rejoin_limit", "flapping"),
     ("rendezvous protocol version", "version"),
 ];

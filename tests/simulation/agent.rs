@@ -1,7 +1,7 @@
-//! Whole histories of jobs with our agents and their workers under seeded faults; what is checked is in `src/sim/agent.rs` and
+//! Simulations of jobs with our agents and their workers under seeded faults. The checks are in `src/sim/agent.rs` and
 //! `src/sim/invariants.rs`.
 //!
-//! `ELASTIC_RS_SIM_SEEDS` sets how many seeds are lived through, `ELASTIC_RS_SIM_SEED` the first one.
+//! `ELASTIC_RS_SIM_SEEDS` sets the number of seeds, `ELASTIC_RS_SIM_SEED` the first one.
 
 use std::time::Duration;
 
@@ -30,25 +30,25 @@ fn invariants_hold_for_all_seeds() {
     if few {
         return;
     }
-    // What never comes up is not tested.
+    // Every kind of end must occur, or it is not tested.
     for kind in ["succeeded", "not needed", "failed", "no place", "signal"] {
         assert!(ends.contains_key(kind), "no agent ended as `{kind}`: {ends:?}");
     }
 }
 
 #[test]
-fn a_seed_is_a_whole_history() {
+fn a_seed_determines_a_history() {
     for seed in 0..10 {
         let (Ok(one), Ok(other)) = (live(seed, false), live(seed, true)) else { continue };
         assert_eq!(one, other, "seed {seed}");
     }
 }
 
-// What has happened to others: see "Agent and workers" in the list of scenarios. Times are exact: messages take none.
+// Scenarios: see "Agent and workers" in the list of scenarios. Times are exact, because messages take no time.
 
 const GRACE: Duration = Duration::from_secs(7);
 
-/// Agents of ours on all hosts, whose workers run and end at once when asked to, unless `change` says otherwise.
+/// A job with our agents on all hosts. Workers run, and end at once when asked to, unless `change` sets something else.
 fn job(hosts: usize, max_restarts: u32, change: impl FnOnce(&mut Agents)) -> Simulation {
     let mut settings = Settings::new(hosts as u32, hosts as u32);
     settings.max_restarts = Some(max_restarts);
@@ -66,7 +66,7 @@ fn run(job: &mut Simulation, seconds: f64) {
     job.run_until(Duration::from_secs_f64(seconds)).unwrap_or_else(|violation| panic!("{violation}"));
 }
 
-/// Each agent's cause, all of which have failed.
+/// The cause that each agent names. All agents must have failed.
 fn causes(job: &Simulation) -> Vec<Failure> {
     let cause = |outcome: &Outcome| match outcome {
         Outcome::Failed { cause: Some(cause), .. } => (**cause).clone(),
@@ -75,7 +75,7 @@ fn causes(job: &Simulation) -> Vec<Failure> {
     job.ends().outcomes.iter().map(|(_, outcome)| cause(outcome)).collect()
 }
 
-/// #60910: a failure at the start was retried for ever.
+/// #60910: a failure to start was retried without end.
 #[test]
 fn start_up_failures_count_against_max_restarts() {
     let mut job = job(1, 3, |agents| {
@@ -87,7 +87,7 @@ fn start_up_failures_count_against_max_restarts() {
     assert_eq!(causes(&job)[0].exit, "a failure to start");
 }
 
-/// PyTorch's agents count each for itself, which `restart_budget=node` asks for.
+/// With `restart_budget=node` each agent counts its own restarts, as in PyTorch.
 #[test]
 fn every_node_counts_its_own_failures_if_asked() {
     let mut job = job(2, 0, |agents| agents.restarts_left = Some(1));
@@ -103,7 +103,7 @@ fn every_node_counts_its_own_failures_if_asked() {
     assert!(causes.iter().all(|cause| cause.node.contains("host0")), "{causes:?}");
 }
 
-/// #76287: one node's agent failed, the others ran on for ever.
+/// #76287: one node's agent failed, and the others ran on for ever.
 #[test]
 fn no_agent_runs_on_when_the_job_has_failed() {
     let mut job = job(3, 0, |_| {});
@@ -118,22 +118,22 @@ fn no_agent_runs_on_when_the_job_has_failed() {
     assert!(causes.iter().all(|cause| *cause == causes[0]), "{causes:?}");
 }
 
-/// An error file on a file system that hangs kept a failure from the other nodes for a second.
+/// An error file on a file system that hangs must not delay the report to the other nodes.
 #[test]
-fn the_others_hear_of_a_failure_whose_account_hangs_within_5_ms() {
+fn other_nodes_hear_of_a_failure_within_5_ms_although_the_error_file_hangs() {
     let mut job = job(3, 0, |agents| agents.hanging_files = 100);
     job.at(Duration::from_secs(10), Action::FailWorkers(1));
     run(&mut job, 10.005);
-    assert!(job.workers().is_empty(), "those of all nodes were asked to end");
+    assert!(job.workers().is_empty(), "the workers of all nodes were stopped");
     let ended: Vec<_> = job.ends().outcomes.iter().map(|(host, _)| *host).collect();
-    assert_eq!(ended, [0, 2], "the node itself may still find out more");
+    assert_eq!(ended, [0, 2], "the failing node still waits for the error file");
     run(&mut job, 11.0);
     assert_eq!(causes(&job).len(), 3);
 }
 
-/// What is late, but does not hang, is waited for: all nodes name the cause in the worker's own words.
+/// The report waits for words that are late but do not hang, so that all nodes name the cause in the worker's own words.
 #[test]
-fn the_others_hear_what_a_worker_said_if_that_is_only_late() {
+fn other_nodes_hear_a_workers_words_if_they_are_only_late() {
     let late = Duration::from_millis(900);
     let mut job = job(3, 0, |agents| agents.words = (late, late));
     job.at(Duration::from_secs(10), Action::FailWorkers(1));
@@ -143,9 +143,9 @@ fn the_others_hear_what_a_worker_said_if_that_is_only_late() {
     assert!(causes.iter().all(|cause| cause.message == "words of host1"), "{causes:?}");
 }
 
-/// PR #99051, #118891: one trainer crashed, the others held their GPUs in the exit barrier for 5 minutes.
+/// PR #99051, #118891: one trainer crashed, and the others held their GPUs in the exit barrier for 5 minutes.
 #[test]
-fn nobody_waits_for_a_barrier_that_cannot_complete() {
+fn no_agent_waits_for_a_barrier_that_cannot_complete() {
     let mut job = job(2, 0, |_| {});
     job.at(Duration::from_secs(10), Action::ReportDone(0));
     job.at(Duration::from_secs(20), Action::FailWorkers(1));
@@ -155,7 +155,7 @@ fn nobody_waits_for_a_barrier_that_cannot_complete() {
     assert_eq!(causes(&job).len(), 2);
 }
 
-/// PR #192815: the restart path had a grace of its own. And a worker that ignores SIGTERM is killed after it.
+/// PR #192815: the restart path had another grace. After the grace, a worker that ignores SIGTERM is killed.
 #[test]
 fn a_worker_that_ignores_sigterm_is_killed_after_the_grace_on_every_path() {
     let ignore = |agents: &mut Agents| agents.stop = (Duration::from_secs(3600), Duration::from_secs(3600));
@@ -173,7 +173,7 @@ fn a_worker_that_ignores_sigterm_is_killed_after_the_grace_on_every_path() {
     }
 }
 
-/// Horovod #3014, #3264: each of the failures that come together cost a restart.
+/// Horovod #3014, #3264: each of several simultaneous failures cost a restart.
 #[test]
 fn workers_that_fail_at_once_on_all_nodes_cost_one_restart() {
     let mut job = job(4, 1, |_| {});
@@ -199,7 +199,7 @@ fn a_second_signal_does_not_wait_for_the_grace() {
     assert_eq!(job.ends().outcomes, [(0, Outcome::Signal(15))]);
 }
 
-/// A node that waited for its template was deaf: it joined the next round only once it had loaded.
+/// A node that waits for its template must hear that the round is over before the template has loaded.
 #[test]
 fn a_node_that_prepares_its_start_joins_the_next_round_at_once() {
     let mut job = job(2, 0, |agents| agents.start = (Duration::from_secs(60), Duration::from_secs(60)));
@@ -214,17 +214,17 @@ fn a_node_that_prepares_its_start_joins_the_next_round_at_once() {
     assert_eq!(job.workers().len(), 2);
 }
 
-/// As above, with a job that ends: a worker was started, and killed at once.
+/// As above, with a job that ends: no worker is started only to be killed at once.
 #[test]
 fn a_job_that_fails_while_a_node_prepares_its_start_ends_there_too() {
     let mut job = job(3, 0, |agents| agents.start = (Duration::from_secs(1), Duration::from_secs(60)));
-    // Of those that run already, one fails.
+    // Wait for the first worker, which then fails.
     let first = (1..60).find_map(|second| {
         run(&mut job, f64::from(second));
         job.workers().keys().next().copied()
     });
     let failing = first.unwrap();
-    assert_eq!(job.workers().len(), 1, "the others still prepare theirs");
+    assert_eq!(job.workers().len(), 1, "the other nodes still prepare their starts");
     let now = job.now();
     job.at(now, Action::FailWorkers(failing));
     run(&mut job, now.as_secs_f64() + 0.5);
@@ -232,7 +232,7 @@ fn a_job_that_fails_while_a_node_prepares_its_start_ends_there_too() {
     assert_eq!(causes(&job).len(), 3);
 }
 
-/// Rank 0 takes an hour to write its last checkpoint. The nodes that had finished left after five minutes.
+/// Rank 0 may take an hour to write its last checkpoint. PyTorch's agents leave the exit barrier after five minutes.
 #[test]
 fn a_node_that_has_finished_waits_for_the_others_as_long_as_they_live() {
     let mut job = job(3, 0, |_| {});
@@ -246,7 +246,7 @@ fn a_node_that_has_finished_waits_for_the_others_as_long_as_they_live() {
     assert_eq!(succeeded.count(), 3);
 }
 
-/// The others' workers may never finish; the agent's have. That the user would rather not wait is the user's to say.
+/// `exit_barrier_timeout` limits the wait for the other nodes.
 #[test]
 fn the_exit_barrier_ends_in_time_and_leaves_the_others_undisturbed() {
     let mut job = job(2, 0, |agents| agents.exit_barrier_timeout = Some(Duration::from_secs(300)));

@@ -1,6 +1,6 @@
-//! Whole histories of jobs over one shared cell; what is checked is in `src/sim/cell.rs`.
+//! Simulations of jobs over one shared cell. The checks are in `src/sim/cell.rs`.
 //!
-//! `ELASTIC_RS_SIM_SEEDS` sets how many seeds are lived through, `ELASTIC_RS_SIM_SEED` the first one.
+//! `ELASTIC_RS_SIM_SEEDS` sets the number of seeds, `ELASTIC_RS_SIM_SEED` the first one.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use elastic_rs::sim::etcd;
 use elastic_rs::sim::plan::Failure;
 use elastic_rs::sim::worlds::Violation;
 
-/// A failure in the form in which all are told. These histories keep no events.
+/// Convert a violation to the common form of failures. These histories keep no events.
 fn told<T>(seed: u64, lived: Result<T, (Duration, Violation)>) -> Result<T, Box<Failure>> {
     lived.map_err(|(at, violation)| Box::new(Failure { seed, at, violation, history: Vec::new() }))
 }
@@ -26,8 +26,8 @@ fn invariants_hold_for_all_seeds() {
 }
 
 #[test]
-fn a_seed_is_a_whole_history() {
-    // One that breaks an invariant breaks the same one at the same moment.
+fn a_seed_determines_a_history() {
+    // A seed that breaks an invariant must break the same one at the same time.
     let lived = |seed| live(seed).map_err(|(at, violation)| (at, violation.to_string()));
     for seed in 0..20 {
         assert_eq!(lived(seed), lived(seed), "seed {seed}");
@@ -47,30 +47,30 @@ fn over_etcd_one_world_forms_at_a_time() {
     assert!(few || rounds.iter().any(|rounds| *rounds > 1), "histories of one round prove little");
 }
 
-/// A new lease was taken for a sign of life although the node's key had ended with the old one, and a world formed without it.
+/// A new lease alone proves nothing: the node's key may have ended with the old lease, and a world may form without the node.
 #[test]
-fn over_etcd_a_new_lease_shows_nothing_before_the_nodes_key_hangs_on_it() {
+fn over_etcd_a_new_lease_counts_only_once_the_nodes_key_is_attached_to_it() {
     assert_eq!(etcd::live(2314).err().map(|(_, violation)| violation.text), None);
 }
 
-/// The answer to the write that put the node's key was lost, and with it the time by which the node had to stop its workers.
+/// The answer to the write that put the node's key may be lost. The node must be fenced all the same.
 #[test]
-fn over_etcd_a_node_is_fenced_by_its_key_however_it_learns_of_it() {
+fn over_etcd_a_node_is_fenced_by_its_key_even_if_it_learns_of_it_by_a_watch() {
     for seed in [196, 481, 939, 1389] {
         assert_eq!(etcd::live(seed).err().map(|(_, violation)| violation.text), None, "seed {seed}");
     }
 }
 
-/// A watch that ended while a write was under way was forgotten with its answer, and a node that ran heard of nothing any more.
+/// A watch may end while a write is under way. Without a new watch, a running node would hear nothing.
 #[test]
-fn over_etcd_a_watch_that_ends_during_a_write_is_begun_anew() {
+fn over_etcd_a_watch_that_ends_during_a_write_is_replaced() {
     assert_eq!(etcd::live(8398).err().map(|(_, violation)| violation.text), None);
 }
 
-/// The answer to the write that closed a round was lost. When the node found its place at last others waited already, and nothing told
-/// it so again.
+/// The answer to the write that closed a round may be lost. If the node finds its place when other nodes wait already, it must also
+/// learn that they wait.
 #[test]
-fn over_etcd_a_place_that_is_found_late_comes_with_who_waits() {
+fn over_etcd_a_place_that_is_found_late_comes_with_the_waiting_nodes() {
     for seed in [5575, 6702] {
         assert_eq!(etcd::live(seed).err().map(|(_, violation)| violation.text), None, "seed {seed}");
     }

@@ -1,6 +1,6 @@
-//! Small jobs exhaustively (`src/sim/explore.rs`): all orders of events, with every invariant asked in every state.
+//! Exhaustive exploration of small jobs (`src/sim/explore.rs`): all orders of events, with every invariant checked in every state.
 //!
-//! `ELASTIC_RS_EXPLORE_SETTLE` has one state in so many (16) asked whether the job settles from there; 1 asks all.
+//! In one of `ELASTIC_RS_EXPLORE_SETTLE` states (default 16) it is also checked that the job settles. 1 checks all states.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use elastic_rs::sim::simulation::{Action, Options, Simulation};
 
 fn options(hosts: usize, min: u32, max: u32) -> Options {
     let mut settings = Settings::new(min, max);
-    // The fewest heartbeats that leave a node time to answer one.
+    // The smallest number with which an answer can arrive before the lease ends.
     settings.keep_alive_max_attempt = 2;
     settings.last_call_timeout = Duration::from_secs(3);
     Options::exact(hosts, settings)
@@ -36,7 +36,7 @@ fn started(options: Options) -> Simulation {
     job
 }
 
-/// Longer than the lease: who is cut off or stands still for so long must have stopped before the others go on.
+/// Longer than the lease. A node that is cut off or stalled for this long must stop before the others go on.
 const LONG: Duration = Duration::from_secs(12);
 
 fn running(hosts: usize, min: u32) -> Simulation {
@@ -86,7 +86,7 @@ fn the_coordinator_of_two_is_restarted_or_stands_still() {
     check("stall", &running(2, 1), &bounds(1, 2, vec![Action::StallCoordinator(LONG)]));
 }
 
-/// With more time: for `make test-long`, where an environment variable asks for it.
+/// Allows more waits if `ELASTIC_RS_EXPLORE_LONG` is set, as `make test-long` does.
 #[test]
 fn two_nodes_with_more_time() {
     let more = std::env::var("ELASTIC_RS_EXPLORE_LONG").is_ok();
@@ -103,7 +103,7 @@ fn a_member_of_three_goes_or_the_coordinator_is_restarted() {
     check("three", &running(3, 2), &bounds(1, 1, vec![Action::Kill(0), Action::CrashCoordinator]));
 }
 
-/// The explorer finds what it should: from a world in which one member may run on when it is cut off, two worlds at once.
+/// The explorer finds a known violation: without fencing, two worlds run at once.
 #[test]
 fn a_job_without_fencing_is_caught() {
     let mut options = options(2, 1, 2);

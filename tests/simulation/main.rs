@@ -1,4 +1,4 @@
-//! Whole jobs in virtual time: under faults drawn from seeds, in named scenarios, and exhaustively.
+//! Simulations of whole jobs in virtual time: under seeded faults, in named scenarios, and exhaustively.
 
 mod agent;
 mod cell;

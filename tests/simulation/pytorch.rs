@@ -1,5 +1,5 @@
-//! PyTorch's own rendezvous in the simulator (`src/sim/pytorch`): the invariants that ours is held to catch what its users suffer
-//! from. Each fault plan is also lived through by ours, which passes. Rows are those of the list of pains, measured with real
+//! PyTorch's own rendezvous in the simulator (`src/sim/pytorch`). The invariants that ours must keep catch the failures that PyTorch's
+//! users report. Each fault plan also runs with our rendezvous, which passes. Rows are those of the list of pains, measured with real
 //! `torchrun` processes on torch 2.15.
 
 use std::collections::BTreeSet;
@@ -26,7 +26,7 @@ fn job(hosts: usize, min: u32, max: u32) -> Plan {
     Plan { options, actions: starts, calm_at: Duration::ZERO }
 }
 
-/// `job` in which host 1's wall clock is ahead by `ahead` seconds.
+/// As [`job`], with host 1's wall clock ahead by `ahead` seconds.
 fn skewed(min: u32, ahead: i64) -> Plan {
     let mut plan = job(2, min, 2);
     plan.options.clocks.insert(1, ahead * 1_000_000);
@@ -39,7 +39,7 @@ fn add(mut plan: Plan, at: u64, action: Action) -> Plan {
     plan
 }
 
-/// What breaks when PyTorch's algorithm lives through the plan. Ours does too, and nothing breaks.
+/// The invariants that PyTorch's algorithm breaks in this plan. Asserts that ours breaks none.
 fn broken(plan: &Plan) -> Vec<Invariant> {
     let mut ours = Simulation::new(plan.options.clone());
     for (at, action) in &plan.actions {
@@ -57,7 +57,7 @@ fn kinds(job: &PyTorch) -> Vec<Invariant> {
 
 // The model is faithful where PyTorch works.
 
-/// Measured: 1.1–1.3 s for two nodes that join at once, 1.3–2.2 s for eight. Who is not the last finds out by polling.
+/// Measured: 1.1–1.3 s for two nodes that join at once, 1.3–2.2 s for eight. All nodes but the last find out by polling.
 #[test]
 fn without_faults_one_world_forms_in_the_time_that_was_measured() {
     for (hosts, between) in [(2, 1_000..1_400), (8, 1_000..2_300)] {
@@ -82,7 +82,7 @@ fn without_faults_one_world_forms_in_the_time_that_was_measured() {
     }
 }
 
-/// A job that is not full waits for the last call, a node that joins then makes all begin anew, a surplus node disturbs nobody.
+/// A job that is not full waits for the last call. A node that joins later restarts all workers. A surplus node disturbs no other.
 #[test]
 fn without_faults_jobs_grow_and_spares_wait() {
     let mut plan = job(4, 2, 3);
@@ -102,16 +102,16 @@ fn without_faults_jobs_grow_and_spares_wait() {
     assert_eq!(broken(&plan), []);
 }
 
-// Row 2: a member is lost, and nobody notices.
+// Row 2: a lost member is not noticed.
 
-/// Measured: agent B SIGKILLed, A unaware after 75 s. Agents ask only how many nodes wait.
+/// Measured: 75 s after a SIGKILL of agent B, A does not know. Agents ask only how many nodes wait.
 #[test]
 fn row_2_a_lost_member_stays_unnoticed() {
     let plan = add(job(3, 2, 3), 60, Action::Kill(1));
     assert_eq!(broken(&plan), [LossNoticed, Settles]);
 }
 
-/// SIGTERM is no better: the agent does not say goodbye.
+/// The same after SIGTERM: PyTorch's agent sends no leave.
 #[test]
 fn row_2_a_node_that_leaves_stays_unnoticed() {
     let plan = add(job(3, 2, 3), 60, Action::Terminate(2));
@@ -120,7 +120,7 @@ fn row_2_a_node_that_leaves_stays_unnoticed() {
 
 // Row 5: clocks differ.
 
-/// Measured: nnodes 2:2, B's clock 20 s behind: A trains alone as WORLD_SIZE=1.
+/// Measured: with nnodes 2:2 and B's clock 20 s behind, A trains alone with WORLD_SIZE=1.
 #[test]
 fn row_5_a_clock_that_is_behind_makes_a_world_smaller_than_min_nodes() {
     assert_eq!(broken(&skewed(2, -20)), [WorldSize, Settles]);
@@ -128,20 +128,20 @@ fn row_5_a_clock_that_is_behind_makes_a_world_smaller_than_min_nodes() {
     assert_eq!(job.running(0).map(|held| (held.rank, held.size)), Some((0, 1)));
 }
 
-/// Measured: B's clock 20 s ahead: both train, and wait for each other at the end.
+/// Measured: with B's clock 20 s ahead, both train, and wait for each other at the end.
 #[test]
 fn row_5_a_clock_that_is_ahead_makes_a_world_smaller_than_min_nodes() {
     assert_eq!(broken(&skewed(2, 20)), [WorldSize, Settles]);
 }
 
-/// The same where one node is enough: two worlds at once, of one round.
+/// With a minimum of one node: two worlds of one round run at once.
 #[test]
 fn row_5_clocks_that_differ_make_two_worlds_of_one_round() {
     assert_eq!(broken(&skewed(1, -20)), [SameWorld, Settles]);
     assert_eq!(broken(&skewed(1, 20)), [SameWorld, Ranks, Settles]);
 }
 
-/// Measured: ±10 s are within the 15 s of the keep-alives, and do no harm.
+/// Measured: ±10 s are below the 15 s of the keep-alives, and do no harm.
 #[test]
 fn row_5_clocks_that_differ_by_less_than_the_keep_alives_do_no_harm() {
     for ahead in [-10, 10] {
@@ -149,7 +149,7 @@ fn row_5_clocks_that_differ_by_less_than_the_keep_alives_do_no_harm() {
     }
 }
 
-/// An hour is no more to ours than 20 s: the same history, to the last message.
+/// Clocks do not matter to ours: with an hour's difference it has the same history, down to the last message.
 #[test]
 fn row_5_an_hour_changes_nothing_for_ours() {
     let digest = |ahead| {
@@ -165,10 +165,10 @@ fn row_5_an_hour_changes_nothing_for_ours() {
     assert_eq!(digest(-3600), digest(0));
 }
 
-// Row 6: the store stands still.
+// Row 6: the store is stalled.
 
-/// Measured: SIGSTOP of the host for 20 s, and all keep-alives end for good. Node D joins: a world of 3 and one of 1, both with
-/// RANK 0.
+/// Measured: after a SIGSTOP of the host for 20 s, all keep-alives have ended for good. Then node D joins: a world of 3 and one of 1
+/// run, both with RANK 0.
 #[test]
 fn row_6_a_store_that_stood_still_makes_two_worlds_at_once() {
     let mut plan = job(4, 1, 4);
@@ -181,7 +181,7 @@ fn row_6_a_store_that_stood_still_makes_two_worlds_at_once() {
     assert_eq!(worlds, [(0, 3), (1, 3), (2, 3), (0, 1)]);
 }
 
-/// Shorter than the keep-alives' limit it does no harm.
+/// A stall shorter than the keep-alives' limit does no harm.
 #[test]
 fn row_6_a_store_that_stood_still_for_a_moment_does_no_harm() {
     let mut plan = job(4, 1, 4);
@@ -191,9 +191,9 @@ fn row_6_a_store_that_stood_still_for_a_moment_does_no_harm() {
     assert_eq!(broken(&plan), []);
 }
 
-// Any faults.
+// Seeded faults.
 
-/// The faults that our rendezvous lives through, drawn from seeds: PyTorch's breaks in every way that the invariants know.
+/// Our rendezvous keeps all invariants under seeded faults. PyTorch's breaks each of them.
 #[test]
 fn drawn_faults_break_every_invariant() {
     let mut seen = BTreeSet::new();

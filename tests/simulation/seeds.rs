@@ -1,4 +1,4 @@
-//! Living through many seeds: how many and which, and what is told of one that fails.
+//! Run a simulation with many seeds, and report those that fail.
 
 use elastic_rs::sim::plan::Failure;
 
@@ -8,14 +8,14 @@ pub fn number(name: &str, default: u64) -> u64 {
         .map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is `{text}`, must be a number")))
 }
 
-/// The seeds that the environment asks for: as many as `ELASTIC_RS_SIM_SEEDS` says from `ELASTIC_RS_SIM_SEED` on.
+/// The seeds to run: `ELASTIC_RS_SIM_SEEDS` of them, from `ELASTIC_RS_SIM_SEED` on.
 pub fn asked_for(default: u64) -> std::ops::Range<u64> {
     let first = number("ELASTIC_RS_SIM_SEED", 0);
     first..first + number("ELASTIC_RS_SIM_SEEDS", default)
 }
 
-/// Live through some seeds. The first in which an invariant breaks is told with its last events, and with the command that
-/// replays it: `replay` is what follows `--test` there.
+/// Run some seeds. Panics if an invariant breaks, with the last events of the first such seed, and the command that replays it.
+/// `replay` follows `--test` in that command.
 pub fn live_through<T>(
     seeds: impl IntoIterator<Item = u64>,
     live: impl Fn(u64, bool) -> Result<T, Box<Failure>>,
@@ -30,7 +30,9 @@ pub fn live_through<T>(
     }
     let Some(first) = failing.first() else { return lived };
     let seed = first.seed;
-    let Err(again) = live(seed, true) else { panic!("seed {seed} fails, and then does not: it is no whole history") };
+    let Err(again) = live(seed, true) else {
+        panic!("seed {seed} fails, and a second run of it passes: a seed must determine the history")
+    };
     let lines = number("ELASTIC_RS_SIM_LINES", 60) as usize;
     let last = again.history.len().saturating_sub(lines);
     let all: Vec<_> = failing

@@ -6,7 +6,7 @@ use elastic_rs::sim::simulation::{Action, RUN_ID};
 
 use super::job::{Job, ms, ranks, seconds};
 
-/// The most that anybody may ask for, and a place in a world that never was.
+/// A stranger with the longest times that are allowed, and a claim to a place in a world that never existed.
 fn intruder(number: u64, joins: bool) -> Action {
     let settings = Settings {
         keep_alive_interval: LONGEST_LEASE,
@@ -23,7 +23,7 @@ fn intruder(number: u64, joins: bool) -> Action {
     Action::Intrude(Box::new(Hello { placed: Some(placed), process: number, ..hello }), said)
 }
 
-/// One client with changing claims interrupted a job 304 times, and one Hello with a round of 2^64-1 stopped it for ever.
+/// Neither changing claims nor a claim to round 2^64-1 may interrupt a running job.
 #[test]
 fn claims_do_not_disturb_a_running_job() {
     let mut job = Job::started(3, 3, 3);
@@ -33,11 +33,11 @@ fn claims_do_not_disturb_a_running_job() {
     assert_eq!(job.world(seconds(100)), (1, ranks(&[0, 1, 2])));
     // It re-forms as it would without them.
     job.at(seconds(100), Action::FailWorkers(1));
-    // Each claim has moved its number by 2^20 at most.
+    // Each claim has raised the round number by 2^20 at most.
     assert_eq!(job.world(seconds(101)), (2 + 100 * ((1 << 20) + 1), ranks(&[0, 1, 2])));
 }
 
-/// A visitor that has joined and gone hung the job for as long as its own `reconnect_grace`.
+/// A visitor that joins and disconnects must not delay the job for the long `reconnect_grace` that it asked for.
 #[test]
 fn a_visitor_before_the_job_costs_it_a_lease_at_most() {
     let mut job = Job::new(3, 3, 3);
@@ -50,7 +50,7 @@ fn a_visitor_before_the_job_costs_it_a_lease_at_most() {
     assert_eq!(world, ranks(&[0, 1, 2]));
 }
 
-/// Members that report before the strangers run on; what strangers say of other worlds then counts for nothing.
+/// Members that report before the strangers run on. Claims of strangers to other worlds have no effect then.
 #[test]
 fn claims_do_not_disturb_members_that_come_back_to_a_restarted_coordinator() {
     let mut job = Job::started(3, 3, 3);

@@ -1,4 +1,4 @@
-//! A coordinator that stands still, dies, or is cut off; what was said too late.
+//! A coordinator that stalls, dies, or is cut off, and messages that arrive too late.
 
 use std::time::Duration;
 
@@ -13,19 +13,19 @@ use super::raw;
 
 // The coordinator.
 
-/// Pains row 6, #67616: a store that stood still expired everybody. A late tick renews all leases.
+/// Pains row 6, #67616: after a stall, a store expired all nodes. Here a late tick renews all leases.
 #[test]
 fn a_coordinator_that_stood_still_loses_nobody() {
     let mut job = Job::started(4, 2, 4);
     job.at(ms(10_001), Action::StallCoordinator(seconds(14)));
     job.at(ms(10_002), Action::Kill(3));
     assert_eq!(job.world(ms(24_400)), (1, vec![Some(0), Some(1), Some(2), None]));
-    // Only the dead one is lost, and only now can that be known: grace and settling.
+    // Only the dead node is lost, after its grace and the settle window.
     assert_eq!(job.world(seconds(27)), (2, vec![Some(0), Some(1), Some(2), None]));
 }
 
-/// Pains row 6: the store's host was frozen, then a node came, and a world of 3 and one of 1 ran at once. Who hears nothing
-/// for its lease stops its workers; when the coordinator goes on, one world forms, with the ranks of before.
+/// Pains row 6: the store's host was frozen, then a node joined, and a world of 3 and one of 1 ran at once. Here a node without answers
+/// stops its workers when its lease ends. When the coordinator continues, one world forms, with the same ranks.
 #[test]
 fn a_coordinator_frozen_for_longer_than_the_lease_never_makes_two_worlds() {
     let mut job = Job::new(4, 2, 4);
@@ -33,12 +33,12 @@ fn a_coordinator_frozen_for_longer_than_the_lease_never_makes_two_worlds() {
         job.start(seconds(0), host);
     }
     assert_eq!(job.world(seconds(39)), (1, vec![Some(0), Some(1), Some(2), None]));
-    // Last answered heartbeats: the first at 5 s after the connection, so at 40 s.
+    // Heartbeats are sent every 5 s from the connection on, so the last answered one at 40 s.
     job.at(ms(40_001), Action::StallCoordinator(seconds(30)));
     job.start(seconds(60), 3);
     assert_eq!(job.world(ms(54_999)), (1, vec![Some(0), Some(1), Some(2), None]));
     assert_eq!(job.world(seconds(55)), (0, vec![None; 4]));
-    // The first to be back do not wait for the others for longer than the settle window.
+    // The first nodes that are back wait for the others for the settle window only.
     let (round, world) = job.world(seconds(80));
     assert_eq!((round <= 3, world), (true, ranks(&[0, 1, 2, 3])));
 }
@@ -52,12 +52,12 @@ fn a_coordinator_that_comes_back_disturbs_nobody() {
     assert_eq!(job.world(seconds(200)), (1, ranks(&[0, 1, 2, 3])));
     let run = job.0.run().expect("the nodes have re-attached");
     assert_eq!(run.round(), Round(1));
-    // It has taken up enough to go on: a loss is noticed, the ranks are known, the number goes up.
+    // The coordinator has recovered its state: a loss is noticed, ranks are kept, and the round number rises.
     job.at(seconds(200), Action::Kill(0));
     assert_eq!(job.world(seconds(202)), (2, vec![None, Some(0), Some(1), Some(2)]));
 }
 
-/// As above, with a spare: until all members have had time to report, a free place is not taken for one.
+/// As above, with a spare: it gets no place until all members have had time to report.
 #[test]
 fn a_spare_waits_while_a_restarted_coordinator_collects_its_members() {
     let mut job = Job::started(4, 2, 3);
@@ -67,19 +67,19 @@ fn a_spare_waits_while_a_restarted_coordinator_collects_its_members() {
     assert!(job.waits(3));
 }
 
-/// As above, but one member died with the coordinator: one lease later the others re-form, with the spare if there is one.
+/// As above, but one member died with the coordinator. One lease later the others re-form with the spare.
 #[test]
 fn a_member_that_does_not_report_to_a_restarted_coordinator_is_replaced() {
     let mut job = Job::started(4, 2, 3);
     job.at(seconds(10), Action::CrashCoordinator);
     job.at(seconds(10), Action::Kill(1));
     job.at(seconds(20), Action::StartCoordinator);
-    // Nodes try again within 2 s; the lease is 15 s.
+    // Nodes reconnect within 2 s. The lease is 15 s.
     assert_eq!(job.world(ms(34_900)), (1, vec![Some(0), None, Some(2), None]));
     assert_eq!(job.world(ms(37_100)), (2, vec![Some(0), None, Some(2), Some(1)]));
 }
 
-/// torchft manager: a decider restarted with its counters at zero, and old prefixes were used again.
+/// torchft manager: a decider restarted with its counters at zero, and used old prefixes again.
 #[test]
 fn round_numbers_never_go_back_when_the_coordinator_restarts() {
     let mut job = Job::started(3, 3, 3);
@@ -88,7 +88,7 @@ fn round_numbers_never_go_back_when_the_coordinator_restarts() {
     }
     assert_eq!(job.world(seconds(50)).0, 5);
     job.at(seconds(50), Action::CrashCoordinator);
-    // All fail while it is away, and join a coordinator that knows nothing.
+    // All workers fail while it is away, and the nodes join a coordinator without state.
     for host in 0..3 {
         job.at(seconds(51), Action::FailWorkers(host));
     }
@@ -96,7 +96,7 @@ fn round_numbers_never_go_back_when_the_coordinator_restarts() {
     assert_eq!(job.world(seconds(70)), (6, ranks(&[0, 1, 2])));
 }
 
-/// torchft manager: an error at the decider was not passed on, and waiters hung. (`check_answers` counts at each exit.)
+/// torchft manager: an error at the decider was not passed on, and waiters hung. `check_answers` checks the answers at each exit.
 #[test]
 fn every_waiter_is_answered_when_the_coordinator_goes_away_for_good() {
     let mut options = Options::exact(3, Settings::new(3, 3));
@@ -105,7 +105,7 @@ fn every_waiter_is_answered_when_the_coordinator_goes_away_for_good() {
     job.start(seconds(0), 0);
     job.start(seconds(0), 1);
     job.at(seconds(10), Action::CrashCoordinator);
-    // This one never reaches a coordinator, and says so when its join timeout ends.
+    // This node never reaches a coordinator. Its join times out with an error that says so.
     job.at(seconds(11), Action::Start(2, seconds(30)));
     job.world(seconds(70));
     for host in [0, 1] {
@@ -137,15 +137,15 @@ fn the_half_without_the_coordinator_forms_no_world() {
             job.at(seconds(10), Action::Cut(host, end, seconds(60), Partition::Lost));
         }
     }
-    // Last heard of at 5 s, or at 10 s: then 15 s, and two worlds never run at once.
+    // They were last heard from at 5 s or 10 s. Their lease is 15 s, and two worlds never run at once.
     job.world(ms(19_999));
     assert_eq!(job.world(ms(26_300)), (2, vec![Some(0), Some(1), None, None]));
-    assert!(job.waits(2) && job.waits(3), "they form nothing by themselves");
-    // Healed, they are let in again.
+    assert!(job.waits(2) && job.waits(3), "they form no world by themselves");
+    // When the network is healed, they are admitted again.
     assert_eq!(job.world(seconds(110)), (3, ranks(&[0, 1, 2, 3])));
 }
 
-/// The same one way: what the nodes say is lost, or what they are told.
+/// The same with a network cut in one direction.
 #[test]
 fn a_node_cut_off_one_way_stops_before_the_others_go_on() {
     for end in [End::Node, End::Coordinator] {
@@ -161,7 +161,7 @@ fn a_node_cut_off_one_way_stops_before_the_others_go_on() {
     }
 }
 
-/// `on_partition=continue`: workers that are cut off run on, and stop when they hear that the others went on.
+/// `on_partition=continue`: workers that are cut off run on, and stop when their node hears that the others went on.
 #[test]
 fn a_node_that_may_go_on_when_cut_off_does() {
     let mut settings = Settings::new(2, 3);
@@ -177,20 +177,20 @@ fn a_node_that_may_go_on_when_cut_off_does() {
     assert_eq!(job.world(seconds(110)), (3, ranks(&[0, 1, 2])));
 }
 
-/// A node that was stopped (SIGSTOP) for longer than its lease stops its workers as soon as it goes on, before it has heard
-/// that the others went on without it.
+/// A node that was stopped (SIGSTOP) for longer than its lease stops its workers as soon as it continues, before it hears that the
+/// others went on without it.
 #[test]
-fn a_node_that_stood_still_finds_at_once_that_its_lease_is_over() {
+fn a_stalled_node_finds_at_once_that_its_lease_is_over() {
     let mut job = Job::started(3, 2, 3);
     job.at(ms(10_001), Action::Stall(2, seconds(40)));
-    // It cannot be told, either.
+    // Messages do not reach it either.
     job.at(seconds(30), Action::Cut(2, End::Node, seconds(60), Partition::Held));
     job.0.run_until(ms(50_001)).expect("invariants hold");
     assert_eq!(job.0.running(2), None);
     assert_eq!(job.world(seconds(150)).1, ranks(&[0, 1, 2]));
 }
 
-/// Who is refused knows that nobody decides: the coordinator's process is gone, and workers train on for minutes.
+/// A node whose connection is refused can conclude that no coordinator is running, so its workers run on for minutes.
 #[test]
 fn a_coordinator_that_is_gone_for_longer_than_a_lease_stops_no_workers() {
     let mut job = Job::started(3, 3, 3);
@@ -199,7 +199,7 @@ fn a_coordinator_that_is_gone_for_longer_than_a_lease_stops_no_workers() {
     assert_eq!(job.world(seconds(300)), (1, ranks(&[0, 1, 2])));
 }
 
-// What was said too late.
+// Late messages.
 
 /// NVRx 6d7b54d: a message of round N arrived in N+1 and was applied.
 #[test]
@@ -211,7 +211,7 @@ fn a_join_of_an_earlier_round_is_answered_and_not_applied() {
         raw::join(&mut machine, node, 0, now);
     }
     assert!(raw::told(&mut machine, 1).contains("round: Round(1), rank: 0"));
-    // Node 1 had not heard of it when its connection broke, and asks again.
+    // Node 1's connection broke before the answer arrived, and it joins again.
     raw::join(&mut machine, 1, 0, now);
     let told = raw::told(&mut machine, 1);
     assert!(told.contains("round: Round(1), rank: 0"), "{told}");
@@ -220,15 +220,15 @@ fn a_join_of_an_earlier_round_is_answered_and_not_applied() {
     assert!(run.nodes().all(|(_, status, _)| *status == elastic_rs::rendezvous::decider::node::Status::Active));
 }
 
-/// A place that was given before the withdrawal was read, and arrived after the node had joined again, was taken for the
-/// answer to the second join: the node then ran round 1 while the others ran round 2.
+/// A place that was given before a withdrawal was read may arrive after the node's next join. If it were taken for the answer, the node
+/// would run round 1 while the others run round 2.
 #[test]
 fn a_place_given_before_a_withdrawal_is_no_answer_to_the_next_join() {
     let mut options = Options::exact(2, Settings::new(2, 2));
     options.rejoin = true;
     let mut job = Job::with(options);
     job.at(seconds(0), Action::Start(0, seconds(10)));
-    // What the coordinator says reaches host0 five seconds late.
+    // The coordinator's messages reach host0 five seconds late.
     job.at(seconds(9), Action::Cut(0, End::Node, seconds(5), Partition::Held));
     job.start(ms(9_500), 1);
     assert_eq!(job.world(seconds(30)), (2, vec![Some(1), Some(0)]));

@@ -1,4 +1,4 @@
-//! Failures and success, as our agent reports them.
+//! Failures and successes that our agents report.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use elastic_rs::sim::simulation::{Action, Options};
 
 use super::job::{Job, job_with_budget, ms, ranks, restarts, seconds};
 
-/// #108158, #135712, pains row 14: counters of two agents diverged. The number is the job's, the same on every node.
+/// #108158, #135712, pains row 14: counters of two agents diverged. Here the restart number is the job's, the same on every node.
 #[test]
 fn a_failure_raises_the_restart_number_of_all_and_a_loss_does_not() {
     let mut job = job_with_budget(3, 2, Some(5));
@@ -27,12 +27,12 @@ fn a_failure_raises_the_restart_number_of_all_and_a_loss_does_not() {
     assert_eq!(restarts(&job), [2, 2, 2]);
 }
 
-/// Horovod #3014, #3264: all workers fail at once on all nodes. One restart, one cause.
+/// Horovod #3014, #3264: all workers fail at once on all nodes. That is one restart with one cause.
 #[test]
 fn all_nodes_fail_at_once_and_one_restart_is_counted() {
     let mut options = Options::exact(3, Settings::new(3, 3));
     options.settings.max_restarts = Some(1);
-    // Answers take a while, so that all have failed before any is told.
+    // Messages take 50 ms, so that all nodes have failed before any of them gets an answer.
     options.delay = (ms(50), ms(50));
     let mut job = Job::with(options);
     job.0.start_all(Duration::ZERO);
@@ -70,7 +70,7 @@ fn a_failure_while_a_member_is_out_of_reach_costs_no_restart() {
     assert_eq!(restarts(&job), [0, 0]);
 }
 
-/// A failure reported to a coordinator that has just died is reported to its successor, and the number is not forgotten.
+/// A failure that occurs while the coordinator is away is reported to its successor, and the restart number is kept.
 #[test]
 fn a_restarted_coordinator_goes_on_with_the_restart_number() {
     let mut job = job_with_budget(3, 3, Some(3));
@@ -82,17 +82,17 @@ fn a_restarted_coordinator_goes_on_with_the_restart_number() {
     assert_eq!(restarts(&job), [2, 2, 2]);
 }
 
-/// Pains row 25, #69520: the exit barrier counted nodes that were gone. The last live member ends it, at once and for all.
+/// Pains row 25, #69520: the exit barrier counted nodes that were gone. Here the last live member ends it for all nodes at once.
 #[test]
 fn the_job_ends_when_the_last_live_member_is_done() {
     let mut job = job_with_budget(4, 2, Some(0));
     job.at(seconds(10), Action::ReportDone(0));
     job.at(seconds(20), Action::ReportDone(1));
-    // Who has finished may go: nobody is disturbed.
+    // A finished node may go without disturbing the others.
     job.at(seconds(30), Action::Kill(1));
     job.at(seconds(3000), Action::ReportDone(2));
     assert_eq!(job.world(seconds(3600)), (1, vec![Some(0), None, Some(2), Some(3)]));
-    // Lost before it was done: it is excused, since all others have finished.
+    // This node is lost before it has finished. The job still succeeds, because all others have finished.
     job.at(seconds(3600), Action::Kill(3));
     assert_eq!(job.world(ms(3_600_499)).0, 1);
     assert_eq!(job.world(ms(3_600_500)), (0, vec![None; 4]));
@@ -102,7 +102,7 @@ fn the_job_ends_when_the_last_live_member_is_done() {
     }
 }
 
-/// A node that waits for the others to finish begins anew with them when one fails.
+/// A finished node restarts its workers with the others when one of them fails.
 #[test]
 fn a_node_that_is_done_begins_anew_when_another_fails() {
     let mut job = job_with_budget(3, 3, Some(1));
@@ -115,7 +115,7 @@ fn a_node_that_is_done_begins_anew_when_another_fails() {
     assert_eq!(job.world(seconds(30)), (0, vec![None; 3]));
 }
 
-/// A newcomer does not make nodes begin anew that have begun to finish.
+/// A newcomer does not restart a job in which a node has finished.
 #[test]
 fn a_newcomer_does_not_disturb_a_job_that_is_ending() {
     let mut job = job_with_budget(3, 1, Some(0));

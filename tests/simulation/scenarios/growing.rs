@@ -1,4 +1,4 @@
-//! Nodes that come to a running job; what closes it.
+//! Nodes that join a running job, and verdicts that close it.
 
 use elastic_rs::rendezvous::node::machine::JoinError;
 use elastic_rs::rendezvous::protocol::message::Verdict;
@@ -21,7 +21,7 @@ fn a_third_node_joins_a_running_world_of_two_wherever_its_address_sorts() {
         job.start(seconds(0), 1);
         assert_eq!(job.world(seconds(30)), (1, vec![Some(0), Some(1), None]), "{addr}");
         job.start(seconds(40), 2);
-        // All three are in: at max, so at once. Ranks of survivors stay; the newcomer is last.
+        // The maximum is reached, so the round closes at once. Survivors keep their ranks, and the newcomer is last.
         assert_eq!(job.world(seconds(40)), (2, ranks(&[0, 1, 2])), "{addr}");
         let master = |host| job.0.running(host).map(|p| (p.master_addr.clone(), p.master_port));
         assert_eq!(master(2), Some(("10.0.0.1".to_owned(), 30_000)), "{addr}");
@@ -40,7 +40,7 @@ fn surplus_nodes_wait_and_disturb_nobody() {
     assert!(job.waits(3) && job.waits(4));
 }
 
-/// PR #117066, #114097, pains row 19: a spare takes over; the others restart once and keep their ranks.
+/// PR #117066, #114097, pains row 19: a spare takes over. The others restart once and keep their ranks.
 #[test]
 fn a_surplus_node_is_promoted_when_an_active_one_dies() {
     let mut job = Job::started(3, 2, 2);
@@ -50,13 +50,13 @@ fn a_surplus_node_is_promoted_when_an_active_one_dies() {
     assert_eq!(job.0.ledger().rounds, 2);
 }
 
-/// #99684, #67615, #182223: rank 0 moved to a cold node. The lowest-ranked survivor has it, and others keep their ranks.
+/// #99684, #67615, #182223: rank 0 moved to a new node. Here the lowest-ranked survivor gets it, and the others keep their ranks.
 #[test]
 fn rank_0_stays_with_a_survivor() {
     let mut job = Job::started(5, 3, 4);
     assert_eq!(job.world(seconds(9)).1, vec![Some(0), Some(1), Some(2), Some(3), None]);
     job.at(seconds(10), Action::Kill(0));
-    // host1 moves to 0, the newcomer to its hole.
+    // host1 gets rank 0, and the newcomer host1's old rank.
     assert_eq!(job.world(seconds(12)), (2, vec![None, Some(0), Some(2), Some(3), Some(1)]));
 }
 
@@ -76,7 +76,7 @@ fn a_failed_verdict_reaches_running_nodes() {
     }
 }
 
-/// NVRx #348: a spare re-joining races with close. Closed wins, and the spare knows that it was one.
+/// NVRx #348: a spare reconnects while the job closes. It learns that the job is closed, and that it was a spare.
 #[test]
 fn a_spare_that_reconnects_as_the_job_closes_exits_gracefully() {
     let succeeded = Verdict::Succeeded { by: "host0".into() };
@@ -88,13 +88,13 @@ fn a_spare_that_reconnects_as_the_job_closes_exits_gracefully() {
     job.at(seconds(10), Action::Close(0, succeeded.clone()));
     job.world(seconds(20));
     assert_eq!(job.join_error(2), &JoinError::Closed { verdict: succeeded, spare: true });
-    // Who comes after that is turned away, and is no spare.
+    // A node that joins after the close is rejected, and is no spare.
     job.start(seconds(30), 2);
     job.world(seconds(30));
     assert!(matches!(job.exits(2), [_, Exit::Join(JoinError::Closed { spare: false, .. })]));
 }
 
-/// Pains row 8: a local fault closed the rendezvous for everybody, for good.
+/// Pains row 8: a local fault closed the rendezvous for all nodes, for good.
 #[test]
 fn a_node_that_fails_and_comes_back_closes_nothing() {
     let mut job = Job::started(2, 2, 2);

@@ -1,5 +1,5 @@
-//! A coordinator in the process of one of the job's agents, as `elastic-run` and `torchrun` have it: they are stopped together, and
-//! end together.
+//! A coordinator in the process of one of the job's agents, as with `elastic-run` and `torchrun`. The two are stopped together, and end
+//! together.
 
 use std::time::Duration;
 
@@ -29,17 +29,17 @@ fn fenced(job: &Job, host: usize) -> Option<String> {
     job.0.hosts()[host].process.as_ref().and_then(|process| process.machine.view().fenced.clone())
 }
 
-// Standing still (Ctrl-Z, a frozen container, a debugger).
+// Stalls (Ctrl-Z, a frozen container, a debugger).
 
-/// Nobody can form a world without the coordinator, which stood still with the node.
+/// No world can form without the coordinator, which was stalled together with the node.
 #[test]
 fn a_job_of_one_node_that_was_stopped_for_longer_than_its_lease_runs_on() {
-    // The lease is 15 s, counted from the last heartbeat: ends of it are met from before and after.
+    // The lease is 15 s, counted from the last heartbeat. The stalls end just before, at and after its end.
     for paused in [14_700, 14_990, 15_000, 15_010, 15_240, 15_300, 15_490, 15_510, 17_000, 3_600_000] {
         let mut job = hosted(1, 1);
         job.at(ms(10_001), Action::Stall(0, ms(paused)));
         assert_eq!(job.world(ms(paused + 20_000)), (1, ranks(&[0])), "{paused} ms");
-        // And again, before it has been heard of.
+        // It stalls again before the coordinator has heard from it.
         job.at(ms(paused + 20_001), Action::Stall(0, seconds(20)));
         job.at(ms(paused + 40_100), Action::Stall(0, seconds(20)));
         assert_eq!(job.world(ms(paused + 70_000)), (1, ranks(&[0])), "{paused} ms");
@@ -47,7 +47,7 @@ fn a_job_of_one_node_that_was_stopped_for_longer_than_its_lease_runs_on() {
     }
 }
 
-/// The others are cut off meanwhile, and stop. The host's workers are told by the coordinator that the world re-forms.
+/// The other nodes are cut off meanwhile, and stop. The coordinator tells the host's node that the world must re-form.
 #[test]
 fn a_host_that_was_stopped_for_longer_than_the_lease_is_told_by_its_coordinator() {
     let mut job = hosted(3, 2);
@@ -55,15 +55,15 @@ fn a_host_that_was_stopped_for_longer_than_the_lease_is_told_by_its_coordinator(
     job.at(ms(10_001), Action::Stall(0, seconds(40)));
     job.0.run_until(seconds(49)).expect("invariants hold");
     let runs: Vec<_> = (0..3).map(|host| job.0.running(host).is_some()).collect();
-    assert_eq!(runs, [true, false, false], "the others cannot know that no world goes on without them");
+    assert_eq!(runs, [true, false, false], "the others cannot know that no world forms without them");
     let (round, world) = job.world(seconds(60));
     assert_eq!((round <= 3, world), (true, ranks(&[0, 1, 2])));
     assert_eq!(fenced(&job, 0), None);
     assert!(!job.0.history().iter().any(|line| line.contains("host0") && line.contains("cut off")));
 }
 
-/// What cuts the host's own connection (a virtual address that is moved) stops its workers as any other's: the coordinator goes on
-/// with those whom it hears.
+/// If the host's own connection is cut (a moved virtual address), its workers stop as on any other node. The coordinator goes on with the
+/// nodes that it hears.
 #[test]
 fn a_host_that_is_cut_off_from_its_own_coordinator_stops_before_the_others_go_on() {
     for end in [End::Node, End::Coordinator] {
@@ -74,7 +74,7 @@ fn a_host_that_is_cut_off_from_its_own_coordinator_stops_before_the_others_go_on
     }
 }
 
-/// A member whose coordinator is elsewhere is fenced although `--nnodes=1`: a spare takes its place meanwhile.
+/// With `--nnodes=1` and a coordinator elsewhere, a node fences itself: a spare may take its place meanwhile.
 #[test]
 fn a_single_node_whose_coordinator_is_elsewhere_gives_way_to_a_spare_when_it_was_stopped() {
     let mut job = Job::started(2, 1, 1);
@@ -86,20 +86,20 @@ fn a_single_node_whose_coordinator_is_elsewhere_gives_way_to_a_spare_when_it_was
 
 // Killed, and started again.
 
-/// The agent that comes back listens where the one before did, which has therefore ended: nobody waits for its lease.
+/// The restarted agent listens at the same place as the killed one, which must therefore have ended. No node waits for its lease.
 #[test]
 fn a_host_that_is_killed_and_started_again_is_not_waited_for_as_a_member() {
     let mut job = hosted(3, 3);
     job.at(seconds(10), Action::Kill(0));
     job.start(seconds(12), 0);
     assert_eq!(job.world(ms(11_900)), (1, vec![None, Some(1), Some(2)]), "workers run on until the host is back");
-    // Nodes try again within 2 s.
+    // Nodes reconnect within 2 s.
     assert_eq!(job.world(ms(14_500)), (2, ranks(&[1, 0, 2])));
     let told = "node rank 0 of round 1 has ended with the coordinator that its process hosted";
     assert!(job.0.history().iter().any(|line| line.contains(&format!("round 1 is interrupted: {told}"))));
 }
 
-/// Twice: the second time before the world has formed again.
+/// The host is killed a second time before the world has formed again.
 #[test]
 fn a_host_that_is_killed_twice_is_not_waited_for_either() {
     let mut job = hosted(3, 3);
@@ -110,7 +110,7 @@ fn a_host_that_is_killed_twice_is_not_waited_for_either() {
     assert_eq!(job.world(seconds(16)).1.iter().flatten().count(), 3);
 }
 
-/// A coordinator that listens elsewhere cannot know that the host before has ended: it may be cut off, and its workers run.
+/// A coordinator at another place cannot know that the former host has ended. That host may be cut off, and its workers may run.
 #[test]
 fn a_coordinator_at_another_place_waits_for_the_host_of_the_one_before() {
     let mut job = hosted(3, 2);
@@ -121,7 +121,7 @@ fn a_coordinator_at_another_place_waits_for_the_host_of_the_one_before() {
     assert_eq!(job.world(seconds(31)), (2, vec![None, Some(0), Some(1)]));
 }
 
-/// The others have finished, and say so right after they have reported: what the host had not finished is not begun anew.
+/// The other nodes have finished, and report that right after their Hello. The job ends, and the host's workers are not restarted.
 #[test]
 fn members_that_had_finished_when_the_host_was_killed_end_the_job() {
     let mut job = hosted(3, 2);
@@ -136,7 +136,7 @@ fn members_that_had_finished_when_the_host_was_killed_end_the_job() {
 
 // Ended by a signal.
 
-/// Ctrl-C on the host ends the job for all, at once, and says who, and by what.
+/// Ctrl-C on the host ends the job on all nodes at once, with an error that names host and signal.
 #[test]
 fn ctrl_c_on_the_host_ends_the_job_for_all() {
     for min in [1, 3] {
@@ -154,7 +154,7 @@ fn ctrl_c_on_the_host_ends_the_job_for_all() {
     }
 }
 
-/// Nodes that wait are told too: the one that waits for others, the spare, and the one that comes while the host ends.
+/// Waiting nodes are told too: one that waits for others, and one that joins while the host ends.
 #[test]
 fn ctrl_c_on_the_host_ends_the_wait_of_all() {
     let mut job = Job::with(Options { coordinator_on: Some(0), ..Options::exact(4, Settings::new(3, 3)) });
@@ -170,7 +170,7 @@ fn ctrl_c_on_the_host_ends_the_wait_of_all() {
     }
 }
 
-/// A pod that is moved gets SIGTERM, and may come back at the same address: the others stop their workers, and wait for it.
+/// A moved pod gets SIGTERM, and may come back at the same address. The others stop their workers, and wait for it.
 #[test]
 fn sigterm_of_the_host_stops_the_others_until_it_is_back() {
     for min in [1, 3] {
@@ -181,7 +181,7 @@ fn sigterm_of_the_host_stops_the_others_until_it_is_back() {
         let told = "the coordinator at coordinator:29400 was stopped: its host 10.0.0.1 (host0:1) left: its agent got \
                     SIGTERM; no world can form until a coordinator runs there again";
         assert!(job.0.history().iter().any(|line| line.contains("Leaving")));
-        // None forms in the host's last moments, nor later without it.
+        // No world forms while the host ends, or without it.
         assert_eq!(job.world(seconds(99)), (0, vec![None; 3]));
         let view = job.0.hosts()[1].process.as_ref().expect("it waits").machine.view().clone();
         assert_eq!(view.reason, told);
@@ -190,13 +190,13 @@ fn sigterm_of_the_host_stops_the_others_until_it_is_back() {
     }
 }
 
-/// A spare is in no world: that of the others is not disturbed by its end, though it hosts the coordinator.
+/// A spare is in no world. Its end does not disturb the others' world, although it hosts the coordinator.
 #[test]
 fn sigterm_of_a_host_that_is_a_spare_lets_the_others_train_on() {
     let mut job = Job::with(Options { coordinator_on: Some(0), ..Options::exact(3, Settings::new(2, 2)) });
     (0..3).for_each(|host| job.start(seconds(host as u64), host));
     assert_eq!(job.world(seconds(10)), (1, ranks(&[0, 1])[..].iter().copied().chain([None]).collect()));
-    // Its place is the spare's while it is away.
+    // The spare takes its place while it is away.
     job.at(seconds(10), Action::Kill(0));
     job.at(seconds(12), Action::StartCoordinator);
     assert_eq!(job.world(seconds(40)), (2, vec![None, Some(0), Some(1)]));
@@ -208,7 +208,7 @@ fn sigterm_of_a_host_that_is_a_spare_lets_the_others_train_on() {
     assert_eq!(job.world(seconds(120)), (2, vec![None, Some(0), Some(1)]));
 }
 
-/// Nor by that of a host whose workers have succeeded, as with any other node.
+/// A host whose workers have succeeded may end without disturbing the others, like any other node.
 #[test]
 fn sigterm_of_a_host_that_has_finished_lets_the_others_train_on() {
     let mut job = hosted(3, 3);
@@ -218,9 +218,9 @@ fn sigterm_of_a_host_that_has_finished_lets_the_others_train_on() {
     assert_eq!(job.world(seconds(40)), (1, vec![None, Some(1), Some(2)]));
 }
 
-/// Without a host that comes back they end when `coordinator_timeout` is over, with what was the matter.
+/// If no host comes back, the nodes end after `coordinator_timeout`, with an error that says what ended the host.
 #[test]
-fn nodes_that_wait_for_a_host_in_vain_say_what_had_ended_it() {
+fn nodes_that_wait_for_a_host_in_vain_name_the_cause_of_its_end() {
     let options = Options { coordinator_timeout: seconds(60), ..Options::exact(2, Settings::new(2, 2)) };
     let mut job = hosted_with(options);
     job.world(seconds(10));
@@ -232,9 +232,9 @@ fn nodes_that_wait_for_a_host_in_vain_say_what_had_ended_it() {
     assert_eq!(text, told);
 }
 
-/// The host's agent leaves when the job is over, as any other's: nobody is told anything else.
+/// The host's agent leaves when the job is over, like any other. No node is told that the coordinator ends.
 #[test]
-fn the_end_of_the_job_is_not_taken_for_the_hosts() {
+fn the_end_of_the_job_is_not_taken_for_the_end_of_the_host() {
     let mut job = hosted(2, 2);
     for host in 0..2 {
         job.at(seconds(10), Action::ReportDone(host));

@@ -1,4 +1,4 @@
-//! A job that has been started at once on all hosts, and looks into it.
+//! [`Job`]: a simulated job, and questions about it.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub fn seconds(number: u64) -> Duration {
     Duration::from_secs(number)
 }
 
-/// A job that has been started at once on all hosts.
+/// A simulated job.
 pub struct Job(pub Simulation);
 
 impl Job {
@@ -31,7 +31,7 @@ impl Job {
         Self(simulation)
     }
 
-    /// Without a history: a large job's is long.
+    /// A job that keeps no history. A large job's history is long.
     pub fn quiet(hosts: usize, min: u32, max: u32) -> Self {
         Self(Simulation::new(Options::exact(hosts, Settings::new(min, max))))
     }
@@ -50,7 +50,7 @@ impl Job {
         self.0.at(at, action);
     }
 
-    /// Run to `at`, and give the world as ranks by host (`None`: runs nothing), with its round.
+    /// Run to `at`. Returns the round, and the rank of each host (`None`: it runs no workers).
     pub fn world(&mut self, at: Duration) -> (u64, Vec<Option<u32>>) {
         if let Err(violation) = self.0.run_until(at) {
             let history = self.0.history();

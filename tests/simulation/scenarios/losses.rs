@@ -1,4 +1,4 @@
-//! Nodes that go, leave, fall silent or come back.
+//! Nodes that die, leave, fall silent or come back.
 
 use elastic_rs::sim::network::{End, Partition};
 use elastic_rs::sim::simulation::Action;
@@ -17,7 +17,7 @@ fn an_agent_is_killed_and_the_survivors_reform_after_grace_and_settling() {
     assert_eq!(job.world(ms(11_500)), (2, vec![Some(0), None, Some(1)]));
 }
 
-/// #67742: survivors are too few; they wait for a replacement, which takes the place of the lost one.
+/// #67742: too few survivors wait for a replacement, which gets the rank of the lost node.
 #[test]
 fn too_few_survivors_wait_for_a_replacement() {
     let mut job = Job::started(3, 3, 3);
@@ -27,7 +27,7 @@ fn too_few_survivors_wait_for_a_replacement() {
     assert_eq!(job.world(seconds(61)), (2, ranks(&[0, 1, 2])));
 }
 
-/// #67742, #147064, pains row 20: scale-down by SIGTERM waited 15 s and a last call; a goodbye needs neither.
+/// #67742, #147064, pains row 20: scale-down by SIGTERM waited 15 s and a last call. Here the node leaves, which needs neither.
 #[test]
 fn a_node_leaves_and_no_lease_is_waited_for() {
     let mut job = Job::started(3, 2, 3);
@@ -37,19 +37,19 @@ fn a_node_leaves_and_no_lease_is_waited_for() {
     assert_eq!(job.world(seconds(11)), (2, vec![None, Some(0), Some(1)]));
 }
 
-/// `dynamic_rendezvous.py`, sanitize step: a silent node was dropped by whoever looked, and nobody acted.
+/// `dynamic_rendezvous.py`, sanitize step: a silent node was dropped from the state, but its peers were not restarted.
 #[test]
 fn a_silent_node_is_lost_after_its_lease() {
     let mut job = Job::started(3, 2, 3);
     job.at(seconds(11), Action::PowerOff(2));
-    // Last heard at 10 s; lease 15 s; a last look of 250 ms; settling 1 s.
+    // Last heard at 10 s, lease 15 s, last look 250 ms, settle window 1 s.
     assert_eq!(job.world(ms(25_249)), (1, vec![Some(0), Some(1), None]));
     assert_eq!(job.world(ms(26_249)), (0, vec![None; 3]));
     assert_eq!(job.world(ms(26_250)), (2, vec![Some(0), Some(1), None]));
 }
 
-/// torchft's broadcast channel: a slow reader fell behind the pushes. Here it is waited for within its lease, and finds the latest
-/// state; after that its session ends, and the others go on.
+/// torchft's broadcast channel: a slow reader fell behind the pushes. Here the others wait for it within its lease, and it gets the latest
+/// state. After the lease its session ends, and the others go on.
 #[test]
 fn a_slow_reader_gets_the_latest_state_or_is_ended() {
     let mut job = Job::started(3, 2, 3);
@@ -63,7 +63,7 @@ fn a_slow_reader_gets_the_latest_state_or_is_ended() {
     assert_eq!(job.world(seconds(57)), (3, vec![Some(0), Some(1), None]));
 }
 
-/// Torn connections: within the grace a node keeps its place and nobody is disturbed.
+/// A node that reconnects within its grace keeps its place, and disturbs no other node.
 #[test]
 fn a_node_that_reconnects_within_its_grace_disturbs_nobody() {
     let mut job = Job::started(3, 2, 3);
@@ -73,7 +73,7 @@ fn a_node_that_reconnects_within_its_grace_disturbs_nobody() {
     assert_eq!(job.world(seconds(100)), (1, ranks(&[0, 1, 2])));
 }
 
-/// A waiting node's broken connection holds the round up for the grace only, and the node keeps its place in it.
+/// A waiting node's broken connection delays the round for at most its grace, and the node keeps its place in the round.
 #[test]
 fn a_joiner_that_reconnects_within_its_grace_is_in_the_round() {
     let mut job = Job::new(3, 3, 3);
@@ -98,7 +98,7 @@ fn a_joiner_that_dies_before_completion_is_no_ghost() {
     assert_eq!(job.world(seconds(61)), (1, ranks(&[0, 1, 2])));
 }
 
-/// NVRx 6330cd4: a node that withdrew was counted.
+/// NVRx 6330cd4: a node that had withdrawn was counted.
 #[test]
 fn a_node_that_withdrew_is_not_counted() {
     let mut job = Job::new(3, 2, 2);

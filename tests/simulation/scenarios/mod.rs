@@ -1,8 +1,8 @@
-//! Bugs that other systems had, as named scenarios: the name is what must hold, the comment says who had it (`#n` is
-//! pytorch/pytorch). Times are virtual and exact: no delays, no randomness.
+//! Bugs of other systems, as named scenarios. The name says what must hold, the comment names the bug (`#n` is pytorch/pytorch). Times
+//! are virtual and exact, without delays and randomness.
 //!
-//! That clocks of hosts do not matter (`dynamic_rendezvous.py` compares them) is a fact of compilation: no function of the rendezvous
-//! takes a wall clock's time, and no message carries one. `simulation/pytorch` shows what they do to PyTorch's.
+//! There is no scenario for clocks that differ, which `dynamic_rendezvous.py` compares. No function of our rendezvous takes a wall
+//! clock's time, and no message carries one. `simulation/pytorch` shows the effect on PyTorch's.
 
 mod claims;
 mod coordinator;

@@ -1,4 +1,4 @@
-//! A machine without a network: node `n` has session `n`.
+//! Calls to a coordinator's machine without a network. Node `n` has session `n`.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Instant;
@@ -19,7 +19,7 @@ pub fn join(machine: &mut Machine, node: u64, round: u64, now: Instant) {
     machine.on_message(SessionId(node), NodeMessage::Join(join), now);
 }
 
-/// All that a node is told now, as text; the rest is dropped.
+/// The pending messages to a node, as text. All other commands are dropped.
 pub fn told(machine: &mut Machine, node: u64) -> String {
     let commands = machine.take_commands().into_iter();
     let told = commands.filter(|c| matches!(c, Command::Send { session, .. } if *session == SessionId(node)));

@@ -1,4 +1,4 @@
-//! How the first round comes together.
+//! Forming the first round.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::job::{Job, ms, seconds};
 
 use super::raw;
 
-/// kubeflow/trainer #2000, #1638: 200 nodes start staggered over minutes; one round, and no timeout.
+/// kubeflow/trainer #2000, #1638: 200 nodes start staggered over minutes, and form one round without a time-out.
 #[test]
 fn a_staggered_start_ends_in_one_round() {
     let mut job = Job::new(200, 200, 200);
@@ -21,7 +21,7 @@ fn a_staggered_start_ends_in_one_round() {
     assert_eq!(job.0.ledger().rounds, 1);
 }
 
-/// The same with `--nnodes=1:200`: every newcomer after the first round has a last call of its own, which batches them.
+/// The same with `--nnodes=1:200`: newcomers after the first round are batched by a last call.
 #[test]
 fn a_staggered_elastic_start_forms_a_round_per_last_call_at_most() {
     let mut job = Job::new(200, 1, 200);
@@ -30,11 +30,11 @@ fn a_staggered_elastic_start_forms_a_round_per_last_call_at_most() {
     }
     let (_, world) = job.world(seconds(300));
     assert!(world.iter().all(Option::is_some));
-    // 200 s of arrivals, 30 s of last call each, and the round at which all 200 are in.
+    // 200 s of arrivals in batches of 30 s, and the round that completes at the maximum of 200.
     assert!(job.0.ledger().rounds <= 200 / 30 + 2, "{} rounds", job.0.ledger().rounds);
 }
 
-/// PR #185930, PR #117066: cost grew with the square of N. Here it is linear, and only heartbeats at rest.
+/// PR #185930, PR #117066: the cost grew with the square of N. Here it is linear, with only heartbeats at rest.
 #[test]
 fn a_thousand_nodes_at_one_instant_cost_a_constant_each() {
     const N: u64 = 1_000;
@@ -56,15 +56,15 @@ fn a_thousand_nodes_at_one_instant_cost_a_constant_each() {
     assert!(to - before.1 <= 3 * N, "{} messages to nodes", to - before.1);
 }
 
-/// When a round closes, by what is missing: exact times.
+/// The exact times at which a first round closes.
 #[test]
 fn a_round_closes_at_these_times() {
     // min, max, starts (s), and when the round is complete (ms).
     for (min, max, starts, complete_at) in [
         (3, 3, vec![0, 0, 0], 0),
-        // At max at once, whatever the last call.
+        // At the maximum it closes at once, during the last call.
         (1, 3, vec![0, 5, 7], 7_000),
-        // The last call begins when min is reached, and later nodes do not prolong it.
+        // The last call begins when the minimum is reached, and later nodes do not prolong it.
         (2, 4, vec![0, 10], 40_000),
         (2, 4, vec![0, 10, 39], 40_000),
         (1, 4, vec![3], 33_000),
@@ -80,9 +80,9 @@ fn a_round_closes_at_these_times() {
     }
 }
 
-/// Pains row 9: the timeout's message was empty. It says who is in, and how many are missing.
+/// Pains row 9: the time-out's message was empty. Here it names the nodes that joined, and the number missing.
 #[test]
-fn a_join_timeout_says_who_is_in_and_how_many_are_missing() {
+fn a_join_timeout_names_the_nodes_that_joined_and_the_number_missing() {
     let mut job = Job::new(4, 4, 8);
     job.at(seconds(0), Action::Start(0, seconds(25)));
     job.start(seconds(0), 1);
@@ -95,7 +95,7 @@ fn a_join_timeout_says_who_is_in_and_how_many_are_missing() {
     );
 }
 
-/// Nodes started with different `--nnodes` formed nothing, and nobody said why.
+/// Nodes with different `--nnodes` formed no world, and no message said why.
 #[test]
 fn different_node_counts_are_refused_naming_both() {
     let mut machine = elastic_rs::rendezvous::coordinator::machine::Machine::new();
@@ -122,13 +122,12 @@ fn two_thousand_nodes_start_staggered_and_form_one_round() {
     let last = ms(120 * (N - 1));
     assert_eq!(job.world(last - ms(1)).0, 0);
     assert_eq!(job.world(last), (1, (0..N as u32).map(Some).collect()));
-    // Hello and Join, Welcome and Complete, and heartbeats of those who waited: 120 s on average, one in 5 s, the
-    // first of them early.
+    // Hello and Join, Welcome and Complete, and heartbeats of waiting nodes: 120 s on average, one every 5 s, and an early one.
     let (from, to) = job.0.ledger().messages;
     assert!(from <= 2 * N + 25 * N && to <= 2 * N + 25 * N, "{from} and {to} messages");
 }
 
-/// The same at one instant.
+/// As above, but all nodes start at one instant.
 #[test]
 fn two_thousand_nodes_start_at_one_instant() {
     const N: u64 = 2_000;
