@@ -1,4 +1,4 @@
-"""What the tests of ``LocalElasticAgent`` share."""
+"""Fixtures and helpers for the tests of ``LocalElasticAgent``."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ LIMIT_S = 60.0
 
 @pytest.fixture(scope="session", autouse=True)
 def forkserver() -> None:
-    """Have torch imported once, in the fork server of ``multiprocessing``, instead of in each of its children."""
+    """Import torch once in the fork server of ``multiprocessing``, instead of in each of its children."""
     multiprocessing.set_forkserver_preload(["torch.distributed.elastic.multiprocessing"])
 
 
 @pytest.fixture(autouse=True)
 def handlers_of_signals() -> Iterator[None]:
-    """Give back what an agent replaces for the rest of its process."""
+    """Restore the signal handlers that an agent replaces."""
     numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
     before = {number: signal.getsignal(number) for number in numbers}
     yield
@@ -41,7 +41,7 @@ def handlers_of_signals() -> Iterator[None]:
 
 @pytest.fixture
 def agent_of(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Callable[..., Any]]:
-    """Return a function that makes an agent; what it was given to join is shut down at the end."""
+    """Return a function that makes an agent. The agents' rendezvous handlers are shut down at the end."""
     made: list[RendezvousHandler] = []
 
     def agent_of(
@@ -79,7 +79,7 @@ def agent_of(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Callable[
 
 
 def until(found: Callable[[], bool], what: str) -> None:
-    """Wait for what no event announces."""
+    """Poll until a condition holds."""
     deadline = time.monotonic() + LIMIT_S
     while not found():
         assert time.monotonic() < deadline, f"not within {LIMIT_S} s: {what}"
@@ -87,7 +87,7 @@ def until(found: Callable[[], bool], what: str) -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended; a zombie has."""
+    """Whether a process has ended. A zombie counts as ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -96,7 +96,7 @@ def gone(pid: int) -> bool:
 
 @contextlib.contextmanager
 def metrics_of_torch() -> Iterator[set[str]]:
-    """Give the names of the metrics that PyTorch's handler gets meanwhile."""
+    """Yield the set of names of the metrics that PyTorch's handler gets meanwhile."""
 
     class Metrics(metrics.MetricHandler):
         def emit(self, metric_data: metrics.MetricData) -> None:

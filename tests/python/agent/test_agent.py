@@ -1,4 +1,4 @@
-"""``LocalElasticAgent``, used directly, as PyTorch's launcher and PyTorch's own tests use it."""
+"""``LocalElasticAgent``, called directly, as by PyTorch's launcher and PyTorch's tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_program_returns_none_for_each_rank(agent_of: Any) -> None:
     assert result == RunResult(WorkerState.SUCCEEDED, {0: None, 1: None}, {})
 
 
-def test_a_program_that_is_not_there_costs_restarts_and_is_named(agent_of: Any) -> None:
+def test_a_missing_program_costs_restarts_and_is_named(agent_of: Any) -> None:
     agent = agent_of("/no/such/program", nproc=2, restarts=2)
     result = agent.run()
     assert result.is_failed()
@@ -34,18 +34,18 @@ def test_a_program_that_is_not_there_costs_restarts_and_is_named(agent_of: Any) 
     assert list(result.failures) == [0]
 
 
-def test_what_a_program_said_last_is_its_message(agent_of: Any) -> None:
+def test_the_end_of_a_program_s_stderr_is_its_message(agent_of: Any) -> None:
     result = agent_of("sh", "-c", "echo for this reason >&2; exit 9").run()
     assert result.failures[0].exitcode == 9
     assert "for this reason" in result.failures[0].message
 
 
-def test_arguments_know_their_local_rank(agent_of: Any, tmp_path: Path) -> None:
+def test_the_local_rank_is_substituted_in_arguments(agent_of: Any, tmp_path: Path) -> None:
     agent_of("touch", f"{tmp_path}/${{local_rank}}.seen", nproc=2).run()
     assert sorted(path.name for path in tmp_path.glob("*.seen")) == ["0.seen", "1.seen"]
 
 
-def test_it_is_one_of_torch_s_agents(agent_of: Any) -> None:
+def test_it_is_an_agent_of_torch_by_type(agent_of: Any) -> None:
     agent = agent_of("true", nproc=2)
     assert isinstance(agent, TheirAgent)
     assert isinstance(agent, SimpleElasticAgent)
@@ -85,7 +85,7 @@ def test_workers_have_the_environment_that_torch_gives(
 def told_by(
     agent: Any, destination: str, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[tuple[str, str, int | None]], set[str]]:
-    """Run it and return the events it has recorded and the names of its metrics."""
+    """Run an agent, and return the events that it has recorded and the names of its metrics."""
     handlers = pytest.importorskip("torch.distributed.elastic.events.handlers")
 
     class Events(logging.Handler):
@@ -122,7 +122,7 @@ def test_events_and_metrics_are_those_of_torch(agent_of: Any, monkeypatch: pytes
     events = [sorted(events) for events, _ in seen]
     assert events[0] == events[1] == events[2]
     assert ("RENDEZVOUS", "AGENT", None) in events[0]
-    # Steps that ours does not have: docs/agent.md.
+    # Metrics of steps that our agent does not have: docs/agent.md.
     steps = ("_monitor_workers", "_stop_workers", "_initialize_workers", "_restart_workers")
     theirs = {name for name in seen[0][1] if not name.partition(".")[2].startswith(steps)}
     assert theirs <= seen[1][1]
@@ -145,7 +145,7 @@ def test_the_master_s_address_may_be_given(agent_of: Any, cls: Any, backend: str
     assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("elsewhere", "42")
 
 
-def test_theirs_handler_s_exit_barrier_waits_for_the_other_node(agent_of: Any, port: int) -> None:
+def test_the_exit_barrier_over_pytorch_s_handler_waits_for_the_other_node(agent_of: Any, port: int) -> None:
     results: list[RunResult] = []
     with contextlib.ExitStack() as stack:
         for host in ("1", "0"):
@@ -163,8 +163,8 @@ def test_theirs_handler_s_exit_barrier_waits_for_the_other_node(agent_of: Any, p
     assert sorted(rank for result in results for rank in result.return_values) == [0, 1]
 
 
-def test_a_waiting_node_makes_workers_begin_anew(agent_of: Any, tmp_path: Path) -> None:
-    # With another handler than ours: it has to be asked.
+def test_a_waiting_node_restarts_the_workers(agent_of: Any, tmp_path: Path) -> None:
+    # Over a handler that is not ours, the agent has to poll `num_nodes_waiting`.
     marks = tmp_path / "marks"
     marks.mkdir()
     script = f'touch {marks}/$TORCHELASTIC_GENERATION; [ "$TORCHELASTIC_GENERATION" = 2 ] || sleep 300'
@@ -198,7 +198,7 @@ def test_it_runs_outside_of_the_main_thread(agent_of: Any) -> None:
     assert [result.return_values for result in results] == [{0: 0, 1: 1}]
 
 
-def test_every_node_counts_for_itself_if_asked(agent_of: Any) -> None:
+def test_restart_budget_node_counts_restarts_by_node(agent_of: Any) -> None:
     agent = agent_of("sh", "-c", "exit 3", restarts=1, conf={"restart_budget": "node"})
     result = agent.run()
     assert result.failures[0].exitcode == 3

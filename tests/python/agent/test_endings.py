@@ -1,4 +1,4 @@
-"""Signals and exceptions leave no worker."""
+"""An agent that ends by a signal or an exception leaves no worker."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_a_signal_in_the_middle_of_a_start_leaves_no_worker(agent_of: Any, tmp_p
     assert [pid for pid in pids if not gone(pid)] == []
 
 
-def test_a_worker_stopped_the_moment_it_was_forked_is_no_second_agent(agent_of: Any) -> None:
-    # The handler of the agent's would raise its exception in the middle of the agent's own stack.
+def test_a_worker_signalled_right_after_its_fork_is_no_second_agent(agent_of: Any) -> None:
+    # The agent's signal handler must not raise in the child, in the middle of the agent's stack.
     agent = agent_of(functions.rank, start_method="fork")
     parent, armed = os.getpid(), True
 
@@ -89,7 +89,7 @@ def test_a_worker_stopped_the_moment_it_was_forked_is_no_second_agent(agent_of: 
 
 @pytest.mark.parametrize("entry", ["program", "function"])
 def test_an_exception_from_outside_leaves_no_worker(agent_of: Any, tmp_path: Path, entry: str) -> None:
-    # Raised by a handler of the user's: not one of the signals that agents handle.
+    # A signal handler of the user raises it, for a signal that agents do not handle.
     class EnoughError(Exception):
         pass
 
@@ -103,7 +103,7 @@ def test_an_exception_from_outside_leaves_no_worker(agent_of: Any, tmp_path: Pat
     before = signal.signal(signal.SIGUSR1, handler)
 
     def interrupt() -> None:
-        # Not while the agent forks: that would leave the lock of `logging` held.
+        # Not while the agent forks, because that would leave the lock of `logging` held.
         until(
             lambda: (tmp_path / "0").exists() and agent.get_worker_group().state == WorkerState.HEALTHY,
             "the worker runs",
@@ -115,7 +115,7 @@ def test_an_exception_from_outside_leaves_no_worker(agent_of: Any, tmp_path: Pat
     try:
         agent.run()
     except EnoughError as error:  # noqa: F841 - held on purpose
-        # The exception holds the frames of `run`, and with them whatever these refer to.
+        # The exception holds the frames of `run`, and their objects.
         pid = int((tmp_path / "0").read_text())
         assert gone(pid)
     else:

@@ -1,4 +1,4 @@
-"""What is said of failures: in PyTorch's words, and in those of ``elastic-run``."""
+"""Messages of failures, in PyTorch's classes and in those of ``elastic-run``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Cause:
 
 
 @MAKERS
-def test_another_node_s_failure_is_told_with_its_node(make: Any) -> None:
+def test_another_node_s_failure_names_its_node(make: Any) -> None:
     cause: Any = _Cause()
     failures = failures_of(cause, [(0, 5, -15), (1, 6, -15)], 0, {}, "no restart is left", make=make)
     assert list(failures) == [2, 0, 1]
@@ -30,8 +30,8 @@ def test_another_node_s_failure_is_told_with_its_node(make: Any) -> None:
 
 
 @MAKERS
-def test_a_failure_of_which_nothing_is_known_points_to_how_to_know_more(make: Any) -> None:
-    # A worker whose stderr is a terminal.
+def test_a_failure_without_a_message_has_a_hint(make: Any) -> None:
+    # The worker's stderr is a terminal, so its end is not known.
     cause: Any = _Cause()
     cause.message = ""
     (elsewhere,) = failures_of(cause, [], 0, {}, None, make=make).values()
@@ -40,11 +40,11 @@ def test_a_failure_of_which_nothing_is_known_points_to_how_to_know_more(make: An
     assert elsewhere.message == f"exit code 3 on node1:7\n  {hint}"
     cause.exit, cause.returncode = "SIGKILL", -9
     (killed,) = failures_of(cause, [], 0, {}, None, make=make).values()
-    assert killed.message == "SIGKILL on node1:7", "it recorded nothing, with or without a decorator"
+    assert killed.message == "SIGKILL on node1:7", "a killed worker records nothing, with or without a decorator"
 
 
 @MAKERS
-def test_a_start_that_failed_elsewhere_is_not_taken_for_a_worker_of_ours(tmp_path: Path, make: Any) -> None:
+def test_a_start_that_failed_on_another_node_is_not_taken_for_a_local_worker(tmp_path: Path, make: Any) -> None:
     file = tmp_path / "error.json"
     file.write_text(json.dumps({"message": {"message": "ours", "extraInfo": {"timestamp": "1"}}}))
     cause: Any = _Cause()
@@ -53,5 +53,5 @@ def test_a_start_that_failed_elsewhere_is_not_taken_for_a_worker_of_ours(tmp_pat
 
 
 @MAKERS
-def test_a_job_that_failed_without_a_worker_says_why(make: Any) -> None:
+def test_a_job_that_failed_without_a_worker_names_the_reason(make: Any) -> None:
     assert failures_of(None, [], 4, {}, "the run is over", make=make)[4].message == "the run is over"

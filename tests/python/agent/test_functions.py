@@ -11,7 +11,7 @@ from elastic_rs.agent._functions import Functions
 from helpers import functions
 from torch.distributed.elastic.agent.server.api import WorkerState
 
-# A spawned process imports torch, for 3 s of a core: one test does that, the others in the long run.
+# A spawned process imports torch, which takes 3 s of a core. One test does that always, the others in the long run.
 STARTS = [pytest.param("spawn", marks=pytest.mark.long), "fork", "forkserver"]
 
 
@@ -59,19 +59,23 @@ def test_functions_are_restarted(agent_of: Any, start_method: str, backend: str)
 
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_a_function_that_exits_with_0_has_succeeded_with_none(agent_of: Any, nproc: int) -> None:
-    # PyTorch's agent waits for its value for ever (`MultiprocessContext._poll`).
+    # PyTorch's agent would wait for its value for ever (`MultiprocessContext._poll`).
     result = agent_of(functions.leaves_without_returning, 0, nproc=nproc, start_method="fork").run()
     assert result.return_values == {0: None, 1: 1} if nproc == 2 else {0: None}
 
 
-def test_a_function_that_exits_is_not_waited_for_to_be_noted(agent_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The thread that notes what functions return may be later than the end of the job.
+def test_a_job_does_not_wait_for_the_value_of_a_function_that_exits(
+    agent_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The thread that collects return values may be slower than the end of the job.
     monkeypatch.setattr(Functions, "_collect", lambda _: None)
     result = agent_of(functions.leaves_at_once, nproc=2, start_method="fork").run()
     assert result.return_values == {0: None, 1: None}
 
 
-def test_a_value_that_cannot_be_read_hangs_nobody(agent_of: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_value_that_cannot_be_unpickled_does_not_hang_the_job(
+    agent_of: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     result = agent_of(functions.unreadable, nproc=2, start_method="fork").run()
     assert result.return_values == {0: None, 1: 1}
     assert "cannot be read" in caplog.text
@@ -85,10 +89,10 @@ def test_a_value_that_cannot_be_pickled_is_named_as_the_cause(agent_of: Any, sta
     assert first.exitcode == 1
     assert "AttributeError: " in first.message or "PicklingError: " in first.message
     assert "unpicklable.<locals>.<lambda>" in first.message
-    assert "ret_val_.put(ret)" in first.message, "and where"
+    assert "ret_val_.put(ret)" in first.message, "the traceback is in the message"
 
 
-def test_a_failure_whose_words_are_no_utf_8_is_told(agent_of: Any) -> None:
+def test_a_failure_with_a_message_that_is_not_utf_8_is_reported(agent_of: Any) -> None:
     result = agent_of(functions.fails_over_a_name_that_is_no_text, start_method="fork").run()
     assert result.is_failed()
     (failure,) = result.failures.values()
@@ -97,7 +101,7 @@ def test_a_failure_whose_words_are_no_utf_8_is_told(agent_of: Any) -> None:
 
 def test_a_function_that_cannot_be_pickled_is_an_error_and_leaves_nothing(agent_of: Any) -> None:
     agent = agent_of(lambda: None, start_method="spawn")
-    # Which of the two depends on Python's version.
+    # The exception class depends on Python's version.
     with pytest.raises((AttributeError, pickle.PicklingError), match=r"Can't (pickle|get) local object"):
         agent.run()
     assert agent._functions is None

@@ -1,4 +1,4 @@
-"""Where the output of an agent's workers goes."""
+"""Logs of an agent's workers: files, consoles, prefixes and filters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent as TheirAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, LogsSpecs, Std
 
-# Older torch leaves it as it is.
+# Older torch does not substitute it.
 HOSTNAME = " ${hostname}" if "hostname" in inspect.getsource(TheirAgent._start_workers) else ""
 PRINTS = 'echo "out $RANK"; echo "err $RANK" >&2; echo "loss $RANK"'
 
@@ -68,8 +68,8 @@ def test_logs_are_those_of_torch(
     assert "attempt_0/0/stdout.log" in seen[0][0]
 
 
-def test_what_is_teed_goes_to_python_s_streams(agent_of: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    # As with PyTorch's agent: a notebook has its own, and many a program redirects them.
+def test_teed_lines_go_to_python_s_streams(agent_of: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    # As with PyTorch's agent: notebooks replace the streams, and programs redirect them.
     script = "echo out $RANK; echo err $RANK >&2; head -c 300000 /dev/zero | tr '\\0' x; echo"
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -82,7 +82,7 @@ def test_what_is_teed_goes_to_python_s_streams(agent_of: Any, capfd: pytest.Capt
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_stream_that_takes_nothing_stops_no_worker(agent_of: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_closed_stream_stops_no_worker(agent_of: Any, caplog: pytest.LogCaptureFixture) -> None:
     closed = io.StringIO()
     closed.close()
     with contextlib.redirect_stdout(closed):
@@ -103,7 +103,7 @@ def test_logs_are_kept_by_generation(agent_of: Any, tmp_path: Path) -> None:
     assert kept == {"attempt_0": "0\n", "attempt_1": "1\n", "attempt_2": "2\n"}
 
 
-def test_logs_may_go_where_a_user_says(agent_of: Any, tmp_path: Path) -> None:
+def test_a_user_s_logs_specs_decide_where_logs_go(agent_of: Any, tmp_path: Path) -> None:
     class Mine(LogsSpecs):
         def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
             paths = {i: f"{tmp_path}/mine-{env['RANK']}" for i, env in envs.items()}
@@ -123,7 +123,7 @@ def test_logs_may_go_where_a_user_says(agent_of: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "redirects", "kept"), [("true", 0, False), ("echo x", 3, True), ("exit 1", 0, True)]
 )
-def test_a_folder_that_nobody_asked_for_is_removed_if_there_is_nothing_to_see(
+def test_a_default_log_folder_is_removed_if_it_has_no_logs(
     agent_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, redirects: int, *, kept: bool
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))

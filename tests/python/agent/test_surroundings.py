@@ -1,4 +1,4 @@
-"""What is started beside workers: watchdogs and health checks; and what they are bound to."""
+"""Features of PyTorch's agent around workers: watchdogs, health checks, NUMA nodes, D-state time-out, and GPUs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_watchdog_ends_a_worker_whose_time_is_up(agent_of: Any, monkeypatch:
         ended.append(pid)
         return pid == os.getpid() or reap(self, pid, number)
 
-    # Newer ones end the agent too: here that is this process.
+    # Newer torch ends the agent too, which is this process here.
     monkeypatch.setattr(timer.FileTimerServer, "_reap_worker", reap_others)
     agent = agent_of(functions.is_late_at_first, nproc=2, restarts=1, start_method="fork")
     assert agent.run().return_values == {0: 1, 1: 1}
@@ -69,7 +69,7 @@ def test_the_health_check_hook_is_started_and_stopped(agent_of: Any, monkeypatch
     assert seen == ["start", "stop"] * 2
 
 
-def test_a_health_check_server_that_was_given_lives_until_workers_are_stopped(agent_of: Any) -> None:
+def test_a_given_health_check_server_lives_until_the_workers_are_stopped(agent_of: Any) -> None:
     if "health_check_server" not in inspect.signature(TheirAgent.__init__).parameters:
         pytest.skip("this torch takes no server")
     seen: list[str] = []
@@ -99,7 +99,7 @@ def test_workers_are_bound_to_a_numa_node(
         pytest.skip("this torch has no numa_options")
     from torch.numa import binding
 
-    # In place of what looks at GPUs, and of a program that need not be installed.
+    # Replace the functions that look at GPUs, and the program `numactl`, which may not be installed.
     (cpu, *_) = os.sched_getaffinity(0)
     monkeypatch.setattr(binding, "_get_logical_cpus_to_bind_to", lambda **_: {cpu})
     bind = '#!/bin/sh\ncpus=${1#--physcpubind=}\nshift\nexec taskset --cpu-list "$cpus" "$@"\n'
@@ -131,7 +131,6 @@ def test_a_worker_that_sleeps_uninterruptibly_fails_the_job(agent_of: Any, tmp_p
     first = min(result.failures.values(), key=lambda failure: failure.timestamp)
     assert first is result.failures[1]
     assert "uninterruptible sleep" in first.message
-    # A new worker could not use the device either.
     assert [path.name for path in tmp_path.glob("attempt*")] == ["attempt0"], (
         "a new worker could not use the device either"
     )

@@ -1,1 +1,1 @@
-"""What several Python tests share."""
+"""Helpers of the Python tests."""

@@ -1,4 +1,4 @@
-"""Command lines that ``elastic-run`` refuses."""
+"""Errors of command lines that ``elastic-run`` rejects."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from elastic_rs import run
 
 
 def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """What is said of a command line that is refused."""
+    """Return the error of a command line that is rejected."""
     with pytest.raises(SystemExit) as ended:
         run.main(argv)
     assert ended.value.code == 2

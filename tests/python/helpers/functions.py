@@ -1,4 +1,4 @@
-"""Entry points for agents' tests. Workers that are spawned import this module by its name."""
+"""Functions as workers, for tests of agents. Spawned workers import this module by its name."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def rank() -> int:
 
 
 def large() -> bytes:
-    """Return more than a pipe holds."""
+    """Return more bytes than a pipe holds."""
     return bytes([rank()]) * 1_000_000
 
 
 def fails(who: int, how: str) -> int:
-    """Have one worker fail; the others wait until they are stopped."""
+    """Fail in one worker. The others wait until they are stopped."""
     if rank() != who:
         signal.pause()
     match how:
@@ -38,7 +38,7 @@ def fails(who: int, how: str) -> int:
 
 
 def fails_at_first() -> int:
-    """Have rank 0 fail in the first attempt, while rank 1 waits to be stopped."""
+    """Fail in rank 0 in the first attempt, while rank 1 waits to be stopped."""
     restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     if restarts == 0:
         fails(0, "exit")
@@ -46,19 +46,19 @@ def fails_at_first() -> int:
 
 
 def leaves_without_returning(who: int) -> int:
-    """One worker calls ``sys.exit(0)``."""
+    """Call ``sys.exit(0)`` in one worker."""
     if rank() == who:
         sys.exit(0)
     return rank()
 
 
 def leaves_at_once() -> None:
-    """Leave by ``os._exit(0)``, of which PyTorch's wrapper knows nothing."""
+    """Leave by ``os._exit(0)``, which PyTorch's wrapper does not notice."""
     os._exit(0)
 
 
 class Unreadable:
-    """Can be pickled, but not read."""
+    """Can be pickled, but not unpickled."""
 
     def __reduce__(self) -> Any:
         return _refuse, ()
@@ -81,7 +81,7 @@ def unpicklable() -> Any:
 
 
 def waits(folder: str) -> None:
-    """Say who this is and wait to be stopped."""
+    """Write the process id to a file, and wait to be stopped."""
     (Path(folder) / f"{rank()}.tmp").write_text(str(os.getpid()))
     (Path(folder) / f"{rank()}.tmp").rename(Path(folder) / str(rank()))
     signal.pause()
@@ -93,7 +93,7 @@ def cpus() -> list[int]:
 
 
 def is_late_at_first() -> int:
-    """Have rank 1 promise, in the first attempt, to be done in no time, and take for ever."""
+    """Exceed a PyTorch timer in rank 1, in the first attempt."""
     from torch.distributed.elastic import timer
 
     restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -105,7 +105,7 @@ def is_late_at_first() -> int:
 
 
 def sleeps_uninterruptibly(folder: str) -> None:
-    """Have rank 1 wait in the kernel, as if for a device: for a child that shares its memory and lives on."""
+    """Wait in uninterruptible sleep in rank 1, as for a device: for a vfork child that lives on."""
     (Path(folder) / f"attempt{os.environ['TORCHELASTIC_RESTART_COUNT']}").touch()
     libc = ctypes.CDLL(None)
     if rank() == 1:

@@ -1,8 +1,8 @@
 """The process that ``helpers.launchers`` forks launchers from: launcher_server.py SOCKET MARKER.
 
-It reads requests from the socket until that ends. A request has the launcher's arguments, environment and folder, and
-comes with two descriptors: what the launcher writes to, and a socket. The server sends the launcher's process id and a
-pidfd to that socket, and its wait status when it has ended.
+It reads requests from the socket until that is closed. A request has the launcher's arguments, environment and folder,
+and two descriptors: the launcher's output, and a socket. The server sends the launcher's process id and a pidfd to that
+socket, and later its wait status.
 """
 
 import contextlib
@@ -17,16 +17,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch.distributed.run  # noqa: F401 - what this process is for
+import torch.distributed.run  # noqa: F401 - imported once for all launchers
 
 REQUEST_BYTES = 1 << 20
-# The field of /proc/self/stat that says where /proc/self/environ begins; see proc(5).
+# The field of /proc/self/stat with the address of the environment; see proc(5).
 ENV_START = 50
 
 
 def serve(requests: socket.socket) -> tuple[dict[str, Any], int] | None:
-    """Fork a launcher for every request. Return the request and its output in the launcher, None at their end."""
-    gc.freeze()  # collections in children leave alone what is there now, which is shared with this process
+    """Fork a launcher for every request. Returns the request and its output in the child, None in the server."""
+    gc.freeze()  # the garbage collector of a child does not touch these objects, whose pages are shared
     launchers: dict[int, tuple[int, socket.socket]] = {}
     poll = select.poll()
     poll.register(requests, select.POLLIN)
@@ -46,7 +46,7 @@ def serve(requests: socket.socket) -> tuple[dict[str, Any], int] | None:
             pid = os.fork()
             if pid == 0:
                 for inherited in (requests, status, *(other for _, other in launchers.values())):
-                    inherited.detach()  # it is closed below, once
+                    inherited.detach()  # `launch` closes all descriptors
                 return json.loads(message), output
             os.close(output)
             pidfd = os.pidfd_open(pid)
@@ -56,7 +56,7 @@ def serve(requests: socket.socket) -> tuple[dict[str, Any], int] | None:
 
 
 def tell(status: socket.socket, number: int, *fds: int) -> None:
-    with contextlib.suppress(BrokenPipeError):  # nobody waits for this launcher any more
+    with contextlib.suppress(BrokenPipeError):  # the test no longer waits for this launcher
         socket.send_fds(status, [str(number).encode()], fds)
 
 
@@ -73,7 +73,7 @@ def launch(request: dict[str, Any], output: int) -> None:
     if request["argv"][0] == "-m":
         _, module, *args = request["argv"]
         sys.argv, sys.path[0] = [module, *args], request["cwd"]
-        del sys.modules[module]  # it is executed anew, as __main__
+        del sys.modules[module]  # it is executed again, as __main__
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     else:
         script, *args = request["argv"]
@@ -82,8 +82,8 @@ def launch(request: dict[str, Any], output: int) -> None:
 
 
 def mark(name: str, env: dict[str, str]) -> None:
-    """Write the job's marker over this process's own, where `/proc` shows it: the job's processes are found by it."""
-    start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[ENV_START - 3])  # field 2 ends there
+    """Overwrite this process's marker with the job's in `/proc/self/environ`, where the job's processes are found."""
+    start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[ENV_START - 3])  # from field 3 on
     ours, theirs = f"{name}={os.environ[name]}".encode(), f"{name}={env[name]}".encode()
     assert len(ours) == len(theirs)
     ctypes.memmove(start + Path("/proc/self/environ").read_bytes().index(ours), theirs, len(theirs))

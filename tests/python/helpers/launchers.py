@@ -1,11 +1,12 @@
 """Fork PyTorch's launcher from a process that has imported it, which saves 3 s of a core for every start.
 
 A forked launcher runs ``torch.distributed.run`` as ``__main__``, with its own arguments, environment, session and
-streams. It differs from a started one in this: ``/proc/PID/cmdline`` and ``/proc/PID/environ`` are the fork server's,
-but for the marker of the job; and what the launcher imports is imported before, of this package its entry point.
+streams. It differs from an executed one in two points. ``/proc/PID/cmdline`` and ``/proc/PID/environ`` are the fork
+server's, except for the marker of the job. And the launcher's imports, with this package's entry point, are done
+already.
 
-Tests that are marked ``cold`` start all launchers the ordinary way. So do launchers behind another command, and those
-whose environment has variables that a process reads only when it starts.
+Launchers are executed in tests that are marked ``cold``, behind another command, and with environment variables that
+a process reads only when it starts.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ import sys
 from pathlib import Path
 
 SERVER = Path(__file__).with_name("launcher_server.py")
-# Changes something in its process, and runs the launcher then.
+# A script that changes its process, and then runs the launcher.
 SCRIPT = Path(__file__).parents[1] / "scripts" / "launch.py"
-# What the interpreter, the loader and libraries read before the launcher's first line.
+# Prefixes of variables that the interpreter, the loader and libraries read before the launcher's first line.
 READ_EARLY = ("PYTHON", "LD_", "MALLOC_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH_", "LOGLEVEL")
 REQUEST_BYTES = 1 << 20
 
 
 def is_launcher(command: list[str]) -> bool:
-    """Say whether this command does nothing but PyTorch's launcher."""
+    """Whether this command runs only PyTorch's launcher."""
     return command[0] == sys.executable and (
         command[1:3] == ["-m", "torch.distributed.run"] or command[1:2] == [str(SCRIPT)]
     )
@@ -67,7 +68,7 @@ class Forked:
 
 
 class Server:
-    """A fork server of launchers. It ends with this process, since its socket does."""
+    """A fork server of launchers. It ends with this process, because its socket closes then."""
 
     def __init__(self, env: dict[str, str], marker: str) -> None:
         self._env = env
@@ -79,7 +80,7 @@ class Server:
             self._process = subprocess.Popen(command, env=env, stdin=stdin, pass_fds=pass_fds, start_new_session=True)
 
     def can(self, env: dict[str, str]) -> bool:
-        """Say whether a launcher with this environment can be forked here."""
+        """Whether a launcher with this environment can be forked here."""
         return _early(env) == _early(self._env)
 
     def ask(self, request: dict[str, object], fds: list[int]) -> None:

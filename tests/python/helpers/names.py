@@ -17,9 +17,9 @@ NAME = "node0.silent.test"
 
 @contextlib.contextmanager
 def silent_name_server(folder: Path) -> Iterator[list[str]]:
-    """Give what to put before a command whose look-ups of names are never answered; the host is called :data:`NAME`.
+    """Yield a prefix for commands that lets the resolver wait without an answer. The host name is :data:`NAME`.
 
-    One look-up takes 150 s: longer than any test has patience. ``localhost`` is known, as in every hosts file.
+    One look-up takes 150 s, longer than the limit of any test. ``localhost`` is known, as in every hosts file.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         address = ".".join(["127", *(str(random.randrange(1, 255)) for _ in range(3))])

@@ -1,6 +1,6 @@
-/* NVIDIA's management library for a machine without a GPU: what PyTorch and elastic-run ask of it, answered from
- * FAKE_GPUS, a list of UUIDs. An empty UUID is a GPU that has fallen off the bus; `FAKE_GPUS=broken` a driver that does
- * not work. Numbers and signatures: nvml.h of CUDA 12. */
+/* NVIDIA's management library for a machine without a GPU. It has the functions that PyTorch and elastic-run call, and
+ * answers from FAKE_GPUS, a list of UUIDs. An empty UUID is a GPU that has fallen off the bus. `FAKE_GPUS=broken` is a
+ * driver that does not work. Numbers and signatures are those of nvml.h of CUDA 12. */
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@ static const char *uuids(void) {
     return given ? given : "";
 }
 
-/* The UUID of a GPU, to the next comma; its length is that of the whole. */
+/* The UUID of a GPU, and its length up to the next comma. */
 static const char *uuid(unsigned index, size_t *length) {
     const char *at = uuids();
     for (; index > 0; index--)
@@ -46,7 +46,7 @@ int nvmlDeviceGetCount_v2(unsigned *number) {
     return SUCCESS;
 }
 
-/* A handle is the index, plus one: null is none. */
+/* A handle is the index plus one, so that it is not null. */
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
     size_t length;
     if (index >= count())
@@ -66,7 +66,7 @@ int nvmlDeviceGetUUID(void *device, char *to, unsigned room) {
     return SUCCESS;
 }
 
-/* Total, free, used: of GPU 0 one MiB is used, of GPU 1 two, and so on. */
+/* Total, free, used. GPU 0 uses 1 MiB, GPU 1 uses 2 MiB, and so on. */
 int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *memory) {
     memory[0] = 1ull << 30;
     memory[2] = (size_t)device << 20;

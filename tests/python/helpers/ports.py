@@ -1,4 +1,4 @@
-"""Ports for tests. They are held until the test ends, so that nobody else on the machine is given them meanwhile."""
+"""Ports for tests. They are held until the test ends, so that no other process is given them meanwhile."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 @pytest.fixture
 def free_port() -> Iterator[Callable[[], int]]:
-    """Return a function that returns another port each time, on which servers can listen and nobody does yet.
+    """Return a function that returns a new free port each time.
 
-    The socket that holds a port is bound and does not listen. Servers can share the port with it, since both ask for
-    address reuse. The kernel does not give it to processes that ask for any port.
+    The socket that holds a port is bound and does not listen. A server can bind the port as well, because both allow
+    address reuse. The kernel does not give the port to processes that ask for any port.
     """
     with contextlib.ExitStack() as held:
 
@@ -29,5 +29,5 @@ def free_port() -> Iterator[Callable[[], int]]:
 
 @pytest.fixture
 def port(free_port: Callable[[], int]) -> int:
-    """Return one such port."""
+    """Return a free port."""
     return free_port()

@@ -1,4 +1,4 @@
-"""Real processes in tests: start torchrun, wait for what it prints, signal it, and leave nothing behind.
+"""Real processes in tests: start torchrun, wait for lines of its output, signal it, and leave no process behind.
 
     def test_two_nodes(job):
         a = job.torchrun("--nnodes=2", "--rdzv-backend=rust-c10d", ..., script, name="A")
@@ -7,9 +7,9 @@
         b.signal(signal.SIGKILL)
         assert a.wait() == 0
 
-Every process of a job, and whatever that starts, carries the same environment variable: orphans are found by it, no
-matter whose children they have become. At the end of the test whatever is left is killed; and if something was left
-though the test had passed, the test fails. So a test says when its processes end, with ``wait`` or ``kill_leftovers``.
+Every process of a job and its descendants have the same environment variable. It identifies orphans too, whatever
+their parent is. At the end of the test all remaining processes are killed. If there were any although the test had
+passed, the test fails. So a test must end its processes, with ``wait`` or ``kill_leftovers``.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ import pytest
 from .launchers import Forked, Server, is_launcher
 
 MARKER = "ELASTIC_RS_TEST_ID"
-# Generous, since six processes that import torch on two cores take a while; a test that passes never waits for it.
+# Generous, because six processes that import torch on two cores take a while. A test that passes does not wait for it.
 LIMIT_S = 90.0
-# After the last torchrun of a job has ended its workers may take a moment to follow.
+# Time for workers to end after the last torchrun of a job has ended.
 SETTLE_S = 3.0
 TAIL_LINES = 40
 
@@ -57,7 +57,7 @@ def _fork_server() -> Server:
 
 
 class Process:
-    """A process of a job. Its output, standard error included, is kept and written to a log file."""
+    """A process of a job. Its stdout and stderr are kept, and written to one log file."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes] | Forked, output: int, log: Path) -> None:
         self.name = name
@@ -91,17 +91,17 @@ class Process:
 
     @property
     def lines(self) -> list[str]:
-        """What was written so far."""
+        """The lines so far."""
         with self._changed:
             return list(self._lines)
 
     def mark(self) -> int:
-        """Return the place in the output where the next line will be, for ``line(..., since=mark)``."""
+        """Return the index of the next line of output, for ``line(..., since=mark)``."""
         with self._changed:
             return len(self._lines)
 
     def line(self, pattern: str, *, since: int = 0, limit_s: float = LIMIT_S) -> re.Match[str]:
-        """Wait for a line in which the pattern is found, and return the match. Earlier lines count unless ``since``."""
+        """Wait for a line that matches the pattern, and return the match. Lines before ``since`` do not count."""
         wanted = re.compile(pattern)
         deadline = time.monotonic() + limit_s
         position = since
@@ -117,12 +117,12 @@ class Process:
                     raise AssertionError(f"{self.name}: no line like `{pattern}` in {limit_s} s\n{self._tail()}")
 
     def wait(self, *, limit_s: float = LIMIT_S) -> int:
-        """Wait for the end of the process and return its exit code (minus the signal's number if one ended it)."""
+        """Wait for the end of the process and return its exit code (the negated number of a signal that ended it)."""
         try:
             code = self._process.wait(limit_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.name} has not ended in {limit_s} s\n{self.tail()}") from None
-        # So that `lines` is complete. Not without a limit: an orphan may hold the pipe open.
+        # Complete `lines`. The wait has a limit, because an orphan may hold the pipe open.
         self._reader.join(SETTLE_S)
         return code
 
@@ -145,7 +145,7 @@ class Process:
 
 
 class Job:
-    """Processes that belong together. Leaving the ``with`` block ends all of them and checks that none was left."""
+    """The processes of one test. Leaving the ``with`` block ends all of them, and checks that none was left."""
 
     def __init__(self, log_directory: Path, *, cold: bool = False) -> None:
         self.log_directory = log_directory
@@ -178,11 +178,11 @@ class Job:
         return self.processes[-1]
 
     def pids(self) -> list[int]:
-        """Return every living process of the job: those that were started here, their children, and orphans."""
+        """Return every living process of the job: the started ones, their descendants, and orphans."""
         return [pid for pid, _ in self._marked()]
 
     def workers(self, agent: Process | None = None) -> dict[int, int]:
-        """Return the workers' process ids by global rank: those of one torchrun, or the whole job's."""
+        """Return the workers' process ids by global rank, of one torchrun or of the whole job."""
         agents = {process.pid for process in self.processes if agent in (None, process)}
         marked = dict(self._marked())
         found = {}
@@ -217,14 +217,14 @@ class Job:
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():
                 continue
-            with contextlib.suppress(OSError):  # it has ended, or belongs to someone else
+            with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
                 variables = (entry / "environ").read_bytes().split(b"\0")
                 if needle in variables:
                     pairs = (variable.decode(errors="replace").partition("=") for variable in variables if variable)
                     yield int(entry.name), {name: value for name, _, value in pairs}
 
     def finish(self, *, passed: bool) -> None:
-        """End the job. Raises if the test has passed and yet something had to be killed."""
+        """End the job. Raises if the test has passed but processes had to be killed."""
         if passed and not any(process.running for process in self.processes):
             _wait_for_end(self.pids(), SETTLE_S)
         killed = self.kill_leftovers()
@@ -243,7 +243,7 @@ class Job:
 
 
 def _above(pid: int) -> Iterator[int]:
-    """Yield what may be a worker's agent: between them are its guard and, of warm starts, a template and its guard."""
+    """Yield the ancestors that may be a worker's agent: between them are guards and, with warm starts, a template."""
     for _ in range(4):
         pid = _parent(pid)
         yield pid
@@ -251,7 +251,7 @@ def _above(pid: int) -> Iterator[int]:
 
 def _parent(pid: int) -> int:
     try:
-        # The name in brackets may hold anything; what follows is regular.
+        # The name in parentheses may contain anything, so parse the fields after it.
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return 0
@@ -266,7 +266,7 @@ def _describe(pid: int) -> str:
 
 
 def _wait_for_end(pids: list[int], limit_s: float) -> None:
-    """Return when all of the processes have ended, at the latest after the limit. They need not be our children."""
+    """Return when all processes have ended, or after the limit. They need not be children of this process."""
     deadline = time.monotonic() + limit_s
     with contextlib.ExitStack() as stack:
         for pid in pids:
@@ -283,7 +283,7 @@ _PASSED = pytest.StashKey[bool]()
 
 @pytest.fixture
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
-    """Give the test a job whose processes are gone when the test ends, however it ends."""
+    """Give the test a job. Its processes are gone when the test ends, however it ends."""
     job = Job(tmp_path, cold=request.node.get_closest_marker("cold") is not None)
     yield job
     job.finish(passed=request.node.stash.get(_PASSED, False))
@@ -293,7 +293,7 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note for the fixture whether the test passed; show the output of its processes if it did not."""
+    """Record for the fixture whether the test passed, and show the output of its processes if it did not."""
     report = yield
     if call.when == "call":
         item.stash[_PASSED] = report.passed

@@ -1,9 +1,9 @@
 """Pairings of a client and a server that play the steps of :mod:`helpers.store_steps`.
 
-Order without waiting for time to pass: a step is played when the one before it has been carried out. A reply says so.
-For a call that blocks, the kernel says that its request has left (the bytes of a loopback connection then lie at the
-server), and round trips on another connection say that the server, which serves all connections from one thread, has
-looked at what lay there.
+Steps are ordered without waiting for time to pass: each is played after the one before it has been carried out. A
+reply shows that. For a call that blocks, the kernel shows that its request has left; on loopback the bytes have then
+arrived at the server. Round trips on another connection show that the server has read them, because it serves all
+connections from one thread.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from helpers.store_steps import (
 )
 from helpers.stores import HOST, LIMIT, Adapter, servers_of, until
 
-# A wait that nobody releases. It may be over before the next step or after it; either will do.
+# Time-out of a wait that is not released. It may end before or after the next step.
 SHORT = timedelta(seconds=0.03)
-# No call that does not block takes this long.
+# Time limit of a call that does not block.
 HANG_S = 40.0
 
 PAIRINGS = [("stock", "libuv"), ("stock", "ours"), ("core", "libuv"), ("core", "ours")]
@@ -50,7 +50,7 @@ Outcome = Any
 
 
 class _Worker:
-    """A thread for the calls of one client. A daemon: a call that never returns must not keep the process."""
+    """A thread for the calls of one client. It is a daemon, because a call that hangs must not keep the process."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Outcome], Callable[[], Outcome]] | None] = queue.SimpleQueue()
@@ -74,11 +74,11 @@ class _Client:
     """One connection, with the thread that uses it and a view of its socket."""
 
     def __init__(self, kind: str, port: int, timeout: timedelta) -> None:
-        # One at a time: another party's look at our descriptors would show up in ours.
+        # One at a time, because the sockets of another party's connection would be counted too.
         with _connecting:
             before = _sockets_to(port)
             self.store = _connected(kind, port, timeout)
-            # A try that ran out of time may be about to close its socket.
+            # An attempt that timed out may not have closed its socket yet.
             until("one socket is there", lambda: len(_sockets_to(port) - before) == 1)
             (fd,) = _sockets_to(port) - before
             self._socket = socket.socket(fileno=os.dup(fd))
@@ -86,7 +86,7 @@ class _Client:
         self.waiting: Future[Outcome] | None = None
 
     def bytes_sent(self) -> int:
-        """Return how much has left; ``tcpi_bytes_sent`` of ``struct tcp_info``."""
+        """Return the number of bytes sent: ``tcpi_bytes_sent`` of ``struct tcp_info``."""
         (sent,) = struct.unpack_from("Q", self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), 200)
         return int(sent)
 
@@ -121,7 +121,7 @@ def _sockets_to(port: int) -> set[int]:
         try:
             if not str(Path("/proc/self/fd", name).readlink()).startswith("socket:"):
                 continue
-            # A copy, so that a socket that another thread closes meanwhile is not looked at under another's number.
+            # A duplicate, because another thread may close the descriptor meanwhile, and its number may be used again.
             with socket.socket(fileno=os.dup(int(name))) as copy:
                 if copy.getpeername()[1] == port:
                     found.add(int(name))
@@ -131,7 +131,7 @@ def _sockets_to(port: int) -> set[int]:
 
 
 class Party:
-    """One kind of client at one kind of server. Reused from sequence to sequence, the store being left empty."""
+    """One kind of client with one kind of server. It is used for many sequences, and the store is left empty."""
 
     def __init__(self, client: str, server: str) -> None:
         self.kind, self.server_kind = client, server
@@ -150,7 +150,7 @@ class Party:
         self.server = None
 
     def play(self, actions: list[Action]) -> list[Outcome]:
-        """Return what was seen of each action, and at last what the store holds."""
+        """Return the outcome of each action, and finally the content of the store."""
         outcomes = [self._play(action) for action in actions]
         return [*outcomes, self._contents(actions)]
 
@@ -163,7 +163,7 @@ class Party:
                 seen = self._call(step)
                 return (seen, self._fence(step.client)) if fence else seen
             case Lose(step):
-                # A call without a reply may be over before the connection is closed; the next one cannot be.
+                # A call without a reply may return before the connection is closed. The next call shows the close.
                 seen = self._call(step), self._fence(step.client)
                 self.clients[step.client].close()
                 self.clients[step.client] = self._connect(step.client)
@@ -175,10 +175,10 @@ class Party:
                 until(f"{step} has been sent", lambda: client.bytes_sent() >= goal or client.waiting.done())
                 for _ in range(3):
                     self.probe.num_keys()
-                # It may have timed out already; all else would be a surprise.
+                # It may have timed out already. Any other result is reported.
                 return "blocks" if not client.waiting.done() or step.gives_up else client.waiting.result()
             case Join(numbers):
-                # They go on at the same time, so two that pop from one queue may come in either order.
+                # Released clients run concurrently, so two that pop from one queue may do so in either order.
                 return sorted((self._joined(number) for number in numbers), key=repr)
             case Finish(keys):
                 self.probe.multi_set(list(keys), [b"released at the end"] * len(keys))
@@ -198,7 +198,7 @@ class Party:
         return _result(future)
 
     def _contents(self, actions: list[Action]) -> Outcome:
-        """Return what is stored, and remove it."""
+        """Return the content of the store, and remove it."""
         keys = sorted(self.probe.list_keys())
         values = list(zip(keys, self.probe.multi_get(keys), strict=True))
         for key in keys:
@@ -244,7 +244,7 @@ def _error_class(error: Exception, step: Step) -> str:
     if isinstance(error, TimeoutError) or (isinstance(error, dist.DistStoreError) and "timeout after" in str(error)):
         return "timeout"
     if isinstance(error, UnicodeDecodeError) and step.gives_up and not all(_is_utf8(key) for key in parts(step)[0]):
-        # PyTorch cannot make the message, which names the keys. (Ours escapes them.)
+        # PyTorch fails to make the message, which names the keys. Ours escapes them.
         return "timeout"
     builtin = next(kind for kind in type(error).__mro__ if kind.__module__ == "builtins")
     return f"other: {builtin.__name__}"
@@ -259,7 +259,7 @@ def _is_utf8(key: bytes) -> bool:
 
 
 class Parties:
-    """All pairings, made anew when something went wrong in a sequence."""
+    """All pairings. They are replaced after an error in a sequence."""
 
     def __init__(self) -> None:
         self._parties: list[Party] = []
@@ -291,5 +291,5 @@ class Parties:
 def _or_error(call: Callable[[], Outcome]) -> Outcome:
     try:
         return call()
-    except Exception as error:  # noqa: BLE001 - raised by whoever waits for the result
+    except Exception as error:  # noqa: BLE001 - the caller that takes the result raises it
         return error

@@ -1,12 +1,12 @@
-"""Steps of the differential test, and what is known beforehand about them.
+"""Steps of the differential test, and a model that predicts their order.
 
-A model of the server says of each step only what ordering needs: whether it blocks, whom it releases, whether it costs
-the connection. What the steps *return* is never predicted; that is what the servers are compared for.
+The model predicts for each step only what ordering needs: whether it blocks, which clients it releases, and whether it
+costs the connection. It does not predict the steps' *results*; these are compared between the servers.
 
-The two servers differ on purpose (the opening of ``src/store/table.rs`` lists where). So there are two models, which
-differ in the three places that a client can see, marked 1 to 3 below. A step is left out exactly when the models
-disagree about whether it blocks or whom it releases; nothing else is excluded. (A second WAIT on a connection with an
-open one is beyond both clients, and the order of ``list_keys`` is not compared.)
+The two servers differ on purpose (the opening of ``src/store/table.rs`` lists where). So there are two models. They
+differ in the three points that a client can see, marked 1 to 3 below. A step is left out if the models disagree on
+whether it blocks or which clients it releases. Nothing else is excluded. (Neither client can send a second WAIT on a
+connection with an open one, and the order of ``list_keys`` is not compared.)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VALUE_LIMIT = 8 * 1024 * 1024
 LIST_LIMIT = 128 * 1024
 
 CLIENTS = 5
-HASTY = 4  # the number of the client whose own time-out is short; the others' is long
+HASTY = 4  # the client with a short default time-out; the others have a long one
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Big:
 
 @dataclass(frozen=True)
 class Many:
-    """A list that names one key so many times."""
+    """A list that names one key ``count`` times."""
 
     key: bytes
     count: int
@@ -52,7 +52,7 @@ def _big(size: int) -> bytes:
 
 
 def plain(argument: Any) -> Any:
-    """Return the argument as it is handed to a store."""
+    """Return the argument in the form that a store takes."""
     match argument:
         case Big(size):
             return _big(size)
@@ -65,7 +65,7 @@ def plain(argument: Any) -> Any:
 
 @dataclass(frozen=True)
 class Step:
-    """One call by one client. ``gives_up`` concerns a call that waits: it has a short time-out."""
+    """One call by one client. ``gives_up``: a call that waits has a short time-out."""
 
     client: int
     call: str
@@ -81,7 +81,7 @@ class Step:
 
 @dataclass
 class Effect:
-    """What a step does to the order of things."""
+    """The effect of a step on the order of steps."""
 
     blocks: bool = False
     loses: bool = False
@@ -119,7 +119,7 @@ class Model:
         return effect
 
     def forget(self, client: int) -> None:
-        """End a client's wait: it gave up, or it has gone."""
+        """End a client's wait, because it timed out or the client has gone."""
         self.open.pop(client, None)
         self.outstanding.pop(client, None)
         for key, clients in list(self.registered.items()):
@@ -151,7 +151,7 @@ class Model:
                 else:
                     if current is not None and current == expected:
                         self.values[key] = desired
-                    if self.libuv:  # 1: an event also where no key was created
+                    if self.libuv:  # 1: libuv releases waiters even if no key was created
                         self._event(key, released)
             case "delete_key", [key]:
                 self.values.pop(key, None)
@@ -181,7 +181,7 @@ class Model:
     def _wait(self, client: int, keys: list[bytes]) -> bool:
         if all(self._ready(key) for key in keys):
             return False
-        # 2, libuv: as soon as one key is missing, one that only has a queue counts as missing too.
+        # 2: in libuv, once a key is missing, a key that only has a queue counts as missing too.
         missing = [key for key in keys if (key not in self.values if self.libuv else not self._ready(key))]
         if not self.libuv:
             missing = list(dict.fromkeys(missing))
@@ -209,7 +209,7 @@ class Model:
 
     def _pushed(self, key: bytes, released: list[int]) -> None:
         for client in list(self.registered.get(key, [])):
-            if not self.libuv:  # 3, libuv: the registrations stay behind
+            if not self.libuv:  # 3: libuv does not remove the registrations
                 self.registered[key].remove(client)
             if self._has_one_less(client, released):
                 return
@@ -236,7 +236,7 @@ def decimal(number: int) -> bytes:
 
 
 def parts(step: Step) -> tuple[list[bytes], list[bytes]]:
-    """Return the keys and the values that a step names."""
+    """Return the keys and the values of a step."""
     args = plain(step.args)
     match step.call:
         case "num_keys" | "list_keys":
@@ -252,7 +252,7 @@ def parts(step: Step) -> tuple[list[bytes], list[bytes]]:
 
 @dataclass(frozen=True)
 class Do:
-    """Make a call that returns. ``fence``: a round trip afterwards, since the next call is another client's."""
+    """Make a call that returns. ``fence``: make a round trip afterwards, because another client's call follows."""
 
     step: Step
     fence: bool = False
@@ -267,33 +267,33 @@ class Lose:
 
 @dataclass(frozen=True)
 class Start:
-    """Make a call that blocks, and go on when it waits at the server."""
+    """Make a call that blocks, and continue when it waits at the server."""
 
     step: Step
 
 
 @dataclass(frozen=True)
 class Join:
-    """Take the results of blocked calls that are over or about to be. Several: who comes first is open."""
+    """Take the results of blocked calls that have ended or are about to. Their order is not compared."""
 
     clients: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Finish:
-    """Store these keys at once, so that whoever still waits is released."""
+    """Set these keys at once, so that all remaining waits are released."""
 
     keys: tuple[bytes, ...]
 
 
 Action = Do | Lose | Start | Join | Finish
 
-# They have no reply: when the call returns, the server need not have seen it.
+# Calls without a reply: the server may not have seen the request when the call returns.
 _SILENT = {"set", "append", "multi_set", "queue_push"}
 
 
 def plan(steps: list[Step]) -> list[Action]:
-    """Turn steps into what is played, the same against every server."""
+    """Turn steps into actions, the same for every server."""
     actions: list[Action] = []
     models = [Model(libuv=True), Model(libuv=False)]
 
@@ -312,8 +312,8 @@ def plan(steps: list[Step]) -> list[Action]:
         if step.client in models[0].open:
             continue
         after, effects = _ahead(models, step)
-        # A wait that is to time out must have done so before it could be released. What it only counts may come before
-        # or after its end: nobody sees the difference.
+        # A wait that is to time out must do so before a step could release it. A step that only sets one of its keys
+        # may come before or after the time-out, because no client can see the difference.
         brief = [client for effect in effects for client in effect.released if waits_briefly(client)]
         if brief:
             for client in dict.fromkeys(brief):
@@ -324,7 +324,7 @@ def plan(steps: list[Step]) -> list[Action]:
         effect = effects[0]
         if step.gives_up and not effect.blocks:
             if step.client == HASTY:
-                continue  # whether it is answered in time is open
+                continue  # it may or may not be answered in time
             step = Step(step.client, step.call, step.args)
         if effect.blocks:
             actions.append(Start(step))

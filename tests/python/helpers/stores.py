@@ -1,4 +1,4 @@
-"""The parties of a differential test, and how to compare what they say."""
+"""The stores of differential tests, and how to compare their results."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch.distributed as dist
 from elastic_rs import _elastic_rs
 
 HOST = "127.0.0.1"
-# Connecting can take seconds where names resolve slowly; a test that passes never waits for it.
+# Connecting can take seconds where names resolve slowly. A test that passes does not wait for this limit.
 LIMIT = timedelta(seconds=60)
-# Ends waits that nobody releases. Long enough for a satisfiable wait to be answered on a busy machine.
+# Time-out of waits that are not released. Long enough for an answer on a busy machine.
 SHORT = timedelta(seconds=0.3)
 
-# Client and server: the first is what the others must equal.
+# Client and server. The results of all pairs must equal those of the first.
 PAIRS = [
     ("stock", "libuv"),
     ("stock", "ours"),
@@ -56,7 +56,7 @@ class Adapter:
 
 
 def servers_of(kind: str) -> tuple[Any, int]:
-    """Start a server of this kind. It ends when what is returned first is collected."""
+    """Start a server of this kind, and return it with its port. It ends when the returned object is collected."""
     if kind == "ours":
         server = _elastic_rs.StoreServer.listen(None, 0)
         return server, server.port
@@ -72,7 +72,7 @@ def client_of(kind: str, port: int, *, use_libuv: bool = True) -> Any:
     return dist.TCPStore(HOST, port, timeout=LIMIT, use_libuv=use_libuv)
 
 
-# A caller can tell these apart; ours derive from them.
+# PyTorch's exception classes that callers can tell apart. Ours derive from them.
 _CLASSES = [
     name
     for name in ("QueueEmptyError", "DistStoreError", "DistNetworkError", "DistBackendError")
@@ -93,7 +93,7 @@ def outcome(operation: Callable[[], Any]) -> Any:
 
 
 def until(what: str, is_true: Callable[[], bool], limit_s: float = 60.0) -> None:
-    """Wait for something that nothing announces."""
+    """Poll until a condition holds."""
     deadline = time.monotonic() + limit_s
     while not is_true():
         assert time.monotonic() < deadline, f"never happened: {what}"

@@ -1,4 +1,4 @@
-"""Servers that are none of ours: they say something, close at once, or answer no connection."""
+"""Servers that are neither a store nor a coordinator: they send bytes, close at once, or answer no connection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def answering(said: bytes | None) -> Iterator[int]:
-    """Serve connections: say this, or nothing; None closes at once."""
+    """Accept connections, and send these bytes on each. None closes each at once."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -37,7 +37,7 @@ def answering(said: bytes | None) -> Iterator[int]:
 
 @contextlib.contextmanager
 def swallowing() -> Iterator[int]:
-    """Answer no connection: the queue of those that wait is full, so the kernel drops whoever comes."""
+    """Listen without accepting: the backlog is full, so the kernel drops further connections."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.socket())
         server.bind(("127.0.0.1", 0))

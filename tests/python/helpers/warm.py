@@ -18,7 +18,7 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 DUMP = SCRIPTS / "dump.py"
 COLD = "-"
 MAIN = _plan.CODE.encode()
-# Quickly loaded. What matters is how workers come to be, not what has been imported.
+# A module that loads quickly. The tests are about how workers start, not about the imports.
 WARM = "json"
 
 
@@ -47,7 +47,7 @@ def template_of(job: Job) -> int:
     found = []
     for pid in job.pids():
         process = Path(f"/proc/{pid}")
-        # Guards of workers that came from it show its command too, but have a name of their own.
+        # Guards of its workers show the same command, but have another process name.
         if MAIN in (process / "cmdline").read_bytes().split(b"\0") and "guard" not in (process / "comm").read_text():
             found.append(pid)
     assert len(found) == 1
@@ -55,7 +55,7 @@ def template_of(job: Job) -> int:
 
 
 def dumped(job: Job, modules: str, *command: str | Path, at: int, file: Path) -> dict[str, object]:
-    """Have a worker dump what it finds; the file's name is put into the command."""
+    """Run a worker that dumps what it finds. The dump's file name is inserted into the command at position ``at``."""
     agent = run(job, modules, *command[:at], file, *command[at:])
     assert agent.wait() == 0, agent.tail()
     text = file.read_text()
@@ -64,7 +64,7 @@ def dumped(job: Job, modules: str, *command: str | Path, at: int, file: Path) ->
 
 
 def said(job: Job, modules: str, *command: str | Path, logs: Path, env: dict[str, str] | None = None) -> list[str]:
-    """Return what a worker prints that ends well."""
+    """Return the stdout and stderr of a worker that ends well."""
     agent = run(job, modules, *command, logs=logs, env=env)
     assert agent.wait() == 0, agent.tail()
     output = [(logs / f"0-0.{name}").read_text() for name in ("stdout", "stderr")]

@@ -1,4 +1,4 @@
-"""A worker for tests that compare launchers: it writes down what it was given, then ends as it is told.
+"""A worker for tests that compare launchers: it writes its environment to a file, then ends as requested.
 
 account.py FOLDER [--exit RANK:CODE] [--raise RANK] [--record RANK] [OTHER ARGUMENTS]
 
@@ -22,8 +22,8 @@ parser.add_argument("--raise", type=int, dest="raising")
 parser.add_argument("--record", type=int)
 args, rest = parser.parse_known_args()
 
-# Signals 32 and 33 are glibc's own: its posix_spawn (make's, say) ignores them, and whatever is executed
-# below inherits that, until it starts a thread or someone resets them.
+# Signals 32 and 33 are internal to glibc. Its posix_spawn (in make, for example) ignores them, and executed programs
+# inherit that.
 OF_LIBC = 0b11 << 31
 
 rank = int(os.environ["RANK"])
@@ -42,7 +42,7 @@ account = {
     "SIGINT": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
 }
 (args.folder / f"{rank}.json").write_text(json.dumps(account))
-# In one piece: the lines of two workers share a console.
+# One write for the whole line, because two workers share a console.
 os.write(1, f"out of {rank}\n".encode())
 os.write(2, f"err of {rank}\n".encode())
 
@@ -55,7 +55,7 @@ def others_are_there() -> bool:
     return all((args.folder / f"{other}.json").exists() for other in range(int(os.environ["WORLD_SIZE"])))
 
 
-# Who fails ends the others: they shall have written theirs before.
+# A failing worker ends the others, so it waits until they have written their files.
 while not others_are_there():
     time.sleep(0.01)
 if args.exit and rank == int(args.exit.split(":")[0]):

@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBa
 
 
 class File(RendezvousBackend):
-    """The state is a file; its token is the state itself."""
+    """A backend whose state is a file. The token is the state itself."""
 
     name = "file"
 

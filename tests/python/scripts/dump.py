@@ -1,4 +1,4 @@
-"""Write down everything that a program can find out about its start, to compare it: dump.py FILE [--torch] ..."""
+"""Write everything that a program can find out about its start to a file, for comparison: dump.py FILE [--torch] ..."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A worker for tests of how workers end: no process group, children if asked for, and it may refuse to go.
+"""A worker for tests of workers' ends. It joins no process group, and may have children or ignore signals.
 
-family.py --until FILE        end well once the file exists; else run until ended
+family.py --until FILE        end well once the file exists; without it, run until ended
 family.py --stubborn          ignore SIGTERM and SIGINT
-family.py --lock FILE         rank 0 holds this lock while it lives, and says TWO WORLDS if somebody has it already
-family.py --children FOLDER   start a child, and a grandchild in a session of its own whose parent has gone; both ignore
-                              SIGTERM. Say first which of an earlier attempt still live.
+family.py --lock FILE         rank 0 holds this lock while it lives, and prints TWO WORLDS if another process holds it
+family.py --children FOLDER   start a child, and a grandchild in another session whose parent has ended; both ignore
+                              SIGTERM. Before that, print which of an earlier attempt are still alive.
 family.py --exit RANK:CODE    that rank ends with this code, without cleaning up, in the first attempt
 family.py --raise RANK        that rank raises ValueError("the sky fell")
 """
@@ -29,7 +29,7 @@ args = parser.parse_args()
 
 rank, world, count = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"))
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
-# A grandchild that nobody waits for: its parent ends at once.
+# Starts an orphan: the parent of the grandchild ends at once.
 DETACH = (
     "import os, subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]], start_new_session=True, "
     "stdout=open(sys.argv[2], 'w'))"
@@ -37,7 +37,7 @@ DETACH = (
 
 
 def say(text: str) -> None:
-    # One write for the whole line: the workers of a node share a pipe.
+    # One write for the whole line, because the workers of a node share a pipe.
     os.write(1, f"{text}\n".encode())
 
 

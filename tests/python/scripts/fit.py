@@ -1,7 +1,7 @@
-"""Training with Lightning, as its users write it: fit.py FOLDER. Nothing in here knows of us.
+"""A Lightning training script as users write it: fit.py FOLDER. It does not know this package.
 
-Four epochs; checkpoints are written to the folder, and training goes on from the last one. The worker of rank 1 ends
-with code 7, without a word, at the beginning of the third epoch, once.
+It trains for four epochs, writes checkpoints to the folder, and continues from the last one. At the beginning of the
+third epoch the worker of rank 1 exits with code 7 and without a message, once.
 """
 
 import os
@@ -18,7 +18,7 @@ rank = int(os.environ["RANK"])
 
 
 def say(text: str) -> None:
-    # One write for the whole line: the workers of a node share a pipe.
+    # One write for the whole line, because the workers of a node share a pipe.
     os.write(1, f"{text}\n".encode())
 
 

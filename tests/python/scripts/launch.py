@@ -1,8 +1,8 @@
-"""torchrun with something wrong with it: launch.py [--clock SECONDS] [--fault before|after] TORCHRUN'S ARGUMENTS.
+"""torchrun with a fault: launch.py [--clock SECONDS] [--fault before|after] TORCHRUN'S ARGUMENTS.
 
---clock SECONDS  the wall clock of this process is that much off
---fault before   an exception in place of joining the rendezvous
---fault after    an exception once a place was given, before a worker is started
+--clock SECONDS  shift the wall clock of this process
+--fault before   raise an exception instead of joining the rendezvous
+--fault after    raise an exception after the join, before a worker is started
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""An agent of one node without a coordinator, whose workers are started warm or cold.
+"""An agent of one node without a coordinator. Its workers start warm or cold.
 
     python warm_agent.py MODULES WORKERS RESTARTS LOGS COMMAND...
 
-MODULES are what the template imports; `-` for no template. LOGS is a folder; `-` for this process's own streams.
+MODULES are the template's imports, or `-` for no template. LOGS is a folder, or `-` for this process's streams.
 """
 
 from __future__ import annotations

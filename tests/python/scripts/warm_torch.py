@@ -1,4 +1,4 @@
-"""A worker that does what training scripts do with processes: warm_torch.py CRASHES (so many attempts end with one)."""
+"""A worker that uses processes as training scripts do: warm_torch.py CRASHES (number of attempts that crash)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def say(text: str) -> None:
 
 @dataclass
 class Doubled:
-    """Comes back from another process, where `__main__` may have another name."""
+    """A result from another process, in which `__main__` may have another name."""
 
     value: int
 
@@ -49,7 +49,7 @@ def main() -> None:
     model = DistributedDataParallel(torch.nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = TensorDataset(torch.ones(8, 2) * (RANK + 1), torch.zeros(8, 1))
-    # Workers of a loader are forked from this process, which has threads by now, as everywhere.
+    # A loader forks its workers from this process, which has threads by now, as in any training script.
     for inputs, targets in DataLoader(data, batch_size=4, num_workers=2):
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(inputs), targets).backward()

@@ -1,11 +1,11 @@
-"""Run a command where the kernel has no pidfds, as gVisor, old seccomp profiles and kernels before 5.3 have none.
+"""Run a command without pidfds, as under gVisor, old seccomp profiles, and kernels before 5.3.
 
 without_pidfd.py [--nor-signalfd] ERRNO COMMAND...
 
-``pidfd_open`` and its relatives fail with that error (ENOSYS, EPERM). CLONE_PIDFD and P_PIDFD are unknown to ``clone``
-and ``waitid``. The filter holds for the command and whatever it starts.
+``pidfd_open`` and its relatives fail with that error (ENOSYS, EPERM). ``clone`` and ``waitid`` reject CLONE_PIDFD and
+P_PIDFD. The seccomp filter applies to the command and its descendants.
 
---nor-signalfd  ``signalfd4`` fails with that error too, and without that there is no way
+--nor-signalfd  ``signalfd4`` fails with that error too; then no worker can be started
 """
 
 import ctypes
@@ -29,7 +29,7 @@ name, *command = sys.argv[1 + nor_signalfd :]
 refused = FAIL_WITH | getattr(errno, name)
 program = [
     (LOAD, 0, 0, NUMBER),
-    # If equal, so many instructions are skipped.
+    # After the operation come the number of instructions to skip if equal, and if not.
     (IS, 9, 0, PIDFD_OPEN),
     (IS, 8, 0, PIDFD_SEND_SIGNAL),
     (IS, 7, 0, PIDFD_GETFD),
@@ -41,7 +41,7 @@ program = [
     (LOAD, 0, 0, FIRST_ARGUMENT),
     (IS, 6, 5, P_PIDFD),
     (RETURN, 0, 0, refused),
-    # With another error glibc would not fall back to `clone`.
+    # glibc falls back to `clone` only after ENOSYS.
     (RETURN, 0, 0, FAIL_WITH | errno.ENOSYS),
     (RETURN, 0, 0, ALLOW),
     (LOAD, 0, 0, FIRST_ARGUMENT),

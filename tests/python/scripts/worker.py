@@ -1,12 +1,12 @@
-"""A worker for tests: meets the others, tells what it sees, and trains nothing until it is told how to end.
+"""A worker for tests: it meets the other workers, prints what it sees, and ends as requested.
 
-worker.py                  meets the others once in the store that the agent has named, then a clean end
-worker.py --torch          the same in a process group of PyTorch, by all_reduce; it takes 3 s of a core to begin
-worker.py --until FILE     go on until the file exists, then a clean end; with --torch, all_reduce in a loop meanwhile
+worker.py                  meet the others once in the agent's worker store, then end well
+worker.py --torch          the same in a process group of PyTorch, by all_reduce; the start takes 3 s of a core
+worker.py --until FILE     run until the file exists, then end well; with --torch, all_reduce in a loop meanwhile
 worker.py --fail RANK:CODE the worker of that rank ends with the exit code after they have met
-worker.py --quiet          meets nobody: print the environment, then sleep until ended
+worker.py --quiet          do not meet: print the environment, then sleep until ended
 
-Collectives notice a lost peer by themselves; without --torch it shows what the agents notice.
+PyTorch's collectives notice a lost peer by themselves. Without --torch, only the agents can notice it.
 """
 
 import argparse
@@ -25,7 +25,7 @@ args = parser.parse_args()
 
 
 def say(text: str) -> None:
-    # One write for the whole line: the workers of a node share a pipe.
+    # One write for the whole line, because the workers of a node share a pipe.
     os.write(1, f"{text}\n".encode())
 
 
@@ -34,7 +34,7 @@ host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 
 
 class Store:
-    """All workers of the world in one store."""
+    """The workers of the world meet in the worker store."""
 
     def __init__(self) -> None:
         from elastic_rs._elastic_rs import StoreClient
@@ -45,7 +45,7 @@ class Store:
         return self._store.num_keys()
 
     def total(self) -> int:
-        """Return how many there are; each rank once."""
+        """Return the number of workers. Exits if two have the same rank."""
         if (count := self._store.add(f"rank {rank}", 1)) != 1:
             sys.exit(f"there are {count} workers of rank {rank}")
         ranks = [f"rank {other}" for other in range(world)]
@@ -61,7 +61,7 @@ class Store:
 
 
 class ProcessGroup:
-    """All workers of the world in a process group."""
+    """The workers of the world meet in a process group."""
 
     def __init__(self) -> None:
         import torch
@@ -80,7 +80,7 @@ class ProcessGroup:
         return int(total.item())
 
     def any(self, *, done: bool) -> bool:
-        """Return whether one is done, on all ranks in the same step."""
+        """Return whether a worker is done. All ranks return the same in the same step."""
         told = self._torch.tensor([float(done)])
         self._dist.all_reduce(told, op=self._dist.ReduceOp.MAX)
         return bool(told.item())

@@ -1,4 +1,4 @@
-"""What the tests with real torchrun processes share."""
+"""Fixtures and helpers for tests with real torchrun processes."""
 
 import functools
 import sys
@@ -17,7 +17,7 @@ Start = Callable[..., Process]
 
 
 def place(node: Process, world: int, *, since: int = 0) -> dict[str, str]:
-    """Wait for a worker of the node in a world of that size, and return what it printed about itself."""
+    """Wait for a worker of the node in a world of that size, and return the values that it printed."""
     line = node.line(rf"WORKER .*\bworld={world}\b.*", since=since).group()
     return dict(word.split("=", 1) for word in line.split()[1:])
 
@@ -30,14 +30,14 @@ def _flags_of_torchrun() -> set[str]:
 
 
 def shutdown_timeout(seconds: int, agent: str) -> list[str]:
-    """Return the option, or nothing for a torchrun that is older than it: its grace is 30 s."""
+    """Return the option, or nothing for a torchrun that does not have it. Its grace is 30 s."""
     known = agent == "run" or "--shutdown-timeout" in _flags_of_torchrun()
     return [f"--shutdown-timeout={seconds}"] if known else []
 
 
 @pytest.fixture(params=["rust", "torch", "run"])
 def agent(request: pytest.FixtureRequest) -> str:
-    """Return who runs the workers: torchrun with our agent, or with PyTorch's own on our rendezvous; or elastic-run."""
+    """Return the launcher: torchrun with our agent, torchrun with PyTorch's agent on our rendezvous, or elastic-run."""
     return str(request.param)
 
 
@@ -45,8 +45,8 @@ def agent(request: pytest.FixtureRequest) -> str:
 def start(job: Job, port: int, agent: str) -> Start:
     """Return a function that starts one node: ``start(last octet of its address, worker arguments, nnodes=...)``.
 
-    ``options`` are further ones of torchrun; ``wrong`` those of ``scripts/launch.py``, ``under`` a command before it.
-    ``by`` is what ``agent`` returns, for a node of another kind.
+    ``options`` are further options of torchrun, ``wrong`` options of ``scripts/launch.py``, and ``under`` is a command
+    before it. ``by`` selects another launcher than ``agent`` for this node.
     """
 
     def start(
@@ -66,7 +66,7 @@ def start(job: Job, port: int, agent: str) -> Start:
         env: dict[str, str] | None = None,
         by: str = agent,
     ) -> Process:
-        assert not (wrong and by == "run"), "that script is torchrun's"
+        assert not (wrong and by == "run"), "scripts/launch.py runs torchrun only"
         run = "elastic_rs.run" if by == "run" else "torch.distributed.run"
         module = [str(SCRIPTS / "launch.py"), *wrong] if wrong else ["-m", run]
         command = [

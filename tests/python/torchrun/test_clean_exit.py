@@ -1,4 +1,4 @@
-"""Clean runs end without a trace of a server that was gone before its clients (pains row 24)."""
+"""Clean runs end without errors from clients whose server has gone (pains row 24)."""
 
 import pytest
 from helpers.procs import Process
@@ -7,7 +7,7 @@ from .conftest import Start
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.cold]
 
-# What PyTorch's client prints when its server has gone: about twenty lines of stack frames for each agent.
+# Words in the output of PyTorch's client when its server has gone. It prints about 20 lines of stack frames per agent.
 TRACES = ("recv", "Broken pipe", "Connection reset", "Connection was likely closed", "Traceback", "WARNING", "ERROR")
 
 

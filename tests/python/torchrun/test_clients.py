@@ -1,4 +1,4 @@
-"""Programs that people start with torchrun, launched unchanged on ours (requirements/clients.txt)."""
+"""Programs of other projects that are started with torchrun, run unchanged (requirements/clients.txt)."""
 
 import re
 import sys
@@ -10,7 +10,7 @@ from helpers.procs import Process
 from .conftest import SCRIPTS, Start
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(300)]
-# Beside this checkout's environments, whichever of them runs the test.
+# Beside the environment that runs the test.
 CLIENTS = Path(sys.prefix).parent / "clients"
 
 
@@ -27,11 +27,11 @@ def test_lightning_trains_on_after_a_crash(start: Start, tmp_path: Path, nnodes:
     ]
     assert [node.wait(limit_s=200) for node in nodes] == [0] * nnodes
     epochs = [epoch for node in nodes for epoch in told(node, r"EPOCH (\d rank=\d world=2)")]
-    # It found the ranks and the world that the agent gave it, and after the crash its checkpoint of two epochs.
+    # Lightning finds the agent's ranks and world, and after the crash its checkpoint of two epochs.
     counts = {epoch: epochs.count(epoch) for epoch in epochs}
     assert counts.pop("2 rank=1 world=2") == 2
-    assert counts.pop("2 rank=0 world=2") in (1, 2)  # in the first attempt it may not have got there
+    assert counts.pop("2 rank=0 world=2") in (1, 2)  # the first attempt may have ended before
     assert counts == {f"{epoch} rank={rank} world=2": 1 for epoch in (0, 1, 3) for rank in (0, 1)}
     fits = [fit for node in nodes for fit in told(node, r"FIT rank=\d (.*)")]
     assert len(fits) == 2
-    assert len(set(fits)) == 1, "all ranks trained one model"
+    assert len(set(fits)) == 1, "all ranks trained the same model"

@@ -21,20 +21,20 @@ def test_two_nodes_form_one_world_and_end_with_0(start: Start) -> None:
     assert len(sums) == 4
     assert {line.split()[2] for line in sums} == {"world=4"}
     assert len({line.split()[3] for line in sums}) == 1, "one master for all"
-    # pains row 24: a clean run leaves no trace of a server that ended before its clients.
+    # pains row 24: a clean run prints no errors from clients whose server has gone.
     text = "\n".join(line for node in nodes for line in node.lines)
     assert "recv" not in text
     assert "Broken pipe" not in text
 
 
 def test_every_generation_finds_an_empty_store(start: Start) -> None:
-    # pains row 3: PyTorch's agent store keeps the addresses of the generation before. With a single worker nobody else
-    # can have written anything yet.
+    # pains row 3: PyTorch's agent store keeps the addresses of the earlier generation. With a single worker, no other
+    # process can have written a key yet.
     node = start(2, "--fail=0:7", nnodes="1", restarts=2)
     assert node.wait() == 1
     assert [line for line in node.lines if line.startswith("KEYS")] == ["KEYS rank=0 at start: 0"] * 3
     masters = [line for line in node.lines if line.startswith("SUM")]
-    assert len(set(masters)) == 3, "a port of its own for each generation"
+    assert len(set(masters)) == 3, "each generation has another port"
 
 
 # pains row 1: with PyTorch's own backend the job dies or splits in each of the three cases.
@@ -55,7 +55,7 @@ def test_a_third_node_joins_the_running_job(start: Start, tmp_path: Path, first:
     ]
     joined = newcomer.line(r"SUM rank=\d+ world=6 master=(\S+)")
     assert len({match[1] for match in [*after, joined]}) == 1, "one master for all"
-    assert after[0][1] != before[0][1], "a generation has a store of its own"
+    assert after[0][1] != before[0][1], "each generation has another store"
     # pains row 18: survivors keep their ranks, wherever the newcomer's address sorts.
     assert place(newcomer, 6)["group_rank"] == "2"
     done.touch()
@@ -64,8 +64,8 @@ def test_a_third_node_joins_the_running_job(start: Start, tmp_path: Path, first:
 
 @pytest.mark.timeout(240)
 def test_survivors_of_a_killed_agent_form_the_next_world(start: Start, job: Job, agent: str) -> None:
-    # pains row 2: with PyTorch's backend the survivors never notice. No collectives here, so nothing else tells them.
-    # The one killed does not host the coordinator: that is scenario «the store's host dies», which is another.
+    # pains row 2: with PyTorch's backend the survivors never notice. The workers run no collectives, which would fail.
+    # The killed agent does not host the coordinator; `test_host.py` tests that.
     host = start(2, "--quiet", nnodes="1:3")
     host.line(r"this process hosts the coordinator")
     others = [start(number, "--quiet", nnodes="1:3") for number in (3, 4)]
@@ -109,7 +109,7 @@ def test_a_killed_worker_restarts_the_world(start: Start, job: Job, tmp_path: Pa
     assert len({match[1] for match in before}) == 1
     workers = job.workers()
     os.kill(workers[max(workers)], signal.SIGKILL)
-    # A store of its own for the new generation: another port.
+    # The new generation has another store, on another port.
     another = rf"SUM rank=\d+ world=2 master=(?!{re.escape(before[0][1])}$)(\S+)"
     assert len({node.line(another)[1] for node in nodes}) == 1
     done.touch()
@@ -118,7 +118,8 @@ def test_a_killed_worker_restarts_the_world(start: Start, job: Job, tmp_path: Pa
 
 @pytest.mark.timeout(240)
 def test_a_failure_for_good_ends_all_nodes_and_names_its_cause(start: Start, agent: str) -> None:
-    # pains row 7: with PyTorch's backend the other nodes run on for ever. No collectives, so nothing else tells them.
+    # pains row 7: with PyTorch's backend the other nodes run on for ever. The workers run no collectives, which would
+    # fail.
     host = start(2, "--quiet", nnodes="2", restarts=0)
     host.line(r"this process hosts the coordinator")
     failing = start(3, "--quiet", nnodes="2", restarts=0)
@@ -129,13 +130,13 @@ def test_a_failure_for_good_ends_all_nodes_and_names_its_cause(start: Start, age
     text = "\n".join(host.lines)
     assert f"pid {pids['node3']}" in text
     assert "SIGKILL" in text
-    # With our agent the launcher says the same on every node: what PyTorch's says is what has failed there.
+    # With our agent every node reports the failure. PyTorch's agent reports its own error.
     assert ("RendezvousClosedError" if agent == "torch" else "ChildFailedError") in text
 
 
 @pytest.mark.timeout(240)
 def test_a_spare_steps_in_when_a_node_is_lost(start: Start, job: Job) -> None:
-    # pains row 19, with the agent of PyTorch: the takeover itself.
+    # pains row 19.
     host = start(2, "--quiet", nnodes="2:2")
     host.line(r"this process hosts the coordinator")
     lost = start(3, "--quiet", nnodes="2:2")

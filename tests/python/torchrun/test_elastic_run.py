@@ -1,6 +1,6 @@
-"""``elastic-run`` beside ``torchrun --rdzv-backend=rust-c10d``: what workers get, what is said; and both in one job.
+"""``elastic-run`` compared with ``torchrun --rdzv-backend=rust-c10d``, and both in one job.
 
-The tests of what agents do run with ``elastic-run`` too: see the fixture ``agent``.
+The tests of agents run with ``elastic-run`` too: see the fixture ``agent``.
 """
 
 import json
@@ -23,12 +23,12 @@ pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(240)]
 
 ACCOUNT = SCRIPTS / "account.py"
 LAUNCHERS = {"torchrun": "torch.distributed.run", "elastic-run": "elastic_rs.run"}
-# What no two runs have in common.
-OF_ITS_OWN = ("MASTER_PORT", "TORCHELASTIC_ERROR_FILE")
+# Variables that differ from run to run.
+DIFFER = ("MASTER_PORT", "TORCHELASTIC_ERROR_FILE")
 
 
 def flat(told: dict[str, Any]) -> list[str]:
-    """Return one line for each fact, so that a difference is seen."""
+    """Return one line for each fact, so that a failing comparison shows the differences."""
     facts = {f"{file} {name}": value for file, account in told.items() for name, value in account.items()}
     for file, account in told.items():
         facts |= {f"{file} env {name}": value for name, value in account["env"].items()}
@@ -37,7 +37,7 @@ def flat(told: dict[str, Any]) -> list[str]:
 
 
 class Run:
-    """One launcher's run, and what it came to."""
+    """One run of a launcher, with its results."""
 
     def __init__(
         self, job: Job, launcher: str, folder: Path, *args: str | Path, env: dict[str, str] | None = None
@@ -51,34 +51,34 @@ class Run:
         self.code = self.process.wait()
 
     def told(self) -> dict[str, Any]:
-        """What the workers have written down, but for what is each run's own."""
+        """Return the workers' accounts, without values that differ from run to run."""
         told = {}
         for file in sorted(self.accounts.glob("*.json")):
             account = json.loads(file.read_text())
             account["argv"] = [arg.replace(str(self.accounts), "ACCOUNTS") for arg in account["argv"]]
-            for name in OF_ITS_OWN:
+            for name in DIFFER:
                 account["env"][name] = re.sub(r"[0-9]+$", "N", self.tidy(account["env"][name]))
             told[file.name] = account
         return told
 
     def tidy(self, text: str) -> str:
-        """Replace what is each run's own."""
+        """Replace parts of a text that differ from run to run."""
         text = text.replace(str(self.logs), "LOGS").replace(str(self.accounts), "ACCOUNTS")
         text = re.sub(r"torchelastic_\w{8}", "TEMPORARY", text)
         return re.sub(r"job_\w{8}\b", "job_RANDOM", text)
 
     def files(self) -> dict[str, list[str]]:
-        """The logs: paths and lines, of which those of several workers have no order."""
+        """Return the logs: paths, and sorted lines. The order of several workers' lines is not compared."""
         found = (file for file in sorted(self.logs.rglob("*")) if file.is_file())
         texts = ((file, self.tidy(re.sub("[0-9]{2,}", "N", file.read_text()))) for file in found)
         return {self.tidy(str(file)): sorted(text.splitlines()) for file, text in texts}
 
     def shown(self) -> list[str]:
-        """What is on the console of the workers'."""
+        """Return the workers' lines on the console."""
         return sorted(line for line in self.process.lines if re.search(r"(out|err) of \d", line))
 
     def report(self) -> str:
-        """The final report, but for times, process ids and the width of its frame."""
+        """Return the final report, without times, process ids and the width of its frame."""
         text = self.tidy("\n".join(self.process.lines))
         text = text[text.index("torch.distributed.elastic.multiprocessing.errors.ChildFailedError:") :]
         text = re.sub(r"time      : \S+", "time      : T", text)
@@ -87,7 +87,7 @@ class Run:
 
 
 def older_lacks(*flags: str) -> None:
-    """Skip the test if the installed torchrun is an older one without these, whose workers get less."""
+    """Skip the test if the installed torchrun does not have these flags."""
     known = {name for action in get_args_parser()._actions for name in action.option_strings}
     if lacking := [flag for flag in flags if flag not in known]:
         pytest.skip(f"this torchrun has no {', '.join(lacking)}")
@@ -135,14 +135,14 @@ def test_workers_get_the_same_with_other_flags(both: Both, flags: list[str]) -> 
     assert first.code == 0
     accounts = [run.told() for run in (first, second)]
     if "--run-path" in flags:
-        # A function of torchrun's in a process of `multiprocessing`, and a program of ours.
+        # torchrun runs a function in a process of `multiprocessing`, elastic-run a program.
         for account in (account for told in accounts for account in told.values()):
             del account["flags"], account["stdin"], account["SIGINT"]
     assert flat(accounts[0]) == flat(accounts[1])
     assert first.shown() == second.shown()
 
 
-def test_logs_are_laid_out_alike(both: Both) -> None:
+def test_logs_have_the_same_layout(both: Both) -> None:
     flags = ["--nproc-per-node=3", "--log-dir=LOGS", "-r", "0:1,1:3", "-t", "0:2,2:3", "--local-ranks-filter=0,2"]
     filters = ["--duplicate-stdout-filters=out of 2,,nothing", "--duplicate-stderr-filters=err of 0,err of 2"]
     prefix = "--log-line-prefix-template=<${role_name} $rank/${local_rank} ${hostname} $$ ${other}>"
@@ -156,7 +156,7 @@ def test_logs_are_laid_out_alike(both: Both) -> None:
     assert any(line.startswith("<default 2/2 ") and line.endswith("$ ${other}>out of 2") for line in second.shown())
 
 
-def test_without_a_folder_for_logs_there_are_none(both: Both) -> None:
+def test_without_a_log_folder_there_are_no_log_files(both: Both) -> None:
     first, second = both("--log-dir=/dev/null", "--tee=3", ACCOUNT, "ACCOUNTS")
     assert first.code == 0
     assert first.told() == second.told()
@@ -164,7 +164,7 @@ def test_without_a_folder_for_logs_there_are_none(both: Both) -> None:
 
 
 @pytest.mark.parametrize("how", ["--exit=1:7", "--raise=0", "--record=1"])
-def test_a_failure_is_told_alike(both: Both, how: str, tmp_path: Path) -> None:
+def test_a_failure_is_reported_alike(both: Both, how: str, tmp_path: Path) -> None:
     own = tmp_path / "error.json"
     first, second = both(
         "--nproc-per-node=2", "--log-dir=LOGS", ACCOUNT, "ACCOUNTS", how, env={"TORCHELASTIC_ERROR_FILE": str(own)}
@@ -174,7 +174,7 @@ def test_a_failure_is_told_alike(both: Both, how: str, tmp_path: Path) -> None:
     assert {name: text for name, text in first.files().items() if not name.endswith("error.json")} == {
         name: text for name, text in second.files().items() if not name.endswith("error.json")
     }
-    # What the failed worker has recorded is handed to whoever started the launcher.
+    # The failed worker's record is copied to the launcher's own error file.
     if how == "--record=1":
         message = json.loads(own.read_text())["message"]
         assert message["message"] == "ValueError: the sky fell"
@@ -193,7 +193,9 @@ def test_an_exception_that_run_path_meets_is_recorded_alike(both: Both, tmp_path
 
 
 @pytest.mark.parametrize("flags", [[], ["--warm-start=json"]], ids=["cold", "warm"])
-def test_run_path_finds_the_package_and_the_script_nothing_of_it(job: Job, tmp_path: Path, flags: list[str]) -> None:
+def test_run_path_finds_the_package_but_the_script_does_not_see_its_helper(
+    job: Job, tmp_path: Path, flags: list[str]
+) -> None:
     (tmp_path / "elastic_rs").mkdir()
     (tmp_path / "elastic_rs" / "__init__.py").write_text("raise ValueError('not that one')\n")
     script = tmp_path / "script.py"
@@ -207,12 +209,12 @@ def test_run_path_finds_the_package_and_the_script_nothing_of_it(job: Job, tmp_p
     )
     assert node.wait() == 0
     node.line(re.escape("FOUND None ['x'] __main__"))
-    # What a module has kept of `__main__` would not be the script.
+    # With --run-path, `__main__` is not the script while the template imports modules.
     assert bool(flags) == any("--warm-start has no effect: --run-path has another" in line for line in node.lines)
 
 
-def test_a_master_address_of_another_machine_is_told(job: Job) -> None:
-    # An address that is nobody's: of the documentation's.
+def test_a_master_address_of_another_machine_is_an_error(job: Job) -> None:
+    # An address for documentation, which no machine has.
     flags = ["--master-addr=192.0.2.7", "--nnodes=2", "--rdzv-conf=join_timeout=1", "--no-python", "true"]
     node = job.start([sys.executable, "-m", "elastic_rs.run", *flags])
     assert node.wait() == 1
@@ -229,14 +231,14 @@ def test_both_in_one_job(start: Start, job: Job, tmp_path: Path, by: tuple[str, 
     nodes = [host, other]
     masters = {node.line(r"SUM rank=\d+ world=4 master=(\S+)")[1] for node in nodes}
     assert len(masters) == 1
-    # A worker of each fails; both begin anew, with another store for all.
+    # A worker of each node fails in turn. Both nodes restart their workers, with another store for all.
     for node in nodes:
         os.kill(max(job.workers(node).values()), signal.SIGKILL)
         known = "|".join(map(re.escape, masters))
         again = {each.line(rf"SUM rank=\d+ world=4 master=(?!(?:{known})$)(\S+)")[1] for each in nodes}
         assert len(again) == 1
         masters |= again
-    # One is lost, and another comes.
+    # A node is lost, and another one joins.
     mark = host.mark()
     other.signal(signal.SIGKILL)
     host.line("SUM rank=. world=2", since=mark)
@@ -258,7 +260,7 @@ def test_both_name_the_first_failure_of_their_job(start: Start) -> None:
         assert "ValueError: the sky fell" in text[text.index("Root Cause") :]
 
 
-# Ranks by hand: --rdzv-backend=static.
+# Static ranks: --rdzv-backend=static.
 
 
 @pytest.fixture
@@ -279,7 +281,7 @@ def by_hand(job: Job, port: int) -> Any:
 
 
 def test_ranks_by_hand_are_those_of_torchrun(by_hand: Any, port: int) -> None:
-    # The node of rank 1 comes first: it waits for the other's store.
+    # The node of rank 1 starts first, and waits for the other node's store.
     nodes = [by_hand(rank, "--torch", script=WORKER, options=["--nproc-per-node=2"]) for rank in (1, 0)]
     for node, group in zip(nodes, ("1", "0"), strict=True):
         found = place(node, 4)
@@ -290,8 +292,8 @@ def test_ranks_by_hand_are_those_of_torchrun(by_hand: Any, port: int) -> None:
 
 
 def test_ranks_by_hand_outlive_the_loss_of_a_node(by_hand: Any, tmp_path: Path) -> None:
-    # torchrun's static rendezvous notices nothing. The node of rank 0 keeps its rank when it comes back, since its
-    # address was given by hand; and keys of the attempt before are not read.
+    # torchrun's static rendezvous does not notice the loss. Here the node of rank 0 gets rank 0 again when it comes
+    # back, and no key of the earlier attempt is read.
     done = tmp_path / "done"
     zero, one = (by_hand(rank, "--until", done) for rank in (0, 1))
     for node in (zero, one):
@@ -307,7 +309,7 @@ def test_ranks_by_hand_outlive_the_loss_of_a_node(by_hand: Any, tmp_path: Path) 
     assert [node.wait() for node in (zero, one)] == [0, 0]
 
 
-def test_a_rank_that_is_given_twice_is_told(by_hand: Any, job: Job) -> None:
+def test_a_rank_that_is_given_twice_is_an_error(by_hand: Any, job: Job) -> None:
     for rank, number in ((0, 2), (1, 3)):
         by_hand(rank, nnodes=3, name=f"{number}-", options=[f"--local-addr=127.0.0.{number}"])
     wrong = by_hand(1, nnodes=3, name="4-", options=["--local-addr=127.0.0.4"])
@@ -316,10 +318,10 @@ def test_a_rank_that_is_given_twice_is_told(by_hand: Any, job: Job) -> None:
     job.kill_leftovers()
 
 
-# What only PyTorch can do.
+# Flags that need PyTorch.
 
 
-def test_what_needs_torch_is_left_to_torchrun_with_our_agent(job: Job, tmp_path: Path) -> None:
+def test_flags_that_need_torch_are_left_to_torchrun_with_our_agent(job: Job, tmp_path: Path) -> None:
     older_lacks("--event-log-handler")
     (tmp_path / "done").touch()
     flags = ["--standalone", "--event-log-handler=console", "--nproc-per-node=2"]
@@ -332,8 +334,8 @@ def test_what_needs_torch_is_left_to_torchrun_with_our_agent(job: Job, tmp_path:
     assert len([line for line in node.lines if line.startswith("WORKER")]) == 2
 
 
-def test_without_torch_it_works_and_says_what_does_not(job: Job, tmp_path: Path) -> None:
-    # As if it were not installed.
+def test_it_works_without_torch_except_for_flags_that_need_it(job: Job, tmp_path: Path) -> None:
+    # This module stands for a torch that is not installed.
     (tmp_path / "torch.py").write_text("raise ImportError('not here')\n")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-m", "elastic_rs.run", "--standalone", "--no-python"]
@@ -354,14 +356,14 @@ def test_a_run_id_that_no_file_may_be_called_has_workers_and_logs(job: Job, tmp_
         code = "import os; print('id', os.environ['TORCHELASTIC_RUN_ID'])"
         process = job.start([*command, "--tee=3", "--no-python", sys.executable, "-c", code], name=launcher)
         assert process.wait() == 0
-        assert any(line.endswith(f"id {run_id}") for line in process.lines), "workers know it as it was given"
+        assert any(line.endswith(f"id {run_id}") for line in process.lines), "workers get the run id unchanged"
         (folder,) = logs.iterdir()
         (log,) = folder.rglob("stdout.log")
         assert folder.name.startswith(run_id[:30].replace("/", "_"))
         assert run_id in log.read_text()
 
 
-def test_pytorchs_own_agent_is_said_to_have_no_folder_for_a_long_run_id(job: Job) -> None:
+def test_pytorchs_agent_with_a_long_run_id_fails_with_a_hint(job: Job) -> None:
     flags = ["--rdzv-backend=rust-c10d", f"--rdzv-id={'x' * 1024}", "--rdzv-conf=agent=torch"]
     process = job.torchrun(*flags, "--no-python", "true")
     assert process.wait() == 1

@@ -1,4 +1,4 @@
-"""Our agent under stock torchrun: signals in every state, exit codes, and what the last message says."""
+"""Our agent under stock torchrun: signals in every state, exit codes, log lines and final messages."""
 
 import os
 import re
@@ -29,7 +29,7 @@ def test_sigterm_while_waiting_in_the_rendezvous_leaves_it(start: Start) -> None
     began = time.monotonic()
     leaver.signal(signal.SIGTERM)
     assert leaver.wait() == 143
-    assert time.monotonic() - began < 10, "a second or two on a machine of one's own"
+    assert time.monotonic() - began < 10, "1 to 2 s on an idle machine"
     host.line(r"127\.0\.0\.3 .* left")
     host.signal(signal.SIGTERM)
     assert host.wait() == 143
@@ -48,7 +48,7 @@ def test_sigterm_ends_the_first_process_of_a_container(start: Start) -> None:
 
 
 def test_a_second_interrupt_kills_at_once(start: Start, agent: str) -> None:
-    # pains row 22: PyTorch starts its wait anew.
+    # pains row 22: PyTorch starts another wait.
     node = start(2, "--stubborn", nnodes="1", script=FAMILY, options=shutdown_timeout(200, agent))
     place(node, 1)
     node.signal(signal.SIGINT)
@@ -61,7 +61,7 @@ def test_a_second_interrupt_kills_at_once(start: Start, agent: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
-def test_a_signal_is_told_of_once_in_torch_s_words(start: Start, number: signal.Signals) -> None:
+def test_a_signal_is_logged_once_in_pytorch_s_wording(start: Start, number: signal.Signals) -> None:
     node = start(2, nnodes="1", script=FAMILY, env={"ELASTIC_RS_LOG": ""})
     place(node, 1)
     node.signal(number)
@@ -72,7 +72,7 @@ def test_a_signal_is_told_of_once_in_torch_s_words(start: Start, number: signal.
 
 
 def failure_of(nodes: list[Process]) -> list[str]:
-    """Wait for the nodes to fail and return what each has said from its first ``ChildFailedError`` on."""
+    """Wait for the nodes to fail, and return the output of each from its first ``ChildFailedError`` on."""
     assert [node.wait() for node in nodes] == [1, 1]
     texts = ["\n".join(node.lines) for node in nodes]
     return [text[text.index("ChildFailedError") :] for text in texts]
@@ -88,8 +88,8 @@ def test_an_exception_is_named_on_every_node(start: Start) -> None:
         assert "rank      : 1" in text
 
 
-def test_a_failure_on_a_terminal_points_to_how_to_know_more_elsewhere(start: Start) -> None:
-    # Its words are on the terminal alone.
+def test_another_node_s_failure_on_a_terminal_has_a_hint(start: Start) -> None:
+    # The worker's traceback is only on the terminal.
     on_terminal = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
     options = {"nnodes": "2", "restarts": 0, "script": FAMILY}
     there = start(2, "--raise", "0", conf="node_rank=0", under=[sys.executable, "-c", on_terminal], **options)
@@ -100,8 +100,8 @@ def test_a_failure_on_a_terminal_points_to_how_to_know_more_elsewhere(start: Sta
     assert "https://pytorch.org/docs/stable/elastic/errors.html" in text
 
 
-def test_a_kill_is_told_with_what_it_may_mean(start: Start) -> None:
-    # pains row 23: the most frequent SIGKILL is the kernel's, for want of memory.
+def test_a_sigkill_is_reported_with_a_hint_at_memory(start: Start) -> None:
+    # pains row 23: most SIGKILLs come from the kernel's OOM killer.
     nodes = [start(n, nnodes="2", restarts=0, script=FAMILY) for n in (2, 3)]
     pids = [int(place(node, 2)["pid"]) for node in nodes]
     os.kill(pids[1], signal.SIGKILL)
@@ -126,7 +126,7 @@ def test_a_spare_that_was_not_needed_ends_well(start: Start, job: Job, tmp_path:
     assert [node.wait() for node in [*nodes, spare]] == [0, 0, 0]
 
 
-def test_the_log_of_a_round_is_a_handful_of_lines_that_say_whose_they_are(start: Start, tmp_path: Path) -> None:
+def test_the_log_of_a_round_is_a_handful_of_lines_that_name_the_job(start: Start, tmp_path: Path) -> None:
     done = tmp_path / "done"
     nodes = [start(n, "--exit=1:7", "--until", done, nnodes="2", script=FAMILY) for n in (2, 3)]
     for node in nodes:
@@ -138,15 +138,15 @@ def test_the_log_of_a_round_is_a_handful_of_lines_that_say_whose_they_are(start:
         hosts = any("this process hosts the coordinator" in line for line in node.lines)
         assert all(": [job] " in line for line in lines)
         rounds = [[line for line in lines if f"round {number}" in line] for number in (1, 2)]
-        # The host tells besides what the coordinator decides.
+        # The host also logs the coordinator's decisions.
         assert all(2 < len(told) < (8 if hosts else 5) for told in rounds), "\n".join(lines)
         (began, *_, ended) = [line for line in rounds[0] if "agent: [job] round 1, node rank" in line]
         assert re.search(r"runs as rank \d to \d of 2, role default, restart 0 of 3; pids \d+$", began)
-        # What was not asked for is told without asking.
+        # A failure is logged as a warning.
         assert re.search(r"WARNING agent: .* after \d+\.\d s: .*rank 1 .*exit code 7", ended)
 
 
-def test_a_restart_is_told_of_without_asking(start: Start, tmp_path: Path) -> None:
+def test_a_restart_is_logged_as_a_warning(start: Start, tmp_path: Path) -> None:
     options = {"nnodes": "1", "restarts": 1, "script": FAMILY, "env": {"ELASTIC_RS_LOG": ""}}
     (tmp_path / "done").touch()
     node = start(2, "--exit=0:7", "--until", tmp_path / "done", **options)
@@ -154,12 +154,12 @@ def test_a_restart_is_told_of_without_asking(start: Start, tmp_path: Path) -> No
     told = [line for line in node.lines if "elastic_rs" in line]
     assert len(told) == 2, node.tail()
     said = r"\[elastic_rs\] \S+ WARNING agent: \[job\] round 1, node rank 0, after .*: {}: rank 0 .* exit code 7{}"
-    assert re.match(said.format("stopping all workers", ""), told[0]), "there are no others to be told"
+    assert re.match(said.format("stopping all workers", ""), told[0]), "the job has one node"
     assert re.match(said.format("restarting all workers", ".*; restart 1 of 1"), told[1])
 
 
-def test_restarts_are_told_in_torch_s_words(start: Start, tmp_path: Path) -> None:
-    # Logs are searched for them.
+def test_restarts_are_logged_in_pytorch_s_wording(start: Start, tmp_path: Path) -> None:
+    # People search logs for this wording.
     done = tmp_path / "done"
     options = {"nnodes": "1:2", "restarts": 1, "script": FAMILY}
     first = start(2, "--exit=0:7", "--until", done, **options)
@@ -181,7 +181,7 @@ def test_a_node_with_no_restarts_left_says_so(start: Start) -> None:
     )
 
 
-def test_a_node_that_waits_for_another_says_so_at_once(start: Start) -> None:
+def test_a_node_that_waits_for_another_logs_it_within_seconds(start: Start) -> None:
     node = start(2, nnodes="2", env={"ELASTIC_RS_LOG": ""})
     line = node.line(r"WARNING .*\[job\] waiting for \d+s: .*").group()
     assert re.search(r"waiting for [3-9]s: round 1: 1 of 2 nodes have joined \(127\.0\.0\.2 .*\); 1 more needed", line)
@@ -189,8 +189,8 @@ def test_a_node_that_waits_for_another_says_so_at_once(start: Start) -> None:
     assert node.wait() == 130
 
 
-def test_a_host_that_was_interrupted_waits_for_nobody(start: Start) -> None:
-    # It stayed `drain_timeout` for every session, five seconds by default, and said nothing meanwhile.
+def test_an_interrupted_host_does_not_wait_for_sessions(start: Start) -> None:
+    # `drain_timeout` must not apply: another node's session may stay open.
     host = start(2, nnodes="2", conf="drain_timeout=600")
     host.line(JOINED.format(2))
     guest = start(3, nnodes="3", run_id="other")
@@ -202,11 +202,11 @@ def test_a_host_that_was_interrupted_waits_for_nobody(start: Start) -> None:
     finally:
         guest.signal(signal.SIGCONT)
     guest.signal(signal.SIGINT)
-    assert guest.wait() in {1, 130}  # whichever it hears of first: its own signal, or the coordinator's end
+    assert guest.wait() in {1, 130}  # its signal and the coordinator's end may come in either order
 
 
-def test_a_limit_of_the_exit_barrier_names_who_is_not_waited_for(start: Start, tmp_path: Path) -> None:
-    # Without the key there is none: see `agent_sim`.
+def test_a_limit_of_the_exit_barrier_names_the_unfinished_nodes(start: Start, tmp_path: Path) -> None:
+    # Without the key there is no limit: see `tests/simulation/agent.rs`.
     conf = "keep_alive_interval=0.1,keep_alive_max_attempt=900,exit_barrier_timeout=3"
     done = {number: tmp_path / f"done{number}" for number in (2, 3)}
     nodes = {n: start(n, "--until", done[n], nnodes="2", script=FAMILY, conf=conf) for n in (2, 3)}

@@ -1,4 +1,4 @@
-"""Which exit code a scheduler sees for which kind of failure: the table in docs/agent.md."""
+"""Exit codes by kind of failure: the table in docs/agent.md."""
 
 import signal
 import socket
@@ -35,13 +35,13 @@ def test_the_exit_code_says_what_kind_of_failure_it_was(job: Job, launcher: str,
 
 @pytest.mark.parametrize(("launcher", "code"), [("torchrun", 1), ("elastic-run", 2)])
 def test_a_program_that_does_not_exist_ends_with_its_own_code(job: Job, launcher: str, code: int) -> None:
-    # elastic-run looks before it starts anything; under torchrun the workers cannot be started.
+    # elastic-run checks the program before it starts anything. Under torchrun the workers fail to start.
     node = job.start(command(launcher, [], ["/no/such/program"]))
     assert node.wait() == code, node.tail()
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_command_line_that_is_not_understood_ends_with_2(job: Job, launcher: str) -> None:
+def test_an_invalid_command_line_ends_with_2(job: Job, launcher: str) -> None:
     node = job.start(command(launcher, ["--no-such-flag=1"], ["true"]))
     assert node.wait() == 2, node.tail()
 

@@ -1,4 +1,4 @@
-"""Logs on a file system that is full: what is said of it, and who runs on."""
+"""Logs on a full file system: the messages, and which workers run on."""
 
 import functools
 import re
@@ -13,7 +13,7 @@ from helpers.procs import Job, Process
 pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(240)]
 
 UNDER = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
-# $1: options of the file system, $2: where it is, $3: what is done there first, then the launcher.
+# $1: options of the file system; $2: its mount point; $3: a command to run there first; then the launcher.
 MOUNT = 'mount -t tmpfs -o "$1" none "$2" && (cd "$2" && eval "$3") && shift 3 && exec "$@"'
 FULL = "head -c 64k /dev/zero > other"
 
@@ -26,7 +26,7 @@ def _may_mount() -> bool:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Path:
-    """Return where a small file system will be, which only the launcher and its workers see."""
+    """Return the mount point of a small file system that only the launcher and its workers see."""
     if not _may_mount():
         pytest.skip("file systems cannot be mounted in namespaces here")
     folder = tmp_path / "disk"
@@ -62,8 +62,8 @@ signal.pause()
 
 
 @pytest.mark.parametrize("launcher", ["elastic_rs.run", "torch.distributed.run"])
-def test_workers_whose_logs_fill_the_disk_are_said_to_have_died_of_that(job: Job, disk: Path, launcher: str) -> None:
-    # As under PyTorch's agent they die: it is their own write that fails. There nothing says of what.
+def test_a_worker_that_died_because_its_log_filled_the_disk_says_so(job: Job, disk: Path, launcher: str) -> None:
+    # The worker's own write fails, so it dies as under PyTorch's agent. PyTorch's report does not name the cause.
     code, node = run(job, disk, FLOODS, "--nproc-per-node=2", "-r3", f"--log-dir={disk}", launcher=launcher)
     assert code == 1
     text = "\n".join(node.lines)
@@ -72,13 +72,13 @@ def test_workers_whose_logs_fill_the_disk_are_said_to_have_died_of_that(job: Job
         r"\(0 bytes and \d+ files left\); what it printed there last is lost, and printing fails: make room, or choose "
         r"another --log-dir"
     )
-    # In the report, and in the line that tells of the end before that.
+    # The text is in the report, and in the earlier line about the end.
     assert re.search(said, text[text.index("Root Cause") :])
     assert re.search(rf"stopping all workers: rank 0 .* ended with exit code 1: {said}", text)
 
 
-def test_a_failure_of_another_cause_is_told_as_that(job: Job, disk: Path) -> None:
-    # Its output is on the console, so that its log folder is no matter.
+def test_a_full_disk_is_not_named_for_a_failure_with_another_cause(job: Job, disk: Path) -> None:
+    # The worker's output is on the console, so its log folder does not matter.
     code, node = run(job, disk, "raise ValueError('the sky fell')", f"--log-dir={disk}", before=FULL)
     assert code == 1
     text = "\n".join(node.lines)
@@ -93,7 +93,7 @@ for number in range(100):
 """
 
 
-def test_workers_that_are_shown_as_well_outlive_a_disk_that_was_full_when_they_began(job: Job, disk: Path) -> None:
+def test_workers_with_teed_output_outlive_a_disk_that_was_full_at_their_start(job: Job, disk: Path) -> None:
     code, node = run(job, disk, SPEAKS, "-t3", f"--log-dir={disk}", before=FULL)
     assert code == 0
     assert len([line for line in node.lines if re.match(r"\[default0\]:line \d+ x", line)]) == 100
@@ -101,8 +101,8 @@ def test_workers_that_are_shown_as_well_outlive_a_disk_that_was_full_when_they_b
     node.line(rf"log file `{file}` cannot be written: No space left on device \(os error 28\)")
 
 
-def test_nobody_needs_a_log_folder_that_nothing_would_be_in(job: Job, disk: Path) -> None:
-    # Three files at most: the root, and two in it. The temporary folder would be the third.
+def test_a_job_without_log_files_runs_without_a_log_folder(job: Job, disk: Path) -> None:
+    # The file system has three inodes: the root and two files. None is left for the temporary folder.
     env = {"TMPDIR": str(disk)}
     code, node = run(job, disk, "print('ran')", size="size=1m,nr_inodes=3", before="touch a b", env=env)
     assert code == 0
@@ -112,7 +112,7 @@ def test_nobody_needs_a_log_folder_that_nothing_would_be_in(job: Job, disk: Path
     assert "ran" in node.lines
 
 
-def test_a_log_folder_that_was_asked_for_and_does_not_fit_ends_the_job_with_its_name(job: Job, disk: Path) -> None:
+def test_a_requested_log_folder_that_cannot_be_made_ends_the_job_with_its_name(job: Job, disk: Path) -> None:
     options = {"size": "size=1m,nr_inodes=3", "before": "touch a b"}
     code, node = run(job, disk, "print('ran')", "-r3", f"--log-dir={disk}", **options)
     assert code == 1

@@ -1,4 +1,4 @@
-"""The node whose process hosts the coordinator: it is stopped, killed and started again, or ended by a signal."""
+"""The node that hosts the coordinator: it is stopped, killed and started again, or ended by a signal."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ LONG_LEASE = "last_call_timeout=1,keep_alive_interval=60,keep_alive_max_attempt=
 
 
 def start_with_host(start: Start, others: int, *worker: str | Path, **how: str) -> list[Process]:
-    """Start nodes of which the first is the host, and wait until all are in one world."""
+    """Start nodes, the first as the host, and wait until all are in one world."""
     host = start(2, *worker, script=FAMILY, **how)
     host.line("this process hosts the coordinator")
     nodes = [host, *(start(number, *worker, script=FAMILY, **how) for number in range(3, 3 + others))]
@@ -50,7 +50,7 @@ def test_a_job_of_one_node_runs_on_after_a_pause_of_more_than_a_lease(
 
 @OURS
 def test_a_host_that_is_killed_and_started_again_is_not_waited_for(start: Start, tmp_path: Path) -> None:
-    # The lease is ten minutes: who waits for it fails.
+    # The lease is ten minutes. A wait for it exceeds the test's limit.
     done = tmp_path / "done"
     nodes = start_with_host(start, 2, "--until", done, nnodes="3", conf=LONG_LEASE)
     marks = [node.mark() for node in nodes]
@@ -66,7 +66,7 @@ def test_a_host_that_is_killed_and_started_again_is_not_waited_for(start: Start,
 
 
 def untrue(line: str) -> bool:
-    """Whether a line says what is not so once the host has gone."""
+    """Whether a line is wrong after the host has gone."""
     return any(text in line for text in ("restarting all workers", "carries on", "already in use"))
 
 
@@ -92,7 +92,7 @@ def test_sigterm_of_the_host_lets_the_others_wait_until_it_is_back(start: Start,
     host.signal(signal.SIGTERM)
     assert host.wait() == 143
     other.line(
-        r"stopping all workers: the coordinator at .* was stopped: its host 127\.0\.0\.2 .* got SIGTERM; no world can form"
+        r"stopping all workers: the coordinator at .* was stopped: its host 127\.0\.0\.2 .* got SIGTERM; no world"
     )
     other.line(r"this node waits for it for up to 300s \(coordinator_timeout\)")
     said = other.lines[mark:]
@@ -106,13 +106,13 @@ def test_sigterm_of_the_host_lets_the_others_wait_until_it_is_back(start: Start,
 
 
 @OURS
-def test_a_node_that_waits_for_its_host_in_vain_says_what_ended_it(start: Start) -> None:
+def test_a_node_that_waits_for_its_host_in_vain_names_the_cause_of_its_end(start: Start) -> None:
     host, other = start_with_host(start, 1, nnodes="2", conf="last_call_timeout=1,coordinator_timeout=3")
     mark = other.mark()
     host.signal(signal.SIGTERM)
     assert host.wait() == 143
     assert other.wait() == 1
     text = "\n".join(other.lines[mark:])
-    assert "out of reach for 3.0s (coordinator_timeout): it was stopped (127.0.0.2 " in text
+    assert "out of reach for 3.0s (coordinator_timeout): it was stopped (its host 127.0.0.2 " in text
     assert "in use" not in text
     print(text)

@@ -1,4 +1,4 @@
-"""Stock torchrun on a store and coordinator that run in a process of their own."""
+"""Stock torchrun with a store and coordinator in a separate process (`elastic-rs store serve`)."""
 
 import signal
 import sys
@@ -19,7 +19,7 @@ def serve(job: Job, port: int, name: str) -> Process:
     return host
 
 
-def test_nodes_use_a_host_of_its_own(start: Start, job: Job, port: int) -> None:
+def test_nodes_use_a_separate_host(start: Start, job: Job, port: int) -> None:
     host = serve(job, port, "host")
     nodes = [start(number, "--torch", nnodes="2", conf="is_host=0,last_call_timeout=1") for number in (2, 3)]
     assert [node.wait() for node in nodes] == [0, 0]
@@ -53,6 +53,6 @@ def test_a_host_that_is_killed_and_started_again_disturbs_no_worker(
     done.touch()
     assert [node.wait() for node in nodes] == [0, 0]
     started = [line for node in nodes for line in node.lines if line.startswith("WORKER")]
-    assert len(started) == 2, "nobody was started again"
+    assert len(started) == 2, "no worker was restarted"
     again.signal(signal.SIGTERM)
     assert again.wait() == 0

@@ -1,4 +1,4 @@
-"""On which addresses agents listen: those where workers look for their store, and no others."""
+"""Agents listen only on the addresses where workers look for their store."""
 
 import ipaddress
 import signal
@@ -38,7 +38,7 @@ def end(*nodes: Process) -> None:
 
 
 def own_address() -> str:
-    """Return an address of this machine by which others may know it."""
+    """Return an address of this machine that is not loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("198.51.100.1", 9))  # sends nothing
@@ -47,7 +47,7 @@ def own_address() -> str:
         return str(probe.getsockname()[0])
 
 
-def test_a_job_of_one_node_listens_on_loopback_alone(start: Start) -> None:
+def test_a_job_of_one_node_listens_only_on_loopback(start: Start) -> None:
     node = start(2, "--quiet", nnodes="1", local_addr=False)
     address, _, port = place(node, 1)["master"].partition(":")
     listening = listens_on(node)
@@ -57,7 +57,7 @@ def test_a_job_of_one_node_listens_on_loopback_alone(start: Start) -> None:
 
 
 @pytest.mark.parametrize("agent", ["rust", "run"], indirect=True)
-def test_a_job_of_one_node_whose_endpoint_others_can_reach_has_a_store_that_they_cannot(start: Start) -> None:
+def test_a_job_of_one_node_has_its_worker_store_on_loopback_even_with_a_public_endpoint(start: Start) -> None:
     own = own_address()
     node = start(2, "--quiet", nnodes="1", local_addr=False, endpoint=own)
     address, _, port = place(node, 1)["master"].partition(":")
@@ -67,7 +67,7 @@ def test_a_job_of_one_node_whose_endpoint_others_can_reach_has_a_store_that_they
 
 
 @pytest.mark.parametrize("agent", ["rust", "run"], indirect=True)
-def test_a_node_without_an_address_given_listens_where_the_others_look_for_it(start: Start) -> None:
+def test_a_node_without_local_addr_listens_where_other_nodes_look_for_it(start: Start) -> None:
     own = own_address()
     nodes = [start(number, "--quiet", nnodes="2", local_addr=False, endpoint=own) for number in (2, 3)]
     masters = {place(node, 2)["master"] for node in nodes}
@@ -77,7 +77,7 @@ def test_a_node_without_an_address_given_listens_where_the_others_look_for_it(st
 
 
 @pytest.mark.parametrize("agent", ["rust", "run"], indirect=True)
-def test_an_address_that_is_not_this_machine_s_is_listened_for_on_all_and_the_log_says_so(start: Start) -> None:
+def test_a_local_addr_that_is_a_name_makes_the_store_listen_on_all_addresses(start: Start) -> None:
     node = start(2, "--quiet", nnodes="1:2", local_addr=False, options=["--local-addr=localhost"])
     line = node.line(r"workers listen on all addresses, since others find it at `localhost`: a name may mean")
     assert line

@@ -1,4 +1,4 @@
-"""Nodes in network namespaces of their own: one is cut off from the others without a word."""
+"""Nodes in separate network namespaces, one of which is cut off."""
 
 import subprocess
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from .conftest import FAMILY, Start, place
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(240)]
 SHORT_LEASE = "last_call_timeout=1,keep_alive_interval=0.5,keep_alive_max_attempt=3"
-HOLD = ["sh", "-c", "echo up; exec cat"]  # lives until its input ends
+HOLD = ["sh", "-c", "echo up; exec cat"]  # runs until its stdin is closed
 
 
 class Network:
@@ -31,7 +31,7 @@ class Network:
         assert first.poll() is None
 
     def inside(self, number: int) -> list[str]:
-        """Return what runs a command in that namespace when put before it."""
+        """Return the prefix that runs a command in that namespace."""
         return ["nsenter", f"--target={self._holders[number].pid}", "--user", "--net", "--preserve-credentials"]
 
     def cut(self) -> None:
@@ -90,8 +90,8 @@ def test_a_node_that_is_cut_off_stops_before_the_others_go_on(
     mark = host.mark()
     network.cut()
     place(host, 1, since=mark)
-    assert pid not in job.pids(), "the worker of the node that is cut off was still running"
+    assert pid not in job.pids(), "the worker of the cut-off node was still running"
     assert host.running
     done.touch()
     assert host.wait() == 0
-    assert other.wait() == 1, "nobody answers it within coordinator_timeout"
+    assert other.wait() == 1, "it is out of reach for coordinator_timeout"

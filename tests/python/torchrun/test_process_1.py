@@ -1,4 +1,4 @@
-"""Our agent as the first process of a container: it ends on a signal, and reaps what nobody else waits for."""
+"""Our agent as process 1 of a container: it ends on a signal, and reaps orphans."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ def namespaces() -> None:
 
 
 def until(found: Callable[[], bool], what: str) -> None:
-    """Wait for what no event announces."""
+    """Poll until a condition holds."""
     deadline = time.monotonic() + LIMIT_S
     while not found():
         assert time.monotonic() < deadline, f"not within {LIMIT_S} s: {what}"
@@ -42,11 +42,11 @@ def children(pid: int) -> list[int]:
 
 
 def stranger(process_1: int) -> int:
-    """Start what `docker exec` would, and return the process that it leaves to process 1."""
+    """Start a command like `docker exec`, and return the process that it leaves to process 1."""
     before = {*children(process_1)}
     shell = ["setsid", "--wait", "sh", "-c", "sleep 1000 & exit 0"]
     inside = ["nsenter", f"--target={process_1}", "--user", "--preserve-credentials", "--pid", "--mount"]
-    # The orphan keeps no pipe of ours open.
+    # The orphan must not keep a pipe of this process open.
     subprocess.run([*inside, *shell], check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     found = {*children(process_1)} - before
     assert len(found) == 1
@@ -67,12 +67,12 @@ def test_orphans_of_strangers_are_reaped_as_they_end(start: Start) -> None:
         orphan = stranger(first)
         os.kill(orphan, signal.SIGKILL)
         until(lambda orphan=orphan: not Path(f"/proc/{orphan}").exists(), "it is reaped")
-    # All that began with it ends with it, and a signal ends it although it is number 1.
+    # A signal ends the agent although it is process 1, and its workers end with it.
     os.kill(first, signal.SIGTERM)
     assert node.wait() == 143
 
 
-def test_ends_of_workers_are_told_as_ever(start: Start) -> None:
+def test_ends_of_workers_are_reported_by_process_1(start: Start) -> None:
     node = start(2, "--exit=1:7", nnodes="1", nproc=2, restarts=0, script=FAMILY, under=UNDER)
     assert node.wait() == 1
     text = "\n".join(node.lines)
@@ -96,7 +96,7 @@ except ChildFailedError as error:
 
 
 def test_functions_are_reaped_by_their_parent_alone(job: Job, port: int, agent: str) -> None:
-    # They lead sessions of their own, and are children of process 1.
+    # Workers that are functions lead sessions, and are children of process 1.
     del agent
     folder = str(Path(__file__).parents[1])
     node = job.start(

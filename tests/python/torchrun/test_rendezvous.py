@@ -1,4 +1,4 @@
-"""torchrun with both agents, and elastic-run: clocks, hosts that freeze or come late, faults of one, several jobs."""
+"""torchrun with both agents, and elastic-run: clocks, hosts that freeze or start late, faults, several jobs."""
 
 import re
 import shlex
@@ -20,18 +20,18 @@ SHORT_LEASE = "last_call_timeout=1,keep_alive_interval=0.5,keep_alive_max_attemp
 @pytest.mark.parametrize("agent", ["rust", "torch"], indirect=True)
 @pytest.mark.parametrize("shift", [-3600, 3600])
 def test_clocks_do_not_matter(start: Start, tmp_path: Path, shift: int) -> None:
-    # pains row 5: with PyTorch's backend 20 s are enough for a world of one, or for a barrier that never ends.
+    # Pains row 5: with PyTorch's backend, 20 s cause a world of one node, or a barrier that never ends.
     done = tmp_path / "done"
     options = {"nnodes": "2:2", "script": FAMILY}
     nodes = [start(2, "--until", done, **options), start(3, "--until", done, wrong=[f"--clock={shift}"], **options)]
     assert {place(node, 2)["group_rank"] for node in nodes} == {"0", "1"}
     done.touch()
     assert [node.wait() for node in nodes] == [0, 0]
-    assert sum(line.startswith("WORKER") for node in nodes for line in node.lines) == 2, "nobody was started again"
+    assert sum(line.startswith("WORKER") for node in nodes for line in node.lines) == 2, "no worker was restarted"
 
 
 def test_a_host_that_freezes_leaves_one_world(start: Start, job: Job, tmp_path: Path) -> None:
-    # pains row 6: with PyTorch's backend a world of 3 and a world of 1 run at once.
+    # Pains row 6: with PyTorch's backend, a world of 3 and a world of 1 run at once.
     done = tmp_path / "done"
     args = ["--until", done, "--lock", tmp_path / "lock"]
     options = {"nnodes": "1:3", "conf": SHORT_LEASE, "script": FAMILY}
@@ -43,7 +43,7 @@ def test_a_host_that_freezes_leaves_one_world(start: Start, job: Job, tmp_path: 
     cut_off = job.workers(other)
     host.signal(signal.SIGSTOP)
     try:
-        job.until_gone(*cut_off.values())  # its lease has ended: the others might go on without it
+        job.until_gone(*cut_off.values())  # this node's lease has ended, so it has stopped its workers
     finally:
         host.signal(signal.SIGCONT)
     third = start(4, *args, **options)
@@ -56,8 +56,8 @@ def test_a_host_that_freezes_leaves_one_world(start: Start, job: Job, tmp_path: 
 
 @pytest.mark.parametrize("agent", ["rust", "torch"], indirect=True)
 @pytest.mark.parametrize("fault", ["before", "after"])
-def test_a_fault_of_one_node_is_its_own(start: Start, tmp_path: Path, fault: str) -> None:
-    # pains row 8: with PyTorch's backend any exception in an agent closes the rendezvous for good.
+def test_a_fault_of_one_node_ends_only_that_node(start: Start, tmp_path: Path, fault: str) -> None:
+    # Pains row 8: with PyTorch's backend, any exception in an agent closes the rendezvous for good.
     done = tmp_path / "done"
     options = {"nnodes": "2", "script": FAMILY}
     host = start(2, "--until", done, **options)
@@ -74,8 +74,8 @@ def test_a_fault_of_one_node_is_its_own(start: Start, tmp_path: Path, fault: str
     assert [node.wait() for node in (host, again)] == [0, 0]
 
 
-def test_a_join_that_takes_too_long_says_who_is_missing(start: Start) -> None:
-    # pains row 9: PyTorch's message is empty.
+def test_a_join_timeout_names_the_nodes_that_joined_and_the_number_missing(start: Start) -> None:
+    # Pains row 9: PyTorch's message is empty.
     host = start(2, nnodes="3", conf="join_timeout=8")
     host.line(r"127\.0\.0\.2 .* joined")
     other = start(3, nnodes="3", conf="join_timeout=8")
@@ -88,8 +88,8 @@ def test_a_join_that_takes_too_long_says_who_is_missing(start: Start) -> None:
     assert re.search(r"1 (more|missing)|missing 1", error), error
 
 
-def test_a_host_may_come_late(start: Start) -> None:
-    # pains row 15.
+def test_a_host_may_start_late(start: Start) -> None:
+    # Pains row 15.
     early = start(3, nnodes="2", conf="last_call_timeout=1,is_host=0")
     early.line("hosted elsewhere: is_host=0 was given")
     host = start(2, nnodes="2")
@@ -99,7 +99,7 @@ def test_a_host_may_come_late(start: Start) -> None:
 
 @pytest.mark.parametrize("endpoint", ["localhost", "127.0.0.9"])
 def test_one_node_hosts_whatever_the_endpoint_is_called(start: Start, endpoint: str) -> None:
-    # pains row 15: PyTorch compares names, and finds no host or several.
+    # Pains row 15: PyTorch compares names, and finds no host or several.
     nodes = [start(number, nnodes="2", endpoint=endpoint) for number in (2, 3)]
     assert [node.wait() for node in nodes] == [0, 0]
     lines = [line for node in nodes for line in node.lines]
@@ -108,7 +108,7 @@ def test_one_node_hosts_whatever_the_endpoint_is_called(start: Start, endpoint: 
 
 
 def test_host_names_need_not_resolve(start: Start) -> None:
-    # pains row 16: PyTorch tells workers the name of rank 0's host, which the others may not know.
+    # Pains row 16: PyTorch gives workers the name of rank 0's host, which other hosts may not resolve.
     script = 'hostname nowhere-to-be-found && exec "$@"'
     under = ["unshare", "--map-root-user", "--uts", "sh", "-c", script, "sh"]
     if subprocess.run([*under, "true"], capture_output=True, check=False).returncode != 0:
@@ -119,13 +119,13 @@ def test_host_names_need_not_resolve(start: Start) -> None:
 
 
 def test_two_jobs_of_one_node_run_side_by_side(job: Job, agent: str, tmp_path: Path) -> None:
-    # pains row 17: torchrun gives its own backend a free port here; on the default one the second job would wait.
+    # Pains row 17: with its own backend torchrun picks a free port. With the default port the second job would wait.
     done = tmp_path / "done"
 
     def start(name: str) -> Process:
         module = "elastic_rs.run" if agent == "run" else "torch.distributed.run"
-        whose = "torch" if agent == "torch" else "rust"
-        args = ["--nproc-per-node=1", "--rdzv-backend=rust-c10d", f"--rdzv-conf=agent={whose}", FAMILY, "--until", done]
+        kind = "torch" if agent == "torch" else "rust"
+        args = ["--nproc-per-node=1", "--rdzv-backend=rust-c10d", f"--rdzv-conf=agent={kind}", FAMILY, "--until", done]
         return job.start([sys.executable, "-m", module, *map(str, args)], name=name)
 
     nodes = [start("one"), start("two")]
@@ -136,7 +136,7 @@ def test_two_jobs_of_one_node_run_side_by_side(job: Job, agent: str, tmp_path: P
 
 
 def test_two_jobs_on_one_endpoint_do_not_mix(start: Start, job: Job, port: int, tmp_path: Path) -> None:
-    # pains row 17: whose run id differs is another's node.
+    # Pains row 17: nodes with different run ids belong to different jobs.
     done = tmp_path / "done"
     host = serve(job, port, "host")
     options = {"nnodes": "1:4", "conf": "is_host=0,last_call_timeout=1", "script": FAMILY}

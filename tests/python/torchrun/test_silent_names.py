@@ -1,4 +1,4 @@
-"""A name server that never answers holds up no job: no start, no restart, no end, no report."""
+"""A name server that never answers delays no start, restart, end or report."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,14 +8,14 @@ from helpers.names import NAME, silent_name_server
 
 from .conftest import Start
 
-# Not with PyTorch's agent: it connects by PyTorch's client, which looks its peer's name up itself (docs/agent.md).
+# Not with PyTorch's agent: PyTorch's store client looks its peer's name up (docs/agent.md).
 pytestmark = [
     pytest.mark.torchrun,
     pytest.mark.timeout(300),
     pytest.mark.parametrize("agent", ["rust", "run"], indirect=True),
 ]
 
-# Fails at first. A look-up that anybody waited for would take longer than a test waits for the end.
+# Fails in the first attempts. A wait for a look-up would exceed the test's limit.
 SCRIPT = """
 import os, sys
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -43,5 +43,5 @@ def test_a_failure_is_reported_though_no_name_server_answers(start: Start, tmp_p
     script.write_text(SCRIPT)
     node = start(2, 1, nnodes="1", nproc=2, restarts=0, script=script, under=under)
     assert node.wait() == 1, node.tail()
-    # What `socket.getfqdn` says where no answer comes.
+    # The result of `socket.getfqdn` without an answer.
     assert node.line(r"host +: (\S+)")[1] == NAME

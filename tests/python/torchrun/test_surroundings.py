@@ -1,4 +1,4 @@
-"""What an agent finds when it starts: closed streams, folders that are not there, an interrupt not to be handled."""
+"""Unusual surroundings of an agent: closed streams, missing temporary folders, an interrupt that is not handled."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def test_closed_streams_are_not_taken_by_sockets(job: Job, tmp_path: Path, launc
     assert told.read_text() == "/dev/null /dev/null"
 
 
-def test_an_interrupt_that_is_not_to_be_handled_ends_the_agent(job: Job, tmp_path: Path) -> None:
+def test_an_unhandled_interrupt_ends_the_agent(job: Job, tmp_path: Path) -> None:
     script = tmp_path / "waits.py"
     script.write_text("import os, signal\nprint('pid', os.getpid(), flush=True)\nsignal.pause()\n")
     agent = job.start(command("elastic-run", "--signals-to-handle=SIGTERM", script), name="elastic-run")

@@ -1,4 +1,4 @@
-"""``elastic-run --warm-start``, whose workers train, come and go, and are restarted."""
+"""``elastic-run --warm-start``: training, restarts, and nodes that join and leave."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(240)]
 
 
 def test_workers_train_over_a_restart_and_start_processes(job: Job) -> None:
-    # DDP over Gloo, workers of a DataLoader, pools of spawn and forkserver, and `os.fork`.
+    # Workers use DDP over Gloo, a DataLoader with workers, pools of spawn and forkserver, and `os.fork`.
     flags = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", "--warm-start"]
     node = job.start([sys.executable, "-m", "elastic_rs.run", *flags, str(SCRIPTS / "warm_torch.py"), "1"])
     assert node.wait() == 0, node.tail()
@@ -33,14 +33,14 @@ def test_nodes_come_and_go(start: Start, job: Job, tmp_path: Path) -> None:
     first = start(2, "--torch", "--until", done, nnodes="1:2", nproc=2, options=warm)
     first.line("SUM rank=. world=2")
     first.line("a template has loaded `torch`")
-    # With a template of its own; then torchrun in its place, which has none.
+    # First a node with another template, then a node of torchrun, which has none.
     for number, options, by in ((3, warm, "run"), (4, [], "rust")):
         mark = first.mark()
         other = start(number, "--torch", "--until", done, nnodes="1:2", nproc=2, options=options, by=by)
         other.line("SUM rank=. world=4")
         first.line("SUM rank=. world=4", since=mark)
         mark = first.mark()
-        # A worker, and then its node.
+        # A worker fails, and then its node is lost.
         os.kill(max(job.workers(other).values()), signal.SIGKILL)
         first.line("SUM rank=. world=4", since=mark)
         mark = first.mark()
@@ -54,7 +54,7 @@ def test_nodes_come_and_go(start: Start, job: Job, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("agent", ["run"], indirect=True)
 def test_a_job_that_fails_while_a_template_loads_starts_no_worker_there(start: Start, tmp_path: Path) -> None:
-    # The module waits for a writer that never comes.
+    # The import waits for a writer of the pipe, which never comes.
     os.mkfifo(gate := tmp_path / "gate")
     (tmp_path / "slow.py").write_text(f"open({str(gate)!r}).read()\n")
     (script := tmp_path / "train.py").write_text("import os, sys\nprint('RAN', os.environ['RANK'])\nsys.exit(3)\n")

@@ -50,7 +50,7 @@ def test_workers_come_from_a_template_and_outlive_no_killed_agent(start: Start, 
     args = ["--children", tmp_path, "--exit", "0:3"]
     node = start(2, *args, nnodes="1", script=FAMILY, under=under, options=warm)
     node.line("a template has loaded `json`")
-    # The end of the first attempt is seen, and a second worker comes from the same template.
+    # The end of the first attempt is noticed, and the second worker is forked from the same template.
     assert node.line(r"LEFT rank=0 (.*)")[1] == "[]"
     node.line("WORKER rank=0 .* restarts=1")
     family = [*map(int, (tmp_path / "rank0").read_text().split()), *job.workers().values()]
@@ -62,7 +62,7 @@ def test_workers_come_from_a_template_and_outlive_no_killed_agent(start: Start, 
 
 
 @errors
-def test_functions_are_workers_too(job: Job, error: str) -> None:
+def test_functions_work_as_workers(job: Job, error: str) -> None:
     tests = SCRIPTS.parent / "agent" / "test_functions.py"
     names = "test_functions_are_restarted and spawn and static"
     node = job.start(
@@ -72,7 +72,7 @@ def test_functions_are_workers_too(job: Job, error: str) -> None:
     node.line("1 passed")
 
 
-def test_doctor_says_what_there_is_not_and_what_to_mend() -> None:
+def test_doctor_names_missing_system_calls() -> None:
     doctor = [sys.executable, "-m", "elastic_rs.run", "doctor"]
     found = subprocess.run([*WITHOUT, "ENOSYS", *doctor], capture_output=True, text=True, check=False)
     assert "ok    supervision" in found.stdout
@@ -83,8 +83,8 @@ def test_doctor_says_what_there_is_not_and_what_to_mend() -> None:
 
 
 @launchers
-def test_a_call_that_cannot_be_done_without_is_named(start: Start) -> None:
-    # elastic-run's agent takes signals from such a descriptor itself, and says so before any worker.
+def test_a_missing_system_call_that_is_needed_is_named(start: Start) -> None:
+    # elastic-run's agent reads signals from a signalfd itself, and fails before it starts a worker.
     node = start(2, nnodes="1", script=FAMILY, under=[*WITHOUT, "--nor-signalfd", "EPERM"])
     assert node.wait() != 0
     assert any("signalfd4" in line for line in node.lines), node.tail()

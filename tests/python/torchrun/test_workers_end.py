@@ -1,4 +1,4 @@
-"""Our agent under stock torchrun: how workers and their descendants end, what is counted, and what is kept."""
+"""Our agent under stock torchrun: ends of workers and their descendants, counted restarts, and logs."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ pytestmark = [
 
 
 def test_nothing_outlives_a_killed_agent(start: Start, job: Job, tmp_path: Path) -> None:
-    # pains row 10: PyTorch leaves the worker and all its descendants behind; one of these has a session of its own.
+    # pains row 10: PyTorch leaves the worker and its descendants behind. One of them leads another session.
     node = start(2, "--children", tmp_path, nnodes="1", script=FAMILY)
     place(node, 1)
     family = [*map(int, (tmp_path / "rank0").read_text().split()), *job.workers().values()]
@@ -26,7 +26,7 @@ def test_nothing_outlives_a_killed_agent(start: Start, job: Job, tmp_path: Path)
     began = time.monotonic()
     node.signal(signal.SIGKILL)
     job.until_gone(*family)
-    assert time.monotonic() - began < 5, "2 s on a machine of one's own"
+    assert time.monotonic() - began < 5, "2 s on an idle machine"
     node.wait()
 
 
@@ -42,11 +42,11 @@ def test_descendants_of_a_failed_worker_are_gone_before_the_next_attempt(
     assert node.wait() == 0
 
 
-def test_the_grace_of_stubborn_workers_is_the_one_asked_for(start: Start, agent: str) -> None:
+def test_the_grace_of_stubborn_workers_is_shutdown_timeout(start: Start, agent: str) -> None:
     # pains row 12: PyTorch takes 30 s at a restart, whatever --shutdown-timeout says.
     options = shutdown_timeout(3, agent)
     if not options:
-        pytest.skip("this torchrun cannot be asked")
+        pytest.skip("this torchrun has no --shutdown-timeout")
     nodes = [start(n, "--stubborn", nnodes="2", script=FAMILY, options=options) for n in (2, 3)]
     pid = int(place(nodes[1], 2)["pid"])
     place(nodes[0], 2)
@@ -60,7 +60,7 @@ def test_the_grace_of_stubborn_workers_is_the_one_asked_for(start: Start, agent:
         node.signal(signal.SIGTERM)
     began = time.monotonic()
     assert [node.wait() for node in nodes] == [143, 143]
-    assert 2 < time.monotonic() - began < 15, "the same grace when the agent is told to go"
+    assert 2 < time.monotonic() - began < 15, "the same grace after a signal to the agent"
 
 
 def test_every_attempt_keeps_its_logs_on_every_node(start: Start, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_every_attempt_keeps_its_logs_on_every_node(start: Start, tmp_path: Path
 
 
 def test_restarts_are_counted_for_the_whole_job(start: Start) -> None:
-    # pains row 14: PyTorch counts on each node for itself, so two failures on two nodes are one each.
+    # pains row 14: PyTorch counts by node, so two failures on two nodes are one for each.
     nodes = [start(n, nnodes="2", restarts=1, script=FAMILY) for n in (2, 3)]
     first = [place(node, 2) for node in nodes]
     assert [worker["restarts"] for worker in first] == ["0", "0"]
