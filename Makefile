@@ -2,15 +2,15 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.NOTPARALLEL: # the steps share cargo's lock and the terminal; each is parallel inside
+.NOTPARALLEL: # the steps share cargo's lock and the terminal; each step is parallel by itself
 MAKEFLAGS += --no-print-directory
 
-# Both environments are made by tools/environment.py, whose opening lines say why there are two.
+# tools/environment.py makes both environments. Its opening lines say why there are two.
 VENV := build/venv
 PY := $(VENV)/bin/python
-# What follows `make demo DEMO_ARGS=…`, `make test-python PYTEST_ARGS=…`, `make bench BENCH_ARGS=… STORE_BENCH_ARGS=…` is
-# passed on, the last to benches/rendezvous.py and benches/store.py; AGENT_BENCH_ARGS=… to benches/agent.py and
-# RUN_BENCH_ARGS=… to benches/run.py, GPU_CHECK_ARGS=… to tools/gpu_check.py.
+# Arguments that are passed on: DEMO_ARGS to examples/demo.py, PYTEST_ARGS to pytest, BENCH_ARGS to benches/rendezvous.py,
+# STORE_BENCH_ARGS, PROCESS_BENCH_ARGS, AGENT_BENCH_ARGS, RUN_BENCH_ARGS and WARM_BENCH_ARGS to the benchmark of that name, and
+# GPU_CHECK_ARGS to tools/gpu_check.py.
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
@@ -18,18 +18,18 @@ STORE_BENCH_ARGS ?=
 AGENT_BENCH_ARGS ?=
 RUN_BENCH_ARGS ?=
 GPU_CHECK_ARGS ?=
-# For cargo. CI sets --locked, so that a forgotten Cargo.lock is an error there and no nuisance while working.
+# Flags for cargo. CI sets --locked, so that an outdated Cargo.lock is an error only there.
 CARGO_FLAGS ?=
-# Processes that pytest runs tests in side by side. Most tests wait; the rest is what two cores have time for.
+# Number of pytest's processes. Most tests wait, so it may be larger than the number of cores.
 PYTEST_PROCESSES ?= 4
 PYTEST = $(PY) -m pytest -n $(PYTEST_PROCESSES) --dist worksteal
 
-# Tests and the wheel that they run with are built in one profile and with one set of features, so that cargo compiles every
-# crate once for both: hence the binding's name where only the core is tested, and the simulator in the wheel.
+# Tests and their wheel are built in one profile and with one set of features, so that cargo compiles each crate once. This is why
+# the binding is named for tests of the core, and why this wheel contains the simulator.
 TESTED := -p elastic_rs -p elastic_rs_py --all-features
 TESTED_WHEEL := --profile dev --features experimental-inspect,elastic_rs/sim
 
-# pyo3 looks for an interpreter when it is built: always the same one, or every change of PATH would rebuild it.
+# The interpreter for pyo3's build. If it followed PATH, every change of PATH would rebuild pyo3.
 export PYO3_PYTHON := $(CURDIR)/$(PY)
 
 say = @printf '\n==> %s\n'
@@ -41,9 +41,9 @@ help: ## list the targets
 	@printf 'Targets:\n'
 	@sed -nE 's/^([a-z-]+):.*## (.*)$$/  \1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name text; do \
 		printf '%-16s%s\n' "$$name" "$$text"; done
-	@printf '\nNeeds Python >= 3.11 (PYTHON=… chooses one) and a Rust toolchain; the rest is installed outside the tree.\n'
+	@printf '\nNeeds Python >= 3.11 (PYTHON=… chooses one) and a Rust toolchain. Everything else is installed outside the tree.\n'
 
-setup: ## install PyTorch and the tools outside the tree, once; see tools/environment.py
+setup: ## install PyTorch and tools outside the tree, once; see tools/environment.py
 	$(say) 'setup: Python environment'
 	@python=; for candidate in $${PYTHON:-} python3 python3.14 python3.13 python3.12 python3.11; do \
 		if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$$candidate; break; fi; \
@@ -63,32 +63,32 @@ build: require-cargo setup ## build the wheel into dist/ and install it into bui
 	@$(PY) -m pip --disable-pip-version-check install --quiet --no-index --no-deps --force-reinstall dist/elastic_rs-*.whl
 	@echo "    installed $$(basename dist/elastic_rs-*.whl)"
 
-demo: build ## train digits on two nodes, add a third, kill a worker, finish: about 90 s
+demo: build ## train on two nodes, add a third node, kill a worker, finish; about 90 s
 	$(say) 'demo: examples/demo.py'
 	@$(PY) examples/demo.py $(DEMO_ARGS)
 
-test: lint test-rust test-python ## everything that CI checks
+test: lint test-rust test-python ## run all checks of CI
 	$(say) 'test: all passed'
 
-# What the long run takes more of. A sequence of the differential test takes 0.05 s, a seed of the simulation 0.01 s.
+# Numbers for the long run. A sequence of the differential test takes 0.05 s, a seed of the simulation 0.01 s.
 LONG_SEQUENCES ?= 10000
 LONG_SEEDS ?= 10000
 LONG_CASES ?= 100000
 
-test-long: build ## the tests that draw at random, with many more draws, and the released wheel: more than an hour
-	$(say) 'test-long: $(LONG_SEQUENCES) sequences of store operations, PyTorch and ours (pytest)'
+test-long: build ## run randomised tests with many more cases, and all tests on the release wheel; more than an hour
+	$(say) 'test-long: $(LONG_SEQUENCES) sequences of store operations, PyTorch and elastic_rs (pytest)'
 	@ELASTIC_RS_DIFFERENTIAL=$(LONG_SEQUENCES) $(PY) -m pytest tests/python/store/test_differential.py $(PYTEST_ARGS)
-	$(say) 'test-long: all Python tests on the released wheel, and those marked long (pytest)'
+	$(say) 'test-long: all Python tests on the release wheel, including long ones (pytest)'
 	@$(PYTEST) tests/python -m 'long or not long' $(PYTEST_ARGS)
 	$(say) 'test-long: codec and table, $(LONG_CASES) cases of each property (proptest)'
 	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store properties::
 	$(say) 'test-long: rendezvous and agents, $(LONG_SEEDS) simulated jobs'
 	@ELASTIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test simulation -- --nocapture rendezvous:: cell:: agent::
-	$(say) 'test-long: small jobs exhaustively, with more time and more faults'
+	$(say) 'test-long: exhaustive exploration of small jobs, with more time and more faults'
 	@ELASTIC_RS_EXPLORE_LONG=1 cargo test --quiet --release $(CARGO_FLAGS) --all-features --test simulation -- --nocapture explore::
 
-# libFuzzer needs code that counts its branches; these flags are what cargo-fuzz sets, and rustc's stable release knows
-# them. They are for the target alone (hence --target), not for build scripts.
+# libFuzzer needs code that counts its branches. These are the flags of cargo-fuzz, as far as stable rustc knows them. --target keeps
+# them from build scripts.
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= codec table session blob
 FUZZ_RUSTFLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
@@ -96,7 +96,7 @@ FUZZ_RUSTFLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
 	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 --cfg fuzzing
 FUZZ_HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
-fuzz: require-cargo ## fuzz each target for FUZZ_SECONDS (60); crashes are kept in fuzz/artifacts/. Needs a C++ compiler
+fuzz: require-cargo ## fuzz each target for FUZZ_SECONDS (60), keep crashes in fuzz/artifacts/; needs a C++ compiler
 	$(say) 'fuzz: building'
 	@cd fuzz && RUSTFLAGS='$(FUZZ_RUSTFLAGS)' cargo build --quiet --release $(CARGO_FLAGS) --bins --target $(FUZZ_HOST)
 	@failed=; for target in $(FUZZ_TARGETS); do \
@@ -110,7 +110,7 @@ fuzz: require-cargo ## fuzz each target for FUZZ_SECONDS (60); crashes are kept 
 		echo "error: crashed:$$failed; replay with fuzz/target/$(FUZZ_HOST)/release/TARGET fuzz/artifacts/TARGET/FILE" >&2; \
 		exit 1; fi
 
-lint: check-fmt check-clippy check-purity check-ruff check-mypy ## formatting, clippy, purity of the core, ruff, mypy
+lint: check-fmt check-clippy check-purity check-ruff check-mypy ## check formatting, clippy, purity of the core, ruff, mypy
 
 check-fmt: require-cargo
 	$(say) 'lint: cargo fmt'
@@ -120,11 +120,11 @@ check-fmt: require-cargo
 check-clippy: require-cargo setup
 	$(say) 'lint: cargo clippy'
 	@cargo clippy --quiet $(CARGO_FLAGS) --workspace --all-targets --all-features -- -D warnings
-	@# Nothing is linked here, so libFuzzer need not be compiled: any file does for its library.
+	@# Clippy links nothing, so any file can stand for libFuzzer's library, which is then not compiled.
 	@cd fuzz && CUSTOM_LIBFUZZER_PATH=$(CURDIR)/fuzz/Cargo.toml cargo clippy --quiet $(CARGO_FLAGS) --all-targets -- -D warnings
 
 check-purity: require-cargo
-	$(say) 'lint: the core compiles without I/O (cargo check --no-default-features)'
+	$(say) 'lint: purity of the core: it compiles without I/O (cargo check --no-default-features)'
 	@cargo check --quiet $(CARGO_FLAGS) --no-default-features --lib
 
 check-ruff: setup
@@ -136,14 +136,14 @@ check-mypy: setup
 	$(say) 'lint: mypy --strict'
 	@$(PY) -m mypy --strict python/elastic_rs
 
-fmt: require-cargo setup ## format Rust and Python, apply ruff's safe fixes
+fmt: require-cargo setup ## format Rust and Python, and apply the safe fixes of ruff
 	$(say) 'fmt: cargo fmt, ruff'
 	@cargo fmt --all
 	@cd fuzz && cargo fmt
 	@$(VENV)/bin/ruff check --quiet --fix . || true
 	@$(VENV)/bin/ruff format --quiet .
 
-test-rust: require-cargo ## Rust tests and doctests
+test-rust: require-cargo ## run Rust tests and doctests
 	@if cargo nextest --version >/dev/null 2>&1; then \
 		printf '\n==> %s\n' 'test: Rust (cargo nextest)'; \
 		cargo nextest run $(CARGO_FLAGS) $(TESTED) --tests --no-fail-fast; \
@@ -161,15 +161,15 @@ build-tested: require-cargo setup
 	@$(PY) -m pip --disable-pip-version-check install --quiet --no-index --no-deps --force-reinstall build/tested/elastic_rs-*.whl
 	@echo "    installed $$(basename build/tested/elastic_rs-*.whl)"
 
-test-python: build-tested check-stubs ## build, stub check, pytest with real torchrun processes
+test-python: build-tested check-stubs ## build a wheel for tests, check the stub, run pytest with real torchrun processes
 	$(say) 'test: Python (pytest)'
 	@$(PYTEST) tests/python $(PYTEST_ARGS)
 
-# The oldest PyTorch that we work with, and one between. The tests of the agent, the handler and what torchrun does with them.
+# The oldest supported PyTorch, and one in between. The tests are those of the agent, the handler, and torchrun with them.
 COMPAT_TORCH ?= 2.6.0 2.9.1
 COMPAT_TESTS ?= tests/python/agent tests/python/test_handler.py tests/python/test_install.py tests/python/torchrun
 
-test-compat: build ## the Python tests that meet PyTorch's launcher, with older versions of it: several GB for each, once
+test-compat: build ## run the tests with torchrun on older versions of PyTorch; downloads several GB per version, once
 	@for version in $(COMPAT_TORCH); do \
 		printf '\n==> %s\n' "test-compat: PyTorch $$version"; \
 		$(PY) tools/environment.py $$version; \
@@ -179,47 +179,47 @@ test-compat: build ## the Python tests that meet PyTorch's launcher, with older 
 	done
 
 STUB := elastic_rs/_elastic_rs.pyi
-# What stubs are made of is in the wheel for tests; released wheels stay free of it.
+# The wheel for tests contains the data from which stubs are made. Release wheels do not.
 generate_stubs = $(VENV)/bin/maturin generate-stubs --quiet $(CARGO_FLAGS) $(TESTED_WHEEL) --interpreter $(PY) --out
 
-stubs: require-cargo setup ## regenerate python/elastic_rs/_elastic_rs.pyi from the Rust code
+stubs: require-cargo setup ## generate python/elastic_rs/_elastic_rs.pyi from the Rust code
 	$(say) 'stubs: python/$(STUB)'
 	@rm -rf build/stubs && $(generate_stubs) build/stubs
 	@cp build/stubs/$(STUB) python/$(STUB)
 
-check-stubs: build-tested ## the committed stub is what the code says, and what the built module has
-	$(say) 'test: the stub is up to date (`make stubs` renews it)'
+check-stubs: build-tested ## check that the committed stub agrees with the Rust code and the built module
+	$(say) 'test: the stub is up to date (`make stubs` generates it)'
 	@rm -rf build/stubs && $(generate_stubs) build/stubs
 	@diff -u python/$(STUB) build/stubs/$(STUB)
 	$(say) 'test: the stub agrees with the built module (mypy.stubtest)'
 	@$(PY) -m mypy.stubtest --allowlist tests/stubtest-allowlist.txt elastic_rs._elastic_rs
 
-bench: build ## run the benchmarks, about half an hour; results go to benches/results/, a plot to docs/
+bench: build ## run the benchmarks, write benches/results/ and plots in docs/; about half an hour
 	$(say) 'bench: codec, table and server alone (cargo bench)'
 	@cargo bench --quiet $(CARGO_FLAGS) -p elastic_rs_benches
-	$(say) 'bench: the store, PyTorch and ours (benches/store.py)'
+	$(say) 'bench: the store, PyTorch and elastic_rs (benches/store.py)'
 	@$(PY) benches/store.py $(STORE_BENCH_ARGS)
-	$(say) 'bench: the rendezvous, PyTorch and ours (benches/rendezvous.py)'
+	$(say) 'bench: the rendezvous, PyTorch and elastic_rs (benches/rendezvous.py)'
 	@$(PY) benches/rendezvous.py $(BENCH_ARGS)
 	$(say) 'bench: the rendezvous with up to 4,000 nodes (benches/rendezvous_scale.py)'
 	@$(PY) benches/rendezvous_scale.py
-	$(say) 'bench: worker processes, PyTorch and ours (benches/process.py)'
+	$(say) 'bench: worker processes, PyTorch and elastic_rs (benches/process.py)'
 	@$(PY) benches/process.py $(PROCESS_BENCH_ARGS)
-	$(say) 'bench: the agent, PyTorch and ours (benches/agent.py)'
+	$(say) 'bench: the agent, PyTorch and elastic_rs (benches/agent.py)'
 	@$(PY) benches/agent.py $(AGENT_BENCH_ARGS)
 	$(say) 'bench: the launcher, torchrun and elastic-run (benches/run.py)'
 	@$(PY) benches/run.py $(RUN_BENCH_ARGS)
 	$(say) 'bench: restarts, torchrun, cold and warm (benches/warm.py)'
 	@$(PY) benches/warm.py $(WARM_BENCH_ARGS)
 
-# For a machine where torch and elastic_rs are installed: this Python is taken, and nothing is built.
+# A Python with torch and elastic_rs. If it is set, it is used, and nothing is built.
 GPU_PYTHON ?=
 
-gpu-check: $(if $(GPU_PYTHON),,build) ## on a machine with NVIDIA GPUs: elastic_rs beside torchrun; a table, and docs/gpu.md
+gpu-check: $(if $(GPU_PYTHON),,build) ## compare elastic_rs with torchrun on NVIDIA GPUs, and write docs/gpu.md
 	$(say) 'gpu-check: tools/gpu_check.py'
 	@$(or $(GPU_PYTHON),$(PY)) tools/gpu_check.py $(GPU_CHECK_ARGS)
 
-clean: ## remove what was built in the tree; the cached environment stays
+clean: ## remove all build outputs in the tree; the cached environment stays
 	$(say) 'clean'
 	@rm -rf target fuzz/target dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

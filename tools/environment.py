@@ -1,29 +1,28 @@
-"""Make the Python environments of this checkout, or do nothing if they are there.
+"""Make the Python environments of this checkout, or do nothing if they exist.
 
-There are two, since one of them is large, and what tests need besides:
+There are two environments, because one of them is large, and two folders of packages for tests:
 
-- The *shared* one, outside the tree, holds PyTorch (5.6 GB) and the tools, and serves every checkout with the same
-  pins: ``${ELASTIC_RS_CACHE:-${XDG_CACHE_HOME:-~/.cache}/elastic_rs}/venv-<hash of the pins and the interpreter>``.
-  Nothing is ever installed into it after it is complete.
-- Beside it, in ``plugins-<hash>``, are plugins of pytest (``requirements/plugins.txt``). They are small; with another
-  pin among them the shared environment stays as it is.
-- In ``clients-<hash>`` are programs of others that tests launch (``requirements/clients.txt``). They are no
-  part of an environment: what they depend on is left out, so that none of them brings a PyTorch of its own, and only
-  their tests see them (``build/clients`` is a link).
-
-- The *local* one, ``build/venv``, sees the shared one and the plugins through a ``.pth`` file and holds only our own
-  wheel. Were the wheel installed into the shared one, two checkouts that are built or tested at the same time would run
-  each other's code. ``build/venv/bin/python`` is the interpreter for everything: torchrun starts workers with
+- The *shared* environment, outside the tree, holds PyTorch (5.6 GB) and the tools. Every checkout with the same pins
+  uses it: ``${ELASTIC_RS_CACHE:-${XDG_CACHE_HOME:-~/.cache}/elastic_rs}/venv-<hash of the pins and the interpreter>``.
+  Once complete, it is never changed.
+- The *local* environment, ``build/venv``, sees the shared one and the plugins through a ``.pth`` file, and holds only
+  our wheel. If the wheel were in the shared one, two checkouts that are built or tested at the same time would run each
+  other's code. ``build/venv/bin/python`` is the interpreter for everything: torchrun starts workers with
   ``sys.executable``, so they see the same packages.
+- ``plugins-<hash>`` holds plugins of pytest (``requirements/plugins.txt``). They are small, and another pin among them
+  does not change the shared environment.
+- ``clients-<hash>`` holds programs of other projects that tests launch (``requirements/clients.txt``). They are
+  installed without dependencies, so that none brings another PyTorch, and only their tests see them (``build/clients``
+  is a link).
 
-The stamp which marks the shared environment complete is written last. Without it the environment is made anew: pip
-would take a package whose installation was cut short for an installed one. What was downloaded before comes from pip's
-cache. A lock lets two checkouts start at once: the second waits for the first.
+The stamp that marks the shared environment as complete is written last. Without the stamp the environment is made
+again, because pip takes an incompletely installed package for an installed one. Downloads come from pip's cache then.
+If two checkouts start at once, a lock lets the second wait for the first.
 
-``python tools/environment.py VERSION`` makes both for that version of PyTorch instead: a shared one of its own, and
+``python tools/environment.py VERSION`` makes both environments for that version of PyTorch: another shared one, and
 ``build/venv-torch-VERSION`` (``make test-compat``).
 
-Only the standard library is used, since this runs before anything is installed.
+This script uses only the standard library, because it runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ REQUIREMENTS = ROOT / "requirements" / "dev.txt"
 PLUGINS = ROOT / "requirements" / "plugins.txt"
 CLIENTS = ROOT / "requirements" / "clients.txt"
 STAMP = "elastic_rs-complete"
-# Programs of the shared environment that are called by name. Both are native binaries, so a link is enough.
+# Programs of the shared environment that are called by name. They are native binaries, so a link is enough.
 LINKED_TOOLS = ("maturin", "ruff")
 
 
@@ -65,7 +64,7 @@ def main() -> int:
 
 
 def requirements(version: str | None) -> str:
-    """Return what is to be installed, with another version of PyTorch if one is given."""
+    """Return the pins, with another version of PyTorch if one is given."""
     pins = REQUIREMENTS.read_text()
     return re.sub(r"^torch==.*$", f"torch=={version}", pins, flags=re.MULTILINE) if version else pins
 
@@ -88,7 +87,7 @@ def make_shared(shared: Path, pins: str) -> None:
             return
         print(f"    installing PyTorch and the tools into {shared} (once; several GB)", flush=True)
         create(shared)
-        # pip inherits the lock: if only this process is killed, nobody may start while pip still writes.
+        # pip inherits the lock. If only this process is killed, the lock is held while pip still writes.
         python = shared / "bin" / "python"
         bootstrap = [python, "-m", "ensurepip", "--upgrade", "--default-pip"]
         if subprocess.run(bootstrap, stdout=subprocess.DEVNULL, pass_fds=[lock], check=False).returncode:
@@ -101,7 +100,7 @@ def make_shared(shared: Path, pins: str) -> None:
 
 
 def make_beside(kind: str, file: Path, shared: Path) -> Path:
-    """Return the folder with what this file names and nothing else, for the shared environment's Python."""
+    """Return the folder with the packages of this file, without dependencies, for the shared environment's Python."""
     folder = cached(kind, file.read_text())
     if (folder / STAMP).exists():
         return folder
@@ -118,7 +117,7 @@ def make_beside(kind: str, file: Path, shared: Path) -> Path:
 
 @contextlib.contextmanager
 def incomplete(directory: Path) -> Iterator[int | None]:
-    """Hold the directory's lock and give its descriptor; or None if somebody has completed the directory meanwhile."""
+    """Hold the directory's lock, and yield its descriptor, or None if another process has completed the directory."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with Path(f"{directory}.lock").open("w") as lock:
         try:
@@ -160,7 +159,7 @@ def make_local(local: Path, shared: Path, plugins: Path) -> None:
     torchrun = local / "bin" / "torchrun"
     torchrun.write_text('#!/bin/sh\nexec "$(dirname "$0")/python" -m torch.distributed.run "$@"\n')
     torchrun.chmod(0o755)
-    pth.write_text(seen)  # last: what comes before it is then complete
+    pth.write_text(seen)  # last, because it marks the local environment as complete
 
 
 def create(directory: Path) -> None:
@@ -174,7 +173,7 @@ def create(directory: Path) -> None:
 def no_venv(problem: str) -> NoReturn:
     sys.exit(
         f"error: {sys.executable} cannot make a virtual environment: {problem}\n"
-        "hint: some distributions ship `venv` apart, for example as the package `python3-venv`"
+        "hint: some distributions ship `venv` in a separate package, for example `python3-venv`"
     )
 
 

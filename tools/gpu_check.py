@@ -1,12 +1,12 @@
-"""What elastic_rs does on a machine with NVIDIA GPUs, beside torchrun: a table, and docs/gpu.md. Needs no network.
+"""Compare elastic_rs with torchrun on a machine with NVIDIA GPUs. Prints a table and writes docs/gpu.md.
 
-    make gpu-check                                    # builds elastic_rs, and takes the PyTorch of `make setup`
+    make gpu-check                                    # builds elastic_rs, and uses the PyTorch of `make setup`
     make gpu-check GPU_PYTHON=/opt/venv/bin/python    # builds nothing: that Python has torch and elastic_rs
     make gpu-check GPU_CHECK_ARGS='--repetitions 10'
 
-Nothing else should use the GPUs meanwhile. ``--device cpu`` is a rehearsal, which shows that this program works and
-writes no page. Exit codes: 0, all checks passed; 1, one did not; 2, the command line is not understood; 3, there is no
-GPU, and nothing was done.
+No network is needed. Nothing else should use the GPUs meanwhile. ``--device cpu`` is a rehearsal: it shows that this
+program works, and writes no page. Exit codes: 0, all checks passed; 1, a check failed; 2, the command line is invalid;
+3, there is no GPU, and nothing was done.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GIB = 1 << 30
 MIB = 1 << 20
 REHEARSAL = "rehearsal, no GPU"
 COUNT = "from elastic_rs.run._devices import count_of; print(count_of({kind!r}))"
-# A module after whose import no fork can use the device. A thread stands in for that where there is no device.
+# A module that initialises the device at import, after which no fork can use it. Without a device it starts a thread.
 INITIALISES = {
     "cuda": "import torch\ntorch.zeros(1, device='cuda')\n",
     "cpu": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
@@ -47,7 +47,7 @@ class Row:
 
     what: str
     theirs: str
-    """Of torchrun, or of PyTorch."""
+    """The result of torchrun or PyTorch."""
     ours: str
     passed: bool
 
@@ -62,7 +62,7 @@ class Check:
         self._used = DeviceMemory().used if kind == "cuda" else resident
 
     def rows(self) -> Iterator[Row]:
-        """Carry all of them out, each as soon as it is asked for. One that cannot be is a row that says so."""
+        """Yield the row of each check, and make the check on demand. A check that cannot be made is a row too."""
         for what, check in (
             ("devices counted", self._count),
             ("doctor", self._doctor),
@@ -141,7 +141,7 @@ def _told(what: str, check: object) -> Row:
 
 
 def _restart_rows(name: str, theirs: list[Restart] | CheckError, ours: list[Restart] | CheckError) -> Iterator[Row]:
-    """Judge what came of killing workers. What torchrun came to is shown; ours is what may fail."""
+    """Return the rows of restarts. torchrun's results are only shown; ours may fail the check."""
     if isinstance(ours, CheckError):
         yield Row(f"restart, {name}", "-", f"not carried out: {ours}", passed=False)
         return
@@ -177,7 +177,7 @@ def _output(command: list[str]) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """Return the table as Markdown, which is readable on a terminal too."""
+    """Return the table as Markdown, which is also readable on a terminal."""
     lines = [("check", "torchrun, PyTorch", "elastic_rs", "passed"), ("---",) * 4]
     lines += [(row.what, row.theirs, row.ours, "yes" if row.passed else "**no**") for row in rows]
     escaped = [[cell.replace("|", r"\|").replace("\n", " ") for cell in line] for line in lines]
@@ -208,7 +208,7 @@ The checks, and what it takes to pass them:
 
 
 def page(rows: list[Row], facts: list[str]) -> str:
-    """Return docs/gpu.md: without rows, that of a check that has not been run."""
+    """Return the text of docs/gpu.md. Without rows, it says that the check has not been run."""
     if not rows:
         return (
             f"{INTRODUCTION}\n**It has not been run yet:** no machine with a GPU was at hand. There are no figures.\n"
@@ -218,7 +218,7 @@ def page(rows: list[Row], facts: list[str]) -> str:
 
 
 def facts_of(repetitions: int, size: int) -> list[str]:
-    """Return what figures depend on: GPU and driver, versions, machine, date and command."""
+    """Return the conditions of the figures: GPU and driver, versions, machine, date and command."""
     import torch
 
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
@@ -233,7 +233,7 @@ def facts_of(repetitions: int, size: int) -> list[str]:
 
 
 def why_no_gpu() -> str:
-    """Say why PyTorch can use no GPU here; empty if it can."""
+    """Return why PyTorch can use no GPU here, or an empty text if it can."""
     import torch
     from elastic_rs import _elastic_rs
 
@@ -260,7 +260,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--repetitions and --model-bytes must be at least 1 and {MIB}")
     if args.device == "cuda":
         if why := why_no_gpu():
-            print(f"gpu-check: there is no GPU to be checked: {why}; nothing was run, {args.output} is as it was")
+            print(f"gpu-check: there is no GPU to be checked: {why}; nothing was run, {args.output} is unchanged")
             return NO_GPU
         import torch
 

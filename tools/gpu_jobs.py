@@ -1,4 +1,4 @@
-"""The jobs of ``tools/gpu_check.py``: launchers, what their workers tell, and how much memory devices have in use."""
+"""The jobs of ``tools/gpu_check.py``: launchers, reports of their workers, and memory in use on devices."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ LAUNCHERS = {
 
 
 class CheckError(Exception):
-    """A check could not be carried out, or failed; the message says why."""
+    """A check failed or could not be made. The message says why."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """What a worker has told."""
+    """A report of a worker."""
 
     what: str
     at: float
@@ -45,7 +45,7 @@ class Event:
 
 
 class Job:
-    """A job of one node. Leaving the ``with`` block ends it and whatever it has started."""
+    """A job of one node. Leaving the ``with`` block ends it and its descendants."""
 
     def __init__(self, launcher: Sequence[str], folder: Path, workers: int, task: Sequence[object]) -> None:
         self.id, self.workers, self._unread = uuid.uuid4().hex, workers, b""
@@ -61,7 +61,7 @@ class Job:
             self._process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
 
     def told(self, what: str, meanwhile: Callable[[], None] | None = None) -> list[Event]:
-        """Wait until all workers have told this, and return it with what came before. ``meanwhile`` is called often."""
+        """Wait until all workers have reported ``what``. Returns all reports since. ``meanwhile`` is called often."""
         found: list[Event] = []
         deadline = time.monotonic() + LIMIT_S
         while sum(event.what == what for event in found) < self.workers:
@@ -76,7 +76,7 @@ class Job:
         return found
 
     def wait(self) -> float:
-        """Wait for the job's success; seconds from its start."""
+        """Wait for the job's success, and return the seconds since its start."""
         try:
             code = self._process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -86,11 +86,11 @@ class Job:
         return time.monotonic() - self.began
 
     def log(self) -> str:
-        """Everything that launcher and workers have printed."""
+        """Return the output of the launcher and the workers."""
         return self._log.read_text(errors="replace")
 
     def tail(self) -> str:
-        """The end of that, in one line."""
+        """Return the end of the output, in one line."""
         return " | ".join(self.log().strip().splitlines()[-5:])
 
     def __enter__(self) -> Job:
@@ -126,18 +126,18 @@ def _marked(job: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Restart:
-    """What came of killing a worker, in seconds from then."""
+    """Times after the kill of a worker, in seconds."""
 
     given_back: float | None
-    """When the killed worker's memory was free again; None if that was not seen before the next workers were ready."""
+    """When the killed worker's memory was free again. None: not before the next workers were ready."""
     up: float
     """When the first of the next workers ran its first line."""
     ready: float
-    """When all of them had a context and the model on the device."""
+    """When all of the next workers had a context and the model on the device."""
 
 
 def restarts(job: Job, count: int, used: Callable[[list[int]], int], size: int) -> list[Restart]:
-    """Kill a worker so many times, and watch. ``used`` says how many bytes these processes, or all, have on devices."""
+    """Kill a worker ``count`` times, and measure. ``used`` returns the bytes that these or all processes have."""
     first = job.told("ready")
     pids = _pids(first)
     found = []
@@ -146,7 +146,7 @@ def restarts(job: Job, count: int, used: Callable[[list[int]], int], size: int) 
         seen: list[float] = []
 
         def look(pids: list[int] = pids, full: int = full, seen: list[float] = seen) -> None:
-            # All workers are stopped after one has died, so that the memory of all has to go.
+            # The agent stops all workers after one has died, so the memory of all must be freed.
             if not seen and used(pids) <= full - 0.9 * size * len(pids):
                 seen.append(time.monotonic())
 
@@ -166,7 +166,7 @@ def _pids(events: list[Event]) -> list[int]:
 
 
 class DeviceMemory:
-    """How much memory all GPUs of this machine have in use, by the driver's library (NVML). Opens no CUDA context."""
+    """The memory in use on all GPUs of this machine, from the driver's library (NVML). It opens no CUDA context."""
 
     def __init__(self) -> None:
         try:
@@ -204,7 +204,7 @@ class DeviceMemory:
 
 
 def resident(pids: list[int]) -> int:
-    """Return what these processes have in main memory: a rehearsal's stand-in for a device's."""
+    """Return the main memory of these processes, which stands for a device's memory in a rehearsal."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError, IndexError):

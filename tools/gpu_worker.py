@@ -1,13 +1,13 @@
 """The worker of ``tools/gpu_check.py``: ``gpu_worker.py PIPE all-reduce|restart cuda|cpu MODEL_BYTES``.
 
-It tells through the pipe what it has reached, one line for each: ``WHAT MONOTONIC_NS RANK PID VALUE``.
+It reports each step through the pipe in one line: ``WHAT MONOTONIC_NS RANK PID VALUE``.
 """
 
 import os
 import sys
 import time
 
-FORKED = "torch" in sys.modules  # asked before this script imports it: then a template has
+FORKED = "torch" in sys.modules  # this script has not imported it yet, so a template has
 PIPE = os.open(sys.argv[1], os.O_WRONLY)
 
 
@@ -49,7 +49,7 @@ def all_reduce(kind: str) -> None:
 def restart(kind: str, size: int) -> None:
     import torch
 
-    # As a checkpoint does it: on the host first, then on the device.
+    # As with a checkpoint, the model is on the host first, then on the device.
     model = torch.ones(size // 4).to(kind)
     if kind == "cuda":
         torch.cuda.synchronize()
