@@ -1,12 +1,12 @@
-"""What agents take to notice, to stop, and to start again: PyTorch's and ours, under stock `torchrun`.
+"""Measure how fast agents notice failures, stop workers and restart them: PyTorch's and ours, under stock `torchrun`.
 
     python benches/agent.py [--quick] [--repetitions 50] [--idle-seconds 60] [--lines 200000]
 
-Three kinds of job take turns: `c10d` is PyTorch as it is, `torch` PyTorch's agent on our rendezvous, `rust` our agent.
-Workers (`agent_worker.py`) import nothing, so that a restart is the agents' work and the start of a bare interpreter,
-which is measured beside it. They note CLOCK_MONOTONIC when they start, fail and get their SIGTERM; that an agent knows
-of a failure is seen by the SIGTERM that it sends to the failed worker's sibling. CPU time is what the scheduler counts
-for all threads of an agent, without its children.
+Three kinds of job take turns: `c10d` is unchanged PyTorch, `torch` is PyTorch's agent on our rendezvous, and `rust` is
+our agent. Workers (`agent_worker.py`) import nothing. A restart is then the agents' work and the start of a bare
+interpreter, which is measured separately. Workers report CLOCK_MONOTONIC when they start, fail and get their SIGTERM.
+The SIGTERM to the failed worker's sibling shows that the agent knows of the failure. CPU time is that of all threads of
+an agent, as the scheduler counts it, without children.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MARKER = "ELASTIC_RS_BENCH_ID"
 
 @dataclass
 class Event:
-    """What a worker told."""
+    """A report of a worker."""
 
     what: str
     at: float
@@ -54,7 +54,7 @@ class Event:
 
 @dataclass
 class Job:
-    """The torchrun processes of one job, and what their workers tell."""
+    """The torchrun processes of one job, and the reports of their workers."""
 
     kind: str
     folder: Path
@@ -98,7 +98,7 @@ class Job:
         return [event for event in self.events if event.what == what]
 
     def wait(self, done: Callable[[], bool], limit_s: float = LIMIT_S) -> bool:
-        """Read what workers tell until enough is told; False if that takes too long."""
+        """Read reports of workers until a condition holds. Returns False if that takes too long."""
         deadline = time.monotonic() + limit_s
         while not done():
             ready, _, _ = select.select([self.reader], [], [], max(0.0, deadline - time.monotonic()))
@@ -119,7 +119,7 @@ class Job:
         return event.rank // self.workers
 
     def end(self) -> None:
-        """Kill everything that carries the job's mark."""
+        """Kill every process with the job's marker."""
         for agent in self.agents:
             agent.kill()
             agent.wait()
@@ -156,7 +156,7 @@ def running(*jobs: Job) -> Iterator[None]:
 
 
 def failures(folder: Path, repetitions: int) -> dict[str, dict[str, list[float]]]:
-    """Let workers fail, in all jobs by turns: when others get their SIGTERM, when all run again."""
+    """Let workers fail, in all jobs in turn. Returns when others get their SIGTERM, and when all run again."""
     jobs = [Job(kind, folder) for kind in KINDS]
     found = {kind: {name: list[float]() for name in ("knows_s", "elsewhere_s", "again_s")} for kind in KINDS}
     with running(*jobs):
@@ -178,7 +178,7 @@ def failures(folder: Path, repetitions: int) -> dict[str, dict[str, list[float]]
 
 
 def losses(folder: Path, repetitions: int, limit_s: float) -> dict[str, list[float | None]]:
-    """Kill an agent together with its workers: when the survivor's run again. None: not within the limit."""
+    """Kill an agent and its workers, and return when the survivor's workers run again. None: not within the limit."""
     found: dict[str, list[float | None]] = {kind: [] for kind in KINDS}
     for _ in range(repetitions):
         for kind in KINDS:
@@ -197,7 +197,7 @@ def losses(folder: Path, repetitions: int, limit_s: float) -> dict[str, list[flo
 
 
 def _child_of(pid: int, agent: int) -> bool:
-    """With our agent there is a guard between them."""
+    """Whether a process is a descendant of this agent. With our agent, a guard is between agent and worker."""
     try:
         parent = int(Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()[1])
         return parent == agent or (parent > 1 and _child_of(parent, agent))
@@ -206,7 +206,7 @@ def _child_of(pid: int, agent: int) -> bool:
 
 
 def idle(folder: Path, seconds: float) -> dict[str, float]:
-    """CPU seconds of an agent whose eight workers do nothing, all at the same time."""
+    """Return the CPU seconds of agents with eight idle workers each, all at the same time."""
     jobs = [Job(kind, folder, nodes=1, min_nodes=1, workers=WORKERS) for kind in KINDS]
     with running(*jobs):
         time.sleep(2)  # what follows the start is no idling
@@ -216,7 +216,7 @@ def idle(folder: Path, seconds: float) -> dict[str, float]:
 
 
 class Console:
-    """Reads what a job shows: counts lines, and takes the age of those that carry the time."""
+    """Reads a job's console, counts lines, and measures the age of lines with a time."""
 
     def __init__(self, stream: int) -> None:
         self.count, self.ages = 0, list[float]()
@@ -235,7 +235,7 @@ class Console:
 
 
 def tee(folder: Path, repetitions: int, lines: int) -> dict[str, dict[str, list[float]]]:
-    """Eight workers print: lines shown for a second of the agent's CPU time, and how old they are then."""
+    """Let eight workers print. Returns the lines shown per second of the agent's CPU time, and their age."""
     found = {kind: {"lines_per_cpu_s": list[float](), "lag_s": list[float]()} for kind in KINDS}
     for repetition in range(repetitions):
         for kind in KINDS if repetition % 2 == 0 else reversed(KINDS):
@@ -271,7 +271,7 @@ def _print(job: Job, count: int) -> None:
 
 
 def bare_start_s() -> float:
-    """From fork to the first statement of a bare interpreter: part of every restart."""
+    """Return the time from fork to the first statement of a bare interpreter, which is part of every restart."""
     times = []
     for _ in range(10):
         began = time.monotonic_ns()
@@ -321,12 +321,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description="Noticing, stopping, starting again, idling and tee, beside PyTorch's."
     )
-    parser.add_argument("--quick", action="store_true", help="few repetitions: to see that it works")
+    parser.add_argument("--quick", action="store_true", help="few repetitions, to check that the benchmark works")
     parser.add_argument("--repetitions", type=int, help="failures in each kind of job (50)")
     parser.add_argument("--losses", type=int, help="lost nodes (5)")
-    parser.add_argument("--loss-limit-s", type=float, help="how long survivors are waited for (60)")
-    parser.add_argument("--idle-seconds", type=float, help="(60)")
-    parser.add_argument("--lines", type=int, help="of each worker that floods, a multiple of 100 (200000)")
+    parser.add_argument("--loss-limit-s", type=float, help="seconds to wait for survivors (60)")
+    parser.add_argument("--idle-seconds", type=float, help="length of the idle measurement (60)")
+    parser.add_argument("--lines", type=int, help="lines that each worker prints, a multiple of 100 (200000)")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     args = parser.parse_args()
     full = {"repetitions": 50, "losses": 5, "loss_limit_s": 60.0, "idle_seconds": 60.0, "lines": 200_000}

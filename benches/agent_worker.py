@@ -1,9 +1,9 @@
-"""A worker that tells when it starts and ends, and does as it is told by signals.
+"""A worker that reports its start and end, and is controlled by signals.
 
     python -I -S agent_worker.py PIPE LINES
 
-Each event is one line in the pipe: what, CLOCK_MONOTONIC in nanoseconds, global rank, restart count, process id.
-SIGUSR1: fail. SIGUSR2: print LINES lines as fast as possible; the second time, lines that carry the time.
+Each event is one line in the pipe: name, CLOCK_MONOTONIC in nanoseconds, global rank, restart count, process id.
+SIGUSR1: fail. SIGUSR2: print LINES lines as fast as possible, the second time with the time in each line.
 """
 
 import os

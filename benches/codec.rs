@@ -1,4 +1,4 @@
-//! The codec alone: requests taken off a receive buffer, and replies put into one.
+//! Benchmark of the codec: decoding requests from a receive buffer, and encoding replies into a buffer.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "a measuring tool: it stops at the first thing that goes wrong")]
 
@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use elastic_rs::proto::{Decoder, Limits, Reply, Request};
 
-/// So many requests arrive together, as from a client that keeps them in flight.
+/// Number of requests that arrive together, as from a client with requests in flight.
 const TOGETHER: usize = 64;
 
 fn requests() -> Vec<(&'static str, Request)> {

@@ -1,4 +1,4 @@
-"""What the benchmarks have in common: what processes take, and where results go."""
+"""Common functions of the benchmarks: CPU time and memory of processes, and writing results."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def machine() -> str:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time of a process with all the threads it has had, without its children."""
+    """Return the CPU time of a process with all its threads, ended ones included, without its children."""
     return time.clock_gettime(~pid << 3 | 2)  # the clock that clock_getcpuclockid(3) names
 
 
 def pss_bytes(pid: int) -> int:
-    """Memory of a process, as its share of what is mapped: shared pages count once among those who share them."""
+    """Return the memory of a process as its proportional set size (PSS), which divides shared pages among processes."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
 def keep(result: dict[str, Any], path: Path) -> None:
-    """Write a result, and say where."""
+    """Write a result, and print its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(path)

@@ -1,4 +1,4 @@
-"""Plots as SVG, on logarithmic scales: bars of ratios, how many times better ours is, and lines over a number."""
+"""SVG plots with logarithmic scales: bars of ratios (how many times better ours is), and lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROW, LABEL, PLOT, VALUE, TOP = 20, 330, 420, 130, 64
 WIDTH = LABEL + PLOT + VALUE
-# Bars end here: one that takes no time at all would leave the others no room.
+# Longest bar. A measurement of almost no time would leave the other bars no room.
 CLIPPED = 1000.0
 BETTER, WORSE, TARGET, GRID, TEXT = "#2a7a4b", "#b4552d", "#222222", "#d5d5d5", "#222222"
 
@@ -23,9 +23,9 @@ class Bar:
     ratio: float
     """Above 1 where ours is better."""
     shown: str
-    """The ratio, in words."""
+    """The ratio as text."""
     target: float | None = None
-    """What the ratio should be at least."""
+    """The target: the smallest ratio that is accepted."""
 
 
 def write(path: Path, title: str, note: str, bars: Sequence[Bar]) -> None:
@@ -78,7 +78,7 @@ class Series:
 
 
 def write_lines(path: Path, title: str, axes: tuple[str, str], series: Sequence[Series]) -> None:
-    """Write lines to a file. ``axes`` says what is to the right and what is upwards."""
+    """Write lines to a file. ``axes`` has the labels of the horizontal and the vertical axis."""
     width, height, left, right, top, bottom = 640, 360, 70, 500, 60, 310
     xs, ys = ([point[axis] for line in series for point in line.points] for axis in (0, 1))
     low_x, high_x = min(xs), max(xs)

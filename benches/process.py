@@ -1,12 +1,14 @@
-"""The process layer beside PyTorch's `start_processes`: CPU time of the agent that tees, and our own times.
+"""Compare the process layer with PyTorch's `start_processes`: CPU time of an agent that tees, and our own times.
 
     python benches/process.py [--lines 200000] [--repetitions 5]
 
-Eight workers print as fast as they can; each line goes to a file and, with its prefix, to a console, which is a pipe to
-`wc`. PyTorch and ours are measured by turns, and every line is counted. Counted is the agent's own CPU time, threads
-included, its workers' not. PyTorch is imported before the clock starts. Then, ours alone: from a kill to the exit
-event, the start of eight workers, the CPU time of an agent whose workers do nothing, and the time from a kill until the
-agent of another node has heard of it, also while the first node's console and error file hang.
+Eight workers print as fast as they can. Each line goes to a file and, with its prefix, to a console, which is a pipe to
+`wc`. PyTorch and ours are measured in turn, and all lines are counted. CPU time is that of the agent's threads, without
+its workers. PyTorch is imported before the clock starts.
+
+Only ours: the time from a kill to the exit event, the start of eight workers, the CPU time of an agent with idle
+workers, and the time from a kill until the agent of another node knows of it, also while the first node's console and
+error file hang.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ print(json.dumps({"wall_s": time.monotonic() - began, "cpu_s": cpu_s}), file=sys
 
 
 def tee(agent: list[str], lines: int) -> dict[str, float]:
-    """Run one agent with its workers and return what it reports."""
+    """Run one agent with its workers, and return its report."""
     with tempfile.TemporaryDirectory() as folder:
         count = subprocess.Popen(["wc", "-l"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         command = [*agent, folder, str(HELPER), "flood", str(lines)]
@@ -73,7 +75,7 @@ def told(*args: str) -> dict[str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Tee, exits, starts and idling, beside PyTorch's.")
-    parser.add_argument("--lines", type=int, default=200_000, help="of each worker")
+    parser.add_argument("--lines", type=int, default=200_000, help="lines that each worker prints")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--idle-seconds", type=int, default=10)
     parser.add_argument("--output", type=Path, default=OUTPUT)

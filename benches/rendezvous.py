@@ -1,12 +1,12 @@
-"""How long a rendezvous takes: from the last node's join until the last node is released.
+"""Measure a rendezvous from the last node's join until the last node is released.
 
     python benches/rendezvous.py [--nodes 2 8] [--repetitions 10] [--backends c10d rust-c10d]
 
-PyTorch's handler and ours are measured in one run, by turns, so that whatever else the machine does meets both. Each
-node is a process of its own (in threads of one process the nodes would wait for each other's interpreter lock), which
-has imported torch and built its handler before the clock starts. Every round has a new store on a new port and exactly
-as many nodes as it needs, so that no `last_call` is waited for. All nodes share this machine and its clock; with more
-nodes than cores the operating system's scheduling is part of the result, for both.
+PyTorch's handler and ours are measured in turn in one run, so that other load on the machine affects both. Each node is
+a separate process, because threads of one process would wait for the interpreter lock. It has imported torch and built
+its handler before the clock starts. Every round has a new store on a new port, and exactly as many nodes as it needs,
+so that there is no `last_call`. All nodes share this machine and its clock. With more nodes than cores, scheduling is
+part of both results.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BASELINE = "c10d"
 
 
 def node(index: int, orders: Connection) -> None:
-    """Do what the orders say: build a handler, join at a signal, shut down; one answer for each."""
+    """Perform orders, with one answer for each: build a handler, join at a signal, shut down."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a store that ends is news to the other nodes' C++ clients
     import torch
     from torch.distributed.elastic.rendezvous import RendezvousParameters, registry  # registers what is installed
@@ -85,11 +85,11 @@ class Node:
 
 
 def measure(nodes: list[Node], backend: str, run_id: str) -> float:
-    """Run one rendezvous and return its seconds."""
+    """Run one rendezvous, and return its duration in seconds."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    # The first node is alone at first, so it is the one that hosts the store.
+    # The first node starts alone, so it hosts the store.
     for each in nodes:
         each.send("build", backend, port, run_id, len(nodes))
         each.answer()

@@ -1,11 +1,11 @@
-"""The coordinator with many nodes: time of a round, of telling a loss, and bytes per node, with PyTorch's beside it.
+"""Measure the coordinator with many nodes: time of a round and of reporting a loss, and bytes per node, with PyTorch's.
 
     python benches/rendezvous_scale.py [--quick]
 
-Nodes are real sessions on loopback, many per process (examples/rendezvous_load.rs); the host is a process of its own.
-A round is timed from the last node's join to the last node's release, all joining at once. Bytes are counted by a relay
-between nodes and host, which is absent when time is measured. PyTorch's c10d handler is measured through the same
-relay, its nodes being threads of one process, for as many nodes as it manages. Results go to benches/results.
+Nodes are real sessions on loopback, many per process (examples/rendezvous_load.rs). The host is a separate process. All
+nodes join at once, and a round is timed from the last node's join to the last node's release. A relay between nodes and
+host counts bytes; it is absent when time is measured. PyTorch's c10d handler is measured through the same relay, with
+threads of one process as nodes, for as many nodes as it can serve. Results go to benches/results.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GRACE_MS = 500.0  # reconnect_grace: how long a lost connection is given to come
 
 
 class Peer:
-    """A process that obeys one order per line and answers each with a line."""
+    """A process that performs one order per line, and answers each with a line."""
 
     def __init__(self, *command: object) -> None:
         self.process = subprocess.Popen(
@@ -125,7 +125,7 @@ def rounds_ms(count: int, repetitions: int) -> list[float]:
 
 
 def loss_ms(count: int, how: str) -> float:
-    """From the end of one node until the last of the others has been told."""
+    """Return the time from the end of one node until the last of the others has been told."""
     with host() as (_, port), nodes(port, 0, count - 1, count) as others, nodes(port, count - 1, 1, count) as lost:
         others.order("join")
         lost.order("join")
@@ -141,7 +141,7 @@ def loss_ms(count: int, how: str) -> float:
 
 
 def usage(pid: int) -> tuple[float, int]:
-    """CPU seconds and resident KiB."""
+    """Return CPU seconds and resident KiB of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), int(fields[21]) * 4
 
@@ -158,8 +158,8 @@ def at_rest(count: int, seconds: float) -> tuple[float, float]:
     return (cpu_after - cpu) / seconds * 100, (resident - empty) / count
 
 
-# PyTorch's nodes: threads of one process, each with a handler that is asked for waiting nodes as its agent does.
-# Without the variable a second round of one handler hangs: it goes on using the first round's store.
+# PyTorch's nodes: threads of one process, each with a handler that is polled for waiting nodes, as by PyTorch's agent.
+# Without the variable, a second round of one handler hangs, because it still uses the first round's store.
 PYTORCH = """
 import json, os, sys, threading, time
 os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -195,7 +195,7 @@ PYTORCH_STORE = (
 
 
 def traffic(backend: str, count: int, seconds: float) -> dict[str, float]:
-    """Bytes per node, both ways: of a first join, of joining again, and per second at rest."""
+    """Return the bytes per node in both directions: of a first join, of a second join, and per second at rest."""
     with contextlib.ExitStack() as stack:
         if backend == "rust-c10d":
             _, port = stack.enter_context(host())
@@ -220,7 +220,7 @@ def traffic(backend: str, count: int, seconds: float) -> dict[str, float]:
 
 
 def plot_traffic(rows: list[dict[str, Any]]) -> None:
-    """Draw bytes per node over the number of nodes: constant for ours."""
+    """Plot bytes per node over the number of nodes."""
     colors = {"c10d": plot.WORSE, "rust-c10d": plot.BETTER}
     series = []
     for backend, color in colors.items():

@@ -1,11 +1,11 @@
-"""What a launcher costs: `torchrun` as it is installed and `elastic-run`, by turns.
+"""Measure the cost of a launcher: the installed `torchrun` and `elastic-run`, in turn.
 
     python benches/run.py [--quick] [--repetitions 15] [--idle-seconds 60]
 
-Start-up is from the launcher's start to its end with two workers that do nothing (`true`), `--help` what it says. CPU
-time and peak memory are the kernel's account of the launcher's process, children included (which are small). At rest
-eight workers sleep: counted is the CPU time of all threads of the agent and of our guards, and their memory as their
-share of what is mapped (PSS), which counts shared pages once.
+Start-up is the time from the launcher's start to its end with two workers that do nothing (`true`), or with `--help`.
+CPU time and peak memory are the kernel's figures for the launcher's process and its children, which are small. At rest
+eight workers sleep: the figures are the CPU time of all threads of the agent and of our guards, and their memory (PSS,
+which divides shared pages among processes).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def environment() -> dict[str, str]:
 
 
 def once(kind: str, *args: str) -> dict[str, float]:
-    """Run it to its end: seconds, CPU seconds, and bytes at most."""
+    """Run a command to its end. Returns seconds, CPU seconds, and the peak of memory in bytes."""
     with tempfile.TemporaryFile() as output:
         began = time.monotonic()
         process = subprocess.Popen(command(kind, *args), env=environment(), stdout=output, stderr=output)
@@ -56,7 +56,7 @@ def once(kind: str, *args: str) -> dict[str, float]:
 
 
 def repeated(count: int, *args: str) -> dict[str, list[dict[str, float]]]:
-    """Take turns. The first of each fills the file system's cache, and does not count."""
+    """Run all commands in turn. The first run of each fills the file system's cache, and does not count."""
     found: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
     for number in range(count + 1):
         for kind in KINDS:
@@ -72,14 +72,14 @@ def children(pid: int) -> list[int]:
 
 
 def supervisors(agent: int) -> list[int]:
-    """The agent, and the guards between it and its workers."""
+    """Return the process ids of an agent and of the guards of its workers."""
     with_children = [child for child in children(agent) if children(child)]
     return [agent, *with_children]
 
 
 @contextlib.contextmanager
 def at_rest(kind: str) -> Iterator[int]:
-    """A job whose workers sleep: its agent's process id."""
+    """Start a job with sleeping workers, and yield its agent's process id."""
     args = ("--standalone", f"--nproc-per-node={WORKERS}", "--no-python", "sleep", "100000")
     process = subprocess.Popen(command(kind, *args), env=environment(), stderr=subprocess.DEVNULL)
     try:
@@ -101,7 +101,7 @@ def _sleeps(pid: int) -> bool:
 
 
 def idle(seconds: float) -> dict[str, dict[str, float]]:
-    """All kinds at the same time, so that what else the machine does is the same for them."""
+    """Measure all kinds at the same time, so that other load on the machine is the same for them."""
     with contextlib.ExitStack() as stack:
         agents = {kind: stack.enter_context(at_rest(kind)) for kind in KINDS}
         time.sleep(2)  # what follows the start is no idling
@@ -139,7 +139,7 @@ def table(result: dict[str, Any]) -> Iterator[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="What a launcher costs: torchrun and elastic-run by turns.")
-    parser.add_argument("--quick", action="store_true", help="few repetitions: to see that it works")
+    parser.add_argument("--quick", action="store_true", help="few repetitions, to check that the benchmark works")
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--idle-seconds", type=float, default=60.0)
     parser.add_argument("--output", type=Path, default=OUTPUT)

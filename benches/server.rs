@@ -1,6 +1,6 @@
-//! The server over loopback sockets, one client: round trips, and many requests in one segment.
+//! Benchmark of the server with one client over loopback sockets: round trips, and many requests in one segment.
 //!
-//! Beside PyTorch's, with each side on a CPU of its own and with many connections, `benches/store.py` measures it.
+//! `benches/store.py` compares it with PyTorch's server, with each side on a separate CPU and with many connections.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "a measuring tool: it stops at the first thing that goes wrong")]
 
@@ -19,7 +19,7 @@ fn start() -> StoreServer {
     StoreServer::start(vec![listener], ServerOptions::default()).unwrap()
 }
 
-/// A client, and whom it talks to.
+/// A client and its server.
 struct Client {
     stream: TcpStream,
     _server: StoreServer,
@@ -76,7 +76,7 @@ fn in_one_segment(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Connect, greet, have the first reply, leave.
+/// Connect, send VALIDATE, wait for the first reply, and leave.
 fn connect(criterion: &mut Criterion) {
     let server = start();
     let hello = encode(&[Request::Validate, Request::Ping { nonce: 1 }]);
@@ -87,7 +87,7 @@ fn connect(criterion: &mut Criterion) {
             let mut stream = TcpStream::connect(server.local_addr()).unwrap();
             stream.write_all(&hello).unwrap();
             stream.read_exact(&mut [0; 4]).unwrap();
-            // A reset: an orderly end would leave a port taken for a minute, and there are 28,000.
+            // End with a reset. After a close, the port would be in use for a minute, and there are only 28,000.
             socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
         });
     });

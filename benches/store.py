@@ -1,16 +1,16 @@
-"""Store servers side by side: PyTorch's (libuv) and ours under the same load, alternating in one run.
+"""Compare store servers: PyTorch's (libuv) and ours under the same load, alternating in one run.
 
-The server has one CPU, the load generator (examples/store_load) another; for a single connection both share one, so
-that the software path is measured and not the wake-up of an idle core. Needs two CPUs.
+The server has one CPU and the load generator (examples/store_load) another. With a single connection both share one
+CPU, so that the figures do not contain the wake-up of an idle core. Two CPUs are needed.
 
-PyTorch's server looks up the name of each peer that it accepts, in its only thread. So that this is measured where it
-is meant to be and nowhere else, servers run where look-ups fail at once; bursts also where a name server takes 20 ms,
-and start and burst where none answers. That takes a user namespace, and for the latter two the right to listen on port
-53 of a loopback address; what is missing is said, and its rows are left out. Without any namespace this machine's
-names are used as they are.
+PyTorch's server looks up the name of each peer that it accepts, in its only thread. Look-ups must affect only the
+measurements that are about them, so servers run where look-ups fail at once. Bursts are also measured with a name
+server that takes 20 ms, and start and burst with one that does not answer. This needs a user namespace, and for the
+latter two the right to listen on port 53 of a loopback address. If something is missing, that is printed, and the rows
+are left out. Without namespaces this machine's names are used.
 
-Prints a table: medians, the ratio (the median over pairs of measurements), and whether the target is met. Writes
-benches/results/store.json, and after a whole run docs/store-bench.svg.
+Prints a table with medians, the ratio (the median over pairs of measurements), and whether the target is met. Writes
+benches/results/store.json, and after a complete run docs/store-bench.svg.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PLOT = ROOT / "docs/store-bench.svg"
 
 @dataclass(frozen=True)
 class Case:
-    """One load that goes on for a while."""
+    """One continuous load."""
 
     operation: str
     connections: int
@@ -89,16 +89,16 @@ WAITERS = (64, 512, 2048)
 
 @dataclass(frozen=True)
 class Sample:
-    """One measurement. Of a rate more is better, of everything else less."""
+    """One measurement. A larger rate is better; of everything else, less is better."""
 
     value: float
     over: bool = False
-    """The time limit came first: it would have been more."""
+    """Whether the time limit ended the measurement, so that the true value is larger."""
 
 
 @dataclass
 class Row:
-    """What was measured of both servers."""
+    """The measurements of both servers."""
 
     what: str
     unit: str
@@ -156,14 +156,14 @@ def _short(ratio: float) -> str:
 
 @dataclass(frozen=True)
 class Parties:
-    """A server of each kind, and what loads it."""
+    """A server of each kind, with its load generator."""
 
     servers: dict[str, Server]
     loads: dict[str, Load]
 
 
 class Run:
-    """One run: what is to be measured, how often, and what came of it."""
+    """One run of the benchmark: its options and results."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
@@ -177,7 +177,7 @@ class Run:
 
     @contextlib.contextmanager
     def prefix(self, dns: str) -> Iterator[list[str]]:
-        """What to start servers with, so that names are as slow as that."""
+        """Return the command prefix with which servers see names that are as slow as that."""
         if dns == AT_ONCE and self.plain:
             yield []
         else:
@@ -195,7 +195,7 @@ class Run:
     def measure(
         self, what: str, unit: str, target: float | None, repeat: int, how: Callable[[str], Sample | float]
     ) -> Row:
-        """Measure both servers in turn, each first as often as the other."""
+        """Measure both servers in turn. Each of them goes first equally often."""
         row = Row(what, unit, target)
         for number in range(repeat):
             for name in list(SERVERS) if number % 2 == 0 else reversed(SERVERS):
@@ -237,7 +237,7 @@ def clients(run: Run) -> None:
 
 
 def waiters(run: Run) -> None:
-    """Measure how long after a set the last that waited for it knows."""
+    """Measure the time from a SET until the last connection that waits for the key is released."""
     wanted = {f"one set, {count} waiters released": count for count in WAITERS}
     wanted = {what: count for what, count in wanted.items() if run.wanted(what)}
     if not wanted:
@@ -249,7 +249,7 @@ def waiters(run: Run) -> None:
 
 
 def memory(run: Run) -> None:
-    """Measure what a key and an idle connection cost. Of new servers, and once, since memory does not come back."""
+    """Measure the memory of a key and of an idle connection, once, on new servers, because memory is not freed."""
 
     def grows(count: int, words: tuple[object, ...]) -> Callable[[str], float]:
         def how(name: str) -> float:
@@ -272,7 +272,7 @@ def memory(run: Run) -> None:
 
 
 def beside(run: Run) -> None:
-    """Measure how long others wait while one client sets and gets big values."""
+    """Measure how long other clients wait while one client sets and gets big values."""
     total, size = (1 << 28 if run.args.quick else 1 << 30), 8 << 20
     what = f"get of others while one moves {total >> 20:,} MiB, p99"
     if not run.wanted(what):
@@ -291,7 +291,7 @@ def beside(run: Run) -> None:
 
 
 def bursts(run: Run) -> None:
-    """Measure how long it takes until each of many connections that come at once has its first reply."""
+    """Measure the time until each of many simultaneous connections has its first reply."""
     for dns in (AT_ONCE, SLOW, BLACK_HOLED):
         wanted = {
             f"{count:,} connections to first reply, DNS {dns}": count
@@ -315,7 +315,7 @@ def bursts(run: Run) -> None:
             for what, count in wanted.items():
 
                 def how(name: str, count: int = count) -> Sample:
-                    # A new server each time: one that was given up has a long queue of names before it.
+                    # A new server each time, because one whose burst timed out still has a long queue of look-ups.
                     with Server(name, prefix) as server, Load(server.port) as load:
                         result = load.result("burst", count, run.args.limit)
                     over = "over_ms" in result
@@ -332,11 +332,11 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=0.6, help="length of one measurement (default: %(default)s)")
     parser.add_argument(
-        "--limit", type=float, default=60.0, metavar="SECONDS", help="of one burst (default: %(default)g)"
+        "--limit", type=float, default=60.0, metavar="SECONDS", help="time limit of one burst (default: %(default)g)"
     )
-    parser.add_argument("--only", default="", metavar="REGEX", help="measure only what matches (default: everything)")
+    parser.add_argument("--only", default="", metavar="REGEX", help="only measurements with a matching name (all)")
     parser.add_argument(
-        "--quick", action="store_true", help="everything once and shortly, to see that it works: about a minute"
+        "--quick", action="store_true", help="each measurement once and briefly, to check that it works: about a minute"
     )
     args = parser.parse_args()
     if args.quick:

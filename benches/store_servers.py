@@ -1,4 +1,4 @@
-"""The parties of benches/store.py: servers, the names they see, and the clients that load them, each a process."""
+"""The processes of benches/store.py: servers, the names that they see, and the clients that load them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SERVERS = {
     PYTORCH: "d.TCPStore('127.0.0.1', 0, is_master=True)",
     OURS: "_elastic_rs.StoreServer.listen(None, 0)",
 }
-# The import is no part of the start. Ends when its standard input does.
+# A server process. The import is not part of the measured start. It ends when its standard input is closed.
 SERVER = """
 import sys, time
 {imports}
@@ -37,12 +37,12 @@ IMPORTS = {PYTORCH: "import torch.distributed as d", OURS: "from elastic_rs impo
 
 AT_ONCE, SLOW, BLACK_HOLED = "at once", "20 ms", "black-holed"
 SLOW_ANSWER_S = 0.02
-# One of loopback's addresses that nobody has; the resolver's port cannot be chosen.
+# An unused loopback address, because the resolver's port cannot be chosen.
 NAME_SERVER = ("127.99.99.99", 53)
 
 
 class NameServer:
-    """A name server that knows no name, and says so after a while, or never."""
+    """A name server that knows no name. It answers after a delay, or never."""
 
     def __init__(self, *, answers: bool) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -58,7 +58,7 @@ class NameServer:
                 if not query:
                     return
                 time.sleep(SLOW_ANSWER_S)
-                # The same, as a response: recursion available, no such name.
+                # The request as a response: recursion available, no such name.
                 self._socket.sendto(query[:2] + bytes([query[2] | 0x80, 0x83]) + query[4:], peer)
 
     def close(self) -> None:
@@ -71,9 +71,9 @@ class NameServer:
 
 @contextlib.contextmanager
 def names(dns: str) -> Iterator[list[str]]:
-    """How to start a process for which reverse look-ups take that long: what to put before its command.
+    """Yield the prefix for a command in which reverse look-ups take that long.
 
-    It gets files of its own in place of /etc/nsswitch.conf and /etc/resolv.conf.
+    The command sees other files as /etc/nsswitch.conf and /etc/resolv.conf.
     """
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         switch, resolver = Path(directory, "nsswitch.conf"), Path(directory, "resolv.conf")
@@ -87,7 +87,7 @@ def names(dns: str) -> Iterator[list[str]]:
 
 
 def why_no_names(dns: str) -> str | None:
-    """Why a process cannot be given such names here, if it cannot."""
+    """Return why a process cannot have such names here, or None."""
     try:
         with names(dns) as prefix:
             done = subprocess.run([*prefix, "true"], capture_output=True, text=True, check=False)
@@ -98,7 +98,7 @@ def why_no_names(dns: str) -> str | None:
 
 @contextlib.contextmanager
 def pinned(cpu: int) -> Iterator[None]:
-    """Let processes started meanwhile have this CPU only."""
+    """Restrict processes that are started meanwhile to this CPU."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {cpu})
     try:
@@ -108,7 +108,7 @@ def pinned(cpu: int) -> Iterator[None]:
 
 
 class Child:
-    """A process that is asked by lines and answers by lines. It is gone at the end of ``with``."""
+    """A process that answers lines with lines. It is gone at the end of ``with``."""
 
     def __init__(self, command: list[str], cpu: int) -> None:
         with pinned(cpu):
@@ -124,7 +124,7 @@ class Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Not asked to end: after a burst that took too long PyTorch's server would go on looking up names.
+        # Killed, because after a burst that timed out PyTorch's server would go on looking up names.
         self.process.kill()
         self.process.communicate()
 
@@ -143,7 +143,7 @@ class Child:
 
 
 class Server(Child):
-    """A store's server, on a CPU of its own."""
+    """A store's server on a separate CPU."""
 
     def __init__(self, name: str, prefix: list[str]) -> None:
         program = SERVER.format(imports=IMPORTS[name], make=SERVERS[name])
@@ -167,7 +167,7 @@ class Load(Child):
         return result
 
 
-# Asked for an operation, it answers with the median round trip in microseconds.
+# A client process. For each operation it prints the median round trip in microseconds.
 CLIENT = """
 import statistics, sys, time
 import torch.distributed as d

@@ -1,4 +1,4 @@
-//! The table alone: what a request costs beside its bytes and sockets.
+//! Benchmark of the table: the cost of a request without codec and sockets.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "a measuring tool: it stops at the first thing that goes wrong")]
 
@@ -49,7 +49,7 @@ fn apply(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// A key is set that so many connections wait for.
+/// Set a key that this many connections wait for.
 fn release(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("release");
     for count in [64_u64, 2048] {
@@ -74,7 +74,7 @@ fn release(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// New keys, as at a job's start.
+/// Set new keys, as at a job's start.
 fn fill(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("fill");
     group.throughput(Throughput::Elements(KEYS as u64)).sample_size(20);

@@ -1,11 +1,11 @@
-"""A worker crashes in a job of 2 nodes with 2 workers each, whose script imports torch: when do all run its code again?
+"""Measure a restart after a crash: 2 nodes with 2 workers each, whose script imports torch.
 
     python benches/warm.py [--quick] [--repetitions 20]
 
-By turns: `torchrun` with c10d, `elastic-run`, and `elastic-run --warm-start`, three jobs that live side by side; only
-one restarts at a time. From the moment before the worker ends to the last of the four lines after `import torch`.
-Beside it, what templates take: memory as their share of what is mapped (PSS, which counts shared pages once), and CPU
-time while nothing happens.
+Three jobs run side by side: `torchrun` with c10d, `elastic-run`, and `elastic-run --warm-start`. They crash in turn, so
+that only one restarts at a time. The time is from just before the worker's end to the last of the four lines after
+`import torch`. Templates are measured as well: memory (PSS, which divides shared pages among processes), and CPU time
+at rest.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ while True:
 
 
 class Job:
-    """A job of two agents. Its workers tell through a pipe."""
+    """A job of two agents. Its workers report through a pipe."""
 
     def __init__(self, kind: str, folder: Path, restarts: int) -> None:
         self.kind, self.id, self._unread = kind, uuid.uuid4().hex, b""
@@ -75,7 +75,7 @@ class Job:
         self.pids = {rank: pid for _, _, rank, pid in self.told("up")}
 
     def told(self, what: str) -> list[tuple[str, float, int, int]]:
-        """Wait until all workers have told this."""
+        """Wait until all workers have reported this."""
         found: list[tuple[str, float, int, int]] = []
         deadline = time.monotonic() + LIMIT_S
         while sum(event[0] == what for event in found) < NODES * WORKERS:
@@ -88,7 +88,7 @@ class Job:
         return found
 
     def crash(self, rank: int) -> float:
-        """Let a worker crash; seconds until all run again."""
+        """Let a worker crash, and return the seconds until all run again."""
         os.kill(self.pids[rank], signal.SIGUSR1)
         events = self.told("up")
         self.pids = {rank: pid for what, _, rank, pid in events if what == "up"}
@@ -146,9 +146,9 @@ def measure(folder: Path, repetitions: int, idle_s: float) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="A crash of a worker, until all run again: torchrun, cold and warm.")
-    parser.add_argument("--quick", action="store_true", help="few repetitions: to see that it works")
+    parser.add_argument("--quick", action="store_true", help="few repetitions, to check that the benchmark works")
     parser.add_argument("--repetitions", type=int, help="crashes in each job (20)")
-    parser.add_argument("--idle-seconds", type=float, help="(10)")
+    parser.add_argument("--idle-seconds", type=float, help="length of the idle measurement (10)")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     args = parser.parse_args()
     repetitions = args.repetitions or (3 if args.quick else 20)

@@ -1,7 +1,7 @@
-//! Measures two agents; prints one JSON object. `benches/process.py` runs it.
+//! Measures two agents, and prints one JSON object. `benches/process.py` runs it.
 //!
-//! `agent_load told COUNT`: kills a worker; the time until the other node has heard of it.
-//! `agent_load told-hanging COUNT`: the same, while nobody reads the first node's console and its error file hangs.
+//! `agent_load told COUNT`: kill a worker, and measure the time until the other node has heard of it.
+//! `agent_load told-hanging COUNT`: the same while the first node's console is not read and its error file hangs.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -115,7 +115,7 @@ impl Node {
         assert!(matches!(self.runner.next().await, Step::Start(_)));
     }
 
-    /// One worker prints for ever, the other, whose process id is returned, sleeps.
+    /// Start two workers: one prints without end if the files hang, the other sleeps. Returns the process id of the latter.
     async fn start(&mut self, files: &Files) -> rustix::process::Pid {
         let printing: &[&str] = if files.hang { &["yes"] } else { &["sleep", "1000"] };
         let specs = [printing, &["sleep", "1000"]].into_iter().zip(0..).map(|(command, rank)| {
@@ -136,7 +136,7 @@ impl Node {
     }
 }
 
-/// A console, and an error file; named pipes that nobody reads or writes, if they are to hang.
+/// A console and an error file. If they are to hang, they are named pipes that are neither read nor written.
 struct Files {
     hang: bool,
     console: File,
@@ -165,12 +165,12 @@ impl Files {
         }
     }
 
-    /// Let go of whoever waits for them.
+    /// Release the threads that wait for these files.
     fn release(&self) {
         if self.hang {
             drop(OpenOptions::new().read(true).write(true).open(&self.error_file));
             let mut console = self.console.try_clone().expect("a descriptor");
-            // Ends with this process: the pipe has a writer for as long as this reader.
+            // This thread ends with the process, because the pipe has a writer until then.
             std::thread::spawn(move || std::io::copy(&mut console, &mut std::io::sink()));
         }
     }

@@ -1,10 +1,10 @@
 """Show an elastic job: ``make demo``.
 
-Two nodes with two workers each train examples/digits_ddp.py under torchrun. While they train a third node joins; then
-a worker is killed with SIGKILL. Each time the job forms a new world and goes on from its last checkpoint. A "node" is
-one torchrun process on this machine with a loopback address of its own.
+Two nodes with two workers each train examples/digits_ddp.py under torchrun. While they train, a third node joins. Then
+a worker is killed with SIGKILL. Each time the job forms a new world and continues from its last checkpoint. A "node" is
+a torchrun process on this machine with a separate loopback address.
 
-The exit code is 0 only if all of that was seen to happen and the network recognises at least 95 % of the test images.
+The exit code is 0 only if all of this happened, and the network recognises at least 95 % of the test images.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SCRIPT = Path(__file__).resolve().with_name("digits_ddp.py")
 NODES = {"A": "127.0.0.2", "B": "127.0.0.3", "C": "127.0.0.4"}
 WORKERS_PER_NODE = 2
 REQUIRED_ACCURACY = 0.95
-# Every process of the demo inherits this variable, workers and their children too: so they are found at the end.
+# Every process of the demo inherits this variable, also workers and their children, so that all are found at the end.
 MARKER = "ELASTIC_DEMO_ID"
 
 EPOCH = re.compile(r"epoch (\d+)/(\d+)  world (\d+)  loss ([\d.]+)  test accuracy ([\d.]+)")
@@ -47,11 +47,11 @@ class DemoError(Exception):
     """The job did not do what the demo shows."""
 
 
-# --- what the terminal shows -----------------------------------------------------------------------------------------
+# --- output on the terminal ------------------------------------------------------------------------------------------
 
 
 class Account:
-    """Prints what happens, one aligned line each: elapsed time, node, text."""
+    """Prints events, one aligned line each: elapsed time, node, text."""
 
     STYLES: ClassVar = {"plain": "", "dim": "\033[2m", "event": "\033[1;36m", "good": "\033[32m", "bad": "\033[1;31m"}
 
@@ -72,7 +72,7 @@ class Account:
 
 @dataclass
 class Line:
-    """A line that a node, or a worker of it, has written; ``None`` as text says that the node's output has ended."""
+    """A line of output of a node or its workers. Without a text, the node's output has ended."""
 
     node: str
     text: str | None
@@ -81,7 +81,7 @@ class Line:
 
 @dataclass
 class Node:
-    """One torchrun process; its output goes to a file and, line by line, to the queue."""
+    """One torchrun process. Its output goes to a file and, line by line, to the queue."""
 
     name: str
     log: Path
@@ -96,7 +96,7 @@ class Node:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C in the terminal reaches the demo alone, which then stops the nodes
+            start_new_session=True,  # Ctrl-C in the terminal reaches only the demo, which then stops the nodes
         )
         node = cls(name, log, process, time.monotonic())
         threading.Thread(target=node._read, args=(lines,), name=f"reader-{name}", daemon=True).start()
@@ -116,7 +116,7 @@ def processes_of(marker: str) -> Iterator[tuple[int, dict[str, str]]]:
     needle = f"{MARKER}={marker}".encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # it ended meanwhile, or is not ours
+            with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
                 variables = (entry / "environ").read_bytes().split(b"\0")
                 if needle in variables:
                     pairs = (variable.decode(errors="replace").partition("=") for variable in variables if variable)
@@ -124,12 +124,12 @@ def processes_of(marker: str) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def parent_of(pid: int) -> int:
-    # The second field of `stat` is the program's name, which may hold anything; what follows its bracket is regular.
+    # The second field of `stat` is the program's name, which may contain anything, so parse the fields after it.
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def stop(nodes: list[Node], marker: str, grace_s: float = 12.0) -> None:
-    """End the nodes and whatever they have started: SIGTERM to each torchrun, then SIGKILL to all that is left."""
+    """End the nodes and their descendants: SIGTERM to each torchrun, then SIGKILL to all remaining processes."""
     for node in nodes:
         if node.process.poll() is None:
             node.process.terminate()
@@ -137,7 +137,7 @@ def stop(nodes: list[Node], marker: str, grace_s: float = 12.0) -> None:
     for node in nodes:
         with contextlib.suppress(subprocess.TimeoutExpired):
             node.process.wait(max(0.0, deadline - time.monotonic()))
-    # Workers lead sessions of their own and outlive a torchrun that was killed. Again, since a process may be forking.
+    # Workers lead sessions, and outlive a killed torchrun. Repeat, because a process may be forking.
     while left := [pid for pid, _ in processes_of(marker)]:
         for pid in left:
             with contextlib.suppress(OSError):
@@ -152,7 +152,7 @@ def stop(nodes: list[Node], marker: str, grace_s: float = 12.0) -> None:
 
 @dataclass
 class Change:
-    """Something after which a new world must form: how long that takes is what people want to know."""
+    """An event after which a new world must form, to measure how long that takes."""
 
     what: str
     at: float
@@ -227,12 +227,12 @@ class Demo:
         return [name for name, node in self.nodes.items() if node.process.poll() is None]
 
     def follow(self, until: Callable[[], bool]) -> None:
-        """Account for what the nodes write until the condition holds; fail when a node does or when time is up."""
+        """Process the nodes' output until the condition holds. Fails if a node fails, or at the time limit."""
         while not until():
             left_s = self.account.started + self.args.time_limit - time.monotonic()
             if left_s <= 0:
                 raise DemoError(f"not finished within {self.args.time_limit:.0f} s (--time-limit)")
-            with contextlib.suppress(queue.Empty):  # then look at the condition and the time again
+            with contextlib.suppress(queue.Empty):  # check the condition and the time again
                 self.on_line(self.lines.get(timeout=min(left_s, 1.0)))
             for name, node in self.nodes.items():
                 if node.process.poll():
@@ -245,12 +245,12 @@ class Demo:
             self.drain()
 
     def drain(self) -> None:
-        """Read what ended nodes have still written, up to the end of their output or a moment of silence."""
+        """Read the remaining output of ended nodes, until it ends or is silent for 0.5 s."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self.on_line(self.lines.get(timeout=0.5))
 
-    # What the lines mean.
+    # Meaning of the lines.
 
     def on_line(self, line: Line) -> None:
         if line.text is None:
@@ -273,7 +273,7 @@ class Demo:
             self.change = Change("C joined", line.at)
         if self.change and PLACED.search(message):
             self.change.placed_at = line.at
-        # What several nodes report differs in who says so: `127.0.0.3: the world must re-form: ...`.
+        # Nodes report the same event with their address in front: `127.0.0.3: the world must re-form: ...`.
         tellers = self.told.setdefault(re.sub(r"^[\d.]+: ", "", message), set())
         if line.node in tellers:
             tellers.clear()  # it has happened again
@@ -301,7 +301,7 @@ class Demo:
         workers: dict[int, tuple[int, str]] = {}
         for pid, env in processes_of(self.marker):
             with contextlib.suppress(OSError):
-                # Between the agent and a worker there is the worker's guard.
+                # The worker's guard is between the agent and the worker.
                 if "RANK" in env and (name := agents.get(parent_of(parent_of(pid)))):
                     workers[int(env["RANK"])] = (pid, name)
         candidates = [rank for rank, (_, name) in workers.items() if rank != 0 and name != "A"]
@@ -375,7 +375,7 @@ def main() -> int:
         # A second Ctrl-C must not leave processes behind.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        # Read before the nodes are stopped: what they say about that is not what went wrong.
+        # Read these lines before the nodes are stopped, because messages about the stop are not the cause.
         tails = {node.log: last_lines(node.log) for node in demo.nodes.values()}
         stop(list(demo.nodes.values()), demo.marker)
         if code == 1:

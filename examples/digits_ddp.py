@@ -1,13 +1,13 @@
-"""Train a small network on handwritten digits, elastically: workers may come, go and be killed while it runs.
+"""Train a small network on handwritten digits. Workers may join, leave and be killed while it runs.
 
     torchrun --nnodes=1:3 --nproc-per-node=2 --max-restarts=3 \\
         --rdzv-backend=c10d --rdzv-endpoint=HOST:29400 --rdzv-id=digits examples/digits_ddp.py
 
-Whenever the set of workers changes, torchrun stops all of them and starts this script anew in each. So the script does
-what every elastic script does: it takes its place from the environment and loads the last checkpoint if there is one,
-and rank 0 writes a checkpoint after each epoch. All nodes must see the checkpoint's folder.
+Whenever the set of workers changes, torchrun stops all of them and starts this script again. So the script does what
+every elastic script does: it reads its rank from the environment, and loads the last checkpoint if there is one. Rank 0
+writes a checkpoint after each epoch. All nodes must see the checkpoint's folder.
 
-The data are the 1,797 images of 8x8 pixels which come with scikit-learn; nothing is downloaded.
+The data are the 1,797 images of 8x8 pixels that come with scikit-learn. Nothing is downloaded.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def load_data() -> tuple[TensorDataset, TensorDataset]:
 
 
 def save_checkpoint(path: Path, epoch: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write the checkpoint in one step: a worker killed half-way leaves the previous one as it was."""
+    """Replace the checkpoint in one step. If the worker is killed meanwhile, the previous checkpoint is left."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
     torch.save({"epoch": epoch, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, partial)
@@ -84,7 +84,7 @@ def save_checkpoint(path: Path, epoch: int, model: nn.Module, optimizer: torch.o
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Restore model and optimizer, and return the number of epochs done: 0 if there is no checkpoint."""
+    """Restore model and optimizer, and return the number of completed epochs: 0 without a checkpoint."""
     if not path.exists():
         return 0
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
@@ -124,8 +124,8 @@ def main() -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
     train_data, test_data = load_data()
-    # The sampler deals the images out to the workers. With the batch divided among them, a step sees as many images
-    # with six workers as with two, so that the learning rate suits every world.
+    # The sampler distributes the images to the workers. The batch is divided among them, so that a step sees the same
+    # number of images with six workers as with two, and the learning rate fits every world.
     sampler = DistributedSampler(train_data, shuffle=True, seed=SEED)
     batches = DataLoader(train_data, batch_size=max(1, args.batch_size // world_size), sampler=sampler)
 

@@ -1,9 +1,9 @@
-//! Measures the process layer; prints one JSON object. `benches/process.py` runs it beside PyTorch's.
+//! Measures the process layer, and prints one JSON object. `benches/process.py` compares it with PyTorch's.
 //!
-//! `process_load tee DIR PROGRAM ARGS…`: eight workers that print, teed to `DIR` and standard output.
-//! `process_load exits COUNT`: kills workers one by one; the time from each kill to its exit event.
-//! `process_load starts COUNT`: starts and kills groups of eight; the time of each start.
-//! `process_load idle SECONDS`: eight workers that do nothing.
+//! `process_load tee DIR PROGRAM ARGS…`: run eight workers that print, teed to `DIR` and standard output.
+//! `process_load exits COUNT`: kill workers one by one, and measure the time from each kill to its exit event.
+//! `process_load starts COUNT`: start and kill groups of eight, and measure the time of each start.
+//! `process_load idle SECONDS`: run eight idle workers.
 
 use std::env;
 use std::path::Path;
@@ -75,7 +75,7 @@ async fn starts(count: usize) {
 async fn idle(seconds: u64) {
     let mut group = start((0..WORKERS).map(|rank| worker(rank, "sleep", &["1000"])).collect()).await;
     let before = cpu_s();
-    // Nothing is due: not one event.
+    // No event may come from idle workers.
     let waited = tokio::time::timeout(Duration::from_secs(seconds), group.next_event()).await;
     assert!(waited.is_err(), "{waited:?}");
     report(&[("cpu_s", cpu_s() - before)]);
@@ -93,9 +93,9 @@ async fn start(specs: Vec<WorkerSpec>) -> Group {
     Group::start(specs, FilterOptions::default(), consoles).await.unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// This process's, with all its threads and without its children.
+/// CPU time of this process with all its threads, without its children.
 fn cpu_s() -> f64 {
-    // SAFETY: fills what it is given.
+    // SAFETY: the call fills the given struct.
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         libc::getrusage(libc::RUSAGE_SELF, &mut usage);

@@ -1,7 +1,7 @@
-//! What a round costs the coordinator's decisions alone: `rendezvous_decisions NODES [elastic]` has so many nodes introduce themselves
-//! and join, beat once while they wait, then lose one and join again, without sockets.
+//! Measures the cost of the coordinator's decisions in a round, without sockets: `rendezvous_decisions NODES [elastic]`. The nodes
+//! introduce themselves, join, and send one heartbeat while they wait. Then one is lost, and the others join again.
 //!
-//! `perf stat -e instructions:u` of several sizes shows whether the cost of a node depends on their number.
+//! `perf stat -e instructions:u` with several sizes shows whether the cost per node depends on the number of nodes.
 
 use std::time::{Duration, Instant};
 

@@ -1,17 +1,17 @@
-//! Many nodes of one job as real sessions, to measure a coordinator. `benches/rendezvous_scale.py` drives it.
+//! Many nodes of one job as real sessions, to measure a coordinator. `benches/rendezvous_scale.py` runs it.
 //!
 //! ```text
 //! cargo run --release --example rendezvous_load -- serve
 //! cargo run --release --example rendezvous_load -- nodes PORT RUN_ID FIRST COUNT WORLD
 //! ```
 //!
-//! `serve` is a host; it prints its port and ends with its standard input. `nodes` opens the sessions FIRST … FIRST + COUNT − 1 of a
-//! job of WORLD nodes, prints a line once all are connected, and then obeys one order per line of its standard input, each answered by a
-//! line of JSON. Moments are nanoseconds of the monotonic clock, which all processes of a machine share.
+//! `serve` is a host. It prints its port, and ends when its standard input is closed. `nodes` opens the sessions FIRST … FIRST + COUNT − 1
+//! of a job of WORLD nodes, and prints a line once all are connected. Then it performs one order per line of its standard input, and
+//! answers each with a line of JSON. Times are nanoseconds of the monotonic clock, which all processes of a machine share.
 //!
-//! - `join`: every node joins at once; `began` is when the last one did, `ended` when the last one has its place.
+//! - `join`: every node joins at once. `began` is when the last one joins, `ended` when the last one has its place.
 //! - `await-change`: `ended` is when the last node has been told that the world must re-form.
-//! - `leave`: every node says goodbye; `began` is just before.
+//! - `leave`: every node leaves. `began` is just before.
 #![allow(clippy::unwrap_used, reason = "a measuring tool: it stops at the first thing that goes wrong")]
 
 use std::io::{BufRead, Read, Write};
@@ -26,7 +26,7 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime::{Builder, Handle};
 use tokio::task::JoinSet;
 
-/// Far beyond what is measured: an answer that takes longer is a failure.
+/// Time limit of an answer, far above the measured times.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn main() {
@@ -51,7 +51,7 @@ fn main() {
     }
 }
 
-/// Hold the sessions and obey until standard input ends.
+/// Hold the sessions, and perform orders until standard input is closed.
 async fn nodes(port: u16, run_id: &str, numbers: std::ops::Range<u32>, world: u32) {
     let sessions: Vec<&'static Session> =
         numbers.map(|number| &*Box::leak(Box::new(open(port, run_id, number, world)))).collect();
@@ -78,7 +78,7 @@ async fn nodes(port: u16, run_id: &str, numbers: std::ops::Range<u32>, world: u3
 
 fn open(port: u16, run_id: &str, number: u32, world: u32) -> Session {
     let mut settings = Settings::new(world, world);
-    settings.settle_timeout = Duration::from_secs(600); // nobody is to form a smaller world while a loss is measured
+    settings.settle_timeout = Duration::from_secs(600); // no smaller world may form while a loss is measured
     let hello = Hello {
         local_addr: Some(format!("node{number}")),
         process: u64::from(number),
@@ -105,7 +105,7 @@ async fn told(session: &Session) {
     tokio::time::timeout(PATIENCE, session.view_when(|view| view.waiting > 0)).await.unwrap();
 }
 
-/// Do something with every session at once: when the last is through.
+/// Do something with every session at once. Returns when the last one has done it.
 async fn all<F: Future<Output = ()> + Send + 'static>(
     sessions: &[&'static Session],
     what: impl Fn(&'static Session) -> F,

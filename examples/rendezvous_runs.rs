@@ -1,7 +1,7 @@
-//! What many runs cost one coordinator: `rendezvous_runs RUNS` has so many jobs of one node at rest, and measures a Hello of another,
-//! the jobs' heartbeats, and the memory of as many runs whose nodes were there once.
+//! Measures the cost of many runs on one coordinator, without sockets: `rendezvous_runs RUNS`. With this many jobs of one node at rest
+//! it measures a Hello of another node, the jobs' heartbeats, and the memory of as many abandoned runs.
 //!
-//! Decisions alone, without sockets. Times are of this process's clock; CPU time and memory are the kernel's account of it.
+//! Times are from this process's clock. CPU time and memory are the kernel's figures for this process.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use elastic_rs::rendezvous::protocol::message::{Hello, Join, NodeId, NodeMessage
 use elastic_rs::rendezvous::protocol::settings::Settings;
 
 const HELLOS: u64 = 2_000;
-/// How long the jobs are watched at rest, in their own time.
+/// Virtual time for which the jobs are watched at rest.
 const AT_REST: Duration = Duration::from_secs(60);
 
 fn main() {
@@ -36,7 +36,7 @@ fn main() {
         took[took.len() - 1]
     );
 
-    // Every node beats once in each interval, spread over it; the driver looks whenever something is due.
+    // Every node sends one heartbeat in each interval, spread over it. The machine ticks at each deadline.
     let (before, interval) = (cpu_seconds(), settings.keep_alive_interval);
     let (steps, mut ticks) = ((AT_REST.as_secs() / interval.as_secs()) as u32, 0_u64);
     for _ in 0..steps {
@@ -66,7 +66,7 @@ fn main() {
     println!("{} abandoned runs: {} kept, {grown} KiB", 2 * runs, machine.run_count());
 }
 
-/// How long the decisions about a newcomer take, in a run of its own.
+/// Measure the decisions about the node of a new run.
 fn hello(machine: &mut Machine, number: u64, settings: &Settings, now: Instant) -> Duration {
     let begun = Instant::now();
     greet(machine, number, format!("newcomer {number}"), settings.clone(), now);

@@ -1,4 +1,4 @@
-//! Writes seeds/: the client bytes of the captured exchanges, and a small rendezvous, in the form the targets read.
+//! Writes seeds/: the client bytes of the captured exchanges, and a small rendezvous, in the form that the targets read.
 //! Run in this folder: `cargo run --example seeds`.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use elastic_rs::rendezvous::protocol::message::{
 use elastic_rs::rendezvous::protocol::settings::Settings;
 use serde_json::Value;
 
-/// Longer captures are for the limits; as seeds they would only be slow.
+/// Longer captures test limits. As seeds they would be slow.
 const LONGEST_SEED_BYTES: usize = 3000;
 
 fn main() {
@@ -40,7 +40,7 @@ fn write(target: &str, name: &str, bytes: &[u8]) {
 }
 
 fn exchange(name: &str, file: &Value) {
-    // Connection → its bytes in each direction; and the table's script.
+    // The bytes of each connection in both directions, and the table's script.
     let (mut sent, mut received) = (BTreeMap::<String, Vec<u8>>::new(), Vec::new());
     let (mut script, mut numbers) = (vec![0u8], BTreeMap::<String, u8>::new());
     for step in file["steps"].as_array().into_iter().flatten() {
@@ -53,7 +53,7 @@ fn exchange(name: &str, file: &Value) {
             }
             sent.entry(conn.clone()).or_default().extend_from_slice(&bytes);
             if message["query"] == "VALIDATE" {
-                continue; // the table's connections have said it
+                continue; // the table's connections have sent it already
             }
             let next = numbers.len() as u8;
             let number = *numbers.entry(conn.clone()).or_insert(next);
@@ -164,7 +164,7 @@ fn rendezvous() {
     write("session", "one-is-done-and-one-fails", &script);
 }
 
-/// States that nodes over a shared cell write: one waits, a world of two runs, one has gone, closed; and what is none.
+/// Write states of nodes over a shared cell: one node waits, a world of two runs, one node has gone, closed, and an invalid state.
 fn states() {
     let mut now = Instant::now();
     let mut cell: Option<Vec<u8>> = None;
@@ -175,7 +175,7 @@ fn states() {
             CellNode::new(hello, Liveness::Counters, now)
         })
         .collect();
-    // What a node wants, as the target reads it: to join, to look, to close, to leave after a while.
+    // A node's request, as the target reads it.
     let keep = |name: &str, cell: &Option<Vec<u8>>| {
         for (what, wish) in [("joins", 0x20), ("looks", 0x00), ("closes", 0x10), ("leaves", 0x2c)] {
             write("blob", &format!("{name}-a-node-{what}"), &[&[wish], cell.as_deref().unwrap_or_default()].concat());
@@ -218,7 +218,7 @@ fn run(nodes: &mut [CellNode], cell: &mut Option<Vec<u8>>, now: &mut Instant, st
     }
 }
 
-/// Texts that fit into the frame they come in, but not with others into the frames that quote them.
+/// Write texts that fit into their own frame, but together not into a frame that quotes them.
 fn long_texts(hello: impl Fn(u128, Option<Placed>) -> NodeMessage) {
     let mut script = Vec::new();
     for node in 0..3 {
@@ -268,7 +268,7 @@ fn say(script: &mut Vec<u8>, at: u8, message: &NodeMessage) {
 }
 
 fn chunk(script: &mut Vec<u8>, at: u8, bytes: &[u8]) {
-    // What the target repeats by itself: 256 times `x`, so many times.
+    // The target has an action for multiples of 256 times `x`.
     let is_text = |bytes: &[u8]| bytes.len() >= 256 && bytes[..256].iter().all(|byte| *byte == b'x');
     let mut rest = bytes;
     while !rest.is_empty() {

@@ -1,4 +1,4 @@
-//! Requests in flight on many connections: how many a second, and how long each takes.
+//! Throughput and latency with requests in flight on many connections.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
@@ -9,9 +9,9 @@ use rustix::event::epoll;
 
 use super::peer::{PONG_BYTES, Peer, encode};
 
-/// What is sent again and again: one unit of requests, and how long its replies are together.
+/// A load: a unit of requests that is sent repeatedly, and the total length of its replies.
 ///
-/// The length of every reply is known beforehand, so that bytes are only counted: it costs less than any server.
+/// The length of every reply is known in advance, so the client only counts bytes. This costs it less than any server spends.
 pub struct Load {
     setup: Vec<u8>,
     unit: Vec<u8>,
@@ -19,9 +19,9 @@ pub struct Load {
     requests: usize,
 }
 
-/// How many `SET`s, which have no reply, are followed by a `PING`, which has one.
+/// Number of `SET`s, which have no reply, before a `PING`, which has one.
 const SETS_PER_PING: usize = 16;
-/// How many keys a `MULTI_GET` names.
+/// Number of keys of a `MULTI_GET`.
 const MULTI: usize = 100;
 
 impl Load {
@@ -52,7 +52,7 @@ impl Load {
         Self { setup: encode(&setup), unit: encode(&unit), reply_bytes, requests }
     }
 
-    /// Run until the time is over, and say what was achieved. Nothing is in flight afterwards.
+    /// Run for this time, and return the result as JSON. No request is in flight afterwards.
     pub fn run(&self, peers: &mut [Peer], depth: usize, duration: Duration) -> String {
         peers[0].ask(&self.setup, PONG_BYTES);
         let poll = watch(peers);
@@ -87,7 +87,7 @@ impl Load {
                 if depth == 1 && done == 1 && rate.is_none() {
                     latencies.push(peer.sent_at.elapsed());
                 }
-                // What is in flight when the time is over is waited for, since the connections are used again.
+                // After the end, wait for the requests in flight, because the connections are used again.
                 peer.send(self, if rate.is_none() { done } else { 0 });
                 busy -= usize::from(was_busy && peer.due == 0);
             }
@@ -110,7 +110,7 @@ fn watch(peers: &[Peer]) -> OwnedFd {
     poll
 }
 
-/// Median and 99th percentile in microseconds; 0 if there is none.
+/// Median and 99th percentile in microseconds, or 0 without latencies.
 pub fn quantiles(latencies: &mut [Duration]) -> [f64; 2] {
     latencies.sort_unstable();
     [0.5, 0.99].map(|q| match latencies.len() {
@@ -120,7 +120,7 @@ pub fn quantiles(latencies: &mut [Duration]) -> [f64; 2] {
 }
 
 impl Peer {
-    /// Send further units, together with what is still due.
+    /// Send further units, after the bytes that are still unsent.
     fn send(&mut self, load: &Load, units: usize) {
         self.unsent += units * load.unit.len();
         self.due += units;
@@ -128,7 +128,7 @@ impl Peer {
             self.sent_at = Instant::now();
         }
         while self.unsent > 0 {
-            // The rest of a unit that was cut, then whole ones.
+            // First the rest of a partly sent unit, then whole units.
             let offset = (load.unit.len() - self.unsent % load.unit.len()) % load.unit.len();
             let whole = self.unsent / load.unit.len();
             let bytes = if offset > 0 { load.unit[offset..].to_vec() } else { load.unit.repeat(whole.min(64)) };
@@ -140,7 +140,7 @@ impl Peer {
         }
     }
 
-    /// Read what has arrived; how many units it completes.
+    /// Read replies that have arrived. Returns the number of completed units.
     fn receive(&mut self, load: &Load, buffer: &mut [u8]) -> usize {
         loop {
             match self.stream.read(buffer) {
@@ -148,7 +148,7 @@ impl Peer {
                 Ok(count) => {
                     self.partial += count;
                     if count < buffer.len() {
-                        // A short read has emptied the socket; the next bytes raise an edge of their own.
+                        // A short read has emptied the socket. The next bytes raise another edge.
                         break;
                     }
                 }

@@ -1,17 +1,17 @@
-//! A load generator for TCP stores: speaks c10d to PyTorch's servers as to ours. `benches/store.py` alternates them.
+//! A load generator for TCP stores. It speaks c10d with PyTorch's servers and with ours. `benches/store.py` runs it.
 //!
-//! It keeps its connections from one command to the next: PyTorch's server looks up each peer's name when it accepts, so
-//! connecting can cost more than what is to be measured. Commands are lines on standard input, and each is answered by
-//! one line of JSON. Ends when standard input does.
+//! It keeps its connections between commands. PyTorch's server looks up each peer's name when it accepts, so connecting can cost more
+//! than the measured operation. Commands are lines on standard input, and each is answered by one line of JSON. It ends when standard
+//! input is closed.
 //!
 //! ```text
 //! cargo run --release --example store_load -- PORT
-//! connect CONNECTIONS                                   have so many that are greeted and idle
-//! load OPERATION CONNECTIONS DEPTH VALUE_BYTES SECONDS  keep DEPTH requests in flight on each
-//! burst CONNECTIONS LIMIT_S                             new ones, until each has its first reply
-//! release CONNECTIONS                                   they wait; one SET, until the last is released
-//! fill KEYS                                             keys of 8 bytes with values of 64
-//! beside VALUE_BYTES TOTAL_BYTES                        latency of a GET while another connection moves so much
+//! connect CONNECTIONS                                   open idle connections, up to this number
+//! load OPERATION CONNECTIONS DEPTH VALUE_BYTES SECONDS  keep DEPTH requests in flight on each connection
+//! burst CONNECTIONS LIMIT_S                             time until each of this many new connections has a reply
+//! release CONNECTIONS                                   time from one SET until the last waiting connection is released
+//! fill KEYS                                             set keys of 8 bytes with values of 64 bytes
+//! beside VALUE_BYTES TOTAL_BYTES                        latency of a GET while another connection moves this many bytes
 //! ```
 #![allow(clippy::unwrap_used, reason = "a measuring tool: it stops at the first thing that goes wrong")]
 

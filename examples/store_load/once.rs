@@ -1,4 +1,4 @@
-//! What is measured by doing it once.
+//! Measurements of a single operation.
 
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,11 +13,11 @@ use super::peer::{PONG_BYTES, Peer, encode, greet};
 pub enum Burst {
     /// Every connection had its reply.
     Done(Duration),
-    /// The time was over first: so many had none, or could not even connect.
+    /// The time limit ended it. This many connections had no reply, or could not connect.
     Unanswered(usize),
 }
 
-/// Connections that each greet as a client does: the time until the last has its pong.
+/// Open connections with a client's greeting, and measure the time until the last has its reply.
 pub fn burst(port: u16, count: usize, limit: Duration) -> Burst {
     let started = Instant::now();
     let mut streams = Vec::with_capacity(count);
@@ -42,7 +42,7 @@ pub fn burst(port: u16, count: usize, limit: Duration) -> Burst {
     Burst::Done(started.elapsed())
 }
 
-/// All but the first wait for one key: the time from the first's `SET` to the release of the last.
+/// Let all peers but the first wait for one key. Returns the time from the first's `SET` to the release of the last.
 pub fn release(peers: &mut [Peer]) -> Duration {
     let key = format!("/released/{:?}", Instant::now()).into_bytes();
     let (setter, waiters) = peers.split_first_mut().unwrap();
@@ -51,7 +51,7 @@ pub fn release(peers: &mut [Peer]) -> Duration {
         waiter.stream.write_all(&wait).unwrap();
     }
     for waiter in waiters.iter_mut() {
-        // The wait follows the ping in the same segment: with the pong it is registered.
+        // The wait follows the ping in the same segment, so the reply to the ping shows that it is registered.
         waiter.stream.read_exact(&mut [0; PONG_BYTES]).unwrap();
     }
     let set = encode(&[Request::Set { key: &key[..], value: b"x" }]);
@@ -75,7 +75,7 @@ pub fn fill(peer: &mut Peer, count: usize) -> Duration {
     started.elapsed()
 }
 
-/// The first connection gets a small value again and again, first alone, then while the second sets and gets big ones.
+/// Measure the first connection's `GET` of a small value, first alone, then while the second one sets and gets big values.
 pub fn beside(peers: &mut [Peer], value_bytes: usize, total_bytes: usize) -> String {
     let [probe, mover] = peers else { panic!("two connections are needed") };
     let (key, value) = (&b"/small"[..], [b'v'; 64]);
@@ -87,7 +87,7 @@ pub fn beside(peers: &mut [Peer], value_bytes: usize, total_bytes: usize) -> Str
     let mut meanwhile = Vec::new();
     let took = thread::scope(|scope| {
         let moving = scope.spawn(|| {
-            // Both threads share a CPU: the one whose time is taken goes first.
+            // Both threads share a CPU, and the measured one has priority.
             rustix::process::nice(19).unwrap();
             let took = timed(|| move_bytes(mover, value_bytes, total_bytes));
             moved.store(true, Ordering::Relaxed);
@@ -105,7 +105,7 @@ pub fn beside(peers: &mut [Peer], value_bytes: usize, total_bytes: usize) -> Str
 
 const PROBES_ALONE: usize = 20_000;
 
-/// Half of it there, half of it back.
+/// Move half of the bytes to the store, and half of them back.
 fn move_bytes(mover: &mut Peer, value_bytes: usize, total_bytes: usize) {
     let (key, value) = (&b"/big"[..], vec![b'v'; value_bytes]);
     let set = encode(&[Request::Set { key, value: &value }, Request::Ping { nonce: 4 }]);

@@ -1,4 +1,4 @@
-//! Connections that are kept, and their greeting.
+//! A pool of connections, and their greeting.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -22,7 +22,7 @@ impl Pool {
         self.port
     }
 
-    /// Have at least so many. All greet before any reply is read: a server that accepts slowly is waited for once.
+    /// Open connections, up to this number. All send their greeting before a reply is read, so a slow accept is waited for once.
     pub fn grow(&mut self, count: usize) -> Duration {
         let started = Instant::now();
         let mut streams: Vec<_> = (self.peers.len()..count).map(|_| greet(self.port).unwrap()).collect();
@@ -33,7 +33,7 @@ impl Pool {
         started.elapsed()
     }
 
-    /// The first so many.
+    /// The first `count` connections.
     pub fn peers(&mut self, count: usize) -> &mut [Peer] {
         self.grow(count);
         &mut self.peers[..count]
@@ -42,11 +42,11 @@ impl Pool {
 
 pub struct Peer {
     pub stream: TcpStream,
-    /// Bytes of units that were due but not taken by the socket yet.
+    /// Bytes that the socket has not taken yet.
     pub unsent: usize,
-    /// Units of which replies are still to come.
+    /// Units whose replies have not arrived completely.
     pub due: usize,
-    /// Bytes of a reply that has arrived in part.
+    /// Bytes of a partly arrived reply.
     pub partial: usize,
     pub sent_at: Instant,
 }
@@ -56,21 +56,21 @@ impl Peer {
         Self { stream, unsent: 0, due: 0, partial: 0, sent_at: Instant::now() }
     }
 
-    /// Say something and read so many bytes of replies.
+    /// Send requests, and read this many bytes of replies.
     pub fn ask(&mut self, requests: &[u8], reply_bytes: usize) {
         self.stream.write_all(requests).unwrap();
         self.stream.read_exact(&mut vec![0; reply_bytes]).unwrap();
     }
 }
 
-/// How long the reply to a `PING` is.
+/// Length of the reply to a `PING`.
 pub const PONG_BYTES: usize = 4;
 
-/// Connect and say what every client says first; the pong is not read.
+/// Connect, and send a client's first requests. The reply is not read.
 pub fn greet(port: u16) -> io::Result<TcpStream> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_nodelay(true)?;
-    // VALIDATE in a segment of its own, as PyTorch's client has it.
+    // VALIDATE is in a separate segment, as with PyTorch's client.
     stream.write_all(&encode(&[Request::Validate]))?;
     stream.write_all(&encode(&[Request::Ping { nonce: 7 }]))?;
     Ok(stream)

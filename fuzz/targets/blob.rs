@@ -1,4 +1,4 @@
-//! Bytes that a backend hands out as the rendezvous state: they are a state or an error, and a node that acts on a state stays sound.
+//! Fuzzes the rendezvous state of a backend. Any bytes must decode to a state or an error, and a node must cope with any state.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -12,11 +12,11 @@ use libfuzzer_sys::fuzz_target;
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Of a node's life: steps of its driver. Enough for a round to form, and for others to be given up.
+/// Steps of the node's driver. Enough for a round to form, and for other nodes to be lost.
 const STEPS: u32 = 60;
 
 fuzz_target!(|input: &[u8]| {
-    // What the node wants, then what the backend holds.
+    // The first byte is the node's request, the rest is the backend's state.
     let Some((&wish, bytes)) = input.split_first() else { return };
     match Blob::decode(bytes) {
         Ok(blob) => assert_eq!(Blob::decode(&blob.encode()).as_ref(), Ok(&blob), "what is written is read"),
@@ -37,8 +37,8 @@ fuzz_target!(|input: &[u8]| {
         match node.take_command() {
             Some(CellCommand::Read) => node.on_state(cell.as_deref(), now),
             Some(CellCommand::Write(state)) => {
-                assert!(Blob::decode(&state).is_ok(), "a node writes what is no state");
-                // Another was first, now and then.
+                assert!(Blob::decode(&state).is_ok(), "a node writes an invalid state");
+                // Sometimes another node has written first.
                 if wish & 8 > 0 && step % 5 == 0 {
                     node.on_conflict(cell.as_deref(), now);
                 } else {

@@ -1,4 +1,4 @@
-//! Bytes of one connection, cut anywhere: requests and replies decode to the same whatever the cuts, and encode back.
+//! Fuzzes the codec. However a connection's bytes are cut, they must decode to the same requests and replies, and encode back.
 #![no_main]
 
 use bytes::{Bytes, BytesMut};
@@ -6,7 +6,7 @@ use elastic_rs::proto::{Decoder, Limits, ProtoError, ReplyDecoder, ReplyShape, R
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
-    // How to cut, then what.
+    // The first two bytes say how to cut, the rest is the stream.
     let Some((&[mode, step], stream)) = input.split_first_chunk() else { return };
     let limits = if mode & 1 == 0 {
         Limits::default()
@@ -43,7 +43,7 @@ fuzz_target!(|input: &[u8]| {
     reply(shape, stream, pieces);
 });
 
-/// All requests up to the first error, decoded as a server does: whenever something has arrived.
+/// Decode all requests up to the first error, piece by piece as a server does.
 fn requests<'a>(mut decoder: Decoder, pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<Request>, Option<ProtoError>) {
     let (mut buffer, mut found) = (BytesMut::new(), Vec::new());
     let mut fed = 0;
@@ -79,7 +79,7 @@ fn reply<'a>(shape: ReplyShape, stream: &[u8], pieces: impl Iterator<Item = &'a 
             break;
         }
     }
-    // Without bytes there is nothing to feed, and a reply of no bytes is there at once.
+    // Without bytes nothing is fed, and a reply of zero bytes is complete at once.
     if !stream.is_empty() {
         assert_eq!(whole, cut, "cuts matter");
     }

@@ -1,5 +1,5 @@
-//! Bytes of several rendezvous sessions, and time: whatever arrives, the coordinator goes on, waits for nobody without end, and what it
-//! says can be sent.
+//! Fuzzes the coordinator with bytes of several sessions, and time. It must not panic, every deadline must be bounded, and every message
+//! must fit into a frame.
 #![no_main]
 
 use std::collections::BTreeSet;
@@ -42,16 +42,16 @@ fuzz_target!(|input: &[u8]| {
         let fresh = world.connect();
         world.connections.push(fresh);
     }
-    // Chunks: what and by whom, a number, and where bytes arrive, so many of them.
+    // Chunks: action and connection, a number, and for arriving bytes that many bytes.
     while let Some((&[what, number], rest)) = script.split_first_chunk() {
         script = rest;
         let at = usize::from(what) % CONNECTIONS;
         match what >> 4 {
-            // Time passes, in small steps and in big ones, and the driver looks when it is due, or too late.
+            // Time passes in small or big steps, and the driver ticks at each deadline, or too late.
             0 => world.pass(Duration::from_millis(u64::from(number) * 20), true),
             1 => world.pass(Duration::from_secs(u64::from(number)), number & 1 == 0),
             2 => world.hang_up(at),
-            // A long text, which would be long to draw.
+            // A long text, which the fuzzer would hardly generate.
             3 => world.receive(at, &[b'x'].repeat(usize::from(number) * 256)),
             _ => {
                 let (bytes, rest) = rest.split_at(rest.len().min(usize::from(number)));
@@ -71,7 +71,7 @@ impl World {
     fn pass(&mut self, time: Duration, is_punctual: bool) {
         let until = self.now + time;
         if is_punctual {
-            // A machine that always wants to be called at once would keep its driver busy.
+            // A machine whose deadline is always now would keep its driver busy.
             for _ in 0..200 {
                 match self.machine.next_deadline() {
                     Some(at) if at <= until => {
@@ -98,7 +98,7 @@ impl World {
         self.perform();
     }
 
-    /// As the coordinator's driver reads: what opens a session, Hello, then messages.
+    /// Read like the coordinator's driver: the preamble, Hello, then messages.
     fn receive(&mut self, at: usize, bytes: &[u8]) {
         self.connections[at].buffer.extend_from_slice(bytes);
         loop {
@@ -147,11 +147,8 @@ impl World {
         }
         let introduced = self.connections.iter().filter(|connection| connection.introduced).count();
         assert!(self.machine.session_count() <= introduced, "sessions of connections that have gone");
-        // Whatever is claimed, the coordinator waits for nothing for longer than it may be asked to.
+        // No claim makes the coordinator wait for longer than the longest times that are allowed.
         let due = self.machine.next_deadline();
-        assert!(
-            due.is_none_or(|at| at <= self.now + LONGEST_WAIT + LONGEST_LEASE),
-            "somebody is waited for without end"
-        );
+        assert!(due.is_none_or(|at| at <= self.now + LONGEST_WAIT + LONGEST_LEASE), "a deadline is too far away");
     }
 }

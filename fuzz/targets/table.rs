@@ -1,4 +1,4 @@
-//! Bytes of several connections, through the decoder into one table: every wait is ended once, and the counters are right.
+//! Fuzzes the table with bytes of several connections. Every wait must end exactly once, and the counters must be right.
 #![no_main]
 
 use std::collections::BTreeSet;
@@ -22,7 +22,7 @@ struct World {
     limits: TableLimits,
     connections: Vec<Connection>,
     next_id: u64,
-    /// Who has been promised a release that has not come.
+    /// Connections that wait.
     unanswered: BTreeSet<ConnId>,
     received: usize,
 }
@@ -42,12 +42,12 @@ fuzz_target!(|input: &[u8]| {
         let fresh = world.connect();
         world.connections.push(fresh);
     }
-    // Chunks: who (and whether it hangs up instead), how many bytes, the bytes.
-    while let Some((&[who, length], rest)) = script.split_first_chunk() {
+    // Chunks: the connection (0xf0 and above close it), the number of bytes, the bytes.
+    while let Some((&[number, length], rest)) = script.split_first_chunk() {
         let (bytes, rest) = rest.split_at(rest.len().min(usize::from(length)));
         script = rest;
-        let at = usize::from(who) % CONNECTIONS;
-        if who >= 0xf0 {
+        let at = usize::from(number) % CONNECTIONS;
+        if number >= 0xf0 {
             world.hang_up(at);
         } else {
             world.receive(at, bytes);
@@ -92,11 +92,11 @@ impl World {
         }
     }
 
-    /// False if the connection is to be closed.
+    /// Apply a request, and check its effects. Returns false if the connection must be closed.
     fn carry_out(&mut self, id: ConnId, request: Request) -> bool {
         let before = (self.table.num_keys(), self.table.stored_bytes(), self.table.num_waiting());
         let shape = request.reply_shape();
-        // Two requests are answered later or not at all; two end a wait.
+        // WAIT and BARRIER may be answered later. CANCEL_WAIT ends a wait.
         let may_wait = matches!(request, Request::Wait { .. } | Request::Barrier { .. });
         let gives_up = matches!(request, Request::CancelWait);
         let (is_count, is_list) = (matches!(request, Request::GetNumKeys), matches!(request, Request::ListKeys));
@@ -141,7 +141,7 @@ impl World {
                 let keys = checked.unwrap_or_default();
                 if !self.unanswered.contains(&id) {
                     let wait = self.table.apply(id, Request::Wait { keys }).expect("it does not wait");
-                    assert!(wait.reply.is_some(), "a wait for what is there is not answered");
+                    assert!(wait.reply.is_some(), "a wait for existing keys is not answered");
                 }
             }
             _ => {}
@@ -149,7 +149,7 @@ impl World {
         assert_eq!(self.table.num_waiting(), self.unanswered.len());
         assert!(self.table.num_keys() <= self.limits.keys);
         assert!(self.table.stored_bytes() <= self.limits.stored_bytes);
-        // A number is at most twenty bytes; all else that is stored has been received.
+        // A number made by ADD has at most 20 bytes. All other stored bytes have been received.
         assert!(self.table.stored_bytes() <= 20 * self.received, "more is stored than was received");
         true
     }
