@@ -25,7 +25,7 @@ fuzz_target!(|input: &[u8]| {
         request.encode(&mut again);
         assert_eq!(again.len() - before, request.encoded_len());
     }
-    assert!(stream.starts_with(&again), "what was decoded is not what was there");
+    assert!(stream.starts_with(&again), "the decoded requests encode to other bytes");
     if let Some(error) = whole.1 {
         assert!(!error.to_string().is_empty());
     }
@@ -86,6 +86,6 @@ fn reply<'a>(shape: ReplyShape, stream: &[u8], pieces: impl Iterator<Item = &'a 
     if let Ok(Some(reply)) = whole {
         let mut again = BytesMut::new();
         reply.encode(&mut again);
-        assert!(Bytes::copy_from_slice(stream).starts_with(&again), "what was decoded is not what was there");
+        assert!(Bytes::copy_from_slice(stream).starts_with(&again), "the decoded reply encodes to other bytes");
     }
 }

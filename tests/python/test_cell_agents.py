@@ -1,4 +1,4 @@
-"""Agents of ours over a cell in a file, as real processes: what they get from a coordinator they get there too."""
+"""Our agents over a backend that is a file, as real processes. They get everything that a coordinator gives them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.python.helpers.procs import Process
 
 AGENT = Path(__file__).parent / "scripts" / "cell_agent.py"
-# A worker without torch: it tells its place, and does what its file says once all have told theirs.
+# A worker without torch. It writes its place, and performs the content of its file once all workers have done so.
 WORKER = """
 import os, pathlib, sys, time
 here, env = pathlib.Path(sys.argv[1]), os.environ
@@ -31,7 +31,7 @@ Agents = Callable[..., Process]
 
 @pytest.fixture
 def agents(tmp_path: Path) -> Iterator[Agents]:
-    """Start agents; all have gone at the end."""
+    """Return a function that starts agents. All have ended when the test ends."""
     started: list[tuple[Process, subprocess.Popen[bytes]]] = []
 
     def start(name: str, *, workers: int = 2, nodes: int = 2, restarts: int = 1) -> Process:
@@ -57,7 +57,7 @@ def pids(folder: Path, restart: int, world_size: int) -> dict[int, int]:
 
 
 def test_a_job_over_a_file_goes_on_after_a_worker_was_killed(agents: Agents, tmp_path: Path) -> None:
-    """Worker ranks come with the place, the restart is the job's, and every node names what failed."""
+    """Worker ranks come with the place, the restart counts for the job, and every node names the failed worker."""
     nodes = [agents("a"), agents("b")]
     for node in nodes:
         for local_rank in range(2):
@@ -78,7 +78,7 @@ def test_a_job_over_a_file_goes_on_after_a_worker_was_killed(agents: Agents, tmp
 
 
 def test_the_failure_that_uses_up_the_jobs_restarts_ends_every_node(agents: Agents, tmp_path: Path) -> None:
-    """The budget is the job's: without the cell each node would count for itself, and the other would wait for ever."""
+    """The budget is the job's. If each node counted its own, the other node would wait for ever."""
     nodes = [agents("a", workers=1, restarts=0), agents("b", workers=1, restarts=0)]
     for node in nodes:
         node.line(r"worker \d of 2 role \d local 0 restart 0")
@@ -89,7 +89,7 @@ def test_the_failure_that_uses_up_the_jobs_restarts_ends_every_node(agents: Agen
 
 
 def test_a_node_that_has_finished_waits_for_the_others(agents: Agents, tmp_path: Path) -> None:
-    """The exit barrier is the cell's: no store of the agents is asked."""
+    """The exit barrier is in the cell, and not in a store of the agents."""
     nodes = [agents("a", workers=1), agents("b", workers=1)]
     for node in nodes:
         node.line(r"worker \d of 2 role \d local 0 restart 0")

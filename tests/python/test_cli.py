@@ -31,7 +31,7 @@ def port_of(process: Process) -> int:
     return int(process.line(r"^listening on 127\.0\.0\.1:(\d+)$")[1])
 
 
-def test_it_serves_until_it_is_told_to_end(serve: Serve) -> None:
+def test_it_serves_until_sigterm(serve: Serve) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         process = serve()
         client = _elastic_rs.StoreClient("127.0.0.1", port_of(process))
@@ -56,7 +56,7 @@ def test_it_drains_and_serves_meanwhile(serve: Serve) -> None:
     assert process.wait() == 0
 
 
-def test_the_drain_has_an_end(serve: Serve) -> None:
+def test_the_drain_has_a_time_limit(serve: Serve) -> None:
     process = serve("--drain-timeout=0.2")
     client = _elastic_rs.StoreClient("127.0.0.1", port_of(process))
     process.signal(signal.SIGTERM)
@@ -71,7 +71,7 @@ def test_a_second_signal_ends_it_at_once(serve: Serve, second: signal.Signals) -
     client = _elastic_rs.StoreClient("127.0.0.1", port_of(process))
     process.signal(signal.SIGTERM)
     process.line("SIGTERM: waiting")
-    while process.running:  # one that comes at once counts as the first
+    while process.running:  # a signal that comes too early merges with the first one
         process.signal(second)
         time.sleep(0.05)
     assert process.wait() == 128 + second
@@ -84,7 +84,7 @@ def test_no_thread_takes_a_signal_that_is_waited_for(serve: Serve) -> None:
     tasks = [task for task in Path(f"/proc/{process.pid}/task").iterdir() if task.name != str(process.pid)]
     blocked = [re.search(r"SigBlk:\s*(\w+)", (task / "status").read_text()) for task in tasks]
     both = 1 << signal.SIGTERM - 1 | 1 << signal.SIGINT - 1
-    assert len(blocked) >= 2  # the log's and the host's
+    assert len(blocked) >= 2  # the threads of log and host
     assert all(found and int(found[1], 16) & both == both for found in blocked), blocked
     process.signal(signal.SIGTERM)
     assert process.wait() == 0
@@ -100,7 +100,7 @@ def test_a_signal_that_is_delivered_twice_is_one(serve: Serve) -> None:
     assert process.wait() == 0
 
 
-def test_a_taken_port_is_exit_code_1_and_names_who_has_it(serve: Serve) -> None:
+def test_a_taken_port_is_exit_code_1_and_names_its_owner(serve: Serve) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         process = serve(port=port)
@@ -118,7 +118,7 @@ def test_limits_are_taken_from_the_command_line(serve: Serve) -> None:
         client.set(key, value)  # not acknowledged
         process.line(f"connection rejected .*{limit}")
 
-    refused("k" * 16, "v", "key_bytes = 16")  # and a slash
+    refused("k" * 16, "v", "key_bytes = 16")  # the client adds a slash
     refused("k", "v" * 1025, "value_bytes = 1024")
     client = _elastic_rs.StoreClient("127.0.0.1", port)
     client.multi_set(["a", "b"], ["v" * 1024, ""])
@@ -137,9 +137,9 @@ def test_keep_alive_is_taken_from_the_command_line(serve: Serve) -> None:
     port = port_of(process)
     client = _elastic_rs.StoreClient("127.0.0.1", port)
     client.set("k", "v")
-    assert client.get("k") == b"v"  # so the connection is accepted, and has its options
-    # The kernel shows each connection's timer: its kind and the hundredths of a second that are left of it. Until the
-    # last reply is acknowledged it is that of a retransmission (01), then that of keep-alive (02).
+    assert client.get("k") == b"v"  # the connection is accepted, and has its options
+    # The kernel shows each connection's timer: its kind, and its remaining time in hundredths of a second. It is the
+    # retransmission timer (01) until the last reply is acknowledged, then the keep-alive timer (02).
     server_end, established, deadline = f":{port:04X}", "01", time.monotonic() + 30
     kind, left = "", 0
     while kind != "02":
@@ -161,7 +161,7 @@ def test_the_log_period_is_taken_from_the_command_line(serve: Serve) -> None:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
             with contextlib.suppress(ConnectionResetError):
                 assert stranger.recv(1) == b""
-    # Said half a second after the first, though nobody else comes; with the default it would be a minute.
+    # The summary comes half a second after the first record. With the default it would be a minute.
     process.line("more of the same was not logged")
     process.signal(signal.SIGTERM)
     assert process.wait() == 0
@@ -238,7 +238,7 @@ sys.exit(_cli.main(["store", "serve", "--port=0"]))
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a process id namespace needs a privilege")
 def test_it_ends_as_process_1(job: Job) -> None:
-    # The kernel drops a signal for process 1 that has no handler: a container would be killed after its grace period.
+    # The kernel drops signals for process 1 that have no handler. A container would be killed after its grace period.
     probe = subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True, check=False)
     if probe.returncode != 0:
         pytest.skip(f"no process id namespace here: {probe.stderr.decode().strip()}")

@@ -1,4 +1,4 @@
-"""``make gpu-check``: what can be seen of it without a GPU. A rehearsal on the CPU runs the same code."""
+"""``make gpu-check`` without a GPU. A rehearsal on the CPU runs the same code."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_rehearsal_runs_every_check_and_writes_no_page(tmp_path: Path) -> None
     page = tmp_path / "gpu.md"
     flags = ["--device=cpu", "--repetitions=1", f"--model-bytes={64 << 20}", "--output", str(page)]
     told = subprocess.run([sys.executable, TOOL, *flags], capture_output=True, text=True, check=False, timeout=840)
-    # When memory is free beside when the next worker starts is a matter of the machine's load, here of no device.
+    # Without a device, the times of freed memory and of the next worker depend on the machine's load, and are not checked.
     judged = [line for line in told.stdout.splitlines() if "memory is free" not in line]
     assert not [line for line in judged if "NOT OK" in line or "not carried out" in line], told.stdout
     assert told.returncode in {0, 1}, told.stderr
@@ -109,7 +109,7 @@ def test_the_page_says_that_it_has_not_been_run_until_it_has(check: Any) -> None
     assert text == check.page([], []) or text.startswith(f"{check.INTRODUCTION}\n## Result\n")
 
 
-def test_memory_and_driver_are_asked_of_nvidias_library(driver: Path) -> None:
+def test_memory_and_driver_are_read_from_nvidias_library(driver: Path) -> None:
     code = "import gpu_jobs; memory = gpu_jobs.DeviceMemory(); print(memory.used([]) >> 20, memory.driver())"
 
     def told(gpus: str) -> subprocess.CompletedProcess[str]:
@@ -122,7 +122,7 @@ def test_memory_and_driver_are_asked_of_nvidias_library(driver: Path) -> None:
     assert "CheckError: NVIDIA's management library: nvmlInit_v2 returned 9" in told("broken").stderr
 
 
-def test_memory_that_is_given_back_too_late_is_a_failed_check(check: Any) -> None:
+def test_memory_that_is_freed_too_late_is_a_failed_check(check: Any) -> None:
     def passed(*given_back: float | None) -> bool:
         ours = [check.Restart(value, up=2.0, ready=3.0) for value in given_back]
         rows = list(check._restart_rows("elastic-run", [], ours))
@@ -136,7 +136,7 @@ def test_memory_that_is_given_back_too_late_is_a_failed_check(check: Any) -> Non
     assert (row.passed, row.ours) == (False, "not carried out: why")
 
 
-def test_a_failed_check_is_told_by_the_exit_code(
+def test_a_failed_check_sets_the_exit_code(
     check: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(check.Check, "rows", lambda _: iter([check.Row("counts", "1", "2", passed=False)]))

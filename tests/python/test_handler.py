@@ -1,4 +1,4 @@
-"""The handler of ``rust-c10d`` by itself: several nodes in one process, no agent."""
+"""The handler of ``rust-c10d`` without an agent: several nodes in one process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Make = Callable[..., RustC10dRendezvousHandler]
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """Return a function that makes handlers of one job. They are shut down at the end, the host's last."""
+    """Return a function that makes handlers of one job. They are shut down at the end, the host's handler last."""
     handlers: list[RustC10dRendezvousHandler] = []
 
     def make(
@@ -57,13 +57,13 @@ def make() -> Iterator[Make]:
 
 @contextlib.contextmanager
 def together(*handlers: RustC10dRendezvousHandler) -> Iterator[list[Future[RendezvousInfo]]]:
-    """Let all join at the same time."""
+    """Let all handlers join at the same time."""
     with ThreadPoolExecutor(len(handlers)) as pool:
         yield [pool.submit(handler.next_rendezvous) for handler in handlers]
 
 
 def waiting(handler: RustC10dRendezvousHandler) -> int:
-    """Ask until the push has arrived, for at most the test's time limit."""
+    """Poll until a push has arrived, for at most the test's time limit."""
     pause = threading.Event()
     while not (count := handler.num_nodes_waiting()):
         pause.wait(0.01)
@@ -71,7 +71,7 @@ def waiting(handler: RustC10dRendezvousHandler) -> int:
 
 
 def test_torch_finds_the_backend_by_its_entry_point() -> None:
-    # What importing torch.distributed.elastic.rendezvous does: it has registered the plug-ins of installed packages.
+    # Importing torch.distributed.elastic.rendezvous has registered the plug-ins of installed packages.
     handler = get_rendezvous_handler(RendezvousParameters("rust-c10d", "127.0.0.1:0", "job", 1, 1, drain_timeout=0))
     assert isinstance(handler, RustC10dRendezvousHandler)
     assert isinstance(handler, RendezvousHandler)
@@ -92,7 +92,7 @@ def test_all_nodes_get_one_world_and_a_common_store(make: Make) -> None:
     assert isinstance(infos[0].store, dist.Store)
 
 
-def test_the_worker_store_listens_already_and_is_empty(make: Make) -> None:
+def test_the_worker_store_listens_after_the_join_and_is_empty(make: Make) -> None:
     handler = make()
     for _ in range(2):
         bootstrap = handler.next_rendezvous().bootstrap_store_info
@@ -111,7 +111,7 @@ def test_without_sharing_the_port_is_free_for_rank_0(make: Make, monkeypatch: py
     dist.TCPStore(bootstrap.master_addr, bootstrap.master_port, is_master=True)
 
 
-def test_a_node_that_waits_is_pushed_to_the_members(make: Make) -> None:
+def test_members_are_told_of_a_waiting_node_by_a_push(make: Make) -> None:
     first = make("1:2")
     assert first.next_rendezvous().world_size == 1
     assert first.num_nodes_waiting() == 0
@@ -148,7 +148,7 @@ def test_an_exception_under_way_at_shutdown_leaves_the_rendezvous_open(make: Mak
     assert first.next_rendezvous().world_size == 1
 
 
-def test_a_join_timeout_says_who_is_in_and_how_many_are_missing(make: Make) -> None:
+def test_a_join_timeout_names_the_nodes_that_joined_and_the_number_missing(make: Make) -> None:
     # pains row 9: with PyTorch's backend the message is empty.
     handler = make("3", join_timeout=0.5)
     expected = r"no round completed within .*: round 1: 1 of 3 nodes have joined \(127\.0\.0\.2 .*\); 2 more needed"
@@ -157,7 +157,7 @@ def test_a_join_timeout_says_who_is_in_and_how_many_are_missing(make: Make) -> N
     assert isinstance(caught.value, ElasticError)
 
 
-def test_nodes_that_ask_for_other_numbers_are_refused_with_both(make: Make) -> None:
+def test_nodes_with_another_nnodes_are_rejected_naming_both_numbers(make: Make) -> None:
     make("1").next_rendezvous()
     with pytest.raises(RendezvousError, match=r"asks for 2 to 4 nodes, but run `job` was opened for 1:") as caught:
         make("2:4").next_rendezvous()
@@ -174,17 +174,17 @@ def test_two_jobs_share_an_endpoint_without_mixing(make: Make) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["host:port", "127.0.0.1:70000", "bad host:29400", "a b"])
-def test_an_endpoint_that_makes_no_sense_is_refused(endpoint: str, make: Make) -> None:
+def test_an_invalid_endpoint_is_rejected(endpoint: str, make: Make) -> None:
     with pytest.raises(ValueError, match=f"rendezvous endpoint is `{endpoint}`"):
         make(endpoint=endpoint)
 
 
-def test_fewer_than_min_nodes_at_most_is_refused() -> None:
+def test_a_maximum_below_the_minimum_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"maximum number of rendezvous nodes \(1\) must be greater than or equal"):
         RendezvousParameters("rust-c10d", "127.0.0.1:0", "job", 2, 1)
 
 
-def test_more_nodes_than_can_be_counted_are_refused(make: Make) -> None:
+def test_more_nodes_than_32_bits_can_count_are_rejected(make: Make) -> None:
     with pytest.raises(ValueError, match=r"\(4294967296\) must be at most 4294967295"):
         make("1:4294967296")
 
@@ -194,7 +194,7 @@ def test_an_unknown_key_is_refused(make: Make) -> None:
         make(join_timeuot=5)
 
 
-def test_who_must_host_and_cannot_is_told_who_has_the_port(make: Make) -> None:
+def test_a_node_that_must_host_but_cannot_names_the_owner_of_the_port(make: Make) -> None:
     import os
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -203,7 +203,7 @@ def test_who_must_host_and_cannot_is_told_who_has_the_port(make: Make) -> None:
             make(endpoint=f"127.0.0.1:{port}", is_host=1)
 
 
-def test_a_foreign_server_on_the_port_is_named_for_what_it_is(make: Make) -> None:
+def test_the_error_names_a_foreign_server_on_the_port(make: Make) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
 
         def answer() -> None:
@@ -228,7 +228,7 @@ def test_a_store_of_pytorch_on_the_port_is_recognised(make: Make) -> None:
     theirs.set("still", "serving")
 
 
-def test_a_coordinator_that_nobody_hosts_is_named_with_the_reason(make: Make) -> None:
+def test_a_missing_coordinator_is_named_with_the_reason_why_this_node_does_not_host_it(make: Make) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     handler = make(endpoint=f"127.0.0.1:{port}", is_host=0, join_timeout=0.5)
@@ -308,9 +308,9 @@ time.sleep(0.1)
 
 @pytest.mark.parametrize("lost_rank", [0, 1])
 def test_a_member_lost_right_after_the_round_does_not_hold_up_the_others(make: Make, lost_rank: int) -> None:
-    # What PyTorch's agent does next, `_assign_worker_ranks`, waits for every member: one that died before it wrote its
-    # role made all others wait for `read_timeout`, then fail.
-    make("1:2")  # hosts the coordinator, and takes no part
+    # PyTorch's agent calls `_assign_worker_ranks` next, which waits for every member's role. A member that dies before
+    # it writes its role would make all others wait for `read_timeout`, and fail.
+    make("1:2")  # hosts the coordinator, and does not join
     handlers = [make("1:2"), make("1:2")]
     with together(*handlers) as joins:
         infos = {join.result().rank: (handler, join.result()) for handler, join in zip(handlers, joins, strict=True)}
@@ -329,7 +329,7 @@ def test_a_member_lost_right_after_the_round_does_not_hold_up_the_others(make: M
     assert survivor.num_nodes_waiting() == 0
 
 
-def test_an_ipv6_endpoint_without_brackets_is_refused_when_the_handler_is_made(make: Make) -> None:
+def test_an_ipv6_endpoint_without_brackets_is_rejected_when_the_handler_is_made(make: Make) -> None:
     with pytest.raises(
         ValueError, match=r"is `::1`, must have brackets around an IPv6 address: \[::1\] or \[::1\]:PORT"
     ):
@@ -339,7 +339,7 @@ def test_an_ipv6_endpoint_without_brackets_is_refused_when_the_handler_is_made(m
 @pytest.mark.parametrize(
     ("endpoint", "nodes", "told"), [("", "2", True), ("localhost:0", "2", False), ("", "1", False)]
 )
-def test_several_nodes_without_an_endpoint_are_told_when_the_handler_is_made(
+def test_several_nodes_without_an_endpoint_get_a_warning_when_the_handler_is_made(
     make: Make, caplog: pytest.LogCaptureFixture, endpoint: str, nodes: str, told: bool
 ) -> None:
     with caplog.at_level("WARNING", "elastic_rs"):

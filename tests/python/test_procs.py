@@ -1,4 +1,4 @@
-"""The helper that other tests rely on to leave no process behind: tests/python/helpers/procs.py."""
+"""Tests of tests/python/helpers/procs.py, with which other tests leave no process behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.procs import Job, Process
 
-# Leaves its session and its parent, so neither a signal to the group nor a walk of the process tree would find it.
+# It leaves its session and its parent, so neither a signal to the group nor a walk of the process tree finds it.
 ORPHAN = """
 import os, signal, time
 parent = os.getpid()
@@ -24,7 +24,7 @@ signal.pause()
 """
 WORKER = """
 import os, signal
-# In one piece: two workers share a console.
+# One write, because two workers share a console.
 os.write(1, "rank {RANK} of {WORLD_SIZE}\\n".format(**os.environ).encode())
 signal.pause()
 """
@@ -35,7 +35,7 @@ def python(job: Job, code: str) -> Process:
 
 
 def exists(pid: int) -> bool:
-    """Say whether the process lives. One that has ended but was not reaped has an empty environment."""
+    """Whether the process lives. A zombie has an empty environment."""
     try:
         return bool(Path(f"/proc/{pid}/environ").read_bytes())
     except OSError:
@@ -74,7 +74,7 @@ def test_an_orphan_is_found_killed_and_fails_the_test(tmp_path: Path) -> None:
     assert not exists(pid)
 
 
-def test_a_failure_in_the_block_is_not_hidden_by_what_was_left(tmp_path: Path) -> None:
+def test_a_failure_in_the_block_is_not_hidden_by_leftovers(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the test's own") as caught, Job(tmp_path) as job:
         pid = int(python(job, ORPHAN).line(r"orphan (\d+)")[1])
         raise ValueError("the test's own")

@@ -1,4 +1,4 @@
-"""What the README shows is run: an example that cannot run would be wrong within a month."""
+"""The README's examples are run, and the files and targets that it names exist."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_first_command_runs(job: Job) -> None:
     words = shlex.split(command)
     assert words[:2] == ["$", "torchrun"]
     worker = Path(__file__).parent / "scripts" / "worker.py"
-    # Somebody else may have the port of the example.
+    # Another process may have the example's port.
     arguments = [worker if word == "train.py" else word.replace(":29400", ":0") for word in words[2:]]
     torchrun = job.torchrun(*arguments)
     assert torchrun.wait() == 0

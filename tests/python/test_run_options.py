@@ -1,4 +1,4 @@
-"""What a command line of ``elastic-run`` comes to: endpoints, scripts, configuration, devices."""
+"""Command lines of ``elastic-run``: endpoints, scripts, configuration, devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 from helpers.command_lines import said
 
 
-def test_what_a_command_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     def command(*argv: str) -> tuple[str, list[str]]:
         return _options.command_of(_flags.parse(argv))
 
@@ -33,7 +33,7 @@ def test_what_a_command_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
     assert command("a.py") == ("/opt/python", ["/opt/python", "-u", "a.py"])
 
 
-def test_where_nodes_meet_is_what_torchrun_makes_of_the_flags() -> None:
+def test_the_rendezvous_endpoint_follows_from_the_flags_as_in_torchrun() -> None:
     def meeting(*flags: str) -> _options.Rendezvous:
         return _options.rendezvous_of(_flags.parse([*flags, "x"]))
 
@@ -87,14 +87,14 @@ def test_an_endpoint_is_read_as_pytorch_reads_it(endpoint: str) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["::1", "::", "2001:db8::1", "1:2:3:4:5:6:7:8", "::ffff:10.0.0.1", "fe80::1:abcd"])
-def test_an_ipv6_address_without_brackets_is_told_at_once(capsys: pytest.CaptureFixture[str], endpoint: str) -> None:
-    # PyTorch takes what follows the last colon for the port: `::1` is port 1 of `:`, which it tries for minutes.
+def test_an_ipv6_address_without_brackets_is_an_error(capsys: pytest.CaptureFixture[str], endpoint: str) -> None:
+    # PyTorch takes the text after the last colon for the port. `::1` is port 1 of `:`, which it tries for minutes.
     for flags in (["--rdzv-backend=c10d"], ["--nnodes=2"]):
         text = said(capsys, *flags, f"--rdzv-endpoint={endpoint}", "x")
         assert f"is `{endpoint}`, must have brackets around an IPv6 address: [{endpoint}]" in text
 
 
-def test_no_brackets_are_asked_for_where_they_would_not_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_suggests_no_brackets_where_they_would_not_help(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "--rdzv-backend=c10d", "--rdzv-endpoint=fe80::1%eth0", "x")
     assert "is `fe80::1%eth0`, must be an address without a zone" in text
 
@@ -130,7 +130,7 @@ def test_a_master_address_of_ipv6_needs_no_brackets(caplog: pytest.LogCaptureFix
         (["--nnodes=1"], False),
     ],
 )
-def test_several_nodes_without_an_endpoint_are_told_that_only_this_machine_finds_it(
+def test_several_nodes_without_an_endpoint_get_a_warning_that_only_this_machine_finds_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, flags: list[str], told: bool
 ) -> None:
     monkeypatch.setattr(run, "_take_part", lambda *_: 0)
@@ -140,7 +140,7 @@ def test_several_nodes_without_an_endpoint_are_told_that_only_this_machine_finds
     assert any(text.startswith(expected) for text in caplog.messages) == told
 
 
-def test_what_does_not_exist_is_one_line_before_anything_starts(tmp_path: Path) -> None:
+def test_a_missing_program_is_a_one_line_error_before_any_start(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "plain").touch(mode=0o644)
     for argv, text in (
@@ -174,7 +174,7 @@ def test_what_does_not_exist_is_one_line_before_anything_starts(tmp_path: Path) 
         ["--run-path", "main.py"],
     ],
 )
-def test_what_can_be_run_is_run(tmp_path: Path, argv: list[str]) -> None:
+def test_existing_programs_are_accepted(tmp_path: Path, argv: list[str]) -> None:
     script = tmp_path / "main.py"
     script.write_text(f"#!{sys.executable}\nprint('ran')\n")
     script.chmod(0o755)
@@ -189,7 +189,7 @@ def test_what_can_be_run_is_run(tmp_path: Path, argv: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["train_${local_rank}.py", "train_$local_rank.py"])
-def test_a_script_may_be_another_for_each_worker(tmp_path: Path, name: str) -> None:
+def test_a_script_name_with_a_substitution_is_accepted(tmp_path: Path, name: str) -> None:
     for local_rank in range(2):
         (tmp_path / f"train_{local_rank}.py").write_text("import os; os.write(1, b'ran\\n')")
     command = [sys.executable, "-m", "elastic_rs.run", "--standalone", "--nproc-per-node=2", name]
@@ -211,7 +211,7 @@ def test_a_current_folder_that_was_removed_is_named(tmp_path: Path, argv: list[s
     assert done.stderr.count("\n") == 1
 
 
-def test_a_module_that_only_workers_find_is_run(tmp_path: Path) -> None:
+def test_a_module_that_only_workers_find_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "only_workers.py").write_text("import os; os.write(1, b'ran\\n')")
     where = os.path.dirname(os.path.dirname(os.path.dirname(run.__file__)))  # noqa: PTH120
     code = f"import sys; sys.path.insert(0, {where!r}); from elastic_rs import run; sys.exit(run.main(sys.argv[1:]))"
@@ -221,7 +221,7 @@ def test_a_module_that_only_workers_find_is_run(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
 
 
-def test_a_program_in_pythons_place_reads_its_arguments_as_it_likes(tmp_path: Path) -> None:
+def test_arguments_of_another_interpreter_are_not_checked(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "elastic_rs.run", "--standalone", "s3://bucket/train.py"]
     env = {**os.environ, "PYTHON_EXEC": "echo"}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
@@ -250,7 +250,7 @@ def test_torch_is_not_imported() -> None:
     assert done.stdout == "0 False False\n"
 
 
-# Devices. What the driver knows is counted in the core, whose tests have the rules.
+# Devices. The core counts the driver's devices, and its tests have the rules.
 
 
 def test_cpus_are_those_that_this_process_may_use() -> None:
@@ -259,7 +259,7 @@ def test_cpus_are_those_that_this_process_may_use() -> None:
     assert _options.workers_of("cpu") == cpu_count()
 
 
-def test_devices_are_as_many_as_torchrun_finds(
+def test_the_number_of_devices_is_that_of_torchrun(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torch.distributed.run import determine_local_world_size
@@ -276,6 +276,6 @@ def test_devices_are_as_many_as_torchrun_finds(
             text = said(capsys, f"--nproc-per-node={kind}", "x")
             assert expected in text
             assert f"--nproc-per-node is `{kind}`" in text
-    # Nothing is visible then, whatever there is.
+    # No device is visible then.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "Cuda is not available" in said(capsys, "--nproc-per-node=gpu", "x")

@@ -1,4 +1,4 @@
-"""Warm starts: workers that are forked from a template are what workers that are executed are."""
+"""Warm starts: workers that are forked from a template are like executed workers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_warm_worker_finds_what_a_cold_one_finds(
     cold_drawn, warm_drawn = cold.pop("torch"), warm.pop("torch")
     assert warm == cold
     if how == "torch":
-        # A process draws its first seed at random, or has always the same, depending on the version.
+        # Depending on the version, a process draws its first seed at random, or always has the same.
         assert (warm_drawn[0] == cold_drawn[0]) == (cold_drawn[0] == 67280421310721)
 
 
@@ -68,9 +68,9 @@ def test_a_warm_worker_ends_as_a_cold_one(job: Job, tmp_path: Path, ending: str)
         code = agent.wait()
         ended = agent.line(r"worker 0 \(\d+\) ended with (.*)")[1]
         output = [(logs / f"0-0.{name}").read_text() for name in ("stdout", "stderr")]
-        if ending == "hook_fails":  # the frame that replaces the hook shows in the error of the hook itself
+        if ending == "hook_fails":  # the frame that replaces the hook is in the error of the hook
             output[1] = re.sub(r'  File ".*/warm/_\w+\.py".*\n(    .*\n)+', "", output[1])
-        if ending == "fault":  # the dump has all frames, those of the template below the script's
+        if ending == "fault":  # the dump has the template's frames below the script's
             output[1] = re.sub(r'  File ".*/warm/_\w+\.py".*\n|  File "<string>".*\n', "", output[1])
         ends[modules] = code, ended, *(re.sub(r"0x[0-9a-f]+", "0x", text) for text in output)
     assert ends[WARM] == ends[COLD]
@@ -84,7 +84,9 @@ PROGRAM = """
 
 
 @pytest.mark.parametrize("form", ["folder", "archive", "bytecode", "package"])
-def test_a_program_may_be_no_script(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+def test_a_program_may_be_a_module_or_code(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "program"
     folder.mkdir()
@@ -100,7 +102,7 @@ def test_a_program_may_be_no_script(job: Job, tmp_path: Path, monkeypatch: pytes
 
 
 IMPORTED = {
-    # What must not become the rank of all workers.
+    # Values of the template that workers must not inherit.
     "sets_default": (
         """
             import os
@@ -125,7 +127,7 @@ IMPORTED = {
         "import codecs, sys; sys.stdout = codecs.getwriter('latin-1')(sys.stdout.detach())",
         "print('recoded', flush=True)",
     ),
-    # By which modules tell a script from a prompt.
+    # Attributes by which modules tell a script from a prompt.
     "looks_at_main": (
         "import sys, __main__; found = [getattr(__main__, '__file__', None), sys.argv, sys.path[0], sys.orig_argv]",
         "print(imported.found)",
@@ -139,7 +141,7 @@ IMPORTED = {
 
 @pytest.mark.parametrize("form", ["script", "module"])
 @pytest.mark.parametrize("what", IMPORTED)
-def test_what_an_import_does_is_done_to_the_worker(
+def test_side_effects_of_an_import_reach_the_worker(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, form: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -155,7 +157,7 @@ def test_what_an_import_does_is_done_to_the_worker(
     assert warm == cold
 
 
-def test_what_a_spawned_process_returns_is_of_the_scripts_own_classes(job: Job, tmp_path: Path) -> None:
+def test_values_of_a_spawned_process_have_the_scripts_classes(job: Job, tmp_path: Path) -> None:
     text = """
         import multiprocessing
         class Kept:
@@ -170,11 +172,13 @@ def test_what_a_spawned_process_returns_is_of_the_scripts_own_classes(job: Job, 
             print(type(queue.get()) is Kept)
             process.join()
     """
-    # Where it knows `__main__` from before the script was there.
+    # A module has imported `__main__` before the script was loaded.
     assert said(job, "multiprocessing", script(tmp_path, text), logs=tmp_path / "logs")[0] == "True\n"
 
 
-def test_an_exception_in_a_module_is_shown_as_always(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_in_a_module_is_shown_as_without_a_template(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script(tmp_path, "import sys\nprint(sys.argv)\n1 / 0", "broken.py")
     monkeypatch.chdir(tmp_path)
     texts = []
@@ -205,8 +209,8 @@ def test_workers_of_a_template_draw_different_numbers(job: Job, tmp_path: Path) 
 
 
 @pytest.mark.long  # `elastic-run` does the same in `torchrun/test_warm_run`
-def test_what_training_does_with_processes(job: Job) -> None:
-    # The agent gives each round a store of its own.
+def test_training_scripts_may_use_processes(job: Job) -> None:
+    # The agent gives each round another store.
     agent = run(job, "torch", SCRIPTS / "warm_torch.py", "1", workers=2, restarts=1)
     assert agent.wait() == 0, agent.tail()
     said = sorted(line for line in agent.lines if line.startswith("rank "))
