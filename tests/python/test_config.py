@@ -1,4 +1,4 @@
-"""What ``--rdzv-conf`` accepts, and what it says when it does not."""
+"""Values and errors of ``--rdzv-conf``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_defaults_are_pytorchs_where_pytorch_has_them() -> None:
     ours, theirs = RendezvousConfig(), RendezvousTimeout()
     assert ours.join_timeout == theirs.join.total_seconds()
     assert ours.close_timeout == theirs.close.total_seconds()
-    # The defaults of `create_handler` and `_create_tcp_store`, which are arguments there.
+    # The defaults of the arguments of `create_handler` and `_create_tcp_store`.
     values = ours.values()
     assert values["last_call_timeout"] == theirs.last_call.total_seconds()
     assert (values["keep_alive_interval"], values["keep_alive_max_attempt"], ours.read_timeout) == (5, 3, 60)
@@ -76,20 +76,20 @@ def test_a_bad_value_is_named_with_its_key_and_what_is_allowed(key: str, value: 
     assert allowed in str(caught.value)
 
 
-def test_a_lease_that_no_job_would_wait_for_is_refused() -> None:
+def test_a_lease_above_the_limit_is_rejected() -> None:
     assert config_of({"keep_alive_interval": "3600", "keep_alive_max_attempt": "1"})
     with pytest.raises(ValueError, match=r"keep_alive_interval \* keep_alive_max_attempt is `5000` seconds") as caught:
         config_of({"keep_alive_max_attempt": "1000"})
     assert str(caught.value).endswith("must be at most 3600")
 
 
-def test_timeout_from_the_user_is_join_timeout_and_said_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_timeout_from_the_user_is_join_timeout_with_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "elastic_rs"):
         assert config_of({"timeout": "15"}).join_timeout == 15
     assert "timeout=15 is taken for join_timeout" in caplog.text
 
 
-def test_timeout_from_the_launcher_is_ignored_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_timeout_from_the_launcher_is_ignored_silently(caplog: pytest.LogCaptureFixture) -> None:
     # LaunchConfig.__post_init__ puts timeout=900 into the configuration of every backend.
     with caplog.at_level(logging.DEBUG, "elastic_rs"):
         assert config_of({"timeout": 900}) == RendezvousConfig()

@@ -1,4 +1,4 @@
-"""``--nproc-per-node=gpu``: the number is PyTorch's. The driver is made up, PyTorch is not."""
+"""``--nproc-per-node=gpu``: the number must be PyTorch's. The driver's library is a fake, PyTorch is real."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ THEIRS = "import torch\ncount = lambda variable: torch.cuda.device_count()\n" + 
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a driver's library that says what it is told to."""
+    """Return the folder of the fake driver's library."""
     folder = tmp_path_factory.mktemp("driver")
     library = folder / "libnvidia-ml.so.1"
     command = ["cc", "-Wall", "-Werror", "-shared", "-fPIC", "-o", library, HELPERS / "nvml.c"]
@@ -48,12 +48,12 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def environment(driver: Path, gpus: str) -> dict[str, str]:
     path = os.pathsep.join(filter(None, [str(driver), os.environ.get("LD_LIBRARY_PATH")]))
-    # PyTorch asks the library then, and not CUDA, whether there are any.
+    # With this variable PyTorch asks the library, and not CUDA, whether there are GPUs.
     return {"LD_LIBRARY_PATH": path, "FAKE_GPUS": gpus, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 def counts(program: str, env: dict[str, str]) -> dict[str | None, int]:
-    """Return how many GPUs are seen with each value of the variable."""
+    """Return the number of visible GPUs for each value of the variable."""
     told = subprocess.run(
         [sys.executable, "-c", program],
         input=json.dumps(VARIABLES),
@@ -67,7 +67,7 @@ def counts(program: str, env: dict[str, str]) -> dict[str | None, int]:
 
 
 @pytest.mark.parametrize("gpus", ["GPU-b", GPUS])
-def test_as_many_gpus_are_seen_as_pytorch_sees(driver: Path, gpus: str) -> None:
+def test_the_number_of_visible_gpus_is_pytorchs(driver: Path, gpus: str) -> None:
     env = environment(driver, gpus)
     ours = counts(OURS, env)
     assert ours == counts(THEIRS, env)
@@ -78,14 +78,14 @@ def test_a_gpu_that_has_fallen_off_the_bus_keeps_its_number(driver: Path) -> Non
     env = environment(driver, "GPU-a,,GPU-c")
     ours = counts(OURS, env)
     theirs = counts(THEIRS, env)
-    # By UUID PyTorch would ask CUDA, which there is not.
+    # With UUIDs PyTorch would ask CUDA, which does not exist here.
     numbers = [variable for variable in VARIABLES if "GPU" not in (variable or "")]
     assert [ours[variable] for variable in numbers] == [theirs[variable] for variable in numbers]
     assert ours[None] == 3
 
 
 @pytest.mark.parametrize("launcher", ["torch.distributed.run", "elastic_rs.run"])
-def test_each_gpu_that_is_seen_gets_a_worker(driver: Path, job: Job, tmp_path: Path, launcher: str) -> None:
+def test_each_visible_gpu_gets_a_worker(driver: Path, job: Job, tmp_path: Path, launcher: str) -> None:
     env: dict[str, Any] = environment(driver, GPUS) | {"CUDA_VISIBLE_DEVICES": "3,GPU-b,0"}
     worker = ["sh", "-c", f"touch {tmp_path}/$RANK-of-$WORLD_SIZE-sees-$CUDA_VISIBLE_DEVICES"]
     flags = ["--standalone", "--nproc-per-node=gpu", "--no-python"]
@@ -98,7 +98,7 @@ def test_each_gpu_that_is_seen_gets_a_worker(driver: Path, job: Job, tmp_path: P
     assert {file.name for file in tmp_path.glob("?-of-2-*")} == {f"{i}-of-2-sees-GPU-c,GPU-aa2" for i in (0, 1)}
 
 
-def test_a_driver_that_does_not_work_is_told(driver: Path, job: Job) -> None:
+def test_a_driver_that_does_not_work_is_an_error(driver: Path, job: Job) -> None:
     env = environment(driver, "broken")
     command = [sys.executable, "-m", "elastic_rs.run", "--standalone", "--nproc-per-node=gpu", "--no-python", "true"]
     process = job.start(command, env=env)
@@ -106,7 +106,7 @@ def test_a_driver_that_does_not_work_is_told(driver: Path, job: Job) -> None:
     assert "no NVIDIA driver answers" in "\n".join(process.lines)
 
 
-def test_a_part_that_only_cuda_knows_is_asked_of_pytorch(driver: Path, job: Job) -> None:
+def test_pytorch_counts_parts_of_gpus_that_only_cuda_knows(driver: Path, job: Job) -> None:
     env = environment(driver, GPUS) | {"CUDA_VISIBLE_DEVICES": "MIG-GPU-b/1/0"}
     command = [sys.executable, "-m", "elastic_rs.run", "--standalone", "--nproc-per-node=gpu", "--no-python", "true"]
     process = job.start(command, env=env)
@@ -117,7 +117,7 @@ def test_a_part_that_only_cuda_knows_is_asked_of_pytorch(driver: Path, job: Job)
 @pytest.mark.parametrize(
     ("chosen", "told"), [(None, "4 of 4"), ("3,1", "2 of 4 seen by processes, CUDA_VISIBLE_DEVICES is `3,1`")]
 )
-def test_the_doctor_tells_how_many(driver: Path, chosen: str | None, told: str) -> None:
+def test_the_doctor_shows_the_number_of_gpus(driver: Path, chosen: str | None, told: str) -> None:
     env = {**os.environ, **environment(driver, GPUS)}
     env.pop("CUDA_VISIBLE_DEVICES", None)
     command = [sys.executable, "-m", "elastic_rs.run", "doctor"]

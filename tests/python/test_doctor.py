@@ -1,4 +1,4 @@
-"""``elastic-run doctor``: the command beside real servers, strangers and silence."""
+"""``elastic-run doctor`` with real servers, strangers and silent addresses."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ Doctor = Callable[..., list[str]]
 
 @pytest.fixture
 def doctor(job: Job) -> Doctor:
-    """Run the command, and return its lines. Its exit code says whether something has to be mended."""
+    """Run the command, and return its lines. Asserts that the exit code agrees with the verdicts."""
 
     def doctor(*flags: str, env: dict[str, str] | None = None) -> list[str]:
         process = job.start([RUN, "doctor", *flags], env=env)
         code = process.wait()
         to_mend = sum(line.startswith("mend ") for line in process.lines)
-        # What else this machine lacks is not these tests' business.
+        # Other findings about this machine do not matter here.
         assert process.lines[-1] == (f"{to_mend} to mend" if to_mend else "nothing has to be mended")
         assert code == (1 if to_mend else 0)
         return process.lines
@@ -94,19 +94,19 @@ def test_a_free_port(doctor: Doctor, port: int) -> None:
     assert said.startswith("ok ")
     assert "the port is free: this node would host the coordinator" in said
     with socket.create_server(("127.0.0.1", port)):
-        pass  # it is free still
+        pass  # the port is still free
     said = about("endpoint", doctor(*GUEST, f"--rdzv-endpoint=127.0.0.1:{port}"))
     assert said.startswith("note ")
     assert "nobody listens there yet" in said
 
 
-def test_any_free_port_is_none_that_others_can_know(doctor: Doctor) -> None:
+def test_port_0_is_unknown_to_other_nodes(doctor: Doctor) -> None:
     said = about("endpoint", doctor(*JOB, "--rdzv-endpoint=[::1]:0"))
     assert said == "mend  endpoint     [::1]:0: this node would take any free port, which no other node can know"
     assert about("endpoint", doctor(*JOB, "--nnodes=1", "--rdzv-endpoint=127.0.0.1:0")).startswith("ok ")
 
 
-def test_a_port_that_is_held_by_one_who_does_not_listen(doctor: Doctor) -> None:
+def test_a_port_that_is_bound_but_not_listening(doctor: Doctor) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         said = about("endpoint", doctor(*JOB, f"--rdzv-endpoint=127.0.0.1:{holder.getsockname()[1]}"))
@@ -131,7 +131,7 @@ def test_a_black_hole(doctor: Doctor) -> None:
     assert "to mend: check that the host is up" in lines[lines.index(said) + 1]
 
 
-def test_a_name_server_that_swallows_questions_holds_nothing_up(
+def test_a_silent_name_server_delays_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     release = threading.Event()
@@ -164,7 +164,7 @@ def test_a_name_server_that_swallows_questions_holds_nothing_up(
         (("--nnodes=1",), "ok"),
     ],
 )
-def test_a_name_at_loopback_is_to_be_mended_where_there_are_several_nodes(
+def test_a_name_that_resolves_to_loopback_must_be_mended_with_several_nodes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], verdict: str
 ) -> None:
     monkeypatch.setattr(net, "addresses_of", lambda _: AT_HOME)
@@ -176,14 +176,14 @@ def test_a_name_at_loopback_is_to_be_mended_where_there_are_several_nodes(
         assert any(line.startswith("note  endpoint") and "names no other address: nodes" in line for line in lines)
 
 
-def test_a_script_that_does_not_exist_is_to_be_mended(doctor: Doctor, tmp_path: Path) -> None:
+def test_a_missing_script_must_be_mended(doctor: Doctor, tmp_path: Path) -> None:
     missing, there = tmp_path / "trian.py", tmp_path / "train.py"
     there.touch()
     assert about("script", doctor("--standalone", str(missing))).startswith("mend  script       the script `")
     assert about("script", doctor("--standalone", str(there))) == f"ok    script       {there}"
 
 
-def test_a_driver_that_is_not_installed_is_said_in_own_words(doctor: Doctor) -> None:
+def test_a_missing_driver_is_reported(doctor: Doctor) -> None:
     if _has_driver():
         pytest.skip("this machine has NVIDIA's driver")
     assert "none: no NVIDIA driver is installed here" in about("gpus", doctor())
@@ -197,7 +197,7 @@ def _has_driver() -> bool:
     return True
 
 
-def test_a_wrong_command_line_is_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_command_line_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     for argv, text in (
         (["--nnodes=x"], "--nnodes is `x`"),
         (["--network-timeout=0"], "--network-timeout is `0`, must be above 0 s and at most 600"),
@@ -213,7 +213,7 @@ def test_a_wrong_command_line_is_2(capsys: pytest.CaptureFixture[str]) -> None:
         assert not found.out, "nothing is printed before the command line is understood"
 
 
-def test_its_help_lists_what_it_heeds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_help_lists_the_flags_that_it_uses(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         run.main(["doctor", "--help"])
     assert ended.value.code == 0
@@ -230,15 +230,15 @@ def shell(command: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_exit_code_is_told_where_nobody_reads_on() -> None:
-    # The right code, though all but the first line was for nobody.
+def test_the_exit_code_is_right_although_the_reader_of_stdout_has_gone() -> None:
+    # The reader closes the pipe after the first line.
     for folder, code in (("/proc/self/environ", 1), ("/tmp", shell("doctor").returncode)):
         told = shell(f"doctor --log-dir={folder} | head -1")
         assert told.stdout.startswith("ok    python")
         assert (told.returncode, told.stderr) == (code, "")
 
 
-def test_what_cannot_be_written_is_not_called_healthy() -> None:
+def test_a_write_error_is_not_reported_as_healthy() -> None:
     told = shell("doctor > /dev/full")
     assert told.returncode == 1
     assert told.stderr == "elastic-run: error: cannot write the findings: No space left on device\n"
@@ -259,7 +259,7 @@ def test_an_interrupt_ends_it_at_once(job: Job) -> None:
     assert "Traceback" not in process.tail()
 
 
-def test_a_whole_command_line_may_follow(doctor: Doctor) -> None:
+def test_a_complete_command_line_may_follow(doctor: Doctor) -> None:
     assert doctor("--standalone", "--max-restarts=3", "--warm-start=torch", "train.py", "--lr", "0.1", "--nnodes=x")
 
 

@@ -1,4 +1,4 @@
-"""``elastic-run doctor``: each verdict by its rule, and who answers at an address."""
+"""``elastic-run doctor``: the rules of the verdicts, and recognition of servers."""
 
 from __future__ import annotations
 
@@ -164,11 +164,11 @@ def test_rank_order(flags: tuple[str, ...], text: str) -> None:
         ("", "node0", ""),
     ],
 )
-def test_what_others_see_of_a_node(to_endpoint: str, host: str, seen: str) -> None:
+def test_the_address_at_which_other_nodes_see_this_one(to_endpoint: str, host: str, seen: str) -> None:
     assert net.seen_by_others(to_endpoint, "10.0.0.1", host) == seen
 
 
-def test_a_question_has_an_end_and_its_answer_a_cause() -> None:
+def test_a_check_ends_within_its_limit_and_names_its_error() -> None:
     release = threading.Event()
     began = time.monotonic()
     late = asked(release.wait, 0.05)
@@ -184,7 +184,7 @@ def test_a_question_has_an_end_and_its_answer_a_cause() -> None:
     assert (found.value, found.late, found.error) == (None, False, "Name or service not known")
 
 
-def test_a_question_that_no_thread_can_ask_has_a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_whose_thread_cannot_start_names_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_thread(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -193,7 +193,7 @@ def test_a_question_that_no_thread_can_ask_has_a_cause(monkeypatch: pytest.Monke
     assert (found.value, found.late, found.error) == (None, False, "can't start new thread")
 
 
-def test_what_strangers_say_moves_no_cursor() -> None:
+def test_bytes_of_strangers_do_not_control_the_terminal() -> None:
     text = str(Finding("mend", "endpoint", "it says `\x1b[31m\x07\0`, ä", "not \udcff\r"))
     line, remedy = text.split("\n")
     assert line.endswith(r"it says `\x1b[31m\x07\x00`, ä")
@@ -216,7 +216,7 @@ def test_torch_is_found_without_being_imported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("files", [{"torch.py": ""}, {"torch/__init__.py": "", "torch/version.py": "\xff"}])
-def test_what_stands_in_the_way_of_torch_has_not_its_version(
+def test_a_file_that_shadows_torch_does_not_have_its_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]
 ) -> None:
     for name, text in files.items():
@@ -230,7 +230,7 @@ def test_what_stands_in_the_way_of_torch_has_not_its_version(
     assert where.startswith(str(tmp_path))
 
 
-def test_a_folder_that_happens_to_have_its_name_is_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_named_torch_is_not_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = machinery.ModuleSpec("torch", None, is_package=True)
     spec.submodule_search_locations = [str(tmp_path)]
     monkeypatch.setattr(node.util, "find_spec", lambda _: spec)
@@ -248,7 +248,7 @@ def test_a_folder_that_happens_to_have_its_name_is_no_torch(tmp_path: Path, monk
         ("x" * 300, "mend", "File name too long"),
     ],
 )
-def test_a_folder_of_logs_need_not_be_there(tmp_path: Path, folder: str, verdict: str, text: str) -> None:
+def test_a_log_folder_need_not_exist(tmp_path: Path, folder: str, verdict: str, text: str) -> None:
     (tmp_path / "file").touch()
     finding = node._place("logs", str(tmp_path / folder), 30, least=0, enough=0)
     assert finding.verdict == verdict
@@ -256,7 +256,7 @@ def test_a_folder_of_logs_need_not_be_there(tmp_path: Path, folder: str, verdict
     assert [it.name for it in tmp_path.iterdir()] == ["file"], "nothing is made"
 
 
-def test_a_file_system_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_hangs_delays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
 
     def hang(_: str) -> tuple[int, str]:
@@ -269,7 +269,7 @@ def test_a_file_system_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPat
     assert (finding.verdict, finding.text) == ("mend", "/far/away cannot be written to: no answer within 0.05 s")
 
 
-def test_room_is_room_that_can_be_used(tmp_path: Path) -> None:
+def test_free_space_is_the_space_that_a_user_can_use(tmp_path: Path) -> None:
     free, why_not = node.room(str(tmp_path))
     assert free > 0
     assert not why_not
@@ -277,7 +277,7 @@ def test_room_is_room_that_can_be_used(tmp_path: Path) -> None:
     assert node.room(str(tmp_path / "none")) == (0, "No such file or directory")
 
 
-def test_who_answers_is_told_apart(free_port: Callable[[], int]) -> None:
+def test_servers_are_told_apart(free_port: Callable[[], int]) -> None:
     from torch.distributed import TCPStore
 
     host = _elastic_rs.Host.listen("127.0.0.1", 0)
@@ -289,7 +289,7 @@ def test_who_answers_is_told_apart(free_port: Callable[[], int]) -> None:
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=libuv)
         assert reach(["127.0.0.1"], store.port, 30).who == "store"
         store.set("k", "v")
-        assert store.get("k") == b"v", "the store is as it was"
+        assert store.get("k") == b"v", "the store is unchanged"
     ours = _elastic_rs.StoreServer.listen("127.0.0.1", 0)
     assert reach(["127.0.0.1"], ours.port, 30).who == "store"
     ours.stop()
@@ -304,7 +304,7 @@ def test_who_answers_is_told_apart(free_port: Callable[[], int]) -> None:
         assert reach(["127.0.0.1"], port, 0.2).who == "timeout"
 
 
-def test_an_address_that_swallows_hides_no_other() -> None:
+def test_a_silent_address_does_not_hide_another_one() -> None:
     with swallowing() as port:
         host = _elastic_rs.Host.listen("127.0.0.2", port)
         found = reach(["127.0.0.1", "127.0.0.2"], port, 30)

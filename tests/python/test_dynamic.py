@@ -1,4 +1,4 @@
-"""``DynamicRendezvousHandler`` over backends: ours, PyTorch's store, and a class of a user's."""
+"""``DynamicRendezvousHandler`` over backends: ours, PyTorch's store, and a user's class."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LIMIT_S = 60
 
 
 class Cell(RendezvousBackend):
-    """What a user may write: a state in memory, with numbers for tokens."""
+    """A user's backend: a state in memory, with numbers as tokens."""
 
     name = "cell"
 
@@ -103,7 +103,7 @@ def join_all(*handlers: DynamicRendezvousHandler) -> list[RendezvousInfo]:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Wait for what a driver's thread will bring about."""
+    """Poll until a driver's thread has made a condition true."""
     pause = threading.Event()
     for _ in range(LIMIT_S * 50):
         if holds():
@@ -112,7 +112,7 @@ def until(holds: Callable[[], bool]) -> None:
     raise AssertionError("it does not come about")
 
 
-def test_nodes_form_one_world_with_a_store_of_its_own(make: Make) -> None:
+def test_nodes_form_one_world_with_a_worker_store(make: Make) -> None:
     handlers = [make(3, 3) for _ in range(3)]
     infos = join_all(*handlers)
     assert sorted(info.rank for info in infos) == [0, 1, 2]
@@ -126,7 +126,7 @@ def test_nodes_form_one_world_with_a_store_of_its_own(make: Make) -> None:
     assert not handlers[0].is_closed()
 
 
-def test_a_newcomer_is_seen_and_taken_in_and_ranks_are_kept(make: Make) -> None:
+def test_a_newcomer_is_noticed_and_admitted_and_ranks_are_kept(make: Make) -> None:
     first = make(1, 2)
     assert first.next_rendezvous().world_size == 1
     assert first.num_nodes_waiting() == 0
@@ -139,7 +139,7 @@ def test_a_newcomer_is_seen_and_taken_in_and_ranks_are_kept(make: Make) -> None:
     assert first.num_nodes_waiting() == 0
 
 
-def test_a_closed_rendezvous_admits_nobody_and_lets_spares_go(make: Make) -> None:
+def test_a_closed_rendezvous_admits_nobody_and_ends_the_wait_of_spares(make: Make) -> None:
     handler, spare = make(1, 1), make(1, 1)
     handler.next_rendezvous()
     with ThreadPoolExecutor() as pool:
@@ -171,14 +171,14 @@ def cell_handler(cell: RendezvousBackend, min_nodes: int = 1, max_nodes: int = 1
     return DynamicRendezvousHandler.from_backend("job", store, cell, min_nodes, max_nodes, "127.0.0.1", **given)
 
 
-def test_nothing_is_asked_of_a_backend_before_it_is_needed() -> None:
+def test_a_backend_is_not_called_before_the_first_request() -> None:
     cell = Cell()
     handler = cell_handler(cell)
     assert (handler.get_backend(), handler.get_run_id(), cell.calls) == ("cell", "job", 0)
     assert handler.settings.keep_alive_interval == timedelta(seconds=5)
 
 
-def test_a_join_that_times_out_says_who_is_missing_and_leaves_no_trace() -> None:
+def test_a_join_timeout_names_the_number_missing_and_leaves_no_trace_in_the_state() -> None:
     cell = Cell()
     handler = cell_handler(cell, 2, 2, timeout=RendezvousTimeout(join=timedelta(seconds=1)))
     with pytest.raises(RendezvousTimeoutError, match=r"1 of 2 nodes have joined .*; 1 more needed") as caught:
@@ -187,7 +187,7 @@ def test_a_join_that_times_out_says_who_is_missing_and_leaves_no_trace() -> None
     assert b"127.0.0.1" not in (cell.state or b"127.0.0.1")
 
 
-def test_a_state_of_pytorchs_is_named_for_what_it_is() -> None:
+def test_the_error_names_a_state_of_pytorchs_handler() -> None:
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _RendezvousState
 
     cell = Cell()
@@ -198,7 +198,7 @@ def test_a_state_of_pytorchs_is_named_for_what_it_is() -> None:
     assert cell.state == before
 
 
-def test_a_backend_that_cannot_be_reached_is_an_error_of_its_own() -> None:
+def test_an_unreachable_backend_is_a_connection_error() -> None:
     cell = Cell()
     cell.fault = RendezvousConnectionError("nobody there")
     handler = cell_handler(cell, keep_alive_interval=1, keep_alive_max_attempt=1)
@@ -210,7 +210,7 @@ def test_a_backend_that_cannot_be_reached_is_an_error_of_its_own() -> None:
     assert handler.next_rendezvous().world_size == 1, "it is back"
 
 
-def test_what_a_backend_raises_reaches_the_caller() -> None:
+def test_exceptions_of_a_backend_reach_the_caller() -> None:
     cell = Cell()
     cell.fault = KeyError("a fault of the backend's own")
     with pytest.raises(KeyError, match="a fault of the backend's own"):
@@ -218,21 +218,21 @@ def test_what_a_backend_raises_reaches_the_caller() -> None:
 
 
 class Silent(Cell):
-    """A backend whose ``set_state`` never says what became of a write."""
+    """A backend whose ``set_state`` never returns the result of a write."""
 
     def set_state(self, state: bytes, token: Any | None = None) -> None:
         super().set_state(state, token)
 
 
 class Forgetful(Silent):
-    """A backend that keeps nothing."""
+    """A backend that does not keep the state."""
 
     def set_state(self, state: bytes, token: Any | None = None) -> None:
         super().set_state(state, token)
         self.state = None
 
 
-def test_a_backend_that_does_not_say_what_became_of_a_write_is_asked() -> None:
+def test_a_backend_that_does_not_return_the_result_of_a_write_is_read_again() -> None:
     cell = Silent()
     handlers = [cell_handler(cell, 2, 2, timeout=RendezvousTimeout(join=timedelta(seconds=LIMIT_S))) for _ in range(2)]
     assert sorted(info.rank for info in join_all(*handlers)) == [0, 1]
@@ -243,13 +243,13 @@ def test_a_backend_that_does_not_say_what_became_of_a_write_is_asked() -> None:
 
 
 def test_a_backend_that_keeps_nothing_forms_no_world_and_is_named() -> None:
-    """PyTorch's handler takes the answer None for a write that was done: each node would form a world of its own."""
+    """PyTorch's handler takes the answer None for a successful write, so each node would form a separate world."""
     handler = cell_handler(Forgetful(), timeout=RendezvousTimeout(join=timedelta(seconds=1)))
     with pytest.raises(RendezvousTimeoutError, match=r"the backend keeps nothing: .* [0-9]+ times in a row"):
         handler.next_rendezvous()
 
 
-def test_a_node_that_cannot_show_that_it_lives_stops_its_workers() -> None:
+def test_a_node_that_cannot_renew_its_lease_stops_its_workers() -> None:
     cell = Cell()
     handler = cell_handler(cell, keep_alive_interval=1, keep_alive_max_attempt=1)
     handler.next_rendezvous()
@@ -279,7 +279,7 @@ def test_time_limits_must_be_positive(name: str) -> None:
         ("job", 3, 2, r"^The maximum number of nodes \(2\) must be greater than or equal to the minimum .*\(3\).$"),
     ],
 )
-def test_arguments_are_checked_in_pytorchs_words(run_id: str, low: int, high: int, text: str) -> None:
+def test_invalid_arguments_have_pytorchs_messages(run_id: str, low: int, high: int, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         DynamicRendezvousHandler.from_backend(run_id, dist.HashStore(), Cell(), low, high)
 

@@ -32,7 +32,7 @@ def clean() -> Iterator[None]:
     elastic_rs.uninstall()
 
 
-def test_everything_is_swapped_and_given_back() -> None:
+def test_everything_is_replaced_and_restored() -> None:
     theirs = [getattr(dynamic_rendezvous, name) for name in NAMES]
     elastic_rs.install()
     elastic_rs.install()
@@ -47,7 +47,7 @@ def test_everything_is_swapped_and_given_back() -> None:
     elastic_rs.uninstall()
 
 
-def test_parts_are_installed_by_themselves() -> None:
+def test_parts_can_be_installed_separately() -> None:
     elastic_rs.install(store=False)
     assert dist.TCPStore is TheirStore
     assert dynamic_rendezvous.create_handler is elastic_rs.create_handler  # type: ignore[comparison-overlap]
@@ -55,8 +55,8 @@ def test_parts_are_installed_by_themselves() -> None:
     assert dist.TCPStore is elastic_rs.TCPStore
 
 
-def test_a_store_that_cpp_hands_back_is_one_while_ours_is_installed() -> None:
-    """C++ has kept it without its Python object: PyTorch's ``InitPgWithNonUvStore`` tests ask for this."""
+def test_a_store_returned_by_cpp_is_a_tcpstore_while_ours_is_installed() -> None:
+    """C++ has kept the store without its Python object. PyTorch's ``InitPgWithNonUvStore`` tests check its type."""
     elastic_rs.install(rendezvous=False, agent=False)
     prefix = dist.PrefixStore("p", dist.TCPStore("127.0.0.1", 0, is_master=True))
     handed_back = prefix.underlying_store
@@ -79,9 +79,9 @@ def test_the_c10d_handler_of_torchrun_is_ours() -> None:
     assert type(handler).__module__.startswith("torch.")
 
 
-def test_the_agent_is_swapped_and_given_back() -> None:
+def test_the_agent_is_replaced_and_restored() -> None:
     theirs = local_elastic_agent.LocalElasticAgent
-    # Not PyTorch's own if a handler of ours was made in this process before.
+    # This may be ours already, if this process has made one of our handlers before.
     before = launcher.LocalElasticAgent
     elastic_rs.install(store=False, rendezvous=False)
     elastic_rs.install()
@@ -95,7 +95,7 @@ def test_the_agent_is_swapped_and_given_back() -> None:
     assert launcher.LocalElasticAgent is before
 
 
-def test_torchrun_s_launcher_is_taken_over_for_our_handlers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_s_launcher_uses_our_agent_only_for_our_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = local_elastic_agent.LocalElasticAgent
     monkeypatch.setattr(launcher, "LocalElasticAgent", theirs)
     take_over()
@@ -107,7 +107,7 @@ def test_torchrun_s_launcher_is_taken_over_for_our_handlers_alone(monkeypatch: p
         made[agent] = type(taken(WorkerSpec("default", 1, handler, entrypoint="true"), DefaultLogsSpecs()))
         handler.shutdown()
     assert made == {"rust": elastic_rs.LocalElasticAgent, "torch": theirs}
-    # What a launcher holds when everything is swapped, and what it gets back.
+    # The launcher's agent class while everything is installed, and after uninstall.
     elastic_rs.install()
     assert launcher.LocalElasticAgent is elastic_rs.LocalElasticAgent
     elastic_rs.uninstall()

@@ -1,4 +1,4 @@
-"""Pages name what exists: links and anchors lead somewhere, and the map is true of the tree."""
+"""Documentation pages: links and anchors exist, and ARCHITECTURE.md names every room."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MAP = ROOT / "ARCHITECTURE.md"
 
 
 def anchors(page: Path) -> set[str]:
-    """Return what GitHub makes of a page's headings."""
+    """Return the anchors that GitHub makes of a page's headings."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_the_targets_of_links_exist(page: Path) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if re.match(r"[a-z]+:", link):
             continue

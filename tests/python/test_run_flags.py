@@ -1,4 +1,4 @@
-"""The command line of ``elastic-run`` beside the installed torchrun's: what is read, and what is said of mistakes."""
+"""The command line of ``elastic-run`` compared with the installed torchrun's: parsed values, and errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCRIPT = ["train.py", "--lr", "1", "--", "--nnodes=9"]
 
 
 OWN = {"warm_start"}
-"""Flags that torchrun has not."""
+"""Flags that torchrun does not have."""
 
 
 def flags_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
@@ -34,7 +34,7 @@ def flags_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 
 
 def outcome(parse: Callable[[Sequence[str]], argparse.Namespace], argv: Sequence[str]) -> dict[str, Any] | str:
-    """What a command line comes to. How a mistake is worded is another matter."""
+    """Return the parsed command line, or that it is an error. The wording of errors is not compared."""
     with contextlib.suppress(SystemExit, ValueError):
         return {name: value for name, value in vars(parse(argv)).items() if name not in OWN}
     return "refused"
@@ -80,7 +80,7 @@ def test_a_variable_stands_for_a_flag_where_it_does_in_torchrun(
         monkeypatch.setenv(f"PET_{action.dest.upper()}", value)
         assert outcome(_flags.parse, SCRIPT) == outcome(theirs, SCRIPT), value
         if action.nargs != 0:
-            # What the command line says goes first.
+            # The command line takes precedence.
             argv = [f"{flag}=1", *SCRIPT]
             assert outcome(_flags.parse, argv) == outcome(theirs, argv), value
 
@@ -223,13 +223,13 @@ def test_a_warm_start_needs_this_python(caplog: pytest.LogCaptureFixture) -> Non
         (["--no-python", "--module", "x"], "--no-python and --module are given, must be one of them at most"),
     ],
 )
-def test_a_mistake_is_told_with_flag_value_and_what_is_allowed(
+def test_an_error_names_the_flag_the_value_and_what_is_allowed(
     capsys: pytest.CaptureFixture[str], argv: list[str], text: str
 ) -> None:
     assert text in said(capsys, *argv)
 
 
-def test_a_variable_that_is_no_number_is_told(
+def test_a_variable_that_is_not_a_number_is_an_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PET_STANDALONE", "yes")
@@ -248,19 +248,21 @@ def test_a_variable_that_is_no_number_is_told(
         (["--warm-start"], "--warm-start and --event-log-handler cannot be combined"),
     ],
 )
-def test_a_mistake_is_told_before_pytorch_takes_over(
+def test_an_error_is_reported_before_pytorch_takes_over(
     capsys: pytest.CaptureFixture[str], argv: list[str], text: str
 ) -> None:
     assert text in said(capsys, "--event-log-handler=console", *argv, "x")
 
 
 @pytest.mark.parametrize("seconds", ["inf", "1e30", "nan", "-1", "x", ""])
-def test_a_sleep_without_end_is_not_looked_for(monkeypatch: pytest.MonkeyPatch, seconds: str) -> None:
+def test_an_infinite_or_invalid_uninterruptible_timeout_disables_the_check(
+    monkeypatch: pytest.MonkeyPatch, seconds: str
+) -> None:
     monkeypatch.setenv("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", seconds)
     assert _options.launch_options_of(_flags.parse(SCRIPT)).uninterruptible_sleep_s == 0
 
 
-def test_what_torchrun_reads_as_numbers_is_read_alike() -> None:
+def test_numbers_are_parsed_as_by_torchrun() -> None:
     def shown(ranks: str) -> Any:
         args = _flags.parse([f"--local-ranks-filter={ranks}", *SCRIPT])
         return _options.log_options_of(args).shown_ranks
@@ -278,7 +280,7 @@ def test_an_empty_address_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/full"])
-def test_a_mistake_that_cannot_be_told_ends_alike(stderr: str) -> None:
+def test_an_error_that_cannot_be_written_has_the_same_exit_code(stderr: str) -> None:
     shell = f'exec "$0" -m elastic_rs.run --nope x {stderr}'
     assert subprocess.run(["sh", "-c", shell, sys.executable], check=False, timeout=60).returncode == 2
 
@@ -294,7 +296,7 @@ def test_a_script_whose_name_is_not_utf8_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [9, 12, 14])
-def test_what_a_process_without_descriptors_cannot_do_is_one_line(limit: int) -> None:
+def test_a_lack_of_descriptors_is_a_one_line_error(limit: int) -> None:
     shell = f'ulimit -n {limit}; exec "$0" -m elastic_rs.run --standalone --no-python true'
     done = subprocess.run(["sh", "-c", shell, sys.executable], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
@@ -327,7 +329,7 @@ def test_help_shows_every_flag_once_in_groups_with_examples(capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["doctor", "--help"]])
-def test_help_says_by_itself_what_rdzv_conf_takes(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+def test_help_lists_the_keys_of_rdzv_conf(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
     with pytest.raises(SystemExit):
         run.main(argv)
     text = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The final report of ``elastic-run`` beside that of the installed torch."""
+"""The final report of ``elastic-run`` compared with that of the installed torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     ],
 )
 @pytest.mark.parametrize("code", [3, -11, -99])
-def test_a_failure_is_what_pytorch_makes_of_it(tmp_path: Path, recorded: Any, code: int) -> None:
+def test_a_failure_is_reported_as_by_pytorch(tmp_path: Path, recorded: Any, code: int) -> None:
     file = tmp_path / "error.json"
     if recorded is not None:
         file.write_text(json.dumps(recorded))
@@ -37,7 +37,7 @@ def test_a_failure_is_what_pytorch_makes_of_it(tmp_path: Path, recorded: Any, co
     if recorded is not None:
         assert ours.timestamp == theirs.timestamp
     theirs.timestamp = ours.timestamp
-    # `ChildFailedError` has its name before it when Python prints it.
+    # Python prints the name of `ChildFailedError` before the report.
     name = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
     assert report("x.py", {4: ours}) == name + str(ChildFailedError("x.py", {4: theirs}))
 
@@ -47,7 +47,7 @@ def test_a_report_of_several_failures_is_pytorchs() -> None:
         made = {rank: make(rank, 70 + rank, code, "<N/A>") for rank, code in ((2, 3), (0, -15), (1, -9))}
         for rank, failure in made.items():
             failure.timestamp = {2: 1000, 0: 999, 1: 1000}[rank]
-        made[2].message = "x" * 90  # wider than the frame may be
+        made[2].message = "x" * 90  # wider than the frame
         return made
 
     ours, theirs = failures(Failure), failures(ProcessFailure)
@@ -56,7 +56,7 @@ def test_a_report_of_several_failures_is_pytorchs() -> None:
 
 
 @pytest.mark.parametrize("code", [0, 3, -9])
-def test_what_a_worker_has_recorded_is_handed_up_as_pytorch_does(
+def test_a_workers_record_is_copied_to_the_launchers_error_file_as_by_pytorch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     told = {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "x", "timestamp": "19"}}}
@@ -70,8 +70,8 @@ def test_what_a_worker_has_recorded_is_handed_up_as_pytorch_does(
         assert json.loads(own.read_text()) == json.loads(other.read_text())
 
 
-def test_a_file_that_cannot_be_read_is_none(tmp_path: Path) -> None:
-    # PyTorch's launcher raises what reading it raises, and the failure itself is not told.
+def test_an_unreadable_error_file_counts_as_none(tmp_path: Path) -> None:
+    # PyTorch's launcher raises the read error, and does not report the failure.
     file = tmp_path / "error.json"
     for text in ("", "{", "[]", "{}", "7"):
         file.write_text(text)
@@ -93,16 +93,16 @@ def test_a_file_that_cannot_be_read_is_none(tmp_path: Path) -> None:
         ("[" * 100_000, "To enable traceback see"),
     ],
 )
-def test_an_odd_file_is_told_as_far_as_it_can_be_read(tmp_path: Path, text: str, told: str) -> None:
+def test_an_odd_error_file_is_reported_as_far_as_it_can_be_read(tmp_path: Path, text: str, told: str) -> None:
     file = tmp_path / "error.json"
     file.write_text(text)
     failure = Failure(0, 7, 3, str(file))
     assert f"  traceback : {told}" in report("x.py", {0: failure})
-    # Else the agent's own account takes the message's place.
+    # Otherwise the agent's message is used.
     assert (failure.error_file == "<N/A>") == (text[0] == "[")
 
 
-def test_a_pipe_is_no_error_file(tmp_path: Path) -> None:
+def test_a_pipe_is_not_read_as_an_error_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert Failure(0, 7, 3, str(tmp_path / "pipe")).error_file == "<N/A>"
 
@@ -119,7 +119,7 @@ ANYTHING = st.recursive(
     st.sampled_from([0, 3, -9]),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_the_report_comes_whatever_a_worker_has_written(tmp_path: Path, recorded: Any, code: int) -> None:
+def test_no_error_file_keeps_the_report_from_being_printed(tmp_path: Path, recorded: Any, code: int) -> None:
     file = tmp_path / "error.json"
     file.write_text(json.dumps(recorded))
     failure = Failure(0, 7, code, str(file))
@@ -132,7 +132,7 @@ def test_the_report_comes_whatever_a_worker_has_written(tmp_path: Path, recorded
     assert own.exists() == (failure.error_file != "<N/A>")
 
 
-def test_an_error_file_that_cannot_be_written_is_warned_of(
+def test_an_error_file_that_cannot_be_written_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "error.json"

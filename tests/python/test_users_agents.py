@@ -1,4 +1,4 @@
-"""Agents that users have built on PyTorch's classes, and what programs around an agent ask of it."""
+"""Agents that users have derived from PyTorch's classes, and attributes that other programs read from an agent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIMIT_S = 90.0
 
 
 class UsersAgent(SimpleElasticAgent):
-    """What PyTorch's documentation tells users to write: the abstract methods, and nothing else."""
+    """An agent as PyTorch's documentation describes it: only the abstract methods."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(spec)
@@ -83,7 +83,7 @@ Made = Callable[..., RendezvousHandler]
 
 @pytest.fixture(params=["rust-c10d", "DynamicRendezvousHandler"])
 def handler_of(request: pytest.FixtureRequest, port: int) -> Iterator[Made]:
-    """Return a function that makes a node's handler; all are shut down at the end."""
+    """Return a function that makes a node's handler. All handlers are shut down at the end."""
     made: list[RendezvousHandler] = []
 
     def handler_of(nodes: int) -> RendezvousHandler:
@@ -107,7 +107,7 @@ def handler_of(request: pytest.FixtureRequest, port: int) -> Iterator[Made]:
         handler.shutdown()
 
 
-def test_an_agent_of_a_user_s_own_runs_over_our_handlers(handler_of: Made, tmp_path: Path) -> None:
+def test_a_user_s_agent_runs_over_our_handlers(handler_of: Made, tmp_path: Path) -> None:
     script = """
     cd FOLDER
     if [ $RANK = 1 ]; then touch runs; until [ -e again ]; do sleep 0.05; done; exit 0; fi

@@ -1,4 +1,4 @@
-"""Warm starts: how templates and their workers end, and when there is no template."""
+"""Warm starts: ends of templates and their workers, and reasons for cold starts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAMILY = """
     code = "import os, signal; os.setsid(); print('child', flush=True); signal.pause()"
     daemon = subprocess.Popen([sys.executable, "-c", code])
     how = "warm" if "elastic_rs.warm._template" in sys.modules else "cold"
-    os.write(1, f"{how} {os.getpid()}\\n".encode())  # in one piece
+    os.write(1, f"{how} {os.getpid()}\\n".encode())  # one write
     signal.pause()
 """
 
@@ -59,7 +59,7 @@ def test_a_template_that_is_killed_is_replaced_and_its_workers_live_on(job: Job,
     assert first in job.pids()
     mark = agent.mark()
     os.kill(first, signal.SIGKILL)
-    # Whether the new one is ready or not: workers wait for it.
+    # Workers wait for the new template until it is ready.
     second = int(agent.line(r"warm (\d+)", since=mark)[1])
     agent.signal(signal.SIGTERM)
     agent.wait()
@@ -145,7 +145,7 @@ def test_workers_can_start_in_a_folder_that_is_gone(job: Job, tmp_path: Path) ->
 def test_a_variable_without_a_name_does_no_harm(job: Job, tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPTS / "warm_agent.py"), WARM, "1", "0", "-"]
     words = json.dumps([*command, sys.executable, "-u", str(script(tmp_path, HOW))])
-    # Python cannot pass it on.
+    # Python cannot pass such a variable on.
     execute = f"""
         import ctypes, json, os
         words = [word.encode() for word in json.loads({words!r})]
@@ -173,7 +173,7 @@ def test_another_program_has_no_template(job: Job) -> None:
     agent.line("^hello")
 
 
-def test_a_script_that_is_changed_is_read_anew(job: Job, tmp_path: Path) -> None:
+def test_a_changed_script_is_read_again(job: Job, tmp_path: Path) -> None:
     text = """
         import pathlib, sys
         pathlib.Path(__file__).write_text("import sys; print('changed', 'elastic_rs.warm._template' in sys.modules)")

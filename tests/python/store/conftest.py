@@ -25,7 +25,7 @@ def served() -> Iterator[Callable[[str], int]]:
 
 @pytest.fixture
 def server() -> Iterator[_elastic_rs.StoreServer]:
-    """Our server, without a store object around it."""
+    """Start our server without a store object."""
     server = _elastic_rs.StoreServer.listen(None, 0)
     yield server
     server.stop()
@@ -33,5 +33,5 @@ def server() -> Iterator[_elastic_rs.StoreServer]:
 
 @pytest.fixture
 def stock(server: _elastic_rs.StoreServer) -> dist.TCPStore:
-    """PyTorch's client of our server."""
+    """Connect PyTorch's client to our server."""
     return dist.TCPStore("127.0.0.1", server.port, timeout=LIMIT)

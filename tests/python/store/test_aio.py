@@ -1,4 +1,4 @@
-"""`elastic_rs.aio.TCPStore`: every operation awaited, many at once, cancelled, out of time."""
+"""`elastic_rs.aio.TCPStore`: every operation, many at once, cancellation, and time-outs."""
 
 import asyncio
 import inspect
@@ -25,7 +25,7 @@ def port(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def connected(port: int, test: Callable[[aio.TCPStore], Awaitable[Any]]) -> Any:
-    """Run a test with a store in an event loop of its own, in which nothing is left behind."""
+    """Run a test with a store in a new event loop, and assert that no task is left."""
 
     async def run() -> Any:
         async with await aio.TCPStore.connect(HOST, port, LIMIT) as store:
@@ -36,7 +36,7 @@ def connected(port: int, test: Callable[[aio.TCPStore], Awaitable[Any]]) -> Any:
 
 def test_it_has_every_method_of_pytorchs_store() -> None:
     theirs = {name for name in dir(dist.TCPStore) if not name.startswith("_")}
-    other = {"has_extended_api", "libuvBackend", "collect_client_counters"}  # say something about PyTorch's own
+    other = {"has_extended_api", "libuvBackend", "collect_client_counters"}  # about PyTorch's implementation
     assert theirs - other <= set(dir(aio.TCPStore))
     for name in theirs - other - {"host", "port", "timeout", "set_timeout"}:
         assert inspect.iscoroutinefunction(getattr(aio.TCPStore, name)), name
@@ -146,7 +146,7 @@ def test_the_event_loop_goes_on_while_operations_wait(port: int) -> None:
             now = time.monotonic()
             longest, last = max(longest, now - last), now
         assert not waiting.done()
-        assert longest < 10  # a blocked loop would stand still for the whole of LIMIT
+        assert longest < 10  # a blocked loop would be stalled for the whole of LIMIT
         other = await store.clone()
         await other.set("late", "v")
         assert await waiting == b"v"
@@ -247,7 +247,7 @@ def test_connecting_ends_with_its_timeout_and_can_be_cancelled() -> None:
     asyncio.run(test())
 
 
-def test_a_closed_store_says_so_and_frees_its_connection() -> None:
+def test_a_closed_store_raises_and_frees_its_connection() -> None:
     server = _elastic_rs.StoreServer.listen(None, 0)
 
     async def test(store: aio.TCPStore) -> aio.TCPStore:
@@ -266,7 +266,7 @@ def test_a_closed_store_says_so_and_frees_its_connection() -> None:
     server.stop()
 
 
-def test_without_an_event_loop_there_is_nothing_to_await() -> None:
+def test_a_call_without_an_event_loop_raises() -> None:
     with pytest.raises(RuntimeError, match="no running event loop"):
         _elastic_rs.AsyncStoreClient.connect(HOST, 1, timeout_s=1)
 

@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, event, given, note, settings
 from hypothesis import strategies as st
 
 SEQUENCES = int(os.environ.get("ELASTIC_RS_DIFFERENTIAL", "300"))
-# A sequence takes about 20 ms; the rest is for slow machines and for shrinking.
+# A sequence takes about 20 ms. The limit allows for slow machines and for shrinking.
 LIMIT_S = 120 + SEQUENCES // 2
 
-# Few keys, so that the clients meet; some that a careless server would mistake for one another.
+# Few keys, so that the clients interact. A careless server might confuse some of them.
 KEYS = st.sampled_from([b"a", b"b", b"c", b"a", b"b", b"", b"/", b"a/", b"init/", b"\0\xff\x80", "schlüssel".encode()])
 VALUES = st.one_of(
     st.sampled_from([b"", b"1", b"x", b"-5", b" 42", b"+7", b"12abc", b"1.9", b"9223372036854775807", b"-", b"\xff\0"]),
@@ -38,7 +38,7 @@ def call(name: str, *args: st.SearchStrategy) -> st.SearchStrategy[Step]:
 
 
 def waiting_call(name: str, *args: st.SearchStrategy, has_timeout: bool) -> st.SearchStrategy[Step]:
-    """Return a call that may block: until it is released, or (as far as it does block) with a short time-out."""
+    """Return a call that may block until it is released, or with a short time-out."""
     short = st.booleans() if has_timeout else st.just(value=False)
     return st.builds(
         lambda client, args, short: Step(client, name, args, gives_up=short or client == HASTY),
@@ -128,7 +128,7 @@ def test_all_pairings_see_the_same(parties: Parties, steps: list[Step]) -> None:
     same_everywhere(parties, steps)
 
 
-# Their requests and replies are megabytes long, so there are fewer of them.
+# These requests and replies have megabytes, so there are fewer sequences.
 @pytest.mark.timeout(LIMIT_S)
 @settings(COMMON, max_examples=max(15, SEQUENCES // 20))
 @given(steps=st.lists(st.one_of(AT_LIMITS, WAITING, OTHERS), min_size=1, max_size=8))

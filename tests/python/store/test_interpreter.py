@@ -1,4 +1,4 @@
-"""What the compiled half owes its interpreter: exits, forks, imports, and the lock that a waiting thread may hold."""
+"""The extension module and the interpreter: exits, forks, imports, signals, and the interpreter's lock."""
 
 import logging
 import subprocess
@@ -21,7 +21,7 @@ def python(code: str, *args: str, limit_s: float = 60.0) -> subprocess.Completed
     return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
 
 
-# Without torch, so that many of them are quick. The waiting thread is a daemon: it is in the middle of a call at exit.
+# Without torch, so that many runs are quick. The waiting thread is a daemon, and in the middle of a call at exit.
 CORE_OPEN_AT_EXIT = """
 import logging, sys, threading
 level = getattr(logging, sys.argv[1])
@@ -84,7 +84,7 @@ print("torch" in sys.modules)
     assert run.stdout.splitlines()[-1] == "False"
 
 
-# `os._exit` in the child: what is tested is the call, not the end.
+# The child ends by `os._exit`, because only the call is tested.
 FORKED = """
 import os, sys
 from elastic_rs import _elastic_rs
@@ -116,7 +116,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_forked_child_is_told_so_at_once(call: str) -> None:
+def test_a_call_in_a_forked_child_raises_at_once(call: str) -> None:
     run = python(FORKED.format(call=CALLS[call]))
     assert run.returncode == 0, run.stdout + run.stderr
     said, parent = run.stdout.splitlines()
@@ -155,8 +155,8 @@ def debug_logging(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptur
 def test_a_client_that_keeps_the_interpreter_while_it_waits_is_answered(
     debug_logging: pytest.LogCaptureFixture,
 ) -> None:
-    # PyTorch's client holds the interpreter's lock during these two. A server that needed it, for its records or
-    # otherwise, would wait for ever, and so would they.
+    # PyTorch's client holds the interpreter's lock during these two calls. A server that needed the lock, for example
+    # for log records, would wait for ever, and so would the calls.
     store = elastic_rs.TCPStore(HOST, 0, is_master=True, timeout=timedelta(seconds=60))
     stock = dist.TCPStore(HOST, store.port)
     stock.set("k", "v")
@@ -164,12 +164,12 @@ def test_a_client_that_keeps_the_interpreter_while_it_waits_is_answered(
         accepted = dist.TCPStore(HOST, store.port)
         assert accepted.list_keys() == ["k"]
         assert accepted.queue_len("q") == 0
-        del accepted  # a record of its end, while the next call holds the lock
+        del accepted  # its end is logged while the next call holds the lock
         assert stock.list_keys() == ["k"]
     assert "connection accepted" in debug_logging.text
 
 
-# A client waits in the main thread; `server` is of the same process, so that it is known when the wait has begun.
+# A client waits in the main thread. `server` is in the same process, so that the test knows when the wait has begun.
 WAITING = """
 import os, signal, sys, threading
 from elastic_rs import _elastic_rs
@@ -188,7 +188,7 @@ def once_it_waits(do):
 
 @pytest.mark.parametrize("to", ["the process", "another thread"])
 def test_a_signal_ends_a_wait(to: str) -> None:
-    # What another thread takes does not interrupt the wait: Python's handlers run in the main thread alone.
+    # A signal that another thread takes does not interrupt the wait: Python's handlers run only in the main thread.
     code = """
 me = lambda: threading.get_ident()
 send = {
@@ -227,15 +227,15 @@ from pathlib import Path
 logging.getLogger("elastic_rs").setLevel(logging.DEBUG)
 _elastic_rs.reset_log_levels()
 second = _elastic_rs.StoreServer.listen(None, 0)
-# The server says that somebody has come. The first record starts the thread that hands them over.
+# The server logs the connection. The first record starts the thread that passes records to Python.
 _elastic_rs.StoreClient("127.0.0.1", second.port).set("k", "v")
 once_it_waits(lambda: other.set("k", "v"))
-client.wait(["k"])  # the runtime's threads have begun
+client.wait(["k"])  # the runtime's threads have started
 for task in Path("/proc/self/task").iterdir():
     try:
         text = (task / "status").read_text()
     except OSError:
-        continue  # it has ended meanwhile
+        continue  # the thread has ended meanwhile
     status = dict(line.split(":\\t", 1) for line in text.splitlines() if ":\\t" in line)
     takes = [number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1)
              if not int(status["SigBlk"], 16) >> number - 1 & 1]
@@ -258,5 +258,5 @@ began = time.monotonic()
 _elastic_rs._shutdown()
 print(time.monotonic() - began)
 """
-    # They are woken. What does not come back is waited for a second; the fastest of three is not the machine's matter.
+    # Waiting threads are woken, and waited for at most a second. The fastest of three runs excludes the machine's load.
     assert min(float(python(WAITING + code).stdout) for _ in range(3)) < 0.9

@@ -1,4 +1,4 @@
-"""Every operation, through every pairing of client and server; the expectation is what PyTorch says to itself."""
+"""Every operation with every pairing of client and server, compared with PyTorch's client on PyTorch's server."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +11,11 @@ Steps = Callable[[Any], list[Any]]
 TABLE: dict[str, Steps] = {}
 
 ALL_BYTES = bytes(range(256))
-BIG = ALL_BYTES * 4096 * 4  # 4 MiB: many segments, and more than a socket's buffers hold
+BIG = ALL_BYTES * 4096 * 4  # 4 MiB: more than a socket's buffers hold
 
 
 def operations(steps: Steps) -> Steps:
-    """Put a list of operations on one empty store into the table."""
+    """Add a list of operations on an empty store to the table."""
     TABLE[steps.__name__] = steps
     return steps
 
@@ -105,7 +105,7 @@ def waits_that_are_satisfied_or_end(s: Any) -> list[Any]:
         outcome(lambda: s.wait([], LIMIT)),
         outcome(lambda: s.wait(["never"], SHORT)),
         outcome(lambda: s.wait(["here", "never", "nor this"], SHORT)),
-        # In step again afterwards.
+        # Replies still match their requests afterwards.
         s.get("here"),
         s.add("n", 1),
     ]
@@ -117,7 +117,7 @@ def barriers(s: Any) -> list[Any]:
         outcome(lambda: s.barrier("alone", 1)),
         outcome(lambda: s.barrier("alone", 1)),
         outcome(lambda: s.barrier("two", 2, SHORT)),
-        # Its count survives the time-out, so the retry completes it.
+        # The barrier's count survives the time-out, so the retry completes it.
         outcome(lambda: s.barrier("two", 2, LIMIT)),
         s.get("alone"),
         s.get("two"),
@@ -170,7 +170,7 @@ BEYOND_LEGACY = {"queues", "a_key_that_is_too_long_loses_the_connection"}
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, list[Any]]:
-    """What PyTorch's client and server say to each other, worked out once per list of operations."""
+    """Return the results of PyTorch's client on PyTorch's server, computed once per list of operations."""
     return {}
 
 
@@ -187,8 +187,8 @@ def test_answers_are_those_of_pytorch(
     assert TABLE[name](client_of(client, served(server))) == expected[name]
 
 
-# The longest key has no room for a prefix; PrefixStore has a barrier of its own, with other keys: for a world of 0 it
-# waits for ever; and a lost connection has no answers to compare.
+# Left out: the longest key leaves no room for a prefix. The barrier of a PrefixStore has other keys, and waits for ever
+# for a world of 0. A lost connection has no results to compare.
 BEYOND_PREFIXES = {"keys_of_every_kind", "barriers", "a_barrier_of_nobody_is_complete"} | {
     name for name in TABLE if "loses_the_connection" in name
 }

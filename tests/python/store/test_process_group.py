@@ -1,4 +1,4 @@
-"""PyTorch's process groups on our store, in real processes, also when only C++ still knows the store."""
+"""PyTorch's process groups on our store, in real processes, also when only C++ still holds the store."""
 
 import sys
 from pathlib import Path
@@ -26,7 +26,7 @@ if rank == 0:
     port, listen_fd = listener.getsockname()[1], listener.detach()
     print("port", port, flush=True)
 store = elastic_rs.TCPStore("127.0.0.1", port, 2, is_master=rank == 0, timeout=limit, master_listen_fd=listen_fd)
-server = store._server  # a handle: it keeps no server alive once that is owned by a connection
+server = store._server  # a handle, which does not keep the server alive once a connection owns it
 dist.init_process_group("gloo", store=dist.PrefixStore("x", store), rank=rank, world_size=2, timeout=limit)
 if not keep:
     del store
@@ -44,7 +44,7 @@ def check(group=None):
 
 
 check()
-# Each new group meets through the store again.
+# Each new group uses the store again.
 for _ in range(3):
     check(dist.new_group([0, 1]))
 if server is not None:
@@ -53,7 +53,7 @@ dist.barrier()
 dist.destroy_process_group()
 gc.collect()
 if server is not None and not keep:
-    # C++ has let go of the store, so its connection is closed, and with it the server ends.
+    # C++ has released the store, so its connection is closed, and the server ends.
     deadline = time.monotonic() + 60
     while not server.stopped and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -69,7 +69,7 @@ def test_a_process_group_works_through_our_store(keep: str, job: Job, tmp_path: 
     script = tmp_path / "rank.py"
     script.write_text(RANK)
 
-    # Rank 0 chooses the port, and says so before it waits for rank 1.
+    # Rank 0 picks the port, and publishes it before it waits for rank 1.
     first = job.start([sys.executable, str(script), "0", "0", keep], name="rank0")
     port = first.line(r"^port (\d+)$")[1]
     second = job.start([sys.executable, str(script), "1", port, keep], name="rank1")

@@ -1,4 +1,4 @@
-"""Bad input at the port of our server, and clients that vanish: nobody else notices."""
+"""Bad input at our server's port, and clients that vanish, disturb no other client."""
 
 import random
 import signal
@@ -57,7 +57,7 @@ def read_to_end(stream: socket.socket) -> bytes:
 
 @pytest.fixture
 def undisturbed(server: _elastic_rs.StoreServer, stock: dist.TCPStore) -> Callable[[], None]:
-    """Check that a client from before is served as ever, and that new ones are."""
+    """Return a check that an earlier client and new clients are served."""
     stock.set("before", "there")
 
     def check() -> None:
@@ -70,7 +70,7 @@ def undisturbed(server: _elastic_rs.StoreServer, stock: dist.TCPStore) -> Callab
 
 
 @pytest.mark.parametrize("who", STRANGERS)
-def test_a_stranger_is_turned_away(who: str, server: _elastic_rs.StoreServer, undisturbed: Callable[[], None]) -> None:
+def test_a_stranger_is_rejected(who: str, server: _elastic_rs.StoreServer, undisturbed: Callable[[], None]) -> None:
     with sent_to(server, STRANGERS[who]) as stream:
         answer = read_to_end(stream)
     assert answer in (b"", PING[1:])
@@ -93,11 +93,11 @@ def test_half_a_request_holds_up_nobody_and_is_never_carried_out(
     half: str, server: _elastic_rs.StoreServer, undisturbed: Callable[[], None]
 ) -> None:
     with sent_to(server, HALVES[half]):
-        undisturbed()  # while it is open
+        undisturbed()  # while the connection is open
     undisturbed()
 
 
-def test_the_log_says_who_was_turned_away_and_shows_how_they_began(
+def test_the_log_names_rejected_clients_and_shows_their_first_bytes(
     server: _elastic_rs.StoreServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("WARNING", "elastic_rs"):
@@ -114,11 +114,11 @@ def test_the_log_says_who_was_turned_away_and_shows_how_they_began(
 def test_a_value_above_the_limit_is_named_in_the_log_by_its_key(
     server: _elastic_rs.StoreServer, undisturbed: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    # pains row 29: from PyTorch's server the client has "Connection reset by peer", and nobody learns why.
+    # pains row 29: with PyTorch's server the client gets "Connection reset by peer", and the reason is not logged.
     client = client_of("stock", server.port)
     with caplog.at_level("WARNING", "elastic_rs"):
         _elastic_rs.reset_log_levels()
-        with pytest.raises(dist.DistNetworkError):  # at once, or when the reply is missed
+        with pytest.raises(dist.DistNetworkError):  # at once, or when the reply is missing
             client.set("too big", b"SECRET" * 2_000_000)
             client.num_keys()
         until("logged", lambda: "too_long" in caplog.text)
@@ -165,7 +165,7 @@ signal.pause()
 """
 
 
-def test_a_port_that_another_process_has_is_an_error_that_names_it(job: Job) -> None:
+def test_a_taken_port_is_an_error_that_names_the_process(job: Job) -> None:
     holder = job.start([sys.executable, "-c", HOLDS_A_PORT])
     port = int(holder.line(r"port (\d+)")[1])
     with pytest.raises(dist.DistNetworkError, match="address already in use") as caught:

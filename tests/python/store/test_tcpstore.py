@@ -1,4 +1,4 @@
-"""`elastic_rs.TCPStore`: constructor, properties and life of the server, next to those of PyTorch's."""
+"""`elastic_rs.TCPStore`: constructor, properties and lifetime of the server, compared with PyTorch's."""
 
 import gc
 import inspect
@@ -78,13 +78,13 @@ def test_an_argument_of_another_type_is_a_type_error(kind: Kind, arguments: dict
 
 @BOTH
 @pytest.mark.parametrize("wait_for_workers", [True, False])
-def test_a_world_of_nobody_is_a_value_error(kind: Kind, wait_for_workers: bool) -> None:
+def test_a_world_size_of_0_is_a_value_error(kind: Kind, wait_for_workers: bool) -> None:
     with pytest.raises(ValueError, match=r"^TCPStore world size cannot be 0$"):
         kind(HOST, 0, 0, True, wait_for_workers=wait_for_workers)
 
 
 @BOTH
-def test_a_negative_world_size_is_none(kind: Kind) -> None:
+def test_a_negative_world_size_counts_as_none(kind: Kind) -> None:
     store = kind(HOST, 0, -3, True)
     assert store.num_keys() == 0
 

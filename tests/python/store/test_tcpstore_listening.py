@@ -1,4 +1,4 @@
-"""Which socket the server of a `TCPStore` listens on, and what happens when it cannot; next to PyTorch's."""
+"""The listening socket of a `TCPStore`'s server, and errors if it cannot listen, compared with PyTorch's."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ Kind = type[dist.TCPStore]
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """A port that this process listens on, without ever answering."""
+    """Yield a port on which this process listens without answering."""
     with socket.create_server(("", 0)) as listener:
         yield listener.getsockname()[1]
 
@@ -48,7 +48,7 @@ def test_a_bound_socket_is_taken_over_and_closed_at_the_end(kind: Kind, listenin
 
 @pytest.mark.parametrize("use_libuv", [False, True])
 def test_a_bound_socket_is_taken_over_whichever_server_is_asked_for(use_libuv: bool) -> None:
-    # PyTorch's libuv server refuses it up to 2.7. Ours has no two servers.
+    # PyTorch's libuv server refuses it up to 2.7. We have only one server.
     listener, port = bound_socket()
     store = elastic_rs.TCPStore(
         HOST, port, is_master=True, master_listen_fd=listener.detach(), use_libuv=use_libuv, timeout=LIMIT
@@ -78,7 +78,7 @@ def test_a_descriptor_that_cannot_listen_is_refused_in_pytorchs_words(what: str)
         with pytest.raises(dist.DistNetworkError) as caught:
             kind(HOST, 0, is_master=True, master_listen_fd=number)
         texts.append(str(caught.value))
-    # libuv and the C library name and word one of the errors differently.
+    # libuv and the C library have different names and texts for one of the errors.
     assert texts[1].replace("EOPNOTSUPP", "ENOTSUP") in (texts[0], texts[0].removesuffix(" on socket"))
     for fd in pipe:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""What builds on a store in PyTorch, on ours: RPC and DistributedDataParallel, in real processes."""
+"""Users of a store in PyTorch on our store: RPC and DistributedDataParallel, in real processes."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ from helpers.procs import Job
 
 pytestmark = pytest.mark.torchrun
 
-# RPC makes its own store from `env://`: with the agent's store given, every rank is a client of it.
+# RPC makes its store from `env://`. If the agent's store is given, every rank is a client of it.
 RPC = """
 import os
 import sys
@@ -23,7 +23,7 @@ def add(a, b):
     return a + b
 
 
-# On loopback: tensorpipe otherwise looks for the machine's host name, which may not resolve.
+# Use loopback, because tensorpipe otherwise resolves the machine's host name, which may fail.
 options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=60)
 rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
 other = f"worker{1 - rank}"

@@ -1,4 +1,4 @@
-"""Waits that another client releases, in every pairing; and what a wait holds up: nothing."""
+"""Waits that another client releases, in every pairing. A wait blocks neither other clients nor the interpreter."""
 
 import threading
 from collections.abc import Callable
@@ -20,7 +20,7 @@ RELEASES: dict[str, Callable[[Any], Any]] = {
     "a_complete_barrier": lambda s: s.barrier("k", 1),
     "queue_push": lambda s: s.queue_push("k", "x"),
 }
-# In PyTorch's legacy server compare_set releases nobody, and there are no queues.
+# In PyTorch's legacy server compare_set releases no waiter, and there are no queues.
 NOT_LEGACY = {"compare_set", "queue_push"}
 
 
@@ -33,7 +33,7 @@ def test_a_wait_is_released_by(how: str, client: str, server: str, served: Calla
     waiter, other = client_of(client, port), client_of(client, port)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(waiter.wait, ["k"], LIMIT)
-        # Whether the wait or the release comes first must not matter, and either happens.
+        # The order of the wait and its release must not matter, and both orders occur.
         RELEASES[how](other)
         assert waiting.result() is None
     assert waiter.check(["k"])
