@@ -26,6 +26,34 @@ while not (here / f"go-{restart}").exists():
     time.sleep(0.05)
 """
 
+# Trains by gloo: each step adds the mean of the ranks' gradients, which is 1. Rank 0 saves every step. In the first attempt
+# all wait at step 3, for one to be killed there.
+TRAINER = """
+import os, pathlib, sys, time
+import torch
+import torch.distributed as dist
+here, restart = pathlib.Path(sys.argv[1]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+saved = here / "saved.pt"
+state = torch.load(saved) if saved.exists() else {"step": 0, "weight": torch.zeros(1)}
+began = state["step"]
+while state["step"] < 6:
+    gradient = torch.tensor([2.0 * rank])
+    dist.all_reduce(gradient)
+    state = {"step": state["step"] + 1, "weight": state["weight"] + gradient / world}
+    if rank == 0:
+        torch.save(state, here / "new.pt")
+        (here / "new.pt").replace(saved)
+    if state["step"] == 3 and restart == "0":
+        (here / f"pid-{rank}-0").write_text(str(os.getpid()))
+        print("worker", rank, "of", world, "waits", flush=True)
+        while True:
+            time.sleep(0.05)
+print(f"worker {rank} of {world} from step {began}: weight {state['weight'].item():g}", flush=True)
+dist.destroy_process_group()
+"""
+
 Agents = Callable[..., Process]
 
 
@@ -34,9 +62,9 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
     """Return a function that starts agents. All have ended when the test ends."""
     started: list[tuple[Process, subprocess.Popen[bytes]]] = []
 
-    def start(name: str, *, workers: int = 2, nodes: int = 2, restarts: int = 1) -> Process:
+    def start(name: str, *, workers: int = 2, nodes: int = 2, restarts: int = 1, script: str = WORKER) -> Process:
         worker = tmp_path / "worker.py"
-        worker.write_text(WORKER)
+        worker.write_text(script)
         command = [sys.executable, str(AGENT), str(tmp_path / "cell"), "127.0.0.1", str(nodes), str(nodes)]
         command += [str(workers), str(restarts), "--", sys.executable, str(worker), str(tmp_path)]
         output, write = os.pipe()
@@ -75,6 +103,16 @@ def test_a_job_over_a_file_goes_on_after_a_worker_was_killed(agents: Agents, tmp
         if line.startswith("worker ") and line.endswith("restart 1")
     )
     assert ranks == ["0", "1", "2", "3"]
+
+
+def test_training_over_a_file_goes_on_from_its_checkpoint_after_a_kill(agents: Agents, tmp_path: Path) -> None:
+    nodes = [agents(name, workers=1, script=TRAINER) for name in ("a", "b")]
+    for node in nodes:
+        node.line(r"worker \d of 2 waits")
+    os.kill(pids(tmp_path, 0, 2)[1], signal.SIGKILL)
+    for node in nodes:
+        node.line(r"worker \d of 2 from step 3: weight 6$")
+    assert [node.wait() for node in nodes] == [0, 0]
 
 
 def test_the_failure_that_uses_up_the_jobs_restarts_ends_every_node(agents: Agents, tmp_path: Path) -> None:

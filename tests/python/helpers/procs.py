@@ -36,7 +36,7 @@ from .launchers import Forked, Server, is_launcher
 
 MARKER = "ELASTIC_RS_TEST_ID"
 # Generous, because six processes that import torch on two cores take a while. A test that passes does not wait for it.
-LIMIT_S = 90.0
+LIMIT_S = 240.0
 # Time for workers to end after the last torchrun of a job has ended.
 SETTLE_S = 3.0
 TAIL_LINES = 40
