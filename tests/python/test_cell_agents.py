@@ -26,8 +26,8 @@ while not (here / f"go-{restart}").exists():
     time.sleep(0.05)
 """
 
-# Trains by gloo: each step adds the mean of the ranks' gradients, which is 1. Rank 0 saves every step. In the first attempt
-# all wait at step 3, for one to be killed there.
+# Trains by gloo: each step adds the mean of the ranks' gradients, which is 1. Rank 0 saves every step. In the first
+# attempt all wait at step 3, for one to be killed there.
 TRAINER = """
 import os, pathlib, sys, time
 import torch

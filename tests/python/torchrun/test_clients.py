@@ -9,7 +9,7 @@ from helpers.procs import Process
 
 from .conftest import SCRIPTS, Start
 
-pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.torchrun]
 # Beside the environment that runs the test.
 CLIENTS = Path(sys.prefix).parent / "clients"
 
@@ -18,6 +18,7 @@ def told(node: Process, pattern: str) -> list[str]:
     return [match[1] for line in node.lines if (match := re.match(pattern, line))]
 
 
+@pytest.mark.parametrize("agent", ["rust", "run", pytest.param("torch", marks=pytest.mark.long)], indirect=True)
 @pytest.mark.parametrize(("nnodes", "nproc"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.long)])
 def test_lightning_trains_on_after_a_crash(start: Start, tmp_path: Path, nnodes: int, nproc: int) -> None:
     env = {"PYTHONPATH": str(CLIENTS)}

@@ -43,7 +43,6 @@ def test_every_generation_finds_an_empty_store(start: Start) -> None:
     [(3, 4, 2), (2, 4, 3), (2, 3, 4)],
     ids=["sorts first", "sorts between", "sorts last"],
 )
-@pytest.mark.timeout(240)
 def test_a_third_node_joins_the_running_job(start: Start, tmp_path: Path, first: int, second: int, third: int) -> None:
     done = tmp_path / "done"
     running = [start(number, "--until", done, nnodes="1:3", nproc=2) for number in (first, second)]
@@ -62,7 +61,6 @@ def test_a_third_node_joins_the_running_job(start: Start, tmp_path: Path, first:
     assert [node.wait() for node in [*running, newcomer]] == [0, 0, 0]
 
 
-@pytest.mark.timeout(240)
 def test_survivors_of_a_killed_agent_form_the_next_world(start: Start, job: Job, agent: str) -> None:
     # pains row 2: with PyTorch's backend the survivors never notice. The workers run no collectives, which would fail.
     # The killed agent does not host the coordinator; `test_host.py` tests that.
@@ -84,7 +82,6 @@ def test_survivors_of_a_killed_agent_form_the_next_world(start: Start, job: Job,
     job.kill_leftovers()
 
 
-@pytest.mark.timeout(240)
 def test_a_node_that_is_terminated_leaves_at_once(start: Start, agent: str) -> None:
     # pains row 20: PyTorch waits 11 s for the lost heartbeats, then 30 s for a last call.
     host = start(2, "--quiet", nnodes="1:3")
@@ -101,7 +98,6 @@ def test_a_node_that_is_terminated_leaves_at_once(start: Start, agent: str) -> N
     assert host.wait() == code
 
 
-@pytest.mark.timeout(240)
 def test_a_killed_worker_restarts_the_world(start: Start, job: Job, tmp_path: Path) -> None:
     done = tmp_path / "done"
     nodes = [start(number, "--torch", "--until", done, nnodes="2") for number in (2, 3)]
@@ -116,7 +112,6 @@ def test_a_killed_worker_restarts_the_world(start: Start, job: Job, tmp_path: Pa
     assert [node.wait() for node in nodes] == [0, 0]
 
 
-@pytest.mark.timeout(240)
 def test_a_failure_for_good_ends_all_nodes_and_names_its_cause(start: Start, agent: str) -> None:
     # pains row 7: with PyTorch's backend the other nodes run on for ever. The workers run no collectives, which would
     # fail.
@@ -134,7 +129,6 @@ def test_a_failure_for_good_ends_all_nodes_and_names_its_cause(start: Start, age
     assert ("RendezvousClosedError" if agent == "torch" else "ChildFailedError") in text
 
 
-@pytest.mark.timeout(240)
 def test_a_spare_steps_in_when_a_node_is_lost(start: Start, job: Job) -> None:
     # pains row 19.
     host = start(2, "--quiet", nnodes="2:2")

@@ -19,7 +19,7 @@ from torch.distributed.run import get_args_parser
 
 from .conftest import FAMILY, SCRIPTS, WORKER, Start, place
 
-pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torchrun]
 
 ACCOUNT = SCRIPTS / "account.py"
 LAUNCHERS = {"torchrun": "torch.distributed.run", "elastic-run": "elastic_rs.run"}

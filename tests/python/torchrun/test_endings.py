@@ -14,7 +14,6 @@ from .conftest import FAMILY, Start, place, shutdown_timeout
 
 pytestmark = [
     pytest.mark.torchrun,
-    pytest.mark.timeout(240),
     pytest.mark.parametrize("agent", ["rust", "run"], indirect=True),
 ]
 JOINED = r"127\.0\.0\.{} .* joined"

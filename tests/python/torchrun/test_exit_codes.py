@@ -10,7 +10,7 @@ from helpers.procs import Job
 
 from .test_elastic_run import LAUNCHERS
 
-pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.torchrun]
 
 KINDS = {
     "all workers succeeded": ([], ["true"], 0),

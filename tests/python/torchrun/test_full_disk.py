@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.procs import Job, Process
 
-pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torchrun]
 
 UNDER = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
 # $1: options of the file system; $2: its mount point; $3: a command to run there first; then the launcher.

@@ -10,7 +10,7 @@ from helpers.procs import Job, Process
 
 from .conftest import FAMILY, Start, place
 
-pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.torchrun]
 OURS = pytest.mark.parametrize("agent", ["rust", "run"], indirect=True)
 SHORT_LEASE = "last_call_timeout=1,keep_alive_interval=0.5,keep_alive_max_attempt=4"
 LEASE_S = 2.0

@@ -32,7 +32,6 @@ def test_nodes_use_a_separate_host(start: Start, job: Job, port: int) -> None:
     assert "elastic-rs: SIGTERM: waiting for 0 nodes and 0 clients to go" in host.lines
 
 
-@pytest.mark.timeout(240)
 def test_a_host_that_is_killed_and_started_again_disturbs_no_worker(
     start: Start, job: Job, agent: str, port: int, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from helpers.procs import Process
 
 from .conftest import Start, place
 
-pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torchrun]
 
 LISTENS = "0A"
 

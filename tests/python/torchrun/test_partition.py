@@ -9,7 +9,7 @@ from helpers.procs import Job
 
 from .conftest import FAMILY, Start, place
 
-pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torchrun]
 SHORT_LEASE = "last_call_timeout=1,keep_alive_interval=0.5,keep_alive_max_attempt=3"
 HOLD = ["sh", "-c", "echo up; exec cat"]  # runs until its stdin is closed
 

@@ -15,7 +15,6 @@ from .conftest import FAMILY, Start, place
 
 pytestmark = [
     pytest.mark.torchrun,
-    pytest.mark.timeout(240),
     pytest.mark.parametrize("agent", ["rust", "run"], indirect=True),
 ]
 UNDER = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]

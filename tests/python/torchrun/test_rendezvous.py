@@ -13,7 +13,7 @@ from helpers.procs import Job, Process
 from .conftest import FAMILY, Start, place
 from .test_host_of_its_own import serve
 
-pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torchrun]
 SHORT_LEASE = "last_call_timeout=1,keep_alive_interval=0.5,keep_alive_max_attempt=3"
 
 

@@ -10,7 +10,7 @@ from helpers.procs import Job
 
 from .conftest import SCRIPTS, Start
 
-pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torchrun]
 
 
 def test_workers_train_over_a_restart_and_start_processes(job: Job) -> None:

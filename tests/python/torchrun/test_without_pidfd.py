@@ -10,7 +10,7 @@ from helpers.procs import Job
 
 from .conftest import FAMILY, SCRIPTS, Start, place
 
-pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torchrun]
 
 WITHOUT = [sys.executable, str(SCRIPTS / "without_pidfd.py")]
 launchers = pytest.mark.parametrize("agent", ["rust", "run"], indirect=True)
@@ -61,7 +61,7 @@ def test_workers_come_from_a_template_and_outlive_no_killed_agent(start: Start, 
     assert not any("started cold" in line for line in node.lines), node.tail()
 
 
-@errors
+@pytest.mark.parametrize("error", ["ENOSYS", pytest.param("EPERM", marks=pytest.mark.long)])
 def test_functions_work_as_workers(job: Job, error: str) -> None:
     tests = SCRIPTS.parent / "agent" / "test_functions.py"
     names = "test_functions_are_restarted and spawn and static"

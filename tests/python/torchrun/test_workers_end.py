@@ -12,7 +12,6 @@ from .conftest import FAMILY, Start, place, shutdown_timeout
 
 pytestmark = [
     pytest.mark.torchrun,
-    pytest.mark.timeout(240),
     pytest.mark.parametrize("agent", ["rust", "run"], indirect=True),
 ]
 
