@@ -24,3 +24,5 @@ pub mod store;
 pub mod threads;
 #[cfg(feature = "io")]
 mod wait;
+#[cfg(feature = "io")]
+pub mod warm;

@@ -307,38 +307,6 @@ class CellSession:
         """
 
 @final
-class Egg:
-    """
-    In the template: a spawn request.
-    """
-    @property
-    def argv(self, /) -> list[str]:
-        """
-        The worker's program and arguments.
-        """
-    def become_guard(self, /, nest: Nest) -> None:
-        """
-        In a child of the template: become the worker's guard. The caller forks the worker next.
-        """
-    def become_worker(self, /) -> None:
-        """
-        In the guard's child: become the worker, with its session, streams and folder.
-        """
-    @property
-    def env(self, /) -> dict[str, str]:
-        """
-        The worker's whole environment.
-        """
-    def show(self, /) -> None:
-        """
-        In the worker, once its variables are set: make ``ps`` and ``/proc`` show them and its command.
-        """
-    def watch(self, /, worker: SupportsIndex) -> None:
-        """
-        In the guard: supervise its child ``worker`` (-1: there is none) until no process of it is left. Does not return.
-        """
-
-@final
 class Failure:
     """
     A worker's failure. Every node names it as the cause when the job restarts or ends.
@@ -382,6 +350,36 @@ class Failure:
     def role(self, /) -> str:
         """
         The worker's role.
+        """
+
+@final
+class ForkServer:
+    """
+    In the fork server: its state.
+    """
+    def __new__(cls, /, fd: SupportsIndex) -> ForkServer:
+        """
+        Take the server's end of the socket that it shares with the agent: the descriptor ``fd``.
+        """
+    def become_guard(self, /, request: SpawnRequest) -> None:
+        """
+        In a child of the fork server: become the guard of the requested worker. The caller forks the worker next.
+        """
+    def forked(self, /, request: SpawnRequest, guard: SupportsIndex) -> None:
+        """
+        In the fork server, after it has forked ``guard``, the guard of the requested worker.
+        """
+    def next_request(self, /) -> SpawnRequest | None:
+        """
+        Wait for the next spawn request. None once the agent has closed the socket.
+        """
+    def ready(self, /) -> None:
+        """
+        Tell the agent that everything is imported.
+        """
+    def refuse(self, /, reason: str) -> None:
+        """
+        Tell the agent why no worker can be forked here. The caller ends the process then.
         """
 
 @final
@@ -593,32 +591,6 @@ class LogOptions:
     def tee(self, /) -> Streams:
         """
         Streams that go to files and to the console.
-        """
-
-@final
-class Nest:
-    """
-    In the template: the fork server's state.
-    """
-    def __new__(cls, /, fd: SupportsIndex) -> Nest:
-        """
-        Take the template's end of the socket that it shares with the agent: the descriptor ``fd``.
-        """
-    def forked(self, /, egg: Egg, guard: SupportsIndex) -> None:
-        """
-        In the template, after it has forked the guard of the requested worker.
-        """
-    def next_egg(self, /) -> Egg | None:
-        """
-        Wait for the next spawn request. None once the agent has closed the socket.
-        """
-    def ready(self, /) -> None:
-        """
-        Tell the agent that everything is imported.
-        """
-    def refuse(self, /, reason: str) -> None:
-        """
-        Tell the agent why no worker can be forked here. The caller ends the process then.
         """
 
 @final
@@ -844,6 +816,34 @@ class Session:
     def was_welcomed(self, /) -> bool:
         """
         Whether the coordinator has ever welcomed this node.
+        """
+
+@final
+class SpawnRequest:
+    """
+    In the fork server: a request to fork a worker.
+    """
+    @property
+    def argv(self, /) -> list[str]:
+        """
+        The worker's program and arguments.
+        """
+    def become_worker(self, /) -> None:
+        """
+        In the guard's child: become the worker, with its session, streams and folder.
+        """
+    @property
+    def env(self, /) -> dict[str, str]:
+        """
+        The worker's whole environment.
+        """
+    def show(self, /) -> None:
+        """
+        In the worker, once its variables are set: make ``ps`` and ``/proc`` show them and its command.
+        """
+    def watch(self, /, worker: SupportsIndex) -> None:
+        """
+        In the guard: supervise its child ``worker`` (-1: there is none) until no process of it is left. Does not return.
         """
 
 @final

@@ -17,13 +17,12 @@ use super::news::Seen;
 use super::policy::{AgentOptions, Outcome};
 use super::sleepers::{Sleeper, Sleepers};
 use super::words::Words;
-use crate::process::{
-    Consoles, Exit, Exited, FilterOptions, Group, Signal, Template, WorkerSpec, reap_strangers_as_process_1,
-};
+use crate::process::{Consoles, Exit, Exited, FilterOptions, Group, Signal, WorkerSpec, reap_strangers_as_process_1};
 use crate::rendezvous::node::machine::{JoinError, View};
 use crate::rendezvous::node::session::Session;
 use crate::rendezvous::protocol::message::{Failure, Placement};
 use crate::wait::until;
+use crate::warm::Template;
 
 mod perform;
 
@@ -231,7 +230,7 @@ impl Runner {
     /// Dropping the future kills those that run, and leaves the step unanswered.
     pub async fn start(&mut self, programs: Programs<'_>) -> BTreeMap<u32, u32> {
         let Programs { specs, filters, consoles, error_files, template } = programs;
-        match self.while_starting(Group::start_from(template, specs, filters, consoles)).await {
+        match self.while_starting(Group::start_from(template.map(Template::forker), specs, filters, consoles)).await {
             Some(Ok(group)) => {
                 let pids = group.pids();
                 self.started(Crew::Spawned(Box::new(group)), error_files);

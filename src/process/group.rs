@@ -3,94 +3,28 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::pending;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::inotify;
 use tokio::sync::{mpsc, oneshot};
 
-use super::exit::{Exit, Signal};
-use super::logs::{FilterOptions, Logs, Source, Which};
+use super::consoles::Consoles;
+use super::event::{Event, Exited, Left, Outcome};
+use super::exit::Signal;
+use super::forker::Forker;
+use super::logs::source::{Source, Which};
+use super::logs::{FilterOptions, Logs};
 use super::message::Order;
 use super::spawn::{Guarded, Stage, StartError, open, spawn};
 use super::spec::{Output, WorkerSpec};
 use super::stderr_end::StderrEnd;
 use super::stop::{Command, StopPolicy, Stopping};
-use super::warm::{Shared, Template};
 use crate::wait::until;
 
-mod member;
+pub(super) mod member;
 
-pub(super) use member::{Member, Start};
-
-/// The consoles that show the output of workers.
-#[derive(Debug)]
-pub struct Consoles {
-    /// For standard output.
-    pub stdout: OwnedFd,
-    /// For standard error.
-    pub stderr: OwnedFd,
-}
-
-impl Consoles {
-    /// This process's own streams.
-    pub fn own() -> io::Result<Consoles> {
-        let stdout = io::stdout().as_fd().try_clone_to_owned()?;
-        Ok(Consoles { stdout, stderr: io::stderr().as_fd().try_clone_to_owned()? })
-    }
-}
-
-/// An event of a group of workers.
-#[derive(Debug)]
-pub enum Event {
-    /// A worker has ended. Its process group has been killed, and its other descendants are being killed. Its last words can be
-    /// read at its [`Group::stderr_end`].
-    Exited(Exited),
-    /// Nothing of a worker is left: no descendant, and no unread output.
-    Gone {
-        /// Which worker.
-        local_rank: u32,
-    },
-    /// A worker could not be ended. The group stops waiting for it.
-    Stuck(Left),
-}
-
-/// How a worker ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Exited {
-    /// Which worker.
-    pub local_rank: u32,
-    /// Its process id. It may have been reused by now.
-    pub pid: u32,
-    /// How it ended.
-    pub exit: Exit,
-    /// When the agent learned of it.
-    pub at: Instant,
-}
-
-/// A worker that SIGKILL has not ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Left {
-    /// Which worker.
-    pub local_rank: u32,
-    /// Its process id.
-    pub pid: u32,
-    /// The kernel's letter for its state: `D` is uninterruptible sleep. `None` if the worker has ended, but a descendant has not.
-    pub state: Option<char>,
-    /// How long the stop had taken when the group gave up.
-    pub waited: Duration,
-}
-
-/// The result of a stop.
-#[derive(Debug, Default)]
-pub struct Outcome {
-    /// Workers whose ends had not been reported before.
-    pub exited: Vec<Exited>,
-    /// Workers that are stuck.
-    pub left: Vec<Left>,
-}
+use member::{Member, Start};
 
 /// Running workers. Dropping it kills them and everything they started, which is complete a moment later. To know when, use
 /// [`kill`](Self::kill) and [`next_event`](Self::next_event) instead. Any end of this process does the same.
@@ -118,18 +52,15 @@ impl Group {
         Group::start_from(None, specs, filters, consoles).await
     }
 
-    /// The same, with workers forked from a template where that is possible. Otherwise they are executed.
-    ///
-    /// Does not wait for the template to load: [`Template::loaded`] does.
+    /// The same, with workers forked by the `forker` where that is possible. Otherwise they are executed.
     pub async fn start_from(
-        template: Option<&Template>,
+        forker: Option<Forker>,
         specs: Vec<WorkerSpec>,
         filters: FilterOptions,
         consoles: Consoles,
     ) -> Result<Group, StartError> {
-        let template = template.map(Template::shared);
         // A separate task: even if our future is dropped, it runs until the started workers are reaped.
-        let starting = tokio::spawn(start(template, specs, filters, consoles));
+        let starting = tokio::spawn(start(forker, specs, filters, consoles));
         match starting.await {
             Ok(result) => result,
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
@@ -287,13 +218,13 @@ impl Drop for Group {
 }
 
 async fn start(
-    template: Option<Arc<Shared>>,
+    forker: Option<Forker>,
     specs: Vec<WorkerSpec>,
     filters: FilterOptions,
     consoles: Consoles,
 ) -> Result<Group, StartError> {
     // Forking takes long where much memory is mapped, and opening files may block.
-    let launching = tokio::task::spawn_blocking(move || launch(template.as_deref(), specs, &filters, consoles));
+    let launching = tokio::task::spawn_blocking(move || launch(forker.as_ref(), specs, &filters, consoles));
     let Launched { workers, logs, mut error } = match launching.await {
         Ok(launched) => launched?,
         Err(failed) if failed.is_panic() => std::panic::resume_unwind(failed.into_panic()),
@@ -337,7 +268,7 @@ struct Launched {
 }
 
 fn launch(
-    template: Option<&Shared>,
+    forker: Option<&Forker>,
     specs: Vec<WorkerSpec>,
     filters: &FilterOptions,
     consoles: Consoles,
@@ -364,8 +295,8 @@ fn launch(
     let logs = if sources.is_empty() { None } else { Some(Logs::start(sources, watch, filters, consoles)?) };
     let mut launched = Launched { workers: Vec::new(), logs, error: None };
     for (spec, opened) in specs.into_iter().zip(opened) {
-        let hatched = template.and_then(|template| template.hatch(&spec, &opened));
-        match hatched.map_or_else(|| spawn(&spec, &opened), Ok) {
+        let forked = forker.and_then(|forker| forker.fork(&spec, &opened));
+        match forked.map_or_else(|| spawn(&spec, &opened), Ok) {
             Ok(guarded) => launched.workers.push((spec, guarded)),
             Err(error) => {
                 launched.error = Some(error);

@@ -13,57 +13,22 @@
 //!
 //! `docs/decisions/0039-each-worker-has-a-guard.md` and `0040-…` have the reasons and alternatives.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::CStr;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 use super::message::{MESSAGE_BYTES, Order, Report};
 
+mod calls;
 mod descriptors;
-mod forked;
+pub(super) mod forked;
+pub(super) mod plan;
 mod worker;
 
+use calls::{default_handler, errno, fail, tell};
 use descriptors::close_all_but;
-pub(super) use forked::{Descriptors, Hatching, block_signals};
+use plan::{Failure, Plan, step};
 use worker::{Birth, start_worker};
-
-/// The guard's data, prepared before the fork. No descriptor is below 3.
-#[derive(Debug)]
-pub(super) struct Plan<'a> {
-    /// The guard's end of the socket that it shares with the agent.
-    pub control: RawFd,
-    /// A pidfd of the agent; -1 where the kernel has none.
-    pub agent: RawFd,
-    /// The agent's process id.
-    pub agent_pid: i32,
-    /// The worker's standard input, output and error.
-    pub stdio: [RawFd; 3],
-    /// `/dev/null`, for the guard's own streams.
-    pub null: RawFd,
-    /// Paths to try to execute, in order.
-    pub candidates: &'a [*const c_char],
-    /// Ends with a null pointer, as does `envp`.
-    pub argv: &'a [*const c_char],
-    pub envp: &'a [*const c_char],
-    /// Working directory of the worker. Null: the agent's.
-    pub cwd: *const c_char,
-    /// Whether processes that the child leaves behind may live on, until the agent orders otherwise or ends. True for templates.
-    pub keeps: bool,
-}
-
-/// The steps at which starting a worker can fail, as `Report::Failed` names them.
-pub(super) mod step {
-    pub(in super::super) const CLONE: i32 = 1;
-    pub(in super::super) const STREAMS: i32 = 2;
-    pub(in super::super) const FOLDER: i32 = 3;
-    pub(in super::super) const EXECUTE: i32 = 4;
-    pub(in super::super) const SUBREAPER: i32 = 5;
-    pub(in super::super) const SIGNALFD: i32 = 6;
-    pub(in super::super) const PIPE: i32 = 7;
-}
-
-/// A step that failed, and its `errno`.
-type Failure = (i32, i32);
 
 /// Forks a guard. Returns its process id and a pidfd of it, if the kernel has pidfds; or `errno`.
 ///
@@ -367,38 +332,4 @@ unsafe fn kill_with_group(pid: i32) {
         }
         libc::kill(pid, libc::SIGKILL);
     }
-}
-
-unsafe fn tell(control: RawFd, report: Report) {
-    let bytes = report.encode();
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // Three messages always fit into the socket. If the other end is closed, there is nobody to tell.
-    unsafe { libc::send(control, bytes.as_ptr().cast(), bytes.len(), flags) };
-}
-
-unsafe fn fail(control: RawFd, (step, errno): Failure) -> ! {
-    unsafe {
-        tell(control, Report::Failed { step, errno });
-        libc::_exit(1)
-    }
-}
-
-/// Resets a signal's handler. Uses the plain system call: glibc's refuses the two signals that it uses itself, and a parent
-/// may have ignored those too.
-unsafe fn default_handler(signal: i32) {
-    // `SIG_DFL`, no flags, an empty mask: all zero in the kernel's `struct sigaction` of every architecture.
-    let action = [0_u64; 4];
-    let mask_bytes: libc::size_t = 8;
-    let signal = libc::c_long::from(signal);
-    unsafe { libc::syscall(libc::SYS_rt_sigaction, signal, action.as_ptr(), ptr::null::<u64>(), mask_bytes) };
-}
-
-fn errno() -> i32 {
-    // SAFETY: glibc and musl return a valid pointer to this thread's `errno`.
-    unsafe { *libc::__errno_location() }
-}
-
-/// Pointers to these strings, followed by a null pointer.
-pub(super) fn pointers<S: AsRef<CStr>>(strings: &[S]) -> Vec<*const c_char> {
-    strings.iter().map(|string| string.as_ref().as_ptr()).chain([ptr::null()]).collect()
 }

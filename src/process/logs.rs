@@ -21,17 +21,19 @@ use rustix::io::Errno;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::group::Consoles;
-use super::spawn::{Reading, Stage, StartError};
-use super::spec::{Copies, Filter};
+use super::consoles::Consoles;
+use super::spawn::{PIPE_BYTES, Stage, StartError};
+use super::spec::Filter;
 use crate::threads;
 
-mod read_end;
+pub(super) mod read_end;
 mod sink;
+pub(super) mod source;
 mod stream;
 
-pub(super) use read_end::ReadEnd;
+use read_end::ReadEnd;
 use sink::{Filtered, Sink};
+use source::{Source, Which};
 use stream::{Copied, Stream};
 
 /// The filter files of a group.
@@ -41,21 +43,6 @@ pub struct FilterOptions {
     pub stdout: Option<Filter>,
     /// For lines of standard error.
     pub stderr: Option<Filter>,
-}
-
-/// One of the two output streams.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Which {
-    Stdout = 0,
-    Stderr = 1,
-}
-
-/// A stream to copy.
-pub(super) struct Source {
-    pub local_rank: u32,
-    pub which: Which,
-    pub reading: Reading,
-    pub copies: Copies,
 }
 
 /// The thread's progress, for those who wait for it.
@@ -185,7 +172,7 @@ fn wake(eventfd: &OwnedFd) {
 const WAKE: u64 = u64::MAX;
 const FILES: u64 = u64::MAX - 1;
 /// Bytes read at once: the size of a pipe, so that a full pipe takes one read.
-const READ_BYTES: usize = super::spawn::PIPE_BYTES;
+const READ_BYTES: usize = PIPE_BYTES;
 
 struct Copier {
     poll: OwnedFd,

@@ -6,7 +6,7 @@ pub(super) const MESSAGE_BYTES: usize = 12;
 
 /// From the agent to the guard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Order {
+pub(crate) enum Order {
     /// Send this signal to the worker's group.
     Signal(i32),
     /// Kill everything below the guard.

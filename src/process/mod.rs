@@ -7,10 +7,19 @@
 //! Each worker has a *guard*: a minimal process between the agent and the worker, forked and never executed. It is the worker's
 //! parent and reaps all its descendants. A guard ends its worker's whole process tree when the worker ends, when the agent
 //! orders it, and when the agent is gone for whatever reason.
+//!
+//! A group executes its workers, unless it is given a [`Forker`]. The room `warm` makes those. It uses this room, which does not
+//! use it.
 
+#[cfg(feature = "io")]
+mod consoles;
+#[cfg(feature = "io")]
+mod event;
 mod exit;
 #[cfg(feature = "io")]
 mod folders;
+#[cfg(feature = "io")]
+mod forker;
 #[cfg(feature = "io")]
 mod group;
 #[cfg(feature = "io")]
@@ -35,20 +44,34 @@ mod stderr_end;
 mod stop;
 #[cfg(feature = "io")]
 mod strangers;
-#[cfg(feature = "io")]
-mod warm;
 
+#[cfg(feature = "io")]
+pub use consoles::Consoles;
+#[cfg(feature = "io")]
+pub use event::{Event, Exited, Left, Outcome};
 pub use exit::{Exit, Signal};
 #[cfg(feature = "io")]
 pub use folders::{AttemptFolder, LogFolders, folder_name};
 #[cfg(feature = "io")]
-pub use group::{Consoles, Event, Exited, Group, Left, Outcome};
+pub(crate) use forker::ForkWorker;
+#[cfg(feature = "io")]
+pub use forker::Forker;
+#[cfg(feature = "io")]
+pub use group::Group;
+#[cfg(feature = "io")]
+pub(crate) use group::member::{Member, Start};
+#[cfg(feature = "io")]
+pub(crate) use guard::forked::{ForkedGuard, GuardDescriptors, block_signals};
 #[cfg(feature = "io")]
 pub use logs::FilterOptions;
+#[cfg(feature = "io")]
+pub(crate) use message::Order;
 #[cfg(feature = "io")]
 pub use rehearsal::rehearse;
 #[cfg(feature = "io")]
 pub(crate) use room::{is_full, why_no_more_logs};
+#[cfg(feature = "io")]
+pub(crate) use spawn::{Guarded, Opened, Ties, message_socket, open_fork_server, received, spawn_fork_server};
 #[cfg(feature = "io")]
 pub use spawn::{Stage, StartError, fill_standard_streams};
 pub use spec::{Copies, Filter, Input, Output, Streams, StreamsError, StreamsOf, WorkerSpec};
@@ -59,5 +82,3 @@ pub use stderr_end::StderrEnd;
 pub use stop::{Command, StopPolicy, Stopping};
 #[cfg(feature = "io")]
 pub use strangers::{Strangers, reap_strangers_as_process_1};
-#[cfg(feature = "io")]
-pub use warm::{Egg, Nest, Template, TemplateSpec};

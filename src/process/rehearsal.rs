@@ -2,8 +2,10 @@
 
 use std::ffi::OsString;
 
+use super::consoles::Consoles;
+use super::event::Event;
 use super::exit::Exit;
-use super::group::{Consoles, Event, Group};
+use super::group::Group;
 use super::logs::FilterOptions;
 use super::spec::{Input, Output, WorkerSpec};
 

@@ -16,13 +16,14 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 
-use super::guard::{self, Plan, pointers};
+use super::guard;
+use super::guard::plan::{Plan, pointers, step};
 use super::room::{is_full, is_short};
 use super::spec::{Input, Output, WorkerSpec};
 
 /// The agent's handle of a worker's guard.
 #[derive(Debug)]
-pub(super) struct Guarded {
+pub(crate) struct Guarded {
     /// Socket for orders and reports. Closing it ends everything below the guard.
     pub control: OwnedFd,
     /// Readable once the guard has ended: a pidfd, or a pipe where the kernel has no pidfds. `None`: only the socket's end tells.
@@ -33,7 +34,7 @@ pub(super) struct Guarded {
 
 /// A worker's streams before its start.
 #[derive(Debug)]
-pub(super) struct Opened {
+pub(crate) struct Opened {
     /// The worker's standard input, output and error.
     pub stdio: [OwnedFd; 3],
     /// `/dev/null`.
@@ -44,7 +45,7 @@ pub(super) struct Opened {
 
 /// The source from which the agent reads a worker's stream.
 #[derive(Debug)]
-pub(super) enum Reading {
+pub(crate) enum Reading {
     /// A pipe. If the stream also goes to a file, the agent writes it.
     Pipe(OwnedFd),
     /// The file that the worker writes, and the inotify watch on it.
@@ -65,8 +66,8 @@ pub(super) fn open(spec: &WorkerSpec, watch: Option<&OwnedFd>) -> Result<Opened,
     Ok(Opened { stdio: [input, output, error], null, readings: [output_read, error_read] })
 }
 
-/// Opens a template's streams. `socket` is its standard input. What it prints goes to this process's standard error.
-pub(super) fn open_template(socket: OwnedFd) -> Result<Opened, Errno> {
+/// Opens a fork server's streams. `socket` is its standard input. What it prints goes to this process's standard error.
+pub(crate) fn open_fork_server(socket: OwnedFd) -> Result<Opened, Errno> {
     let null = open_null()?;
     let error = || inherited(rustix::stdio::stderr(), &null);
     Ok(Opened { stdio: [lifted(socket)?, error()?, error()?], null, readings: [None, None] })
@@ -127,12 +128,12 @@ impl StartError {
     /// From the guard's report.
     pub(super) fn reported(spec: &WorkerSpec, step: i32, errno: i32) -> StartError {
         let stage = match (step, &spec.cwd) {
-            (guard::step::FOLDER, Some(folder)) => Stage::Folder(folder.clone()),
-            (guard::step::EXECUTE, _) => Stage::Execute(spec.command()[0].clone()),
-            (guard::step::CLONE, _) => Stage::Call("clone"),
-            (guard::step::SUBREAPER, _) => Stage::Call("prctl(PR_SET_CHILD_SUBREAPER)"),
-            (guard::step::SIGNALFD, _) => Stage::Call("signalfd4"),
-            (guard::step::PIPE, _) => Stage::Call("pipe2"),
+            (step::FOLDER, Some(folder)) => Stage::Folder(folder.clone()),
+            (step::EXECUTE, _) => Stage::Execute(spec.command()[0].clone()),
+            (step::CLONE, _) => Stage::Call("clone"),
+            (step::SUBREAPER, _) => Stage::Call("prctl(PR_SET_CHILD_SUBREAPER)"),
+            (step::SIGNALFD, _) => Stage::Call("signalfd4"),
+            (step::PIPE, _) => Stage::Call("pipe2"),
             _ => Stage::Fork,
         };
         StartError::new(spec.local_rank, stage, io::Error::from_raw_os_error(errno))
@@ -146,14 +147,14 @@ pub(super) fn spawn(spec: &WorkerSpec, opened: &Opened) -> Result<Guarded, Start
     spawn_with(spec, opened, false)
 }
 
-/// Forks the guard of a template. Processes that the template leaves behind live on.
-pub(super) fn spawn_template(spec: &WorkerSpec, opened: &Opened) -> Result<Guarded, StartError> {
+/// Forks the guard of a fork server. Processes that the server leaves behind live on.
+pub(crate) fn spawn_fork_server(spec: &WorkerSpec, opened: &Opened) -> Result<Guarded, StartError> {
     spawn_with(spec, opened, true)
 }
 
 fn spawn_with(spec: &WorkerSpec, opened: &Opened, keeps: bool) -> Result<Guarded, StartError> {
     let failed = |call, source: Errno| StartError::new(spec.local_rank, Stage::Call(call), source);
-    let invalid = |_| StartError::reported(spec, guard::step::EXECUTE, Errno::INVAL.raw_os_error());
+    let invalid = |_| StartError::reported(spec, step::EXECUTE, Errno::INVAL.raw_os_error());
     let strings = Strings::prepare(spec).map_err(invalid)?;
     let (argv, envp) = (pointers(&strings.argv), pointers(&strings.envp));
     let mut candidates = pointers(&strings.candidates);
@@ -178,7 +179,7 @@ fn spawn_with(spec: &WorkerSpec, opened: &Opened, keeps: bool) -> Result<Guarded
 }
 
 /// The descriptors that connect a guard to the agent. None is below 3.
-pub(super) struct Ties {
+pub(crate) struct Ties {
     /// The agent's end of the socket.
     pub control: OwnedFd,
     /// The guard's end of the socket.
@@ -196,7 +197,7 @@ impl Ties {
 }
 
 /// Both ends of a socket that preserves message boundaries.
-pub(super) fn message_socket() -> Result<(OwnedFd, OwnedFd), Errno> {
+pub(crate) fn message_socket() -> Result<(OwnedFd, OwnedFd), Errno> {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
 
@@ -205,7 +206,7 @@ pub(super) fn message_socket() -> Result<(OwnedFd, OwnedFd), Errno> {
 /// If the other end closed with messages unread, the kernel returns `ECONNRESET` once, and *before* the last messages that the
 /// other end sent. So `receive` is called again: it then returns those messages, and then the end. A kernel that returns the
 /// error a second time (that of a sandbox, say) has no such messages.
-pub(super) fn received<T>(mut receive: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+pub(crate) fn received<T>(mut receive: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     let mut was_reset = false;
     loop {
         match receive() {

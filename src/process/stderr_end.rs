@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::lines::TAIL_BYTES;
-use super::logs::ReadEnd;
+use super::logs::read_end::ReadEnd;
 
 /// Where the end of a worker's standard error can be read, also after the worker's group is gone.
 #[derive(Debug, Clone, Default)]

@@ -19,14 +19,14 @@ from helpers.warm import SCRIPTS, WARM, run, script, template_of
 
 HOW = """
     import os, sys
-    os.write(1, b"warm\\n" if "elastic_rs.warm._template" in sys.modules else b"cold\\n")
+    os.write(1, b"warm\\n" if "elastic_rs.warm._fork_server" in sys.modules else b"cold\\n")
 """
 
 FAMILY = """
     import os, signal, subprocess, sys
     code = "import os, signal; os.setsid(); print('child', flush=True); signal.pause()"
     daemon = subprocess.Popen([sys.executable, "-c", code])
-    how = "warm" if "elastic_rs.warm._template" in sys.modules else "cold"
+    how = "warm" if "elastic_rs.warm._fork_server" in sys.modules else "cold"
     os.write(1, f"{how} {os.getpid()}\\n".encode())  # one write
     signal.pause()
 """
@@ -176,7 +176,7 @@ def test_another_program_has_no_template(job: Job) -> None:
 def test_a_changed_script_is_read_again(job: Job, tmp_path: Path) -> None:
     text = """
         import pathlib, sys
-        pathlib.Path(__file__).write_text("import sys; print('changed', 'elastic_rs.warm._template' in sys.modules)")
+        pathlib.Path(__file__).write_text("import sys; print('changed', 'elastic_rs.warm._fork_server' in sys.modules)")
         sys.exit(1)
     """
     agent = run(job, WARM, script(tmp_path, text), restarts=1)

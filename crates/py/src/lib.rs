@@ -47,7 +47,7 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::store_client::StoreClient;
     #[pymodule_export]
-    use crate::warm::{Egg, Nest, Template};
+    use crate::warm::{ForkServer, SpawnRequest, Template};
 
     /// Version of the compiled part.
     #[pymodule_export]

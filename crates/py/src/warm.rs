@@ -1,4 +1,4 @@
-//! `Template`: the agent's end of a fork server. `Nest` and `Egg`: the fork server's own end, and its spawn requests.
+//! `Template`: the agent's end of a fork server. `ForkServer` and `SpawnRequest`: the server's own end, and what it receives.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
 use elastic_rs::agent::environment;
-use elastic_rs::process;
+use elastic_rs::warm;
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -15,7 +15,7 @@ use crate::runtime::{block_on, detach, handle};
 
 /// A process that has imported the workers' modules, and from which workers are forked.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
-pub struct Template(pub process::Template);
+pub struct Template(pub warm::Template);
 
 #[pymethods]
 impl Template {
@@ -34,7 +34,7 @@ impl Template {
     ) -> PyResult<Self> {
         let (program, args) =
             command.split_first().ok_or_else(|| PyValueError::new_err("command is empty, must name a program"))?;
-        let spec = process::TemplateSpec {
+        let spec = warm::TemplateSpec {
             program: program.clone(),
             begin,
             args: args.to_vec(),
@@ -46,7 +46,7 @@ impl Template {
         };
         let runtime = handle()?;
         let _inside = runtime.enter();
-        Ok(Self(process::Template::start(spec)))
+        Ok(Self(warm::Template::start(spec)))
     }
 
     /// End it, kill the workers that were forked from it, and wait until no process of them is left.
@@ -55,13 +55,13 @@ impl Template {
     }
 }
 
-/// In the template: the fork server's state.
+/// In the fork server: its state.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
-pub struct Nest(Mutex<Option<process::Nest>>);
+pub struct ForkServer(Mutex<Option<warm::ForkServer>>);
 
 #[pymethods]
-impl Nest {
-    /// Take the template's end of the socket that it shares with the agent: the descriptor ``fd``.
+impl ForkServer {
+    /// Take the server's end of the socket that it shares with the agent: the descriptor ``fd``.
     #[new]
     fn new(fd: i32) -> PyResult<Self> {
         if fd < 0 {
@@ -70,45 +70,54 @@ impl Nest {
         // SAFETY: the caller hands it over.
         #[expect(unsafe_code, reason = "a descriptor from Python is a number; there is no safe way to take it")]
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(Self(Mutex::new(Some(process::Nest::new(socket)))))
+        Ok(Self(Mutex::new(Some(warm::ForkServer::new(socket)))))
     }
 
     /// Tell the agent that everything is imported.
     fn ready(&self) -> PyResult<()> {
-        self.with(|nest| nest.ready())
+        self.with(|server| server.ready())
     }
 
     /// Tell the agent why no worker can be forked here. The caller ends the process then.
     fn refuse(&self, reason: &str) -> PyResult<()> {
-        self.with(|nest| nest.refuse(reason))
+        self.with(|server| server.refuse(reason))
     }
 
     /// Wait for the next spawn request. None once the agent has closed the socket.
-    fn next_egg(&self, py: Python<'_>) -> PyResult<Option<Egg>> {
-        let egg = detach(py, || self.with(process::Nest::next_egg))?;
-        Ok(egg.map(|egg| Egg(Mutex::new(egg))))
+    fn next_request(&self, py: Python<'_>) -> PyResult<Option<SpawnRequest>> {
+        let request = detach(py, || self.with(warm::ForkServer::next_request))?;
+        Ok(request.map(|request| SpawnRequest(Mutex::new(request))))
     }
 
-    /// In the template, after it has forked the guard of the requested worker.
-    fn forked(&self, egg: &Egg, guard: i32) -> PyResult<()> {
-        self.with(|nest| nest.forked(&mut egg.0.lock(), guard))
+    /// In the fork server, after it has forked ``guard``, the guard of the requested worker.
+    fn forked(&self, request: &SpawnRequest, guard: i32) -> PyResult<()> {
+        self.with(|server| server.forked(&mut request.0.lock(), guard))
     }
-}
 
-impl Nest {
-    fn with<T>(&self, act: impl FnOnce(&mut process::Nest) -> io::Result<T>) -> PyResult<T> {
-        let mut nest = self.0.lock();
-        let nest = nest.as_mut().ok_or_else(|| PyRuntimeError::new_err("this process is no template any more"))?;
-        Ok(act(nest)?)
+    /// In a child of the fork server: become the guard of the requested worker. The caller forks the worker next.
+    fn become_guard(&self, request: &SpawnRequest) -> PyResult<()> {
+        let server = self.0.lock().take().ok_or_else(no_server)?;
+        Ok(server.become_guard(&mut request.0.lock())?)
     }
 }
 
-/// In the template: a spawn request.
+impl ForkServer {
+    fn with<T>(&self, act: impl FnOnce(&mut warm::ForkServer) -> io::Result<T>) -> PyResult<T> {
+        let mut server = self.0.lock();
+        Ok(act(server.as_mut().ok_or_else(no_server)?)?)
+    }
+}
+
+fn no_server() -> PyErr {
+    PyRuntimeError::new_err("this process is no fork server any more")
+}
+
+/// In the fork server: a request to fork a worker.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
-pub struct Egg(Mutex<process::Egg>);
+pub struct SpawnRequest(Mutex<warm::SpawnRequest>);
 
 #[pymethods]
-impl Egg {
+impl SpawnRequest {
     /// The worker's program and arguments.
     #[getter]
     fn argv(&self) -> Vec<OsString> {
@@ -119,14 +128,6 @@ impl Egg {
     #[getter]
     fn env(&self) -> BTreeMap<OsString, OsString> {
         self.0.lock().env()
-    }
-
-    /// In a child of the template: become the worker's guard. The caller forks the worker next.
-    fn become_guard(&self, nest: &Nest) -> PyResult<()> {
-        match nest.0.lock().take() {
-            Some(nest) => Ok(self.0.lock().become_guard(nest)?),
-            None => Err(PyRuntimeError::new_err("this process is no template any more")),
-        }
     }
 
     /// In the guard: supervise its child ``worker`` (-1: there is none) until no process of it is left. Does not return.

@@ -1,4 +1,4 @@
-"""Warm starts: which command lines can have a template, what it executes, and how its children become workers.
+"""Warm starts: which command lines can have a fork server, what it executes, and how its children become workers.
 
-Nothing is imported here: what a template has imported, its workers have too.
+Nothing is imported here: what a fork server has imported, its workers have too.
 """

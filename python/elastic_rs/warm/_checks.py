@@ -1,4 +1,4 @@
-"""Why workers that are forked from a template would differ from executed ones."""
+"""Why workers that are forked from a fork server would differ from executed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans a template for warm starts: which command lines can have one, and what it executes."""
+"""Plans the fork server of warm starts: which command lines can have one, and what it executes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ DEFAULT_MODULES = ("torch",)
 
 CODE = (
     "import sys; first = sys.path[:1]; del sys.path[:1]; "
-    "from elastic_rs.warm._template import main; sys.path[:0] = first; main()"
+    "from elastic_rs.warm._fork_server import main; sys.path[:0] = first; main()"
 )
-"""What a template executes. The modules and the workers' arguments follow.
+"""What a fork server executes. The modules and the workers' arguments follow.
 
 A folder `elastic_rs` in the working directory is not this package, so the working directory is not searched for it.
 """
@@ -25,7 +25,7 @@ A folder `elastic_rs` in the working directory is not this package, so the worki
 
 @dataclass(frozen=True)
 class Plan:
-    """The parameters of a template, for the core."""
+    """The parameters of a fork server, for the core."""
 
     begin: list[str]
     """Arguments between the workers' program and their own arguments."""
@@ -36,18 +36,18 @@ class Plan:
 
 
 def plan(command: Sequence[str], modules: Sequence[str] = DEFAULT_MODULES) -> Plan | str:
-    """Plan the template for workers with this command, or return why they can have none.
+    """Plan the fork server for workers with this command, or return why they can have none.
 
     Args:
         command: program and arguments.
-        modules: the modules that the template imports.
+        modules: the modules that the fork server imports.
     """
     if command[0] != sys.executable:
         return f"their program is `{command[0]}`, not this Python, `{sys.executable}`"
     found = target(command[1:])
     if found is None:
         return "their command line is not `python -u SCRIPT` or `python -u -m MODULE`"
-    from elastic_rs.run import _path  # not in a template, which reads this module too
+    from elastic_rs.run import _path  # not in a fork server, which reads this module too
 
     if command[1 + found[1]] == _path.__file__:
         return "--run-path has another `__main__` than the one that imported modules have seen"

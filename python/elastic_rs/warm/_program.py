@@ -1,6 +1,6 @@
-"""The program of a worker that is forked from a template: a script, a module, a folder or an archive.
+"""The program of a worker that is forked from a fork server: a script, a module, a folder or an archive.
 
-The template shows the modules that it imports as much of the program as is known before it runs: its arguments,
+The fork server shows the modules that it imports as much of the program as is known before it runs: its arguments,
 ``sys.path``, and ``__main__.__file__``, by which some tell a script from a prompt. ``__main__`` is the interpreter's
 own, because modules keep it (``multiprocessing`` as ``__mp_main__``). Facts: ``Modules/main.c`` and
 ``Python/pythonrun.c`` of CPython. ``docs/decisions/0048-warm-workers-return-through-the-templates-main.md`` has the
@@ -30,7 +30,7 @@ class UnreadableError(Exception):
 
 
 class Program:
-    """The program on the workers' command line. Made in the template, before anything is imported.
+    """The program on the workers' command line. Made in the fork server, before anything is imported.
 
     Args:
         args: the command line without the program.
@@ -41,7 +41,7 @@ class Program:
 
     def __init__(self, args: list[str]) -> None:
         found = target(args)
-        assert found is not None, f"not for templates: {args}"
+        assert found is not None, f"not for fork servers: {args}"
         self._is_module, self._at = found
         self._name = args[self._at]
         self.show([sys.executable, *args])

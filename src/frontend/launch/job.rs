@@ -11,8 +11,9 @@ use super::substitute::substitute;
 use crate::agent::AgentOptions;
 use crate::agent::crew::overheard;
 use crate::agent::environment;
-use crate::process::{AttemptFolder, Filter, FilterOptions, TemplateSpec, WorkerSpec};
+use crate::process::{AttemptFolder, Filter, FilterOptions, WorkerSpec};
 use crate::rendezvous::protocol::message::Placement;
+use crate::warm::TemplateSpec;
 
 /// What a node is to run, and how.
 #[derive(Clone, Debug)]

@@ -17,9 +17,10 @@ use super::signals::Receiver;
 use crate::agent::Outcome;
 use crate::agent::runner::{Programs, Runner, START_PATIENCE, Step};
 use crate::frontend::node::Node;
-use crate::process::{AttemptFolder, Consoles, Exited, LogFolders, Template, is_full};
+use crate::process::{AttemptFolder, Consoles, Exited, LogFolders, is_full};
 use crate::rendezvous::protocol::message::{JoinWorkers, Placement, Verdict};
 use crate::wait::until;
+use crate::warm::Template;
 
 /// How it ended.
 #[derive(Debug)]

@@ -13,6 +13,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, mpsc, oneshot};
 
+use super::super::event::{Event, Exited};
 use super::super::exit::Exit;
 use super::super::logs::Logs;
 use super::super::message::{MESSAGE_BYTES, Order, Report};
@@ -20,14 +21,13 @@ use super::super::spawn::{Guarded, received};
 use super::super::spec::{Output, WorkerSpec};
 use super::super::state::state_of;
 use super::super::stderr_end::StderrEnd;
-use super::{Event, Exited};
 
 /// How long the end of a worker waits for its output to be shown while the console is blocked.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The group's handle of a worker.
 #[derive(Debug)]
-pub(in super::super) struct Member {
+pub(crate) struct Member {
     /// 0 until it has been executed.
     pub pid: u32,
     pub stderr_end: StderrEnd,
@@ -44,14 +44,14 @@ struct Drain {
 
 /// The result of a start.
 #[derive(Debug)]
-pub(in super::super) enum Start {
+pub(crate) enum Start {
     Executed { pid: u32 },
     Failed { step: i32, errno: i32 },
 }
 
 impl Member {
     /// Starts the task that receives a guard's reports. The receiver gets whether the worker was started.
-    pub fn attend(
+    pub(in super::super) fn attend(
         spec: &WorkerSpec,
         guarded: Guarded,
         logs: Option<Logs>,
@@ -81,6 +81,15 @@ impl Member {
         };
         tokio::spawn(task.run(end, guarded.child));
         Ok((Member { pid: 0, stderr_end, control, drain }, started))
+    }
+
+    /// The same for a process whose output is not copied.
+    pub fn attend_silent(
+        spec: &WorkerSpec,
+        guarded: Guarded,
+        events: mpsc::UnboundedSender<Event>,
+    ) -> io::Result<(Member, oneshot::Receiver<Start>)> {
+        Member::attend(spec, guarded, None, events)
     }
 
     pub fn order(&self, order: Order) {

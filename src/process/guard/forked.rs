@@ -1,20 +1,23 @@
-//! The guard of a worker that is forked from a template. The template forks it with its own `fork` and has a single thread, so
-//! this guard may do what any process may until [`watch`](Hatching::watch).
+//! The guard of a worker that is forked from a fork server. The server has a single thread, and forks the guard with its own
+//! `fork`. So this guard may do what any process may until [`watch`](ForkedGuard::watch).
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
 
+use super::super::message::Report;
+use super::calls::{errno, fail, tell};
+use super::descriptors::close_all_but;
+use super::plan::step;
 use super::worker::{take_place, take_signals};
-use super::{Guard, NAME, Senses, close_all_but, errno, let_go_of_stdio, stand_apart, step, tell};
-use crate::process::message::Report;
+use super::{Guard, NAME, Senses, let_go_of_stdio, stand_apart};
 
 /// The descriptors of a guard and its worker. None is below 3.
 #[derive(Debug)]
-pub(in super::super) struct Descriptors {
+pub(crate) struct GuardDescriptors {
     /// The guard's end of the socket that it shares with the agent.
     pub control: OwnedFd,
-    /// A pidfd of the agent. `None` where the kernel has none: then the guard ends with the template's guard, which is above it.
+    /// A pidfd of the agent. `None` where the kernel has none: then the guard ends with the fork server's guard, which is above it.
     pub agent: Option<OwnedFd>,
     /// Closed when the guard ends and not before. Only where the kernel has no pidfds.
     pub life: Option<OwnedFd>,
@@ -26,14 +29,14 @@ pub(in super::super) struct Descriptors {
 
 /// A guard whose worker is not forked yet.
 #[derive(Debug)]
-pub(in super::super) struct Hatching {
-    given: Descriptors,
+pub(crate) struct ForkedGuard {
+    given: GuardDescriptors,
     senses: Senses,
     guard: i32,
 }
 
 /// Blocks all signals of the calling thread. Signals that arrive between the two forks are meant for neither guard nor worker.
-pub(in super::super) fn block_signals() {
+pub(crate) fn block_signals() {
     // SAFETY: a mask on the stack, filled before it is read.
     unsafe {
         let mut all = std::mem::zeroed();
@@ -42,12 +45,12 @@ pub(in super::super) fn block_signals() {
     }
 }
 
-impl Hatching {
+impl ForkedGuard {
     /// Makes the calling process a guard. The process should have one thread, and block all signals.
     ///
     /// # Errors
     /// An `errno`, which has been reported to the agent.
-    pub fn begin(given: Descriptors) -> Result<Hatching, i32> {
+    pub fn begin(given: GuardDescriptors) -> Result<ForkedGuard, i32> {
         // SAFETY: any process may do what a freshly forked child may.
         unsafe {
             let senses = stand_apart().and_then(|()| Senses::open());
@@ -55,19 +58,19 @@ impl Hatching {
                 tell(given.control.as_raw_fd(), Report::Failed { step, errno });
                 errno
             })?;
-            Ok(Hatching { given, senses, guard: libc::getpid() })
+            Ok(ForkedGuard { given, senses, guard: libc::getpid() })
         }
     }
 
     /// In the guard, after it has forked its worker: waits until no descendant is left, and ends the process. -1: no worker.
     pub fn watch(self, worker: i32) -> ! {
-        let Descriptors { control, agent, life, null, .. } = &self.given;
+        let GuardDescriptors { control, agent, life, null, .. } = &self.given;
         let [control, null] = [control, null].map(AsRawFd::as_raw_fd);
         let [agent, life] = [agent, life].map(|fd| fd.as_ref().map_or(-1, AsRawFd::as_raw_fd));
         // SAFETY: nothing that owns one of the descriptors closed here runs again, since this never returns.
         unsafe {
             if worker == -1 {
-                super::fail(control, (step::CLONE, errno()));
+                fail(control, (step::CLONE, errno()));
             }
             libc::prctl(libc::PR_SET_NAME, NAME.as_ptr());
             close_all_but([control, agent, life, null, self.senses.signals, self.senses.executed]);

@@ -7,7 +7,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::ptr;
 
-use super::{Plan, default_handler, errno, step};
+use super::calls::{default_handler, errno};
+use super::plan::{Plan, step};
 
 /// The data of the process that is to become the worker.
 pub(super) struct Birth<'a> {

@@ -10,7 +10,7 @@ use super::super::lines::{Lines, Part};
 use super::super::spawn::{PIPE_BYTES, Reading, Stage, StartError};
 use super::read_end::ReadEnd;
 use super::sink::{LogFile, Sink};
-use super::{Source, Which};
+use super::source::{Source, Which};
 
 pub(super) struct Stream {
     local_rank: u32,

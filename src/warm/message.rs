@@ -1,4 +1,4 @@
-//! The messages between agent and template, as bytes. Both have one version, because the agent starts the template.
+//! The messages between agent and fork server, as bytes. Both have one version, because the agent starts the fork server.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::super::spec::WorkerSpec;
+use crate::process::WorkerSpec;
 
-/// A worker that is to be forked. Its descriptors are sent with the message.
+/// The content of a spawn request. The worker's descriptors are sent with the message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Request {
     argv: Vec<Vec<u8>>,
@@ -50,12 +50,12 @@ impl Request {
     }
 }
 
-/// An answer of the template.
+/// An answer of the fork server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Answer {
-    /// Everything is imported. The template accepts spawn requests.
+    /// Everything is imported. The fork server accepts spawn requests.
     Ready,
-    /// The template cannot be used, for this reason, and ends.
+    /// The fork server cannot be used, for this reason, and ends.
     Refused(String),
     /// A worker's guard was forked. A pidfd of it is sent with the message.
     Forked,

@@ -1,17 +1,17 @@
-//! The specification of a template, and the rules which workers may be forked from it.
+//! The specification of a fork server (a *template*), and the rules which workers may be forked from it.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
-use super::super::spec::WorkerSpec;
+use crate::process::WorkerSpec;
 
-/// A template, and the properties that its workers share with it.
+/// A fork server, and the properties that its workers share with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TemplateSpec {
-    /// The program of the workers and of the template.
+    /// The program of the workers and of the fork server.
     pub program: OsString,
-    /// Arguments that make the program a template. They precede the workers' arguments.
+    /// Arguments that make the program a fork server. They precede the workers' arguments.
     pub begin: Vec<OsString>,
     /// The workers' arguments.
     pub args: Vec<OsString>,
@@ -28,7 +28,7 @@ pub struct TemplateSpec {
 }
 
 impl TemplateSpec {
-    /// The template as a process to start. Its environment reserves memory in which `/proc` can show the variables of workers.
+    /// The fork server as a process to start. Its environment reserves memory in which `/proc` can show the variables of workers.
     pub(super) fn process(&self) -> WorkerSpec {
         let mut spec = WorkerSpec::new(0, &self.program);
         spec.args = self.begin.iter().chain(&self.args).cloned().collect();
@@ -38,7 +38,7 @@ impl TemplateSpec {
         spec
     }
 
-    /// Why this worker cannot be forked from the template: the first difference. `None` if it can.
+    /// Why this worker cannot be forked from the fork server: the first difference. `None` if it can.
     pub(super) fn why_not(&self, worker: &WorkerSpec) -> Option<String> {
         if let Some(wrapper) = worker.wrapper.first() {
             return Some(format!("its program is run by the wrapper `{}`", wrapper.display()));
@@ -65,7 +65,7 @@ impl TemplateSpec {
     }
 }
 
-/// A variable that only reserves memory, for variables that workers have and their template has not.
+/// A variable that only reserves memory, for variables that workers have and their fork server has not.
 const ROOM: &str = "ELASTIC_RS_TEMPLATE_ROOM";
 /// The variables that an agent sets take about 700 bytes, plus paths.
 const ROOM_BYTES: usize = 4096;
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_is_started_with_the_workers_command_behind_its_own() {
+    fn a_fork_server_is_started_with_the_workers_command_behind_its_own() {
         let process = spec().process();
         assert_eq!(process.command(), ["python", "-c", "serve", "-u", "train.py", "--lr=1"]);
     }

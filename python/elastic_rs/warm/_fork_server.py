@@ -1,4 +1,4 @@
-"""The template of warm starts: a fork server that has imported the workers' modules.
+"""The fork server of warm starts (the *template*): a process that has imported the workers' modules.
 
 The agent executes ``python -u -c CODE MODULES ARGS``. CODE is that of ``_plan``, which calls :func:`main`, and ARGS
 are the workers' arguments of ``python``. In a worker :func:`main` runs the script as the interpreter would, and
@@ -14,15 +14,15 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elastic_rs._elastic_rs import Nest
+from elastic_rs._elastic_rs import ForkServer
 from elastic_rs.warm import _checks, _program
 from elastic_rs.warm._program import Program, UnreadableError
 
 if TYPE_CHECKING:
-    from elastic_rs._elastic_rs import Egg
+    from elastic_rs._elastic_rs import SpawnRequest
 
 ROOM = "ELASTIC_RS_TEMPLATE_ROOM"
-"""Set by the agent to reserve memory in ``/proc`` for variables that workers have and a template has not."""
+"""Set by the agent to reserve memory in ``/proc`` for variables that workers have and a fork server has not."""
 
 STREAMS = ("stdin", "stdout", "stderr")
 """Names of the standard streams, indexed by descriptor."""
@@ -32,7 +32,7 @@ TORCH_SEED = 67280421310721
 
 
 def main() -> None:
-    """Serve as a template; in a worker, run its program."""
+    """Serve as a fork server; in a worker, run its program."""
     program = serve()
     try:
         program.run()
@@ -40,30 +40,30 @@ def main() -> None:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(2) from None
     except BaseException as error:
-        _hide_template(error)
+        _hide_fork_server(error)
         raise
 
 
 def serve() -> Program:
     """Fork workers until the agent ends, which ends the process. Return in a worker, with its program."""
     modules, args = sys.argv[1].split(","), sys.argv[2:]
-    nest = Nest(_take_socket())
+    server = ForkServer(_take_socket())
     os.environ.pop(ROOM, None)
     before = Before(dict(os.environ), [_Stream.of(name) for name in STREAMS])
     # Imported modules are found as in a worker, and see the worker's command line.
     program = Program(args)
     shared = _checks.Shared()
     if reason := _nameless() or _load(modules) or shared.why_not() or _checks.why_not():
-        nest.refuse(reason)
+        server.refuse(reason)
         os._exit(0)
-    nest.ready()
-    egg = _next_worker(nest)
-    _begin(egg, before, program)
+    server.ready()
+    request = _next_worker(server)
+    _begin(request, before, program)
     return program
 
 
 class Before(NamedTuple):
-    """State at the start of the template, which imports may change."""
+    """State at the start of the fork server, which imports may change."""
 
     env: dict[str, str]
     streams: list[_Stream]
@@ -92,7 +92,7 @@ def _load(modules: list[str]) -> str:
         except BaseException as error:  # noqa: BLE001 - executed workers will show it
             return f"`import {name}` failed: {type(error).__name__}: {error}"
         if os.getpid() != pid:
-            os._exit(0)  # a module has forked, and this is the child: the template reports it
+            os._exit(0)  # a module has forked, and this is the child: the fork server reports it
     sys.modules["__main__"] = main
     # Threads of libraries that handle forks (OpenBLAS's) end before a fork and start again on demand. So fork once.
     # Threads that are left do not handle forks.
@@ -103,18 +103,18 @@ def _load(modules: list[str]) -> str:
     return ""
 
 
-def _next_worker(nest: Nest) -> Egg:
-    """Fork guards, each of which forks its worker. Return in workers only."""
-    while (egg := nest.next_egg()) is not None:
+def _next_worker(server: ForkServer) -> SpawnRequest:
+    """Fork guards, each of which forks its worker. Return in workers only, with the request."""
+    while (request := server.next_request()) is not None:
         if reason := _checks.why_not():
-            nest.refuse(reason)
+            server.refuse(reason)
             break
         guard = os.fork()
         if guard:
-            nest.forked(egg, guard)
+            server.forked(request, guard)
             continue
         try:
-            egg.become_guard(nest)
+            server.become_guard(request)
         except OSError:
             os._exit(1)  # the agent has been told
         try:
@@ -122,19 +122,19 @@ def _next_worker(nest: Nest) -> Egg:
         except OSError:
             worker = -1
         if worker:
-            egg.watch(worker)
-        egg.become_worker()
-        return egg
+            request.watch(worker)
+        request.become_worker()
+        return request
     os._exit(0)
 
 
-def _begin(egg: Egg, before: Before, program: Program) -> None:
-    """Replace the template's environment, argv and streams with the worker's."""
-    env = egg.env | _changes(before.env, egg.env)
+def _begin(request: SpawnRequest, before: Before, program: Program) -> None:
+    """Replace the fork server's environment, argv and streams with the worker's."""
+    env = request.env | _changes(before.env, request.env)
     os.environ.clear()
     os.environ.update({name: value for name, value in env.items() if value is not None})
-    egg.show()
-    program.show(egg.argv)
+    request.show()
+    program.show(request.argv)
     for stream in before.streams:
         stream.open()
     _forget_randomness()
@@ -187,8 +187,8 @@ def _forget_randomness() -> None:
         process.current_process().authkey = os.urandom(32)
 
 
-def _hide_template(error: BaseException) -> None:
-    """Show an uncaught exception without the template's frames."""
+def _hide_fork_server(error: BaseException) -> None:
+    """Show an uncaught exception without the fork server's frames."""
     if isinstance(error, SystemExit):
         return
     hook, ours = sys.excepthook, {__file__, _program.__file__, "<string>"}

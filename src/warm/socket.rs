@@ -11,7 +11,7 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 
-use super::super::spawn::received;
+use crate::process::received;
 
 /// Most descriptors of one message.
 const MAX_FDS: usize = 8;

@@ -1,0 +1,55 @@
+//! What happens to the workers of a group.
+
+use std::time::{Duration, Instant};
+
+use super::exit::Exit;
+
+/// An event of a group of workers.
+#[derive(Debug)]
+pub enum Event {
+    /// A worker has ended. Its process group has been killed, and its other descendants are being killed. Its last words can be
+    /// read at its [`Group::stderr_end`](super::group::Group::stderr_end).
+    Exited(Exited),
+    /// Nothing of a worker is left: no descendant, and no unread output.
+    Gone {
+        /// Which worker.
+        local_rank: u32,
+    },
+    /// A worker could not be ended. The group stops waiting for it.
+    Stuck(Left),
+}
+
+/// How a worker ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exited {
+    /// Which worker.
+    pub local_rank: u32,
+    /// Its process id. It may have been reused by now.
+    pub pid: u32,
+    /// How it ended.
+    pub exit: Exit,
+    /// When the agent learned of it.
+    pub at: Instant,
+}
+
+/// A worker that SIGKILL has not ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Left {
+    /// Which worker.
+    pub local_rank: u32,
+    /// Its process id.
+    pub pid: u32,
+    /// The kernel's letter for its state: `D` is uninterruptible sleep. `None` if the worker has ended, but a descendant has not.
+    pub state: Option<char>,
+    /// How long the stop had taken when the group gave up.
+    pub waited: Duration,
+}
+
+/// The result of a stop.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Workers whose ends had not been reported before.
+    pub exited: Vec<Exited>,
+    /// Workers that are stuck.
+    pub left: Vec<Left>,
+}

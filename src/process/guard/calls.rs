@@ -1,0 +1,36 @@
+//! System calls that both a guard and its worker make. The guard's rules apply: no allocation, no lock, no panic.
+
+use std::os::fd::RawFd;
+use std::ptr;
+
+use super::super::message::Report;
+use super::plan::Failure;
+
+pub(super) unsafe fn tell(control: RawFd, report: Report) {
+    let bytes = report.encode();
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // Three messages always fit into the socket. If the other end is closed, there is nobody to tell.
+    unsafe { libc::send(control, bytes.as_ptr().cast(), bytes.len(), flags) };
+}
+
+pub(super) unsafe fn fail(control: RawFd, (step, errno): Failure) -> ! {
+    unsafe {
+        tell(control, Report::Failed { step, errno });
+        libc::_exit(1)
+    }
+}
+
+/// Resets a signal's handler. Uses the plain system call: glibc's refuses the two signals that it uses itself, and a parent
+/// may have ignored those too.
+pub(super) unsafe fn default_handler(signal: i32) {
+    // `SIG_DFL`, no flags, an empty mask: all zero in the kernel's `struct sigaction` of every architecture.
+    let action = [0_u64; 4];
+    let mask_bytes: libc::size_t = 8;
+    let signal = libc::c_long::from(signal);
+    unsafe { libc::syscall(libc::SYS_rt_sigaction, signal, action.as_ptr(), ptr::null::<u64>(), mask_bytes) };
+}
+
+pub(super) fn errno() -> i32 {
+    // SAFETY: glibc and musl return a valid pointer to this thread's `errno`.
+    unsafe { *libc::__errno_location() }
+}

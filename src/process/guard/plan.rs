@@ -1,0 +1,48 @@
+//! What a guard is told before it is forked, and how it names a step that has failed.
+
+use std::ffi::{CStr, c_char};
+use std::os::fd::RawFd;
+use std::ptr;
+
+/// The guard's data, prepared before the fork. No descriptor is below 3.
+#[derive(Debug)]
+pub(in super::super) struct Plan<'a> {
+    /// The guard's end of the socket that it shares with the agent.
+    pub control: RawFd,
+    /// A pidfd of the agent; -1 where the kernel has none.
+    pub agent: RawFd,
+    /// The agent's process id.
+    pub agent_pid: i32,
+    /// The worker's standard input, output and error.
+    pub stdio: [RawFd; 3],
+    /// `/dev/null`, for the guard's own streams.
+    pub null: RawFd,
+    /// Paths to try to execute, in order.
+    pub candidates: &'a [*const c_char],
+    /// Ends with a null pointer, as does `envp`.
+    pub argv: &'a [*const c_char],
+    pub envp: &'a [*const c_char],
+    /// Working directory of the worker. Null: the agent's.
+    pub cwd: *const c_char,
+    /// Whether processes that the child leaves behind may live on, until the agent orders otherwise or ends. True for fork servers.
+    pub keeps: bool,
+}
+
+/// The steps at which starting a worker can fail, as `Report::Failed` names them.
+pub(in super::super) mod step {
+    pub(in super::super::super) const CLONE: i32 = 1;
+    pub(in super::super::super) const STREAMS: i32 = 2;
+    pub(in super::super::super) const FOLDER: i32 = 3;
+    pub(in super::super::super) const EXECUTE: i32 = 4;
+    pub(in super::super::super) const SUBREAPER: i32 = 5;
+    pub(in super::super::super) const SIGNALFD: i32 = 6;
+    pub(in super::super::super) const PIPE: i32 = 7;
+}
+
+/// A step that failed, and its `errno`.
+pub(super) type Failure = (i32, i32);
+
+/// Pointers to these strings, followed by a null pointer.
+pub(in super::super) fn pointers<S: AsRef<CStr>>(strings: &[S]) -> Vec<*const c_char> {
+    strings.iter().map(|string| string.as_ref().as_ptr()).chain([ptr::null()]).collect()
+}
