@@ -29,7 +29,7 @@ impl Seat for CellNode {
     }
 
     fn asked(&mut self, now: Instant) {
-        self.look(now);
+        self.on_request(now);
     }
 }
 

@@ -12,7 +12,8 @@
 //! |---|---|
 //! | [`blob`] | the state ↔ bytes; errors for foreign bytes |
 //! | `seen` | when this node saw counters and revisions change |
-//! | [`node`] | a node: when to read and write |
+//! | [`node`] | a node: what is read and written, and what its machine hears |
+//! | `pace` | when to read next |
 //! | `told` | the messages that a node derives from a state that another node wrote |
 //! | `propose` | the state that a node would write |
 //! | [`etcd`] | the same node over etcd's interface: transactions, leases, watch |
@@ -23,6 +24,7 @@ pub mod blob;
 pub mod driver;
 pub mod etcd;
 pub mod node;
+mod pace;
 mod propose;
 mod seen;
 mod told;

@@ -8,10 +8,11 @@
 //! it works again, the machine repeats the messages that still matter.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::blob::Blob;
-use super::propose::{Proposal, outlives_its_connection};
+use super::pace::Pace;
+use super::propose::{Decision, Proposal, outlives_its_connection};
 use super::seen::Seen;
 use crate::rendezvous::decider::standing::Standing;
 use crate::rendezvous::node::machine::{NodeCommand, NodeMachine};
@@ -35,11 +36,6 @@ pub enum Liveness {
     /// By their leases at etcd: the nodes with a lease. Changes are pushed ([`CellNode::on_state`]).
     Leases(BTreeSet<NodeId>),
 }
-
-/// Polling interval while a round forms. It doubles up to [`LOOK_LAST`] while nothing changes.
-const LOOK_FIRST: Duration = Duration::from_millis(150);
-/// Polling interval while a node runs or is a spare. PyTorch's nodes poll as often.
-const LOOK_LAST: Duration = Duration::from_secs(1);
 
 /// The state of the backend, in place of a connection to a coordinator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,8 +62,7 @@ pub struct CellNode {
     pub(super) outbox: Vec<NodeMessage>,
     /// The last decision, by any node.
     pub(super) standing: Standing,
-    /// How often in a row the cell was empty right after a write.
-    pub(super) unkept: u32,
+    pub(super) pace: Pace,
     /// The state that is being written.
     pending: Option<Proposal>,
     /// A read or write is under way.
@@ -82,9 +77,6 @@ pub struct CellNode {
     failing: Option<String>,
     /// When the current write was handed out.
     written_at: Instant,
-    quiet_looks: u32,
-    conflicts: u32,
-    dice: u64,
     command: Option<CellCommand>,
     notes: Vec<String>,
 }
@@ -92,7 +84,7 @@ pub struct CellNode {
 impl CellNode {
     /// Create a node. `hello` must have its address. The backend is not called before the first request.
     pub fn new(hello: Hello, liveness: Liveness, now: Instant) -> Self {
-        let dice = hello.node.0 as u64 | 1;
+        let pace = Pace::new(hello.node.0 as u64);
         Self {
             machine: NodeMachine::over_cell(hello.clone(), now),
             hello,
@@ -102,7 +94,7 @@ impl CellNode {
             line: Line::Down,
             outbox: Vec::new(),
             standing: Standing::default(),
-            unkept: 0,
+            pace,
             pending: None,
             busy: false,
             awake: false,
@@ -110,9 +102,6 @@ impl CellNode {
             looked_at: None,
             failing: None,
             written_at: now,
-            quiet_looks: 0,
-            conflicts: 0,
-            dice,
             command: None,
             notes: Vec::new(),
         }
@@ -125,10 +114,15 @@ impl CellNode {
 
     /// Make a request to the machine. Call [`CellNode::on_tick`] afterwards.
     pub fn ask<T>(&mut self, question: impl FnOnce(&mut NodeMachine) -> T, now: Instant) -> T {
-        self.quiet_looks = 0;
         let answer = question(&mut self.machine);
-        self.look(now);
+        self.on_request(now);
         answer
+    }
+
+    /// A request was made to the machine: the cell is read soon, and often.
+    pub fn on_request(&mut self, now: Instant) {
+        self.pace.asked();
+        self.look(now);
     }
 
     /// Read the cell as soon as no read or write is under way.
@@ -146,7 +140,7 @@ impl CellNode {
 
     /// The cell's content, as a read or a watch reports it. `None`: it is empty.
     pub fn on_state(&mut self, bytes: Option<&[u8]>, now: Instant) {
-        self.conflicts = 0;
+        self.pace.read();
         self.be_told(bytes, now);
         self.pump(now);
         self.go_on(now);
@@ -155,7 +149,8 @@ impl CellNode {
 
     /// The write has succeeded.
     pub fn on_written(&mut self, now: Instant) {
-        (self.conflicts, self.unkept, self.busy) = (0, 0, false);
+        self.pace.written();
+        self.busy = false;
         let Some(Proposal { blob, notes, replies, .. }) = self.pending.take() else { return };
         self.notes.extend(notes);
         if self.liveness == Liveness::Counters && blob.knows(self.hello.node) {
@@ -170,16 +165,14 @@ impl CellNode {
     /// The write was not done, because the cell holds another state: this one.
     pub fn on_conflict(&mut self, bytes: Option<&[u8]>, now: Instant) {
         self.say_again();
-        self.unkept = if bytes.is_none() { self.unkept.saturating_add(1) } else { 0 };
         self.be_told(bytes, now);
         self.pump(now);
-        self.conflicts += 1;
-        if self.conflicts == 1 && self.unkept == 0 {
-            self.go_on(now);
-            self.pump(now);
-        } else {
-            let most = Duration::from_millis(10) * 2_u32.pow(self.conflicts.max(self.unkept).min(6));
-            self.read_at = Some(now + most.mul_f64(self.draw()));
+        match self.pace.conflict(bytes.is_none()) {
+            Some(wait) => self.read_at = Some(now + wait),
+            None => {
+                self.go_on(now);
+                self.pump(now);
+            }
         }
     }
 
@@ -218,7 +211,7 @@ impl CellNode {
         if self.busy || self.is_over() {
             return;
         }
-        if !self.outbox.is_empty() && self.line == Line::Up && self.conflicts == 0 {
+        if !self.outbox.is_empty() && self.line == Line::Up && !self.pace.is_contended() {
             self.go_on(now);
             self.pump(now);
         }
@@ -347,7 +340,7 @@ impl CellNode {
             (Some(before), Some(after)) => before.revision() != after.revision(),
             (before, after) => before.is_some() != after.is_some(),
         };
-        self.quiet_looks = if news { 0 } else { self.quiet_looks.saturating_add(1) };
+        self.pace.looked(news);
         self.busy = false;
         (self.looked_at, self.failing) = (Some(now), None);
         if let Some(blob) = &blob {
@@ -364,20 +357,22 @@ impl CellNode {
         if self.busy || self.is_over() || self.line != Line::Up {
             return;
         }
-        let proposal = match self.propose(now) {
-            Ok(Some(proposal)) => proposal,
-            Ok(None) => return self.schedule(now),
-            Err(replies) => {
-                self.outbox.clear();
+        match self.decide(now) {
+            Decision::Write(proposal) => {
+                (self.busy, self.written_at) = (true, now);
+                self.command = Some(CellCommand::Write(proposal.blob.encode()));
+                self.pending = Some(*proposal);
+            }
+            Decision::Tell(replies) => {
                 self.hand_over(replies, now);
                 self.pump(now);
                 // The replies may have caused new messages, which must be written.
-                return if self.outbox.is_empty() { self.schedule(now) } else { self.go_on(now) };
+                match self.outbox.is_empty() {
+                    true => self.schedule(now),
+                    false => self.go_on(now),
+                }
             }
-        };
-        (self.busy, self.written_at) = (true, now);
-        self.command = Some(CellCommand::Write(proposal.blob.encode()));
-        self.pending = Some(proposal);
+        }
     }
 
     /// Schedule the next read.
@@ -390,27 +385,12 @@ impl CellNode {
             return;
         }
         let forming = joining.is_some_and(|joining| !joining.spare);
-        let most = match forming {
-            true => (LOOK_FIRST * 2_u32.pow(self.quiet_looks.min(10))).min(LOOK_LAST),
-            false => LOOK_LAST,
-        };
-        let mut next = now + most.mul_f64(0.7 + 0.3 * self.draw());
-        if let Some(at) = self.close_at(now) {
-            // All nodes expect the round to close then. A random delay lets the first node write before the others read.
-            next = next.min(at.max(now) + Duration::from_millis(30).mul_f64(self.draw()));
-        }
+        let closes_at = self.close_at(now).map(|at| at.max(now));
+        let next = self.pace.next_look(forming, closes_at, now);
         self.read_at = match self.liveness {
             // Changes are pushed, so only the closing of a round needs a deadline.
-            Liveness::Leases(_) => self.close_at(now).map(|at| at.max(now)),
+            Liveness::Leases(_) => closes_at,
             Liveness::Counters => Some(self.read_at.filter(|at| *at <= next).unwrap_or(next)),
         };
-    }
-
-    /// A number from 0 to 1, to spread the nodes' actions. Nothing depends on how random it is.
-    fn draw(&mut self) -> f64 {
-        self.dice ^= self.dice << 13;
-        self.dice ^= self.dice >> 7;
-        self.dice ^= self.dice << 17;
-        (self.dice >> 11) as f64 / (1_u64 << 53) as f64
     }
 }

@@ -8,7 +8,7 @@ use crate::rendezvous::decider::durable::MY_SESSION;
 use crate::rendezvous::decider::event::{Effect, Event, Reach};
 use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::protocol::capability::Capabilities;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Round};
+use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage};
 
 /// A state to be written.
 #[derive(Clone, Debug)]
@@ -20,6 +20,15 @@ pub(super) struct Proposal {
     pub replies: Vec<CoordinatorMessage>,
     /// This node's messages that the state contains.
     pub taken_in: Vec<NodeMessage>,
+}
+
+/// What a node does about its messages and the cell's state.
+#[derive(Debug)]
+pub(super) enum Decision {
+    /// Write a new state.
+    Write(Box<Proposal>),
+    /// Write nothing. The node's machine hears these replies at once.
+    Tell(Vec<CoordinatorMessage>),
 }
 
 impl Proposal {
@@ -64,11 +73,8 @@ impl Outcome {
 }
 
 impl CellNode {
-    /// Apply this node's messages to the cell's state, and decide. `Ok(None)`: there is nothing to write and nothing to tell.
-    ///
-    /// # Errors
-    /// The replies to this node, if nothing has to be written.
-    pub(super) fn propose(&mut self, now: Instant) -> Result<Option<Proposal>, Vec<CoordinatorMessage>> {
+    /// Apply this node's messages, which leave the outbox, to the cell's state, and decide.
+    pub(super) fn decide(&mut self, now: Instant) -> Decision {
         let mut run = match &self.confirmed {
             Some(blob) => blob.run(&self.hello, &self.seen, now),
             // The numbers of rounds that this node has seen must not be used again.
@@ -77,11 +83,13 @@ impl CellNode {
         run.resume(self.standing);
         let mut outcome = Outcome::default();
         self.judge(&mut run, &mut outcome, now);
-        for message in self.outbox.clone() {
-            self.say(message, &mut run, &mut outcome, now);
+        let said = std::mem::take(&mut self.outbox);
+        for message in &said {
+            self.say(message.clone(), &mut run, &mut outcome, now);
         }
-        if outcome.refused {
-            return Err(outcome.replies);
+        let Outcome { notes, replies, refused, beats } = outcome;
+        if refused {
+            return Decision::Tell(replies);
         }
         // The node that writes a decision logs it. The others only remember it.
         self.standing = run.standing();
@@ -89,20 +97,16 @@ impl CellNode {
 
         let before = self.confirmed.as_ref();
         if before.is_none() && run.is_empty() && run.closed().is_none() {
-            return Err(outcome.replies);
+            return Decision::Tell(replies);
         }
         let mut blob = Blob::of(&run, before, &self.seen, now);
         let changed = before.is_none_or(|before| !blob.says_the_same(before));
-        let beats = outcome.beats && self.liveness == Liveness::Counters && run.closed().is_none();
+        let beats = beats && self.liveness == Liveness::Counters && run.closed().is_none();
         let shown = (beats || changed) && blob.beat(self.hello.node);
-        if !changed && !shown {
-            return match (outcome.replies.is_empty(), self.outbox.is_empty()) {
-                (true, true) => Ok(None),
-                _ => Err(outcome.replies),
-            };
+        match changed || shown {
+            true => Decision::Write(Box::new(Proposal { blob, notes, replies, taken_in: said })),
+            false => Decision::Tell(replies),
         }
-        let Outcome { notes, replies, .. } = outcome;
-        Ok(Some(Proposal { blob, notes, replies, taken_in: std::mem::take(&mut self.outbox) }))
     }
 
     /// When the next round closes, if no state changes.
@@ -152,11 +156,7 @@ impl CellNode {
             }
             NodeMessage::Withdraw => {
                 outcome.add(run.apply(Event::Message { node, session, message: NodeMessage::Withdraw }, now));
-                let (id, round) = (node, run.round());
-                let member = |(of, _, placed): (NodeId, _, Option<(Round, u32)>)| {
-                    of == id && placed.is_some_and(|(placed, _)| placed == round)
-                };
-                if !run.nodes().any(member) {
+                if !run.was_placed(node) {
                     // A node that was not in the last world is removed from the state.
                     let message = NodeMessage::Leave { reason: "gave up waiting".to_owned(), signal: None };
                     outcome.add(run.apply(Event::Message { node, session, message }, now));
@@ -191,7 +191,7 @@ impl CellNode {
     fn note_progress(&mut self, run: &Run, now: Instant) {
         let spare = run.waits_as_spare(self.hello.node);
         if let Some(joining) = self.machine.joining.as_mut().filter(|joining| joining.withdrawn_at.is_none()) {
-            joining.progress = Some(match self.unkept {
+            joining.progress = Some(match self.pace.unkept() {
                 0 | 1 => run.progress(now),
                 times => format!("the backend keeps nothing: it was empty right after a write {times} times in a row"),
             });

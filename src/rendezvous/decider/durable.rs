@@ -195,15 +195,4 @@ impl Run {
     pub(in crate::rendezvous) fn resume(&mut self, standing: Standing) {
         self.standing = standing;
     }
-
-    /// The place of a node in the current round, if it runs workers of it.
-    pub(in crate::rendezvous) fn seat(&self, id: NodeId) -> Option<(Round, u32)> {
-        let node = self.roster.get(id).filter(|node| node.status == Status::Active)?;
-        node.placed.filter(|(round, _)| *round == self.round())
-    }
-
-    /// Whether a node is a spare.
-    pub(in crate::rendezvous) fn waits_as_spare(&self, id: NodeId) -> bool {
-        self.roster.get(id).is_some_and(|node| self.is_spare(node))
-    }
 }

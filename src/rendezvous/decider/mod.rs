@@ -21,6 +21,7 @@
 //! | `host` | the process that hosts the coordinator ends |
 //! | `closing`, [`ranks`] | a round closes: when, with which nodes, with which ranks |
 //! | `durable` | conversion between a run and its state in a shared cell |
+//! | `facts` | what others ask about a run |
 //! | [`standing`] | the current decision and its reason in words |
 
 pub(in crate::rendezvous) mod admission;
@@ -28,6 +29,7 @@ mod closing;
 mod deadlines;
 pub(in crate::rendezvous) mod durable;
 pub mod event;
+mod facts;
 mod hello;
 mod host;
 pub mod node;

@@ -14,7 +14,7 @@
 //! Only the decider's clock decides whether a node is alive. A node is lost `reconnect_grace` after its connection broke, or when
 //! its lease ends in silence.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::admission::Admission;
 use super::deadlines::{Deadline, Deadlines};
@@ -24,7 +24,7 @@ use super::recovery::Recovery;
 use super::roster::Roster;
 use super::round::{Current, Pace};
 use super::standing::Standing;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeId, NodeMessage, Placed, Round, Verdict, Waits};
+use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeId, NodeMessage, Round, Verdict, Waits};
 use crate::rendezvous::protocol::settings::{LAST_LOOK, Settings};
 use crate::rendezvous::protocol::text::{tidy, tidy_verdict};
 
@@ -338,90 +338,5 @@ impl Run {
     /// that this coordinator formed is running.
     pub(super) fn is_bound(&self) -> bool {
         self.roster.counts().present > 0 || (self.current.has_formed() && !self.roster.active().is_empty())
-    }
-
-    /// Whether a world that a node claims becomes the current one: this coordinator was restarted, and knows of none that runs.
-    pub fn takes_up(&self, placed: &Placed, now: Instant) -> bool {
-        let none_runs = !self.current.has_formed() && self.roster.active().is_empty();
-        none_runs && self.recovery.is_young(now) && !self.knows_world(placed) && placed.round > self.round()
-    }
-
-    /// Whether this coordinator knows the world that a node claims.
-    pub fn knows_world(&self, placed: &Placed) -> bool {
-        self.recovery.knows_world(placed)
-    }
-
-    /// Whether members of a world that this coordinator does not know may still run.
-    pub fn is_young(&self, now: Instant) -> bool {
-        self.recovery.is_young(now)
-    }
-
-    /// The run's id.
-    pub fn id(&self) -> &str {
-        &self.id
-    }
-
-    /// The current round: number of the last one that completed.
-    pub fn round(&self) -> Round {
-        self.roster.round()
-    }
-
-    /// The job's restart number: the number of failures that were counted against its budget.
-    pub fn restart(&self) -> u32 {
-        self.current.restart()
-    }
-
-    /// Why the world must re-form, or else why it was formed when it was.
-    pub fn reason(&self) -> Option<&str> {
-        self.current.interrupted().or(self.current.world().map(|world| world.reason.as_str()))
-    }
-
-    /// How the rendezvous was closed, if it was.
-    pub fn closed(&self) -> Option<&Verdict> {
-        self.current.closed()
-    }
-
-    /// Whether a node is connected, or within its `reconnect_grace`.
-    pub fn knows(&self, node: NodeId) -> bool {
-        self.roster.knows(node)
-    }
-
-    /// Whether the run has no nodes.
-    pub fn is_empty(&self) -> bool {
-        self.roster.is_empty()
-    }
-
-    /// Whether a node understands this capability.
-    pub fn node_has(&self, node: NodeId, capability: &str) -> bool {
-        self.roster.get(node).is_some_and(|node| node.capabilities.has(capability))
-    }
-
-    /// How many nodes are connected.
-    pub fn connected(&self) -> usize {
-        self.roster.counts().connected
-    }
-
-    /// The session of a node, while it is connected.
-    pub fn session(&self, node: NodeId) -> Option<SessionId> {
-        self.roster.get(node)?.session
-    }
-
-    /// All nodes with their status and last place.
-    pub fn nodes(&self) -> impl ExactSizeIterator<Item = (NodeId, &Status, Option<(Round, u32)>)> {
-        self.roster.iter().map(|(id, node)| (id, &node.status, node.placed))
-    }
-
-    /// How long ago the deadline for lost nodes passed.
-    pub fn lateness(&self, now: Instant) -> Option<Duration> {
-        Some(now.saturating_duration_since(self.deadlines.get(Deadline::LoseNode)?))
-    }
-
-    /// Compare the counters of the nodes with a recount.
-    ///
-    /// # Errors
-    /// Describes the difference.
-    #[cfg(any(test, feature = "sim"))]
-    pub fn check(&self) -> Result<(), String> {
-        self.roster.check()
     }
 }

@@ -11,7 +11,6 @@ from .conftest import Start
 # Not with PyTorch's agent: PyTorch's store client looks its peer's name up (docs/agent.md).
 pytestmark = [
     pytest.mark.torchrun,
-    pytest.mark.timeout(300),
     pytest.mark.parametrize("agent", ["rust", "run"], indirect=True),
 ]
 

@@ -10,7 +10,7 @@ from helpers.procs import Job
 
 from .test_elastic_run import LAUNCHERS
 
-pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.torchrun]
 
 STREAMS = """
 import os, sys

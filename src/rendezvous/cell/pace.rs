@@ -1,0 +1,90 @@
+//! When a node reads the cell next. Pure.
+
+use std::time::{Duration, Instant};
+
+/// Polling interval while a round forms. It doubles up to [`LOOK_LAST`] while nothing changes.
+const LOOK_FIRST: Duration = Duration::from_millis(150);
+/// Polling interval while a node runs or is a spare. PyTorch's nodes poll as often.
+const LOOK_LAST: Duration = Duration::from_secs(1);
+
+/// How the last reads and writes went.
+#[derive(Clone, Debug)]
+pub(super) struct Pace {
+    /// Reads in a row that found nothing new.
+    quiet_looks: u32,
+    /// Writes in a row that another node's write has prevented.
+    conflicts: u32,
+    /// How often in a row the cell was empty right after a write to it.
+    unkept: u32,
+    dice: u64,
+}
+
+impl Pace {
+    /// `seed` differs between nodes, so that they do not act at the same instants.
+    pub fn new(seed: u64) -> Self {
+        Self { quiet_looks: 0, conflicts: 0, unkept: 0, dice: seed | 1 }
+    }
+
+    /// Something was asked of the node: it reads often again.
+    pub fn asked(&mut self) {
+        self.quiet_looks = 0;
+    }
+
+    /// The cell's content is known, with or without `news`.
+    pub fn looked(&mut self, news: bool) {
+        self.quiet_looks = if news { 0 } else { self.quiet_looks.saturating_add(1) };
+    }
+
+    /// A read succeeded.
+    pub fn read(&mut self) {
+        self.conflicts = 0;
+    }
+
+    /// A write succeeded.
+    pub fn written(&mut self) {
+        (self.conflicts, self.unkept) = (0, 0);
+    }
+
+    /// A write found another content, or `empty` none. Returns how long to wait before the next read; `None`: write again at once.
+    pub fn conflict(&mut self, empty: bool) -> Option<Duration> {
+        self.unkept = if empty { self.unkept.saturating_add(1) } else { 0 };
+        self.conflicts = self.conflicts.saturating_add(1);
+        if self.conflicts == 1 && self.unkept == 0 {
+            return None;
+        }
+        let most = Duration::from_millis(10) * 2_u32.pow(self.conflicts.max(self.unkept).min(6));
+        Some(most.mul_f64(self.draw()))
+    }
+
+    /// Whether the last write was prevented by another node's.
+    pub fn is_contended(&self) -> bool {
+        self.conflicts > 0
+    }
+
+    /// How often in a row the cell was empty right after a write to it.
+    pub fn unkept(&self) -> u32 {
+        self.unkept
+    }
+
+    /// When to read next. `forming`: this node waits for a round to complete. `closes_at`: when the round closes, if no state changes.
+    pub fn next_look(&mut self, forming: bool, closes_at: Option<Instant>, now: Instant) -> Instant {
+        let most = match forming {
+            true => (LOOK_FIRST * 2_u32.pow(self.quiet_looks.min(10))).min(LOOK_LAST),
+            false => LOOK_LAST,
+        };
+        let next = now + most.mul_f64(0.7 + 0.3 * self.draw());
+        match closes_at {
+            // All nodes expect the round to close then. A random delay lets the first node write before the others read.
+            Some(at) => next.min(at + Duration::from_millis(30).mul_f64(self.draw())),
+            None => next,
+        }
+    }
+
+    /// A number from 0 to 1. Nothing depends on how random it is.
+    fn draw(&mut self) -> f64 {
+        self.dice ^= self.dice << 13;
+        self.dice ^= self.dice >> 7;
+        self.dice ^= self.dice << 17;
+        (self.dice >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
