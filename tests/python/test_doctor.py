@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from elastic_rs import _elastic_rs, run
-from elastic_rs._elastic_rs import PROTOCOL_VERSION
 from elastic_rs.doctor import _net as net
-from elastic_rs.doctor._peer import Reached
 
 if TYPE_CHECKING:
     from helpers.procs import Job
@@ -26,17 +24,9 @@ from helpers.strangers import answering, swallowing
 
 BIN = Path(sys.executable).parent
 RUN = str(BIN / "elastic-run")
-MIB = 1 << 20
 JOB = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=job")
 GUEST = (*JOB, "--rdzv-conf=is_host=0")
 
-OURS = Reached("coordinator", "10.0.0.1", version=PROTOCOL_VERSION, took_s=0.001)
-NEWER = Reached("coordinator", "10.0.0.1", version=PROTOCOL_VERSION + 1)
-STORE = Reached("store", "10.0.0.1")
-OTHER = Reached("other", "10.0.0.1", "it says `SSH-2.0`")
-SILENT = Reached("silent", "10.0.0.1")
-REFUSED = Reached("refused", "10.0.0.1")
-TAKEN = "port 1 on 10.0.0.1 is already in use by pid 7 (x)"
 AT_HOME = ["127.0.1.1"]
 
 

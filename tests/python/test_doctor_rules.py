@@ -23,11 +23,8 @@ from elastic_rs.doctor._peer import Reached, reach
 from elastic_rs.run import _flags, _options
 from helpers.strangers import answering, swallowing
 
-BIN = Path(sys.executable).parent
-RUN = str(BIN / "elastic-run")
 MIB = 1 << 20
 JOB = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=job")
-GUEST = (*JOB, "--rdzv-conf=is_host=0")
 
 OURS = Reached("coordinator", "10.0.0.1", version=PROTOCOL_VERSION, took_s=0.001)
 NEWER = Reached("coordinator", "10.0.0.1", version=PROTOCOL_VERSION + 1)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from elastic_rs.doctor import _net, _node
 from elastic_rs.run import _flags, _options, _script
-from elastic_rs.run._flags import PROG, UsageError
+from elastic_rs.run._command_line import PROG, UsageError, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument_group("flags of doctor").add_argument(
         "--network-timeout",
         "--network_timeout",
-        type=_flags.seconds,
+        type=seconds,
         default=5.0,
         metavar="SECONDS",
         help="how long each question to the network, a name server or a driver may take (5)",

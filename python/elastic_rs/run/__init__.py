@@ -14,7 +14,8 @@ try:
     import time
     from typing import TYPE_CHECKING
 
-    from elastic_rs.run._flags import PROG, UsageError, fail, parse
+    from elastic_rs.run._command_line import PROG, UsageError, fail
+    from elastic_rs.run._flags import parse
 except KeyboardInterrupt:
     # As in `main`, which is not defined yet.
     raise SystemExit(130) from None

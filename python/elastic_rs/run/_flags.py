@@ -1,21 +1,36 @@
 """The flags of ``elastic-run``: torchrun's, with the same spellings, defaults, choices and ``PET_*`` variables.
 
-Nothing of this package's or torch's is imported, so that ``--help`` and errors come at once.
+Only ``--help`` needs the core, for the keys of ``--rdzv-conf``; nothing here needs torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-__all__ = ["UsageError", "parse"]
+from elastic_rs.run._command_line import (
+    MARK,
+    PROG,
+    CheckEnv,
+    Help,
+    Parser,
+    PrintCompletion,
+    UsageError,
+    adder,
+    apart,
+    comma_separated,
+    seconds,
+    shtab_if_installed,
+    together,
+    unknown_flag,
+    whole,
+)
 
-PROG = "elastic-run"
+__all__ = ["parse", "parser"]
 
 USAGE = f"{PROG} [flags] SCRIPT [the script's arguments]"
 
@@ -49,13 +64,6 @@ exit codes:
 """
 
 
-class UsageError(ValueError):
-    """The command line is not valid. The message names the flag, the value that was given and what is allowed."""
-
-    hint = f"{PROG} --help lists all flags"
-    """The line that follows the message, if any."""
-
-
 def parse(args: Sequence[str], made: argparse.ArgumentParser | None = None) -> argparse.Namespace:
     """Parse the command line. ``--help`` and errors end the process, as argparse does it.
 
@@ -67,21 +75,21 @@ def parse(args: Sequence[str], made: argparse.ArgumentParser | None = None) -> a
         UsageError: a ``PET_*`` variable of a switch is no number, or a flag is unknown.
     """
     made = made or parser()
-    known, unknown = made.parse_known_args([_apart(arg) for arg in args])
+    known, unknown = made.parse_known_args([apart(arg) for arg in args])
     if unknown:
-        raise UsageError(_unknown(_together(unknown[0]).partition("=")[0], made))
-    known.training_script_args = [_together(arg) for arg in known.training_script_args]
+        raise UsageError(unknown_flag(together(unknown[0]).partition("=")[0], made))
+    known.training_script_args = [together(arg) for arg in known.training_script_args]
     return known
 
 
 def parser(usage: str = USAGE, description: str = DESCRIPTION, epilog: str = EPILOG) -> argparse.ArgumentParser:
     """Make the parser. Defaults come from the environment as it is now."""
-    made = _Parser(
+    made = Parser(
         prog=PROG,
         usage=usage,
         description=description,
         epilog=epilog,
-        formatter_class=_Help,
+        formatter_class=Help,
     )
     _add_size(made.add_argument_group("size of the job"))
     _add_rendezvous(made.add_argument_group("how nodes find each other"))
@@ -97,7 +105,7 @@ def parser(usage: str = USAGE, description: str = DESCRIPTION, epilog: str = EPI
 
 
 def _add_size(group: Any) -> None:
-    add = _adder(group)
+    add = adder(group)
     add("--nnodes", default="1:1", metavar="N|MIN:MAX", help="number of nodes, or its minimum and maximum (1)")
     add(
         "--nproc-per-node",
@@ -109,8 +117,8 @@ def _add_size(group: Any) -> None:
 
 
 def _add_rendezvous(group: Any) -> None:
-    add = _adder(group)
-    switch = _adder(group, _CheckEnv)
+    add = adder(group)
+    switch = adder(group, CheckEnv)
     switch("--standalone", help="a job of one node, on any free port and with a random run id")
     add(
         "--rdzv-backend",
@@ -139,31 +147,31 @@ def _add_rendezvous(group: Any) -> None:
 
 
 def _add_static(group: Any) -> None:
-    add = _adder(group)
-    add("--node-rank", type=_whole, default=0, metavar="RANK", help="rank of this node, from 0 (0)")
+    add = adder(group)
+    add("--node-rank", type=whole, default=0, metavar="RANK", help="rank of this node, from 0 (0)")
     add("--master-addr", default="127.0.0.1", metavar="ADDR", help="address of node 0 (127.0.0.1)")
-    add("--master-port", type=_whole, default=None, metavar="PORT", help="a free port on node 0 (29500)")
+    add("--master-port", type=whole, default=None, metavar="PORT", help="a free port on node 0 (29500)")
 
 
 def _add_script(group: Any) -> None:
-    switch = _adder(group, _CheckEnv)
+    switch = adder(group, CheckEnv)
     switch("--module", short="-m", help="SCRIPT is a module, run as by python -m")
     switch("--no-python", help="SCRIPT is a program, run as it is")
     switch("--run-path", help="SCRIPT is an absolute path, run by runpy.run_path; overrides --no-python")
 
 
 def _add_endings(group: Any) -> None:
-    add = _adder(group)
+    add = adder(group)
     add(
         "--max-restarts",
-        type=_whole,
+        type=whole,
         default=0,
         metavar="N",
         help="restarts after failures, on all nodes together (0)",
     )
     add(
         "--shutdown-timeout",
-        type=_whole,
+        type=whole,
         default=None,
         metavar="SECONDS",
         help="time between the signal that stops workers and SIGKILL (TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30)",
@@ -192,22 +200,8 @@ def _add_warm(group: Any) -> None:
     )
 
 
-MARK = "\0"
-"""No argument contains it."""
-
-
-def _apart(arg: str) -> str:
-    """Mark `--warm-start=…` as another flag. If it is the script's argument, :func:`_together` removes the mark."""
-    name, separator, value = arg.partition("=")
-    return f"{name}{MARK}={value}" if separator and name in {"--warm-start", "--warm_start"} else arg
-
-
-def _together(arg: str) -> str:
-    return arg.replace(f"{MARK}=", "=", 1)
-
-
 def _add_logs(group: Any) -> None:
-    add = _adder(group)
+    add = adder(group)
     add(
         "--log-dir",
         default=None,
@@ -232,7 +226,7 @@ def _add_logs(group: Any) -> None:
     for stream in ("stdout", "stderr"):
         add(
             f"--duplicate-{stream}-filters",
-            type=_comma_separated,
+            type=comma_separated,
             default=[],
             metavar="TEXT,...",
             help=f"copy teed lines of {stream} that contain one of these texts to filtered_{stream}.log; ,, is a comma",
@@ -247,10 +241,10 @@ def _add_logs(group: Any) -> None:
 
 
 def _add_devices(group: Any) -> None:
-    _adder(group, _CheckEnv)(
+    adder(group, CheckEnv)(
         "--virtual-local-rank", help="each worker sees only its own GPU, as device 0, and has LOCAL_RANK 0"
     )
-    _adder(group, None)(
+    adder(group, None)(
         "--numa-binding",
         type=str,
         choices=["node", "socket", "exclusive", "core-complex"],
@@ -260,7 +254,7 @@ def _add_devices(group: Any) -> None:
 
 
 def _add_others(group: Any) -> None:
-    add = _adder(group)
+    add = adder(group)
     add("--role", default="default", help="the workers' role, shown in prefixes and ROLE_NAME (default)")
     add("--monitor-interval", type=seconds, default=0.1, metavar="SECONDS", help="no effect: nothing polls")
     add(
@@ -270,154 +264,10 @@ def _add_others(group: Any) -> None:
         help="no effect: workers are programs",
     )
     add("--event-log-handler", default="null", metavar="NAME", help="event handler (null; any other requires torch)")
-    plain = _adder(group, None)
+    plain = adder(group, None)
     plain("--logs-specs", type=str, default=None, metavar="NAME", help="plug-in of torchrun.logs_specs; requires torch")
-    shtab = _shtab()
+    shtab = shtab_if_installed()
     shells = shtab.SUPPORTED_SHELLS if shtab else ["bash", "zsh", "tcsh"]
     plain(
-        "--print-completion", action=_PrintCompletion, choices=shells, help="print a completion script; requires shtab"
+        "--print-completion", action=PrintCompletion, choices=shells, help="print a completion script; requires shtab"
     )
-
-
-class _Env(argparse.Action):
-    """Its default is the value of ``PET_<DEST>``, as ``torch.distributed.argparse_util.env``."""
-
-    def __init__(self, dest: str, default: Any = None, **kwargs: Any) -> None:
-        super().__init__(dest=dest, default=os.environ.get(f"PET_{dest.upper()}", default), **kwargs)
-
-    def __call__(self, _: Any, namespace: argparse.Namespace, values: Any, __: str | None = None) -> None:
-        setattr(namespace, self.dest, values)
-
-
-class _CheckEnv(argparse.Action):
-    """A switch, on if ``PET_<DEST>`` is a number other than 0, as ``torch.distributed.argparse_util.check_env``."""
-
-    def __init__(self, dest: str, **kwargs: Any) -> None:
-        name = f"PET_{dest.upper()}"
-        given = os.environ.get(name, "0")
-        try:
-            default = bool(int(given))
-        except ValueError:
-            flag = next(flag for flag in kwargs["option_strings"] if flag.startswith("--"))
-            raise UsageError(f"{name} is `{given}`, must be 0 or 1: it sets {flag}") from None
-        super().__init__(dest=dest, const=True, default=default, nargs=0, **kwargs)
-
-    def __call__(self, _: Any, namespace: argparse.Namespace, __: Any, ___: str | None = None) -> None:
-        setattr(namespace, self.dest, self.const)
-
-
-class _PrintCompletion(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, _: Any, values: Any, option_string: str | None = None) -> None:
-        shtab = _shtab()
-        if shtab is None:
-            parser.exit(1, f"{option_string} requires the 'shtab' package: pip install shtab\n")
-        print(shtab.complete(parser, shell=values))
-        parser.exit()
-
-
-def _shtab() -> Any:
-    """Return the package that makes shell completions, if it is installed."""
-    try:
-        import shtab  # type: ignore[import-not-found]
-    except ImportError:
-        return None
-    return shtab
-
-
-def _adder(group: Any, action: Any = _Env) -> Callable[..., None]:
-    def add(flag: str, *, short: str | None = None, **kwargs: Any) -> None:
-        names = [name for name in (short, flag) if name]
-        underscored = f"--{flag[2:].replace('-', '_')}"
-        if underscored != flag:
-            names.append(underscored)
-        group.add_argument(*names, **({"action": action} if action else {}) | kwargs)
-
-    return add
-
-
-class _Parser(argparse.ArgumentParser):
-    def format_help(self) -> str:
-        import textwrap
-
-        from elastic_rs.rendezvous._config import shown_defaults  # which nothing else here needs
-
-        keys = textwrap.fill(shown_defaults(), 110, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-        return f"{super().format_help()}\nkeys of --rdzv-conf and their defaults, times in seconds:\n{keys}\n"
-
-    def error(self, message: str) -> NoReturn:
-        # argparse names all spellings of a flag: `argument --max-restarts/--max_restarts: …`.
-        if message.startswith("ambiguous option: "):
-            given, _, matches = message.partition(" could match ")
-            fail(f"{given} could match {', '.join(name for name in matches.split(', ') if not _is_other(name))}")
-        what, separator, why = message.removeprefix("argument ").partition(": ")
-        if separator and message.startswith("argument "):
-            names = what.split("/")
-            message = f"{next((name for name in names if name.startswith('--')), names[0])}: {why}"
-        elif "SCRIPT" in message:
-            message = f"no script is given; it comes after the flags: {self.usage}"
-        fail(message)
-
-
-def fail(message: str, hint: str = UsageError.hint) -> NoReturn:
-    """End the process with exit code 2: the command line is not valid."""
-    try:
-        sys.stderr.write("".join(f"{line}\n" for line in (f"{PROG}: error: {message}", hint) if line))
-        sys.stderr.flush()
-    except (AttributeError, OSError, ValueError):
-        # stderr is closed or full. Python would flush it again at its end, and exit with another code.
-        sys.stderr = None
-    raise SystemExit(2)
-
-
-def _is_other(name: str) -> bool:
-    """Whether this is a spelling of a flag that help does not show."""
-    return "_" in name or MARK in name
-
-
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """Shows one spelling of each flag."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34)
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        names = [name for name in action.option_strings if not _is_other(name)]
-        if not names:
-            return super()._format_action_invocation(action)
-        if action.nargs == 0:
-            return ", ".join(names)
-        value = self._format_args(action, str(action.metavar or action.dest.upper()))
-        if action.choices is not None:
-            value = "|".join(map(str, action.choices))
-        return f"{', '.join(names)} {value}"
-
-
-def _unknown(flag: str, made: argparse.ArgumentParser) -> str:
-    import difflib
-
-    actions = made._actions  # noqa: SLF001 - no other way
-    names = [name for action in actions for name in action.option_strings if name.startswith("--") and MARK not in name]
-    # Short names resemble too many others: a script's `--lr` is near `--role`.
-    near = difflib.get_close_matches(flag, names, n=1, cutoff=0.7)
-    hint = f"did you mean `{near[0]}`?" if near else "flags of the script come after it"
-    return f"unknown flag `{flag}`: {hint}"
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a whole number") from None
-
-
-def seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a number of seconds") from None
-
-
-def _comma_separated(text: str) -> list[str]:
-    # Two commas are a literal comma.
-    placeholder = "\0"
-    return [item.replace(placeholder, ",") for item in text.replace(",,", placeholder).split(",")]

@@ -23,7 +23,7 @@ from elastic_rs.rendezvous._config import (
     parse_conf,
     parse_endpoint,
 )
-from elastic_rs.run._flags import UsageError
+from elastic_rs.run._command_line import UsageError
 
 if TYPE_CHECKING:
     import argparse

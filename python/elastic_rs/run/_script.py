@@ -9,7 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from elastic_rs.run._flags import UsageError
+from elastic_rs.run._command_line import UsageError
 
 if TYPE_CHECKING:
     import argparse

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs.run import _script
-from elastic_rs.run._flags import UsageError
+from elastic_rs.run._command_line import UsageError
 from elastic_rs.run._options import BACKENDS, is_alone, launch_options_of, nodes_of, rendezvous_of
 
 if TYPE_CHECKING:
