@@ -2,7 +2,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | [`machine`], `replies` | the node's state machine, and its handling of the coordinator's messages (pure) |
+//! | [`machine`] (`joins`), `replies` | the node's state machine, its joins, and its handling of the coordinator's messages (pure) |
 //! | `counterpart` | the node's peer, a coordinator or a shared cell, and its name in messages |
 //! | `pending` | a pending join, an unanswered report, and the state of the connection |
 //! | [`view`] | the output for callers: the view, and the outcome of a join |
