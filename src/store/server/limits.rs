@@ -18,11 +18,11 @@ pub struct Limit {
 #[derive(Debug)]
 enum Field {
     /// A number of things.
-    Number(fn(&mut ServerOptions) -> &mut usize),
+    Number(Of<usize>),
     /// A number of bytes.
-    Bytes(fn(&mut ServerOptions) -> &mut usize),
+    Bytes(Of<usize>),
     /// A time, with the allowed seconds.
-    Time(fn(&mut ServerOptions) -> &mut Duration, RangeInclusive<u32>),
+    Time(Of<Duration>, RangeInclusive<u32>),
 }
 
 /// A limit's value.
@@ -42,64 +42,61 @@ const KEEPALIVE: u32 = 32_767;
 
 /// All limits.
 pub static LIMITS: [Limit; 13] = [
-    Limit {
-        name: "connections",
-        help: "connections that may be open at once",
-        field: Field::Number(|options| &mut options.max_connections),
-    },
-    Limit { name: "keys", help: "stored keys and queues", field: Field::Number(|options| &mut options.table.keys) },
-    Limit {
-        name: "stored_bytes",
-        help: "keys, values and queue items together",
-        field: Field::Bytes(|options| &mut options.table.stored_bytes),
-    },
-    Limit { name: "key_bytes", help: "length of a key", field: Field::Bytes(|options| &mut options.limits.key_bytes) },
-    Limit {
-        name: "value_bytes",
-        help: "length of a value in a request",
-        field: Field::Bytes(|options| &mut options.limits.value_bytes),
-    },
-    Limit {
-        name: "list_len",
-        help: "keys in one request",
-        field: Field::Number(|options| &mut options.limits.list_len),
-    },
-    Limit {
-        name: "message_bytes",
-        help: "length of one request",
-        field: Field::Bytes(|options| &mut options.limits.message_bytes),
-    },
-    Limit {
-        name: "reply_buffer_bytes",
-        help: "replies that may wait for a client that asks for more",
-        field: Field::Bytes(|options| &mut options.reply_buffer_bytes),
-    },
-    Limit {
-        name: "hello_timeout_s",
-        help: "time in which a new connection must show its protocol",
-        field: Field::Time(|options| &mut options.hello_timeout, 0..=TEN_YEARS),
-    },
-    Limit {
-        name: "flush_timeout_s",
-        help: "time in which a client that has closed its sending side must read the replies",
-        field: Field::Time(|options| &mut options.flush_timeout, 0..=TEN_YEARS),
-    },
-    Limit {
-        name: "keepalive_idle_s",
-        help: "silence after which the kernel probes a client's host",
-        field: Field::Time(|options| &mut options.keepalive_idle, 1..=KEEPALIVE),
-    },
-    Limit {
-        name: "keepalive_interval_s",
-        help: "time between such probes while none is answered",
-        field: Field::Time(|options| &mut options.keepalive_interval, 1..=KEEPALIVE),
-    },
-    Limit {
-        name: "log_period_s",
-        help: "time in which at most 20 rejections of each cause are logged, 0 for all",
-        field: Field::Time(|options| &mut options.log_period, 0..=TEN_YEARS),
-    },
+    number("connections", "connections that may be open at once", |options| &mut options.max_connections),
+    number("keys", "stored keys and queues", |options| &mut options.table.keys),
+    bytes("stored_bytes", "keys, values and queue items together", |options| &mut options.table.stored_bytes),
+    bytes("key_bytes", "length of a key", |options| &mut options.limits.key_bytes),
+    bytes("value_bytes", "length of a value in a request", |options| &mut options.limits.value_bytes),
+    number("list_len", "keys in one request", |options| &mut options.limits.list_len),
+    bytes("message_bytes", "length of one request", |options| &mut options.limits.message_bytes),
+    bytes("reply_buffer_bytes", "replies that may wait for a client that asks for more", |options| {
+        &mut options.reply_buffer_bytes
+    }),
+    time(
+        "hello_timeout_s",
+        "time in which a new connection must show its protocol",
+        |options| &mut options.hello_timeout,
+        0..=TEN_YEARS,
+    ),
+    time(
+        "flush_timeout_s",
+        "time in which a client that has closed its sending side must read the replies",
+        |options| &mut options.flush_timeout,
+        0..=TEN_YEARS,
+    ),
+    time(
+        "keepalive_idle_s",
+        "silence after which the kernel probes a client's host",
+        |options| &mut options.keepalive_idle,
+        1..=KEEPALIVE,
+    ),
+    time(
+        "keepalive_interval_s",
+        "time between such probes while none is answered",
+        |options| &mut options.keepalive_interval,
+        1..=KEEPALIVE,
+    ),
+    time(
+        "log_period_s",
+        "time in which at most 20 rejections of each cause are logged, 0 for all",
+        |options| &mut options.log_period,
+        0..=TEN_YEARS,
+    ),
 ];
+
+type Of<T> = fn(&mut ServerOptions) -> &mut T;
+
+const fn number(name: &'static str, help: &'static str, of: Of<usize>) -> Limit {
+    Limit { name, help, field: Field::Number(of) }
+}
+
+const fn bytes(name: &'static str, help: &'static str, of: Of<usize>) -> Limit {
+    Limit { name, help, field: Field::Bytes(of) }
+}
+
+const fn time(name: &'static str, help: &'static str, of: Of<Duration>, allowed: RangeInclusive<u32>) -> Limit {
+    Limit { name, help, field: Field::Time(of, allowed) }
+}
 
 impl Limit {
     /// The limit of this name.

@@ -18,7 +18,9 @@ def told(node: Process, pattern: str) -> list[str]:
     return [match[1] for line in node.lines if (match := re.match(pattern, line))]
 
 
-@pytest.mark.parametrize("agent", ["rust", "run", pytest.param("torch", marks=pytest.mark.long)], indirect=True)
+@pytest.mark.parametrize(
+    "agent", ["rust", *(pytest.param(agent, marks=pytest.mark.long) for agent in ("run", "torch"))], indirect=True
+)
 @pytest.mark.parametrize(("nnodes", "nproc"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.long)])
 def test_lightning_trains_on_after_a_crash(start: Start, tmp_path: Path, nnodes: int, nproc: int) -> None:
     env = {"PYTHONPATH": str(CLIENTS)}
