@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use super::{AgentMachine, Next, Phase, SIGTERM};
 use crate::agent::command::Command;
 use crate::agent::policy::{Budget, Outcome};
+use crate::rendezvous::protocol::bounds::tidy_failure;
 use crate::rendezvous::protocol::message::{Failure, Verdict};
-use crate::rendezvous::protocol::text::tidy_failure;
 
 /// How long a report, and this node's end, wait for the words of a failed worker while reading them neither ends nor hangs, as on
 /// a busy machine.

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::seen::Seen;
 use crate::rendezvous::decider::admission::Departures;
-use crate::rendezvous::decider::durable::{Durable, LARGEST_NUMBER};
+use crate::rendezvous::decider::durable::{Durable, LARGEST_NUMBER, Times};
 use crate::rendezvous::decider::node::{Origin, Status};
+use crate::rendezvous::decider::round::Pace;
 use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::protocol::message::{Hello, NodeId, Round, Verdict};
 
@@ -170,17 +170,17 @@ impl Blob {
     }
 
     /// The run of this state, with the times that the node of this [`Hello`] has seen.
-    pub(super) fn run(&self, me: &Hello, seen: &Seen, now: Instant) -> Run {
-        Run::restored(&self.run, me, &seen.times(self, me.node, now), now)
+    pub(super) fn run(&self, me: &Hello, times: &Times, now: Instant) -> Run {
+        Run::restored(&self.run, me, times, now)
     }
 
-    /// The state of a run that was restored from `before` with the times in `seen`.
-    pub(super) fn of(run: &Run, before: Option<&Self>, seen: &Seen, now: Instant) -> Self {
+    /// The state of a run that was restored from `before`, with these instants for its two marks.
+    pub(super) fn of(run: &Run, before: Option<&Self>, seen: &Pace, now: Instant) -> Self {
         let revision = before.map_or(0, |blob| blob.revision) + 1;
         // An instant that was restored keeps its revision. Another instant was set just now, so it gets this revision.
-        let mark = |at: Option<Instant>, known: Instant, before: Option<u64>| match (at, before) {
+        let mark = |at: Option<Instant>, known: Option<Instant>, before: Option<u64>| match (at, before) {
             (None, _) => None,
-            (Some(at), Some(since)) if at == known => Some(since),
+            (Some(at), Some(since)) if Some(at) == known => Some(since),
             (Some(_), _) => Some(revision),
         };
         let times = run.times();
@@ -192,8 +192,8 @@ impl Blob {
             revision,
             run: run.durable(),
             beats: times.heard.keys().copied().map(beat).collect(),
-            newcomer_since: mark(times.pace.newcomer_since, seen.newcomer_at(now), newcomer),
-            ready_since: mark(times.pace.ready_since, seen.ready_at(now), ready),
+            newcomer_since: mark(times.pace.newcomer_since, seen.newcomer_since, newcomer),
+            ready_since: mark(times.pace.ready_since, seen.ready_since, ready),
             departures: times.departures.iter().map(|(origin, times)| (origin.clone(), ages(times))).collect(),
         }
     }
@@ -227,6 +227,7 @@ fn describe(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::seen::Seen;
     use super::*;
     use crate::rendezvous::decider::event::{Event, Reach, SessionId};
     use crate::rendezvous::protocol::message::{Join, NodeMessage};
@@ -244,7 +245,7 @@ mod tests {
         run.apply(Event::Hello { hello, session, reach: Reach::Cell, home: None }, now);
         let join = Join { round: Round(3), store_port: 5, node_rank: None, workers: None };
         run.apply(Event::Message { node: NodeId(7), session, message: NodeMessage::Join(join) }, now);
-        Blob::of(&run, None, &Seen::default(), now)
+        Blob::of(&run, None, &Seen::default().pace(now), now)
     }
 
     #[test]
@@ -252,7 +253,8 @@ mod tests {
         let blob = blob();
         assert_eq!(Blob::decode(&blob.encode()), Ok(blob.clone()));
         let now = Instant::now();
-        let again = Blob::of(&blob.run(&hello(), &Seen::default(), now), Some(&blob), &Seen::default(), now);
+        let seen = Seen::default();
+        let again = Blob::of(&seen.run(&blob, &hello(), now), Some(&blob), &seen.pace(now), now);
         assert!(again.says_the_same(&blob), "{again:?}");
         assert_eq!(again.revision, blob.revision + 1);
     }
@@ -270,7 +272,7 @@ mod tests {
                 // What can still be read must be safe to decide on.
                 if let Ok(blob) = Blob::decode(&bytes) {
                     let now = Instant::now();
-                    assert!(blob.run(&hello(), &Seen::default(), now).check().is_ok());
+                    assert!(Seen::default().run(&blob, &hello(), now).check().is_ok());
                 }
             }
         }

@@ -10,7 +10,8 @@ use parking_lot::Mutex;
 use super::node::{CellCommand, CellNode, Liveness};
 use crate::rendezvous::node::machine::{JoinError, NodeMachine, View};
 use crate::rendezvous::node::report::Reporter;
-use crate::rendezvous::node::session::{Seat, Session, Shared};
+use crate::rendezvous::node::seat::{Seat, Shared};
+use crate::rendezvous::node::session::Session;
 use crate::rendezvous::protocol::message::Hello;
 use crate::wait::until;
 

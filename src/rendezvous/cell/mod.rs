@@ -15,7 +15,7 @@
 //! | [`node`] | a node: what is read and written, and what its machine hears |
 //! | `pace` | when to read next |
 //! | `told` | the messages that a node derives from a state that another node wrote |
-//! | `propose` | the state that a node would write |
+//! | `propose`, `proposal` | the state that a node would write; what it has decided |
 //! | [`etcd`] | the same node over etcd's interface: transactions, leases, watch |
 //! | `driver` | a session over a cell, for the binding (feature `io`). The caller makes the backend calls |
 
@@ -25,6 +25,7 @@ pub mod driver;
 pub mod etcd;
 pub mod node;
 mod pace;
+mod proposal;
 mod propose;
 mod seen;
 mod told;

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use super::blob::Blob;
 use super::pace::Pace;
-use super::propose::{Decision, Proposal, outlives_its_connection};
+use super::proposal::{Decision, Proposal, outlives_its_connection};
 use super::seen::Seen;
 use crate::rendezvous::decider::standing::Standing;
 use crate::rendezvous::node::machine::{NodeCommand, NodeMachine};

@@ -4,45 +4,12 @@ use std::time::Instant;
 
 use super::blob::Blob;
 use super::node::{CellNode, Liveness};
+use super::proposal::{Decision, Proposal};
 use crate::rendezvous::decider::durable::MY_SESSION;
 use crate::rendezvous::decider::event::{Effect, Event, Reach};
 use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::protocol::capability::Capabilities;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage};
-
-/// A state to be written.
-#[derive(Clone, Debug)]
-pub(super) struct Proposal {
-    pub blob: Blob,
-    /// Decisions, to be logged once the state is written.
-    pub notes: Vec<String>,
-    /// Replies to this node's machine, once the state is written.
-    pub replies: Vec<CoordinatorMessage>,
-    /// This node's messages that the state contains.
-    pub taken_in: Vec<NodeMessage>,
-}
-
-/// What a node does about its messages and the cell's state.
-#[derive(Debug)]
-pub(super) enum Decision {
-    /// Write a new state.
-    Write(Box<Proposal>),
-    /// Write nothing. The node's machine hears these replies at once.
-    Tell(Vec<CoordinatorMessage>),
-}
-
-impl Proposal {
-    /// Drop replies and messages that belong to a connection that the machine has given up. It repeats those that still matter.
-    pub fn forget(&mut self) {
-        self.replies.clear();
-        self.taken_in.retain(outlives_its_connection);
-    }
-}
-
-/// Whether a message must be delivered even if the machine gives up its connection: it will not repeat a `Withdraw` or `Leave`.
-pub(super) fn outlives_its_connection(said: &NodeMessage) -> bool {
-    matches!(said, NodeMessage::Withdraw | NodeMessage::Leave { .. })
-}
 
 /// The results of applying events to a run.
 #[derive(Default)]
@@ -76,7 +43,7 @@ impl CellNode {
     /// Apply this node's messages, which leave the outbox, to the cell's state, and decide.
     pub(super) fn decide(&mut self, now: Instant) -> Decision {
         let mut run = match &self.confirmed {
-            Some(blob) => blob.run(&self.hello, &self.seen, now),
+            Some(blob) => self.seen.run(blob, &self.hello, now),
             // The numbers of rounds that this node has seen must not be used again.
             None => Run::counting_on(&self.hello.run_id, self.hello.settings.clone(), self.view().round),
         };
@@ -99,7 +66,7 @@ impl CellNode {
         if before.is_none() && run.is_empty() && run.closed().is_none() {
             return Decision::Tell(replies);
         }
-        let mut blob = Blob::of(&run, before, &self.seen, now);
+        let mut blob = Blob::of(&run, before, &self.seen.pace(now), now);
         let changed = before.is_none_or(|before| !blob.says_the_same(before));
         let beats = beats && self.liveness == Liveness::Counters && run.closed().is_none();
         let shown = (beats || changed) && blob.beat(self.hello.node);
@@ -111,7 +78,7 @@ impl CellNode {
 
     /// When the next round closes, if no state changes.
     pub(super) fn close_at(&self, now: Instant) -> Option<Instant> {
-        let mut run = self.confirmed.as_ref()?.run(&self.hello, &self.seen, now);
+        let mut run = self.seen.run(self.confirmed.as_ref()?, &self.hello, now);
         run.apply(Event::Tick, now);
         run.closes_at()
     }

@@ -8,7 +8,7 @@ use crate::rendezvous::decider::admission::Departures;
 use crate::rendezvous::decider::durable::Times;
 use crate::rendezvous::decider::round::Pace;
 use crate::rendezvous::decider::run::Run;
-use crate::rendezvous::protocol::message::NodeId;
+use crate::rendezvous::protocol::message::{Hello, NodeId};
 
 /// Most silence that one look charges to the other nodes. A node that was stopped, or could not reach its backend, must not take its
 /// own deafness for the silence of others.
@@ -68,14 +68,14 @@ impl Seen {
     }
 
     /// The times of this state. The node `me` has none, so it counts as heard from now.
-    pub(super) fn times(&self, blob: &Blob, me: NodeId, now: Instant) -> Times {
-        let (newcomer, ready) = blob.marks();
+    fn times(&self, blob: &Blob, me: NodeId, now: Instant) -> Times {
+        let ((newcomer, ready), pace) = (blob.marks(), self.pace(now));
         let others = self.nodes.iter().filter(|(id, _)| **id != me);
         Times {
             heard: others.map(|(id, seen)| (*id, (seen.heard_at, seen.suspect))).collect(),
             pace: Pace {
-                newcomer_since: newcomer.map(|_| self.newcomer_at(now)),
-                ready_since: ready.map(|_| self.ready_at(now)),
+                newcomer_since: pace.newcomer_since.filter(|_| newcomer.is_some()),
+                ready_since: pace.ready_since.filter(|_| ready.is_some()),
             },
             departures: match &self.departures {
                 Some((revision, departures)) if *revision == blob.revision() => departures.clone(),
@@ -84,12 +84,15 @@ impl Seen {
         }
     }
 
-    pub(super) fn newcomer_at(&self, now: Instant) -> Instant {
-        self.newcomer.map_or(now, |(_, at)| at)
+    /// When the marks of the state were first seen as they are: now, if they never were.
+    pub(super) fn pace(&self, now: Instant) -> Pace {
+        let at = |seen: Option<(u64, Instant)>| Some(seen.map_or(now, |(_, at)| at));
+        Pace { newcomer_since: at(self.newcomer), ready_since: at(self.ready) }
     }
 
-    pub(super) fn ready_at(&self, now: Instant) -> Instant {
-        self.ready.map_or(now, |(_, at)| at)
+    /// The run of this state, for the node of this [`Hello`].
+    pub(super) fn run(&self, blob: &Blob, me: &Hello, now: Instant) -> Run {
+        blob.run(me, &self.times(blob, me.node, now), now)
     }
 }
 

@@ -30,7 +30,7 @@ impl CellNode {
             }
             return self.join_again_if_forgotten(false, None);
         };
-        let run = blob.run(&self.hello, &self.seen, now);
+        let run = self.seen.run(blob, &self.hello, now);
         let (news, known) = (self.catch_up(&run), run.knows(self.hello.node));
         let stale = self.stale_place(&run);
         if stale.is_none() {

@@ -22,6 +22,7 @@ use super::machine::{Command, Machine};
 use crate::bounded_log::BoundedLog;
 use crate::rendezvous::decider::event::{Ends, SessionId};
 use crate::rendezvous::protocol::codec::{self, CodecError};
+use crate::rendezvous::protocol::frames::read_message;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage};
 use crate::wait::until;
 
@@ -235,22 +236,6 @@ async fn read_hello(reader: &mut OwnedReadHalf, buffer: &mut BytesMut) -> Result
         Some(NodeMessage::Hello(hello)) => Ok(hello),
         Some(_) => Err(Some(CodecError::Malformed(0))),
         None => Err(None),
-    }
-}
-
-/// The next message; `None` at the end of the connection.
-pub(in crate::rendezvous) async fn read_message<M: serde::de::DeserializeOwned>(
-    reader: &mut OwnedReadHalf,
-    buffer: &mut BytesMut,
-) -> Result<Option<M>, CodecError> {
-    loop {
-        if let Some(message) = codec::decode_frame(buffer)? {
-            return Ok(Some(message));
-        }
-        match reader.read_buf(buffer).await {
-            Ok(1..) => {}
-            Ok(0) | Err(_) => return Ok(None),
-        }
     }
 }
 

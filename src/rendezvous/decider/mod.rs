@@ -22,7 +22,7 @@
 //! | `closing`, [`ranks`] | a round closes: when, with which nodes, with which ranks |
 //! | `durable` | conversion between a run and its state in a shared cell |
 //! | `facts` | what others ask about a run |
-//! | [`standing`] | the current decision and its reason in words |
+//! | [`standing`], `progress` | the current decision, and its reason in words |
 
 pub(in crate::rendezvous) mod admission;
 mod closing;
@@ -33,6 +33,7 @@ mod facts;
 mod hello;
 mod host;
 pub mod node;
+mod progress;
 pub mod ranks;
 mod recovery;
 mod report;

@@ -5,8 +5,8 @@ use std::time::Instant;
 use super::event::SessionId;
 use super::node::{Node, Status};
 use super::run::Run;
+use crate::rendezvous::protocol::bounds::tidy_failure;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Failure, Join, NodeId, Round, Verdict};
-use crate::rendezvous::protocol::text::tidy_failure;
 
 impl Run {
     pub(super) fn on_join(&mut self, id: NodeId, session: SessionId, join: Join, now: Instant) {

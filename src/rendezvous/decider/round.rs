@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+use crate::rendezvous::protocol::bounds::{tidy_failure, tidy_verdict};
 use crate::rendezvous::protocol::message::{Failure, NodeId, Placed, Round, Verdict, WorkerRanks};
-use crate::rendezvous::protocol::text::{plain, tidy_failure, tidy_verdict};
+use crate::rendezvous::protocol::text::plain;
 
 /// The world of the last completed round. Serialised as part of a [cell's state](crate::rendezvous::cell::blob).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

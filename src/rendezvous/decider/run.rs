@@ -24,9 +24,10 @@ use super::recovery::Recovery;
 use super::roster::Roster;
 use super::round::{Current, Pace};
 use super::standing::Standing;
+use crate::rendezvous::protocol::bounds::tidy_verdict;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeId, NodeMessage, Round, Verdict, Waits};
 use crate::rendezvous::protocol::settings::{LAST_LOOK, Settings};
-use crate::rendezvous::protocol::text::{tidy, tidy_verdict};
+use crate::rendezvous::protocol::text::tidy;
 
 /// One rendezvous: all nodes with one run id.
 #[derive(Clone, Debug)]

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use super::machine::NodeMachine;
-
 /// A node's peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Counterpart {
@@ -15,7 +13,7 @@ pub(super) enum Counterpart {
         timeout: Duration,
     },
     /// A cell that all nodes share. A write of this node, or its lease at etcd, renews the node's lease: the transport calls
-    /// [`NodeMachine::vouch`]. A backend that fails for one lease ends a pending join. By then a running node has fenced itself.
+    /// `NodeMachine::vouch`. A backend that fails for one lease ends a pending join. By then a running node has fenced itself.
     Cell,
 }
 
@@ -47,54 +45,5 @@ impl Counterpart {
     /// Whether an answer renews the node's lease.
     pub fn vouches(&self) -> bool {
         matches!(self, Self::Coordinator { .. })
-    }
-}
-
-impl NodeMachine {
-    /// Why the counterpart is out of reach, as a sentence that names it.
-    pub(super) fn why_out_of_reach(&self) -> String {
-        let name = self.counterpart.name();
-        match (&self.counterpart, &self.view.stopped) {
-            (Counterpart::Cell, _) => format!("{name} fails: {}", self.last_error),
-            (Counterpart::Coordinator { .. }, None) => format!("{name} is out of reach: {}", self.last_error),
-            (Counterpart::Coordinator { .. }, Some(why)) => {
-                format!("{name} was stopped: {why}; no world can form until a coordinator runs there again")
-            }
-        }
-    }
-
-    /// Why no answer has come yet.
-    #[cfg(feature = "io")]
-    pub(super) fn why_unanswered(&self) -> String {
-        match self.view.out_of_reach_since {
-            Some(_) => self.last_error.clone(),
-            None => format!("{} does not answer", self.counterpart.place()),
-        }
-    }
-
-    /// Why the counterpart is out of reach, for an error that names it already.
-    pub(super) fn why_away(&self) -> String {
-        match &self.view.stopped {
-            None => self.last_error.clone(),
-            Some(why) => format!("it was stopped ({why}), and has not come back: {}", self.last_error),
-        }
-    }
-
-    /// Why this node stops its workers. `away`: the time since its lease was last renewed. `connected`: a connection is open.
-    pub(super) fn why_fenced(&self, away: Duration, connected: bool) -> String {
-        let lease = self.hello.settings.lease();
-        match &self.counterpart {
-            Counterpart::Coordinator { .. } => {
-                let why = if connected { "its last messages were not answered" } else { self.last_error.as_str() };
-                format!(
-                    "this node has been cut off from {} for {away:.1?} (its lease is {lease:.1?}): {why}; it stops its workers, \
-                     because the other nodes may go on without it (on_partition=stop)",
-                    self.counterpart.name(),
-                )
-            }
-            Counterpart::Cell => {
-                format!("this node could not renew its lease of {lease:.1?} in the backend: {}", self.last_error)
-            }
-        }
     }
 }

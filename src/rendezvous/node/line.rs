@@ -13,10 +13,10 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use super::dial::{CONNECT_TIMEOUT, Dialled, dial};
 use super::machine::{NodeCommand, NodeMachine};
 use super::report::Reporter;
-use super::session::Shared;
+use super::seat::Shared;
 use crate::net::probe::speaks_c10d;
-use crate::rendezvous::coordinator::driver::read_message;
 use crate::rendezvous::protocol::codec;
+use crate::rendezvous::protocol::frames::read_message;
 use crate::rendezvous::protocol::message::CoordinatorMessage;
 use crate::wait::until;
 

@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use super::counterpart::Counterpart;
 use super::pending::{Joining, Link, Report, back_off};
+use crate::rendezvous::protocol::bounds::{tidy_failure, tidy_message, tidy_verdict};
 use crate::rendezvous::protocol::capability::Capabilities;
 use crate::rendezvous::protocol::message::{
     CoordinatorMessage, Failure, Hello, NodeMessage, Placement, Round, Verdict,
 };
-use crate::rendezvous::protocol::text::{tidy, tidy_failure, tidy_message, tidy_verdict};
+use crate::rendezvous::protocol::text::tidy;
 
 mod joins;
 

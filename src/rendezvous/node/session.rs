@@ -3,7 +3,6 @@
 //! A [`Seat`] carries the node's messages: over a connection to a coordinator ([`super::line`]), or over a shared cell
 //! ([`crate::rendezvous::cell`]).
 
-use std::fmt::Debug;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,22 +14,8 @@ use tokio::time::timeout;
 
 use super::line::{Endpoint, drive};
 use super::machine::{JoinError, NodeMachine, View};
+use super::seat::{Seat, Shared};
 use crate::rendezvous::protocol::message::{Failure, Hello, JoinWorkers, Placement, Round, Verdict};
-
-/// A node's machine with its transport.
-pub trait Seat: Debug + Send {
-    /// The node's state machine.
-    fn machine(&mut self) -> &mut NodeMachine;
-
-    /// Called after each call into the machine.
-    fn asked(&mut self, _now: Instant) {}
-}
-
-impl Seat for NodeMachine {
-    fn machine(&mut self) -> &mut NodeMachine {
-        self
-    }
-}
 
 /// A node's session with the coordinator. Dropping it ends the connection without a `Leave`. [`Session::leave`] sends one.
 #[derive(Debug)]
@@ -40,18 +25,6 @@ pub struct Session {
     turn: tokio::sync::Mutex<()>,
     /// The task that drives the connection. `None` over a cell, which has its own driver.
     task: Option<tokio::task::JoinHandle<()>>,
-}
-
-/// What a session's callers and its driver share.
-#[derive(Debug)]
-pub(in crate::rendezvous) struct Shared {
-    seat: Arc<Mutex<dyn Seat>>,
-    /// Wakes the driver after a call into the machine.
-    pub asked: Notify,
-    /// Number of the driver's steps. A caller that waits for an outcome looks again after each.
-    pub steps: watch::Sender<u64>,
-    /// Whether the `Leave` was sent.
-    pub gone: watch::Sender<bool>,
 }
 
 impl Session {

@@ -5,11 +5,15 @@
 //! | [`settings`] | a node's settings: min and max nodes, time limits |
 //! | [`message`] | the messages |
 //! | [`capability`] | what a peer of another release understands |
-//! | [`text`] | limits on every text and number that a peer sends |
-//! | [`codec`] | messages ↔ frames of bytes |
+//! | [`text`] | limits on texts, and the characters that they may have |
+//! | [`bounds`] | limits on every message that a peer sends |
+//! | [`codec`], `frames` | messages ↔ frames of bytes; reading them from a connection (feature `io`) |
 
+pub mod bounds;
 pub mod capability;
 pub mod codec;
+#[cfg(feature = "io")]
+pub(in crate::rendezvous) mod frames;
 pub mod message;
 pub mod settings;
 pub mod text;

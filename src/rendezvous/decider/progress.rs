@@ -1,0 +1,108 @@
+//! The current decision about a run's next round, and its reason in words.
+//!
+//! [`super::closing`] updates it after every event, and logs it when it changes. Waiting nodes receive it in words
+//! ([`Run::progress`]). [`Run::standing`] returns it.
+
+use std::time::Instant;
+
+use super::deadlines::Deadline;
+use super::node::{Node, Status};
+use super::run::Run;
+use super::standing::Standing;
+use crate::rendezvous::protocol::message::Waits;
+
+impl Run {
+    /// The current decision.
+    pub fn standing(&self) -> Standing {
+        self.standing
+    }
+
+    /// Determine the decision from the current state.
+    pub(in crate::rendezvous) fn judge_standing(&self) -> Standing {
+        let enough = self.roster.waiting().len() >= self.settings.min_nodes as usize;
+        let close_at = self.deadlines.get(Deadline::CloseRound);
+        match () {
+            () if self.current.closed().is_some() => Standing::Closed,
+            () if self.roster.is_empty() => Standing::Vacant,
+            () if self.recalls() => Standing::Recalling,
+            () if !self.roster.active().is_empty() && self.waiting_for_members() == 0 => Standing::Undisturbed,
+            () if !self.roster.active().is_empty() => Standing::Reforming,
+            () if !enough => Standing::Gathering,
+            () if self.roster.counts().unreachable > 0 => Standing::Reconnecting,
+            () if close_at.is_some() && close_at == self.recovery.strangers_until() => Standing::Fencing,
+            () if self.shrinks() => Standing::Settling,
+            () => Standing::LastCall,
+        }
+    }
+
+    /// The decision and its reason, for the log.
+    pub(in crate::rendezvous) fn standing_text(&self) -> Option<String> {
+        let waiting = self.roster.waiting().len();
+        match self.standing {
+            // The event that led to each of these was logged already.
+            Standing::Vacant | Standing::Closed | Standing::Recalling | Standing::Undisturbed => None,
+            Standing::Reforming if self.current.interrupted().is_some() => None,
+            Standing::Reforming => Some(format!("members of round {} must stop: {}", self.round(), self.why())),
+            Standing::Gathering => Some(format!(
+                "round {} has {waiting} of at least {} nodes{}",
+                self.next_round(),
+                self.settings.min_nodes,
+                self.roster.list(self.roster.waiting())
+            )),
+            _ => {
+                let why = self.standing.holds_up()?;
+                Some(format!("round {} could form with {waiting} nodes, but {why}", self.next_round()))
+            }
+        }
+    }
+
+    /// The progress for a node that waits for a place, or has finished and waits for the others to finish.
+    pub(in crate::rendezvous) fn waits(&self, node: &Node, now: Instant) -> Option<Waits> {
+        match node.status {
+            Status::Waiting { .. } => Some(Waits { progress: self.progress(now), spare: self.is_spare(node) }),
+            Status::Active if node.done => {
+                let (done, all) = (self.roster.counts().done, self.roster.active().len());
+                let have = if done == 1 { "has" } else { "have" };
+                let still = self.roster.list(self.roster.unfinished());
+                let progress = format!("{done} of {all} nodes {have} finished; still at work{still}");
+                Some(Waits { progress, spare: false })
+            }
+            Status::Active | Status::Idle => None,
+        }
+    }
+
+    /// Describe the next round: which nodes have joined, how many are missing, why it does not close, and when it will.
+    pub fn progress(&self, now: Instant) -> String {
+        let min_nodes = self.settings.min_nodes as usize;
+        let (waiting, active) = (self.roster.waiting(), self.roster.active());
+        let mut text = format!(
+            "round {}: {} of {} nodes have joined{}",
+            self.next_round(),
+            waiting.len(),
+            self.settings.node_counts(),
+            self.roster.list(waiting),
+        );
+        if !active.is_empty() {
+            let (running, round) = (active.len(), self.round());
+            if self.waiting_for_members() == 0 {
+                text += &format!("; round {round} runs undisturbed (nodes: {running})");
+            } else {
+                text += &format!("; {running} still to come back from round {round}{}", self.roster.list(active));
+            }
+        }
+        let expected = waiting.len() + active.len();
+        if expected < min_nodes {
+            text += &format!("; {} more needed", min_nodes - expected);
+        }
+        if let Some(reason) = self.current.interrupted() {
+            text += &format!("; re-forming because {reason}");
+        }
+        if let Some(at) = self.deadlines.get(Deadline::CloseRound) {
+            text += &format!("; closes within {:.1} s", at.saturating_duration_since(now).as_secs_f64());
+        }
+        if let Some(why) = self.standing.holds_up() {
+            text += &format!(": {why}");
+        }
+        text
+    }
+}

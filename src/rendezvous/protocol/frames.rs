@@ -1,0 +1,23 @@
+//! Reading messages from a connection.
+
+use bytes::BytesMut;
+use tokio::io::AsyncReadExt;
+use tokio::net::tcp::OwnedReadHalf;
+
+use super::codec::{self, CodecError};
+
+/// Read the next message; `None` at the end of the connection.
+pub(in crate::rendezvous) async fn read_message<M: serde::de::DeserializeOwned>(
+    reader: &mut OwnedReadHalf,
+    buffer: &mut BytesMut,
+) -> Result<Option<M>, CodecError> {
+    loop {
+        if let Some(message) = codec::decode_frame(buffer)? {
+            return Ok(Some(message));
+        }
+        match reader.read_buf(buffer).await {
+            Ok(1..) => {}
+            Ok(0) | Err(_) => return Ok(None),
+        }
+    }
+}
