@@ -166,8 +166,8 @@ class AsyncStoreClient:
     """
     The core's client of a TCP store, for asyncio. Every operation returns an awaitable of the running event loop.
 
-    Operations of one client are carried out one after the other, in the order of the calls. Cancelling a waiting operation gives
-    up its wait, and the client stays usable. Times are in seconds. A negative time limit is none.
+    Operations of one client run one after the other, in the order of the calls. Cancelling a waiting operation ends its wait, and
+    the client stays usable. Times are in seconds. A negative time limit means no limit.
     """
     def add(self, /, key: bytes | bytearray | str, amount: SupportsIndex) -> Any:
         """
@@ -259,30 +259,31 @@ class AsyncStoreClient:
 @final
 class CellSession:
     """
-    A node of a rendezvous whose state a backend holds. One thread of Python's performs the steps of :meth:`next_step`.
+    A node of a rendezvous with its state in a backend. One Python thread performs the steps of :meth:`next_step`.
     """
     def __new__(cls, /, options: NodeOptions) -> CellSession:
         """
-        Make a session for one node, which others find at ``local_addr`` of the options.
+        Make a session for one node. Other nodes find it at ``local_addr`` of the options.
 
-        Raises ``ValueError`` for options that make no sense.
+        Raises ``ValueError`` for invalid options.
         """
     def abandon(self, /, reason: str) -> None:
         """
-        Leave without waiting for anything.
+        Leave, without waiting for the backend.
         """
     def fresh_view(self, /, *, age_s: SupportsFloat | SupportsIndex) -> View:
         """
-        The state of the rendezvous, as read from the backend at most ``age_s`` ago. Raises as :meth:`Session.view` does.
+        The state of the rendezvous, as read from the backend at most ``age_s`` seconds ago, or as last read while the backend fails.
+        Raises the errors of :meth:`Session.view`.
         """
     def next_step(self, /) -> bytes | None:
         """
-        Wait for the next operation of the backend. Empty bytes: read. Other bytes: write them if the state is still the last reported
-        one. None: stop. One of the ``on_`` methods reports the result.
+        Wait for the next operation on the backend. Empty bytes: read. Other bytes: write them if the state is still the last reported
+        one. None: stop. Report the result with one of the ``on_`` methods.
         """
     def on_broken(self, /, error: str, state: bool) -> None:
         """
-        The backend fails for good. ``state``: the state that it holds is the cause.
+        The backend fails permanently. ``state``: because of the state that it holds.
         """
     def on_conflict(self, /, state: bytes | None) -> None:
         """
@@ -647,7 +648,7 @@ class Placement:
     """
     def __new__(cls, /, *, round: SupportsIndex, rank: SupportsIndex, world_size: SupportsIndex, master_addr: str, master_port: SupportsIndex, first_rank: SupportsIndex, first_role_rank: SupportsIndex, worker_count: SupportsIndex, role_worker_count: SupportsIndex) -> Placement:
         """
-        A place that another rendezvous than ours has assigned.
+        A place that a rendezvous other than ours has assigned.
         """
     def __repr__(self, /) -> str: ...
     @property
@@ -668,7 +669,7 @@ class Placement:
     @property
     def reason(self, /) -> str:
         """
-        Why the round closed when it did, and its members.
+        Why the round is complete, and its members.
         """
     @property
     def restart(self, /) -> int:
@@ -697,7 +698,7 @@ class RendezvousConfig:
     """
     The values of ``--rdzv-conf``. Times are in seconds.
 
-    The constructor takes values by key and does not check ranges: a session does. Other keys have their defaults.
+    The constructor takes values by key, with defaults for the other keys. It does not check ranges, which a session does.
     """
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
@@ -706,29 +707,29 @@ class RendezvousConfig:
     @property
     def close_timeout(self, /) -> float:
         """
-        In seconds.
+        Time limit of telling the other nodes that the job is over, in seconds.
         """
     @property
     def drain_timeout(self, /) -> float:
         """
-        In seconds.
+        How long this process may serve other nodes at the end, in seconds.
         """
     @property
     def exit_barrier_timeout(self, /) -> float | None:
         """
-        In seconds.
+        How long to wait for the other nodes' workers, in seconds. None: for as long as they run.
         """
     @staticmethod
     def from_mapping(given: "dict[str, object]") -> RendezvousConfig:
         """
-        Check the user's values, which are texts or numbers. A key that is None counts as not given.
+        Check the user's values, which are texts or numbers. A value that is None counts as not given.
 
         Raises ``ValueError`` if a key is unknown (the nearest known one is named) or a value is not allowed.
         """
     @property
     def is_host(self, /) -> bool | None:
         """
-        True: this process must host the coordinator. False: it never does. None: it does if it can.
+        True: this process must host the coordinator. False: it must not. None: it does if it can.
         """
     @property
     def job_counts(self, /) -> bool:
@@ -738,17 +739,17 @@ class RendezvousConfig:
     @property
     def join_timeout(self, /) -> float:
         """
-        In seconds.
+        Time limit of a join, in seconds.
         """
     @property
     def node_rank(self, /) -> int | None:
         """
-        The rank that this node asks for.
+        The rank that this node requests.
         """
     @property
     def read_timeout(self, /) -> float:
         """
-        In seconds.
+        Time limit of each operation of the store that the agents share, in seconds.
         """
     def replace(self, /, **values: "float | bool | str | None") -> RendezvousConfig:
         """
@@ -756,7 +757,7 @@ class RendezvousConfig:
         """
     def values(self, /) -> "dict[str, float | int | bool | str | None]":
         """
-        Return all values by their keys. None: not given, and without a default.
+        Return all values by their keys. None: the key was not given and has no default.
         """
     @property
     def wants_agent(self, /) -> bool:
@@ -767,50 +768,50 @@ class RendezvousConfig:
 @final
 class Session:
     """
-    A node's session: with a coordinator, or over a cell that all nodes share (:class:`CellSession`).
+    A node's session with a coordinator, or over a cell that all nodes share (:class:`CellSession`).
     """
     def __new__(cls, /, host: str, port: SupportsIndex, options: NodeOptions, *, coordinator: Host | None = None) -> Session:
         """
         Start a session for one node with the coordinator at ``host:port``. It connects in the background. ``coordinator`` is that
-        coordinator, if this process serves it.
+        coordinator, if this process hosts it.
 
-        Raises ``ValueError`` for options that no coordinator accepts.
+        Raises ``ValueError`` for invalid options.
         """
     @property
     def addr(self, /) -> str:
         """
-        Where other nodes look for this one; its name if that is not known.
+        The address at which other nodes find this one, or its name if the address is not known.
         """
     def close(self, /, *, cause: str | None = None, timeout_s: SupportsFloat | SupportsIndex | None = None) -> None:
         """
-        End the job for everybody. With a ``cause`` it failed, and all others stop. With ``timeout_s``, waits at most that long until
-        it is done, and raises as :meth:`join` does.
+        End the job for all nodes. With a ``cause`` the job has failed, and the other nodes stop. With ``timeout_s``, wait at most that
+        long until the job is closed, and raise the errors of :meth:`join`.
         """
     def join(self, /, *, workers: tuple[str, SupportsIndex] | None = None) -> Placement:
         """
-        Take part in the next round. Blocks until it is complete. If this node has rank 0, an empty store listens where the workers of
-        this round look for it, until the next round or the end.
+        Take part in the next round, and wait until it is complete. If this node has rank 0, it serves an empty store to the round's
+        workers until the next round or the end.
 
-        Raises ``RendezvousTimeoutError``, ``RendezvousClosedError``, ``RendezvousGracefulExitError`` (a spare that was not
-        needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``; over a cell also ``RendezvousStateError``, for a state
-        that is not ours.
+        Raises ``RendezvousTimeoutError``, ``RendezvousClosedError``, ``RendezvousGracefulExitError`` (for a spare that was not
+        needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``. Over a cell also ``RendezvousStateError``, if the cell holds
+        something else than a state of this rendezvous.
         """
     def leave(self, /, reason: str, *, timeout_s: SupportsFloat | SupportsIndex = 1.0, signal: SupportsIndex | None = None) -> None:
         """
-        Say goodbye and end the session, waiting at most ``timeout_s`` for what is still to be sent. Then stay, as long as the
-        configuration's ``drain_timeout`` at most, for workers that use the round's store here, and for nodes that use the coordinator
-        here. Later calls do nothing.
+        Leave and end the session. Messages that are not sent yet are sent first, for at most ``timeout_s``. Then wait, at most for the
+        configuration's ``drain_timeout``, for workers that use this node's store, and for nodes that use this process's coordinator.
+        Later calls do nothing.
 
-        ``signal`` is what ended this process, if one did. SIGINT, of the process that hosts the coordinator, ends the job.
+        ``signal`` is the signal that ended this process, if one did. SIGINT ends the job if this process hosts the coordinator.
         """
     @property
     def progress(self, /) -> str | None:
         """
-        For a waiting node: what it waits for.
+        What this node is waiting for, if it waits for a round.
         """
     def view(self, /) -> View:
         """
-        The state of the rendezvous, from memory. Raises as :meth:`join` does when this node can no longer take part.
+        The state of the rendezvous, from memory. Raises the errors of :meth:`join` when this node can no longer take part.
         """
     @property
     def was_welcomed(self, /) -> bool:
@@ -891,7 +892,7 @@ class StoreClient:
         """
         Connect to the store at ``host:port``, which need not listen yet.
 
-        ``timeout_s`` bounds connecting, and each operation that waits for keys.
+        ``timeout_s`` limits connecting, and each operation that waits for keys.
         """
     def add(self, /, key: bytes | bytearray | str, amount: SupportsIndex) -> int:
         """
@@ -981,16 +982,16 @@ class StoreLimits:
 @final
 class StoreServer:
     """
-    A TCP store's server, on a thread of its own that never waits for the interpreter.
+    A TCP store's server. It runs on its own thread, which never waits for the interpreter.
 
-    Ends when it is told to, or when this object is collected, unless :meth:`stop_when_closed` ties it to a connection.
+    It ends by :meth:`stop` or :meth:`drain`, or when this object is collected, unless :meth:`stop_when_closed` has given it owners.
     """
     @staticmethod
     def adopt(fd: SupportsIndex, port: SupportsIndex) -> StoreServer:
         """
-        Take over the bound socket ``fd``, whose port must be ``port`` unless that is 0. The server closes it at its end.
+        Take over the bound socket ``fd``, and close it at the end. Its port must be ``port``, unless that is 0.
 
-        Raises ``OSError`` if it is no TCP socket, ``StoreError`` if its port is another one; it is the caller's still then.
+        Raises ``OSError`` if it is not a TCP socket, and ``StoreError`` if it has another port. The caller then keeps the socket.
         """
     @property
     def connections(self, /) -> int:
@@ -1003,19 +1004,19 @@ class StoreServer:
         """
     def expect_owner(self, /) -> bool:
         """
-        Promise a further owner: until :meth:`stop_when_closed` names it, or :meth:`give_up_owner` takes the promise back,
-        the server does not end because its other owners have gone. False if the server has ended.
+        Announce a further owner. Until :meth:`stop_when_closed` names it or :meth:`give_up_owner` is called, the server does not
+        end because its other owners have gone. False if the server has ended.
         """
     def give_up_owner(self, /) -> None:
         """
-        Take back the promise of :meth:`expect_owner`. Without owners, the server ends.
+        Withdraw the announcement of :meth:`expect_owner`. Without owners, the server ends.
         """
     @staticmethod
     def listen(address: str | None, port: SupportsIndex) -> StoreServer:
         """
-        Listen on ``address``, or on all if it is None. Port 0 lets the system choose.
+        Listen on ``address``, or on all addresses if it is None. Port 0 lets the system choose.
 
-        Raises ``OSError``; if the port is taken, its text names who has it where the system tells.
+        Raises ``OSError``. If the port is taken, the text names the process that has it, if the system tells.
         """
     @property
     def port(self, /) -> int:
@@ -1038,7 +1039,7 @@ class StoreServer:
         """
     def wait_for_workers(self, /, world_size: SupportsIndex, *, timeout_s: SupportsFloat | SupportsIndex) -> int:
         """
-        Wait until ``world_size`` users have joined. Returns how many have: fewer when ``timeout_s`` ended first.
+        Wait until ``world_size`` users have joined, at most ``timeout_s``. Return the number of those that have.
         """
     @property
     def waiting(self, /) -> int:
@@ -1085,7 +1086,7 @@ class View:
     @property
     def addr(self, /) -> str | None:
         """
-        The address at which other nodes look for this one, once known.
+        The address at which other nodes find this one, once known.
         """
     @property
     def cause(self, /) -> Failure | None:
@@ -1100,12 +1101,12 @@ class View:
     @property
     def failure(self, /) -> str | None:
         """
-        If the rendezvous was closed after a failure: the cause, in words.
+        The cause in words, if the rendezvous was closed after a failure.
         """
     @property
     def fenced(self, /) -> str | None:
         """
-        Why this node has fenced itself, if it has: it was cut off from the coordinator for its whole lease.
+        The reason, if this node has fenced itself: it was cut off from the coordinator for its whole lease.
         """
     @property
     def reason(self, /) -> str:
@@ -1143,7 +1144,7 @@ def coordinator_question() -> bytes:
 
 def coordinator_version(answer: bytes) -> int | None:
     """
-    Return the version that a coordinator has answered with; None if no coordinator answers so.
+    Return the version in a coordinator's answer. None if this is not a coordinator's answer.
     """
 
 def follow_parent() -> None:
@@ -1182,12 +1183,12 @@ def reset_log_levels() -> None:
 
 def store_question(nonce: SupportsIndex) -> bytes:
     """
-    Return what a c10d client greets a store with. A store answers with the nonce, as four bytes in little-endian order.
+    Return the first bytes that a c10d client sends to a store. A store answers with the nonce, as four bytes in little-endian order.
     """
 
 def validate_run_id(run_id: str) -> None:
     """
-    Raises ``ValueError`` if a job cannot have this name: it is too long, or has control characters.
+    Raise ``ValueError`` if this cannot be a job's name: it is empty or too long, or has control characters.
     """
 
 def visible_gpus(cuda_visible_devices: str | None) -> int:

@@ -1,4 +1,4 @@
-//! `AsyncStoreClient`: the core's client of a TCP store for asyncio.
+//! `AsyncStoreClient`: the core's client of a TCP store, for asyncio.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::store_client::Text;
 
 /// The core's client of a TCP store, for asyncio. Every operation returns an awaitable of the running event loop.
 ///
-/// Operations of one client are carried out one after the other, in the order of the calls. Cancelling a waiting operation gives
-/// up its wait, and the client stays usable. Times are in seconds. A negative time limit is none.
+/// Operations of one client run one after the other, in the order of the calls. Cancelling a waiting operation ends its wait, and
+/// the client stays usable. Times are in seconds. A negative time limit means no limit.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct AsyncStoreClient {
     client: Mutex<Option<Arc<client::StoreClient>>>,
@@ -230,7 +230,7 @@ impl<'py> IntoPyObject<'py> for Outcome {
     }
 }
 
-/// A copy that may be dropped without the interpreter.
+/// Copy a text out of Python, so that it can be dropped without the interpreter.
 fn owned(text: &Text) -> Box<[u8]> {
     text.as_ref().into()
 }
@@ -239,7 +239,7 @@ fn all_owned(texts: &[Text]) -> Vec<Box<[u8]>> {
     texts.iter().map(owned).collect()
 }
 
-/// A negative time limit is none, as in PyTorch.
+/// Convert a time limit. A negative one means no limit, as in PyTorch.
 fn limit(timeout_s: f64) -> PyResult<Option<Duration>> {
     if timeout_s < 0.0 { Ok(None) } else { seconds("timeout_s", timeout_s).map(Some) }
 }

@@ -1,7 +1,7 @@
-//! Rust futures as awaitables of asyncio, on the process's one runtime.
+//! Rust futures as awaitables of asyncio, on the process's runtime.
 //!
-//! `pyo3-async-runtimes` has the mechanism and would bring a runtime of its own, which knows neither forks nor interpreter
-//! exits; so it is given ours. Cancelling the awaitable drops the future.
+//! `pyo3-async-runtimes` does the conversion. It gets our runtime, because its default one does not handle forks and interpreter
+//! exits. Cancelling the awaitable drops the future.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -18,8 +18,8 @@ use crate::runtime::handle;
 
 /// An `asyncio.Future` for the running event loop.
 ///
-/// The future is polled once before this returns, so futures that queue for something do so in the order of the calls.
-/// What it yields is converted with the interpreter attached to, off the runtime's thread.
+/// The future is polled once before this returns, so that futures which wait for a lock queue in the order of the calls.
+/// Its output is converted with the interpreter attached, on a thread that is not the runtime's worker.
 ///
 /// # Errors
 /// No event loop runs here, or the runtime cannot be used: see [`handle`].
@@ -44,7 +44,7 @@ where
     })
 }
 
-/// The process's runtime, as `pyo3-async-runtimes` wants to see one.
+/// The process's runtime, for `pyo3-async-runtimes`.
 struct Ours;
 
 impl Runtime for Ours {
@@ -72,7 +72,7 @@ impl ContextExt for Ours {
         Box::pin(future)
     }
 
-    /// No future here awaits anything of Python's.
+    /// Futures here never await a Python awaitable, so they need no event loop.
     fn get_task_locals() -> Option<TaskLocals> {
         None
     }
@@ -92,17 +92,17 @@ impl generic::JoinError for JoinError {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Results on their way to Python.
+/// Jobs that pass results to Python.
 struct Deliveries {
     waiting: VecDeque<Job>,
-    /// A thread is at it.
+    /// Whether a thread works on the queue.
     active: bool,
 }
 
 static DELIVERIES: Mutex<Deliveries> = Mutex::new(Deliveries { waiting: VecDeque::new(), active: false });
 
-/// Runs `job`, which waits for the interpreter, on a thread that may. One thread does it for all: they would only queue up
-/// for the interpreter, and tokio would start hundreds.
+/// Run `job`, which waits for the interpreter, on a blocking thread. One thread runs all jobs: several would only wait for each
+/// other to release the interpreter, and tokio would start hundreds.
 fn deliver(job: Job) {
     let mut deliveries = DELIVERIES.lock();
     deliveries.waiting.push_back(job);
@@ -113,7 +113,7 @@ fn deliver(job: Job) {
 }
 
 fn deliver_all() {
-    /// Also when a job panics.
+    /// Lets another thread continue if jobs are left, as after a job's panic.
     struct Leave;
     impl Drop for Leave {
         fn drop(&mut self) {
@@ -125,7 +125,7 @@ fn deliver_all() {
         }
     }
     let _leave = Leave;
-    // Attached to once for as many as have come.
+    // Attach once for all queued jobs.
     Python::attach(|_| {
         while let Some(job) = {
             let mut deliveries = DELIVERIES.lock();

@@ -16,7 +16,7 @@ use crate::options::NodeOptions;
 use crate::rendezvous::{Session, View};
 use crate::runtime::block_on;
 
-/// A node of a rendezvous whose state a backend holds. One thread of Python's performs the steps of :meth:`next_step`.
+/// A node of a rendezvous with its state in a backend. One Python thread performs the steps of :meth:`next_step`.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct CellSession {
     node: Arc<Node>,
@@ -25,9 +25,9 @@ pub struct CellSession {
 
 #[pymethods]
 impl CellSession {
-    /// Make a session for one node, which others find at ``local_addr`` of the options.
+    /// Make a session for one node. Other nodes find it at ``local_addr`` of the options.
     ///
-    /// Raises ``ValueError`` for options that make no sense.
+    /// Raises ``ValueError`` for invalid options.
     #[new]
     fn new(options: &NodeOptions) -> PyResult<Self> {
         let (session, driver) = CellDriver::new(options.hello(false)?);
@@ -40,8 +40,8 @@ impl CellSession {
         Session(Arc::clone(&self.node))
     }
 
-    /// Wait for the next operation of the backend. Empty bytes: read. Other bytes: write them if the state is still the last reported
-    /// one. None: stop. One of the ``on_`` methods reports the result.
+    /// Wait for the next operation on the backend. Empty bytes: read. Other bytes: write them if the state is still the last reported
+    /// one. None: stop. Report the result with one of the ``on_`` methods.
     fn next_step<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
         Ok(match block_on(py, self.driver.next_step())? {
             Step::Perform(CellCommand::Read) => Some(PyBytes::new(py, b"")),
@@ -70,13 +70,14 @@ impl CellSession {
         self.driver.tell(|node, now| node.on_failed(error, now));
     }
 
-    /// The backend fails for good. ``state``: the state that it holds is the cause.
+    /// The backend fails permanently. ``state``: because of the state that it holds.
     fn on_broken(&self, error: String, state: bool) {
         let error = if state { JoinError::State(error) } else { JoinError::Connection(error) };
         self.driver.tell(|node, _| node.on_broken(error));
     }
 
-    /// The state of the rendezvous, as read from the backend at most ``age_s`` ago. Raises as :meth:`Session.view` does.
+    /// The state of the rendezvous, as read from the backend at most ``age_s`` seconds ago, or as last read while the backend fails.
+    /// Raises the errors of :meth:`Session.view`.
     #[pyo3(signature = (*, age_s))]
     fn fresh_view(&self, py: Python<'_>, age_s: f64) -> PyResult<View> {
         let age = seconds("age", age_s)?;
@@ -84,7 +85,7 @@ impl CellSession {
         View::from_core(py, view)
     }
 
-    /// Leave without waiting for anything.
+    /// Leave, without waiting for the backend.
     fn abandon(&self, py: Python<'_>, reason: String) -> PyResult<()> {
         block_on(py, self.node.session().leave(reason, None, Duration::ZERO))
     }

@@ -1,4 +1,4 @@
-//! `RendezvousConfig`: the values of `--rdzv-conf`, by the core's table of keys.
+//! `RendezvousConfig`: the values of `--rdzv-conf`, which the core's table of keys defines.
 
 use std::time::Duration;
 
@@ -8,28 +8,28 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt};
 
-/// Seconds from Python, with the name of the setting in the error.
+/// Convert seconds from Python. The error names the setting.
 pub fn seconds(name: &str, value: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(value)
         .map_err(|error| PyValueError::new_err(format!("{name} is `{value}` seconds, must be zero or more: {error}")))
 }
 
-/// As [`seconds`], for an optional time limit.
+/// Convert an optional time limit as [`seconds`] does.
 pub fn limit(name: &str, value: Option<f64>) -> PyResult<Option<Duration>> {
     value.map(|value| seconds(name, value)).transpose()
 }
 
 /// The values of ``--rdzv-conf``. Times are in seconds.
 ///
-/// The constructor takes values by key and does not check ranges: a session does. Other keys have their defaults.
+/// The constructor takes values by key, with defaults for the other keys. It does not check ranges, which a session does.
 #[pyclass(frozen, eq, from_py_object, module = "elastic_rs._elastic_rs")]
 #[derive(Clone, Debug, PartialEq)]
 pub struct RendezvousConfig(pub Conf);
 
 impl RendezvousConfig {
-    /// The settings of a rendezvous of that many nodes, fewest and most.
-    pub fn settings(&self, (fewest, most): (u32, u32)) -> Settings {
-        self.0.settings(fewest, most)
+    /// The settings of a rendezvous with this minimum and maximum of nodes.
+    pub fn settings(&self, (min_nodes, max_nodes): (u32, u32)) -> Settings {
+        self.0.settings(min_nodes, max_nodes)
     }
 }
 
@@ -41,7 +41,7 @@ impl RendezvousConfig {
         Self(Conf::default()).replace(values)
     }
 
-    /// Check the user's values, which are texts or numbers. A key that is None counts as not given.
+    /// Check the user's values, which are texts or numbers. A value that is None counts as not given.
     ///
     /// Raises ``ValueError`` if a key is unknown (the nearest known one is named) or a value is not allowed.
     #[staticmethod]
@@ -73,7 +73,7 @@ impl RendezvousConfig {
         Ok(Self(conf))
     }
 
-    /// Return all values by their keys. None: not given, and without a default.
+    /// Return all values by their keys. None: the key was not given and has no default.
     #[pyo3(signature = () -> "dict[str, float | int | bool | str | None]")]
     fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let values = PyDict::new(py);
@@ -89,43 +89,43 @@ impl RendezvousConfig {
         Ok(values)
     }
 
-    /// In seconds.
+    /// Time limit of a join, in seconds.
     #[getter]
     fn join_timeout(&self) -> f64 {
         self.0.join_timeout.as_secs_f64()
     }
 
-    /// In seconds.
+    /// Time limit of telling the other nodes that the job is over, in seconds.
     #[getter]
     fn close_timeout(&self) -> f64 {
         self.0.close_timeout.as_secs_f64()
     }
 
-    /// In seconds.
+    /// How long this process may serve other nodes at the end, in seconds.
     #[getter]
     fn drain_timeout(&self) -> f64 {
         self.0.drain_timeout.as_secs_f64()
     }
 
-    /// In seconds.
+    /// Time limit of each operation of the store that the agents share, in seconds.
     #[getter]
     fn read_timeout(&self) -> f64 {
         self.0.read_timeout.as_secs_f64()
     }
 
-    /// In seconds.
+    /// How long to wait for the other nodes' workers, in seconds. None: for as long as they run.
     #[getter]
     fn exit_barrier_timeout(&self) -> Option<f64> {
         self.0.exit_barrier_timeout.map(|limit| limit.as_secs_f64())
     }
 
-    /// True: this process must host the coordinator. False: it never does. None: it does if it can.
+    /// True: this process must host the coordinator. False: it must not. None: it does if it can.
     #[getter]
     fn is_host(&self) -> Option<bool> {
         self.0.is_host
     }
 
-    /// The rank that this node asks for.
+    /// The rank that this node requests.
     #[getter]
     fn node_rank(&self) -> Option<u32> {
         self.0.node_rank
@@ -148,7 +148,7 @@ impl RendezvousConfig {
     }
 }
 
-/// A value as the user gave it, and as the numbers that Python makes of it.
+/// A user's value as text, and as the numbers to which Python converts it.
 struct Shown {
     shown: String,
     number: f64,
@@ -172,7 +172,7 @@ impl Shown {
     }
 }
 
-/// A value of the kind that its key has.
+/// Convert a value to the kind of its key.
 fn value_of(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Value> {
     if value.is_none() {
         return Ok(Value::Nothing);
@@ -190,7 +190,7 @@ fn value_of(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Value> {
     })
 }
 
-/// Suggest a key for one that is unknown.
+/// Suggest a known key for an unknown one.
 fn hint(py: Python<'_>, key: &str) -> PyResult<String> {
     let known = conf::known();
     let near: Vec<String> = py.import("difflib")?.call_method1("get_close_matches", (key, &known, 1))?.extract()?;

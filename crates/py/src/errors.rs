@@ -1,11 +1,11 @@
-//! Errors of the core → exceptions of `elastic_rs.errors`. The one place where this is decided.
+//! Which exception of `elastic_rs.errors` each error of the core becomes.
 
 use elastic_rs::rendezvous::node::machine::JoinError;
 use elastic_rs::rendezvous::protocol::message::Verdict;
 use elastic_rs::store::client::StoreError;
 use pyo3::prelude::*;
 
-/// An exception of `elastic_rs.errors` by name, with a message.
+/// Make the exception of `elastic_rs.errors` with this name and message.
 pub fn raise(py: Python<'_>, class: &str, message: String) -> PyErr {
     let made = py
         .import("elastic_rs.errors")
@@ -17,12 +17,12 @@ pub fn raise(py: Python<'_>, class: &str, message: String) -> PyErr {
     }
 }
 
-/// Why a join did not end with a place.
+/// The exception for a failed join.
 pub fn from_join(py: Python<'_>, error: &JoinError) -> PyErr {
     raise(py, class_of_join(error), error.to_string())
 }
 
-/// The exception's class by name.
+/// The name of the exception's class for a failed join.
 pub fn class_of_join(error: &JoinError) -> &'static str {
     match error {
         JoinError::Timeout { .. } => "RendezvousTimeoutError",
@@ -35,7 +35,7 @@ pub fn class_of_join(error: &JoinError) -> &'static str {
     }
 }
 
-/// Why a store operation did not succeed.
+/// The exception for a failed store operation.
 pub fn from_store(py: Python<'_>, error: &StoreError) -> PyErr {
     let class = match error {
         StoreError::WaitTimeout { .. } | StoreError::WorkersTimeout { .. } => "StoreTimeoutError",

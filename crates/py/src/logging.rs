@@ -1,8 +1,8 @@
-//! Log records of Rust threads become records of Python's `logging`, without those threads ever waiting for the interpreter.
+//! Passes log records of Rust threads to Python's `logging`. Those threads never wait for the interpreter.
 //!
 //! A store's thread must answer while a Python thread holds the interpreter: PyTorch's client holds it during `list_keys`.
-//! So records are queued, and one thread hands them over. The first record starts it: a process that logs nothing has no thread
-//! of ours, and can be forked (warm starts fork workers from one that has imported this).
+//! So records are queued, and one thread passes them on. The first record starts that thread. A process that logs nothing has
+//! no thread of ours and can be forked, as warm starts fork workers from a process that has imported this module.
 
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3_log::{Caching, Logger};
 
-/// Records that may wait for the interpreter; beyond that they are dropped. Nothing here logs per request.
+/// Limit of queued records. Further records are dropped. Nothing here logs per request.
 const QUEUED: usize = 4096;
 
 enum Item {
@@ -33,7 +33,7 @@ impl Log for Queue {
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
             let (level, target) = (record.level(), record.target().to_owned());
-            // A full queue means that Python has not run for a long time; the record is the lesser loss.
+            // The queue is full only if Python has not run for a long time. Losing a record is better than waiting for it.
             let _: Result<(), TrySendError<Item>> =
                 self.0.try_send(Item::Record { level, target, message: record.args().to_string() });
             if !STARTED.load(Ordering::Relaxed) {
@@ -45,9 +45,9 @@ impl Log for Queue {
     fn flush(&self) {}
 }
 
-/// Who hands records over.
+/// The thread that passes records on.
 enum Thread {
-    /// Nobody yet: there has been no record.
+    /// Not started: there has been no record.
     Waiting {
         queue: SyncSender<Item>,
         records: Receiver<Item>,
@@ -61,14 +61,14 @@ enum Thread {
 }
 
 static THREAD: Mutex<Option<Thread>> = Mutex::new(None);
-/// Whether somebody has begun to, or need not any more.
+/// Whether the thread was started, or must no longer be started.
 static STARTED: AtomicBool = AtomicBool::new(false);
 
 /// Install the queue as this library's logger.
 pub fn install(py: Python<'_>) -> PyResult<()> {
     let (queue, records) = sync_channel(QUEUED);
     if log::set_boxed_logger(Box::new(Queue(queue.clone()))).is_err() {
-        // The module was imported a second time in this process: the first queue goes on.
+        // The module was imported a second time in this process. The first queue stays in use.
         return Ok(());
     }
     reset_levels(py)?;
@@ -77,7 +77,7 @@ pub fn install(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// Start handing over, once.
+/// Start the thread, once.
 fn start() {
     let mut slot = THREAD.lock();
     if STARTED.swap(true, Ordering::Relaxed) {
@@ -85,8 +85,8 @@ fn start() {
     }
     *slot = match slot.take() {
         Some(Thread::Waiting { queue, records, logger }) => {
-            let run = move || hand_over(&records, &logger);
-            // Without a thread for it there are no records; what the process is for goes on.
+            let run = move || pass_on(&records, &logger);
+            // If the thread cannot be started, the process continues without log records.
             let started = threads::spawn("elastic_rs-log".to_owned(), run).ok();
             started.map(|thread| Thread::Running { queue, thread, pid: process::id() })
         }
@@ -94,7 +94,7 @@ fn start() {
     };
 }
 
-/// Take over the level of Python's logger `elastic_rs`: what it would not show is not even queued.
+/// Adopt the level of Python's logger `elastic_rs`: records below it are not queued.
 pub fn reset_levels(py: Python<'_>) -> PyResult<()> {
     let logger = py.import("logging")?.call_method1("getLogger", ("elastic_rs",))?;
     let level: u32 = logger.call_method0("getEffectiveLevel")?.extract()?;
@@ -109,7 +109,7 @@ pub fn reset_levels(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// Hand over what is queued and end the thread. Called once, at interpreter exit, after the runtime has stopped.
+/// Pass on the queued records and end the thread. Called once, at interpreter exit, after the runtime has stopped.
 pub fn shutdown(py: Python<'_>) {
     log::set_max_level(LevelFilter::Off);
     STARTED.store(true, Ordering::Relaxed);
@@ -124,9 +124,9 @@ pub fn shutdown(py: Python<'_>) {
     }
 }
 
-fn hand_over(records: &Receiver<Item>, logger: &Logger) {
+fn pass_on(records: &Receiver<Item>, logger: &Logger) {
     while let Ok(Item::Record { level, target, message }) = records.recv() {
-        // The interpreter is attached to for the record's sake, and only here.
+        // Attach per record, so that the interpreter is free while the thread waits for the next one.
         Python::attach(|_| {
             logger.log(&Record::builder().level(level).target(&target).args(format_args!("{message}")).build());
         });

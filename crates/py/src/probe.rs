@@ -1,4 +1,4 @@
-//! What the doctor asks whoever answers at an address, in the core's own encoding.
+//! The doctor's questions to the server at an address, in the core's encoding.
 
 use bytes::BytesMut;
 use elastic_rs::proto::Request;
@@ -6,7 +6,7 @@ use elastic_rs::rendezvous::protocol::codec;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-/// Return what a c10d client greets a store with. A store answers with the nonce, as four bytes in little-endian order.
+/// Return the first bytes that a c10d client sends to a store. A store answers with the nonce, as four bytes in little-endian order.
 #[pyfunction]
 pub fn store_question(py: Python<'_>, nonce: u32) -> Bound<'_, PyBytes> {
     let mut question = BytesMut::new();
@@ -23,7 +23,7 @@ pub fn coordinator_question(py: Python<'_>) -> Bound<'_, PyBytes> {
     PyBytes::new(py, &question)
 }
 
-/// Return the version that a coordinator has answered with; None if no coordinator answers so.
+/// Return the version in a coordinator's answer. None if this is not a coordinator's answer.
 #[pyfunction]
 pub fn coordinator_version(answer: &[u8]) -> Option<u16> {
     codec::decode_version_answer(answer)

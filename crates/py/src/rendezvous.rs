@@ -21,7 +21,7 @@ pub struct Placement(pub(crate) message::Placement);
 
 #[pymethods]
 impl Placement {
-    /// A place that another rendezvous than ours has assigned.
+    /// A place that a rendezvous other than ours has assigned.
     #[new]
     #[pyo3(signature = (*, round, rank, world_size, master_addr, master_port, first_rank, first_role_rank,
         worker_count, role_worker_count))]
@@ -101,7 +101,7 @@ impl Placement {
         self.0.master_port
     }
 
-    /// Why the round closed when it did, and its members.
+    /// Why the round is complete, and its members.
     #[getter]
     fn reason(&self) -> &str {
         &self.0.reason
@@ -122,18 +122,18 @@ pub struct View {
     reason: String,
     /// Whether the rendezvous was closed.
     closed: bool,
-    /// If the rendezvous was closed after a failure: the cause, in words.
+    /// The cause in words, if the rendezvous was closed after a failure.
     failure: Option<String>,
     /// The worker's failure that is the cause, if any.
     cause: Option<Failure>,
-    /// The address at which other nodes look for this one, once known.
+    /// The address at which other nodes find this one, once known.
     addr: Option<String>,
-    /// Why this node has fenced itself, if it has: it was cut off from the coordinator for its whole lease.
+    /// The reason, if this node has fenced itself: it was cut off from the coordinator for its whole lease.
     fenced: Option<String>,
 }
 
 impl View {
-    /// The present state, or the reason why this node can no longer take part.
+    /// Convert the core's view. Fails if this node can no longer take part.
     pub fn from_core(py: Python<'_>, view: view::View) -> PyResult<Self> {
         if let Some(error) = &view.failed {
             return Err(errors::from_join(py, error));
@@ -148,16 +148,16 @@ impl View {
     }
 }
 
-/// A node's session: with a coordinator, or over a cell that all nodes share (:class:`CellSession`).
+/// A node's session with a coordinator, or over a cell that all nodes share (:class:`CellSession`).
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct Session(pub(crate) Arc<Node>);
 
 #[pymethods]
 impl Session {
     /// Start a session for one node with the coordinator at ``host:port``. It connects in the background. ``coordinator`` is that
-    /// coordinator, if this process serves it.
+    /// coordinator, if this process hosts it.
     ///
-    /// Raises ``ValueError`` for options that no coordinator accepts.
+    /// Raises ``ValueError`` for invalid options.
     #[new]
     #[pyo3(signature = (host, port, options, *, coordinator = None))]
     fn new(host: &str, port: u16, options: NodeOptions, coordinator: Option<&Host>) -> PyResult<Self> {
@@ -168,12 +168,12 @@ impl Session {
         Ok(Self(Arc::new(node)))
     }
 
-    /// Take part in the next round. Blocks until it is complete. If this node has rank 0, an empty store listens where the workers of
-    /// this round look for it, until the next round or the end.
+    /// Take part in the next round, and wait until it is complete. If this node has rank 0, it serves an empty store to the round's
+    /// workers until the next round or the end.
     ///
-    /// Raises ``RendezvousTimeoutError``, ``RendezvousClosedError``, ``RendezvousGracefulExitError`` (a spare that was not
-    /// needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``; over a cell also ``RendezvousStateError``, for a state
-    /// that is not ours.
+    /// Raises ``RendezvousTimeoutError``, ``RendezvousClosedError``, ``RendezvousGracefulExitError`` (for a spare that was not
+    /// needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``. Over a cell also ``RendezvousStateError``, if the cell holds
+    /// something else than a state of this rendezvous.
     #[pyo3(signature = (*, workers = None))]
     fn join(&self, py: Python<'_>, workers: Option<(String, u32)>) -> PyResult<Placement> {
         let workers = workers.map(|(role, local_world_size)| message::JoinWorkers { role, local_world_size });
@@ -181,12 +181,12 @@ impl Session {
         joined.map(Placement).map_err(|error| errors::from_join(py, &error))
     }
 
-    /// The state of the rendezvous, from memory. Raises as :meth:`join` does when this node can no longer take part.
+    /// The state of the rendezvous, from memory. Raises the errors of :meth:`join` when this node can no longer take part.
     fn view(&self, py: Python<'_>) -> PyResult<View> {
         View::from_core(py, self.0.session().view())
     }
 
-    /// Where other nodes look for this one; its name if that is not known.
+    /// The address at which other nodes find this one, or its name if the address is not known.
     #[getter]
     fn addr(&self) -> String {
         self.0.addr()
@@ -198,14 +198,14 @@ impl Session {
         self.0.session().was_welcomed()
     }
 
-    /// For a waiting node: what it waits for.
+    /// What this node is waiting for, if it waits for a round.
     #[getter]
     fn progress(&self) -> Option<String> {
         self.0.session().progress()
     }
 
-    /// End the job for everybody. With a ``cause`` it failed, and all others stop. With ``timeout_s``, waits at most that long until
-    /// it is done, and raises as :meth:`join` does.
+    /// End the job for all nodes. With a ``cause`` the job has failed, and the other nodes stop. With ``timeout_s``, wait at most that
+    /// long until the job is closed, and raise the errors of :meth:`join`.
     #[pyo3(signature = (*, cause = None, timeout_s = None))]
     fn close(&self, py: Python<'_>, cause: Option<String>, timeout_s: Option<f64>) -> PyResult<()> {
         let limit = limit("close_timeout", timeout_s)?;
@@ -225,11 +225,11 @@ impl Session {
         }
     }
 
-    /// Say goodbye and end the session, waiting at most ``timeout_s`` for what is still to be sent. Then stay, as long as the
-    /// configuration's ``drain_timeout`` at most, for workers that use the round's store here, and for nodes that use the coordinator
-    /// here. Later calls do nothing.
+    /// Leave and end the session. Messages that are not sent yet are sent first, for at most ``timeout_s``. Then wait, at most for the
+    /// configuration's ``drain_timeout``, for workers that use this node's store, and for nodes that use this process's coordinator.
+    /// Later calls do nothing.
     ///
-    /// ``signal`` is what ended this process, if one did. SIGINT, of the process that hosts the coordinator, ends the job.
+    /// ``signal`` is the signal that ended this process, if one did. SIGINT ends the job if this process hosts the coordinator.
     #[pyo3(signature = (reason, *, timeout_s = 1.0, signal = None))]
     fn leave(&self, py: Python<'_>, reason: String, timeout_s: f64, signal: Option<i32>) -> PyResult<()> {
         let timeout = seconds("timeout_s", timeout_s)?;
@@ -237,7 +237,7 @@ impl Session {
     }
 }
 
-/// Raises ``ValueError`` if a job cannot have this name: it is too long, or has control characters.
+/// Raise ``ValueError`` if this cannot be a job's name: it is empty or too long, or has control characters.
 #[pyfunction]
 pub fn validate_run_id(run_id: &str) -> PyResult<()> {
     elastic_rs::rendezvous::protocol::text::validate_run_id(run_id).map_err(PyValueError::new_err)

@@ -1,4 +1,4 @@
-//! The one tokio runtime of the process, and the one way to wait for it.
+//! The process's tokio runtime, and how Python threads wait for its futures.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -63,10 +63,12 @@ pub fn handle() -> PyResult<Handle> {
 
 /// Wait for `future` with the interpreter released, running Python's signal handlers meanwhile.
 ///
-/// The thread polls the future itself and sleeps in `poll(2)`, which a signal interrupts; a runtime's own way to wait sleeps on.
+/// The thread polls the future itself and sleeps in `poll(2)`, which a signal interrupts. A signal does not wake tokio's own
+/// `block_on`.
 ///
 /// # Errors
-/// What a signal handler raised (Ctrl-C: `KeyboardInterrupt`; torchrun's handlers: `SignalException`); the future is dropped then.
+/// The exception that a signal handler raised (Ctrl-C: `KeyboardInterrupt`; torchrun's handlers: `SignalException`). The future
+/// is then dropped.
 pub fn block_on<F>(py: Python<'_>, future: F) -> PyResult<F::Output>
 where
     F: Future + Send,
@@ -84,16 +86,16 @@ where
     }
 }
 
-/// [`block_on`] for a future that acts on what happens before it is done: the runtime's own thread polls it, without a detour
-/// over the calling one.
+/// Like [`block_on`], for a future that handles many events before it is ready: the runtime's thread polls it, so that not every
+/// event wakes the calling thread.
 ///
 /// # Errors
-/// As [`block_on`]; the future is then dropped a moment later.
+/// As [`block_on`]. The future is then dropped soon, by the runtime's thread.
 pub fn block_on_task<F>(py: Python<'_>, future: F) -> PyResult<F::Output>
 where
     F: Future<Output: Send> + Send + 'static,
 {
-    /// A task whose output nobody takes any more is to stop.
+    /// Aborts the task when dropped: nobody will take its output.
     struct Task<T>(JoinHandle<T>);
     impl<T> Drop for Task<T> {
         fn drop(&mut self) {
@@ -108,13 +110,13 @@ where
     }
 }
 
-/// When a waiting thread looks for signals that have not interrupted it.
+/// When a waiting thread checks for signals that did not interrupt it.
 enum Looks {
-    /// Only the main thread runs Python's handlers.
+    /// Not at all: only the main thread runs Python's handlers.
     Never,
-    /// The future has just run: a signal that came before the thread slept has interrupted nothing.
+    /// Soon, because the future has just run: a signal that came before the thread slept did not interrupt it.
     Soon,
-    /// Another thread than this one may have taken the signal. Threads of ours do not.
+    /// Now and then, because the system may deliver a signal to a thread that is neither this one nor ours: ours block signals.
     Late,
 }
 
@@ -145,7 +147,7 @@ impl Looks {
     }
 }
 
-/// What wakes a thread that waits in `poll(2)`.
+/// The waker of a thread that waits in `poll(2)`.
 struct Waiter {
     event: OwnedFd,
     woken: AtomicBool,
@@ -158,18 +160,18 @@ impl Wake for Waiter {
 
     fn wake_by_ref(self: &Arc<Self>) {
         if !self.woken.swap(true, Ordering::AcqRel) {
-            // Fails only if the counter is full, which wakes as well.
+            // Fails only if the counter is full, and then the thread wakes anyway.
             let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
         }
     }
 }
 
 thread_local! {
-    /// Of the last wait, for the next. A handler that waits in the middle of one gets its own.
+    /// The waker of this thread's last wait, for its next one. A signal handler that waits during a wait finds none and makes one.
     static SPARE: Cell<Option<Arc<Waiter>>> = const { Cell::new(None) };
 }
 
-/// A thread in [`block_on`]; it is woken when the interpreter exits.
+/// A thread in [`block_on`]. It is registered in [`GATE`], so that the interpreter's exit wakes it.
 struct Waiting(Arc<Waiter>);
 
 impl Waiting {
@@ -185,14 +187,14 @@ impl Waiting {
         Ok(Self(waiter))
     }
 
-    /// The future's output; `None` when it is time to look for signals, or the interpreter exits.
+    /// Poll the future until it is ready. `None` when signals must be checked, and when the interpreter exits.
     fn wait<F: Future>(&self, runtime: &Handle, mut future: Pin<&mut F>, looks: &mut Looks) -> Option<F::Output> {
         let _inside = runtime.enter();
         let waker = std::task::Waker::from(self.0.clone());
         let mut context = Context::from_waker(&waker);
         loop {
             if is_exiting_elsewhere() {
-                return None; // the runtime goes, which futures do not expect
+                return None; // the runtime is being shut down, and polling a future could panic
             }
             self.0.woken.swap(false, Ordering::AcqRel);
             if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
@@ -206,12 +208,12 @@ impl Waiting {
         }
     }
 
-    /// Whether it was woken, and not interrupted, nor is the limit over.
+    /// Sleep until woken. False if a signal or the limit ended the sleep.
     fn sleep(&self, limit: Option<Timespec>) -> bool {
         let mut fds = [PollFd::new(&self.0.event, PollFlags::IN)];
         let woken = matches!(poll(&mut fds, limit.as_ref()), Ok(1..));
         if woken {
-            // EAGAIN cannot be: nobody else reads it.
+            // There is something to read, because only this thread reads the counter.
             let _ = rustix::io::read(&self.0.event, &mut [0; 8]);
         }
         woken
@@ -227,7 +229,7 @@ impl Drop for Waiting {
 
 /// Stop the runtime. Called once, at interpreter exit.
 ///
-/// Daemon threads that are in the middle of a call stay there: see [`detach`].
+/// Daemon threads do not return from calls that are under way: see [`detach`].
 pub fn shutdown(py: Python<'_>) {
     {
         let mut gate = GATE.lock();
@@ -235,7 +237,7 @@ pub fn shutdown(py: Python<'_>) {
         gate.waiters.iter().for_each(Wake::wake_by_ref);
     }
     let runtime = match &mut *RUNTIME.lock() {
-        // A copy, made by fork, of what is not this process's: its threads do not exist here.
+        // The parent's runtime, copied by a fork: its threads do not exist here.
         Some(owned) if owned.pid != process::id() => return,
         Some(owned) => owned.runtime.take(),
         None => None,
@@ -251,15 +253,14 @@ pub fn shutdown(py: Python<'_>) {
     });
 }
 
-/// For a call that is under way, and for a task, when the interpreter exits.
+/// How long the interpreter's exit waits for calls that are under way, and then for the runtime's threads.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(1);
 
 /// Do `work` with the interpreter released.
 ///
-/// Every call that takes time goes through here, because of daemon threads: one that asks for the interpreter back while
-/// that is being finalized is ended by CPython (up to 3.13) by unwinding its stack, which aborts the process when it
-/// meets Rust. So once the interpreter is exiting, a thread whose work is done stays here for the process's last moments, as
-/// CPython does from 3.14 on.
+/// Every call that takes time must use this function, because of daemon threads. When such a thread asks for the interpreter
+/// while that is being finalized, CPython up to 3.13 unwinds the thread's stack. Unwinding into Rust aborts the process. So once
+/// the interpreter is exiting, a thread that has done its work stays in this function, as it would in CPython from 3.14 on.
 pub fn detach<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
     let (done, _outside) = py.detach(|| {
         let outside = Outside::enter();
@@ -275,25 +276,28 @@ pub fn detach<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
     done
 }
 
-/// The threads that have let go of the interpreter and will ask for it back, and the one in which it is exiting.
+/// The threads that are in [`detach`], and the interpreter's exit.
 struct Gate {
+    /// How many threads have released the interpreter and will ask for it again.
     outside: usize,
-    /// Of those who wait for a future.
+    /// The wakers of the threads in [`block_on`].
     waiters: Vec<Arc<Waiter>>,
+    /// The thread in which the interpreter is exiting.
     exiting: Option<ThreadId>,
 }
 
 static GATE: Mutex<Gate> = Mutex::new(Gate { outside: 0, waiters: Vec::new(), exiting: None });
 
-/// Whether the interpreter exits, in another thread than this one.
+/// Whether the interpreter is exiting in another thread.
 fn is_exiting_elsewhere() -> bool {
     let exiting = GATE.lock().exiting;
     exiting.is_some_and(|exiting| exiting != thread::current().id())
 }
 
-/// A thread has the interpreter back, or will not ask for it.
+/// Notified when [`Gate::outside`] falls.
 static LEFT: Condvar = Condvar::new();
 
+/// A thread that [`Gate::outside`] counts.
 struct Outside;
 
 impl Outside {

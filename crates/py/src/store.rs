@@ -14,17 +14,17 @@ use crate::conf::seconds;
 use crate::errors;
 use crate::runtime::{block_on, detach};
 
-/// A TCP store's server, on a thread of its own that never waits for the interpreter.
+/// A TCP store's server. It runs on its own thread, which never waits for the interpreter.
 ///
-/// Ends when it is told to, or when this object is collected, unless :meth:`stop_when_closed` ties it to a connection.
+/// It ends by :meth:`stop` or :meth:`drain`, or when this object is collected, unless :meth:`stop_when_closed` has given it owners.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct StoreServer(pub(crate) server::StoreServer);
 
 #[pymethods]
 impl StoreServer {
-    /// Listen on ``address``, or on all if it is None. Port 0 lets the system choose.
+    /// Listen on ``address``, or on all addresses if it is None. Port 0 lets the system choose.
     ///
-    /// Raises ``OSError``; if the port is taken, its text names who has it where the system tells.
+    /// Raises ``OSError``. If the port is taken, the text names the process that has it, if the system tells.
     #[staticmethod]
     fn listen(address: Option<&str>, port: u16) -> PyResult<Self> {
         let listener = match address {
@@ -34,9 +34,9 @@ impl StoreServer {
         Self::start(listener.map_err(|error| from_bind(&error))?)
     }
 
-    /// Take over the bound socket ``fd``, whose port must be ``port`` unless that is 0. The server closes it at its end.
+    /// Take over the bound socket ``fd``, and close it at the end. Its port must be ``port``, unless that is 0.
     ///
-    /// Raises ``OSError`` if it is no TCP socket, ``StoreError`` if its port is another one; it is the caller's still then.
+    /// Raises ``OSError`` if it is not a TCP socket, and ``StoreError`` if it has another port. The caller then keeps the socket.
     #[staticmethod]
     fn adopt(py: Python<'_>, fd: i32, port: u16) -> PyResult<Self> {
         if fd < 0 {
@@ -52,7 +52,7 @@ impl StoreServer {
             let text = format!("listen fd {fd} is bound to port {bound}, expected to be bound to port {port}");
             return Err(errors::raise(py, "StoreError", text));
         }
-        // SAFETY: it is open, as the copy shows, and the caller hands it over: from here on nobody else closes it.
+        // SAFETY: the copy shows that it is open, and the caller passes its ownership.
         #[expect(unsafe_code, reason = "a descriptor from Python is a number; there is no safe way to take it")]
         let own = unsafe { OwnedFd::from_raw_fd(fd) };
         drop(listener);
@@ -95,13 +95,13 @@ impl StoreServer {
         Ok(detach(py, || self.0.drain(timeout)))
     }
 
-    /// Promise a further owner: until :meth:`stop_when_closed` names it, or :meth:`give_up_owner` takes the promise back,
-    /// the server does not end because its other owners have gone. False if the server has ended.
+    /// Announce a further owner. Until :meth:`stop_when_closed` names it or :meth:`give_up_owner` is called, the server does not
+    /// end because its other owners have gone. False if the server has ended.
     fn expect_owner(&self) -> bool {
         self.0.expect_owner()
     }
 
-    /// Take back the promise of :meth:`expect_owner`. Without owners, the server ends.
+    /// Withdraw the announcement of :meth:`expect_owner`. Without owners, the server ends.
     fn give_up_owner(&self) {
         self.0.give_up_owner();
     }
@@ -113,7 +113,7 @@ impl StoreServer {
         Ok(())
     }
 
-    /// Wait until ``world_size`` users have joined. Returns how many have: fewer when ``timeout_s`` ended first.
+    /// Wait until ``world_size`` users have joined, at most ``timeout_s``. Return the number of those that have.
     #[pyo3(signature = (world_size, *, timeout_s))]
     fn wait_for_workers(&self, py: Python<'_>, world_size: i64, timeout_s: f64) -> PyResult<i64> {
         let limit = seconds("timeout_s", timeout_s)?;
@@ -145,7 +145,7 @@ fn parse_ip(text: &str) -> PyResult<IpAddr> {
     text.parse().map_err(|_| PyValueError::new_err(format!("`{text}` is not an IPv4 or IPv6 address")))
 }
 
-/// Why a port cannot be listened on.
+/// The `OSError` for a port on which a process cannot listen.
 pub(crate) fn from_bind(error: &BindError) -> PyErr {
     os_error(&error.source, error.to_string())
 }

@@ -37,7 +37,7 @@ impl AsRef<[u8]> for Text {
 impl StoreClient {
     /// Connect to the store at ``host:port``, which need not listen yet.
     ///
-    /// ``timeout_s`` bounds connecting, and each operation that waits for keys.
+    /// ``timeout_s`` limits connecting, and each operation that waits for keys.
     #[new]
     #[pyo3(signature = (host, port, *, timeout_s = 300.0))]
     fn new(py: Python<'_>, host: &str, port: u16, timeout_s: f64) -> PyResult<Self> {
