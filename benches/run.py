@@ -87,7 +87,7 @@ def at_rest(kind: str) -> Iterator[int]:
         while sum(_sleeps(pid) for child in children(process.pid) for pid in (child, *children(child))) < WORKERS:
             if time.monotonic() > deadline:
                 raise SystemExit(f"error: {kind} has not started its workers in {LIMIT_S:.0f} s")
-            time.sleep(0.05)  # `sleep` tells nobody that it has begun
+            time.sleep(0.05)  # `sleep` prints nothing when it starts
         yield process.pid
     finally:
         process.send_signal(signal.SIGTERM)

@@ -124,7 +124,7 @@ class Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Killed, because after a burst that timed out PyTorch's server would go on looking up names.
+        # Killed, because after a burst that timed out PyTorch's server would continue to look up names.
         self.process.kill()
         self.process.communicate()
 

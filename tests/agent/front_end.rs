@@ -1,4 +1,4 @@
-//! `elastic-run`'s front end over a cell whose backend is a file: what a node gets from a coordinator it gets from the cell.
+//! `elastic-run`'s front end over a cell in a file. Ranks, restarts and failures come from the cell, as they do from a coordinator.
 
 use std::fs;
 use std::io;
@@ -34,7 +34,7 @@ impl File {
         Ok(self.known.clone())
     }
 
-    /// Whether it was written. If not, `known` is what the file has.
+    /// Write the state. If it returns false, `known` is the content of the file.
     fn write(&mut self, state: Vec<u8>) -> io::Result<bool> {
         let lock = fs::File::create(self.path.with_extension("lock"))?;
         flock(&lock, FlockOperation::LockExclusive)?;
@@ -50,7 +50,7 @@ impl File {
     }
 }
 
-/// Performs a node's steps until it has left.
+/// Perform a node's steps until it has left.
 async fn serve(driver: CellDriver, mut file: File) {
     loop {
         let done = match driver.next_step().await {
@@ -71,7 +71,7 @@ async fn serve(driver: CellDriver, mut file: File) {
 
 /// Run a node whose two workers are shells that execute `script`, until its part has ended.
 async fn node(cell: &Path, number: u128, max_restarts: u32, script: &str, traces: &Traces) -> Ended {
-    // Nodes of one machine are told apart by their addresses.
+    // Two nodes on one machine need different addresses.
     let (name, addr) = (format!("node{number}"), format!("127.0.0.{number}"));
     let hello = Hello::new("job", NodeId(number), name.clone(), settings(2, 2, max_restarts));
     let (session, driver) = CellDriver::new(Hello { local_addr: Some(addr.clone()), ..hello });
@@ -101,44 +101,45 @@ async fn node(cell: &Path, number: u128, max_restarts: u32, script: &str, traces
     ended
 }
 
+/// Run two nodes. Returns how each ended, and the sorted lines that workers wrote to the file `lines`.
 async fn two_nodes(max_restarts: u32, script: impl Fn(&Folder) -> String) -> ([Ended; 2], Vec<String>) {
     let traces = Traces::new();
     let folder = Folder::new(&traces);
     let (cell, script) = (folder.0.join("cell"), script(&folder));
     let one = node(&cell, 1, max_restarts, &script, &traces);
     let (one, two) = tokio::join!(one, node(&cell, 2, max_restarts, &script, &traces));
-    let told = fs::read_to_string(folder.0.join("told")).unwrap_or_default();
-    let mut told: Vec<_> = told.lines().map(str::to_owned).collect();
-    told.sort();
-    ([one, two], told)
+    let text = fs::read_to_string(folder.0.join("lines")).unwrap_or_default();
+    let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
+    lines.sort();
+    ([one, two], lines)
 }
 
-/// The worker with rank 3 is killed in the first round, while the others would run for ever.
+/// A script that kills the worker with rank 3 in the first round, in which the others run for ever. In the second round all succeed.
 /// In workers' arguments `$$` stands for `$`.
 fn killed_once(folder: &Folder) -> String {
     format!(
         "case $RANK-$TORCHELASTIC_RESTART_COUNT in 3-0) kill -9 $$$$;; *-0) exec sleep 1000;; esac\n\
-         echo $RANK of $WORLD_SIZE restart $TORCHELASTIC_RESTART_COUNT >> {}/told",
+         echo $RANK of $WORLD_SIZE restart $TORCHELASTIC_RESTART_COUNT >> {}/lines",
         folder.0.display()
     )
 }
 
 #[tokio::test]
-async fn a_job_over_a_cell_in_a_file_goes_on_after_a_worker_was_killed() {
-    let (ended, told) = two_nodes(1, killed_once).await;
+async fn a_job_over_a_cell_in_a_file_restarts_after_a_worker_was_killed() {
+    let (ended, lines) = two_nodes(1, killed_once).await;
     assert_eq!(ended.map(|ended| ended.outcome), [Outcome::Succeeded, Outcome::Succeeded]);
     let expected: Vec<_> = (0..4).map(|rank| format!("{rank} of 4 restart 1")).collect();
-    assert_eq!(told, expected);
+    assert_eq!(lines, expected);
 }
 
 #[tokio::test]
-async fn the_failure_that_uses_up_the_budget_of_a_cell_ends_every_node() {
-    let (ended, told) = two_nodes(0, killed_once).await;
+async fn a_failure_without_restarts_left_ends_all_nodes_of_a_cell() {
+    let (ended, lines) = two_nodes(0, killed_once).await;
     let causes = ended.map(|ended| match ended.outcome {
         Outcome::Failed { cause: Some(cause), .. } => (cause.global_rank, cause.exit),
         outcome => panic!("{outcome:?}"),
     });
     assert_eq!(causes[0], (3, "SIGKILL".to_owned()));
     assert_eq!(causes[0], causes[1]);
-    assert_eq!(told, Vec::<String>::new());
+    assert_eq!(lines, Vec::<String>::new());
 }

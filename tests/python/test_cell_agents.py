@@ -1,4 +1,4 @@
-"""Our agents over a backend that is a file, as real processes. They get everything that a coordinator gives them."""
+"""Our agents over a cell in a file, as real processes. The cell does for them what a coordinator does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.python.helpers.procs import Process
 
 AGENT = Path(__file__).parent / "scripts" / "cell_agent.py"
-# A worker without torch. It writes its place, and performs the content of its file once all workers have done so.
+# A worker without torch. It prints its place and waits for the file `go-<restart>`.
 WORKER = """
 import os, pathlib, sys, time
 here, env = pathlib.Path(sys.argv[1]), os.environ
@@ -26,8 +26,8 @@ while not (here / f"go-{restart}").exists():
     time.sleep(0.05)
 """
 
-# Trains by gloo: each step adds the mean of the ranks' gradients, which is 1. Rank 0 saves every step. In the first
-# attempt all wait at step 3, for one to be killed there.
+# Trains with gloo: each step adds the mean of the ranks' gradients, which is 1. Rank 0 saves every step. In the first
+# attempt all wait at step 3, where the test kills one.
 TRAINER = """
 import os, pathlib, sys, time
 import torch
@@ -84,7 +84,7 @@ def pids(folder: Path, restart: int, world_size: int) -> dict[int, int]:
     return {rank: int((folder / f"pid-{rank}-{restart}").read_text()) for rank in range(world_size)}
 
 
-def test_a_job_over_a_file_goes_on_after_a_worker_was_killed(agents: Agents, tmp_path: Path) -> None:
+def test_a_job_over_a_file_restarts_after_a_worker_was_killed(agents: Agents, tmp_path: Path) -> None:
     """Worker ranks come with the place, the restart counts for the job, and every node names the failed worker."""
     nodes = [agents("a"), agents("b")]
     for node in nodes:
@@ -105,7 +105,7 @@ def test_a_job_over_a_file_goes_on_after_a_worker_was_killed(agents: Agents, tmp
     assert ranks == ["0", "1", "2", "3"]
 
 
-def test_training_over_a_file_goes_on_from_its_checkpoint_after_a_kill(agents: Agents, tmp_path: Path) -> None:
+def test_training_over_a_file_continues_from_its_checkpoint_after_a_kill(agents: Agents, tmp_path: Path) -> None:
     nodes = [agents(name, workers=1, script=TRAINER) for name in ("a", "b")]
     for node in nodes:
         node.line(r"worker \d of 2 waits")
@@ -115,7 +115,7 @@ def test_training_over_a_file_goes_on_from_its_checkpoint_after_a_kill(agents: A
     assert [node.wait() for node in nodes] == [0, 0]
 
 
-def test_the_failure_that_uses_up_the_jobs_restarts_ends_every_node(agents: Agents, tmp_path: Path) -> None:
+def test_a_failure_without_restarts_left_ends_every_node(agents: Agents, tmp_path: Path) -> None:
     """The budget is the job's. If each node counted its own, the other node would wait for ever."""
     nodes = [agents("a", workers=1, restarts=0), agents("b", workers=1, restarts=0)]
     for node in nodes:

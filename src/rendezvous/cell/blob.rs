@@ -21,7 +21,7 @@ pub const MAGIC: &[u8] = b"ELRS";
 /// Follows [`MAGIC`], as `u16` little-endian. All nodes of a run must have the same.
 pub const BLOB_VERSION: u16 = 2;
 
-/// Why the cell's content cannot be decoded. Trying again does not help.
+/// The cell's content cannot be decoded. Trying again does not help.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BlobError {
@@ -127,7 +127,7 @@ impl Blob {
         self.run.round()
     }
 
-    /// How the rendezvous was closed, if it was.
+    /// The verdict with which the rendezvous was closed, if it was.
     pub fn closed(&self) -> Option<&Verdict> {
         self.run.closed()
     }

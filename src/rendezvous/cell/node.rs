@@ -2,7 +2,7 @@
 //!
 //! The caller performs one [`CellCommand`] at a time and reports the result: [`CellNode::on_state`] after a read,
 //! [`CellNode::on_written`] or [`CellNode::on_conflict`] after a write, [`CellNode::on_failed`] after either. A write succeeds only if
-//! the cell still holds the state that was last reported. A write that failed may still have been done; the next read tells.
+//! the cell still holds the state that was last reported. A write that failed may still have been done. The next read shows it.
 //!
 //! The machine's messages wait in an outbox until a written state contains them. A failing backend is a connection that has ended. When
 //! it works again, the machine repeats the messages that still matter.
@@ -28,7 +28,7 @@ pub enum CellCommand {
     Write(Vec<u8>),
 }
 
-/// How a node knows which other nodes live.
+/// How a node learns which other nodes are alive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Liveness {
     /// By changes of their counters in the cell, which is polled.

@@ -1,4 +1,4 @@
-//! When a node reads the cell next. Pure.
+//! The delays between a node's reads of the cell. Pure.
 
 use std::time::{Duration, Instant};
 
@@ -7,14 +7,14 @@ const LOOK_FIRST: Duration = Duration::from_millis(150);
 /// Polling interval while a node runs or is a spare. PyTorch's nodes poll as often.
 const LOOK_LAST: Duration = Duration::from_secs(1);
 
-/// How the last reads and writes went.
+/// The results of the last reads and writes. They determine the next delay.
 #[derive(Clone, Debug)]
 pub(super) struct Pace {
     /// Reads in a row that found nothing new.
     quiet_looks: u32,
-    /// Writes in a row that another node's write has prevented.
+    /// Writes in a row that found another content.
     conflicts: u32,
-    /// How often in a row the cell was empty right after a write to it.
+    /// Number of times in a row that the cell was empty right after a write.
     unkept: u32,
     dice: u64,
 }
@@ -25,12 +25,12 @@ impl Pace {
         Self { quiet_looks: 0, conflicts: 0, unkept: 0, dice: seed | 1 }
     }
 
-    /// Something was asked of the node: it reads often again.
+    /// The node has a request: read often again.
     pub fn asked(&mut self) {
         self.quiet_looks = 0;
     }
 
-    /// The cell's content is known, with or without `news`.
+    /// The cell's content was reported. `news`: it has changed.
     pub fn looked(&mut self, news: bool) {
         self.quiet_looks = if news { 0 } else { self.quiet_looks.saturating_add(1) };
     }
@@ -45,7 +45,7 @@ impl Pace {
         (self.conflicts, self.unkept) = (0, 0);
     }
 
-    /// A write found another content, or `empty` none. Returns how long to wait before the next read; `None`: write again at once.
+    /// A write found another content. `empty`: it found none. Returns the delay before the next read. `None`: write again at once.
     pub fn conflict(&mut self, empty: bool) -> Option<Duration> {
         self.unkept = if empty { self.unkept.saturating_add(1) } else { 0 };
         self.conflicts = self.conflicts.saturating_add(1);
@@ -56,12 +56,12 @@ impl Pace {
         Some(most.mul_f64(self.draw()))
     }
 
-    /// Whether the last write was prevented by another node's.
+    /// Whether the last write found another content.
     pub fn is_contended(&self) -> bool {
         self.conflicts > 0
     }
 
-    /// How often in a row the cell was empty right after a write to it.
+    /// Number of times in a row that the cell was empty right after a write.
     pub fn unkept(&self) -> u32 {
         self.unkept
     }
@@ -80,7 +80,7 @@ impl Pace {
         }
     }
 
-    /// A number from 0 to 1. Nothing depends on how random it is.
+    /// A number from 0 to 1. It need not be very random.
     fn draw(&mut self) -> f64 {
         self.dice ^= self.dice << 13;
         self.dice ^= self.dice >> 7;

@@ -80,14 +80,14 @@ pub struct Machine {
     leaving: Option<Leaving>,
 }
 
-/// How long a run without nodes is remembered. A node that comes late still learns how the job ended, and one that returns finds the
-/// number of its round. Longer than any node goes on without its coordinator by default (`coordinator_timeout`, 300 s).
+/// How long a run without nodes is remembered. A late node still learns how the job ended, and a returning one finds the number of
+/// its round. By default no node continues so long without its coordinator (`coordinator_timeout`, 300 s).
 /// `docs/decisions/0025-an-empty-run-is-remembered-for-an-hour.md` has the alternatives.
 pub const VACANT_FOR: Duration = Duration::from_secs(3600);
-/// Number of such runs that are remembered, the most recent ones: strangers can leave any number behind.
+/// Number of such runs that are remembered. The oldest are forgotten first. Without a limit, strangers could leave any number behind.
 pub const VACANT_RUNS: usize = 1000;
 /// Number of runs that may wait for nodes whose connections have all ended. The nodes of the oldest ones are given up before their
-/// grace is over: strangers can leave any number behind.
+/// grace is over. Without a limit, strangers could leave any number behind.
 pub const DESERTED_RUNS: usize = 4000;
 
 impl Machine {
@@ -155,7 +155,7 @@ impl Machine {
         due.into_iter().chain(self.vacant.first().map(|(since, _)| *since + VACANT_FOR)).min()
     }
 
-    /// What to do now, in order.
+    /// Take the commands to perform now, in order.
     pub fn take_commands(&mut self) -> Vec<Command> {
         std::mem::take(&mut self.commands)
     }

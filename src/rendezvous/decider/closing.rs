@@ -216,7 +216,7 @@ impl Run {
         sessions.into_iter().for_each(|session| self.send(session, message.clone()));
     }
 
-    /// Why the world must re-form.
+    /// The reason for which the world must re-form.
     pub(in crate::rendezvous) fn why(&self) -> String {
         let waiting = self.roster.waiting();
         match self.current.interrupted() {

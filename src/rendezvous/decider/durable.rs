@@ -73,7 +73,7 @@ impl Durable {
         self.round
     }
 
-    /// How the rendezvous was closed, if it was.
+    /// The verdict with which the rendezvous was closed, if it was.
     pub fn closed(&self) -> Option<&Verdict> {
         self.current.closed()
     }

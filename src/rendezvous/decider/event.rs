@@ -76,7 +76,7 @@ pub enum Event {
     Tick,
     /// The decider's own process was stalled, so silence of the nodes proves nothing.
     Stalled {
-        /// How late its timer is.
+        /// Delay of its timer.
         late: Duration,
     },
     /// Give up the disconnected nodes of this run before their grace is over. No node is connected.

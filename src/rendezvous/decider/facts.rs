@@ -1,4 +1,4 @@
-//! What others ask about a run.
+//! Queries about a run's state.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ impl Run {
         self.roster.get(id).is_some_and(|node| self.is_spare(node))
     }
 
-    /// Whether a world that a node claims becomes the current one: this coordinator was restarted, and knows of none that runs.
+    /// Whether a world that a node claims becomes the current one: this coordinator was restarted, and knows no running world.
     pub fn takes_up(&self, placed: &Placed, now: Instant) -> bool {
         let none_runs = !self.current.has_formed() && self.roster.active().is_empty();
         none_runs && self.recovery.is_young(now) && !self.knows_world(placed) && placed.round > self.round()
@@ -56,12 +56,12 @@ impl Run {
         self.current.restart()
     }
 
-    /// Why the world must re-form, or else why it was formed when it was.
+    /// The reason for which the world must re-form, or else the reason for which its round closed.
     pub fn reason(&self) -> Option<&str> {
         self.current.interrupted().or(self.current.world().map(|world| world.reason.as_str()))
     }
 
-    /// How the rendezvous was closed, if it was.
+    /// The verdict with which the rendezvous was closed, if it was.
     pub fn closed(&self) -> Option<&Verdict> {
         self.current.closed()
     }
@@ -81,7 +81,7 @@ impl Run {
         self.roster.get(node).is_some_and(|node| node.capabilities.has(capability))
     }
 
-    /// How many nodes are connected.
+    /// Number of connected nodes.
     pub fn connected(&self) -> usize {
         self.roster.counts().connected
     }
@@ -96,7 +96,7 @@ impl Run {
         self.roster.iter().map(|(id, node)| (id, &node.status, node.placed))
     }
 
-    /// How long ago the deadline for lost nodes passed.
+    /// Time since the deadline for lost nodes passed.
     pub fn lateness(&self, now: Instant) -> Option<Duration> {
         Some(now.saturating_duration_since(self.deadlines.get(Deadline::LoseNode)?))
     }

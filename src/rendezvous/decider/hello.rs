@@ -112,7 +112,7 @@ impl Run {
         }
     }
 
-    /// Why a claimed place cannot be true, if so: its round number is above the largest that a job can reach.
+    /// Check a claimed place. Returns the error if its round number is above the largest that a job can reach.
     fn impossible(&self, hello: &Hello) -> Option<String> {
         let placed = hello.placed.filter(|placed| placed.round > LARGEST_ROUND)?;
         (!self.knows_world(&placed)).then(|| {
@@ -121,7 +121,7 @@ impl Run {
         })
     }
 
-    /// Why a node may not take part in the run, if it may not.
+    /// Decide whether a node may take part in the run. Returns the reason if not.
     fn refusal(&self, hello: &Hello, newer: &Node, now: Instant) -> Option<String> {
         let replaced = self
             .admission
@@ -132,7 +132,7 @@ impl Run {
             .or_else(|| self.flapping(hello, newer, now))
     }
 
-    /// Why a node's settings do not fit the run's, if they do not and the run's settings are fixed.
+    /// Compare a node's settings with the run's. Returns the difference if the run's settings are fixed and the node's do not fit.
     pub(super) fn disagreement(&self, name: &str, theirs: &Settings) -> Option<String> {
         if !self.is_bound() {
             return None;
@@ -167,7 +167,8 @@ impl Run {
         })
     }
 
-    /// Why a node may not come back: nodes of its host left the running job too often. A running member is never rejected.
+    /// Decide whether a node may come back. Returns the reason if not: nodes of its host left the running job too often. A running
+    /// member is never rejected.
     fn flapping(&self, hello: &Hello, newer: &Node, now: Instant) -> Option<String> {
         let (limit, origin) = (self.settings.rejoin_limit, newer.origin());
         let runs = hello.placed.is_some_and(|placed| placed.active && self.knows_world(&placed));

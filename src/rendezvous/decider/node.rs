@@ -10,7 +10,7 @@ use crate::rendezvous::protocol::capability::Capabilities;
 use crate::rendezvous::protocol::message::{Hello, Join, Round};
 use crate::rendezvous::protocol::settings::{LAST_LOOK, Settings};
 
-/// What a node is doing. Serialised as part of a [cell's state](crate::rendezvous::cell::blob).
+/// A node's part in the run. Serialised as part of a [cell's state](crate::rendezvous::cell::blob).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Status {
     /// Has not asked to join, or has withdrawn.
@@ -53,7 +53,7 @@ pub(in crate::rendezvous) struct Node {
     pub ends: Option<Ends>,
     /// The random number of its process ([`Hello::process`]).
     pub process: u64,
-    /// What it understands beyond this version's messages.
+    /// The optional messages that it understands.
     pub capabilities: Capabilities,
     /// The rank that the user gave it.
     pub node_rank: Option<u32>,

@@ -18,7 +18,7 @@ pub(in crate::rendezvous) struct World {
     pub size: u32,
     /// Address and port of rank 0's worker store. `None` if this coordinator did not form the world.
     pub master: Option<(String, u16)>,
-    /// Why the round closed when it did.
+    /// The reason for which the round closed.
     pub reason: String,
     /// Nodes by rank. In a world that this coordinator did not form: the nodes that have reported.
     pub members: BTreeMap<u32, NodeId>,
@@ -47,7 +47,7 @@ impl World {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::rendezvous) struct Current {
     world: Option<World>,
-    /// Why the world must re-form, if it must.
+    /// The reason for which the world must re-form, if it must.
     interrupted: Option<String>,
     /// The failure that is the cause, if any.
     failure: Option<Box<Failure>>,
@@ -76,7 +76,7 @@ impl Current {
         self.world.as_ref().is_some_and(|world| world.master.is_some())
     }
 
-    /// Why the world must re-form, if it must.
+    /// The reason for which the world must re-form, if it must.
     pub fn interrupted(&self) -> Option<&str> {
         self.interrupted.as_deref()
     }
@@ -96,7 +96,7 @@ impl Current {
         self.told
     }
 
-    /// How the rendezvous was closed, if it was.
+    /// The verdict with which the rendezvous was closed, if it was.
     pub fn closed(&self) -> Option<&Verdict> {
         self.closed.as_ref()
     }

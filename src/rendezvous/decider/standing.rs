@@ -27,7 +27,7 @@ pub enum Standing {
 }
 
 impl Standing {
-    /// Why a round with enough nodes does not close yet.
+    /// The reason for which a round with enough nodes does not close yet.
     pub(in crate::rendezvous) fn holds_up(self) -> Option<&'static str> {
         match self {
             Self::Recalling => {

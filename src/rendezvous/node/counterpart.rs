@@ -7,9 +7,9 @@ use std::time::Duration;
 pub(super) enum Counterpart {
     /// A coordinator. An answer renews the node's lease.
     Coordinator {
-        /// Where it listens, as `host:port`.
+        /// Its address, as `host:port`.
         endpoint: String,
-        /// How long a welcomed node goes on while the coordinator is out of reach.
+        /// How long a welcomed node continues while the coordinator is out of reach.
         timeout: Duration,
     },
     /// A cell that all nodes share. A write of this node, or its lease at etcd, renews the node's lease: the transport calls
@@ -34,7 +34,7 @@ impl Counterpart {
         }
     }
 
-    /// How long a welcomed node goes on while it is out of reach. `None`: without a limit, except for a pending join.
+    /// How long a welcomed node continues while the counterpart is out of reach. `None`: no limit, except for a pending join.
     pub fn timeout(&self) -> Option<Duration> {
         match self {
             Self::Coordinator { timeout, .. } => Some(*timeout),

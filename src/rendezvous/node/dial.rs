@@ -15,7 +15,7 @@ pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit of all attempts. An address is tried twice if it cannot be reached from the requested source address.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Why no connection could be opened.
+/// No connection could be opened.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct DialError {
     pub text: String,

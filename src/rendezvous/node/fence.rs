@@ -11,7 +11,7 @@
 //! same: a firewall or a moved virtual address may cut its connection while the coordinator forms a world of the other nodes.
 //!
 //! A refused connection proves that no coordinator decides, because its process is gone. Workers run on until it is back or
-//! `coordinator_timeout` ends. A connection that merely ended proves nothing; the next attempt tells more.
+//! `coordinator_timeout` ends. A connection that merely ended proves nothing. The next attempt may.
 //!
 //! `docs/decisions/0028-a-node-fences-itself.md` has the limits of this.
 
@@ -23,7 +23,7 @@ use crate::rendezvous::protocol::settings::OnPartition;
 use crate::rendezvous::protocol::settings::{LAST_LOOK, STALL};
 
 impl NodeMachine {
-    /// When this node must stop its workers, unless its lease is renewed before. `None`: it runs none, or they may go on.
+    /// When this node must stop its workers, unless its lease is renewed before. `None`: it runs none, or they may continue.
     pub(in crate::rendezvous) fn fence_at(&self) -> Option<Instant> {
         let settings = &self.hello.settings;
         let runs = self.joining.is_none() && self.hello.placed.is_some_and(|placed| placed.active);

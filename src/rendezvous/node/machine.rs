@@ -43,7 +43,7 @@ pub struct NodeMachine {
     pub(super) closing: Option<Verdict>,
     pub(in crate::rendezvous) view: View,
     pub(in crate::rendezvous) left: bool,
-    /// What the coordinator understands beyond this version's messages.
+    /// The optional messages that the coordinator understands.
     capabilities: Capabilities,
     /// The coordinator is in this process: see [`super::fence`].
     pub(in crate::rendezvous) hosted: bool,
@@ -312,7 +312,7 @@ impl NodeMachine {
         [link, join, ask, patience, self.needed_until(), self.fence_at()].into_iter().flatten().min()
     }
 
-    /// What to do now, in order.
+    /// Take the commands to perform now, in order.
     pub fn take_commands(&mut self) -> Vec<NodeCommand> {
         std::mem::take(&mut self.commands)
     }

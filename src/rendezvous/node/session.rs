@@ -69,8 +69,8 @@ impl Session {
         self.outcome_of(ask, |_| Ok(store_port)).await
     }
 
-    /// As [`Session::join`], with a worker store that `open` opens once the address is known at which other nodes will look for this
-    /// one. `open` gets that address and returns the store's port. It is called again if the address changes.
+    /// Like [`Session::join`], with a worker store that `open` opens once the address is known at which other nodes find this one.
+    /// `open` gets that address and returns the store's port. It is called again if the address changes.
     ///
     /// # Errors
     /// As [`Session::join`]. `Connection` also if the store cannot be opened.
@@ -147,7 +147,7 @@ impl Session {
         self.ask(|machine| machine.report_done(round));
     }
 
-    /// What this node waits for, if a join is pending.
+    /// A description of what this node waits for, if a join is pending.
     pub fn progress(&self) -> Option<String> {
         self.shared.seat.lock().machine().waits().map(|(_, what)| what)
     }
@@ -162,10 +162,10 @@ impl Session {
         self.ask(|machine| machine.close(verdict));
     }
 
-    /// As [`Session::close`], and wait at most `limit` until the view shows it. Over a cell, that is when the verdict is written.
+    /// Like [`Session::close`], and wait at most `limit` until the view shows it. Over a cell, that is when the verdict is written.
     ///
     /// # Errors
-    /// [`JoinError`]: `Timeout`, or the reason why this node can no longer take part.
+    /// `Timeout`, or the error for which this node can no longer take part.
     pub async fn close_within(&self, verdict: Verdict, limit: Duration) -> Result<(), JoinError> {
         self.close(verdict);
         let view = timeout(limit, self.view_when(|view| view.closed.is_some() || view.failed.is_some())).await;

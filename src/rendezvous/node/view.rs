@@ -17,7 +17,7 @@ pub enum NodeCommand {
     Probe,
 }
 
-/// Why a join failed.
+/// A join failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinError {
@@ -26,7 +26,7 @@ pub enum JoinError {
     Timeout {
         /// Time waited.
         after: Duration,
-        /// Which nodes had joined, and how many were missing.
+        /// The nodes that had joined, and the number of missing ones.
         progress: String,
     },
     /// The coordinator could not be reached in that time, or stayed away too long.
@@ -35,7 +35,7 @@ pub enum JoinError {
     /// The rendezvous is closed.
     #[error("the rendezvous is closed: {verdict}")]
     Closed {
-        /// How the job ended.
+        /// The verdict with which the job ended.
         verdict: Verdict,
         /// The job ended, and this node was a spare that was not needed.
         spare: bool,
@@ -66,19 +66,19 @@ pub struct View {
     pub restart: u32,
     /// The job is over: the workers of all live members have succeeded.
     pub all_done: bool,
-    /// Why this node has fenced itself: it was cut off for its whole lease and must stop its workers. `waiting` is above zero then,
-    /// until it joins again.
+    /// The reason, if this node has fenced itself: it was cut off for its whole lease and must stop its workers. `waiting` is then
+    /// above zero, until it joins again.
     pub fenced: Option<String>,
-    /// How the job ended, if it was closed.
+    /// The verdict with which the job ended, if it was closed.
     pub closed: Option<Verdict>,
-    /// Why this node can no longer take part, if so.
+    /// The error, if this node can no longer take part.
     pub failed: Option<JoinError>,
-    /// The address at which other nodes look for this one, once known.
+    /// The address at which other nodes find this one, once known.
     pub addr: Option<String>,
-    /// Since when the coordinator has been out of reach, if it is.
+    /// The instant from which on the coordinator has been out of reach, if it is.
     pub out_of_reach_since: Option<Instant>,
-    /// Which nodes' workers still run, in the coordinator's words. Set while the workers of this node have succeeded.
+    /// The nodes whose workers still run, in the coordinator's words. Set while the workers of this node have succeeded.
     pub unfinished: Option<String>,
-    /// What ended the coordinator's process, if it has said so. No world can form until a coordinator runs there again.
+    /// The reason, if the coordinator has reported that its process ends. No world can form until a coordinator runs there again.
     pub stopped: Option<String>,
 }

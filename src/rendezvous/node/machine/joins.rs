@@ -22,8 +22,8 @@ impl NodeMachine {
         self.begin_join(Store::Open, store_port, node_rank, workers, timeout, now);
     }
 
-    /// As [`NodeMachine::join`], with a worker store that the caller opens after the welcome. Only then is the address known at which
-    /// other nodes look for this one: see [`NodeMachine::wanted_store`].
+    /// Like [`NodeMachine::join`], with a worker store that the caller opens after the welcome. Only then is the address known at which
+    /// other nodes find this one: see [`NodeMachine::wanted_store`].
     pub fn join_with_new_store(
         &mut self,
         node_rank: Option<u32>,
@@ -149,7 +149,7 @@ impl NodeMachine {
         }
     }
 
-    /// Over a cell: since when a pending join has waited for a failing backend, and until when it waits.
+    /// The instants between which a pending join over a cell waits for a failing backend.
     pub(super) fn patience(&self) -> Option<(Instant, Instant)> {
         let joining = self.joining.as_ref().filter(|_| self.counterpart == Counterpart::Cell)?;
         let since = self.view.out_of_reach_since?.max(joining.since);
