@@ -12,10 +12,10 @@
 //! |---|---|
 //! | [`blob`] | the state ↔ bytes; errors for foreign bytes |
 //! | `seen` | when this node saw counters and revisions change |
-//! | [`node`] | a node: what is read and written, and what its machine hears |
-//! | `pace` | when to read next |
-//! | `told` | the messages that a node derives from a state that another node wrote |
-//! | `propose`, `proposal` | the state that a node would write; what it has decided |
+//! | [`node`] | a node: its reads and writes, and the messages to its machine |
+//! | `pace` | the delays between reads |
+//! | `received` | a node's messages from a state that another node wrote |
+//! | `propose`, `proposal` | a node's decision on the cell's state; the state that it would write |
 //! | [`etcd`] | the same node over etcd's interface: transactions, leases, watch |
 //! | `driver` | a session over a cell, for the binding (feature `io`). The caller makes the backend calls |
 
@@ -27,5 +27,5 @@ pub mod node;
 mod pace;
 mod proposal;
 mod propose;
+mod received;
 mod seen;
-mod told;

@@ -141,9 +141,9 @@ impl CellNode {
     /// The cell's content, as a read or a watch reports it. `None`: it is empty.
     pub fn on_state(&mut self, bytes: Option<&[u8]>, now: Instant) {
         self.pace.read();
-        self.be_told(bytes, now);
+        self.receive(bytes, now);
         self.pump(now);
-        self.go_on(now);
+        self.decide_and_write(now);
         self.pump(now);
     }
 
@@ -157,20 +157,20 @@ impl CellNode {
             self.machine.vouch(self.written_at);
         }
         self.accept(Some(blob), now);
-        self.hand_over(replies, now);
+        self.deliver(replies, now);
         self.pump(now);
         self.schedule(now);
     }
 
     /// The write was not done, because the cell holds another state: this one.
     pub fn on_conflict(&mut self, bytes: Option<&[u8]>, now: Instant) {
-        self.say_again();
-        self.be_told(bytes, now);
+        self.requeue();
+        self.receive(bytes, now);
         self.pump(now);
         match self.pace.conflict(bytes.is_none()) {
             Some(wait) => self.read_at = Some(now + wait),
             None => {
-                self.go_on(now);
+                self.decide_and_write(now);
                 self.pump(now);
             }
         }
@@ -178,7 +178,7 @@ impl CellNode {
 
     /// A read or write has failed. A failed write may still have been done.
     pub fn on_failed(&mut self, error: String, now: Instant) {
-        self.say_again();
+        self.requeue();
         (self.busy, self.read_at) = (false, None);
         self.failing = Some(error.clone());
         self.outbox.retain(|message| matches!(message, NodeMessage::Leave { .. }));
@@ -212,7 +212,7 @@ impl CellNode {
             return;
         }
         if !self.outbox.is_empty() && self.line == Line::Up && !self.pace.is_contended() {
-            self.go_on(now);
+            self.decide_and_write(now);
             self.pump(now);
         }
         if !self.busy && self.read_at.is_some_and(|at| at <= now) && self.line != Line::Down {
@@ -231,17 +231,17 @@ impl CellNode {
         [read, self.machine.next_deadline()].into_iter().flatten().min()
     }
 
-    /// The command to perform now.
+    /// Take the command to perform now.
     pub fn take_command(&mut self) -> Option<CellCommand> {
         self.command.take()
     }
 
-    /// The decisions that this node has written, for the log.
+    /// Take the decisions that this node has written, for the log.
     pub fn take_notes(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notes)
     }
 
-    /// The outcome of the last join, once it has ended. Returned once.
+    /// Take the outcome of the last join, once it has ended.
     pub fn take_outcome(&mut self) -> Option<Result<Placement, JoinError>> {
         self.machine.take_outcome()
     }
@@ -271,7 +271,7 @@ impl CellNode {
         self.machine.has_left() && (self.machine.has_failed() || (!self.busy && self.outbox.is_empty()))
     }
 
-    /// Whether the backend is not called any more.
+    /// Whether the backend is no longer called.
     fn is_over(&self) -> bool {
         self.has_left() || self.machine.has_failed()
     }
@@ -300,13 +300,13 @@ impl CellNode {
                 self.line = Line::Down;
                 self.outbox.retain(outlives_its_connection);
                 if let Some(pending) = &mut self.pending {
-                    pending.forget();
+                    pending.drop_connection();
                 }
             }
             NodeCommand::Send(message) => {
                 match &message {
                     NodeMessage::Hello(hello) => self.hello = (**hello).clone(),
-                    NodeMessage::Withdraw => self.outbox.retain(|said| !matches!(said, NodeMessage::Join(_))),
+                    NodeMessage::Withdraw => self.outbox.retain(|sent| !matches!(sent, NodeMessage::Join(_))),
                     _ => {}
                 }
                 self.outbox.push(message);
@@ -318,17 +318,17 @@ impl CellNode {
     }
 
     /// Put the messages of a write that was not done, or may not have been done, back into the outbox.
-    fn say_again(&mut self) {
+    fn requeue(&mut self) {
         if let Some(pending) = self.pending.take() {
             let withdrawn = self.outbox.contains(&NodeMessage::Withdraw);
-            let said = pending.taken_in.into_iter();
-            let said = said.filter(|said| !(withdrawn && matches!(said, NodeMessage::Join(_))));
-            self.outbox.splice(..0, said.collect::<Vec<_>>());
+            let messages = pending.messages.into_iter();
+            let messages = messages.filter(|message| !(withdrawn && matches!(message, NodeMessage::Join(_))));
+            self.outbox.splice(..0, messages.collect::<Vec<_>>());
         }
     }
 
-    /// Give the machine the replies.
-    pub(super) fn hand_over(&mut self, replies: Vec<CoordinatorMessage>, now: Instant) {
+    /// Deliver the replies to the machine, if the backend works.
+    pub(super) fn deliver(&mut self, replies: Vec<CoordinatorMessage>, now: Instant) {
         for reply in replies.into_iter().filter(|_| self.line == Line::Up) {
             self.machine.on_message(reply, now);
         }
@@ -353,7 +353,7 @@ impl CellNode {
     }
 
     /// Decide on the cell's state, and write the result if it differs.
-    fn go_on(&mut self, now: Instant) {
+    fn decide_and_write(&mut self, now: Instant) {
         if self.busy || self.is_over() || self.line != Line::Up {
             return;
         }
@@ -363,13 +363,13 @@ impl CellNode {
                 self.command = Some(CellCommand::Write(proposal.blob.encode()));
                 self.pending = Some(*proposal);
             }
-            Decision::Tell(replies) => {
-                self.hand_over(replies, now);
+            Decision::Reply(replies) => {
+                self.deliver(replies, now);
                 self.pump(now);
                 // The replies may have caused new messages, which must be written.
                 match self.outbox.is_empty() {
                     true => self.schedule(now),
-                    false => self.go_on(now),
+                    false => self.decide_and_write(now),
                 }
             }
         }

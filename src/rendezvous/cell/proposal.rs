@@ -1,4 +1,4 @@
-//! What a node has decided on the cell's state, to be written or only told.
+//! A node's decision on the cell's state: a new state, or only replies to the node's machine.
 
 use super::blob::Blob;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeMessage};
@@ -12,27 +12,27 @@ pub(super) struct Proposal {
     /// Replies to this node's machine, once the state is written.
     pub replies: Vec<CoordinatorMessage>,
     /// This node's messages that the state contains.
-    pub taken_in: Vec<NodeMessage>,
+    pub messages: Vec<NodeMessage>,
 }
 
-/// What a node does about its messages and the cell's state.
+/// A node's decision on its messages and the cell's state.
 #[derive(Debug)]
 pub(super) enum Decision {
     /// Write a new state.
     Write(Box<Proposal>),
-    /// Write nothing. The node's machine hears these replies at once.
-    Tell(Vec<CoordinatorMessage>),
+    /// Write nothing. The node's machine gets these replies at once.
+    Reply(Vec<CoordinatorMessage>),
 }
 
 impl Proposal {
-    /// Drop replies and messages that belong to a connection that the machine has given up. It repeats those that still matter.
-    pub fn forget(&mut self) {
+    /// Drop the replies and messages of a connection that the machine has given up. It repeats those that still matter.
+    pub fn drop_connection(&mut self) {
         self.replies.clear();
-        self.taken_in.retain(outlives_its_connection);
+        self.messages.retain(outlives_its_connection);
     }
 }
 
 /// Whether a message must be delivered even if the machine gives up its connection: it will not repeat a `Withdraw` or `Leave`.
-pub(super) fn outlives_its_connection(said: &NodeMessage) -> bool {
-    matches!(said, NodeMessage::Withdraw | NodeMessage::Leave { .. })
+pub(super) fn outlives_its_connection(message: &NodeMessage) -> bool {
+    matches!(message, NodeMessage::Withdraw | NodeMessage::Leave { .. })
 }

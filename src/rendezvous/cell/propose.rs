@@ -40,7 +40,7 @@ impl Outcome {
 }
 
 impl CellNode {
-    /// Apply this node's messages, which leave the outbox, to the cell's state, and decide.
+    /// Take this node's messages from the outbox, apply them to the cell's state, and decide.
     pub(super) fn decide(&mut self, now: Instant) -> Decision {
         let mut run = match &self.confirmed {
             Some(blob) => self.seen.run(blob, &self.hello, now),
@@ -49,14 +49,14 @@ impl CellNode {
         };
         run.resume(self.standing);
         let mut outcome = Outcome::default();
-        self.judge(&mut run, &mut outcome, now);
-        let said = std::mem::take(&mut self.outbox);
-        for message in &said {
-            self.say(message.clone(), &mut run, &mut outcome, now);
+        self.apply_time(&mut run, &mut outcome, now);
+        let messages = std::mem::take(&mut self.outbox);
+        for message in &messages {
+            self.apply_message(message.clone(), &mut run, &mut outcome, now);
         }
         let Outcome { notes, replies, refused, beats } = outcome;
         if refused {
-            return Decision::Tell(replies);
+            return Decision::Reply(replies);
         }
         // The node that writes a decision logs it. The others only remember it.
         self.standing = run.standing();
@@ -64,15 +64,15 @@ impl CellNode {
 
         let before = self.confirmed.as_ref();
         if before.is_none() && run.is_empty() && run.closed().is_none() {
-            return Decision::Tell(replies);
+            return Decision::Reply(replies);
         }
         let mut blob = Blob::of(&run, before, &self.seen.pace(now), now);
         let changed = before.is_none_or(|before| !blob.says_the_same(before));
         let beats = beats && self.liveness == Liveness::Counters && run.closed().is_none();
         let shown = (beats || changed) && blob.beat(self.hello.node);
         match changed || shown {
-            true => Decision::Write(Box::new(Proposal { blob, notes, replies, taken_in: said })),
-            false => Decision::Tell(replies),
+            true => Decision::Write(Box::new(Proposal { blob, notes, replies, messages })),
+            false => Decision::Reply(replies),
         }
     }
 
@@ -84,18 +84,18 @@ impl CellNode {
     }
 
     /// Apply one message of this node.
-    fn say(&self, message: NodeMessage, run: &mut Run, outcome: &mut Outcome, now: Instant) {
+    fn apply_message(&self, message: NodeMessage, run: &mut Run, outcome: &mut Outcome, now: Instant) {
         let (node, session) = (self.hello.node, MY_SESSION);
         let known = run.knows(node);
         let hello = |hello: Box<Hello>| Event::Hello { hello, session, reach: Reach::Cell, home: None };
         match message {
-            NodeMessage::Hello(said) if known => {
+            NodeMessage::Hello(own) if known => {
                 outcome.beats = true;
-                outcome.add(run.apply(hello(said), now));
+                outcome.add(run.apply(hello(own), now));
             }
             // A node that is not in the state is added when it joins. Its Hello is only answered.
-            NodeMessage::Hello(said) => {
-                let addr = said.local_addr.clone().unwrap_or_default();
+            NodeMessage::Hello(own) => {
+                let addr = own.local_addr.clone().unwrap_or_default();
                 outcome.replies.push(CoordinatorMessage::Welcome {
                     addr,
                     hosted: false,
@@ -105,8 +105,8 @@ impl CellNode {
             }
             NodeMessage::Join(join) => {
                 if !known && run.closed().is_none() {
-                    let said = Box::new(Hello { joining: true, ..self.hello.clone() });
-                    let mut effects = run.apply(hello(said), now);
+                    let own = Box::new(Hello { joining: true, ..self.hello.clone() });
+                    let mut effects = run.apply(hello(own), now);
                     let is_welcome = |effect: &Effect| {
                         matches!(effect, Effect::Send { message: CoordinatorMessage::Welcome { .. }, .. })
                     };
@@ -138,8 +138,8 @@ impl CellNode {
         }
     }
 
-    /// Remove nodes that are lost, and decide.
-    fn judge(&mut self, run: &mut Run, outcome: &mut Outcome, now: Instant) {
+    /// Apply the end of leases and the passage of time, which may remove lost nodes and close the round.
+    fn apply_time(&mut self, run: &mut Run, outcome: &mut Outcome, now: Instant) {
         if run.closed().is_some() {
             return;
         }

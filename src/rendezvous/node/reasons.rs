@@ -1,4 +1,4 @@
-//! Why a node cannot reach its counterpart, in words.
+//! Explanations for a node's log and errors: why it cannot reach its counterpart, and why it stops its workers.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use super::counterpart::Counterpart;
 use super::machine::NodeMachine;
 
 impl NodeMachine {
-    /// Why the counterpart is out of reach, as a sentence that names it.
+    /// Explain why the counterpart is out of reach, in a sentence that names it.
     pub(super) fn why_out_of_reach(&self) -> String {
         let name = self.counterpart.name();
         match (&self.counterpart, &self.view.stopped) {
@@ -18,7 +18,7 @@ impl NodeMachine {
         }
     }
 
-    /// Why no answer has come yet.
+    /// Explain why no answer has come yet.
     #[cfg(feature = "io")]
     pub(super) fn why_unanswered(&self) -> String {
         match self.view.out_of_reach_since {
@@ -27,7 +27,7 @@ impl NodeMachine {
         }
     }
 
-    /// Why the counterpart is out of reach, for an error that names it already.
+    /// Explain why the counterpart is out of reach, for an error that names it already.
     pub(super) fn why_away(&self) -> String {
         match &self.view.stopped {
             None => self.last_error.clone(),
@@ -35,7 +35,7 @@ impl NodeMachine {
         }
     }
 
-    /// Why this node stops its workers. `away`: the time since its lease was last renewed. `connected`: a connection is open.
+    /// Explain why this node stops its workers. `away`: the time since its lease was last renewed. `connected`: a connection is open.
     pub(super) fn why_fenced(&self, away: Duration, connected: bool) -> String {
         let lease = self.hello.settings.lease();
         match &self.counterpart {

@@ -1,4 +1,4 @@
-//! What a session shares with whatever carries its node's messages.
+//! The state that a session shares with its transport.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ impl Seat for NodeMachine {
     }
 }
 
-/// What a session's callers and its driver share.
+/// The state that a session's callers and its driver share.
 #[derive(Debug)]
 pub(in crate::rendezvous) struct Shared {
     pub seat: Arc<Mutex<dyn Seat>>,

@@ -1,5 +1,4 @@
-//! The messages that a node derives from a state that another node wrote: those that a coordinator would have pushed. Part of
-//! [`super::node`].
+//! A node's messages from a state that another node wrote: those that a coordinator would have pushed. Part of [`super::node`].
 
 use std::time::Instant;
 
@@ -10,8 +9,8 @@ use crate::rendezvous::node::view::JoinError;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Join, NodeMessage};
 
 impl CellNode {
-    /// Take in the cell's content: these bytes, or nothing.
-    pub(super) fn be_told(&mut self, bytes: Option<&[u8]>, now: Instant) {
+    /// Process the cell's content. `None`: it is empty.
+    pub(super) fn receive(&mut self, bytes: Option<&[u8]>, now: Instant) {
         let blob = match bytes.map(Blob::decode).transpose() {
             Ok(blob) => blob,
             Err(error) => return self.on_broken(JoinError::State(error.to_string())),
@@ -26,7 +25,7 @@ impl CellNode {
                 let reason = "the rendezvous state is gone from the backend".to_owned();
                 let message =
                     CoordinatorMessage::Status { waiting: 1, reason, restart: self.view().restart, failure: None };
-                self.hand_over(vec![message], now);
+                self.deliver(vec![message], now);
             }
             return self.join_again_if_forgotten(false, None);
         };
@@ -34,7 +33,7 @@ impl CellNode {
         let (news, known) = (self.catch_up(&run), run.knows(self.hello.node));
         let stale = self.stale_place(&run);
         if stale.is_none() {
-            self.hand_over(news, now);
+            self.deliver(news, now);
         }
         if run.closed().is_none() {
             self.join_again_if_forgotten(known, stale);
@@ -46,7 +45,7 @@ impl CellNode {
         self.machine.joining.is_none() && self.machine.hello.placed.is_some_and(|placed| placed.active)
     }
 
-    /// The messages that bring this node up to date.
+    /// The messages for this node that the state implies.
     pub(super) fn catch_up(&self, run: &Run) -> Vec<CoordinatorMessage> {
         let me = self.hello.node;
         if let Some(verdict) = run.closed().cloned() {
@@ -62,7 +61,7 @@ impl CellNode {
                 let reason = if run.round() > self.view().round {
                     format!("round {} formed without this node", run.round())
                 } else {
-                    "the other nodes have taken this node for lost".to_owned()
+                    "the other nodes have declared this node lost".to_owned()
                 };
                 vec![run.over(reason)]
             }
@@ -70,7 +69,7 @@ impl CellNode {
         }
     }
 
-    /// If this node's place answers an abandoned join, the join to make instead. The worker store of the abandoned join is gone.
+    /// The join to send again, if this node's place belongs to an abandoned join. The worker store of that join is gone.
     fn stale_place(&self, run: &Run) -> Option<Join> {
         let join = &self.machine.joining.as_ref().filter(|joining| joining.withdrawn_at.is_none())?.join;
         let (round, rank) = run.seat(self.hello.node).filter(|(round, rank)| *round > join.round && *rank == 0)?;
@@ -84,7 +83,7 @@ impl CellNode {
 
     /// Join again, if the other nodes have dropped this waiting node, or its place is stale.
     fn join_again_if_forgotten(&mut self, known: bool, stale: Option<Join>) {
-        let asked = self.outbox.iter().any(|said| matches!(said, NodeMessage::Join(_) | NodeMessage::Hello(_)));
+        let asked = self.outbox.iter().any(|sent| matches!(sent, NodeMessage::Join(_) | NodeMessage::Hello(_)));
         if asked || (known && stale.is_none()) {
             return;
         }
