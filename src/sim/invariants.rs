@@ -177,11 +177,12 @@ impl Ledger {
     /// The coordinator's knowledge of a node that is about to introduce itself.
     pub(super) fn known(&self, machine: &Machine, hello: &Hello, now: Instant) -> Known {
         let run = machine.run(&self.run_id);
-        let (knows, young) = (run.is_some_and(|run| run.knows(hello.node)), run.is_none_or(|run| run.is_young(now)));
-        let Some(placed) = hello.placed else { return Known { node: knows, heard: young, believed: young } };
+        let knows = run.is_some_and(|run| run.knows(hello.node));
+        let recovering = run.is_none_or(|run| run.is_recovering(now));
+        let Some(placed) = hello.placed else { return Known { node: knows, heard: recovering, believed: recovering } };
         let world = run.is_some_and(|run| run.knows_world(&placed));
-        let taken_up = run.is_none_or(|run| run.takes_up(&placed, now));
-        Known { node: knows, heard: world || young, believed: world || taken_up }
+        let taken_up = run.is_none_or(|run| run.adopts(&placed, now));
+        Known { node: knows, heard: world || recovering, believed: world || taken_up }
     }
 
     /// The coordinator got this message and has not refused it. `known` is its knowledge before.

@@ -164,7 +164,7 @@ impl EtcdNode {
             self.renew_at = Some(now + self.renew_every);
             self.requests.push(EtcdRequest::KeepAlive { lease });
         }
-        self.go_on(now);
+        self.send_requests(now);
     }
 
     /// etcd has answered, or its watch reports changes.
@@ -205,7 +205,7 @@ impl EtcdNode {
                 if let Some(lease) = self.lease {
                     self.known.members.insert(self.node.id(), lease);
                 }
-                self.heed_members();
+                self.apply_members();
                 self.node.on_written(now);
             }
             EtcdEvent::Changed(revision, changes) => self.change(revision, changes),
@@ -215,7 +215,7 @@ impl EtcdNode {
                 self.node.on_failed(error, now);
             }
         }
-        self.go_on(now);
+        self.send_requests(now);
     }
 
     /// When to call [`EtcdNode::on_tick`] at the latest.
@@ -228,16 +228,16 @@ impl EtcdNode {
         std::mem::take(&mut self.requests)
     }
 
-    /// Take in a snapshot, and watch for changes after it.
+    /// Apply a snapshot, and watch for changes after it.
     fn take(&mut self, snapshot: Snapshot) {
         (self.busy, self.stale, self.adrift) = (false, false, false);
         self.requests.push(EtcdRequest::Watch { from: Revision(snapshot.revision.0 + 1) });
         self.known = snapshot;
-        self.heed_members();
+        self.apply_members();
     }
 
-    /// Tell the node which members live: those with a key. If its own key is attached to its lease, renew its fence.
-    fn heed_members(&mut self) {
+    /// Tell the node which members are alive: those with a key. If its own key is attached to its lease, renew its fence.
+    fn apply_members(&mut self) {
         let alive: BTreeSet<_> = self.known.members.keys().copied().collect();
         self.node.on_leases(alive);
         self.attached = self.lease.is_some() && self.known.members.get(&self.node.id()) == self.lease.as_ref();
@@ -265,13 +265,13 @@ impl EtcdNode {
         self.stale = true;
     }
 
-    fn go_on(&mut self, now: Instant) {
+    fn send_requests(&mut self, now: Instant) {
         if self.busy {
             return;
         }
         if self.stale {
             self.stale = false;
-            self.heed_members();
+            self.apply_members();
             self.node.on_state(self.known.state.as_ref().map(|(state, _)| state.as_slice()), now);
         }
         let (Some(command), lease) = (self.node.take_command(), self.lease) else {

@@ -50,8 +50,8 @@ impl Seen {
             }
         }
         let (newcomer, ready) = blob.marks();
-        follow(&mut self.newcomer, newcomer, now);
-        follow(&mut self.ready, ready, now);
+        record_mark(&mut self.newcomer, newcomer, now);
+        record_mark(&mut self.ready, ready, now);
         if self.departures.as_ref().is_none_or(|(revision, _)| *revision != blob.revision()) {
             self.departures = Some((blob.revision(), blob.departures(now)));
         }
@@ -97,7 +97,7 @@ impl Seen {
 }
 
 /// Record when a mark was first seen: now, unless it has not changed.
-fn follow(known: &mut Option<(u64, Instant)>, mark: Option<u64>, now: Instant) {
+fn record_mark(known: &mut Option<(u64, Instant)>, mark: Option<u64>, now: Instant) {
     *known = mark.map(|mark| match *known {
         Some((before, at)) if before == mark => (mark, at),
         _ => (mark, now),

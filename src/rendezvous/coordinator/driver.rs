@@ -93,8 +93,8 @@ pub async fn run(
                 Some(connection) => {
                     next_session += 1;
                     let session = SessionId(next_session);
-                    let attending = attend(session, connection, events_in.clone(), writing.downgrade(), hello_timeout, log.clone());
-                    tokio::spawn(attending);
+                    let serving = serve_connection(session, connection, events_in.clone(), writing.downgrade(), hello_timeout, log.clone());
+                    tokio::spawn(serving);
                 }
                 None => break,
             },
@@ -160,7 +160,7 @@ fn perform(machine: &mut Machine, writers: &mut HashMap<SessionId, mpsc::Sender<
 }
 
 /// Read one connection until it ends.
-async fn attend(
+async fn serve_connection(
     session: SessionId,
     connection: Incoming,
     events: mpsc::Sender<Event>,

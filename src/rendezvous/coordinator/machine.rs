@@ -104,7 +104,7 @@ impl Machine {
     /// A node introduced itself on a new connection.
     pub fn on_hello(&mut self, session: SessionId, hello: Hello, ends: Ends, now: Instant) {
         self.advance(now);
-        if self.turns_away(session, &hello) {
+        if self.refuses(session, &hello) {
             return;
         }
         if let Err(reason) = hello.validate() {
@@ -113,9 +113,9 @@ impl Machine {
             return;
         }
         let (run_id, node) = (hello.run_id.clone(), hello.node);
-        self.recollect(&run_id);
+        self.restore(&run_id);
         self.runs.entry(run_id.clone()).or_insert_with(|| Entry {
-            run: Run::young(run_id.clone(), hello.settings.clone(), now),
+            run: Run::recovering(run_id.clone(), hello.settings.clone(), now),
             due: None,
             deserted: None,
             vacant_since: None,
@@ -223,8 +223,8 @@ impl Machine {
         }
     }
 
-    /// Sends a node away if this coordinator's process ends. No node is admitted any more, except to learn how its job has ended.
-    fn turns_away(&mut self, session: SessionId, hello: &Hello) -> bool {
+    /// Reject a node if this coordinator's process ends. A node of a closed run is still admitted, to learn how its job has ended.
+    fn refuses(&mut self, session: SessionId, hello: &Hello) -> bool {
         let ended = self.run(&hello.run_id).is_some_and(|run| run.closed().is_some());
         let Some(leaving) = self.leaving.as_ref().filter(|_| !ended) else { return false };
         let interrupts = leaving.interrupts && leaving.run_id == hello.run_id;
@@ -257,8 +257,8 @@ impl Machine {
         self.forget(now);
     }
 
-    /// A node asks for a run that may be among the remembered ones.
-    fn recollect(&mut self, run_id: &str) {
+    /// Restore a run for which a node asks, if it is among the remembered ones.
+    fn restore(&mut self, run_id: &str) {
         let Some(entry) = self.remembered.remove(run_id) else { return };
         if let Some(since) = entry.vacant_since {
             self.vacant.remove(&(since, run_id.to_owned()));

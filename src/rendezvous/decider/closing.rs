@@ -14,7 +14,7 @@ impl Run {
     /// Close the round if it can close, and tell members if the world must re-form.
     pub(super) fn decide(&mut self, now: Instant) {
         self.deadlines.set(Deadline::CloseRound, None);
-        self.recovery.grow_up(now);
+        self.recovery.end_if_due(now);
         if self.current.closed().is_none() {
             self.rebind(now);
             self.advance(now);
@@ -137,7 +137,7 @@ impl Run {
         let reason = format!("{why_now}{}", self.roster.list(self.roster.active()));
         self.note(format!("round {round} is complete with {}: {reason}", nodes(members.len())));
         let id = world_id(round, &members);
-        self.recovery.know(id);
+        self.recovery.add_world(id);
         self.current.form(World {
             id,
             size: members.len() as u32,

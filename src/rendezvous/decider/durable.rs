@@ -164,7 +164,7 @@ impl Run {
         run.current = durable.current.clone();
         run.pace = times.pace;
         let worlds: BTreeSet<_> = durable.current.world().map(|world| world.id).into_iter().collect();
-        run.recovery = Recovery::knowing(worlds, durable.named);
+        run.recovery = Recovery::with_worlds(worlds, durable.named);
         *run.admission.departures_mut() = times.departures.clone();
         run.deadlines.set(Deadline::LoseNode, run.roster.next_lost_at());
         run

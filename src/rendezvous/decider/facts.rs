@@ -26,9 +26,9 @@ impl Run {
     }
 
     /// Whether a world that a node claims becomes the current one: this coordinator was restarted, and knows no running world.
-    pub fn takes_up(&self, placed: &Placed, now: Instant) -> bool {
+    pub fn adopts(&self, placed: &Placed, now: Instant) -> bool {
         let none_runs = !self.current.has_formed() && self.roster.active().is_empty();
-        none_runs && self.recovery.is_young(now) && !self.knows_world(placed) && placed.round > self.round()
+        none_runs && self.recovery.is_recovering(now) && !self.knows_world(placed) && placed.round > self.round()
     }
 
     /// Whether this coordinator knows the world that a node claims.
@@ -37,8 +37,8 @@ impl Run {
     }
 
     /// Whether members of a world that this coordinator does not know may still run.
-    pub fn is_young(&self, now: Instant) -> bool {
-        self.recovery.is_young(now)
+    pub fn is_recovering(&self, now: Instant) -> bool {
+        self.recovery.is_recovering(now)
     }
 
     /// The run's id.

@@ -47,7 +47,7 @@ impl Run {
                 self.introduce(hello, newer, home, now);
             }
         }
-        self.meet_host(hello, home);
+        self.record_host(hello, home);
         self.welcome(hello, session);
         self.lose_no_later(hello.node);
     }
@@ -55,13 +55,13 @@ impl Run {
     /// Add a node that is not in the roster: it is new, or it was given up.
     fn introduce(&mut self, hello: &Hello, mut node: Node, home: Option<Home>, now: Instant) {
         if let Some(placed) = hello.placed {
-            if self.takes_up(&placed, now) {
+            if self.adopts(&placed, now) {
                 self.bind(hello.node, &hello.settings, now);
                 self.recall(placed, &node, now);
             }
-            self.believe(placed, &mut node, hello, now);
+            self.apply_claim(placed, &mut node, hello, now);
             if node.placed.is_some() {
-                self.hear_of_host(placed, home);
+                self.record_former_host(placed, home);
             }
             if node.status == Status::Active && !self.recalls() {
                 self.interrupt(&format!("{} came back after it had been given up", node.label()));
@@ -186,7 +186,7 @@ impl Run {
     /// Reject the present nodes if a member of a running world reports and they ask for other settings. They reached a restarted
     /// coordinator before that member did, and the running job takes precedence.
     fn give_way(&mut self, hello: &Hello, now: Instant) {
-        let member = hello.placed.is_some_and(|placed| placed.active && self.takes_up(&placed, now));
+        let member = hello.placed.is_some_and(|placed| placed.active && self.adopts(&placed, now));
         let agrees = self.disagreement(&hello.name, &hello.settings).is_none();
         if !member || self.current.world().is_some() || self.current.closed().is_some() || agrees {
             return;
@@ -311,13 +311,13 @@ impl Run {
             lease.as_secs_f64()
         ));
         let until = now + lease;
-        let over = self.roster.take_up_round(placed.round);
-        self.recovery.know(placed.world);
+        let over = self.roster.adopt_round(placed.round);
+        self.recovery.add_world(placed.world);
         if !over.is_empty() {
             // These nodes are told below, and stop. A node that is cut off stops by itself within its lease.
             self.recovery.hold_for_strangers(until);
         }
-        self.current.take_up(&placed);
+        self.current.adopt(&placed);
         self.pace.ready_since = None;
         let open = self.current.closed().is_none();
         self.deadlines.set(Deadline::EndRecall, open.then_some(until));
@@ -329,10 +329,10 @@ impl Run {
     }
 
     /// Evaluate a claimed place, after the claimed world was adopted or not: give the node its place if the claim can be true.
-    fn believe(&mut self, placed: Placed, node: &mut Node, hello: &Hello, now: Instant) {
+    fn apply_claim(&mut self, placed: Placed, node: &mut Node, hello: &Hello, now: Instant) {
         let formed = self.current.has_formed();
         if !self.knows_world(&placed) {
-            self.recovery.meet_stranger(&placed, !formed, self.next_round(), self.settings.lease(), now);
+            self.recovery.record_claim(&placed, !formed, self.next_round(), self.settings.lease(), now);
         } else if placed.restart > self.current.restart() && !formed {
             self.current.set_restart(placed.restart);
             let (label, restart) = (node.label(), placed.restart);

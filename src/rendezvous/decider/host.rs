@@ -12,7 +12,7 @@ use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, HostSeat, 
 
 impl Run {
     /// Record which node is in the coordinator's own process. The claim is checked against the number of that process.
-    pub(super) fn meet_host(&mut self, hello: &Hello, home: Option<Home>) {
+    pub(super) fn record_host(&mut self, hello: &Hello, home: Option<Home>) {
         if let Some(home) = home.filter(|home| hello.hosts && hello.process == home.process) {
             self.host = Some((hello.node, home));
         }
@@ -30,10 +30,10 @@ impl Run {
         Some(HostSeat { rank, place: home.place?, life: home.life })
     }
 
-    /// Evaluate what a member of the current world says about the former coordinator's host. That process has ended if this
-    /// coordinator listens at the same place in another process.
-    pub(super) fn hear_of_host(&mut self, placed: Placed, home: Option<Home>) {
-        self.recovery.hear_of_host(placed.host, |seat| {
+    /// Evaluate a member's statement about the process that hosted the former coordinator. That process has ended if this coordinator
+    /// listens at the same place in another process.
+    pub(super) fn record_former_host(&mut self, placed: Placed, home: Option<Home>) {
+        self.recovery.record_host(placed.host, |seat| {
             home.is_some_and(|home| home.place == Some(seat.place) && home.life != seat.life)
         });
     }

@@ -5,10 +5,10 @@
 //!
 //! - **A place in a known world** (one that this coordinator formed or adopted) is checked against the world's id. The id is a digest
 //!   over random ids, which only members know.
-//! - **A place in an unknown world** can be true only while this coordinator is *young*: for one lease and [`SLACK`] after the run's
-//!   first Hello. By then every member of an earlier world has reported or stopped its workers. A young coordinator may adopt the
-//!   claimed world, unless it knows a world that runs. The claim may also hold up the next round. All claims together hold it up
-//!   for two leases at most. Later claims do neither.
+//! - **A place in an unknown world** can be true only while this coordinator is *recovering*: for one lease and [`SLACK`] after the
+//!   run's first Hello. By then every member of an earlier world has reported or stopped its workers. A recovering coordinator may
+//!   adopt the claimed world, unless it knows a world that runs. The claim may also hold up the next round. All claims together
+//!   hold it up for two leases at most. Later claims do neither.
 //! - **A round's number** only raises the numbers of later rounds. Members of an earlier world must not take a new round for theirs.
 
 use std::collections::BTreeSet;
@@ -19,7 +19,7 @@ use crate::rendezvous::protocol::message::{HostSeat, Placed, Round};
 /// Largest round number that is accepted in an unknown world. No job gets there, and counting on from it does not overflow.
 pub(super) const LARGEST_ROUND: Round = Round(1 << 48);
 /// How far one claim to an unknown world raises the numbers of later rounds, once this coordinator has formed a world or is no
-/// longer young. It is more rounds than a job has. It is also so small that claims do not reach [`LARGEST_ROUND`], above which a
+/// longer recovering. It is more rounds than a job has. It is also so small that claims do not reach [`LARGEST_ROUND`], above which a
 /// restarted coordinator would reject true members.
 const LARGEST_STEP: u64 = 1 << 20;
 /// Time for messages that are on the way when the last lease ends.
@@ -38,7 +38,7 @@ pub(in crate::rendezvous) struct Recovery {
     named: Round,
     /// Until this instant, members of a world formed before this coordinator restarted may still be running, unknown to it.
     /// `None`: that is over, or this is not a restarted coordinator.
-    young_until: Option<Instant>,
+    recovering_until: Option<Instant>,
     /// Until this instant, members of an unknown world may still be running beside the known one; no round closes earlier.
     strangers_until: Option<Instant>,
     /// The rank of the current world whose process hosted the former coordinator, if that process is known to have ended.
@@ -47,7 +47,7 @@ pub(in crate::rendezvous) struct Recovery {
 
 impl Recovery {
     /// Start with known worlds, as read from a shared cell. A cell outlives every node, so nothing is unknown.
-    pub fn knowing(worlds: BTreeSet<u64>, named: Round) -> Self {
+    pub fn with_worlds(worlds: BTreeSet<u64>, named: Round) -> Self {
         Self { worlds, named, ..Self::default() }
     }
 
@@ -56,27 +56,27 @@ impl Recovery {
         self.worlds.is_empty() && self.strangers.is_empty() && self.named == Round(0)
     }
 
-    /// Be young from now on, for one lease and [`SLACK`]. Called at the run's first Hello, and when the lease changes.
-    pub fn be_young(&mut self, lease: Duration, now: Instant) {
-        self.young_until = Some(now + lease + SLACK);
+    /// Recover from now on, for one lease and [`SLACK`]. Called at the run's first Hello, and when the lease changes.
+    pub fn begin(&mut self, lease: Duration, now: Instant) {
+        self.recovering_until = Some(now + lease + SLACK);
     }
 
-    /// Apply a changed lease. A coordinator that is no longer young does not become young again.
+    /// Apply a changed lease. A coordinator that has recovered does not begin again.
     pub fn set_lease(&mut self, lease: Duration, now: Instant) {
         self.strangers_until = self.strangers_until.map(|until| until.min(now + lease));
-        if self.young_until.is_some() {
-            self.be_young(lease, now);
+        if self.recovering_until.is_some() {
+            self.begin(lease, now);
         }
     }
 
     /// Whether members of an unknown world may still run.
-    pub fn is_young(&self, now: Instant) -> bool {
-        self.young_until.is_some_and(|until| now < until)
+    pub fn is_recovering(&self, now: Instant) -> bool {
+        self.recovering_until.is_some_and(|until| now < until)
     }
 
-    /// Stop being young if the time for that is over.
-    pub fn grow_up(&mut self, now: Instant) {
-        self.young_until = self.young_until.filter(|until| now < *until);
+    /// End the recovery if its time is over.
+    pub fn end_if_due(&mut self, now: Instant) {
+        self.recovering_until = self.recovering_until.filter(|until| now < *until);
     }
 
     /// Whether the world that a node claims is known.
@@ -85,7 +85,7 @@ impl Recovery {
     }
 
     /// Add a world that was formed or adopted.
-    pub fn know(&mut self, world: u64) {
+    pub fn add_world(&mut self, world: u64) {
         self.worlds.insert(world);
     }
 
@@ -105,12 +105,12 @@ impl Recovery {
     }
 
     /// Record a claim to an unknown world. `restarted`: this coordinator has formed no world itself. `next`: the next round's number.
-    pub fn meet_stranger(&mut self, placed: &Placed, restarted: bool, next: Round, lease: Duration, now: Instant) {
-        let young = self.is_young(now);
-        let most = if restarted && young { LARGEST_ROUND } else { Round(next.0 + LARGEST_STEP) };
+    pub fn record_claim(&mut self, placed: &Placed, restarted: bool, next: Round, lease: Duration, now: Instant) {
+        let recovering = self.is_recovering(now);
+        let most = if restarted && recovering { LARGEST_ROUND } else { Round(next.0 + LARGEST_STEP) };
         self.named = self.named.max(placed.round.min(most));
-        let named_anew = self.strangers.len() < MOST_STRANGERS && self.strangers.insert(placed.world);
-        if young && (named_anew || placed.active) {
+        let new = self.strangers.len() < MOST_STRANGERS && self.strangers.insert(placed.world);
+        if recovering && (new || placed.active) {
             // Other members of that world may still run, even if this one has stopped. They get one lease to report.
             self.hold_for_strangers(now + lease);
         }
@@ -118,7 +118,7 @@ impl Recovery {
 
     /// Record which rank hosted the former coordinator, as a member of the current world says. `gone`: whether its process has
     /// ended.
-    pub fn hear_of_host(&mut self, seat: Option<HostSeat>, gone: impl Fn(&HostSeat) -> bool) {
+    pub fn record_host(&mut self, seat: Option<HostSeat>, gone: impl Fn(&HostSeat) -> bool) {
         self.gone_rank = seat.filter(gone).map(|seat| seat.rank).or(self.gone_rank);
     }
 

@@ -182,14 +182,14 @@ impl Roster {
     }
 
     /// Renew a node's lease: a message has arrived.
-    pub fn hear(&mut self, id: NodeId, now: Instant) {
+    pub fn renew_lease(&mut self, id: NodeId, now: Instant) {
         if let Some(node) = self.nodes.get_mut(&id) {
             (node.heard_at, node.suspect) = (now, false);
         }
     }
 
     /// Renew every node's lease.
-    pub fn hear_all(&mut self, now: Instant) {
+    pub fn renew_all_leases(&mut self, now: Instant) {
         for node in self.nodes.values_mut() {
             (node.heard_at, node.suspect) = (now, false);
         }
@@ -220,7 +220,7 @@ impl Roster {
 
     /// Adopt a round that this coordinator did not form. Nodes that run here do not belong to it and become idle. Returns their
     /// sessions.
-    pub fn take_up_round(&mut self, round: Round) -> Vec<SessionId> {
+    pub fn adopt_round(&mut self, round: Round) -> Vec<SessionId> {
         let mut over = Vec::new();
         for node in self.nodes.values_mut().filter(|node| node.status == Status::Active) {
             (node.status, node.done) = (Status::Idle, false);
@@ -257,7 +257,7 @@ impl Roster {
     #[cfg(any(test, feature = "sim"))]
     pub fn check(&self) -> Result<(), String> {
         let kept = (self.counts, [&self.active, &self.unfinished, &self.waiting]);
-        let (counts, sets) = self.counted_anew();
+        let (counts, sets) = self.counts_and_sets();
         let fresh = (counts, sets.each_ref());
         if kept == fresh { Ok(()) } else { Err(format!("counters are {kept:?}, a recount gives {fresh:?}")) }
     }
@@ -304,11 +304,11 @@ impl Roster {
 
     /// Recount all nodes after the round has changed.
     fn recount(&mut self) {
-        (self.counts, [self.active, self.unfinished, self.waiting]) = self.counted_anew();
+        (self.counts, [self.active, self.unfinished, self.waiting]) = self.counts_and_sets();
     }
 
-    /// Recounted counts, and the ids of active, unfinished and waiting nodes.
-    fn counted_anew(&self) -> (Counts, [BTreeSet<NodeId>; 3]) {
+    /// Derive the counts, and the ids of active, unfinished and waiting nodes, from all nodes.
+    fn counts_and_sets(&self) -> (Counts, [BTreeSet<NodeId>; 3]) {
         let mut counts = Counts::default();
         self.nodes.values().for_each(|node| counts.add(self.counted(node)));
         let of =

@@ -148,7 +148,7 @@ impl Current {
     }
 
     /// Adopt a world that this coordinator did not form.
-    pub fn take_up(&mut self, placed: &Placed) {
+    pub fn adopt(&mut self, placed: &Placed) {
         self.form(World::of(placed));
     }
 

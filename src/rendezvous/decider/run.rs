@@ -66,15 +66,15 @@ impl Run {
     }
 
     /// Create a run whose coordinator may have been restarted: members of a world that it does not know may still be running.
-    pub fn young(id: impl Into<String>, settings: Settings, now: Instant) -> Self {
+    pub fn recovering(id: impl Into<String>, settings: Settings, now: Instant) -> Self {
         let mut run = Self::new(id, settings);
-        run.recovery.be_young(run.settings.lease(), now);
+        run.recovery.begin(run.settings.lease(), now);
         run
     }
 
     /// Decide what follows from an event.
     pub fn apply(&mut self, event: Event, now: Instant) -> Vec<Effect> {
-        if self.happens(event, now) {
+        if self.apply_event(event, now) {
             self.decide(now);
         }
         std::mem::take(&mut self.effects)
@@ -92,11 +92,11 @@ impl Run {
     }
 
     /// Apply an event to the state. Returns whether the event may change the decision.
-    fn happens(&mut self, event: Event, now: Instant) -> bool {
+    fn apply_event(&mut self, event: Event, now: Instant) -> bool {
         match event {
             Event::Hello { hello, session, reach, home } => self.on_hello(&hello, session, reach, home, now),
             Event::Message { node, session, message } => {
-                self.roster.hear(node, now);
+                self.roster.renew_lease(node, now);
                 return self.on_message(node, session, message, now);
             }
             Event::Disconnected { node } => {
@@ -106,7 +106,7 @@ impl Run {
             Event::LeaseEnded { node } => self.lose(node, "is lost: its lease ended", now),
             Event::Tick => self.expire(now),
             Event::Stalled { late } => {
-                self.roster.hear_all(now);
+                self.roster.renew_all_leases(now);
                 self.deadlines.set(Deadline::LoseNode, self.roster.next_lost_at());
                 self.note(format!(
                     "this coordinator was stalled: its timer is {late:.1?} late, every lease is renewed"

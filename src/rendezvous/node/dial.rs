@@ -69,17 +69,17 @@ async fn dial_any(
 
 async fn dial_one(address: SocketAddr, source: Option<IpAddr>) -> io::Result<Dialled> {
     if let Some(source) = source.filter(|source| source.is_ipv4() == address.is_ipv4()) {
-        match in_time(connect_from(source, address)).await {
+        match within_limit(connect_from(source, address)).await {
             Ok(stream) => return Ok(Dialled { stream, from_source: true }),
             Err(error) if is_refusal(&error) => return Err(error),
             // The source is another machine's address, or no route leads back to it. Other nodes may still use it.
             Err(_) => {
-                let stream = in_time(TcpStream::connect(address)).await?;
+                let stream = within_limit(TcpStream::connect(address)).await?;
                 return Ok(Dialled { stream, from_source: false });
             }
         }
     }
-    let stream = in_time(TcpStream::connect(address)).await?;
+    let stream = within_limit(TcpStream::connect(address)).await?;
     Ok(Dialled { stream, from_source: true })
 }
 
@@ -89,7 +89,7 @@ async fn connect_from(source: IpAddr, address: SocketAddr) -> io::Result<TcpStre
     socket.connect(address).await
 }
 
-async fn in_time(connecting: impl Future<Output = io::Result<TcpStream>>) -> io::Result<TcpStream> {
+async fn within_limit(connecting: impl Future<Output = io::Result<TcpStream>>) -> io::Result<TcpStream> {
     timeout(CONNECT_TIMEOUT, connecting).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 

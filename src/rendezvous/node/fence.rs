@@ -38,7 +38,7 @@ impl NodeMachine {
     pub fn fence_if_due(&mut self, now: Instant) {
         let Some(due) = self.fence_at().filter(|due| *due <= now) else { return };
         if self.hosted && (!self.suspect || now > due + STALL) {
-            return self.look_again(now);
+            return self.ask_again(now);
         }
         let reason = self.why_fenced(now - self.vouched_at, matches!(self.link, Link::Up { .. }));
         if let Some(placed) = &mut self.hello.placed {
@@ -51,7 +51,7 @@ impl NodeMachine {
     }
 
     /// Ask the coordinator in this process once more before the workers are stopped.
-    fn look_again(&mut self, now: Instant) {
+    fn ask_again(&mut self, now: Instant) {
         self.suspect = true;
         let since = (now + LAST_LOOK).checked_sub(self.hello.settings.lease()).unwrap_or(now);
         self.vouched_at = self.vouched_at.max(since);

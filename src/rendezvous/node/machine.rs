@@ -65,15 +65,15 @@ impl NodeMachine {
     /// Create a node that connects to the coordinator at `endpoint`. Once welcomed, it fails if the coordinator is out of reach for
     /// `coordinator_timeout`.
     pub fn new(hello: Hello, endpoint: String, coordinator_timeout: Duration, now: Instant) -> Self {
-        Self::facing(Counterpart::Coordinator { endpoint, timeout: coordinator_timeout }, hello, now)
+        Self::with(Counterpart::Coordinator { endpoint, timeout: coordinator_timeout }, hello, now)
     }
 
     /// Create a node whose messages are applied to a shared cell.
     pub(in crate::rendezvous) fn over_cell(hello: Hello, now: Instant) -> Self {
-        Self::facing(Counterpart::Cell, hello, now)
+        Self::with(Counterpart::Cell, hello, now)
     }
 
-    fn facing(counterpart: Counterpart, hello: Hello, now: Instant) -> Self {
+    fn with(counterpart: Counterpart, hello: Hello, now: Instant) -> Self {
         Self {
             hello,
             counterpart,

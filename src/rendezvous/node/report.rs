@@ -26,7 +26,7 @@ impl NodeMachine {
     }
 
     /// Since when the coordinator has been out of reach, and the text for the log. `None` if it is in reach.
-    fn does_without(&self) -> Option<(Instant, String)> {
+    fn out_of_reach(&self) -> Option<(Instant, String)> {
         let until = self.needed_until().filter(|_| !self.left && self.view.failed.is_none())?;
         let (why, limit) = (self.why_out_of_reach(), self.counterpart.timeout()?);
         let runs = self.joining.is_none() && self.hello.placed.is_some_and(|placed| placed.active);
@@ -64,18 +64,18 @@ struct Waiting {
 impl Reporter {
     /// The lines to log now.
     pub fn look(&mut self, node: &NodeMachine, now: Instant) -> Vec<String> {
-        [self.look_at_link(node, now), self.look_at_join(node, now)].into_iter().flatten().collect()
+        [self.report_reach(node, now), self.report_join(node, now)].into_iter().flatten().collect()
     }
 
     /// When to look next, if nothing happens before.
     pub fn next_deadline(&self, node: &NodeMachine) -> Option<Instant> {
         let join = self.waiting.as_ref().map(|waiting| waiting.look_at);
-        let away = node.does_without().filter(|_| self.away_since.is_none()).map(|(since, _)| since + AWAY_AFTER);
+        let away = node.out_of_reach().filter(|_| self.away_since.is_none()).map(|(since, _)| since + AWAY_AFTER);
         [join, away].into_iter().flatten().min()
     }
 
-    fn look_at_link(&mut self, node: &NodeMachine, now: Instant) -> Option<String> {
-        match (node.does_without(), self.away_since) {
+    fn report_reach(&mut self, node: &NodeMachine, now: Instant) -> Option<String> {
+        match (node.out_of_reach(), self.away_since) {
             (Some((since, text)), None) if now >= since + AWAY_AFTER => {
                 self.away_since = Some(since);
                 Some(text)
@@ -88,7 +88,7 @@ impl Reporter {
         }
     }
 
-    fn look_at_join(&mut self, node: &NodeMachine, now: Instant) -> Option<String> {
+    fn report_join(&mut self, node: &NodeMachine, now: Instant) -> Option<String> {
         let Some((since, what)) = node.waits() else {
             self.waiting = None;
             return None;
