@@ -4,7 +4,7 @@
 //! are Python functions or programs, and which rendezvous is used. [`Runner::next`] may be dropped and called again.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::future::{Future, pending};
+use std::future::pending;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,20 +17,19 @@ use super::news::Seen;
 use super::policy::{AgentOptions, Outcome};
 use super::sleepers::{Sleeper, Sleepers};
 use super::words::Words;
-use crate::process::{Consoles, Exit, Exited, FilterOptions, Group, Signal, WorkerSpec, reap_strangers_as_process_1};
+use crate::process::{Exit, Exited, Signal, reap_strangers_as_process_1};
 use crate::rendezvous::node::machine::{JoinError, View};
 use crate::rendezvous::node::session::Session;
 use crate::rendezvous::protocol::message::{Failure, Placement};
 use crate::wait::until;
-use crate::warm::Template;
 
 mod perform;
+mod start;
+
+pub use start::{Programs, START_PATIENCE};
 
 /// How long killed workers may take to be gone.
 const KILL: Duration = Duration::from_secs(5);
-/// How long a start may take to complete after an event that ends the round. Only a file system that hangs makes it take that
-/// long.
-pub const START_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A step for the front end. Until it is answered, asking again returns the same step.
 #[derive(Clone, Debug)]
@@ -48,21 +47,6 @@ pub enum Step {
     Barrier,
     /// The agent has ended.
     End(Box<Outcome>),
-}
-
-/// Programs to start as the workers of a round.
-#[derive(Debug)]
-pub struct Programs<'a> {
-    /// The workers.
-    pub specs: Vec<WorkerSpec>,
-    /// Files for lines that are kept apart.
-    pub filters: FilterOptions,
-    /// Where teed lines are shown.
-    pub consoles: Consoles,
-    /// Each worker's error file, by local rank.
-    pub error_files: ErrorFiles,
-    /// Workers are forked from it if possible.
-    pub template: Option<&'a Template>,
 }
 
 /// Where workers may record their exceptions, by local rank.
@@ -170,35 +154,6 @@ impl Runner {
         }
     }
 
-    /// Wait until the requested start is no longer wanted, because the session or a signal has ended the round. Other events are
-    /// acted on meanwhile. A front end waits for this beside everything that a start waits for before any worker runs, so that no
-    /// worker is started for a job that has ended. May be dropped.
-    pub async fn start_withdrawn(&mut self) {
-        loop {
-            self.perform();
-            if !self.steps.iter().any(|step| matches!(step, Step::Start(_))) {
-                return;
-            }
-            self.turn().await;
-        }
-    }
-
-    /// Carry out a start, from the moment when workers may run. `None`: the session reported a change for this agent, and the start
-    /// was not complete [`START_PATIENCE`] later. The start is dropped then, which kills workers that run.
-    ///
-    /// A start is not interrupted at once: it takes milliseconds, and running workers should get their grace before they are killed.
-    pub async fn while_starting<T>(&self, starting: impl Future<Output = T>) -> Option<T> {
-        let patience_ends = async {
-            change_of(self.session.as_deref(), self.seen.as_ref()).await;
-            tokio::time::sleep(START_PATIENCE).await;
-        };
-        tokio::select! {
-            biased;
-            started = starting => Some(started),
-            () = patience_ends => None,
-        }
-    }
-
     /// The answer to [`Step::Join`].
     pub fn placed(&mut self, placement: Placement) {
         self.answered(|step| matches!(step, Step::Join));
@@ -212,57 +167,6 @@ impl Runner {
     pub fn no_place(&mut self, error: JoinError) {
         self.answered(|step| matches!(step, Step::Join));
         self.machine.on_no_place(error);
-    }
-
-    /// Wait until the fork server has loaded what these workers need, if there is one. False if the requested start is no longer wanted
-    /// before that. May be dropped.
-    pub async fn loaded(&mut self, template: Option<&Template>, specs: &[WorkerSpec]) -> bool {
-        let Some(template) = template else { return true };
-        tokio::select! {
-            biased;
-            () = self.start_withdrawn() => false,
-            () = template.loaded(specs) => true,
-        }
-    }
-
-    /// An answer to [`Step::Start`]: start these programs. Returns their process ids by local rank. The result is empty if one could
-    /// not be started, which is a failure of that worker like any other, and if the round ended before the start was complete.
-    /// Dropping the future kills those that run, and leaves the step unanswered.
-    pub async fn start(&mut self, programs: Programs<'_>) -> BTreeMap<u32, u32> {
-        let Programs { specs, filters, consoles, error_files, template } = programs;
-        match self.while_starting(Group::start_from(template.map(Template::forker), specs, filters, consoles)).await {
-            Some(Ok(group)) => {
-                let pids = group.pids();
-                self.started(Crew::Spawned(Box::new(group)), error_files);
-                pids
-            }
-            Some(Err(error)) => {
-                self.not_started(error.local_rank, &error.to_string());
-                BTreeMap::new()
-            }
-            None => BTreeMap::new(),
-        }
-    }
-
-    /// An answer to [`Step::Start`]: these workers run.
-    pub fn started(&mut self, crew: Crew, error_files: ErrorFiles) {
-        self.answered(|step| matches!(step, Step::Start(_)));
-        self.tell_start(&crew);
-        self.crew = Some(crew);
-        self.error_files = error_files;
-        self.exits.clear();
-        self.said.clear();
-        self.sleepers.forget();
-        self.kills_before = OomKills::now();
-    }
-
-    /// An answer to [`Step::Start`]: the worker `local_rank` cannot be started, and none runs.
-    pub fn not_started(&mut self, local_rank: u32, reason: &str) {
-        self.answered(|step| matches!(step, Step::Start(_)));
-        self.exits.clear(); // they are of the round before
-        self.error_files.clear();
-        let failure = self.failure(local_rank, 0, ("a failure to start".to_owned(), 1), reason.to_owned());
-        self.machine.on_worker_failed(failure, false);
     }
 
     /// The answer to [`Step::Reap`]. `said`: the cause of the failure, as far as the front end knows it; used if the error file is
