@@ -669,7 +669,7 @@ class Placement:
     @property
     def reason(self, /) -> str:
         """
-        Why the round is complete, and its members.
+        The reason for which the round closed, and its members.
         """
     @property
     def restart(self, /) -> int:
@@ -807,7 +807,7 @@ class Session:
     @property
     def progress(self, /) -> str | None:
         """
-        What this node is waiting for, if it waits for a round.
+        A description of what this node waits for, if it waits for a round.
         """
     def view(self, /) -> View:
         """

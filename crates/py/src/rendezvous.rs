@@ -101,7 +101,7 @@ impl Placement {
         self.0.master_port
     }
 
-    /// Why the round is complete, and its members.
+    /// The reason for which the round closed, and its members.
     #[getter]
     fn reason(&self) -> &str {
         &self.0.reason
@@ -198,7 +198,7 @@ impl Session {
         self.0.session().was_welcomed()
     }
 
-    /// What this node is waiting for, if it waits for a round.
+    /// A description of what this node waits for, if it waits for a round.
     #[getter]
     fn progress(&self) -> Option<String> {
         self.0.session().progress()
