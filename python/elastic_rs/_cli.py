@@ -173,7 +173,8 @@ def _limit(name: str, parse: Callable[[str], float], text: str) -> float:
     try:
         _elastic_rs.StoreLimits(**{name: value})
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        allowed = str(error).partition(", ")[2]
+        raise argparse.ArgumentTypeError(f"`{text}` {allowed}") from None
     return value
 
 

@@ -269,7 +269,7 @@ class CellSession:
         """
     def abandon(self, /, reason: str) -> None:
         """
-        Leave, without waiting for the backend.
+        Leave, and end the store for workers, without waiting for anybody.
         """
     def fresh_view(self, /, *, age_s: SupportsFloat | SupportsIndex) -> View:
         """

@@ -90,10 +90,12 @@ impl Node {
         let began = Instant::now();
         let NodeOptions { node_rank, join_timeout, workers_store, .. } = self.options;
         let mut reach = self.reach.lock().clone();
-        let (placement, store) = reach.join(&self.session, node_rank, workers, join_timeout).await?;
+        let joined = reach.join(&self.session, node_rank, workers, join_timeout).await;
         *self.reach.lock() = reach;
+        let (placement, store) = joined?;
         let serves = placement.rank == 0 && workers_store == WorkersStore::Node;
-        let before = std::mem::replace(&mut *self.store.lock(), serves.then_some(store));
+        let store = serves.then_some(store);
+        let before = std::mem::replace(&mut *self.store.lock(), store);
         drop(before); // ends it, which waits for its thread
         self.tell_place(&placement, began.elapsed());
         Ok(placement)
@@ -129,6 +131,13 @@ impl Node {
         if let Some(host) = self.host.clone() {
             host.ended(drain_timeout).await;
         }
+    }
+
+    /// Leave, and end the round's store, without waiting for anybody.
+    pub async fn abandon(&self, reason: String) {
+        let store = self.store.lock().take();
+        drop(store);
+        self.session.leave(reason, None, Duration::ZERO).await;
     }
 
     /// Where other nodes look for this one; its name if that is not known.

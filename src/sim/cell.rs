@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::queue::{Dice, Queue, Time};
 use super::worlds::Violation;
 use crate::rendezvous::cell::node::{CellCommand, CellNode, Liveness};
-use crate::rendezvous::node::machine::JoinError;
+use crate::rendezvous::node::machine::{JoinError, NodeMachine};
 use crate::rendezvous::protocol::message::{Hello, NodeId, Placement, Round, Verdict};
 use crate::rendezvous::protocol::settings::Settings;
 
@@ -43,6 +43,8 @@ enum Event {
     Kill(usize),
     Stall(usize, Time),
     Cut(usize, Time),
+    /// The agent gives up its join (Ctrl-C), and joins again after this time.
+    Abandon(usize, Duration),
 }
 
 #[derive(Clone, Debug)]
@@ -68,6 +70,8 @@ struct Host {
     life: u32,
     node: Option<CellNode>,
     agent: Agent,
+    /// The port of the store that this node has opened for workers. Each join opens a new one.
+    store: u16,
     /// The last version of the cell that this node was told.
     token: u64,
     tick: u64,
@@ -80,6 +84,8 @@ struct Host {
 #[derive(Debug)]
 struct Job {
     dice: Dice,
+    /// Draws abandoned joins, apart from everything else.
+    abandons: Dice,
     queue: Queue<Event>,
     settings: Settings,
     hosts: Vec<Host>,
@@ -110,11 +116,12 @@ pub fn live(seed: u64) -> Result<CellReport, (Time, Violation)> {
     let mut job = Job {
         queue: Queue::new(),
         hosts: (0..hosts)
-            .map(|_| Host {
+            .map(|number| Host {
                 clock: base + dice.duration((Duration::ZERO, Duration::from_secs(10_000_000))),
                 life: 0,
                 node: None,
                 agent: Agent::Done,
+                store: 1000 * (number as u16 + 1),
                 token: 0,
                 tick: 0,
                 stalled_until: Time::ZERO,
@@ -131,6 +138,7 @@ pub fn live(seed: u64) -> Result<CellReport, (Time, Violation)> {
         report: CellReport { hosts, ..CellReport::default() },
         calm: false,
         dice,
+        abandons: Dice::new(!seed),
     };
     job.live().map_err(|violation| (job.queue.now(), violation))?;
     Ok(job.report)
@@ -138,7 +146,7 @@ pub fn live(seed: u64) -> Result<CellReport, (Time, Violation)> {
 
 impl Job {
     fn live(&mut self) -> Result<(), Violation> {
-        let calm_at = self.plan();
+        let calm_at = self.plan_abandons().max(self.plan());
         self.pass(calm_at)?;
         (self.calm, self.losses) = (true, 0);
         self.pass(calm_at + SETTLE_WITHIN)?;
@@ -149,6 +157,19 @@ impl Job {
             Some(host) => Err(Violation::contract(format!("host {host} does not hear that the job was closed"))),
             None => Ok(()),
         }
+    }
+
+    /// Draw when agents give up a join. Returns the time after which none does.
+    fn plan_abandons(&mut self) -> Time {
+        let mut calm_at = Time::ZERO;
+        for _ in 0..self.abandons.between(0, 4) {
+            let host = self.abandons.between(0, self.hosts.len() as u64 - 1) as usize;
+            let at = self.abandons.duration((Duration::ZERO, Duration::from_secs(90)));
+            let away = self.abandons.duration((Duration::ZERO, Duration::from_secs(2)));
+            self.queue.push(at, Event::Abandon(host, away));
+            calm_at = calm_at.max(at + away);
+        }
+        calm_at
     }
 
     /// Draw starts and faults. Returns the time after which no fault happens.
@@ -206,6 +227,10 @@ impl Job {
                 self.hosts[host].cut_until = until;
                 return Ok(());
             }
+            Event::Abandon(host, away) => {
+                self.abandon(host, away);
+                return self.pump(host);
+            }
             Event::Arrive(host, life, command, token, lost) => return self.at_cell(host, life, command, token, lost),
             Event::Start(_) => return Ok(()),
             // Another tick was requested since. Number 0 always counts.
@@ -238,9 +263,20 @@ impl Job {
         host.agent = Agent::Joining;
         let now = host.clock + self.queue.now();
         let mut node = CellNode::new(hello, Liveness::Counters, now);
-        join(&mut node, number, now);
+        join(&mut node, now);
         host.node = Some(node);
         self.queue.push(self.queue.now(), Event::Tick(number, 0));
+    }
+
+    fn abandon(&mut self, number: usize, away: Duration) {
+        let host = &mut self.hosts[number];
+        let awake = host.stalled_until <= self.queue.now();
+        let (now, life) = (host.clock + self.queue.now(), host.life);
+        if let (Some(node), Agent::Joining, true) = (&mut host.node, &host.agent, awake) {
+            node.ask(NodeMachine::abandon, now);
+            host.agent = Agent::Stopping;
+            self.queue.push(self.queue.now() + away, Event::Stopped(number, life));
+        }
     }
 
     fn hear(&mut self, number: usize, event: Event) {
@@ -265,7 +301,7 @@ impl Job {
             },
             Event::Stopped(_, life) if life == host.life && matches!(host.agent, Agent::Stopping) => {
                 host.agent = Agent::Joining;
-                join(node, number, now);
+                join(node, now);
             }
             _ => {}
         }
@@ -292,11 +328,17 @@ impl Job {
                     }
                     Err(JoinError::Closed { .. }) => host.agent = Agent::Done,
                     Err(JoinError::Connection(_) | JoinError::Timeout { .. }) => {
-                        join(node, number, now);
+                        join(node, now);
                         continue;
                     }
                     Err(error) => return Err(Violation::contract(format!("host {number}: {error}"))),
                 }
+            }
+            if let Some(addr) = node.machine().wanted_store() {
+                host.store += 1;
+                let port = host.store;
+                node.ask(|node| node.on_store_opened(addr, port), now);
+                continue;
             }
             if let Agent::Running(_) = host.agent {
                 if node.view().closed.is_some() {
@@ -378,6 +420,6 @@ impl Job {
     }
 }
 
-fn join(node: &mut CellNode, number: usize, now: Instant) {
-    node.ask(|node| node.join(40_000 + number as u16, None, None, Duration::from_secs(3600), now), now);
+fn join(node: &mut CellNode, now: Instant) {
+    node.ask(|node| node.join_with_new_store(None, None, Duration::from_secs(3600), now), now);
 }

@@ -187,8 +187,8 @@ def test_a_limit_that_does_not_exist_is_refused_with_those_that_do() -> None:
         ("--max-keys=0", "argument --max-keys: `0` must be"),
         ("--hello-timeout=-1", "argument --hello-timeout: `-1` is not a number of seconds, zero or more"),
         ("--drain-timeout=nan", "argument --drain-timeout: `nan` is not"),
-        ("--keepalive-idle=0.5", "argument --keepalive-idle: keepalive_idle_s is 0.5, must be from 1 to 32767 seconds"),
-        ("--keepalive-interval=32768", "keepalive_interval_s is 32768, must be from 1 to 32767"),
+        ("--keepalive-idle=0.5", "argument --keepalive-idle: `0.5` must be from 1 to 32767 seconds"),
+        ("--keepalive-interval=32768", "argument --keepalive-interval: `32768` must be from 1 to 32767 seconds"),
         ("--hots=x", "unrecognized arguments: --hots=x"),
     ],
 )

@@ -1,7 +1,6 @@
 //! `CellSession`: a node of a rendezvous over a backend with `get_state` and `set_state`.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use elastic_rs::frontend::node::Node;
 use elastic_rs::rendezvous::cell::driver::{CellDriver, Step};
@@ -85,8 +84,8 @@ impl CellSession {
         View::from_core(py, view)
     }
 
-    /// Leave, without waiting for the backend.
+    /// Leave, and end the store for workers, without waiting for anybody.
     fn abandon(&self, py: Python<'_>, reason: String) -> PyResult<()> {
-        block_on(py, self.node.session().leave(reason, None, Duration::ZERO))
+        block_on(py, self.node.abandon(reason))
     }
 }

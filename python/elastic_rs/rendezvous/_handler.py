@@ -112,10 +112,11 @@ class RustC10dRendezvousHandler(NodeHandler):
     def _leave(self, reason: str, timeout: float, signal: int | None = None) -> None:
         if "session" in self.__dict__:
             super()._leave(reason, timeout, signal)
-        elif not self._ended and self._host is not None:
-            # This node has never introduced itself, but others have.
-            self._host.wait_for_nodes(timeout_s=self._config.drain_timeout)
-        self._ended = True
+        elif not self._ended:
+            self._ended = True
+            # This node has never introduced itself, but others may have.
+            if self._host is not None:
+                self._host.wait_for_nodes(timeout_s=self._config.drain_timeout)
         if self._host is not None:
             self._host.stop()
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.events import construct_and_record_rdzv_event
@@ -25,6 +25,7 @@ from elastic_rs.errors import RendezvousClosedError
 from elastic_rs.rendezvous._round_store import RoundStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import timedelta
     from types import FrameType
 
@@ -37,6 +38,8 @@ __all__ = ["NodeHandler"]
 
 logger = logging.getLogger("elastic_rs.rendezvous")
 
+T = TypeVar("T")
+
 
 class NodeHandler(RendezvousHandler):
     """What the handlers of this package have in common: one node's session, whatever it is with.
@@ -46,6 +49,8 @@ class NodeHandler(RendezvousHandler):
 
     def __init__(self, *, run_id: str, config: RendezvousConfig, name: str) -> None:
         spare_torch_the_wait()
+        # The program may have configured logging since this package was imported.
+        _elastic_rs.reset_log_levels()
         self._run_id = run_id
         self._config = config
         self._name = name
@@ -100,7 +105,7 @@ class NodeHandler(RendezvousHandler):
             The exceptions of :meth:`next_rendezvous`.
         """
         try:
-            return self._join(self._workers)
+            return self._join(lambda _: None, workers=self._workers)[0]
         except RendezvousClosedError:
             cause = self.session.view().cause
             if cause is None:
@@ -120,22 +125,19 @@ class NodeHandler(RendezvousHandler):
             RendezvousGracefulExitError: the job ended and this node, a spare, was not needed.
             RendezvousConnectionError: the coordinator cannot be reached.
         """
-        placement = self._join(None)
-        try:
-            store = self._agents_store(placement)
-        except BaseException as error:
-            self._note_failure(error)
-            raise
+        placement, store = self._join(self._agents_store)
         bootstrap = RendezvousStoreInfo(placement.master_addr, placement.master_port)
         return RendezvousInfo(store, placement.rank, placement.world_size, bootstrap)
 
-    def _join(self, workers: tuple[str, int] | None) -> Placement:
-        """Join the next round. With ``workers``, role and number, the place has their ranks."""
+    def _join(self, then: Callable[[Placement], T], *, workers: tuple[str, int] | None = None) -> tuple[Placement, T]:
+        """Join the next round, and return what ``then`` makes of the place, which has ranks of ``workers`` if given."""
         self._record(f"The node '{self._name}' attempts to join the next round of the rendezvous '{self._run_id}'.")
         try:
             placement = self.session.join(workers=workers)
+            result = then(placement)
         except BaseException as error:
-            self._note_failure(error)
+            self._explain(error)
+            self._record(f"{type(error).__name__}: {error}", NodeState.FAILED)
             raise
         self._waiting, self._must_rejoin = 0, False
         self._record(
@@ -143,11 +145,7 @@ class NodeHandler(RendezvousHandler):
             f"{placement.rank} in a world of size {placement.world_size}.",
             rank=placement.rank,
         )
-        return placement
-
-    def _note_failure(self, error: BaseException) -> None:
-        self._explain(error)
-        self._record(f"{type(error).__name__}: {error}", NodeState.FAILED)
+        return placement, result
 
     def is_closed(self) -> bool:
         """Whether the rendezvous was closed, as far as this node has been told. Asks nobody."""

@@ -87,6 +87,7 @@ impl Runner {
         let (first, last) = (ranks.first_rank, ranks.first_rank + local_world_size - 1);
         let pids: Vec<String> = crew.pids().values().map(u32::to_string).collect();
         tracing::info!(
+            target: "elastic_rs::agent",
             "[{run_id}] round {round}, node rank {rank}: {} runs as rank {first} to {last} of {}, role {role}, restart {} of \
              {max_restarts}; pids {}",
             self.entrypoint,

@@ -86,11 +86,6 @@ impl CellDriver {
         }
     }
 
-    /// Whether this node's `Leave` is written, or none was needed.
-    pub fn has_left(&self) -> bool {
-        self.node.lock().has_left()
-    }
-
     /// Report the result of a step.
     pub fn tell(&self, what: impl FnOnce(&mut CellNode, Instant)) {
         what(&mut self.node.lock(), Instant::now());

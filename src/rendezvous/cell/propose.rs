@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::blob::Blob;
 use super::node::{CellNode, Liveness};
-use super::proposal::{Decision, Proposal};
+use super::proposal::{Decision, Proposal, outlives_its_connection};
 use crate::rendezvous::decider::durable::MY_SESSION;
 use crate::rendezvous::decider::event::{Effect, Event, Reach};
 use crate::rendezvous::decider::run::Run;
@@ -49,9 +49,15 @@ impl CellNode {
         };
         run.resume(self.standing);
         let mut outcome = Outcome::default();
-        self.apply_time(&mut run, &mut outcome, now);
         let messages = std::mem::take(&mut self.outbox);
-        for message in &messages {
+        // A round that closes by now must not count on a join that this node has given up.
+        let gives_up = |message: &_| outlives_its_connection(message) || matches!(message, NodeMessage::Hello(_));
+        let given_up = messages.iter().rposition(gives_up).map_or(0, |last| last + 1);
+        for message in &messages[..given_up] {
+            self.apply_message(message.clone(), &mut run, &mut outcome, now);
+        }
+        self.apply_time(&mut run, &mut outcome, now);
+        for message in &messages[given_up..] {
             self.apply_message(message.clone(), &mut run, &mut outcome, now);
         }
         let Outcome { notes, replies, refused, beats } = outcome;

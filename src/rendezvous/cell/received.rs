@@ -53,7 +53,7 @@ impl CellNode {
         }
         let mine = self.machine.hello.placed.map(|placed| (placed.round, placed.rank));
         match run.seat(me) {
-            Some((_, rank)) if self.machine.joining.is_some() => {
+            Some((_, rank)) if self.machine.ready_join().is_some() => {
                 run.placement(rank).into_iter().chain([run.status()]).collect()
             }
             Some(seat) if self.runs() && Some(seat) == mine => vec![run.status()],
@@ -71,7 +71,7 @@ impl CellNode {
 
     /// The join to send again, if this node's place belongs to an abandoned join. The worker store of that join is gone.
     fn stale_place(&self, run: &Run) -> Option<Join> {
-        let join = &self.machine.joining.as_ref().filter(|joining| joining.withdrawn_at.is_none())?.join;
+        let join = &self.machine.ready_join().filter(|joining| joining.withdrawn_at.is_none())?.join;
         let (round, rank) = run.seat(self.hello.node).filter(|(round, rank)| *round > join.round && *rank == 0)?;
         match run.placement(rank)? {
             CoordinatorMessage::Complete(placement) if placement.master_port != join.store_port => {

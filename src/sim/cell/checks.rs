@@ -24,16 +24,19 @@ impl Job {
         if round == last {
             return ensure(after.world() == world, || format!("the world of round {round} is changed"));
         }
-        ensure(round == last.next(), || format!("round {last} is followed by {round}"))?;
         ensure(verdict.is_none(), || format!("round {round} completes in a closed rendezvous"))?;
         let (_, active) = after.nodes();
         let (members, master) = after.world().ok_or_else(|| Violation::contract("a round without a world".into()))?;
+        ensure(round == last.next(), || format!("round {last} is followed by {round}"))?;
         let (min, max) = (self.settings.min_nodes as usize, self.settings.max_nodes as usize);
         ensure((min..=max).contains(&members.len()), || format!("round {round} has {} nodes", members.len()))?;
         let mut sorted = members.clone();
         sorted.sort_unstable();
         sorted.dedup();
-        ensure(sorted == active && sorted.len() == members.len(), || {
+        // The node that writes may have given up its join after a message of its own that closed the round. The round is
+        // interrupted then, as with a coordinator.
+        let (there, gone) = (sorted.iter().filter(|node| active.contains(node)).count(), sorted.len() - active.len());
+        ensure(sorted.len() == members.len() && there == active.len() && gone <= 1, || {
             format!("round {round} names others than it has")
         })?;
         self.check_alone(round)?;
@@ -69,7 +72,10 @@ impl Job {
                 && *master == (placement.master_addr.clone(), placement.master_port)
                 && (placement.rank as usize) < members.len()
         });
-        ensure(holds, || format!("host {host} holds a place nobody gave it: {placement:?}"))
+        ensure(holds, || format!("host {host} holds a place nobody gave it: {placement:?}"))?;
+        let port = placement.master_port;
+        let open = if placement.rank == 0 { port == self.hosts[host].store } else { port % 1000 > 0 };
+        ensure(open, || format!("host {host} holds a place whose store is not open: {placement:?}"))
     }
 
     pub(super) fn check_settled(&self) -> Result<(), Violation> {

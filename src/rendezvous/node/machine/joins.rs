@@ -56,10 +56,14 @@ impl NodeMachine {
     /// Send the pending join, if the coordinator has welcomed this node and the worker store is open.
     pub(in crate::rendezvous) fn send_join(&mut self) {
         let welcomed = matches!(self.link, Link::Up { welcomed: true, .. });
-        let joining = self.joining.as_ref().filter(|joining| welcomed && joining.is_ready(self.view.addr.as_deref()));
-        if let Some(joining) = joining {
+        if let Some(joining) = self.ready_join().filter(|_| welcomed) {
             self.commands.push(NodeCommand::Send(NodeMessage::Join(joining.join.clone())));
         }
+    }
+
+    /// The pending join, if its worker store is open.
+    pub(in crate::rendezvous) fn ready_join(&self) -> Option<&Joining> {
+        self.joining.as_ref().filter(|joining| joining.is_ready(self.view.addr.as_deref()))
     }
 
     fn begin_join(
