@@ -1,12 +1,13 @@
 //! The invariants of any rendezvous, checked on the places that agents hold.
 //!
-//! [`super::invariants`] checks our rendezvous with this code, and [`super::pytorch`] checks PyTorch's.
+//! [`super::coordinator`] checks our rendezvous with this code, and [`super::pytorch`] checks PyTorch's.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
-use super::network::HostId;
-use super::queue::Time;
+use super::engine::paths::HostId;
+use super::engine::queue::Time;
+use crate::rendezvous::protocol::codec::CodecError;
 use crate::rendezvous::protocol::settings::Settings;
 
 /// The invariants.
@@ -41,6 +42,20 @@ impl Violation {
     /// A violation of a promise of ours.
     pub fn contract(text: String) -> Self {
         Self { invariant: Invariant::Contract, text }
+    }
+}
+
+/// Checks a promise of ours.
+///
+/// # Errors
+/// It does not hold.
+pub(super) fn ensure_contract(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), Violation> {
+    ensure(Invariant::Contract, holds, otherwise)
+}
+
+impl From<CodecError> for Violation {
+    fn from(error: CodecError) -> Self {
+        Self::contract(format!("bytes that we have sent are not a session's: {error}"))
     }
 }
 
@@ -142,6 +157,6 @@ pub fn check_settled(live: usize, stopping: usize, running: &[Held], settings: &
     })
 }
 
-pub(super) fn ensure(invariant: Invariant, holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), Violation> {
+fn ensure(invariant: Invariant, holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), Violation> {
     if holds { Ok(()) } else { Err(Violation { invariant, text: otherwise() }) }
 }

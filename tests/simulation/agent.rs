@@ -1,5 +1,5 @@
-//! Simulations of jobs with our agents and their workers under seeded faults. The checks are in `src/sim/agent.rs` and
-//! `src/sim/invariants.rs`.
+//! Simulations of jobs with our agents and their workers under seeded faults. The checks are in `src/sim/coordinator/agent` and
+//! `src/sim/coordinator/ledger`.
 //!
 //! `ELASTIC_RS_SIM_SEEDS` sets the number of seeds, `ELASTIC_RS_SIM_SEED` the first one.
 
@@ -9,9 +9,9 @@ use crate::seeds::{asked_for, live_through};
 use elastic_rs::agent::Outcome;
 use elastic_rs::rendezvous::protocol::message::Failure;
 use elastic_rs::rendezvous::protocol::settings::Settings;
-use elastic_rs::sim::agent::Agents;
-use elastic_rs::sim::agent_plan::{Counts, live};
-use elastic_rs::sim::simulation::{Action, Options, Simulation};
+use elastic_rs::sim::coordinator::agent::Agents;
+use elastic_rs::sim::coordinator::agent_plan::{Counts, live};
+use elastic_rs::sim::coordinator::{Action, Options, Simulation};
 
 fn check(seeds: impl IntoIterator<Item = u64>) -> Counts {
     let mut ends = Counts::new();

@@ -1,13 +1,14 @@
-//! Exhaustive exploration of small jobs (`src/sim/explore.rs`): all orders of events, with every invariant checked in every state.
+//! Exhaustive exploration of small jobs (`src/sim/coordinator/explore.rs`): all orders of events. Every invariant is checked in every
+//! state.
 //!
 //! In one of `ELASTIC_RS_EXPLORE_SETTLE` states (default 16) it is also checked that the job settles. 1 checks all states.
 
 use std::time::{Duration, Instant};
 
 use elastic_rs::rendezvous::protocol::settings::{OnPartition, Settings};
-use elastic_rs::sim::explore::{Bounds, explore, job};
-use elastic_rs::sim::network::{End, Partition};
-use elastic_rs::sim::simulation::{Action, Options, Simulation};
+use elastic_rs::sim::coordinator::explore::{Bounds, explore, job};
+use elastic_rs::sim::coordinator::{Action, Options, Simulation};
+use elastic_rs::sim::engine::paths::{End, Partition};
 
 fn options(hosts: usize, min: u32, max: u32) -> Options {
     let mut settings = Settings::new(min, max);

@@ -6,10 +6,11 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use elastic_rs::rendezvous::protocol::settings::Settings;
-use elastic_rs::sim::invariants::check_settled;
-use elastic_rs::sim::plan::{Plan, SETTLE_WITHIN, live};
+use elastic_rs::sim::coordinator::history::{SETTLE_WITHIN, live};
+use elastic_rs::sim::coordinator::ledger::check_settled;
+use elastic_rs::sim::coordinator::plan::Plan;
+use elastic_rs::sim::coordinator::{Action, Options, Simulation};
 use elastic_rs::sim::pytorch::PyTorch;
-use elastic_rs::sim::simulation::{Action, Options, Simulation};
 use elastic_rs::sim::worlds::Invariant::{self, LossNoticed, OneWorld, Ranks, SameWorld, Settles, WorldSize};
 
 fn seconds(number: u64) -> Duration {

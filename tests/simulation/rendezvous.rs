@@ -1,4 +1,4 @@
-//! Simulations of jobs under seeded faults. The checks are in `src/sim/invariants.rs`.
+//! Simulations of jobs under seeded faults. The checks are in `src/sim/coordinator/ledger`.
 //!
 //! `ELASTIC_RS_SIM_SEEDS` sets the number of seeds, `ELASTIC_RS_SIM_SEED` the first one.
 
@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::seeds::{asked_for, live_through};
-use elastic_rs::sim::plan::{live, live_with_host};
-use elastic_rs::sim::strange_plan;
+use elastic_rs::sim::coordinator::history::{live, live_with_host};
+use elastic_rs::sim::coordinator::strange_plan;
 
 fn check(seeds: impl IntoIterator<Item = u64>) {
     let began = Instant::now();

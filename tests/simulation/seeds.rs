@@ -1,6 +1,6 @@
 //! Run a simulation with many seeds, and report those that fail.
 
-use elastic_rs::sim::plan::Failure;
+use elastic_rs::sim::engine::history::Failure;
 
 /// A number from the environment, such as `ELASTIC_RS_SIM_SEEDS`.
 pub fn number(name: &str, default: u64) -> u64 {

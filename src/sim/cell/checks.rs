@@ -1,9 +1,8 @@
 //! What must be true of a job over one cell: judged from what the cell held and what agents hold. Part of [`super`].
 
-use std::collections::BTreeMap;
-
-use super::super::worlds::Violation;
-use super::{Agent, Job};
+use super::super::engine::Engine;
+use super::super::worlds::{Violation, ensure_contract as ensure};
+use super::Job;
 use crate::rendezvous::cell::blob::Blob;
 use crate::rendezvous::protocol::message::Round;
 
@@ -47,25 +46,21 @@ impl Job {
 
     /// No host that is awake runs an earlier round undisturbed.
     pub(super) fn check_alone(&mut self, round: Round) -> Result<(), Violation> {
-        let now = self.queue.now();
-        for (number, host) in self.hosts.iter_mut().enumerate().filter(|(_, host)| host.stalled_until <= now) {
-            let (Some(node), Agent::Running(placement)) = (&mut host.node, &host.agent) else {
-                continue;
-            };
-            node.on_tick(host.clock + now);
-            let behind = placement.round < round && node.view().waiting == 0;
-            ensure(!behind, || {
-                format!("round {round} forms while host {number} runs round {} undisturbed", placement.round)
-            })?;
-        }
-        Ok(())
+        let Engine { queue, processes, .. } = &self.engine;
+        let is_awake = |host| processes.stalled_until(Some(host)) <= queue.now();
+        self.hosts.iter_mut().enumerate().filter(|(host, _)| is_awake(*host)).try_for_each(|(number, host)| match host
+            .runs_undisturbed(round, queue.now())
+        {
+            None => Ok(()),
+            Some(earlier) => Err(Violation::contract(format!(
+                "round {round} forms while host {number} runs round {earlier} undisturbed"
+            ))),
+        })
     }
 
     /// Judge a place that a node was given.
     pub(super) fn check_place(&self, host: usize) -> Result<(), Violation> {
-        let Agent::Running(placement) = &self.hosts[host].agent else {
-            return Ok(());
-        };
+        let Some(placement) = self.hosts[host].running() else { return Ok(()) };
         let world = self.worlds.get(&placement.round);
         let holds = world.is_some_and(|(members, master)| {
             members.len() == placement.world_size as usize
@@ -77,32 +72,4 @@ impl Job {
         let open = if placement.rank == 0 { port == self.hosts[host].store } else { port % 1000 > 0 };
         ensure(open, || format!("host {host} holds a place whose store is not open: {placement:?}"))
     }
-
-    pub(super) fn check_settled(&self) -> Result<(), Violation> {
-        let alive = self.hosts.iter().filter(|host| host.node.is_some()).count();
-        if alive < self.settings.min_nodes as usize {
-            return Ok(());
-        }
-        let expected = alive.min(self.settings.max_nodes as usize);
-        let mut running = BTreeMap::new();
-        for host in self.hosts.iter().filter(|host| host.node.is_some()) {
-            if let Agent::Running(placement) = &host.agent {
-                *running.entry((placement.round, placement.world_size)).or_insert(0) += 1;
-            }
-        }
-        let good = running.len() == 1
-            && running.iter().all(|((_, size), count)| *count == expected && *size as usize == expected);
-        ensure(good, || {
-            let nodes: Vec<_> = self
-                .hosts
-                .iter()
-                .filter_map(|host| Some((&host.agent, host.node.as_ref()?.machine().waits())))
-                .collect();
-            format!("{expected} nodes should run in one world: {running:?}; {nodes:?}")
-        })
-    }
-}
-
-fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), Violation> {
-    if holds { Ok(()) } else { Err(Violation::contract(otherwise())) }
 }

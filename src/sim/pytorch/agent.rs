@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use super::super::queue::Time;
+use super::super::engine::queue::Time;
 use super::super::worlds::Held;
 use super::ops::OpKind;
 use super::state::{NodeDesc, State};
@@ -86,9 +86,4 @@ pub struct Host {
     pub agent: Option<Agent>,
     /// Microseconds by which its wall clock is ahead.
     pub(super) clock_ahead: i64,
-    pub(super) stalled_until: Time,
-    /// Latest arrival of the store's answers. Later answers arrive no sooner.
-    pub(super) cut_until: Time,
-    /// Time of the last fault here.
-    pub(super) last_fault: Time,
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::queue::Time;
+use super::super::engine::queue::Time;
 use super::state::{NodeDesc, State, WallTime};
 use crate::rendezvous::protocol::settings::Settings;
 

@@ -3,12 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::queue::{Digest, Time};
+use super::super::engine::queue::Time;
+use super::super::engine::record::Digest;
 use crate::rendezvous::protocol::settings::Settings;
 
 /// A reading of a host's wall clock, in microseconds of virtual time. Clocks of two hosts need not agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct WallTime(pub i64);
+pub struct WallTime(pub i64);
 
 impl WallTime {
     pub fn after(self, time: Time) -> Self {
@@ -22,14 +23,14 @@ impl WallTime {
 
 /// `_NodeDesc`. Sorted as text, which determines the ranks.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct NodeDesc {
+pub struct NodeDesc {
     pub addr: String,
     pub pid: u64,
 }
 
 /// `_RendezvousState`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct State {
+pub struct State {
     pub round: u64,
     pub complete: bool,
     pub deadline: Option<WallTime>,

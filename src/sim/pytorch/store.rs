@@ -1,10 +1,9 @@
 //! The store that holds the blob: `C10dRendezvousBackend` over a `TCPStore`. There the blob is its own token. Here its version is.
 
-use super::super::queue::Time;
 use super::state::State;
 
 #[derive(Clone, Debug)]
-pub(super) enum Request {
+pub enum Request {
     /// `get_state`.
     Get,
     /// `set_state`, if the state still has this token.
@@ -13,18 +12,17 @@ pub(super) enum Request {
 
 /// The state after the request, whichever node wrote it.
 #[derive(Clone, Debug)]
-pub(super) struct Reply(pub Option<(State, u64)>);
+pub struct Reply(pub Option<(State, u64)>);
 
 #[derive(Debug)]
 pub(super) struct Store {
     pub up: bool,
-    pub stalled_until: Time,
     held: Option<(State, u64)>,
 }
 
 impl Default for Store {
     fn default() -> Self {
-        Self { up: true, stalled_until: Time::ZERO, held: None }
+        Self { up: true, held: None }
     }
 }
 

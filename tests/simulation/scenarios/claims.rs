@@ -2,7 +2,7 @@
 
 use elastic_rs::rendezvous::protocol::message::{Hello, Join, NodeId, NodeMessage, Placed, Round};
 use elastic_rs::rendezvous::protocol::settings::{LONGEST_GRACE, LONGEST_LEASE, LONGEST_WAIT, Settings};
-use elastic_rs::sim::simulation::{Action, RUN_ID};
+use elastic_rs::sim::coordinator::{Action, RUN_ID};
 
 use super::job::{Job, ms, ranks, seconds};
 

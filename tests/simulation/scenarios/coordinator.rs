@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use elastic_rs::rendezvous::protocol::message::Round;
 use elastic_rs::rendezvous::protocol::settings::{OnPartition, Settings};
-use elastic_rs::sim::network::{End, Partition};
-use elastic_rs::sim::simulation::{Action, Options};
+use elastic_rs::sim::coordinator::{Action, Options};
+use elastic_rs::sim::engine::paths::{End, Partition};
 
 use super::job::{Job, ms, ranks, seconds};
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use elastic_rs::rendezvous::node::machine::JoinError;
 use elastic_rs::rendezvous::protocol::settings::Settings;
-use elastic_rs::sim::host::Exit;
-use elastic_rs::sim::simulation::{Action, Options};
+use elastic_rs::sim::coordinator::host::Exit;
+use elastic_rs::sim::coordinator::{Action, Options};
 
 use super::job::{Job, job_with_budget, ms, ranks, restarts, seconds};
 

@@ -3,8 +3,8 @@
 use elastic_rs::rendezvous::node::machine::JoinError;
 use elastic_rs::rendezvous::protocol::message::Verdict;
 use elastic_rs::rendezvous::protocol::settings::Settings;
-use elastic_rs::sim::host::Exit;
-use elastic_rs::sim::simulation::{Action, Options};
+use elastic_rs::sim::coordinator::host::Exit;
+use elastic_rs::sim::coordinator::{Action, Options};
 
 use super::job::{Job, failed, ms, ranks, seconds};
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 use elastic_rs::rendezvous::node::machine::JoinError;
 use elastic_rs::rendezvous::protocol::message::Verdict;
 use elastic_rs::rendezvous::protocol::settings::Settings;
-use elastic_rs::sim::host::{Agent, Exit};
-use elastic_rs::sim::simulation::{Action, Options, Simulation};
+use elastic_rs::sim::coordinator::host::{Agent, Exit};
+use elastic_rs::sim::coordinator::{Action, Options, Simulation};
 
 /// A duration or time in milliseconds.
 pub fn ms(number: u64) -> Duration {

@@ -1,7 +1,7 @@
 //! Nodes that die, leave, fall silent or come back.
 
-use elastic_rs::sim::network::{End, Partition};
-use elastic_rs::sim::simulation::Action;
+use elastic_rs::sim::coordinator::Action;
+use elastic_rs::sim::engine::paths::{End, Partition};
 
 use super::job::{Job, ms, ranks, seconds};
 

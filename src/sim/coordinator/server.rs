@@ -7,13 +7,12 @@ use std::time::Instant;
 
 use bytes::BytesMut;
 
-use super::network::HostId;
-use super::queue::Time;
 use crate::rendezvous::coordinator::machine::Machine;
-use crate::rendezvous::decider::event::Home;
-use crate::rendezvous::decider::event::{Ends, SessionId};
+use crate::rendezvous::decider::event::{Ends, Home, SessionId};
 use crate::rendezvous::protocol::codec::{CodecError, decode_frame, decode_preamble};
 use crate::rendezvous::protocol::message::NodeMessage;
+use crate::sim::engine::alarm::Alarm;
+use crate::sim::engine::paths::HostId;
 
 /// One accepted connection.
 #[derive(Clone, Debug)]
@@ -33,9 +32,7 @@ pub(super) struct Coordinator {
     /// Number of starts.
     pub incarnation: u32,
     pub machine: Machine,
-    pub stalled_until: Time,
-    /// Time of the next tick in the queue.
-    pub tick_at: Option<Time>,
+    pub alarm: Alarm,
     /// The agent in its process has left, so it serves only for a moment longer.
     pub ends: bool,
     peers: BTreeMap<SessionId, Peer>,
@@ -47,8 +44,7 @@ impl Coordinator {
             up,
             incarnation: 1,
             machine: Machine::new(),
-            stalled_until: Time::ZERO,
-            tick_at: None,
+            alarm: Alarm::default(),
             ends: false,
             peers: BTreeMap::new(),
         }
@@ -58,9 +54,8 @@ impl Coordinator {
     pub fn crash(&mut self) {
         self.up = false;
         self.machine = Machine::new();
-        self.tick_at = None;
+        self.alarm = Alarm::default();
         self.ends = false;
-        self.stalled_until = Time::ZERO;
         self.peers.clear();
     }
 
@@ -103,7 +98,7 @@ impl Coordinator {
         decode_frame(&mut peer.buffer)
     }
 
-    /// The state that decides the future, for [`super::fingerprint`].
+    /// The state that decides the future, for [`super::explore`].
     pub fn describe(&self, out: &mut impl fmt::Write) -> fmt::Result {
         write!(out, "{} {} {} {:?} {:?}", self.up, self.ends, self.incarnation, self.machine, self.peers)
     }

@@ -5,15 +5,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::invariants::OTHER_SETTINGS;
-use super::network::HostId;
-use super::plan::{Failure, Plan, Report, live_plan};
-use super::queue::Dice;
-use super::simulation::{Action, Simulation, run_id};
+use super::history::{Report, live_plan};
+use super::ledger::OTHER_SETTINGS;
+use super::options::{Action, run_id};
+use super::plan::Plan;
+use super::simulation::Simulation;
 use super::strangers::Strangers;
-use super::worlds::Violation;
 use crate::rendezvous::protocol::message::{Hello, NodeId, NodeMessage, Placed, Round};
 use crate::rendezvous::protocol::settings::{LONGEST_GRACE, LONGEST_LEASE, LONGEST_WAIT, Settings};
+use crate::sim::engine::dice::Dice;
+use crate::sim::engine::history::Failure;
+use crate::sim::engine::paths::HostId;
+use crate::sim::worlds::Violation;
 
 /// Number of refused nodes, by reason.
 pub type Refusals = BTreeMap<&'static str, usize>;
@@ -179,10 +182,7 @@ fn draw_flapping(plan: &mut Plan, dice: &mut Dice) {
 pub fn live(seed: u64, keep_history: bool) -> Result<(Report, Refusals), Box<Failure>> {
     let plan = draw(seed);
     let (report, job) = live_plan(seed, &plan, keep_history)?;
-    let mut refusals = refusals(&plan, &job).map_err(|violation| {
-        let history = job.history().to_vec();
-        Box::new(Failure { seed, at: job.now(), violation, history })
-    })?;
+    let mut refusals = refusals(&plan, &job).map_err(|violation| Failure::new(seed, &job.engine, violation))?;
     if plan.options.strangers.runs() > 1 {
         *refusals.entry("several runs").or_default() += 1;
     }

@@ -4,46 +4,45 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use super::event::{Event, REFUSED};
 use super::host::{self, Agent, Exit};
-use super::invariants::Known;
-use super::network::{End, HostId};
-use super::simulation::{Event, Simulation, run_id};
-use super::worlds::Violation;
+use super::ledger::Known;
+use super::options::run_id;
+use super::simulation::Simulation;
 use crate::rendezvous::coordinator::machine::Command;
 use crate::rendezvous::decider::event::SessionId;
 use crate::rendezvous::node::machine::{JoinError, NodeCommand};
 use crate::rendezvous::protocol::codec::CodecError;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeMessage};
+use crate::sim::engine::paths::{End, HostId};
+use crate::sim::worlds::Violation;
 
 /// How long a node waits for a connection attempt without an answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The error of connecting to a host that does not listen.
-pub(super) const REFUSED: &str = "connection refused";
 
 impl Simulation {
     // Connections.
 
     pub(super) fn on_syn(&mut self, host: HostId, pid: u64) {
-        let back = self.network.delay(&mut self.dice);
+        let back = self.engine.transit();
         let now = self.now();
         if !self.coordinator.up {
-            return self.queue.push(now + back, Event::ConnectFailed(host, pid, REFUSED));
+            return self.engine.push(now + back, Event::ConnectFailed(host, pid, REFUSED));
         }
         let conn = self.network.open(host, pid);
         self.coordinator.accept(conn, host, self.options.strangers.seen_as(host));
-        if self.network.cut(host, End::Node, now).is_some() {
+        if self.engine.paths.cut_now(host, End::Node, now).is_some() {
             self.network.silence(conn);
             let failed = Event::ConnectFailed(host, pid, "timed out");
-            return self.queue.push(now + CONNECT_TIMEOUT, failed);
+            return self.engine.push(now + CONNECT_TIMEOUT, failed);
         }
-        self.queue.push(now + back, Event::Connected(host, pid, conn));
+        self.engine.push(now + back, Event::Connected(host, pid, conn));
     }
 
     pub(super) fn on_connected(&mut self, host: HostId, pid: u64, conn: SessionId) -> Result<(), Violation> {
         let now = self.instant();
         if self.process(host, pid).is_none() {
-            self.network.close(conn, End::Node, &mut self.dice, &mut self.queue);
+            self.network.close(conn, End::Node, &mut self.engine);
             return Ok(());
         }
         if let Some(process) = self.process(host, pid) {
@@ -88,7 +87,7 @@ impl Simulation {
             }
             Err(error) => return Err(error.into()),
         };
-        self.remark(|| format!("coordinator reads {message:?}"));
+        self.engine.remark(|| format!("coordinator reads {message:?}"));
         let (life, now) = (self.coordinator.incarnation, self.instant());
         let run = self.options.strangers.run_of(host);
         let known = match &message {
@@ -114,7 +113,7 @@ impl Simulation {
     fn turn_away(&mut self, conn: SessionId, error: &CodecError) {
         let rejected = CoordinatorMessage::Rejected { reason: error.to_string() };
         self.send(conn, End::Coordinator, host::coordinator_bytes(&rejected));
-        self.network.close(conn, End::Coordinator, &mut self.dice, &mut self.queue);
+        self.network.close(conn, End::Coordinator, &mut self.engine);
         self.coordinator.forget(conn);
     }
 
@@ -131,17 +130,16 @@ impl Simulation {
         };
         let text = format!("host{host} reads {message:?}");
         process.machine.on_message(message, now);
-        self.remark(|| text);
+        self.engine.remark(|| text);
         self.after_node(host)
     }
 
     // Deadlines.
 
     pub(super) fn tick_coordinator(&mut self) -> Result<(), Violation> {
-        if self.coordinator.tick_at.is_none_or(|at| at > self.now()) {
+        if !self.coordinator.alarm.rings(self.engine.now()) {
             return Ok(());
         }
-        self.coordinator.tick_at = None;
         let now = self.instant();
         if self.coordinator.machine.next_deadline().is_some_and(|at| at <= now) {
             self.coordinator.machine.on_tick(now);
@@ -169,10 +167,9 @@ impl Simulation {
         let Some(process) = self.process(host, pid) else {
             return Ok(());
         };
-        if process.tick_at.is_none_or(|at| at > virtual_now) {
+        if !process.alarm.rings(virtual_now) {
             return Ok(());
         }
-        process.tick_at = None;
         if process.machine.next_deadline().is_some_and(|at| at <= now) {
             process.machine.on_tick(now);
             if process.machine.next_deadline().is_some_and(|at| at <= now) {
@@ -183,29 +180,17 @@ impl Simulation {
     }
 
     pub(super) fn arm_node(&mut self, host: HostId) {
-        let (origin, now) = (self.origin, self.now());
-        let Some(process) = &mut self.hosts[host].process else {
-            return;
-        };
-        let Some(deadline) = process.machine.next_deadline() else {
-            return;
-        };
-        let at = deadline.saturating_duration_since(origin).max(now);
-        if process.tick_at.is_none_or(|tick_at| at < tick_at) {
-            process.tick_at = Some(at);
-            let pid = process.pid;
-            self.queue.push(at, Event::NodeTick(host, pid));
+        let Some(process) = &mut self.hosts[host].process else { return };
+        let Some(deadline) = process.machine.next_deadline() else { return };
+        if let Some(at) = process.alarm.set(self.engine.due(deadline)) {
+            self.engine.push(at, Event::NodeTick(host, process.pid));
         }
     }
 
     pub(super) fn arm_coordinator(&mut self) {
-        let Some(deadline) = self.coordinator.machine.next_deadline() else {
-            return;
-        };
-        let at = deadline.saturating_duration_since(self.origin).max(self.now());
-        if self.coordinator.tick_at.is_none_or(|tick_at| at < tick_at) {
-            self.coordinator.tick_at = Some(at);
-            self.queue.push(at, Event::CoordinatorTick);
+        let Some(deadline) = self.coordinator.machine.next_deadline() else { return };
+        if let Some(at) = self.coordinator.alarm.set(self.engine.due(deadline)) {
+            self.engine.push(at, Event::CoordinatorTick);
         }
     }
 
@@ -232,7 +217,8 @@ impl Simulation {
             coordinator.machine.check().map_err(Violation::contract)?;
             ledger.check_decision(&coordinator.machine, commands.iter().filter(concerns), life)?;
             if self.ledgers[run].rounds > rounds {
-                self.ledgers[run].check_one_world(life, self.hosts_of(run), self.now())?;
+                let awake = self.hosts_of(run).filter(|(host, _)| self.stalled_until(*host) < self.now());
+                self.ledgers[run].check_one_world(life, awake)?;
             }
         }
         Ok(())
@@ -243,12 +229,12 @@ impl Simulation {
         for command in commands {
             match command {
                 Command::Send { session, message } => {
-                    self.remark(|| format!("coordinator sends {} {message:?}", session.0));
+                    self.engine.remark(|| format!("coordinator sends {} {message:?}", session.0));
                     let bytes = host::coordinator_bytes(&message);
                     self.send(session, End::Coordinator, bytes);
                 }
                 Command::End { session } => {
-                    self.network.close(session, End::Coordinator, &mut self.dice, &mut self.queue);
+                    self.network.close(session, End::Coordinator, &mut self.engine);
                     if let Some(host) = self.coordinator.host_of(session) {
                         self.ledger_of(host).on_disconnected(session);
                     }
@@ -256,7 +242,7 @@ impl Simulation {
                     let now = self.instant();
                     self.coordinator.machine.on_disconnected(session, now);
                 }
-                Command::Note { text, .. } => self.remark(|| format!("coordinator: {text}")),
+                Command::Note { text, .. } => self.engine.remark(|| format!("coordinator: {text}")),
             }
         }
         self.arm_coordinator();
@@ -285,13 +271,13 @@ impl Simulation {
             let (pid, conn) = (process.pid, process.conn);
             match (command, conn) {
                 (NodeCommand::Connect, _) => {
-                    let delay = self.network.delay(&mut self.dice);
+                    let delay = self.engine.transit();
                     let now = self.now();
-                    if self.network.cut(host, End::Coordinator, now).is_some() {
+                    if self.engine.paths.cut_now(host, End::Coordinator, now).is_some() {
                         let failed = Event::ConnectFailed(host, pid, "timed out");
-                        self.queue.push(now + CONNECT_TIMEOUT, failed);
+                        self.engine.push(now + CONNECT_TIMEOUT, failed);
                     } else {
-                        self.queue.push(now + delay, Event::Syn(host, pid));
+                        self.engine.push(now + delay, Event::Syn(host, pid));
                     }
                 }
                 (NodeCommand::Send(message), Some(conn)) => {
@@ -304,7 +290,7 @@ impl Simulation {
                 }
                 (NodeCommand::Disconnect, Some(conn)) => {
                     process.conn = None;
-                    self.network.close(conn, End::Node, &mut self.dice, &mut self.queue);
+                    self.network.close(conn, End::Node, &mut self.engine);
                 }
                 (NodeCommand::Send(NodeMessage::Hello(_)), None) => {
                     return Err(Violation::contract(format!("host{host} says Hello without a connection")));
@@ -319,10 +305,10 @@ impl Simulation {
 
     /// Send one frame, sometimes in two parts.
     pub(super) fn send(&mut self, conn: SessionId, from: End, bytes: Bytes) {
-        let cut = if self.dice.chance(10) { bytes.len() / 2 } else { 0 };
+        let cut = if self.engine.dice.chance(10) { bytes.len() / 2 } else { 0 };
         for part in [bytes.slice(..cut), bytes.slice(cut..)] {
             if !part.is_empty() {
-                self.network.send(conn, from, Some(part), &mut self.dice, &mut self.queue);
+                self.network.send(conn, from, Some(part), &mut self.engine);
             }
         }
     }

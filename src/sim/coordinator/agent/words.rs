@@ -2,43 +2,18 @@
 
 use std::time::Duration;
 
-use super::super::network::HostId;
-use super::super::queue::Time;
-use super::super::simulation::{Event, Simulation};
-use super::super::worlds::Violation;
-use super::Agents;
+use super::super::event::Event;
+use super::super::simulation::Simulation;
+use super::{Agents, Found, Listening, pid_of_workers};
 use crate::agent::machine::WORDS_LIMIT;
 use crate::rendezvous::protocol::message::{Failure, Round};
+use crate::sim::engine::paths::HostId;
+use crate::sim::worlds::Violation;
 
 /// Time after which a driver notices that collecting words hangs.
 const SEEN_TO_HANG_AFTER: Duration = Duration::from_millis(3);
 /// Longest hang, unless it is for ever.
 const HANGS_UP_TO: Duration = Duration::from_secs(2);
-
-/// A driver's result of collecting words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
-    /// Collecting them hangs.
-    Hang,
-    /// All words.
-    All,
-}
-
-/// A round's first failure, as seen by the machine's driver and the other nodes.
-#[derive(Clone, Debug)]
-pub(super) struct Listening {
-    round: Round,
-    local_rank: u32,
-    since: Time,
-    /// The words that the machine has got.
-    found: Option<Found>,
-    /// It got them while it waited for them.
-    in_time: bool,
-    /// The failure has been reported.
-    pub reported: bool,
-    /// No report is needed: another event ends the round, or other nodes are not concerned.
-    pub moot: bool,
-}
 
 fn words_of(host: HostId) -> String {
     format!("words of host{host}")
@@ -58,24 +33,24 @@ impl Simulation {
         let moot = restarts_left.is_some();
         ours.listening =
             Some(Listening { round, local_rank, since: now, found: None, in_time: false, reported: false, moot });
-        if hanging_files > 0 && self.dice.chance(hanging_files) {
-            self.queue.push(now + SEEN_TO_HANG_AFTER, Event::Words(host, pid, round, Found::Hang));
-            if self.dice.chance(50) {
-                let after = SEEN_TO_HANG_AFTER + self.dice.duration((Duration::ZERO, HANGS_UP_TO));
-                self.queue.push(now + after, Event::Words(host, pid, round, Found::All));
+        if hanging_files > 0 && self.engine.dice.chance(hanging_files) {
+            self.engine.push(now + SEEN_TO_HANG_AFTER, Event::Words(host, pid, round, Found::Hang));
+            if self.engine.dice.chance(50) {
+                let after = SEEN_TO_HANG_AFTER + self.engine.dice.duration((Duration::ZERO, HANGS_UP_TO));
+                self.engine.push(now + after, Event::Words(host, pid, round, Found::All));
             }
         } else {
-            let after = self.dice.duration(words);
+            let after = self.engine.dice.duration(words);
             if after.is_zero() {
                 self.hand_over_words(host, Found::All);
             } else {
-                self.queue.push(now + after, Event::Words(host, pid, round, Found::All));
+                self.engine.push(now + after, Event::Words(host, pid, round, Found::All));
             }
         }
         Ok(())
     }
 
-    pub(in crate::sim) fn on_words(
+    pub(in crate::sim::coordinator) fn on_words(
         &mut self,
         host: HostId,
         pid: u64,
@@ -105,7 +80,7 @@ impl Simulation {
     /// Checks that a round's first failure is reported once, at once, and with the known words.
     pub(super) fn check_report(&mut self, host: HostId, failure: &Failure) -> Result<(), Violation> {
         let now = self.now();
-        let stalled_until = self.hosts[host].stalled_until;
+        let stalled_until = self.stalled_until(host);
         let Some((_, ours)) = self.ours(host) else { return Ok(()) };
         // A worker that could not be started has no words.
         let Some(listening) = &mut ours.listening else { return Ok(()) };
@@ -126,7 +101,7 @@ impl Simulation {
     /// Checks that a failure was reported if its words are known, or if it is `older` than this.
     pub(super) fn check_told(&mut self, host: HostId, older: Duration) -> Result<(), Violation> {
         let now = self.now();
-        let stalled_until = self.hosts[host].stalled_until;
+        let stalled_until = self.stalled_until(host);
         let Some((_, ours)) = self.ours(host) else { return Ok(()) };
         let Some(listening) = &ours.listening else { return Ok(()) };
         let due = now > listening.since + older && stalled_until <= listening.since;
@@ -140,7 +115,7 @@ impl Simulation {
     pub(super) fn check_last_words(&mut self, host: HostId, cause: Option<&Failure>) -> Result<(), Violation> {
         let Some((_, ours)) = self.ours(host) else { return Ok(()) };
         let (Some(listening), Some(cause)) = (&ours.listening, cause) else { return Ok(()) };
-        let own = cause.pid == super::pid_of_workers(host) && cause.local_rank == listening.local_rank;
+        let own = cause.pid == pid_of_workers(host) && cause.local_rank == listening.local_rank;
         if own && listening.in_time && listening.found == Some(Found::All) && cause.message != words_of(host) {
             return Err(Violation::contract(format!("host{host} ends with {cause:?}, though {listening:?}")));
         }

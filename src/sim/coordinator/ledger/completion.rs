@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::super::worlds::{self, Held, Violation};
-use super::{Ledger, Told, agree, ensure};
+use super::{Ledger, Told, agree};
 use crate::rendezvous::protocol::message::{NodeId, Placement, Round};
 use crate::rendezvous::protocol::settings::Settings;
+use crate::sim::worlds::{self, Held, Violation, ensure_contract as ensure};
 
 impl Ledger {
     /// Checks a new world. The module's documentation has the rules.

@@ -1,28 +1,15 @@
-//! Plans: the faults of a history and their times, drawn from a seed, and the history that follows.
-//!
-//! A history has three parts. *Trouble*: agents start, and faults happen. *Calm*: no fault happens any more, and after
-//! [`SETTLE_WITHIN`] as many nodes as may run must run in one world. *End*: the job is closed, and all agents must go.
+//! Plans: the faults of a history and their times, drawn from a seed.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::agent::Agents;
-use super::invariants::{agree, check_settled};
-use super::network::{End, HostId, Partition};
-use super::queue::{Dice, Time};
-use super::simulation::{Action, Options, Simulation};
+use super::options::{Action, Options};
 use super::strangers::Strangers;
-use super::worlds::Violation;
-use crate::rendezvous::protocol::message::Verdict;
 use crate::rendezvous::protocol::settings::{OnPartition, Settings};
-
-/// Time after the last fault within which the job settles: the sum of the events that may have to follow one another. Silence is
-/// noticed at both ends (lease 15 s and last look, twice if a node comes back and is lost again). A connection attempt gets no
-/// answer (5 s) and is repeated (2 s). Members of an unknown world are awaited (15 s). Workers stop (5 s). The last call (30 s)
-/// starts again with a late node, which then makes the world re-form once more (5 s and 30 s).
-pub const SETTLE_WITHIN: Duration = Duration::from_secs(150);
-/// Time after the close within which all agents are gone: workers stop (5 s), and messages travel.
-pub const GONE_WITHIN: Duration = Duration::from_secs(30);
+use crate::sim::engine::dice::Dice;
+use crate::sim::engine::paths::{End, HostId, Partition};
+use crate::sim::engine::queue::Time;
 
 /// The plan of a history.
 #[derive(Clone, Debug)]
@@ -33,34 +20,6 @@ pub struct Plan {
     pub actions: Vec<(Time, Action)>,
     /// When the calm begins.
     pub calm_at: Time,
-}
-
-/// The result of a history.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
-    /// Digest of all events.
-    pub digest: u64,
-    /// Number of hosts.
-    pub hosts: usize,
-    /// Number of completed rounds.
-    pub rounds: u64,
-    /// Messages in both directions.
-    pub messages: u64,
-    /// Virtual time that it took.
-    pub lived: Time,
-}
-
-/// A history that broke an invariant.
-#[derive(Clone, Debug)]
-pub struct Failure {
-    /// Its seed.
-    pub seed: u64,
-    /// The virtual time.
-    pub at: Time,
-    /// The invariant that broke.
-    pub violation: Violation,
-    /// The last events, if they were kept.
-    pub history: Vec<String>,
 }
 
 impl Plan {
@@ -236,116 +195,4 @@ fn draw_clocks(seed: u64, hosts: usize) -> BTreeMap<HostId, i64> {
     let mut dice = Dice::new(seed ^ 0xC10C);
     let most = [0, 0, 60, 3600][dice.between(0, 3) as usize] * 1_000_000;
     (0..hosts).map(|host| (host, dice.between(0, 2 * most) as i64 - most as i64)).collect()
-}
-
-/// Live through the history of a seed.
-///
-/// # Errors
-/// The first invariant that breaks. With `keep_history`, the last events before it.
-pub fn live(seed: u64, keep_history: bool) -> Result<Report, Box<Failure>> {
-    live_plan(seed, &Plan::draw(seed), keep_history).map(|(report, _)| report)
-}
-
-/// The same, with the coordinator in the process of the first host's agent.
-///
-/// # Errors
-/// As [`live`].
-pub fn live_with_host(seed: u64, keep_history: bool) -> Result<Report, Box<Failure>> {
-    live_plan(seed, &Plan::draw_with_host(seed), keep_history).map(|(report, _)| report)
-}
-
-/// The same for a plan that was drawn from the seed in another way. Also returns the final state of the job.
-pub(super) fn live_plan(seed: u64, plan: &Plan, keep_history: bool) -> Result<(Report, Simulation), Box<Failure>> {
-    let mut job = Simulation::new(plan.options.clone());
-    if keep_history {
-        job.keep_history();
-    }
-    for (at, action) in &plan.actions {
-        job.at(*at, action.clone());
-    }
-    match live_through(&mut job, plan) {
-        Ok(()) => {
-            let report = Report {
-                digest: job.digest().0,
-                hosts: plan.options.hosts,
-                rounds: job.ledger().rounds,
-                messages: job.ledger().messages.0 + job.ledger().messages.1,
-                lived: job.now(),
-            };
-            Ok((report, job))
-        }
-        Err(violation) => Err(Box::new(Failure { seed, at: job.now(), violation, history: job.history().to_vec() })),
-    }
-}
-
-fn live_through(job: &mut Simulation, plan: &Plan) -> Result<(), Violation> {
-    // Trouble.
-    job.run_until(plan.calm_at)?;
-    // Calm: the coordinator runs, and so do enough nodes in most plans. Agents that died without a successor stay dead.
-    job.at(plan.calm_at, Action::StartCoordinator);
-    job.run_until(plan.calm_at + SETTLE_WITHIN)?;
-    let runs = 0..plan.options.strangers.runs();
-    for run in runs.clone() {
-        check_settled(job.hosts_of(run), &settings_in_force(job, plan, run)?)?;
-    }
-
-    // The end.
-    let closed_by: Vec<_> = runs.filter_map(|run| end(job, plan, run)).collect();
-    job.run_until(job.now() + GONE_WITHIN)?;
-    if let Some(host) = job.hosts().iter().position(|host| host.process.is_some()) {
-        return Err(Violation::contract(format!("host{host} has not gone {GONE_WITHIN:?} after the close")));
-    }
-    if plan.options.coordinator_on.is_some() {
-        return Ok(()); // its host has gone, and its memory with it
-    }
-    // A closed rendezvous rejects every node, with the reason.
-    for by in &closed_by {
-        job.at(job.now(), Action::Start(*by, plan.options.join_timeout));
-    }
-    job.run_until(job.now() + GONE_WITHIN)?;
-    if closed_by.iter().any(|by| job.hosts()[*by].process.is_some()) {
-        return Err(Violation::contract("a node that came after the close was not turned away".to_owned()));
-    }
-    Ok(())
-}
-
-/// The settings of the nodes that live: others have been refused.
-fn settings_in_force(job: &Simulation, plan: &Plan, run: usize) -> Result<Settings, Violation> {
-    let live = job.hosts_of(run).filter(|(_, host)| host.process.is_some());
-    let mut asked = live.map(|(host, _)| plan.options.strangers.settings_of(host).unwrap_or(&plan.options.settings));
-    let first = asked.next().unwrap_or(&plan.options.settings);
-    match asked.find(|other| !agree(first, other)) {
-        None => Ok(first.clone()),
-        Some(other) => Err(Violation::contract(format!("nodes live that ask for {first:?} and for {other:?}"))),
-    }
-}
-
-/// End a run in one of the ways in which runs end. Returns the host that does it, if any lives.
-fn end(job: &mut Simulation, plan: &Plan, run: usize) -> Option<HostId> {
-    let by = job.hosts_of(run).find(|(_, host)| host.process.is_some())?.0;
-    let verdict = match (plan.options.seed + run as u64) % 3 {
-        0 => Some(Verdict::Succeeded { by: format!("host{by}") }),
-        1 => Some(Verdict::Failed { by: format!("host{by}"), cause: "exit code 1".to_owned(), failure: None }),
-        // All workers succeed, if any run.
-        _ => None,
-    };
-    let running: Vec<_> = job.hosts_of(run).map(|(host, _)| host).filter(|host| job.running(*host).is_some()).collect();
-    match verdict.or_else(|| running.is_empty().then(|| Verdict::Succeeded { by: format!("host{by}") })) {
-        Some(verdict) => {
-            let failed = verdict.is_failure();
-            job.at(job.now(), Action::Close(by, verdict));
-            // Our agents let their workers finish if nothing has failed.
-            for host in running {
-                if !failed && job.hosts()[host].ours.is_some() {
-                    job.at(job.now() + Duration::from_secs(1), Action::ReportDone(host));
-                }
-            }
-        }
-        None => {
-            for (i, host) in running.into_iter().enumerate() {
-                job.at(job.now() + Duration::from_millis(10 * i as u64), Action::ReportDone(host));
-            }
-        }
-    }
-    Some(by)
 }

@@ -2,13 +2,17 @@
 
 use std::time::Duration;
 
+use super::super::event::Event;
 use super::super::host::Agent;
-use super::super::network::HostId;
-use super::super::simulation::{Event, Simulation};
-use super::super::worlds::Violation;
-use super::{Agents, Crew, CrewEvent, KILLED_WITHIN};
+use super::super::simulation::Simulation;
+use super::{Agents, Crew, CrewEvent};
 use crate::process::{self, Signal, StopPolicy, Stopping};
 use crate::rendezvous::protocol::message::Placement;
+use crate::sim::engine::paths::HostId;
+use crate::sim::worlds::Violation;
+
+/// Killed processes are gone within this time.
+const KILLED_WITHIN: Duration = Duration::from_millis(50);
 
 impl Simulation {
     pub(super) fn start_workers(&mut self, host: HostId, placement: Placement) -> Result<(), Violation> {
@@ -24,8 +28,8 @@ impl Simulation {
         self.generations += 1;
         let generation = self.generations;
         let Agents { bad_starts, bad_starts_until, restarts_left, .. } = self.options.agents;
-        let bad = self.now() < bad_starts_until && self.dice.chance(bad_starts);
-        let at = self.now() + self.dice.duration(self.options.agents.start);
+        let bad = self.now() < bad_starts_until && self.engine.dice.chance(bad_starts);
+        let at = self.now() + self.engine.dice.duration(self.options.agents.start);
         let Some((process, ours)) = self.ours(host) else { return Ok(()) };
         let restarts = ours.machine.restarts();
         if restarts_left.map_or(restarts != placement.restart, |allowed| restarts > allowed) {
@@ -38,7 +42,7 @@ impl Simulation {
         process.agent = Agent::Running(placement);
         self.hosts[host].crew = Some(Crew { generation, up: false, left, stopping: None });
         let happens = if bad { CrewEvent::NotStarted } else { CrewEvent::Started };
-        self.queue.push(at, Event::Crew(host, generation, happens));
+        self.engine.push(at, Event::Crew(host, generation, happens));
         Ok(())
     }
 
@@ -66,7 +70,7 @@ impl Simulation {
         for command in commands {
             let (local_rank, within) = match command {
                 process::Command::Signal { signal: Signal::CONT, .. } => continue,
-                process::Command::Signal { local_rank, .. } if self.dice.chance(stubborn) => {
+                process::Command::Signal { local_rank, .. } if self.engine.dice.chance(stubborn) => {
                     (local_rank, (Duration::ZERO, grace * 2))
                 }
                 process::Command::Signal { local_rank, .. } => (local_rank, stop),
@@ -75,7 +79,7 @@ impl Simulation {
                     (local_rank, (Duration::ZERO, KILLED_WITHIN))
                 }
             };
-            let after = self.dice.duration(within);
+            let after = self.engine.dice.duration(within);
             self.push_end(host, local_rank, false, after);
         }
         self.arm_stop(host);
@@ -84,18 +88,23 @@ impl Simulation {
     pub(super) fn push_end(&mut self, host: HostId, local_rank: u32, well: bool, after: Duration) {
         let Some(crew) = &self.hosts[host].crew else { return };
         let event = Event::Crew(host, crew.generation, CrewEvent::Ends { local_rank, well });
-        self.queue.push(self.now() + after, event);
+        self.engine.push(self.now() + after, event);
     }
 
     pub(super) fn arm_stop(&mut self, host: HostId) {
         let Some(crew) = &self.hosts[host].crew else { return };
         if let Some(deadline) = crew.stopping.as_ref().and_then(Stopping::next_deadline) {
-            let at = deadline.saturating_duration_since(self.origin);
-            self.queue.push(at, Event::Crew(host, crew.generation, CrewEvent::Tick));
+            let at = self.engine.due(deadline);
+            self.engine.push(at, Event::Crew(host, crew.generation, CrewEvent::Tick));
         }
     }
 
-    pub(in crate::sim) fn on_crew(&mut self, host: HostId, generation: u64, event: CrewEvent) -> Result<(), Violation> {
+    pub(in crate::sim::coordinator) fn on_crew(
+        &mut self,
+        host: HostId,
+        generation: u64,
+        event: CrewEvent,
+    ) -> Result<(), Violation> {
         let now = self.instant();
         let state = &mut self.hosts[host];
         let Some(crew) = state.crew.as_mut().filter(|crew| crew.generation == generation) else { return Ok(()) };
@@ -142,13 +151,13 @@ impl Simulation {
     }
 
     /// Some or all workers of a host end by themselves. Workers that are being stopped are not affected.
-    pub(in crate::sim) fn end_workers(&mut self, host: HostId, well: bool) {
+    pub(in crate::sim::coordinator) fn end_workers(&mut self, host: HostId, well: bool) {
         let Some(crew) = self.hosts[host].crew.as_ref().filter(|crew| crew.up && crew.stopping.is_none()) else {
             return;
         };
         let count = if well { crew.left.len() } else { 1 };
         for local_rank in crew.left.clone().into_iter().take(count) {
-            let after = self.dice.duration((Duration::ZERO, Duration::from_millis(300 * u64::from(well))));
+            let after = self.engine.dice.duration((Duration::ZERO, Duration::from_millis(300 * u64::from(well))));
             self.push_end(host, local_rank, well, after);
         }
     }

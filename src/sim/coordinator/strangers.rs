@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::network::HostId;
 use crate::rendezvous::protocol::settings::Settings;
+use crate::sim::engine::paths::HostId;
 
 /// The hosts that differ from the others.
 #[derive(Clone, Debug, Default)]

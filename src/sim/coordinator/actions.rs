@@ -4,17 +4,19 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use super::agent::{Ours, worker_count};
+use super::event::{Event, Loss};
 use super::host::{self, Agent, Exit, Process};
-use super::invariants::{Ledger, Loss};
-use super::network::{End, HostId};
-use super::queue::Time;
-use super::simulation::{Action, Event, Simulation, run_id};
-use super::worlds::Violation;
+use super::ledger::Ledger;
+use super::options::{Action, run_id};
+use super::simulation::Simulation;
 use crate::process::Signal;
-use crate::rendezvous::decider::event::Home;
-use crate::rendezvous::decider::event::{Ends, SessionId};
+use crate::rendezvous::decider::event::{Ends, Home, SessionId};
 use crate::rendezvous::node::machine::NodeMachine;
 use crate::rendezvous::protocol::message::{Failure, Hello, JoinWorkers, NodeId, NodeMessage, Placement};
+use crate::sim::engine::paths::{End, HostId};
+use crate::sim::engine::processes::Whose;
+use crate::sim::engine::queue::Time;
+use crate::sim::worlds::Violation;
 
 impl Simulation {
     pub(super) fn act(&mut self, action: Action) -> Result<(), Violation> {
@@ -29,20 +31,19 @@ impl Simulation {
                 if self.options.coordinator_on == Some(host) {
                     self.act(Action::StallCoordinator(time))?;
                 }
-                self.hosts[host].stalled_until = self.hosts[host].stalled_until.max(now + time);
-                self.note_fault(host, now + time);
-                self.queue.push(now + time, Event::Resume(Some(host)));
+                self.stall(Some(host), time);
             }
             Action::Sever(host) => {
-                self.note_fault(host, now + Duration::from_secs(2));
+                self.engine.processes.note_fault(Some(host), now + Duration::from_secs(2));
                 if let Some(conn) = self.hosts[host].process.as_ref().and_then(|p| p.conn) {
                     let told_within = self.options.delay.1 * 20;
-                    self.network.sever(conn, told_within, &mut self.dice, &mut self.queue);
+                    self.network.sever(conn, told_within, &mut self.engine);
                 }
             }
             Action::Cut(host, to, time, kind) => {
-                self.note_fault(host, now + time + self.options.settings.lease());
-                self.network.partition(host, to, now + time, kind);
+                let until = now + time + self.options.settings.lease();
+                self.engine.processes.note_fault(Some(host), until);
+                self.engine.paths.cut(host, to, now + time, kind);
             }
             Action::FailWorkers(host) | Action::ReportFailure(host) if self.hosts[host].ours.is_some() => {
                 self.end_workers(host, false);
@@ -80,13 +81,11 @@ impl Simulation {
                 self.after_node(host)?;
             }
             Action::StallCoordinator(time) => {
-                self.coordinator.stalled_until = self.coordinator.stalled_until.max(now + time);
-                self.coordinator_fault = self.coordinator_fault.max(now + time);
-                self.queue.push(now + time, Event::Resume(None));
+                self.stall(None, time);
             }
             Action::CrashCoordinator => self.crash_coordinator(),
             Action::StartCoordinator => {
-                self.coordinator_fault = self.coordinator_fault.max(now);
+                self.engine.processes.note_fault(None, now);
                 if self.coordinator.ends {
                     // The earlier process has released the port, as when its host restarts.
                     self.crash_coordinator();
@@ -108,7 +107,7 @@ impl Simulation {
 
     /// Opens a connection that belongs to no host.
     fn intrude(&mut self, hello: Hello, said: Vec<NodeMessage>) -> Result<(), Violation> {
-        if !self.coordinator.up || self.coordinator.stalled_until > self.now() {
+        if !self.coordinator.up || self.engine.processes.stalled_until(None) > self.now() {
             return Ok(());
         }
         self.intruders += 1;
@@ -127,13 +126,14 @@ impl Simulation {
     }
 
     pub(super) fn crash_coordinator(&mut self) {
-        self.coordinator_fault = self.coordinator_fault.max(self.now());
+        let now = self.now();
+        self.engine.processes.note_fault(None, now);
         self.coordinator.crash();
-        self.deferred.remove(&None);
+        self.engine.processes.end(None, now);
         for conn in self.network.at_coordinator() {
             let told_within = self.options.delay.1 * 20;
             self.network.release(conn, End::Coordinator);
-            self.network.sever(conn, told_within, &mut self.dice, &mut self.queue);
+            self.network.sever(conn, told_within, &mut self.engine);
         }
     }
 
@@ -145,16 +145,20 @@ impl Simulation {
     }
 
     fn terminate(&mut self, host: HostId, signal: Signal) -> Result<(), Violation> {
-        self.note_fault(host, self.now());
+        let now = self.now();
+        self.engine.processes.note_fault(Some(host), now);
         if self.hosts[host].ours.is_some() {
             return self.signal_agent(host, signal.0);
         }
         self.leave_by(host, &format!("its agent got {signal}"), Some(signal.0), Exit::Terminated)
     }
 
-    fn note_fault(&mut self, host: HostId, until: Time) {
-        let last = &mut self.hosts[host].last_fault;
-        *last = until.max(*last);
+    /// A process stands still for a while.
+    fn stall(&mut self, whose: Whose, time: Duration) {
+        let until = self.now() + time;
+        self.engine.processes.stall(whose, until);
+        self.engine.processes.note_fault(whose, until);
+        self.engine.push(until, Event::Resume(whose));
     }
 
     pub(super) fn start(&mut self, host: HostId, timeout: Duration) -> Result<(), Violation> {
@@ -169,7 +173,7 @@ impl Simulation {
             self.crash_coordinator();
             self.start_coordinator(pid, PLACE);
         }
-        let id = NodeId(u128::from(self.dice.number()) << 64 | u128::from(self.dice.number()));
+        let id = NodeId(u128::from(self.engine.dice.number()) << 64 | u128::from(self.engine.dice.number()));
         let strangers = &self.options.strangers;
         let settings = strangers.settings_of(host).unwrap_or(&self.options.settings).clone();
         let name = strangers.name(host).unwrap_or_else(|| host::name(host, pid));
@@ -187,7 +191,7 @@ impl Simulation {
         self.hosts[host].process = Some(process);
         let agents = &self.options.agents;
         if agents.hosts.contains(&host) {
-            self.hosts[host].ours = Some(Ours::new(host, pid, agents));
+            self.hosts[host].ours = Some(Ours::new(host, host::name(host, pid), agents));
             return self.after_node(host);
         }
         self.join(host)
@@ -223,22 +227,21 @@ impl Simulation {
         if self.options.coordinator_on == Some(host) {
             self.crash_coordinator();
         }
-        let fault = self.hosts[host].last_fault;
+        let fault = self.engine.processes.last_fault(Some(host));
         self.expect_notice(host, &process, fault);
         if let Some(conn) = process.conn {
             if silently {
                 self.network.silence(conn);
-            } else if self.dice.chance(50) {
-                self.network.close(conn, End::Node, &mut self.dice, &mut self.queue);
+            } else if self.engine.dice.chance(50) {
+                self.network.close(conn, End::Node, &mut self.engine);
             } else {
                 self.network.release(conn, End::Node);
                 let told_within = self.options.delay.1 * 4;
-                self.network.sever(conn, told_within, &mut self.dice, &mut self.queue);
+                self.network.sever(conn, told_within, &mut self.engine);
             }
         }
-        self.note_fault(host, now);
-        self.hosts[host].stalled_until = now;
-        self.deferred.remove(&Some(host));
+        self.engine.processes.note_fault(Some(host), now);
+        self.engine.processes.end(Some(host), now);
         self.hosts[host].exits.push(Exit::Killed);
     }
 
@@ -250,7 +253,7 @@ impl Simulation {
         let loss = Loss { run: self.options.strangers.run_of(host), round, at: self.now(), fault };
         let delay = self.options.delay.1;
         let within = self.ledger_of(host).notice_bound(delay);
-        self.queue.push(self.now() + within, Event::Noticed(loss));
+        self.engine.push(self.now() + within, Event::Noticed(loss));
     }
 
     /// The agent sends a goodbye, closes its connection and ends.
@@ -271,25 +274,25 @@ impl Simulation {
         self.hosts[host].ours = None;
         self.ledger_of(host).check_answers(&process)?;
         if let Some(conn) = process.conn {
-            self.network.close(conn, End::Node, &mut self.dice, &mut self.queue);
+            self.network.close(conn, End::Node, &mut self.engine);
         }
-        self.remark(|| format!("host{host} exits: {exit:?}"));
+        self.engine.remark(|| format!("host{host} exits: {exit:?}"));
         if self.options.coordinator_on == Some(host) {
             // Its coordinator serves for a moment longer, in which the other nodes get its last messages.
             self.coordinator.ends = true;
-            self.queue.push(self.now() + DRAIN, Event::HostEnds(self.coordinator.incarnation));
+            self.engine.push(self.now() + DRAIN, Event::HostEnds(self.coordinator.incarnation));
         }
         self.hosts[host].exits.push(exit);
         Ok(())
     }
 
     pub(super) fn stop_workers(&mut self, host: HostId, again: bool) {
-        let after = self.dice.duration(self.options.stop);
+        let after = self.engine.dice.duration(self.options.stop);
         let at = self.now() + after;
         if let Some(process) = &mut self.hosts[host].process {
             process.agent = Agent::Stopping { again };
             let pid = process.pid;
-            self.queue.push(at, Event::Stopped(host, pid));
+            self.engine.push(at, Event::Stopped(host, pid));
         }
     }
 

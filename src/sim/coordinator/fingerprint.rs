@@ -5,9 +5,10 @@
 
 use std::fmt::{self, Write};
 
-use super::network::End;
-use super::queue::Time;
-use super::simulation::{Event, Simulation};
+use super::event::Event;
+use super::simulation::Simulation;
+use crate::sim::engine::paths::End;
+use crate::sim::engine::queue::Time;
 
 /// Makes texts, and holds the buffers.
 #[derive(Debug, Default)]
@@ -29,19 +30,20 @@ impl Fingerprint {
         let mut out = Relative::new(&mut self.text, job);
         job.coordinator.describe(&mut out)?;
         write!(out, "{:?}", job.ledgers)?;
-        for host in &job.hosts {
-            write!(out, "\n{:?}", host.stalled_until.saturating_sub(now))?;
+        for (number, host) in job.hosts.iter().enumerate() {
+            write!(out, "\n{:?}", job.stalled_until(number).saturating_sub(now))?;
             if let Some(process) = &host.process {
                 process.describe(&mut out)?;
             }
         }
-        job.network.describe(now, &mut out)?;
-        for (whose, events) in &job.deferred {
+        job.network.describe(&mut out)?;
+        job.engine.paths.describe(now, &mut out)?;
+        for (whose, events) in job.engine.processes.deferred() {
             write!(out, "\n{whose:?} {events:?}")?;
         }
         // Order matters only within a stream, where it is the order of the list.
         self.lines.clear();
-        for (position, ((at, _), event)) in job.queue.pending().enumerate() {
+        for (position, ((at, _), event)) in job.engine.queue.pending().enumerate() {
             let order = stream(event).map_or(0, |_| position_in_stream(job, event, position));
             self.lines.push(format!("{:?} {order} {event:?}", at.saturating_sub(now)));
         }
@@ -60,7 +62,7 @@ pub(super) fn stream(event: &Event) -> Option<(u64, End)> {
 
 fn position_in_stream(job: &Simulation, event: &Event, position: usize) -> usize {
     let of = stream(event);
-    job.queue.pending().take(position).filter(|(_, other)| stream(other) == of).count()
+    job.engine.queue.pending().take(position).filter(|(_, other)| stream(other) == of).count()
 }
 
 /// Writes text with instants relative to now. Their debug output is `tv_sec: …, tv_nsec: …`, in pieces.
@@ -82,7 +84,7 @@ impl<'a> Relative<'a> {
     fn new(out: &'a mut String, job: &Simulation) -> Self {
         let mut text = String::new();
         let mut origin = Relative { out: &mut text, now: 0, seconds: None, expects: Expects::Text };
-        let _ = write!(origin, "{:?}", job.origin);
+        let _ = write!(origin, "{:?}", job.engine.origin);
         let at = text.split(|c: char| !c.is_ascii_digit()).find_map(|number| number.parse::<i128>().ok());
         let now = at.unwrap_or(0) + nanos(job.now());
         Self { out, now, seconds: None, expects: Expects::Text }
@@ -120,7 +122,7 @@ mod tests {
     use std::time::Duration;
 
     use super::super::explore;
-    use super::super::simulation::Options;
+    use super::super::options::Options;
     use super::*;
     use crate::rendezvous::protocol::settings::Settings;
 

@@ -3,7 +3,7 @@
 //! A state is a whole [`Simulation`]. A step lets one pending event happen, passes time up to the next deadline, or does something
 //! to the job. Messages of one connection keep their order. All other events may overtake one another. Time may pass while messages
 //! are in transit, but not beyond a deadline of a process that does not stand still. The bound is on faults and on passings of time,
-//! so the exploration covers *all* histories within it, however long. Every invariant of [`super::invariants`] is checked after
+//! so the exploration covers *all* histories within it, however long. Every invariant of [`super::ledger`] is checked after
 //! every step. From some or all states the job must also settle once faults stop.
 //!
 //! States that differ only in the time of day are equal: a state is identified by a digest of everything that decides its future,
@@ -13,12 +13,16 @@ use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
+use super::event::Event;
 use super::fingerprint::{Fingerprint, stream};
-use super::invariants::check_settled;
-use super::plan::SETTLE_WITHIN;
-use super::queue::{Dice, Key, Time};
-use super::simulation::{Action, Event, Options, Simulation};
-use super::worlds::Violation;
+use super::history::SETTLE_WITHIN;
+use super::ledger::check_settled;
+use super::options::{Action, Options};
+use super::simulation::Simulation;
+use crate::sim::engine::Model;
+use crate::sim::engine::dice::Dice;
+use crate::sim::engine::queue::{Key, Time};
+use crate::sim::worlds::Violation;
 
 /// The bounds of an exploration.
 #[derive(Clone, Debug)]
@@ -76,7 +80,7 @@ struct Explorer<'a> {
 /// A job from which [`explore`] may start: without delays and without randomness.
 pub fn job(options: Options) -> Simulation {
     let mut job = Simulation::new(options);
-    job.dice = Dice::fixed();
+    job.engine.dice = Dice::fixed();
     job.network.numbered_by_host = true;
     job
 }
@@ -157,7 +161,7 @@ impl<'a> Explorer<'a> {
 fn steps(job: &Simulation, budget: Budget, bounds: &Bounds) -> Vec<Step> {
     let (mut steps, mut streams) = (Vec::new(), HashSet::new());
     let mut deadline_is_due = false;
-    for (key, event) in job.queue.pending() {
+    for (key, event) in job.engine.queue.pending() {
         let first = stream(event).is_none_or(|stream| streams.insert(stream));
         if key.0 > job.now() || !first {
             continue;
@@ -188,7 +192,7 @@ fn is_deadline(event: &Event) -> bool {
 }
 
 fn next_time(job: &Simulation) -> Option<Time> {
-    job.queue.pending().map(|((at, _), _)| at).find(|at| *at > job.now())
+    job.engine.queue.pending().map(|((at, _), _)| at).find(|at| *at > job.now())
 }
 
 fn applies(job: &Simulation, action: &Action) -> bool {
@@ -216,11 +220,11 @@ fn applies(job: &Simulation, action: &Action) -> bool {
 fn take(job: &mut Simulation, step: Step) -> Result<(), Violation> {
     match step {
         Step::Happens(key) => {
-            if let Some(event) = job.queue.take(key) {
-                job.handle(event)?;
+            if let Some(event) = job.engine.queue.take(key) {
+                job.happen(event)?;
             }
         }
-        Step::Wait => job.queue.advance(next_time(job).unwrap_or(job.now())),
+        Step::Wait => job.engine.queue.advance(next_time(job).unwrap_or(job.now())),
         Step::Fault(action) | Step::Start(action) => job.act(action)?,
     }
     forget(job);
@@ -233,15 +237,15 @@ pub(super) fn forget(job: &mut Simulation) {
     let stale = |(key, event): (Key, &Event)| match event {
         Event::NodeTick(host, pid) => {
             let process = job.hosts[*host].process.as_ref().filter(|process| process.pid == *pid);
-            process.is_none_or(|process| !process.is_armed_for(key.0)).then_some(key)
+            process.is_none_or(|process| !process.alarm.is_set_for(key.0)).then_some(key)
         }
-        Event::CoordinatorTick => (job.coordinator.tick_at != Some(key.0)).then_some(key),
+        Event::CoordinatorTick => (!job.coordinator.alarm.is_set_for(key.0)).then_some(key),
         Event::Noticed(_) => Some(key),
         _ => None,
     };
-    let stale: Vec<_> = job.queue.pending().filter_map(stale).collect();
+    let stale: Vec<_> = job.engine.queue.pending().filter_map(stale).collect();
     for key in stale {
-        job.queue.take(key);
+        job.engine.queue.take(key);
     }
     job.ledgers[0].messages = (0, 0);
 }
@@ -260,7 +264,7 @@ fn tell(start: &Simulation, trace: &[Step], violation: &Violation) -> String {
     job.keep_history();
     for step in trace {
         if let Step::Fault(action) | Step::Start(action) = step {
-            job.remark(|| format!("{action:?}"));
+            job.engine.remark(|| format!("{action:?}"));
         }
         if take(&mut job, step.clone()).is_err() {
             break;

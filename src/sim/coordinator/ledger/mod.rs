@@ -1,28 +1,23 @@
 //! The invariants after every event, checked on the messages that were sent and received, not on the machines' own records.
-//! [`super::worlds`] has the invariants of any rendezvous. The others here are further promises of ours.
+//! [`crate::sim::worlds`] has the invariants of any rendezvous. The others here are further promises of ours. This file keeps the
+//! record of what was said, `checks` and `completion` judge by it.
 //!
 //! Within one life of the coordinator a round number belongs to one world. A restarted coordinator knows of earlier rounds only
 //! what nodes tell it. So across its lives this holds: a new number is above every number that a node has named to this life, and
 //! each node gets rising numbers.
 
+mod checks;
 mod completion;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::host::{Agent, Host, Process};
-use super::network::HostId;
-use super::queue::Time;
-use super::simulation::run_id;
-use completion::check_told_again;
+pub use checks::check_settled;
 
-use super::worlds::{self, Violation};
-use crate::rendezvous::coordinator::machine::{Command, Machine};
+use super::options::run_id;
+use crate::rendezvous::coordinator::machine::Machine;
 use crate::rendezvous::decider::event::SessionId;
-use crate::rendezvous::node::machine::JoinError;
-use crate::rendezvous::protocol::message::{
-    CoordinatorMessage, Hello, Join, NodeId, NodeMessage, Placed, Placement, Round,
-};
+use crate::rendezvous::protocol::message::{Hello, Join, NodeId, NodeMessage, Placed, Round};
 use crate::rendezvous::protocol::settings::{OnPartition, Settings};
 
 /// The last message of a node on its session, as the coordinator has read it.
@@ -43,19 +38,6 @@ struct Told {
     master: (String, u16),
     /// By rank.
     members: Vec<NodeId>,
-}
-
-/// A member of `round` died at `at`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Loss {
-    /// Its run.
-    pub run: usize,
-    /// The round whose workers it ran.
-    pub round: Round,
-    /// Time of the loss.
-    pub at: Time,
-    /// Time of the last fault on its host before.
-    pub fault: Time,
 }
 
 /// A coordinator's knowledge of a node that introduces itself.
@@ -134,12 +116,6 @@ impl Ledger {
     /// Require one world at a time also where settings allow more, to test this check.
     pub(super) fn hold_to_one_world(&mut self) {
         self.settings.on_partition = OnPartition::Stop;
-    }
-
-    /// Time within which survivors hear of a loss if no other fault happens: the lease, the last look after it (250 ms), and the push,
-    /// each with some transit times.
-    pub fn notice_bound(&self, delay: Duration) -> Duration {
-        self.settings.lease() + Duration::from_millis(260) + delay * 10
     }
 
     pub(super) fn count_from_node(&mut self) {
@@ -255,172 +231,18 @@ impl Ledger {
         self.named.insert((run.round(), 0));
     }
 
-    /// Checks that a member of a running world is not refused for its settings because of newcomers.
-    pub(super) fn check_refusal(&self, message: &NodeMessage, reason: &str) -> Result<(), Violation> {
-        let NodeMessage::Hello(hello) = message else { return Ok(()) };
-        let member = hello.placed.is_some_and(|placed| placed.active);
-        // If a member reports later than a lease, newcomers may have determined the run's settings.
-        let late = self.settings.on_partition == OnPartition::Continue;
-        ensure(!member || !reason.contains(OTHER_SETTINGS) || self.highest > Round(0) || self.closed || late, || {
-            format!("{} runs in a world and is refused by newcomers: {reason}", hello.name)
-        })
-    }
-
-    /// Check the coordinator's commands after an event.
-    pub(super) fn check_decision<'a>(
-        &mut self,
-        machine: &Machine,
-        commands: impl IntoIterator<Item = &'a Command>,
-        life: u32,
-    ) -> Result<(), Violation> {
-        if let Some(run) = machine.run(&self.run_id) {
-            run.check().map_err(Violation::contract)?;
-        }
-        let mut completed: BTreeMap<Round, Vec<(NodeId, &Placement)>> = BTreeMap::new();
-        for command in commands {
-            let Command::Send { session, message } = command else {
-                continue;
-            };
-            self.messages.1 += 1;
-            match message {
-                CoordinatorMessage::Complete(placement) => {
-                    let said = self.said.get(session);
-                    let said = said
-                        .ok_or_else(|| Violation::contract(format!("a place is given to {session:?}, a stranger")))?;
-                    completed.entry(placement.round).or_default().push((said.node, placement));
-                }
-                CoordinatorMessage::Status { waiting, reason, .. } => {
-                    ensure(*waiting == 0 || !reason.is_empty(), || {
-                        "members are interrupted without a reason".to_owned()
-                    })?;
-                }
-                CoordinatorMessage::Closed { .. } => self.closed = true,
-                // Another node has its place, because its process is assumed to have ended. That is not proven either.
-                CoordinatorMessage::Ended { .. } => {
-                    self.gone.extend(self.said.get(session).map(|said| said.node));
-                }
-                _ => {}
-            }
-        }
-        for (round, places) in completed {
-            match self.worlds.get(&(life, round)) {
-                Some(told) => check_told_again(told, round, &places)?,
-                None => self.check_completion(life, round, &places)?,
-            }
-        }
-        Ok(())
-    }
-
-    /// Checks that no two worlds run at once. A node of an earlier world was cut off, and must have stopped its workers before. Nodes
-    /// whose connection has ended are exempt: TCP reported their end, within `reconnect_grace`.
-    pub(super) fn check_one_world<'a>(
-        &self,
-        life: u32,
-        hosts: impl Iterator<Item = (HostId, &'a Host)>,
-        now: Time,
-    ) -> Result<(), Violation> {
-        if self.settings.on_partition == OnPartition::Continue {
-            return Ok(());
-        }
-        let bound = |(number, host): (HostId, &Host)| {
-            let process = host.process.as_ref().filter(|process| !process.done && host.stalled_until < now)?;
-            let placement = process.running()?;
-            let world = self.world_of(process.id, placement.round, placement.rank);
-            let known = world.is_some_and(|world| world.0 == life || self.learned.contains(&world));
-            (known && !self.gone.contains(&process.id)).then(|| process.held(number)).flatten()
-        };
-        worlds::check_one_world(self.highest.0, hosts.filter_map(bound))
-    }
-
     /// The world in which a node has this place, by the life of the coordinator that formed it.
     fn world_of(&self, node: NodeId, round: Round, rank: u32) -> Option<(u32, Round)> {
         let is = |told: &Told| told.members.get(rank as usize) == Some(&node);
         self.worlds.iter().rev().find(|((_, of), told)| *of == round && is(told)).map(|(world, _)| *world)
-    }
-
-    /// Check the outcome of a node's join.
-    pub(super) fn check_outcome(
-        &mut self,
-        process: &Process,
-        outcome: &Result<Placement, JoinError>,
-    ) -> Result<(), Violation> {
-        ensure(process.answers <= process.joins, || {
-            format!("process {} is answered more often than it asked", process.pid)
-        })?;
-        let placement = match outcome {
-            Ok(placement) => placement,
-            Err(error) => {
-                return ensure(!error.to_string().is_empty(), || "an error without words".to_owned());
-            }
-        };
-        let (reached, restart) =
-            self.reached.insert(process.id, (placement.round, placement.restart)).unwrap_or_default();
-        ensure(placement.restart >= restart, || {
-            format!("process {} goes from restart {restart} to {}", process.pid, placement.restart)
-        })?;
-        ensure(placement.round > reached, || {
-            format!("process {} goes from round {reached} to {}", process.pid, placement.round)
-        })?;
-        let told = self.worlds.iter().any(|((_, round), told)| {
-            *round == placement.round
-                && told.size == placement.world_size
-                && told.master == (placement.master_addr.clone(), placement.master_port)
-                && told.members.get(placement.rank as usize) == Some(&process.id)
-        });
-        ensure(told, || format!("process {} holds a place nobody gave it: {placement:?}", process.pid))
-    }
-
-    /// Checks that all joins of an agent that ends were answered.
-    pub(super) fn check_answers(&self, process: &Process) -> Result<(), Violation> {
-        ensure(process.answers == process.joins, || {
-            format!("process {} asked {} times and was answered {} times", process.pid, process.joins, process.answers)
-        })
-    }
-
-    /// Checks that survivors of a loss know by now that their world must re-form, if no other fault happened.
-    pub(super) fn check_noticed<'a>(
-        &self,
-        loss: &Loss,
-        hosts: impl Iterator<Item = (HostId, &'a Host)>,
-        coordinator_fault: Time,
-        now: Time,
-    ) -> Result<(), Violation> {
-        let clear = |fault: Time| fault == Time::ZERO || fault + 3 * self.settings.lease() < loss.at;
-        if !clear(coordinator_fault) || !clear(loss.fault) {
-            return Ok(());
-        }
-        let undisturbed = |process: &Process| {
-            process.running().is_some_and(|place| place.round == loss.round && process.machine.view().waiting == 0)
-        };
-        let survivors = hosts.filter(|(_, host)| clear(host.last_fault));
-        let undisturbed = survivors.filter(|(_, host)| host.process.as_ref().is_some_and(undisturbed));
-        worlds::check_noticed(loss.round.0, loss.at, now, undisturbed.map(|(number, _)| number))
     }
 }
 
 /// Part of the refusal of a node whose settings differ from the run's.
 pub(super) const OTHER_SETTINGS: &str = "give every node the same";
 
-/// Checks a settled job: [`worlds::check_settled`].
-///
-/// # Errors
-/// A node that contradicts it.
-pub fn check_settled<'a>(
-    hosts: impl Iterator<Item = (HostId, &'a Host)>,
-    settings: &Settings,
-) -> Result<(), Violation> {
-    let live: Vec<_> = hosts.filter_map(|(number, host)| Some((number, host.process.as_ref()?))).collect();
-    let running: Vec<_> = live.iter().filter_map(|(number, process)| process.held(*number)).collect();
-    let stopping = live.iter().filter(|(_, process)| matches!(process.agent, Agent::Stopping { .. })).count();
-    worlds::check_settled(live.len(), stopping, &running, settings)
-}
-
 /// Whether nodes with these settings may belong to one run.
 pub(super) fn agree(one: &Settings, other: &Settings) -> bool {
     let of = |settings: &Settings| (settings.min_nodes, settings.max_nodes, settings.max_restarts);
     of(one) == of(other)
-}
-
-fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), Violation> {
-    if holds { Ok(()) } else { Err(Violation::contract(otherwise())) }
 }

@@ -9,9 +9,6 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 
 use super::agent::{Crew, Ours};
-use super::network::HostId;
-use super::queue::Time;
-use super::worlds::Held;
 use crate::agent::Outcome;
 use crate::rendezvous::decider::event::SessionId;
 use crate::rendezvous::node::machine::{JoinError, NodeMachine};
@@ -19,6 +16,9 @@ use crate::rendezvous::protocol::codec::{CodecError, decode_frame, encode_frame,
 use crate::rendezvous::protocol::message::{
     CoordinatorMessage, MAGIC, NodeId, NodeMessage, PROTOCOL_VERSION, Placement,
 };
+use crate::sim::engine::alarm::Alarm;
+use crate::sim::engine::paths::HostId;
+use crate::sim::worlds::Held;
 
 /// The agent's state.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ pub struct Process {
     pub answers: u32,
     /// Time-out of its next join.
     pub join_timeout: Duration,
-    pub(super) tick_at: Option<Time>,
+    pub(super) alarm: Alarm,
     inbox: BytesMut,
 }
 
@@ -87,10 +87,6 @@ pub struct Host {
     pub exits: Vec<Exit>,
     /// Places of the agents on this host, in order.
     pub placements: Vec<Placement>,
-    /// Stopped (SIGSTOP) until then.
-    pub stalled_until: Time,
-    /// Time of the last fault here.
-    pub last_fault: Time,
 }
 
 impl Process {
@@ -106,7 +102,7 @@ impl Process {
             joins: 0,
             answers: 0,
             join_timeout,
-            tick_at: None,
+            alarm: Alarm::default(),
             inbox: BytesMut::new(),
         }
     }
@@ -126,10 +122,6 @@ impl Process {
         decode_frame(&mut self.inbox)
     }
 
-    pub(super) fn is_armed_for(&self, at: Time) -> bool {
-        self.tick_at == Some(at)
-    }
-
     /// The state that decides the future, for [`super::fingerprint`].
     pub(super) fn describe(&self, out: &mut impl fmt::Write) -> fmt::Result {
         let Self { pid, machine, agent, done, conn, inbox, .. } = self;
@@ -145,7 +137,7 @@ impl Process {
         }
     }
 
-    /// The same, in the form of [`super::worlds`].
+    /// The same, in the form of [`crate::sim::worlds`].
     pub fn held(&self, host: HostId) -> Option<Held> {
         let Placement { round, world, rank, world_size, .. } = *self.running()?;
         Some(Held { host, round: round.0, world, rank, size: world_size })

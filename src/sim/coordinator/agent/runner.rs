@@ -1,178 +1,33 @@
-//! Our agent on a host: an [`AgentMachine`] between its node's session and simulated workers.
-//!
-//! This file plays the part of [`crate::agent::runner`]: it performs the machine's commands and passes events to it. Workers take
-//! a while to start, fail, succeed, and end late or not at all when stopped. Invariants of a node's workers are checked where they
-//! could break.
+//! The part of our agent's driver: passes events between session, machine and workers. Part of [`super`].
 
-mod words;
-mod workers;
-
-pub use words::Found;
-
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::host::{self, Agent, Exit, Process};
-use super::network::{End, HostId};
-use super::queue::Time;
-use super::simulation::{Event, Simulation};
-use super::worlds::Violation;
+use super::super::event::Event;
+use super::super::host::{Agent, Exit, Host, Process};
+use super::super::simulation::Simulation;
+use super::{Ends, Ours, pid_of_workers};
 use crate::agent::machine::WORDS_LIMIT;
 use crate::agent::news::Seen;
-use crate::agent::{AgentMachine, Budget, Command, Outcome, Policy};
-use crate::process::Stopping;
+use crate::agent::{Command, Outcome};
 use crate::rendezvous::protocol::message::Failure;
-use words::Listening;
+use crate::sim::engine::paths::{End, HostId};
+use crate::sim::engine::queue::Time;
+use crate::sim::worlds::Violation;
 
-/// The hosts that run our agent, and the behaviour of their workers. Default: none, all agents are PyTorch's.
-#[derive(Clone, Debug, Default)]
-pub struct Agents {
-    /// The hosts that run our agent.
-    pub hosts: BTreeSet<HostId>,
-    /// Restarts of each agent, if it counts for itself. `None`: the coordinator counts.
-    pub restarts_left: Option<u32>,
-    /// Grace of workers after the stop signal.
-    pub grace: Duration,
-    /// How long a node waits for the others at the end.
-    pub exit_barrier_timeout: Option<Duration>,
-    /// Shortest and longest time from the decision to start workers until they run.
-    pub start: (Duration, Duration),
-    /// Shortest and longest time that a worker takes to end after the stop signal.
-    pub stop: (Duration, Duration),
-    /// Percentage of workers that take up to twice the grace, so that some have to be killed.
-    pub stubborn: u64,
-    /// Percentage of starts that fail.
-    pub bad_starts: u64,
-    /// Until when starts fail.
-    pub bad_starts_until: Time,
-    /// Shortest and longest time that collecting a failed worker's words takes.
-    pub words: (Duration, Duration),
-    /// Percentage of failures whose words are on a file system that hangs.
-    pub hanging_files: u64,
-}
-
-/// An event of the workers of a generation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CrewEvent {
-    /// The workers run.
-    Started,
-    /// A worker cannot be started, and none runs.
-    NotStarted,
-    /// A worker ends.
-    Ends {
-        /// Its local rank.
-        local_rank: u32,
-        /// Whether with exit code 0.
-        well: bool,
-    },
-    /// The stop's deadline.
-    Tick,
-}
-
-/// Killed processes are gone within this time.
-const KILLED_WITHIN: Duration = Duration::from_millis(50);
 /// Time by which an agent's end may exceed its grace.
 const MARGIN: Duration = Duration::from_secs(1);
 
-/// The workers of one generation on a host.
-#[derive(Clone, Debug)]
-pub struct Crew {
-    generation: u64,
-    /// Whether they run yet.
-    up: bool,
-    left: BTreeSet<u32>,
-    stopping: Option<Stopping>,
-}
-
-/// Our agent in a process.
-#[derive(Clone, Debug)]
-pub struct Ours {
-    pub(super) machine: AgentMachine,
-    workers: u32,
-    grace: Duration,
-    seen: Option<Seen>,
-    ending: Option<Outcome>,
-    first_rank: u32,
-    /// Workers of the last generation that ended well.
-    succeeded: u32,
-    tick_at: Option<Time>,
-    /// The signal that it got.
-    signal: Option<i32>,
-    /// The first failure of the current round, once there was one.
-    listening: Option<Listening>,
-}
-
-/// How the agents of a job ended.
-#[derive(Clone, Debug, Default)]
-pub struct Ends {
-    /// The outcome of each agent that ended, in order.
-    pub outcomes: Vec<(HostId, Outcome)>,
-    /// The cause that the first agent of a failed job reported.
-    cause: Option<Option<Box<Failure>>>,
-}
-
-/// Number of workers on a host.
-pub(super) fn worker_count(host: HostId) -> u32 {
-    1 + host as u32 % 3
-}
-
-fn pid_of_workers(host: HostId) -> u32 {
-    1000 + host as u32
-}
-
-impl Ours {
-    pub(super) fn new(host: HostId, pid: u64, agents: &Agents) -> Self {
-        let workers = worker_count(host);
-        let policy = Policy {
-            budget: agents.restarts_left.map_or(Budget::Job, Budget::Node),
-            workers,
-            grace: agents.grace,
-            exit_barrier_timeout: agents.exit_barrier_timeout,
-        };
-        Self {
-            machine: AgentMachine::new(policy, host::name(host, pid)),
-            workers,
-            grace: agents.grace,
-            seen: None,
-            ending: None,
-            first_rank: 0,
-            succeeded: 0,
-            tick_at: None,
-            signal: None,
-            listening: None,
-        }
-    }
-
-    /// Another event than its own failure ends this node's round.
-    fn need_not_report(&mut self) {
-        self.listening.iter_mut().for_each(|listening| listening.moot = true);
-    }
-
-    fn failure(&self, host: HostId, local_rank: u32, exit: &str, returncode: i32) -> Failure {
-        Failure {
-            node: String::new(),
-            role: "default".to_owned(),
-            local_rank,
-            global_rank: self.first_rank + local_rank,
-            pid: pid_of_workers(host),
-            exit: exit.to_owned(),
-            returncode,
-            message: String::new(),
-            counts: true,
-        }
-    }
-}
-
 impl Simulation {
     /// The agent on a host, if it is ours.
-    fn ours(&mut self, host: HostId) -> Option<(&mut Process, &mut Ours)> {
+    pub(super) fn ours(&mut self, host: HostId) -> Option<(&mut Process, &mut Ours)> {
         // Stored beside the process, so that both can be borrowed at once.
         let host = &mut self.hosts[host];
         host.process.as_mut().zip(host.ours.as_mut())
     }
 
     /// Pass events between session, agent and workers until there are none.
-    pub(super) fn after_ours(&mut self, host: HostId) -> Result<(), Violation> {
+    pub(in crate::sim::coordinator) fn after_ours(&mut self, host: HostId) -> Result<(), Violation> {
         loop {
             self.hear(host)?;
             let Some((_, ours)) = self.ours(host) else { return Ok(()) };
@@ -258,11 +113,11 @@ impl Simulation {
                 self.flush_node(host)?;
                 let conn = self.hosts[host].process.as_mut().and_then(|process| process.conn.take());
                 if let Some(conn) = conn {
-                    self.network.close(conn, End::Node, &mut self.dice, &mut self.queue);
+                    self.network.close(conn, End::Node, &mut self.engine);
                 }
             }
             Command::Close(verdict) => process.machine.close(verdict),
-            Command::Tell(text) | Command::Warn(text) => self.remark(|| format!("host{host}: {text}")),
+            Command::Tell(text) | Command::Warn(text) => self.engine.remark(|| format!("host{host}: {text}")),
             Command::End(outcome) => {
                 ours.ending = Some(*outcome);
                 process.agent = Agent::Stopping { again: false };
@@ -272,20 +127,25 @@ impl Simulation {
     }
 
     /// Our agent gets a signal, so it has to end in time.
-    pub(super) fn signal_agent(&mut self, host: HostId, signal: i32) -> Result<(), Violation> {
+    pub(in crate::sim::coordinator) fn signal_agent(&mut self, host: HostId, signal: i32) -> Result<(), Violation> {
         let now = self.now();
         let Some((process, ours)) = self.ours(host) else { return Ok(()) };
         ours.signal.get_or_insert(signal);
         ours.need_not_report();
         ours.machine.on_signal(signal);
         let (pid, by) = (process.pid, now + ours.grace + MARGIN);
-        self.queue.push(by, Event::MustBeGone(host, pid, now));
+        self.engine.push(by, Event::MustBeGone(host, pid, now));
         self.after_node(host)
     }
 
     /// Checks that a signal has ended the agent, unless it stood still meanwhile.
-    pub(super) fn check_gone(&mut self, host: HostId, pid: u64, since: Time) -> Result<(), Violation> {
-        let stood_still = self.hosts[host].stalled_until > since;
+    pub(in crate::sim::coordinator) fn check_gone(
+        &mut self,
+        host: HostId,
+        pid: u64,
+        since: Time,
+    ) -> Result<(), Violation> {
+        let stood_still = self.stalled_until(host) > since;
         match self.process(host, pid) {
             Some(process) if !stood_still => {
                 let text = format!("host{host} got a signal at {since:?} and is still there: {process:?}");
@@ -295,25 +155,20 @@ impl Simulation {
         }
     }
 
-    pub(super) fn tick_agent(&mut self, host: HostId, pid: u64) -> Result<(), Violation> {
+    pub(in crate::sim::coordinator) fn tick_agent(&mut self, host: HostId, pid: u64) -> Result<(), Violation> {
         let (now, at) = (self.instant(), self.now());
         let Some((_, ours)) = self.ours(host).filter(|(process, _)| process.pid == pid) else { return Ok(()) };
-        if ours.tick_at.is_some_and(|tick_at| tick_at <= at) {
-            ours.tick_at = None;
+        if ours.alarm.rings(at) {
             ours.machine.on_tick(now);
         }
         self.after_node(host)
     }
 
     fn arm_agent(&mut self, host: HostId) {
-        let origin = self.origin;
-        let Some((process, ours)) = self.ours(host) else { return };
+        let Host { process: Some(process), ours: Some(ours), .. } = &mut self.hosts[host] else { return };
         let Some(deadline) = ours.machine.next_deadline() else { return };
-        let at = deadline.saturating_duration_since(origin);
-        if ours.tick_at.is_none_or(|tick_at| at < tick_at) {
-            ours.tick_at = Some(at);
-            let event = Event::AgentTick(host, process.pid);
-            self.queue.push(at, event);
+        if let Some(at) = ours.alarm.set(self.engine.due(deadline)) {
+            self.engine.push(at, Event::AgentTick(host, process.pid));
         }
     }
 

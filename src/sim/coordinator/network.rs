@@ -1,6 +1,6 @@
 //! Connections between hosts and the coordinator: ordered streams that may be delayed, broken, or silent.
 //!
-//! Owns bytes in transit. Leaves both ends to [`super::host`] and [`super::coordinator`].
+//! Owns bytes in transit. Leaves both ends to [`super::host`] and [`super::server`], and cuts to the engine's paths.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,40 +8,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::queue::{Dice, Queue, Time};
-use super::simulation::Event;
+use super::event::Event;
 use crate::rendezvous::decider::event::SessionId;
-
-/// Number of a host.
-pub type HostId = usize;
-
-/// One end of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum End {
-    /// The host's.
-    Node = 0,
-    /// The coordinator's.
-    Coordinator = 1,
-}
-
-impl End {
-    /// The opposite end.
-    pub fn other(self) -> Self {
-        match self {
-            Self::Node => Self::Coordinator,
-            Self::Coordinator => Self::Node,
-        }
-    }
-}
-
-/// What happens to messages sent into a partition.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Partition {
-    /// They arrive once it is over, as with TCP's retransmission.
-    Held,
-    /// They are lost together with their connection. Neither end is told.
-    Lost,
-}
+use crate::sim::engine::Engine;
+use crate::sim::engine::paths::{End, HostId, Partition};
+use crate::sim::engine::queue::Time;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
@@ -68,46 +39,20 @@ struct Connection {
 /// Factor of [`Network::numbered_by_host`].
 const BY_HOST: u64 = 1_000_000;
 
-/// All connections, and the state of the paths they take.
-#[derive(Clone, Debug)]
+/// All connections.
+#[derive(Clone, Debug, Default)]
 pub struct Network {
-    /// Shortest and longest transit time.
-    delay: (Duration, Duration),
     connections: BTreeMap<SessionId, Connection>,
     opened: u64,
     opened_by: BTreeMap<HostId, u64>,
     /// Connections are numbered by host, so that the order in which hosts connect does not change the state.
     pub(super) numbered_by_host: bool,
-    /// The end of the cut on the path to each end, by host.
-    cut: BTreeMap<(HostId, usize), (Time, Partition)>,
 }
 
 impl Network {
     /// A network without connections.
-    pub fn new(delay: (Duration, Duration)) -> Self {
-        Self {
-            delay,
-            connections: BTreeMap::new(),
-            opened: 0,
-            opened_by: BTreeMap::new(),
-            numbered_by_host: false,
-            cut: BTreeMap::new(),
-        }
-    }
-
-    /// Transit time of the next message.
-    pub fn delay(&self, dice: &mut Dice) -> Duration {
-        dice.duration(self.delay)
-    }
-
-    /// The path from `host` to the coordinator, or back, is cut until `until`.
-    pub fn partition(&mut self, host: HostId, to: End, until: Time, kind: Partition) {
-        self.cut.insert((host, to as usize), (until, kind));
-    }
-
-    /// The present cut on a path, if any.
-    pub fn cut(&self, host: HostId, to: End, now: Time) -> Option<(Time, Partition)> {
-        self.cut.get(&(host, to as usize)).copied().filter(|(until, _)| *until > now)
+    pub fn new() -> Self {
+        Self::default()
     }
 
     /// Open a connection for the process `pid` on `host`.
@@ -134,13 +79,13 @@ impl Network {
     }
 
     /// Send bytes from one end to the other; `None` for the end of the stream.
-    pub fn send(&mut self, id: SessionId, from: End, bytes: Option<Bytes>, dice: &mut Dice, queue: &mut Queue<Event>) {
-        let (now, delay) = (queue.now(), self.delay(dice));
+    pub fn send(&mut self, id: SessionId, from: End, bytes: Option<Bytes>, engine: &mut Engine<Event>) {
+        let (now, delay) = (engine.now(), engine.transit());
         let to = from.other();
         let Some(host) = self.connections.get(&id).map(|c| c.host) else {
             return;
         };
-        let cut = self.cut(host, to, now);
+        let cut = engine.paths.cut_now(host, to, now);
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
@@ -154,7 +99,7 @@ impl Network {
                 return;
             }
             // The path works again, but the connection does not: the sender is told.
-            (Fate::Silent, None) => return queue.push(now + delay, Event::Eof { conn: id, to: from }),
+            (Fate::Silent, None) => return engine.push(now + delay, Event::Eof { conn: id, to: from }),
             (Fate::Sound, Some((_, Partition::Held)) | None) => {}
         }
         let sent = cut.map_or(now, |(until, _)| until);
@@ -164,12 +109,12 @@ impl Network {
             Some(bytes) => Event::Deliver { conn: id, to, bytes },
             None => Event::Eof { conn: id, to },
         };
-        queue.push(arrival, event);
+        engine.push(arrival, event);
     }
 
     /// One end closes its socket. The other end sees the end of the stream after all bytes that were sent.
-    pub fn close(&mut self, id: SessionId, end: End, dice: &mut Dice, queue: &mut Queue<Event>) {
-        self.send(id, end, None, dice, queue);
+    pub fn close(&mut self, id: SessionId, end: End, engine: &mut Engine<Event>) {
+        self.send(id, end, None, engine);
         self.release(id, end);
     }
 
@@ -185,15 +130,15 @@ impl Network {
     }
 
     /// The connection breaks. Bytes in transit are lost. Each end that still holds it is told within `told_within`.
-    pub fn sever(&mut self, id: SessionId, told_within: Duration, dice: &mut Dice, queue: &mut Queue<Event>) {
+    pub fn sever(&mut self, id: SessionId, told_within: Duration, engine: &mut Engine<Event>) {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
         connection.fate = Fate::Broken;
         for to in [End::Node, End::Coordinator] {
             if connection.open[to as usize] {
-                let after = dice.duration((Duration::ZERO, told_within));
-                queue.push(queue.now() + after, Event::Eof { conn: id, to });
+                let after = engine.dice.duration((Duration::ZERO, told_within));
+                engine.push_after(after, Event::Eof { conn: id, to });
             }
         }
     }
@@ -207,12 +152,9 @@ impl Network {
     }
 
     /// The state that decides the future, for [`super::fingerprint`].
-    pub(super) fn describe(&self, now: Time, out: &mut impl fmt::Write) -> fmt::Result {
-        for (id, connection) in &self.connections {
-            write!(out, "\n{id:?} {:?} {:?}", connection.fate, connection.open)?;
-        }
-        let cuts = self.cut.iter().filter(|(_, (until, _))| *until > now);
-        cuts.into_iter().try_for_each(|(path, (until, kind))| write!(out, "\n{path:?} {:?} {kind:?}", *until - now))
+    pub(super) fn describe(&self, out: &mut impl fmt::Write) -> fmt::Result {
+        let mut all = self.connections.iter();
+        all.try_for_each(|(id, connection)| write!(out, "\n{id:?} {:?} {:?}", connection.fate, connection.open))
     }
 
     /// All connections whose coordinator's end is open.

@@ -5,10 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::agent::Agents;
-use super::plan::{Failure, Plan, Report, live_plan};
-use super::queue::Dice;
-use super::simulation::Action;
+use super::history::{Report, live_plan};
+use super::options::Action;
+use super::plan::Plan;
 use crate::agent::Outcome;
+use crate::sim::engine::dice::Dice;
+use crate::sim::engine::history::Failure;
 
 /// Number of agents by how they ended, as of [`kind_of`].
 pub type Counts = BTreeMap<&'static str, usize>;

@@ -1,0 +1,363 @@
+//! Jobs over one shared cell: several nodes of [`crate::rendezvous::cell`] with separate clocks, a cell that delays and loses
+//! operations, and PyTorch's agents. The invariants are those of jobs with a coordinator, checked on the cell's states.
+
+mod checks;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::engine::dice::Dice;
+use super::engine::history::{Failure, History};
+use super::engine::paths::{End, HostId, Partition};
+use super::engine::queue::Time;
+use super::engine::{Engine, Happens, Model};
+use super::shared::{self, Host, Joined, Node};
+use super::worlds::Violation;
+use crate::rendezvous::cell::node::{CellCommand, CellNode, Liveness};
+use crate::rendezvous::protocol::message::{Hello, NodeId, Round};
+use crate::rendezvous::protocol::settings::Settings;
+
+/// How long a caller waits for the cell's answer before it counts as lost.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The result of a history.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CellReport {
+    /// Nodes.
+    pub hosts: usize,
+    /// Rounds that completed.
+    pub rounds: u64,
+    /// Successful writes, and writes that were refused because another was first.
+    pub writes: (u64, u64),
+    /// Digest of all events.
+    pub digest: u64,
+}
+
+/// What happens in it.
+#[derive(Clone, Debug)]
+enum Event {
+    Start(HostId),
+    Kill(HostId),
+    Stall(HostId, Time),
+    Resume(HostId),
+    Cut(HostId, Time),
+    Tick(HostId, u64),
+    /// A request of a process on the host, which knows this version of the cell, arrives at the cell. If so drawn, its answer gets lost.
+    Arrive(HostId, u32, CellCommand, u64, bool),
+    Answer(HostId, u32, Answer),
+    Stopped(HostId, u32),
+    /// The agent gives up its join, and joins again after this time.
+    Abandon(HostId, Duration),
+}
+
+#[derive(Clone, Debug)]
+enum Answer {
+    State(Option<Vec<u8>>, u64),
+    Written(u64),
+    Conflict(Option<Vec<u8>>, u64),
+    Failed,
+}
+
+/// One job over one cell.
+#[derive(Debug)]
+struct Job {
+    engine: Engine<Event>,
+    settings: Settings,
+    hosts: Vec<Host<CellNode>>,
+    /// The last version of the cell that each host was told.
+    tokens: Vec<u64>,
+    /// Percentage of requests, and of answers, that get lost.
+    losses: u64,
+    cell: Option<Vec<u8>>,
+    version: u64,
+    worlds: BTreeMap<Round, (Vec<NodeId>, (String, u16))>,
+    report: CellReport,
+}
+
+/// Live through the history of a seed.
+///
+/// # Errors
+/// The first invariant that breaks. With `keep_history`, the last events before it.
+pub fn live(seed: u64, keep_history: bool) -> Result<CellReport, Box<Failure>> {
+    let mut job = Job::draw(seed);
+    if keep_history {
+        job.engine.record.keep_lines();
+    }
+    let calm_at = job.plan_abandons(seed).max(job.plan());
+    job.live(seed, calm_at).map(|job| CellReport { digest: job.engine.record.digest().0, ..job.report })
+}
+
+impl Job {
+    fn draw(seed: u64) -> Job {
+        let mut dice = Dice::new(seed);
+        let hosts = dice.between(1, 8) as usize;
+        let max_nodes = dice.between(1, hosts as u64 + 1) as u32;
+        let mut settings = Settings::new(dice.between(1, u64::from(max_nodes)) as u32, max_nodes);
+        settings.last_call_timeout = dice.duration((Duration::ZERO, Duration::from_secs(30)));
+        settings.settle_timeout = dice.duration((Duration::ZERO, Duration::from_secs(3)));
+        settings.keep_alive_interval = dice.duration((Duration::from_secs(3), Duration::from_secs(5)));
+        let slowest = Duration::from_millis([2, 20, 200][dice.between(0, 2) as usize]);
+        let losses = [0, 0, 2, 10][dice.between(0, 3) as usize];
+        Job {
+            hosts: shared::draw_hosts(hosts, &mut dice),
+            tokens: vec![0; hosts],
+            settings,
+            losses,
+            cell: None,
+            version: 0,
+            worlds: BTreeMap::new(),
+            report: CellReport { hosts, ..CellReport::default() },
+            engine: Engine::new(dice, (Duration::from_micros(100), slowest)),
+        }
+    }
+
+    /// Draw when agents give up a join, apart from everything else. Returns the time after which none does.
+    fn plan_abandons(&mut self, seed: u64) -> Time {
+        let (mut dice, mut calm_at) = (Dice::new(!seed), Time::ZERO);
+        for _ in 0..dice.between(0, 4) {
+            let host = dice.between(0, self.hosts.len() as u64 - 1) as usize;
+            let at = dice.duration((Duration::ZERO, Duration::from_secs(90)));
+            let away = dice.duration((Duration::ZERO, Duration::from_secs(2)));
+            self.engine.push(at, Event::Abandon(host, away));
+            calm_at = calm_at.max(at + away);
+        }
+        calm_at
+    }
+
+    /// Draw starts and faults. Returns the time after which no fault happens.
+    fn plan(&mut self) -> Time {
+        let Engine { dice, queue, .. } = &mut self.engine;
+        let hosts = self.hosts.len();
+        let spread = [0, 2_000, 60_000][dice.between(0, 2) as usize];
+        let mut calm_at = Time::ZERO;
+        for host in 0..hosts {
+            let at = Duration::from_millis(dice.between(0, spread));
+            queue.push(at, Event::Start(host));
+            calm_at = calm_at.max(at);
+        }
+        for _ in 0..dice.between(0, 12) {
+            let host = dice.between(0, hosts as u64 - 1) as usize;
+            let at = dice.duration((Duration::ZERO, Duration::from_secs(200)));
+            let lasts = dice.duration((Duration::from_millis(10), Duration::from_secs(60)));
+            match dice.between(0, 3) {
+                0 => {
+                    queue.push(at, Event::Kill(host));
+                    if dice.chance(60) {
+                        queue.push(at + lasts, Event::Start(host));
+                    }
+                }
+                1 => queue.push(at, Event::Stall(host, at + lasts)),
+                2 => queue.push(at, Event::Cut(host, at + lasts)),
+                // The whole backend cannot be reached.
+                _ => (0..hosts).for_each(|host| queue.push(at, Event::Cut(host, at + lasts))),
+            }
+            calm_at = calm_at.max(at + lasts);
+        }
+        calm_at
+    }
+
+    fn start(&mut self, number: HostId) {
+        let mut id = [0; 2].map(|_| self.engine.dice.number());
+        id[1] |= 1;
+        let node = NodeId(u128::from(id[0]) << 64 | u128::from(id[1]));
+        let now = self.engine.now();
+        let host = &mut self.hosts[number];
+        let hello = Hello::new("job", node, format!("host{number}:{}", host.life), self.settings.clone());
+        let hello = Hello { local_addr: Some(format!("host{number}")), ..hello };
+        let node = CellNode::new(hello, Liveness::Counters, host.clock_at(now));
+        host.start(node, true, now);
+        self.engine.push(now, Event::Tick(number, 0));
+    }
+
+    fn on_answer(&mut self, number: HostId, answer: Answer) {
+        let host = &mut self.hosts[number];
+        let now = host.clock_at(self.engine.now());
+        let Some(node) = &mut host.node else { return };
+        if let Answer::State(_, version) | Answer::Written(version) | Answer::Conflict(_, version) = answer {
+            self.tokens[number] = version;
+        }
+        match answer {
+            Answer::State(value, _) => node.on_state(value.as_deref(), now),
+            Answer::Written(_) => node.on_written(now),
+            Answer::Conflict(value, _) => node.on_conflict(value.as_deref(), now),
+            Answer::Failed => node.on_failed("the cell does not answer".into(), now),
+        }
+    }
+
+    /// Plays the part of the driver and of the agent.
+    fn pump(&mut self, number: HostId) -> Result<(), Violation> {
+        let now = self.engine.now();
+        loop {
+            let host = &mut self.hosts[number];
+            let clock = host.clock_at(now);
+            let Some(node) = &mut host.node else { return Ok(()) };
+            node.on_tick(clock);
+            if let Some(command) = node.take_command() {
+                self.send(number, command);
+                continue;
+            }
+            match host.take_outcome(number)? {
+                Some(Joined::Placed) => {
+                    self.check_place(number)?;
+                    continue;
+                }
+                Some(Joined::Again) => {
+                    host.join(true, now);
+                    continue;
+                }
+                Some(Joined::Closed) | None => {}
+            }
+            if host.open_store(now) {
+                continue;
+            }
+            if host.look(number)? {
+                let takes = self.engine.dice.duration((Duration::from_millis(10), Duration::from_secs(5)));
+                self.engine.push_after(takes, Event::Stopped(number, host.life));
+            }
+            if let Some((at, tick)) = host.arm(now) {
+                self.engine.push(at, Event::Tick(number, tick));
+            }
+            return Ok(());
+        }
+    }
+
+    fn send(&mut self, number: HostId, command: CellCommand) {
+        let (now, life) = (self.engine.now(), self.hosts[number].life);
+        let cut = self.engine.paths.cut_now(number, End::Coordinator, now).is_some();
+        let (lost, deaf) = (cut || self.engine.dice.chance(self.losses), self.engine.dice.chance(self.losses));
+        if lost {
+            return self.engine.push_after(PATIENCE, Event::Answer(number, life, Answer::Failed));
+        }
+        let takes = self.engine.transit();
+        self.engine.push_after(takes, Event::Arrive(number, life, command, self.tokens[number], deaf));
+    }
+
+    /// What the cell answers to a host that knows this version of it.
+    fn answer(&mut self, command: CellCommand, token: u64) -> Result<Answer, Violation> {
+        Ok(match command {
+            CellCommand::Read => Answer::State(self.cell.clone(), self.version),
+            CellCommand::Write(_) if token != self.version => {
+                self.report.writes.1 += 1;
+                Answer::Conflict(self.cell.clone(), self.version)
+            }
+            CellCommand::Write(bytes) => {
+                self.check_write(&bytes)?;
+                self.report.writes.0 += 1;
+                self.version += 1;
+                self.cell = Some(bytes);
+                Answer::Written(self.version)
+            }
+        })
+    }
+}
+
+impl Node for CellNode {
+    fn inner(&self) -> &CellNode {
+        self
+    }
+
+    fn inner_mut(&mut self) -> &mut CellNode {
+        self
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        CellNode::next_deadline(self)
+    }
+}
+
+impl Model for Job {
+    type Event = Event;
+    type Broken = Violation;
+
+    fn engine(&mut self) -> &mut Engine<Event> {
+        &mut self.engine
+    }
+
+    fn place(&self, event: &Event) -> Happens {
+        match event {
+            Event::Tick(host, _) | Event::Answer(host, ..) | Event::Stopped(host, _) | Event::Abandon(host, _) => {
+                Happens::In(Some(*host))
+            }
+            _ => Happens::Outside,
+        }
+    }
+
+    fn handle(&mut self, event: Event) -> Result<(), Violation> {
+        let now = self.engine.now();
+        match event {
+            Event::Start(host) => {
+                if self.hosts[host].node.is_none() {
+                    self.start(host);
+                }
+            }
+            Event::Kill(host) => {
+                self.hosts[host].kill();
+                self.engine.processes.end(Some(host), now);
+            }
+            Event::Stall(host, until) => {
+                self.engine.processes.stall(Some(host), until);
+                self.engine.push(until, Event::Resume(host));
+            }
+            Event::Resume(host) => {
+                let missed = self.engine.processes.missed(Some(host), now);
+                return missed.into_iter().flatten().try_for_each(|event| self.happen(event));
+            }
+            Event::Cut(host, until) => self.engine.paths.cut(host, End::Coordinator, until, Partition::Lost),
+            Event::Tick(host, tick) => {
+                if self.hosts[host].wants(tick) {
+                    return self.pump(host);
+                }
+            }
+            Event::Arrive(host, life, command, token, lost) => {
+                let answer = self.answer(command, token)?;
+                let (takes, answer) = if lost { (PATIENCE, Answer::Failed) } else { (self.engine.transit(), answer) };
+                self.engine.push_after(takes, Event::Answer(host, life, answer));
+            }
+            Event::Answer(host, life, answer) => {
+                if self.hosts[host].life == life {
+                    self.on_answer(host, answer);
+                }
+                return self.pump(host);
+            }
+            Event::Abandon(host, away) => {
+                if self.hosts[host].abandon(now) {
+                    self.engine.push_after(away, Event::Stopped(host, self.hosts[host].life));
+                }
+                return self.pump(host);
+            }
+            Event::Stopped(host, life) => {
+                if self.hosts[host].life == life {
+                    self.hosts[host].join(true, now);
+                }
+                return self.pump(host);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl History for Job {
+    /// A lease that is noticed late (twice 15 s, because a node that was stopped charges others 2.5 s a look at most), workers that
+    /// stop (5 s), and two last calls (30 s each).
+    const SETTLE_WITHIN: Duration = Duration::from_secs(150);
+    const GONE_WITHIN: Duration = Duration::from_secs(30);
+
+    fn calm(&mut self) {
+        self.losses = 0;
+    }
+
+    fn check_settled(&mut self) -> Result<(), Violation> {
+        shared::check_settled(&self.hosts, &self.settings)
+    }
+
+    fn close(&mut self) -> Vec<HostId> {
+        let Some(by) = self.hosts.iter().position(|host| host.node.is_some()) else { return Vec::new() };
+        let now = self.engine.now();
+        self.hosts[by].close(by, now);
+        self.engine.push(now, Event::Tick(by, 0));
+        vec![by]
+    }
+
+    fn check_ended(&mut self, _: &[HostId]) -> Result<(), Violation> {
+        shared::check_all_done(&self.hosts)
+    }
+}

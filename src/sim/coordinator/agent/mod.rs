@@ -1,0 +1,179 @@
+//! Our agent on a host: an [`AgentMachine`] between its node's session and simulated workers.
+//!
+//! `runner` plays the part of [`crate::agent::runner`]: it performs the machine's commands and passes events to it. `workers` take
+//! a while to start, fail, succeed, and end late or not at all when stopped. `words` are those of failed workers. Invariants of a
+//! node's workers are checked where they could break.
+
+mod runner;
+mod words;
+mod workers;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::agent::news::Seen;
+use crate::agent::{AgentMachine, Budget, Outcome, Policy};
+use crate::process::Stopping;
+use crate::rendezvous::protocol::message::{Failure, Round};
+use crate::sim::engine::alarm::Alarm;
+use crate::sim::engine::paths::HostId;
+use crate::sim::engine::queue::Time;
+
+/// The hosts that run our agent, and the behaviour of their workers. Default: none, all agents are PyTorch's.
+#[derive(Clone, Debug, Default)]
+pub struct Agents {
+    /// The hosts that run our agent.
+    pub hosts: BTreeSet<HostId>,
+    /// Restarts of each agent, if it counts for itself. `None`: the coordinator counts.
+    pub restarts_left: Option<u32>,
+    /// Grace of workers after the stop signal.
+    pub grace: Duration,
+    /// How long a node waits for the others at the end.
+    pub exit_barrier_timeout: Option<Duration>,
+    /// Shortest and longest time from the decision to start workers until they run.
+    pub start: (Duration, Duration),
+    /// Shortest and longest time that a worker takes to end after the stop signal.
+    pub stop: (Duration, Duration),
+    /// Percentage of workers that take up to twice the grace, so that some have to be killed.
+    pub stubborn: u64,
+    /// Percentage of starts that fail.
+    pub bad_starts: u64,
+    /// Until when starts fail.
+    pub bad_starts_until: Time,
+    /// Shortest and longest time that collecting a failed worker's words takes.
+    pub words: (Duration, Duration),
+    /// Percentage of failures whose words are on a file system that hangs.
+    pub hanging_files: u64,
+}
+
+/// An event of the workers of a generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CrewEvent {
+    /// The workers run.
+    Started,
+    /// A worker cannot be started, and none runs.
+    NotStarted,
+    /// A worker ends.
+    Ends {
+        /// Its local rank.
+        local_rank: u32,
+        /// Whether with exit code 0.
+        well: bool,
+    },
+    /// The stop's deadline.
+    Tick,
+}
+
+/// The workers of one generation on a host.
+#[derive(Clone, Debug)]
+pub struct Crew {
+    generation: u64,
+    /// Whether they run yet.
+    up: bool,
+    left: BTreeSet<u32>,
+    stopping: Option<Stopping>,
+}
+
+/// Our agent in a process.
+#[derive(Clone, Debug)]
+pub struct Ours {
+    pub(super) machine: AgentMachine,
+    workers: u32,
+    grace: Duration,
+    seen: Option<Seen>,
+    ending: Option<Outcome>,
+    first_rank: u32,
+    /// Workers of the last generation that ended well.
+    succeeded: u32,
+    alarm: Alarm,
+    /// The signal that it got.
+    signal: Option<i32>,
+    /// The first failure of the current round, once there was one.
+    listening: Option<Listening>,
+}
+
+/// How the agents of a job ended.
+#[derive(Clone, Debug, Default)]
+pub struct Ends {
+    /// The outcome of each agent that ended, in order.
+    pub outcomes: Vec<(HostId, Outcome)>,
+    /// The cause that the first agent of a failed job reported.
+    cause: Option<Option<Box<Failure>>>,
+}
+
+/// Number of workers on a host.
+pub(super) fn worker_count(host: HostId) -> u32 {
+    1 + host as u32 % 3
+}
+
+fn pid_of_workers(host: HostId) -> u32 {
+    1000 + host as u32
+}
+
+impl Ours {
+    pub(super) fn new(host: HostId, name: String, agents: &Agents) -> Self {
+        let workers = worker_count(host);
+        let policy = Policy {
+            budget: agents.restarts_left.map_or(Budget::Job, Budget::Node),
+            workers,
+            grace: agents.grace,
+            exit_barrier_timeout: agents.exit_barrier_timeout,
+        };
+        Self {
+            machine: AgentMachine::new(policy, name),
+            workers,
+            grace: agents.grace,
+            seen: None,
+            ending: None,
+            first_rank: 0,
+            succeeded: 0,
+            alarm: Alarm::default(),
+            signal: None,
+            listening: None,
+        }
+    }
+
+    /// Another event than its own failure ends this node's round.
+    fn need_not_report(&mut self) {
+        self.listening.iter_mut().for_each(|listening| listening.moot = true);
+    }
+
+    fn failure(&self, host: HostId, local_rank: u32, exit: &str, returncode: i32) -> Failure {
+        Failure {
+            node: String::new(),
+            role: "default".to_owned(),
+            local_rank,
+            global_rank: self.first_rank + local_rank,
+            pid: pid_of_workers(host),
+            exit: exit.to_owned(),
+            returncode,
+            message: String::new(),
+            counts: true,
+        }
+    }
+}
+
+/// A driver's result of collecting words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Collecting them hangs.
+    Hang,
+    /// All words.
+    All,
+}
+
+/// A round's first failure, as seen by the machine's driver and the other nodes.
+#[derive(Clone, Debug)]
+struct Listening {
+    round: Round,
+    local_rank: u32,
+    since: Time,
+    /// The words that the machine has got.
+    found: Option<Found>,
+    /// It got them while it waited for them.
+    in_time: bool,
+    /// The failure has been reported.
+    reported: bool,
+    /// No report is needed: another event ends the round, or other nodes are not concerned.
+    moot: bool,
+}

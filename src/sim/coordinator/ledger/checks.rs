@@ -1,0 +1,178 @@
+//! What must be true of the coordinator's decisions, of what nodes are told, and of a settled job. Part of [`super`].
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::super::event::Loss;
+use super::super::host::{Agent, Host, Process};
+use super::completion::check_told_again;
+use super::{Ledger, OTHER_SETTINGS};
+use crate::rendezvous::coordinator::machine::{Command, Machine};
+use crate::rendezvous::node::machine::JoinError;
+use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeId, NodeMessage, Placement, Round};
+use crate::rendezvous::protocol::settings::{OnPartition, Settings};
+use crate::sim::engine::paths::HostId;
+use crate::sim::engine::queue::Time;
+use crate::sim::worlds::{self, Violation, ensure_contract as ensure};
+
+impl Ledger {
+    /// Time within which survivors hear of a loss if no other fault happens: the lease, the last look after it (250 ms), and the push,
+    /// each with some transit times.
+    pub fn notice_bound(&self, delay: Duration) -> Duration {
+        self.settings.lease() + Duration::from_millis(260) + delay * 10
+    }
+
+    /// Checks that a member of a running world is not refused for its settings because of newcomers.
+    pub(in crate::sim::coordinator) fn check_refusal(
+        &self,
+        message: &NodeMessage,
+        reason: &str,
+    ) -> Result<(), Violation> {
+        let NodeMessage::Hello(hello) = message else { return Ok(()) };
+        let member = hello.placed.is_some_and(|placed| placed.active);
+        // If a member reports later than a lease, newcomers may have determined the run's settings.
+        let late = self.settings.on_partition == OnPartition::Continue;
+        ensure(!member || !reason.contains(OTHER_SETTINGS) || self.highest > Round(0) || self.closed || late, || {
+            format!("{} runs in a world and is refused by newcomers: {reason}", hello.name)
+        })
+    }
+
+    /// Check the coordinator's commands after an event.
+    pub(in crate::sim::coordinator) fn check_decision<'a>(
+        &mut self,
+        machine: &Machine,
+        commands: impl IntoIterator<Item = &'a Command>,
+        life: u32,
+    ) -> Result<(), Violation> {
+        if let Some(run) = machine.run(&self.run_id) {
+            run.check().map_err(Violation::contract)?;
+        }
+        let mut completed: BTreeMap<Round, Vec<(NodeId, &Placement)>> = BTreeMap::new();
+        for command in commands {
+            let Command::Send { session, message } = command else {
+                continue;
+            };
+            self.messages.1 += 1;
+            match message {
+                CoordinatorMessage::Complete(placement) => {
+                    let said = self.said.get(session);
+                    let said = said
+                        .ok_or_else(|| Violation::contract(format!("a place is given to {session:?}, a stranger")))?;
+                    completed.entry(placement.round).or_default().push((said.node, placement));
+                }
+                CoordinatorMessage::Status { waiting, reason, .. } => {
+                    ensure(*waiting == 0 || !reason.is_empty(), || {
+                        "members are interrupted without a reason".to_owned()
+                    })?;
+                }
+                CoordinatorMessage::Closed { .. } => self.closed = true,
+                // Another node has its place, because its process is assumed to have ended. That is not proven either.
+                CoordinatorMessage::Ended { .. } => {
+                    self.gone.extend(self.said.get(session).map(|said| said.node));
+                }
+                _ => {}
+            }
+        }
+        for (round, places) in completed {
+            match self.worlds.get(&(life, round)) {
+                Some(told) => check_told_again(told, round, &places)?,
+                None => self.check_completion(life, round, &places)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that no two worlds run at once among the hosts that are `awake`. A node of an earlier world was cut off, and must have
+    /// stopped its workers before. Nodes whose connection has ended are exempt: TCP reported their end, within `reconnect_grace`.
+    pub(in crate::sim::coordinator) fn check_one_world<'a>(
+        &self,
+        life: u32,
+        awake: impl Iterator<Item = (HostId, &'a Host)>,
+    ) -> Result<(), Violation> {
+        if self.settings.on_partition == OnPartition::Continue {
+            return Ok(());
+        }
+        let bound = |(number, host): (HostId, &Host)| {
+            let process = host.process.as_ref().filter(|process| !process.done)?;
+            let placement = process.running()?;
+            let world = self.world_of(process.id, placement.round, placement.rank);
+            let known = world.is_some_and(|world| world.0 == life || self.learned.contains(&world));
+            (known && !self.gone.contains(&process.id)).then(|| process.held(number)).flatten()
+        };
+        worlds::check_one_world(self.highest.0, awake.filter_map(bound))
+    }
+
+    /// Check the outcome of a node's join.
+    pub(in crate::sim::coordinator) fn check_outcome(
+        &mut self,
+        process: &Process,
+        outcome: &Result<Placement, JoinError>,
+    ) -> Result<(), Violation> {
+        ensure(process.answers <= process.joins, || {
+            format!("process {} is answered more often than it asked", process.pid)
+        })?;
+        let placement = match outcome {
+            Ok(placement) => placement,
+            Err(error) => {
+                return ensure(!error.to_string().is_empty(), || "an error without words".to_owned());
+            }
+        };
+        let (reached, restart) =
+            self.reached.insert(process.id, (placement.round, placement.restart)).unwrap_or_default();
+        ensure(placement.restart >= restart, || {
+            format!("process {} goes from restart {restart} to {}", process.pid, placement.restart)
+        })?;
+        ensure(placement.round > reached, || {
+            format!("process {} goes from round {reached} to {}", process.pid, placement.round)
+        })?;
+        let told = self.worlds.iter().any(|((_, round), told)| {
+            *round == placement.round
+                && told.size == placement.world_size
+                && told.master == (placement.master_addr.clone(), placement.master_port)
+                && told.members.get(placement.rank as usize) == Some(&process.id)
+        });
+        ensure(told, || format!("process {} holds a place nobody gave it: {placement:?}", process.pid))
+    }
+
+    /// Checks that all joins of an agent that ends were answered.
+    pub(in crate::sim::coordinator) fn check_answers(&self, process: &Process) -> Result<(), Violation> {
+        ensure(process.answers == process.joins, || {
+            format!("process {} asked {} times and was answered {} times", process.pid, process.joins, process.answers)
+        })
+    }
+
+    /// Checks that survivors of a loss know by now that their world must re-form, if no other fault happened. `hosts` come with the
+    /// time of the last fault of each.
+    pub(in crate::sim::coordinator) fn check_noticed<'a>(
+        &self,
+        loss: &Loss,
+        hosts: impl Iterator<Item = (HostId, &'a Host, Time)>,
+        coordinator_fault: Time,
+        now: Time,
+    ) -> Result<(), Violation> {
+        let clear = |fault: Time| fault == Time::ZERO || fault + 3 * self.settings.lease() < loss.at;
+        if !clear(coordinator_fault) || !clear(loss.fault) {
+            return Ok(());
+        }
+        let undisturbed = |process: &Process| {
+            process.running().is_some_and(|place| place.round == loss.round && process.machine.view().waiting == 0)
+        };
+        let survivors = hosts.filter(|(_, _, fault)| clear(*fault));
+        let undisturbed = survivors.filter(|(_, host, _)| host.process.as_ref().is_some_and(undisturbed));
+        worlds::check_noticed(loss.round.0, loss.at, now, undisturbed.map(|(number, ..)| number))
+    }
+}
+
+/// Checks a settled job: [`worlds::check_settled`].
+///
+/// # Errors
+/// A node that contradicts it.
+pub fn check_settled<'a>(
+    hosts: impl Iterator<Item = (HostId, &'a Host)>,
+    settings: &Settings,
+) -> Result<(), Violation> {
+    let live: Vec<_> = hosts.filter_map(|(number, host)| Some((number, host.process.as_ref()?))).collect();
+    let running: Vec<_> = live.iter().filter_map(|(number, process)| process.held(*number)).collect();
+    let stopping = live.iter().filter(|(_, process)| matches!(process.agent, Agent::Stopping { .. })).count();
+    worlds::check_settled(live.len(), stopping, &running, settings)
+}

@@ -1,0 +1,231 @@
+//! Hosts of jobs without a coordinator: a node over shared state, with a clock of its own, and PyTorch's agent on it. What the nodes
+//! share, and how they reach it, is the models': [`super::cell`] and [`super::etcd`].
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::engine::dice::Dice;
+use super::engine::queue::Time;
+use super::worlds::Violation;
+use crate::rendezvous::cell::node::CellNode;
+use crate::rendezvous::node::machine::{JoinError, NodeMachine};
+use crate::rendezvous::protocol::message::{Placement, Round, Verdict};
+use crate::rendezvous::protocol::settings::Settings;
+
+/// A node over shared state.
+pub(super) trait Node {
+    /// The part that all such nodes have.
+    fn inner(&self) -> &CellNode;
+    /// The same.
+    fn inner_mut(&mut self) -> &mut CellNode;
+    /// When to call it again.
+    fn next_deadline(&self) -> Option<Instant>;
+}
+
+/// The agent's state.
+#[derive(Clone, Debug)]
+pub(super) enum Agent {
+    Joining,
+    Running(Placement),
+    Stopping,
+    Done,
+}
+
+/// What became of a join.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Joined {
+    Placed,
+    /// The job is over.
+    Closed,
+    /// It failed for now. The agent has to ask again.
+    Again,
+}
+
+/// A host.
+#[derive(Debug)]
+pub(super) struct Host<N> {
+    /// Its clock at virtual time zero. No node reads another node's clock.
+    clock: Instant,
+    /// Rises with each start and end. What arrives for an earlier process is dropped.
+    pub life: u32,
+    pub node: Option<N>,
+    pub agent: Agent,
+    /// The port of the last store that the node has opened for workers.
+    pub store: u16,
+    /// The number of its last deadline. Earlier ones were replaced.
+    tick: u64,
+}
+
+/// The hosts of a job, whose clocks differ by up to four months.
+pub(super) fn draw_hosts<N>(count: usize, dice: &mut Dice) -> Vec<Host<N>> {
+    let base = Instant::now();
+    let mut clock = || base + dice.duration((Duration::ZERO, Duration::from_secs(10_000_000)));
+    let host = |number, clock| {
+        let store = 1000 * (number as u16 + 1);
+        Host { clock, life: 0, node: None, agent: Agent::Done, store, tick: 0 }
+    };
+    (0..count).map(|number| host(number, clock())).collect()
+}
+
+impl<N: Node> Host<N> {
+    /// The host's clock.
+    pub fn clock_at(&self, at: Time) -> Instant {
+        self.clock + at
+    }
+
+    /// An agent starts. It joins with a new store if `opens`.
+    pub fn start(&mut self, node: N, opens: bool, at: Time) {
+        self.life += 1;
+        self.node = Some(node);
+        self.join(opens, at);
+    }
+
+    /// The agent dies.
+    pub fn kill(&mut self) {
+        self.node = None;
+        self.agent = Agent::Done;
+        self.life += 1;
+    }
+
+    /// The agent joins, with a store that is opened after the welcome if `opens`, as front ends do.
+    pub fn join(&mut self, opens: bool, at: Time) {
+        let (now, port, limit) = (self.clock_at(at), self.store + 1, Duration::from_secs(3600));
+        let Some(node) = &mut self.node else { return };
+        self.agent = Agent::Joining;
+        node.inner_mut().ask(
+            |node| match opens {
+                true => node.join_with_new_store(None, None, limit, now),
+                false => node.join(port, None, None, limit, now),
+            },
+            now,
+        );
+    }
+
+    /// Opens the store that a join waits for. True if there was one to open.
+    pub fn open_store(&mut self, at: Time) -> bool {
+        let now = self.clock_at(at);
+        let Some(node) = self.node.as_mut().map(Node::inner_mut) else { return false };
+        let Some(addr) = node.machine().wanted_store() else { return false };
+        self.store += 1;
+        let port = self.store;
+        node.ask(|node| node.on_store_opened(addr, port), now);
+        true
+    }
+
+    /// The agent gives up its join (Ctrl-C). False if it has none.
+    pub fn abandon(&mut self, at: Time) -> bool {
+        let now = self.clock_at(at);
+        let (Some(node), Agent::Joining) = (&mut self.node, &self.agent) else { return false };
+        node.inner_mut().ask(NodeMachine::abandon, now);
+        self.agent = Agent::Stopping;
+        true
+    }
+
+    pub fn close(&mut self, number: usize, at: Time) {
+        let now = self.clock_at(at);
+        let Some(node) = &mut self.node else { return };
+        node.inner_mut().ask(|node| node.close(Verdict::Succeeded { by: format!("host{number}") }), now);
+    }
+
+    /// Gives the agent the answer to its join, if there is one.
+    ///
+    /// # Errors
+    /// An answer that no node should get here.
+    pub fn take_outcome(&mut self, number: usize) -> Result<Option<Joined>, Violation> {
+        let Some(outcome) = self.node.as_mut().and_then(|node| node.inner_mut().take_outcome()) else {
+            return Ok(None);
+        };
+        Ok(Some(match outcome {
+            Ok(placement) => {
+                self.agent = Agent::Running(placement);
+                Joined::Placed
+            }
+            Err(JoinError::Closed { .. }) => {
+                self.agent = Agent::Done;
+                Joined::Closed
+            }
+            Err(JoinError::Connection(_) | JoinError::Timeout { .. }) => Joined::Again,
+            Err(error) => return Err(Violation::contract(format!("host {number}: {error}"))),
+        }))
+    }
+
+    /// Lets the agent look whether its world goes on. True if it begins to stop its workers.
+    ///
+    /// # Errors
+    /// The world is to re-form without a reason.
+    pub fn look(&mut self, number: usize) -> Result<bool, Violation> {
+        let (Some(node), Agent::Running(_)) = (&self.node, &self.agent) else { return Ok(false) };
+        let view = node.inner().view();
+        if view.closed.is_some() {
+            self.agent = Agent::Done;
+        } else if view.waiting > 0 {
+            if view.reason.is_empty() {
+                return Err(Violation::contract(format!("host {number} is interrupted without a reason")));
+            }
+            self.agent = Agent::Stopping;
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// The round before `round` whose workers run, although the node has looked at its clock.
+    pub fn runs_undisturbed(&mut self, round: Round, at: Time) -> Option<Round> {
+        let now = self.clock_at(at);
+        let (Some(node), Agent::Running(placement)) = (&mut self.node, &self.agent) else { return None };
+        node.inner_mut().on_tick(now);
+        (placement.round < round && node.inner().view().waiting == 0).then_some(placement.round)
+    }
+
+    /// When to call the node next, and the number of that call.
+    pub fn arm(&mut self, now: Time) -> Option<(Time, u64)> {
+        let at = self.node.as_ref()?.next_deadline()?;
+        self.tick += 1;
+        Some((at.saturating_duration_since(self.clock).max(now + Duration::from_micros(1)), self.tick))
+    }
+
+    /// Whether the call with this number is still wanted. Number 0 always is.
+    pub fn wants(&self, tick: u64) -> bool {
+        tick == 0 || tick == self.tick
+    }
+
+    /// The placement in force, while workers run.
+    pub fn running(&self) -> Option<&Placement> {
+        match &self.agent {
+            Agent::Running(placement) => Some(placement),
+            _ => None,
+        }
+    }
+}
+
+/// Checks a settled job: as many nodes as may run do so, in one world.
+///
+/// # Errors
+/// The worlds that there are, and what the nodes wait for.
+pub(super) fn check_settled<N: Node>(hosts: &[Host<N>], settings: &Settings) -> Result<(), Violation> {
+    let live: Vec<_> = hosts.iter().filter_map(|host| Some((host, host.node.as_ref()?))).collect();
+    if live.len() < settings.min_nodes as usize {
+        return Ok(());
+    }
+    let expected = live.len().min(settings.max_nodes as usize);
+    let mut running = BTreeMap::new();
+    for placement in live.iter().filter_map(|(host, _)| host.running()) {
+        *running.entry((placement.round, placement.world_size)).or_insert(0) += 1;
+    }
+    let whole = |((_, size), count): (&(_, u32), &usize)| *count == expected && *size as usize == expected;
+    if running.len() == 1 && running.iter().all(whole) {
+        return Ok(());
+    }
+    let nodes: Vec<_> = live.iter().map(|(host, node)| (&host.agent, node.inner().machine().waits())).collect();
+    Err(Violation::contract(format!("{expected} nodes should run in one world: {running:?}; {nodes:?}")))
+}
+
+/// Checks that all agents have heard that the job was closed.
+///
+/// # Errors
+/// One that has not.
+pub(super) fn check_all_done<N>(hosts: &[Host<N>]) -> Result<(), Violation> {
+    match hosts.iter().position(|host| host.node.is_some() && !matches!(host.agent, Agent::Done)) {
+        Some(host) => Err(Violation::contract(format!("host {host} does not hear that the job was closed"))),
+        None => Ok(()),
+    }
+}
