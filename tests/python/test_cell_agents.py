@@ -21,8 +21,8 @@ here, env = pathlib.Path(sys.argv[1]), os.environ
 restart = env["TORCHELASTIC_RESTART_COUNT"]
 place = f"{env['RANK']} of {env['WORLD_SIZE']} role {env['ROLE_RANK']} local {env['LOCAL_RANK']} restart {restart}"
 (here / f"pid-{env['RANK']}-{restart}").write_text(str(os.getpid()))
-print("worker", place, flush=True)
-while not (here / f"go-{restart}").exists():
+os.write(1, f"worker {place}\\n".encode())
+while not any((here / name).exists() for name in (f"go-{restart}", f"go-{restart}-{env['RANK']}")):
     time.sleep(0.05)
 """
 
@@ -47,10 +47,10 @@ while state["step"] < 6:
         (here / "new.pt").replace(saved)
     if state["step"] == 3 and restart == "0":
         (here / f"pid-{rank}-0").write_text(str(os.getpid()))
-        print("worker", rank, "of", world, "waits", flush=True)
+        os.write(1, f"worker {rank} of {world} waits\\n".encode())
         while True:
             time.sleep(0.05)
-print(f"worker {rank} of {world} from step {began}: weight {state['weight'].item():g}", flush=True)
+os.write(1, f"worker {rank} of {world} from step {began}: weight {state['weight'].item():g}\\n".encode())
 dist.destroy_process_group()
 """
 
@@ -129,7 +129,10 @@ def test_a_failure_without_restarts_left_ends_every_node(agents: Agents, tmp_pat
 def test_a_node_that_has_finished_waits_for_the_others(agents: Agents, tmp_path: Path) -> None:
     """The exit barrier is in the cell, and not in a store of the agents."""
     nodes = [agents("a", workers=1), agents("b", workers=1)]
-    for node in nodes:
-        node.line(r"worker \d of 2 role \d local 0 restart 0")
-    (tmp_path / "go-0").touch()
-    assert [node.wait() for node in nodes] == [0, 0]
+    ranks = [int(node.line(r"worker (\d) of 2 role \d local 0 restart 0").group(1)) for node in nodes]
+    first, last = sorted(nodes, key=lambda node: ranks[nodes.index(node)])
+    (tmp_path / "go-0-0").touch()
+    first.line(r"all workers of this node succeeded; waiting for those of the other nodes")
+    assert "ended 0" not in first.lines
+    (tmp_path / "go-0-1").touch()
+    assert [node.wait() for node in (last, first)] == [0, 0]

@@ -67,14 +67,14 @@ def main() -> None:
         result = LocalElasticAgent(spec, DefaultLogsSpecs()).run()
         if result.is_failed():
             error = ChildFailedError("cell_agent", result.failures)
-            print(f"failed: {error.get_first_failure()}", flush=True)
+            os.write(1, f"failed: {error.get_first_failure()}\n".encode())
             code = 1
             raise error
     except ChildFailedError:
         pass
     finally:
         handler.shutdown()
-    print(f"ended {code}", flush=True)
+    os.write(1, f"ended {code}\n".encode())
     sys.exit(code)
 
 
