@@ -111,8 +111,8 @@ impl Node {
         );
     }
 
-    /// Say goodbye within `limit`, and stay for those whom this process serves. Dropping the future ends the wait. Later calls do
-    /// nothing. `signal` is what ended this process, if one did.
+    /// Say goodbye within `limit`, and stay for those whom this process serves. Dropping the future ends the wait. Later calls
+    /// send nothing. `signal` is what ended this process, if one did.
     pub async fn leave(&self, reason: String, signal: Option<i32>, limit: Duration) {
         self.session.leave(reason, signal, limit).await;
         let drain_timeout = self.options.drain_timeout;

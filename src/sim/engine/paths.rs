@@ -15,7 +15,7 @@ pub type HostId = usize;
 pub enum End {
     /// The host's.
     Node = 0,
-    /// The coordinator's, or that of what is in its place: a store, a cell, etcd.
+    /// The end at the coordinator, or at the store, cell or etcd that the model has instead of one.
     Coordinator = 1,
 }
 

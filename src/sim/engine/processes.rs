@@ -49,7 +49,7 @@ impl<E> Processes<E> {
         self.condition(whose).deferred.clear();
     }
 
-    /// The process stands still no longer. What was deferred stays deferred until [`missed`](Self::missed).
+    /// End the stall of a process. Its deferred events stay deferred until [`missed`](Self::missed).
     pub fn wake(&mut self, whose: Whose, now: Time) {
         self.condition(whose).stalled_until = now;
     }
