@@ -32,9 +32,9 @@ TESTED_WHEEL := --profile dev --features experimental-inspect,elastic_rs/sim
 # The interpreter for pyo3's build. If it followed PATH, every change of PATH would rebuild pyo3.
 export PYO3_PYTHON := $(CURDIR)/$(PY)
 
-# Tests find etcd by the variable ETCD. If it is not set, tools/etcd.py gets a binary, or says why there is none; tests that need it
-# are skipped then.
-with_etcd = ETCD=$$($(PY) tools/etcd.py) && export ETCD &&
+# Tests find etcd by the variable ETCD. If it is not set, tools/find_etcd.py gets a binary, or says why there is none; tests that need
+# it are skipped then.
+with_etcd = ETCD=$$($(PY) tools/find_etcd.py) && export ETCD &&
 
 say = @printf '\n==> %s\n'
 
@@ -59,7 +59,7 @@ setup: ## install PyTorch and tools outside the tree, once; see tools/environmen
 	if [ -n "$${PYTHON:-}" ] && [ "$$python" != "$$PYTHON" ]; then \
 		echo "warning: PYTHON=$$PYTHON is not a Python >= 3.11; using $$python" >&2; fi; \
 	"$$python" tools/environment.py
-	@$(if $(filter setup,$(MAKECMDGOALS)),$(PY) tools/etcd.py >/dev/null)
+	@$(if $(filter setup,$(MAKECMDGOALS)),$(PY) tools/find_etcd.py >/dev/null)
 
 build: require-cargo setup ## build the wheel into dist/ and install it into build/venv
 	$(say) 'build: wheel (maturin, release)'
@@ -82,15 +82,15 @@ LONG_CASES ?= 100000
 
 test-long: build ## run randomised tests with many more cases, and all tests on the release wheel; more than an hour
 	$(say) 'test-long: $(LONG_SEQUENCES) sequences of store operations, PyTorch and elastic_rs (pytest)'
-	@ELASTIC_RS_DIFFERENTIAL=$(LONG_SEQUENCES) $(PY) -m pytest tests/python/store/test_differential.py $(PYTEST_ARGS)
+	@EIC_RS_DIFFERENTIAL=$(LONG_SEQUENCES) $(PY) -m pytest tests/python/store/test_differential.py $(PYTEST_ARGS)
 	$(say) 'test-long: all Python tests on the release wheel, including long ones (pytest)'
 	@$(with_etcd) $(PYTEST) tests/python -m 'long or not long' $(PYTEST_ARGS)
 	$(say) 'test-long: codec and table, $(LONG_CASES) cases of each property (proptest)'
 	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store properties::
 	$(say) 'test-long: rendezvous and agents, $(LONG_SEEDS) simulated jobs'
-	@ELASTIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test simulation -- --nocapture rendezvous:: cell:: agent::
+	@EIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test simulation -- --nocapture rendezvous:: cell:: agent::
 	$(say) 'test-long: exhaustive exploration of small jobs, with more time and more faults'
-	@ELASTIC_RS_EXPLORE_LONG=1 cargo test --quiet --release $(CARGO_FLAGS) --all-features --test simulation -- --nocapture explore::
+	@EIC_RS_EXPLORE_LONG=1 cargo test --quiet --release $(CARGO_FLAGS) --all-features --test simulation -- --nocapture explore::
 
 # libFuzzer needs code that counts its branches. These are the flags of cargo-fuzz, as far as stable rustc knows them. --target keeps
 # them from build scripts.

