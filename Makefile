@@ -82,15 +82,15 @@ LONG_CASES ?= 100000
 
 test-long: build ## run randomised tests with many more cases, and all tests on the release wheel; more than an hour
 	$(say) 'test-long: $(LONG_SEQUENCES) sequences of store operations, PyTorch and elastic_rs (pytest)'
-	@EIC_RS_DIFFERENTIAL=$(LONG_SEQUENCES) $(PY) -m pytest tests/python/store/test_differential.py $(PYTEST_ARGS)
+	@ELASTIC_RS_DIFFERENTIAL=$(LONG_SEQUENCES) $(PY) -m pytest tests/python/store/test_differential.py $(PYTEST_ARGS)
 	$(say) 'test-long: all Python tests on the release wheel, including long ones (pytest)'
 	@$(with_etcd) $(PYTEST) tests/python -m 'long or not long' $(PYTEST_ARGS)
 	$(say) 'test-long: codec and table, $(LONG_CASES) cases of each property (proptest)'
 	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store properties::
 	$(say) 'test-long: rendezvous and agents, $(LONG_SEEDS) simulated jobs'
-	@EIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test simulation -- --nocapture rendezvous:: cell:: agent::
+	@ELASTIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test simulation -- --nocapture rendezvous:: cell:: agent::
 	$(say) 'test-long: exhaustive exploration of small jobs, with more time and more faults'
-	@EIC_RS_EXPLORE_LONG=1 cargo test --quiet --release $(CARGO_FLAGS) --all-features --test simulation -- --nocapture explore::
+	@ELASTIC_RS_EXPLORE_LONG=1 cargo test --quiet --release $(CARGO_FLAGS) --all-features --test simulation -- --nocapture explore::
 
 # libFuzzer needs code that counts its branches. These are the flags of cargo-fuzz, as far as stable rustc knows them. --target keeps
 # them from build scripts.
