@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::task::spawn_blocking;
 
-use super::worker_store::Reach;
+use super::worker_store::Opener;
+pub use super::worker_store::{Reach, WorkersStore};
 use crate::host::Sessions;
 use crate::rendezvous::node::machine::JoinError;
 use crate::rendezvous::node::session::Session;
@@ -22,32 +23,14 @@ pub struct NodeOptions {
     pub run_id: String,
     /// This node's name in other nodes' messages: `host:pid`.
     pub name: String,
-    /// The address at which other nodes find this one, if the user has given it (`--local-addr`).
-    pub local_addr: Option<String>,
-    /// The job never has another node (`max_nodes=1`), so all workers are on this machine.
-    pub alone: bool,
-    /// The coordinator listens on loopback alone, so that all nodes are on this machine.
-    pub on_one_machine: bool,
-    /// Which store the workers of a round share.
-    pub workers_store: WorkersStore,
+    /// From where its worker stores must be reachable, and which store the workers of a round share.
+    pub reach: Reach,
     /// The rank to ask for.
     pub node_rank: Option<u32>,
     /// How long a join may take.
     pub join_timeout: Duration,
     /// How long this process serves others at the end.
     pub drain_timeout: Duration,
-}
-
-/// The store at `MASTER_ADDR:MASTER_PORT`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum WorkersStore {
-    /// The node with rank 0 serves an empty one for each round. Default.
-    #[default]
-    Node,
-    /// The worker with rank 0 opens it, at the address and port of its node's (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`).
-    Worker,
-    /// It exists already, elsewhere (`--rdzv-backend=static`).
-    Elsewhere,
 }
 
 /// One node of a job, for its front end.
@@ -57,7 +40,7 @@ pub struct Node {
     options: NodeOptions,
     /// The sessions of the coordinator, if this process hosts it.
     host: Option<Sessions>,
-    reach: Mutex<Reach>,
+    stores: Mutex<Opener>,
     /// The round's, if this node serves it.
     store: Mutex<Option<StoreServer>>,
 }
@@ -65,10 +48,8 @@ pub struct Node {
 impl Node {
     /// A node with a new session. `host`: the sessions of the coordinator, if this process hosts it.
     pub fn new(session: Arc<Session>, options: NodeOptions, host: Option<Sessions>) -> Self {
-        let NodeOptions { local_addr, alone, on_one_machine, workers_store, .. } = options.clone();
-        let unused = workers_store == WorkersStore::Elsewhere;
-        let reach = Mutex::new(Reach { local_addr, alone, on_one_machine, unused, ..Reach::default() });
-        Self { session, options, host, reach, store: Mutex::default() }
+        let stores = Mutex::new(Opener::new(options.reach.clone()));
+        Self { session, options, host, stores, store: Mutex::default() }
     }
 
     /// Its session.
@@ -88,12 +69,12 @@ impl Node {
     /// As [`Session::join`]. `Connection` also if the store cannot listen.
     pub async fn join(&self, workers: Option<JoinWorkers>) -> Result<Placement, JoinError> {
         let began = Instant::now();
-        let NodeOptions { node_rank, join_timeout, workers_store, .. } = self.options;
-        let mut reach = self.reach.lock().clone();
-        let joined = reach.join(&self.session, node_rank, workers, join_timeout).await;
-        *self.reach.lock() = reach;
+        let NodeOptions { node_rank, join_timeout, .. } = self.options;
+        let mut stores = self.stores.lock().clone();
+        let joined = stores.join(&self.session, node_rank, workers, join_timeout).await;
+        *self.stores.lock() = stores;
         let (placement, store) = joined?;
-        let serves = placement.rank == 0 && workers_store == WorkersStore::Node;
+        let serves = placement.rank == 0 && self.options.reach.workers_store == WorkersStore::Node;
         let store = serves.then_some(store);
         let before = std::mem::replace(&mut *self.store.lock(), store);
         drop(before); // ends it, which waits for its thread
@@ -142,7 +123,7 @@ impl Node {
 
     /// Where other nodes look for this one; its name if that is not known.
     pub fn addr(&self) -> String {
-        let addr = self.session.view().addr.or_else(|| self.options.local_addr.clone());
+        let addr = self.session.view().addr.or_else(|| self.options.reach.local_addr.clone());
         addr.unwrap_or_else(|| self.options.name.clone())
     }
 

@@ -14,22 +14,44 @@ use crate::rendezvous::node::session::Session;
 use crate::rendezvous::protocol::message::{JoinWorkers, Placement};
 use crate::store::server::{ServerOptions, StoreServer};
 
+/// The store at `MASTER_ADDR:MASTER_PORT`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WorkersStore {
+    /// The node with rank 0 serves an empty one for each round. Default.
+    #[default]
+    Node,
+    /// The worker with rank 0 opens it, at the address and port of its node's (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`).
+    Worker,
+    /// It exists already, elsewhere (`--rdzv-backend=static`).
+    Elsewhere,
+}
+
 /// From where the worker stores of a node must be reachable.
 #[derive(Clone, Debug, Default)]
 pub struct Reach {
-    /// The address that other nodes use, if the user has given it (`--local-addr`).
+    /// The address at which other nodes find this one, if the user has given it (`--local-addr`).
     pub local_addr: Option<String>,
     /// The job never has another node (`max_nodes=1`), so all workers are on this machine.
     pub alone: bool,
     /// The coordinator listens on loopback alone, so that all nodes are on this machine.
     pub on_one_machine: bool,
-    /// Workers use another store (`--rdzv-backend=static`).
-    pub unused: bool,
-    /// It has been logged that the stores listen on all addresses.
-    pub told: bool,
+    /// Which store the workers of a round share.
+    pub workers_store: WorkersStore,
 }
 
-impl Reach {
+/// Opens the worker stores of a node.
+#[derive(Clone, Debug)]
+pub struct Opener {
+    reach: Reach,
+    /// It has been logged that the stores listen on all addresses.
+    told: bool,
+}
+
+impl Opener {
+    pub fn new(reach: Reach) -> Self {
+        Self { reach, told: false }
+    }
+
     /// Take part in the next round with a new store. Returns the placement and the store, which has no clients yet.
     ///
     /// # Errors
@@ -54,7 +76,7 @@ impl Reach {
         };
         let mut placement = session.join_opening(open, node_rank, workers, timeout).await?;
         let store = opened.ok_or_else(|| JoinError::Connection("no store was opened for workers".to_owned()))?;
-        if self.alone && store.local_addr().ip().is_loopback() {
+        if self.reach.alone && store.local_addr().ip().is_loopback() {
             placement.master_addr = store.local_addr().ip().to_string();
         }
         Ok((placement, store))
@@ -62,13 +84,13 @@ impl Reach {
 
     /// Opens a store for workers that look for this node at `addr`.
     fn open(&mut self, addr: &str, port: u16) -> io::Result<StoreServer> {
-        let own = match self.place(addr) {
+        let own = match self.reach.place(addr) {
             Ok(ip) => bind(SocketAddr::new(ip, port)).map_err(|error| error.source),
             Err(why) => Err(io::Error::other(why)),
         };
         let listener = match own {
             Ok(listener) => listener,
-            Err(_) if self.is_local() => {
+            Err(_) if self.reach.is_local() => {
                 let loopback = |ip: IpAddr| bind(SocketAddr::new(ip, port));
                 let listener = loopback(Ipv4Addr::LOCALHOST.into()).or_else(|_| loopback(Ipv6Addr::LOCALHOST.into()));
                 listener.map_err(|error| io::Error::other(error.to_string()))?
@@ -85,10 +107,12 @@ impl Reach {
         };
         StoreServer::start(vec![listener], ServerOptions::default())
     }
+}
 
+impl Reach {
     /// Whether all nodes of the job are on this machine.
     fn is_local(&self) -> bool {
-        self.alone || self.unused
+        self.alone || self.workers_store == WorkersStore::Elsewhere
     }
 
     /// The one address to listen on. The error says why it is not known.
@@ -111,8 +135,8 @@ mod tests {
     use super::*;
 
     /// The address on which the store of a node listens that is announced under `addr`.
-    fn listens(reach: &mut Reach, addr: &str) -> IpAddr {
-        reach.open(addr, 0).unwrap().local_addr().ip()
+    fn listens(reach: &Reach, addr: &str) -> IpAddr {
+        Opener::new(reach.clone()).open(addr, 0).unwrap().local_addr().ip()
     }
 
     #[test]
@@ -120,19 +144,19 @@ mod tests {
         let localhost: IpAddr = Ipv4Addr::LOCALHOST.into();
         let alone = Reach { alone: true, ..Reach::default() };
         for addr in ["127.0.0.1", "198.51.100.1", "node1"] {
-            assert_eq!(listens(&mut alone.clone(), addr), localhost, "alone, seen as {addr}");
+            assert_eq!(listens(&alone, addr), localhost, "alone, seen as {addr}");
         }
         let given = |addr: &str| Reach { local_addr: Some(addr.to_owned()), ..Reach::default() };
-        assert_eq!(listens(&mut given("127.0.0.3"), "127.0.0.3").to_string(), "127.0.0.3");
-        assert_eq!(listens(&mut Reach { alone: true, ..given("127.0.0.3") }, "127.0.0.3").to_string(), "127.0.0.3");
-        assert_eq!(listens(&mut Reach { alone: true, ..given("node1") }, "node1"), localhost);
-        assert_eq!(listens(&mut Reach { on_one_machine: true, ..Reach::default() }, "127.0.0.1"), localhost);
+        assert_eq!(listens(&given("127.0.0.3"), "127.0.0.3").to_string(), "127.0.0.3");
+        assert_eq!(listens(&Reach { alone: true, ..given("127.0.0.3") }, "127.0.0.3").to_string(), "127.0.0.3");
+        assert_eq!(listens(&Reach { alone: true, ..given("node1") }, "node1"), localhost);
+        assert_eq!(listens(&Reach { on_one_machine: true, ..Reach::default() }, "127.0.0.1"), localhost);
         // The address at which other nodes find this one is not known here, or is not this machine's.
         for addr in ["127.0.0.1", "198.51.100.1"] {
-            assert!(listens(&mut Reach::default(), addr).is_unspecified(), "seen as {addr}");
+            assert!(listens(&Reach::default(), addr).is_unspecified(), "seen as {addr}");
         }
         for addr in ["node1", "198.51.100.1"] {
-            assert!(listens(&mut given(addr), addr).is_unspecified(), "given as {addr}");
+            assert!(listens(&given(addr), addr).is_unspecified(), "given as {addr}");
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use elastic_rs::agent::{AgentOptions, Budget, Outcome};
 use elastic_rs::frontend::launch::{Ended, Job, LogFolder, LogOptions, Signals, run};
-use elastic_rs::frontend::node::{Node, NodeOptions};
+use elastic_rs::frontend::node::{Node, NodeOptions, Reach};
 use elastic_rs::rendezvous::cell::driver::{CellDriver, Step};
 use elastic_rs::rendezvous::cell::node::CellCommand;
 use elastic_rs::rendezvous::node::machine::JoinError;
@@ -78,7 +78,7 @@ async fn node(cell: &Path, number: u128, max_restarts: u32, script: &str, traces
     let node = NodeOptions {
         run_id: "job".into(),
         name: name.clone(),
-        local_addr: Some(addr),
+        reach: Reach { local_addr: Some(addr), ..Reach::default() },
         join_timeout: LIMIT,
         ..NodeOptions::default()
     };

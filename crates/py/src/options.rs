@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use elastic_rs::agent;
 use elastic_rs::agent::Budget;
 use elastic_rs::agent::environment::Workers;
-use elastic_rs::frontend::node::{self, WorkersStore};
+use elastic_rs::frontend::node::{self, Reach, WorkersStore};
 use elastic_rs::process::StreamsOf;
 use elastic_rs::rendezvous::conf::Conf;
 use elastic_rs::rendezvous::protocol::message::{Hello, NodeId};
@@ -65,13 +65,15 @@ impl NodeOptions {
         node::NodeOptions {
             run_id: self.run_id.clone(),
             name: self.name.clone(),
-            local_addr: self.local_addr.clone(),
-            alone: self.nodes.1 == 1,
-            on_one_machine,
-            workers_store: match (self.ranks_as_asked, self.use_agent_store) {
-                (true, _) => WorkersStore::Elsewhere,
-                (false, true) => WorkersStore::Node,
-                (false, false) => WorkersStore::Worker,
+            reach: Reach {
+                local_addr: self.local_addr.clone(),
+                alone: self.nodes.1 == 1,
+                on_one_machine,
+                workers_store: match (self.ranks_as_asked, self.use_agent_store) {
+                    (true, _) => WorkersStore::Elsewhere,
+                    (false, true) => WorkersStore::Node,
+                    (false, false) => WorkersStore::Worker,
+                },
             },
             node_rank,
             join_timeout,
