@@ -97,33 +97,13 @@ class Agent:
 @final
 class AgentOptions:
     """
-    The options of an agent, for every front end. Times are in seconds.
+    The options of an agent that Python drives. Times are in seconds.
     """
-    def __new__(self, /, name: str, entrypoint: str, run_id: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, restarts_left: SupportsIndex | None, grace_s: SupportsFloat | SupportsIndex, exit_barrier_timeout_s: SupportsFloat | SupportsIndex | None, use_agent_store: bool, virtual_local_rank: bool, uninterruptible_sleep_s: SupportsFloat | SupportsIndex) -> AgentOptions: ...
-    @property
-    def entrypoint(self, /) -> str:
-        """
-        The name of the workers in logs and in the final report.
-        """
+    def __new__(self, /, name: str, run_id: str, workers: WorkerOptions, restarts_left: SupportsIndex | None, exit_barrier_timeout_s: SupportsFloat | SupportsIndex | None, use_agent_store: bool) -> AgentOptions: ...
     @property
     def exit_barrier_timeout_s(self, /) -> float | None:
         """
         How long to wait for the other nodes' workers; None: for as long as they run.
-        """
-    @property
-    def grace_s(self, /) -> float:
-        """
-        How long workers may take to end after the stop signal.
-        """
-    @property
-    def local_world_size(self, /) -> int:
-        """
-        Number of workers of this node.
-        """
-    @property
-    def max_restarts(self, /) -> int:
-        """
-        Number of restarts after failures, as workers see it.
         """
     @property
     def name(self, /) -> str:
@@ -136,19 +116,9 @@ class AgentOptions:
         With a number this node counts its own restarts, as PyTorch's agent does; None: the coordinator counts the job's.
         """
     @property
-    def role(self, /) -> str:
-        """
-        The workers' role.
-        """
-    @property
     def run_id(self, /) -> str:
         """
         The job.
-        """
-    @property
-    def uninterruptible_sleep_s(self, /) -> float:
-        """
-        How long a worker may sleep uninterruptibly; zero: no limit.
         """
     @property
     def use_agent_store(self, /) -> bool:
@@ -156,9 +126,9 @@ class AgentOptions:
         Workers share the store at ``MASTER_ADDR:MASTER_PORT``, which then already listens.
         """
     @property
-    def virtual_local_rank(self, /) -> bool:
+    def workers(self, /) -> WorkerOptions:
         """
-        Each worker sees only its own GPU.
+        The workers.
         """
 
 @final
@@ -442,28 +412,13 @@ class Host:
 @final
 class LaunchOptions:
     """
-    The options of a node of ``elastic-run``. Times are in seconds.
+    The options of a node of ``elastic-run``.
     """
-    def __new__(self, /, entrypoint: str, command: SupportsGetItem[int, str], role: str, max_restarts: SupportsIndex, grace_s: SupportsFloat | SupportsIndex, uninterruptible_sleep_s: SupportsFloat | SupportsIndex, virtual_local_rank: bool, signals: SupportsGetItem[int, SupportsIndex], logs: LogOptions, warm: tuple[SupportsGetItem[int, str], SupportsIndex, str] | None, local_world_size: SupportsIndex) -> LaunchOptions: ...
+    def __new__(self, /, command: SupportsGetItem[int, str], signals: SupportsGetItem[int, SupportsIndex], logs: LogOptions, warm: tuple[SupportsGetItem[int, str], SupportsIndex, str] | None, workers: WorkerOptions) -> LaunchOptions: ...
     @property
     def command(self, /) -> list[str]:
         """
         The program and its arguments, in which ``${local_rank}`` is replaced.
-        """
-    @property
-    def entrypoint(self, /) -> str:
-        """
-        The name of the workers in the final report.
-        """
-    @property
-    def grace_s(self, /) -> float:
-        """
-        How long workers may take to end after the stop signal.
-        """
-    @property
-    def local_world_size(self, /) -> int:
-        """
-        Number of workers of this node.
         """
     @property
     def logs(self, /) -> LogOptions:
@@ -471,34 +426,19 @@ class LaunchOptions:
         The destinations of workers' output.
         """
     @property
-    def max_restarts(self, /) -> int:
-        """
-        Number of restarts after failures.
-        """
-    @property
-    def role(self, /) -> str:
-        """
-        The workers' role.
-        """
-    @property
     def signals(self, /) -> list[int]:
         """
         Signals that end the job on this node. A second one kills.
         """
     @property
-    def uninterruptible_sleep_s(self, /) -> float:
-        """
-        How long a worker may sleep uninterruptibly; zero: no limit.
-        """
-    @property
-    def virtual_local_rank(self, /) -> bool:
-        """
-        Each worker sees only its own GPU.
-        """
-    @property
     def warm(self, /) -> tuple[list[str], int, str] | None:
         """
         ``begin``, ``fixed`` and ``what`` of :class:`Template`, if workers are to be forked from one.
+        """
+    @property
+    def workers(self, /) -> WorkerOptions:
+        """
+        The workers.
         """
 
 @final
@@ -1130,6 +1070,48 @@ class WorkerCommand:
 
         ``stdout`` and ``stderr`` are paths of files, or empty for this process's own stream. With ``tee_stdout`` or
         ``tee_stderr`` the stream is shown here too, each line with ``prefix``.
+        """
+
+@final
+class WorkerOptions:
+    """
+    What every front end says of a node's workers. Times are in seconds.
+    """
+    def __new__(self, /, entrypoint: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, grace_s: SupportsFloat | SupportsIndex, uninterruptible_sleep_s: SupportsFloat | SupportsIndex, virtual_local_rank: bool) -> WorkerOptions: ...
+    @property
+    def entrypoint(self, /) -> str:
+        """
+        The name of the workers in logs and in the final report.
+        """
+    @property
+    def grace_s(self, /) -> float:
+        """
+        How long workers may take to end after the stop signal.
+        """
+    @property
+    def local_world_size(self, /) -> int:
+        """
+        Number of workers of this node.
+        """
+    @property
+    def max_restarts(self, /) -> int:
+        """
+        Number of restarts after failures, as workers see it.
+        """
+    @property
+    def role(self, /) -> str:
+        """
+        The workers' role.
+        """
+    @property
+    def uninterruptible_sleep_s(self, /) -> float:
+        """
+        How long a worker may sleep uninterruptibly; zero: no limit.
+        """
+    @property
+    def virtual_local_rank(self, /) -> bool:
+        """
+        Each worker sees only its own GPU.
         """
 
 def _shutdown() -> None:

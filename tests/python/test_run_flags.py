@@ -259,7 +259,7 @@ def test_an_infinite_or_invalid_uninterruptible_timeout_disables_the_check(
     monkeypatch: pytest.MonkeyPatch, seconds: str
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", seconds)
-    assert _options.launch_options_of(_flags.parse(SCRIPT)).uninterruptible_sleep_s == 0
+    assert _options.launch_options_of(_flags.parse(SCRIPT)).workers.uninterruptible_sleep_s == 0
 
 
 def test_numbers_are_parsed_as_by_torchrun() -> None:

@@ -37,7 +37,7 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::launch::{Launched, launch, rehearse, visible_gpus};
     #[pymodule_export]
-    use crate::options::{AgentOptions, LaunchOptions, LogOptions, NodeOptions, Streams};
+    use crate::options::{AgentOptions, LaunchOptions, LogOptions, NodeOptions, Streams, WorkerOptions};
     #[pymodule_export]
     use crate::probe::{coordinator_question, coordinator_version, store_question};
     #[pymodule_export]

@@ -4,6 +4,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use elastic_rs::agent;
 use elastic_rs::agent::Budget;
@@ -82,55 +83,79 @@ impl NodeOptions {
     }
 }
 
-/// The options of an agent, for every front end. Times are in seconds.
+/// What every front end says of a node's workers. Times are in seconds.
 #[pyclass(frozen, get_all, new = "from_fields", from_py_object, module = "elastic_rs._elastic_rs")]
 #[derive(Clone)]
-pub struct AgentOptions {
-    /// This node's name in other nodes' messages.
-    pub name: String,
+pub struct WorkerOptions {
     /// The name of the workers in logs and in the final report.
     pub entrypoint: String,
-    /// The job.
-    pub run_id: String,
     /// The workers' role.
     pub role: String,
     /// Number of workers of this node.
     pub local_world_size: u32,
     /// Number of restarts after failures, as workers see it.
     pub max_restarts: u32,
-    /// With a number this node counts its own restarts, as PyTorch's agent does; None: the coordinator counts the job's.
-    pub restarts_left: Option<u32>,
     /// How long workers may take to end after the stop signal.
     pub grace_s: f64,
+    /// How long a worker may sleep uninterruptibly; zero: no limit.
+    pub uninterruptible_sleep_s: f64,
+    /// Each worker sees only its own GPU.
+    pub virtual_local_rank: bool,
+}
+
+impl WorkerOptions {
+    /// The options of the agent that runs them. `use_agent_store`: they share a store that already listens.
+    fn agent(
+        &self,
+        name: &str,
+        run_id: &str,
+        use_agent_store: bool,
+        budget: Budget,
+        exit_barrier_timeout: Option<Duration>,
+    ) -> PyResult<agent::AgentOptions> {
+        Ok(agent::AgentOptions {
+            name: name.to_owned(),
+            entrypoint: self.entrypoint.clone(),
+            workers: Workers {
+                run_id: run_id.to_owned(),
+                role: self.role.clone(),
+                local_world_size: self.local_world_size,
+                max_restarts: self.max_restarts,
+                use_agent_store,
+                virtual_local_rank: self.virtual_local_rank,
+            },
+            budget,
+            grace: seconds("shutdown_timeout", self.grace_s)?,
+            exit_barrier_timeout,
+            uninterruptible_sleep: seconds("uninterruptible_state_timeout", self.uninterruptible_sleep_s)?,
+        })
+    }
+}
+
+/// The options of an agent that Python drives. Times are in seconds.
+#[pyclass(frozen, get_all, new = "from_fields", from_py_object, module = "elastic_rs._elastic_rs")]
+#[derive(Clone)]
+pub struct AgentOptions {
+    /// This node's name in other nodes' messages.
+    pub name: String,
+    /// The job.
+    pub run_id: String,
+    /// The workers.
+    pub workers: WorkerOptions,
+    /// With a number this node counts its own restarts, as PyTorch's agent does; None: the coordinator counts the job's.
+    pub restarts_left: Option<u32>,
     /// How long to wait for the other nodes' workers; None: for as long as they run.
     pub exit_barrier_timeout_s: Option<f64>,
     /// Workers share the store at ``MASTER_ADDR:MASTER_PORT``, which then already listens.
     pub use_agent_store: bool,
-    /// Each worker sees only its own GPU.
-    pub virtual_local_rank: bool,
-    /// How long a worker may sleep uninterruptibly; zero: no limit.
-    pub uninterruptible_sleep_s: f64,
 }
 
 impl AgentOptions {
     /// The same for the core.
     pub fn core(&self) -> PyResult<agent::AgentOptions> {
-        Ok(agent::AgentOptions {
-            name: self.name.clone(),
-            entrypoint: self.entrypoint.clone(),
-            workers: Workers {
-                run_id: self.run_id.clone(),
-                role: self.role.clone(),
-                local_world_size: self.local_world_size,
-                max_restarts: self.max_restarts,
-                use_agent_store: self.use_agent_store,
-                virtual_local_rank: self.virtual_local_rank,
-            },
-            budget: self.restarts_left.map_or(Budget::Job, Budget::Node),
-            grace: seconds("shutdown_timeout", self.grace_s)?,
-            exit_barrier_timeout: limit("exit_barrier_timeout", self.exit_barrier_timeout_s)?,
-            uninterruptible_sleep: seconds("uninterruptible_state_timeout", self.uninterruptible_sleep_s)?,
-        })
+        let budget = self.restarts_left.map_or(Budget::Job, Budget::Node);
+        let exit_barrier_timeout = limit("exit_barrier_timeout", self.exit_barrier_timeout_s)?;
+        self.workers.agent(&self.name, &self.run_id, self.use_agent_store, budget, exit_barrier_timeout)
     }
 }
 
@@ -174,53 +199,28 @@ pub struct LogOptions {
     pub prefix: Option<String>,
 }
 
-/// The options of a node of ``elastic-run``. Times are in seconds.
+/// The options of a node of ``elastic-run``.
 #[pyclass(frozen, get_all, new = "from_fields", from_py_object, module = "elastic_rs._elastic_rs")]
 #[derive(Clone)]
 pub struct LaunchOptions {
-    /// The name of the workers in the final report.
-    pub entrypoint: String,
     /// The program and its arguments, in which ``${local_rank}`` is replaced.
     pub command: Vec<OsString>,
-    /// The workers' role.
-    pub role: String,
-    /// Number of restarts after failures.
-    pub max_restarts: u32,
-    /// How long workers may take to end after the stop signal.
-    pub grace_s: f64,
-    /// How long a worker may sleep uninterruptibly; zero: no limit.
-    pub uninterruptible_sleep_s: f64,
-    /// Each worker sees only its own GPU.
-    pub virtual_local_rank: bool,
     /// Signals that end the job on this node. A second one kills.
     pub signals: Vec<i32>,
     /// The destinations of workers' output.
     pub logs: LogOptions,
     /// ``begin``, ``fixed`` and ``what`` of :class:`Template`, if workers are to be forked from one.
     pub warm: Option<(Vec<OsString>, usize, String)>,
-    /// Number of workers of this node.
-    pub local_world_size: u32,
+    /// The workers.
+    pub workers: WorkerOptions,
 }
 
 impl LaunchOptions {
     /// What the agent of this node is told.
     pub fn agent(&self, node: &NodeOptions) -> PyResult<agent::AgentOptions> {
-        Ok(agent::AgentOptions {
-            name: node.name.clone(),
-            entrypoint: self.entrypoint.clone(),
-            workers: Workers {
-                run_id: node.run_id.clone(),
-                role: self.role.clone(),
-                local_world_size: self.local_world_size,
-                max_restarts: self.max_restarts,
-                use_agent_store: node.use_agent_store,
-                virtual_local_rank: self.virtual_local_rank,
-            },
-            // The coordinator does not count failures that are not reported to it.
-            budget: node.max_restarts.map_or(Budget::Node(self.max_restarts), |_| Budget::Job),
-            grace: seconds("shutdown_timeout", self.grace_s)?,
-            exit_barrier_timeout: node.config.0.exit_barrier_timeout,
-            uninterruptible_sleep: seconds("uninterruptible_state_timeout", self.uninterruptible_sleep_s)?,
-        })
+        // The coordinator does not count failures that are not reported to it.
+        let budget = node.max_restarts.map_or(Budget::Node(self.workers.max_restarts), |_| Budget::Job);
+        let exit_barrier_timeout = node.config.0.exit_barrier_timeout;
+        self.workers.agent(&node.name, &node.run_id, node.use_agent_store, budget, exit_barrier_timeout)
     }
 }

@@ -178,17 +178,19 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         job_counts = self._handler is not None and self._handler.counts_restarts
         options = _elastic_rs.AgentOptions(
             name=f"{socket.gethostname()}:{os.getpid()}",
-            entrypoint=self._group.spec.get_entrypoint_name(),
             run_id=spec.rdzv_handler.get_run_id(),
-            role=spec.role,
-            local_world_size=spec.local_world_size,
-            max_restarts=spec.max_restarts,
+            workers=_elastic_rs.WorkerOptions(
+                entrypoint=self._group.spec.get_entrypoint_name(),
+                role=spec.role,
+                local_world_size=spec.local_world_size,
+                max_restarts=spec.max_restarts,
+                grace_s=self._grace_s,
+                uninterruptible_sleep_s=self._sleep_limit_s,
+                virtual_local_rank=getattr(spec, "virtual_local_rank", False),
+            ),
             restarts_left=None if job_counts else self._remaining_restarts,
-            grace_s=self._grace_s,
             exit_barrier_timeout_s=self._barrier_limit(),
             use_agent_store=spec.rdzv_handler.use_agent_store,
-            virtual_local_rank=getattr(spec, "virtual_local_rank", False),
-            uninterruptible_sleep_s=self._sleep_limit_s,
         )
         return _elastic_rs.Agent(None if self._handler is None else self._handler.session, options)
 

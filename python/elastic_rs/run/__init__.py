@@ -75,7 +75,7 @@ def _run(argv: Sequence[str]) -> int:
     _script.check(args)
     if not meeting.fixed and not args.rdzv_endpoint:
         warn_of_no_endpoint(meeting.nodes[1], meeting.port)
-    _prepare_environment(args, options.local_world_size)
+    _prepare_environment(args, options.workers.local_world_size)
     return _take_part(meeting, local_addr, options)
 
 
@@ -102,7 +102,7 @@ def _take_part(meeting: Rendezvous, local_addr: str | None, options: LaunchOptio
             local_addr=local_addr,
             nodes=meeting.nodes,
             config=config,
-            max_restarts=options.max_restarts if config.job_counts else None,
+            max_restarts=options.workers.max_restarts if config.job_counts else None,
             ranks_as_asked=meeting.fixed,
             # As PyTorch's `static` and `c10d` do.
             use_agent_store=meeting.fixed or os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1",
@@ -121,7 +121,7 @@ def _take_part(meeting: Rendezvous, local_addr: str | None, options: LaunchOptio
     if host is not None and (launched.reason or "").startswith("could not reach the coordinator"):
         hint = f"this process hosts it, so `{meeting.host}` must be an address of this machine"
         hint += ", which has node rank 0" if meeting.fixed and config.node_rank == 0 else ""
-    return _told(launched, options.entrypoint, hint)
+    return _told(launched, options.workers.entrypoint, hint)
 
 
 def _prepare_environment(args: argparse.Namespace, count: int) -> None:

@@ -167,18 +167,20 @@ def launch_options_of(args: argparse.Namespace) -> LaunchOptions:
         raise UsageError(f"--max-restarts is `{args.max_restarts}`, must be from 0 to {MAX_RESTARTS}")
     entrypoint, command = command_of(args)
     return _elastic_rs.LaunchOptions(
-        entrypoint=os.fsencode(entrypoint).decode(errors="replace"),
         command=command,
-        role=_utf8("--role", args.role),
-        max_restarts=args.max_restarts,
-        grace_s=grace_of(args),
-        uninterruptible_sleep_s=_sleep_limit_s(),
-        virtual_local_rank=args.virtual_local_rank,
         signals=signals_of(args.signals_to_handle),
         logs=log_options_of(args),
         warm=warm_of(args.warm_start, command),
-        # Last, since PyTorch may have to be asked.
-        local_world_size=workers_of(args.nproc_per_node),
+        workers=_elastic_rs.WorkerOptions(
+            entrypoint=os.fsencode(entrypoint).decode(errors="replace"),
+            role=_utf8("--role", args.role),
+            max_restarts=args.max_restarts,
+            grace_s=grace_of(args),
+            uninterruptible_sleep_s=_sleep_limit_s(),
+            virtual_local_rank=args.virtual_local_rank,
+            # Last, since PyTorch may have to be asked.
+            local_world_size=workers_of(args.nproc_per_node),
+        ),
     )
 
 

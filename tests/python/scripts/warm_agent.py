@@ -26,17 +26,19 @@ def main() -> int:
     template = None if modules == "-" else _template(command, modules.split(","))
     options = _elastic_rs.AgentOptions(
         name="agent",
-        entrypoint=command[0],
         run_id="warm",
-        role="default",
-        local_world_size=int(workers),
-        max_restarts=int(restarts),
+        workers=_elastic_rs.WorkerOptions(
+            entrypoint=command[0],
+            role="default",
+            local_world_size=int(workers),
+            max_restarts=int(restarts),
+            grace_s=30.0,
+            uninterruptible_sleep_s=0.0,
+            virtual_local_rank=False,
+        ),
         restarts_left=int(restarts),
-        grace_s=30.0,
         exit_barrier_timeout_s=None,
         use_agent_store=True,
-        virtual_local_rank=False,
-        uninterruptible_sleep_s=0.0,
     )
     agent = _elastic_rs.Agent(None, options)
     signal.signal(signal.SIGTERM, _stop)
