@@ -1134,12 +1134,12 @@ def follow_parent() -> None:
     Have the calling process killed when the thread that started it ends: for workers that are Python functions.
     """
 
-def launch(session: Session, node: NodeOptions, options: LaunchOptions, *, fixed_master: tuple[str, SupportsIndex] | None) -> Launched:
+def launch(session: Session, options: LaunchOptions, *, fixed_master: tuple[str, SupportsIndex] | None) -> Launched:
     """
     Run the workers of one node until the job, or this node's part in it, has ended. No process of them is left then.
 
-    ``session`` must be new; it was made with the options ``node``. Workers inherit this process's environment. ``fixed_master`` is
-    the address and port for workers, instead of the round's.
+    ``session`` must be new. Workers inherit this process's environment. ``fixed_master`` is the address and port for workers, instead
+    of the round's.
 
     Call it in the main thread. Python runs no signal handlers and holds no lock meanwhile.
 

@@ -203,7 +203,7 @@ impl Agent {
     fn new(session: Option<&Session>, options: &AgentOptions) -> PyResult<Self> {
         let options = options.core()?;
         let workers = options.workers.clone();
-        let runner = Runner::new(options, session.map(|session| Arc::clone(session.0.session())));
+        let runner = Runner::new(options, session.map(|session| Arc::clone(session.node().session())));
         Ok(Self { runner: Arc::new(Mutex::new(runner)), workers })
     }
 

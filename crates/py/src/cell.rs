@@ -19,6 +19,7 @@ use crate::runtime::block_on;
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct CellSession {
     node: Arc<Node>,
+    options: NodeOptions,
     driver: CellDriver,
 }
 
@@ -28,15 +29,15 @@ impl CellSession {
     ///
     /// Raises ``ValueError`` for invalid options.
     #[new]
-    fn new(options: &NodeOptions) -> PyResult<Self> {
+    fn new(options: NodeOptions) -> PyResult<Self> {
         let (session, driver) = CellDriver::new(options.hello(false)?);
-        Ok(Self { node: Arc::new(Node::new(Arc::new(session), options.node(false), None)), driver })
+        Ok(Self { node: Arc::new(Node::new(Arc::new(session), options.node(false), None)), options, driver })
     }
 
     /// The session.
     #[getter]
     fn session(&self) -> Session {
-        Session(Arc::clone(&self.node))
+        Session::of(Arc::clone(&self.node), self.options.clone())
     }
 
     /// Wait for the next operation on the backend. Empty bytes: read. Other bytes: write them if the state is still the last reported

@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 
 use crate::agent::Failure;
 use crate::errors::class_of_join;
-use crate::options::{LaunchOptions, NodeOptions};
+use crate::options::LaunchOptions;
 use crate::rendezvous::Session;
 use crate::runtime::{block_on_task, detach, handle};
 
@@ -72,24 +72,24 @@ impl From<Ended> for Launched {
 
 /// Run the workers of one node until the job, or this node's part in it, has ended. No process of them is left then.
 ///
-/// ``session`` must be new; it was made with the options ``node``. Workers inherit this process's environment. ``fixed_master`` is
-/// the address and port for workers, instead of the round's.
+/// ``session`` must be new. Workers inherit this process's environment. ``fixed_master`` is the address and port for workers, instead
+/// of the round's.
 ///
 /// Call it in the main thread. Python runs no signal handlers and holds no lock meanwhile.
 ///
 /// Raises ``ValueError`` for invalid values, and ``RuntimeError`` if only this node cannot go on.
 #[pyfunction]
-#[pyo3(signature = (session, node, options, *, fixed_master))]
+#[pyo3(signature = (session, options, *, fixed_master))]
 pub fn launch(
     py: Python<'_>,
     session: &Session,
-    node: &NodeOptions,
     options: LaunchOptions,
     fixed_master: Option<(String, u16)>,
 ) -> PyResult<Launched> {
     if options.command.is_empty() {
         return Err(PyValueError::new_err("command is empty, must name a program"));
     }
+    let node = session.options();
     let agent = options.agent(node)?;
     let logs = options.logs;
     let job = Job {
@@ -112,7 +112,7 @@ pub fn launch(
         },
         warm: options.warm.map(|(begin, fixed, what)| Warm { begin, fixed, what }),
     };
-    run(py, job, Arc::clone(&session.0), options.signals)
+    run(py, job, Arc::clone(session.node()), options.signals)
 }
 
 fn run(py: Python<'_>, job: Job, node: Arc<Node>, signals: Vec<i32>) -> PyResult<Launched> {

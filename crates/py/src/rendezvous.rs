@@ -150,7 +150,27 @@ impl View {
 
 /// A node's session with a coordinator, or over a cell that all nodes share (:class:`CellSession`).
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
-pub struct Session(pub(crate) Arc<Node>);
+pub struct Session {
+    node: Arc<Node>,
+    options: NodeOptions,
+}
+
+impl Session {
+    /// A session of this node, made with these options.
+    pub fn of(node: Arc<Node>, options: NodeOptions) -> Self {
+        Self { node, options }
+    }
+
+    /// The node.
+    pub fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
+    /// The options with which it was made.
+    pub fn options(&self) -> &NodeOptions {
+        &self.options
+    }
+}
 
 #[pymethods]
 impl Session {
@@ -165,7 +185,7 @@ impl Session {
         let core = session::Session::open(&handle()?, hello, host, port, options.config.0.coordinator_timeout);
         let on_one_machine = coordinator.is_some_and(Host::is_on_loopback);
         let node = Node::new(Arc::new(core), options.node(on_one_machine), coordinator.map(Host::sessions));
-        Ok(Self(Arc::new(node)))
+        Ok(Self::of(Arc::new(node), options))
     }
 
     /// Take part in the next round, and wait until it is complete. If this node has rank 0, it serves an empty store to the round's
@@ -177,31 +197,31 @@ impl Session {
     #[pyo3(signature = (*, workers = None))]
     fn join(&self, py: Python<'_>, workers: Option<(String, u32)>) -> PyResult<Placement> {
         let workers = workers.map(|(role, local_world_size)| message::JoinWorkers { role, local_world_size });
-        let joined = block_on(py, self.0.join(workers))?;
+        let joined = block_on(py, self.node.join(workers))?;
         joined.map(Placement).map_err(|error| errors::from_join(py, &error))
     }
 
     /// The state of the rendezvous, from memory. Raises the errors of :meth:`join` when this node can no longer take part.
     fn view(&self, py: Python<'_>) -> PyResult<View> {
-        View::from_core(py, self.0.session().view())
+        View::from_core(py, self.node.session().view())
     }
 
     /// The address at which other nodes find this one, or its name if the address is not known.
     #[getter]
     fn addr(&self) -> String {
-        self.0.addr()
+        self.node.addr()
     }
 
     /// Whether the coordinator has ever welcomed this node.
     #[getter]
     fn was_welcomed(&self) -> bool {
-        self.0.session().was_welcomed()
+        self.node.session().was_welcomed()
     }
 
     /// A description of what this node waits for, if it waits for a round.
     #[getter]
     fn progress(&self) -> Option<String> {
-        self.0.session().progress()
+        self.node.session().progress()
     }
 
     /// End the job for all nodes. With a ``cause`` the job has failed, and the other nodes stop. With ``timeout_s``, wait at most that
@@ -209,7 +229,7 @@ impl Session {
     #[pyo3(signature = (*, cause = None, timeout_s = None))]
     fn close(&self, py: Python<'_>, cause: Option<String>, timeout_s: Option<f64>) -> PyResult<()> {
         let limit = limit("close_timeout", timeout_s)?;
-        let (session, by) = (self.0.session(), self.0.label());
+        let (session, by) = (self.node.session(), self.node.label());
         let verdict = match cause {
             Some(cause) => Verdict::Failed { by, cause, failure: None },
             None => Verdict::Succeeded { by },
@@ -233,7 +253,7 @@ impl Session {
     #[pyo3(signature = (reason, *, timeout_s = 1.0, signal = None))]
     fn leave(&self, py: Python<'_>, reason: String, timeout_s: f64, signal: Option<i32>) -> PyResult<()> {
         let timeout = seconds("timeout_s", timeout_s)?;
-        block_on(py, self.0.leave(reason, signal, timeout))
+        block_on(py, self.node.leave(reason, signal, timeout))
     }
 }
 

@@ -109,7 +109,7 @@ def _take_part(meeting: Rendezvous, local_addr: str | None, options: LaunchOptio
         )
         session = _elastic_rs.Session(meeting.host, port, node, coordinator=host)
         fixed_master = (meeting.host, port) if meeting.fixed else None
-        launched = _elastic_rs.launch(session, node, options, fixed_master=fixed_master)
+        launched = _elastic_rs.launch(session, options, fixed_master=fixed_master)
     except OSError as error:
         return _cannot("OSError", f"cannot start the agent: {error}")
     except RuntimeError as error:
