@@ -660,11 +660,12 @@ class RendezvousConfig:
         How long to wait for the other nodes' workers, in seconds. None: for as long as they run.
         """
     @staticmethod
-    def from_mapping(given: "dict[str, object]") -> RendezvousConfig:
+    def from_mapping(given: "dict[str, object]", *, backend: str) -> RendezvousConfig:
         """
-        Check the user's values, which are texts or numbers. A value that is None counts as not given.
+        Check the user's values for ``backend``, ``rust-c10d`` or ``rust-etcd``. Values are texts or numbers; None counts as not given.
 
-        Raises ``ValueError`` if a key is unknown (the nearest known one is named) or a value is not allowed.
+        Raises ``ValueError`` if a key is unknown (the nearest known one is named) or without a meaning for the backend, or if a value
+        is not allowed.
         """
     @property
     def is_host(self, /) -> bool | None:
@@ -694,6 +695,12 @@ class RendezvousConfig:
     def replace(self, /, **values: "float | bool | str | None") -> RendezvousConfig:
         """
         Return a copy with other values. Ranges are not checked.
+        """
+    @staticmethod
+    def table() -> list[tuple[str, str | None, str | None, str | None]]:
+        """
+        All keys: name, other spelling, default as users would write it (None: it has none), and the one backend that has it (None: all
+        have it).
         """
     def values(self, /) -> "dict[str, float | int | bool | str | None]":
         """

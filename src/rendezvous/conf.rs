@@ -1,15 +1,17 @@
-//! The keys of `--rdzv-conf`, each declared once: name, type, default, range and help.
+//! The keys of `--rdzv-conf`, each declared once: name, type, default, range, backends, other spelling and help.
 //!
 //! To add a key, add it to the table ([`KEYS`]) and use its field of [`Conf`]. All front ends parse by this table, and
-//! `elastic-run --help` lists it. Tests compare it with the table in `docs/rendezvous.md`. The binding converts Python's values to
+//! `elastic-run --help` lists it. Tests compare it with the tables in `docs/rendezvous.md`. The binding converts Python's values to
 //! numbers, and suggests a key for an unknown one.
 
 mod allowed;
+mod scope;
 
 use std::fmt;
 use std::time::Duration;
 
 pub use allowed::{Allowed, Given, Least, Value};
+pub use scope::{Backend, Scope};
 
 use super::protocol::settings::{self, OnPartition, Settings};
 
@@ -22,11 +24,20 @@ pub struct Key {
     pub help: &'static str,
     /// The allowed values.
     pub allowed: Allowed,
+    /// The backends that have it.
+    pub scope: Scope,
+    /// Another spelling, which means the same.
+    pub or: Option<&'static str>,
     get: fn(&Conf) -> Value,
     put: fn(&mut Conf, Value) -> bool,
 }
 
 impl Key {
+    /// The key with this name or other spelling.
+    pub fn named(name: &str) -> Option<&'static Self> {
+        KEYS.iter().find(|key| key.name == name || key.or == Some(name))
+    }
+
     /// Its value in a configuration.
     pub fn get(&self, conf: &Conf) -> Value {
         (self.get)(conf)
@@ -41,7 +52,11 @@ trait Setting: Sized {
 }
 
 macro_rules! keys {
-    ($($(#[doc = $help:literal])+ $name:ident: $type:ty = $default:expr, $allowed:expr;)+) => {
+    (@scope) => { Scope::All };
+    (@scope $scope:expr) => { $scope };
+    (@or) => { None };
+    (@or $or:literal) => { Some($or) };
+    ($($(#[doc = $help:literal])+ $name:ident $(or $or:literal)?: $type:ty = $default:expr, $allowed:expr $(, $scope:expr)?;)+) => {
         /// The values of all keys.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct Conf { $($(#[doc = $help])+ pub $name: $type,)+ }
@@ -57,6 +72,8 @@ macro_rules! keys {
             name: stringify!($name),
             help: concat!($($help,)+),
             allowed: $allowed,
+            scope: keys!(@scope $($scope)?),
+            or: keys!(@or $($or)?),
             get: |conf| conf.$name.to_value(),
             put: |conf, value| Setting::from_value(value).map(|value| conf.$name = value).is_some(),
         },)+];
@@ -76,15 +93,18 @@ keys! {
         Allowed::seconds(Least::Is(settings::SHORTEST_KEEP_ALIVE), settings::LONGEST_LEASE);
     /// After how many missed keep-alives a silent node is lost.
     keep_alive_max_attempt: u32 = 3, Allowed::Whole(1, settings::MOST_KEEP_ALIVES);
-    /// Time limit of each operation of the store that the agents share.
+    /// Time limit of each operation of the store that the agents share, and of each request to etcd.
     read_timeout: Duration = Duration::from_secs(60), Allowed::ABOVE_ZERO;
     /// 1: this process must host the coordinator. 0: it never does. Not given: whoever can bind the endpoint's address does.
-    is_host: Option<bool> = None, Allowed::Truth;
+    is_host: Option<bool> = None, Allowed::Truth,
+        Scope::c10d("no node hosts the rendezvous, etcd does");
     /// How long a round that lost members waits for a replacement once all survivors are back.
     settle_timeout: Duration = Duration::from_secs(1), Allowed::seconds(Least::ZERO, settings::LONGEST_WAIT);
     /// How long a node whose connection ended without a goodbye may take to come back and keep its place.
-    reconnect_grace: Duration = Duration::from_millis(500), Allowed::seconds(Least::ZERO, settings::LONGEST_GRACE);
-    /// How long nodes carry on without the coordinator before they fail.
+    reconnect_grace: Duration = Duration::from_millis(500), Allowed::seconds(Least::ZERO, settings::LONGEST_GRACE),
+        Scope::c10d("no connection stands for a node there. A node is lost when its lease at etcd ends, which is keep_alive_interval * \
+            keep_alive_max_attempt");
+    /// How long nodes carry on without the coordinator, or without etcd, before they fail.
     coordinator_timeout: Duration = Duration::from_secs(300), Allowed::ABOVE_ZERO;
     /// How long the process that hosts the coordinator, or the workers' store, stays at the end so that the other
     /// nodes can say goodbye.
@@ -105,15 +125,49 @@ keys! {
     exit_barrier_timeout: Option<Duration> = None, Allowed::ZERO_OR_MORE;
     /// What `--max-restarts` counts with our agent: the job's restarts, or each node's own (PyTorch's way).
     restart_budget: RestartBudget = RestartBudget::Job, Allowed::OneOf(&["job", "node"]);
+    /// How to speak to etcd, if the endpoint does not begin with `http://` or `https://`. Not given: `http`.
+    protocol: Option<Protocol> = None, Allowed::OneOf(&["http", "https"]), Scope::ETCD;
+    /// File with the certificates of the authorities that may vouch for etcd's members. Not given: the system's.
+    cacert or "ca_cert": Option<String> = None, Allowed::Text, Scope::ETCD;
+    /// File with this client's certificate, for an etcd that asks for one.
+    cert or "ssl_cert": Option<String> = None, Allowed::Text, Scope::ETCD;
+    /// File with the private key of `cert`. Not given: it is in that file too.
+    key or "ssl_cert_key": Option<String> = None, Allowed::Text, Scope::ETCD;
+    /// User of etcd.
+    username: Option<String> = None, Allowed::Text, Scope::ETCD;
+    /// File with the user's password. Not given: the variable `ELASTIC_RS_ETCD_PASSWORD` has it.
+    password_file: Option<String> = None, Allowed::Text, Scope::ETCD;
+    /// Beginning of all keys at etcd.
+    key_prefix or "etcd_prefix": String = DEFAULT_KEY_PREFIX.to_owned(), Allowed::Text, Scope::ETCD;
 }
 
+/// The default of `key_prefix`, as in PyTorch's `etcd-v2`.
+pub const DEFAULT_KEY_PREFIX: &str = "/torch/elastic/rendezvous";
+
 /// PyTorch's keys without an effect here: they are checked and then dropped.
-pub static WITHOUT_EFFECT: &[(&str, Allowed)] = &[
-    ("heartbeat", Allowed::ABOVE_ZERO), // what PyTorch's documentation calls the next one
-    ("heartbeat_timeout", Allowed::ABOVE_ZERO),
-    ("cas_backoff_max_seconds", Allowed::ZERO_OR_MORE),
-    ("store_type", Allowed::Only("tcp", "this backend has its own store")),
+pub static WITHOUT_EFFECT: &[(&str, Allowed, Scope)] = &[
+    ("heartbeat", Allowed::ABOVE_ZERO, Scope::All), // what PyTorch's documentation calls the next one
+    ("heartbeat_timeout", Allowed::ABOVE_ZERO, Scope::All),
+    ("cas_backoff_max_seconds", Allowed::ZERO_OR_MORE, Scope::All),
+    (
+        "store_type",
+        Allowed::Only("tcp", "this backend has its own store"),
+        Scope::c10d("it chooses a store, and etcd is one"),
+    ),
 ];
+
+/// The variable of the environment with the password of etcd's user, for those who have it in a secret of their scheduler.
+pub const PASSWORD_VARIABLE: &str = "ELASTIC_RS_ETCD_PASSWORD";
+
+/// A key that is refused whatever its value, which is not shown.
+const PASSWORD: &str = "password";
+
+fn why_no_password() -> String {
+    format!(
+        "--rdzv-conf {PASSWORD} is refused: everybody on this machine can read a command line. Put the password into a file that \
+         only you can read and give password_file=FILE, or set the variable {PASSWORD_VARIABLE}"
+    )
+}
 
 /// PyTorch's general time limit. It is taken for `join_timeout` unless that is given too.
 pub const ALIAS: &str = "timeout";
@@ -136,12 +190,21 @@ pub enum RestartBudget {
     Node,
 }
 
+/// How to speak to etcd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// Without TLS.
+    Http,
+    /// With TLS.
+    Https,
+}
+
 /// Why a configuration is invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConfError {
     /// The key is unknown.
     Unknown(String),
-    /// A value is not allowed. With a sentence that names the key, the value and what is allowed.
+    /// A value is not allowed, or a key is not with this backend. With a sentence that names the key, and what is allowed.
     Refused(String),
 }
 
@@ -157,37 +220,65 @@ impl fmt::Display for ConfError {
 impl std::error::Error for ConfError {}
 
 impl Conf {
-    /// Check the user's entries, in their order.
+    /// Check the user's entries for `backend`, in their order.
     ///
     /// # Errors
-    /// [`ConfError`] of the first invalid entry, or of the lease.
-    pub fn read<'a>(entries: impl IntoIterator<Item = (&'a str, Given<'a>)>) -> Result<Self, ConfError> {
+    /// [`ConfError`] of the first invalid entry, or of entries that do not go together.
+    pub fn read<'a>(
+        backend: Backend,
+        entries: impl IntoIterator<Item = (&'a str, Given<'a>)>,
+    ) -> Result<Self, ConfError> {
         let (mut conf, mut join_timeout, mut alias) = (Self::default(), None, None);
+        let mut given_as: Vec<(&str, &str)> = Vec::new();
         for (name, given) in entries {
             let check = |allowed: &Allowed| allowed.check(name, &given).map_err(ConfError::Refused);
-            if let Some(key) = KEYS.iter().find(|key| key.name == name) {
+            if let Some(key) = Key::named(name) {
+                key.scope.check(name, backend).map_err(ConfError::Refused)?;
+                if let Some((_, before)) = given_as.iter().find(|(known, _)| *known == key.name) {
+                    let text =
+                        format!("--rdzv-conf has `{before}` and `{name}`, which are the same key: give one of them");
+                    return Err(ConfError::Refused(text));
+                }
+                given_as.push((key.name, name));
                 let value = check(&key.allowed)?;
                 (key.put)(&mut conf, value);
                 if name == "join_timeout" {
                     join_timeout = Some(conf.join_timeout);
                 }
-            } else if let Some((_, allowed)) = WITHOUT_EFFECT.iter().find(|(known, _)| *known == name) {
+            } else if let Some((_, allowed, scope)) = WITHOUT_EFFECT.iter().find(|(known, ..)| *known == name) {
+                scope.check(name, backend).map_err(ConfError::Refused)?;
                 check(allowed)?;
             } else if name == ALIAS {
                 alias = Duration::from_value(check(&Allowed::ABOVE_ZERO)?);
+            } else if name == PASSWORD && backend == Backend::RustEtcd {
+                return Err(ConfError::Refused(why_no_password()));
             } else {
                 return Err(ConfError::Unknown(name.to_owned()));
             }
         }
         conf.join_timeout = join_timeout.or(alias).unwrap_or(conf.join_timeout);
-        let lease = conf.keep_alive_interval.as_secs_f64() * f64::from(conf.keep_alive_max_attempt);
+        conf.check_together().map_err(ConfError::Refused)?;
+        Ok(conf)
+    }
+
+    /// Check values that depend on one another.
+    fn check_together(&self) -> Result<(), String> {
+        let lease = self.keep_alive_interval.as_secs_f64() * f64::from(self.keep_alive_max_attempt);
         if lease > settings::LONGEST_LEASE.as_secs_f64() {
-            return Err(ConfError::Refused(format!(
+            return Err(format!(
                 "--rdzv-conf keep_alive_interval * keep_alive_max_attempt is `{lease}` seconds, must be at most {}",
                 settings::LONGEST_LEASE.as_secs()
-            )));
+            ));
         }
-        Ok(conf)
+        for (needs, given, needed, there) in [
+            ("key", self.key.is_some(), "cert", self.cert.is_some()),
+            ("password_file", self.password_file.is_some(), "username", self.username.is_some()),
+        ] {
+            if given && !there {
+                return Err(format!("--rdzv-conf has `{needs}` without `{needed}`: give both"));
+            }
+        }
+        Ok(())
     }
 
     /// Replace one value. Its range is not checked.
@@ -195,8 +286,9 @@ impl Conf {
     /// # Errors
     /// The key is unknown, or the value has another type.
     pub fn set(&mut self, name: &str, value: Value) -> Result<(), String> {
-        let key = KEYS.iter().find(|key| key.name == name).ok_or_else(|| format!("there is no setting `{name}`"))?;
-        if (key.put)(self, value) { Ok(()) } else { Err(format!("`{name}` is of another kind than {value:?}")) }
+        let key = Key::named(name).ok_or_else(|| format!("there is no setting `{name}`"))?;
+        let shown = format!("{value:?}");
+        if (key.put)(self, value) { Ok(()) } else { Err(format!("`{name}` is of another kind than {shown}")) }
     }
 
     /// The settings of a rendezvous of `min_nodes` to `max_nodes` nodes.
@@ -225,10 +317,11 @@ impl Settings {
     }
 }
 
-/// The names of all keys that are accepted, sorted.
-pub fn known() -> Vec<&'static str> {
-    let mut names: Vec<_> = KEYS.iter().map(|key| key.name).collect();
-    names.extend(WITHOUT_EFFECT.iter().map(|(name, _)| *name));
+/// The names of all keys that `backend` accepts, in all spellings, sorted.
+pub fn known(backend: Backend) -> Vec<&'static str> {
+    let here = KEYS.iter().filter(|key| key.scope.has(backend));
+    let mut names: Vec<_> = here.flat_map(|key| [Some(key.name), key.or]).flatten().collect();
+    names.extend(WITHOUT_EFFECT.iter().filter(|(.., scope)| scope.has(backend)).map(|(name, ..)| *name));
     names.push(ALIAS);
     names.sort_unstable();
     names

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from elastic_rs.rendezvous._config import RendezvousConfig, config_of
+from elastic_rs.rendezvous._config import RendezvousConfig, config_of, parse_conf
 
 
 def test_defaults_are_pytorchs_where_pytorch_has_them() -> None:
@@ -106,3 +106,46 @@ def test_keys_of_pytorch_without_effect_here_are_still_checked() -> None:
     assert config_of(given) == RendezvousConfig()
     with pytest.raises(ValueError, match="heartbeat_timeout"):
         config_of({"heartbeat_timeout": "0"})
+
+
+def test_keys_of_pytorchs_etcd_backends_are_read_in_both_spellings() -> None:
+    v2 = {"protocol": "https", "ca_cert": "ca", "ssl_cert": "cert", "ssl_cert_key": "key", "read_timeout": "7"}
+    v1 = {"protocol": "https", "cacert": "ca", "cert": "cert", "key": "key", "read_timeout": "7"}
+    assert config_of(v2, "rust-etcd") == config_of(v1, "rust-etcd") != config_of({}, "rust-etcd")
+    values = config_of({"etcd_prefix": "/mine", "username": "me", "password_file": "f"}, "rust-etcd").values()
+    assert (values["key_prefix"], values["username"], values["password_file"]) == ("/mine", "me", "f")
+
+
+def test_timeout_is_a_key_of_pytorchs_etcd_and_needs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert config_of({"timeout": "15"}, "rust-etcd").join_timeout == 15
+    assert config_of({"timeout": 900}, "rust-etcd").join_timeout == 600, "LaunchConfig's own"
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("backend", "key", "why"),
+    [
+        ("rust-etcd", "is_host", "only with rust-c10d: no node hosts the rendezvous, etcd does"),
+        ("rust-etcd", "reconnect_grace", "only with rust-c10d: no connection stands for a node there"),
+        ("rust-c10d", "ssl_cert", "only with rust-etcd: this backend does not connect to etcd"),
+    ],
+)
+def test_a_key_without_a_meaning_says_why(backend: str, key: str, why: str) -> None:
+    with pytest.raises(ValueError, match=f"--rdzv-conf {key} has no meaning with --rdzv-backend={backend}, {why}"):
+        config_of({key: "1"}, backend)
+
+
+def test_an_unknown_key_is_compared_with_those_of_the_backend() -> None:
+    with pytest.raises(ValueError, match=r"unknown key `pasword_file`: did you mean `password_file`\?"):
+        config_of({"pasword_file": "f"}, "rust-etcd")
+    with pytest.raises(ValueError, match="unknown key `usernam`: known are agent, "):
+        config_of({"usernam": "me"}, "rust-c10d")
+
+
+def test_a_password_on_the_command_line_is_refused_and_not_repeated() -> None:
+    for text in ("username=me,password=top,secret", "password=secret"):
+        with pytest.raises(ValueError, match=r"password|KEY=VALUE") as caught:
+            config_of(parse_conf(text), "rust-etcd")
+        assert "secret" not in str(caught.value)
+    with pytest.raises(ValueError, match="password_file=FILE, or set the variable ELASTIC_RS_ETCD_PASSWORD"):
+        config_of({"username": "me", "password": "secret"}, "rust-etcd")

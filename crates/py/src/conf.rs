@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use elastic_rs::rendezvous::conf::{self, Allowed, Conf, ConfError, Given, KEYS, Value};
+use elastic_rs::rendezvous::conf::{self, Allowed, Backend, Conf, ConfError, Given, KEYS, Key, Value};
 use elastic_rs::rendezvous::protocol::settings::Settings;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -41,20 +41,23 @@ impl RendezvousConfig {
         Self(Conf::default()).replace(values)
     }
 
-    /// Check the user's values, which are texts or numbers. A value that is None counts as not given.
+    /// Check the user's values for ``backend``, ``rust-c10d`` or ``rust-etcd``. Values are texts or numbers; None counts as not given.
     ///
-    /// Raises ``ValueError`` if a key is unknown (the nearest known one is named) or a value is not allowed.
+    /// Raises ``ValueError`` if a key is unknown (the nearest known one is named) or without a meaning for the backend, or if a value
+    /// is not allowed.
     #[staticmethod]
-    #[pyo3(signature = (given: "dict[str, object]"))]
-    fn from_mapping(given: &Bound<'_, PyDict>) -> PyResult<Self> {
+    #[pyo3(signature = (given: "dict[str, object]", *, backend))]
+    fn from_mapping(given: &Bound<'_, PyDict>, backend: &str) -> PyResult<Self> {
+        let backend = Backend::named(backend)
+            .ok_or_else(|| PyValueError::new_err(format!("`{backend}` is not a backend with a table of keys")))?;
         let entries: Vec<(String, Shown)> = given
             .iter()
             .filter(|(_, value)| !value.is_none())
             .map(|(key, value)| Ok((key.extract()?, Shown::of(&value)?)))
             .collect::<PyResult<_>>()?;
-        let read = Conf::read(entries.iter().map(|(key, value)| (key.as_str(), value.given())));
+        let read = Conf::read(backend, entries.iter().map(|(key, value)| (key.as_str(), value.given())));
         read.map(Self).map_err(|error| match &error {
-            ConfError::Unknown(key) => match hint(given.py(), key) {
+            ConfError::Unknown(key) => match hint(given.py(), backend, key) {
                 Ok(hint) => PyValueError::new_err(format!("{error}: {hint}")),
                 Err(error) => error,
             },
@@ -73,6 +76,22 @@ impl RendezvousConfig {
         Ok(Self(conf))
     }
 
+    /// All keys: name, other spelling, default as users would write it (None: it has none), and the one backend that has it (None: all
+    /// have it).
+    #[staticmethod]
+    #[expect(clippy::type_complexity, reason = "what Python gets: a list of tuples")]
+    fn table() -> Vec<(&'static str, Option<&'static str>, Option<String>, Option<&'static str>)> {
+        let default = Conf::default();
+        let row = |key: &'static Key| {
+            let value = key.get(&default);
+            let value = (value != Value::Nothing).then(|| value.to_string());
+            let mut backends = Backend::ALL.into_iter().filter(|backend| key.scope.has(*backend));
+            let only = backends.next().filter(|_| backends.next().is_none());
+            (key.name, key.or, value, only.map(Backend::name))
+        };
+        KEYS.iter().map(row).collect()
+    }
+
     /// Return all values by their keys. None: the key was not given and has no default.
     #[pyo3(signature = () -> "dict[str, float | int | bool | str | None]")]
     fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -84,6 +103,7 @@ impl RendezvousConfig {
                 Value::Whole(number) => values.set_item(key.name, number)?,
                 Value::Truth(truth) => values.set_item(key.name, truth)?,
                 Value::Word(word) => values.set_item(key.name, word)?,
+                Value::Text(text) => values.set_item(key.name, text)?,
             }
         }
         Ok(values)
@@ -177,7 +197,7 @@ fn value_of(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Value> {
     if value.is_none() {
         return Ok(Value::Nothing);
     }
-    let Some(key) = KEYS.iter().find(|key| key.name == name) else { return Ok(Value::Nothing) };
+    let Some(key) = Key::named(name) else { return Ok(Value::Nothing) };
     Ok(match key.allowed {
         Allowed::Seconds { .. } => Value::Seconds(seconds(name, value.extract()?)?),
         Allowed::Whole(..) => Value::Whole(value.extract()?),
@@ -187,12 +207,13 @@ fn value_of(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Value> {
             words.iter().find(|known| **known == word).map_or(Value::Nothing, |known| Value::Word(known))
         }
         Allowed::Only(word, _) => Value::Word(word),
+        Allowed::Text => Value::Text(value.extract()?),
     })
 }
 
 /// Suggest a known key for an unknown one.
-fn hint(py: Python<'_>, key: &str) -> PyResult<String> {
-    let known = conf::known();
+fn hint(py: Python<'_>, backend: Backend, key: &str) -> PyResult<String> {
+    let known = conf::known(backend);
     let near: Vec<String> = py.import("difflib")?.call_method1("get_close_matches", (key, &known, 1))?.extract()?;
     Ok(near.first().map_or_else(|| format!("known are {}", known.join(", ")), |near| format!("did you mean `{near}`?")))
 }

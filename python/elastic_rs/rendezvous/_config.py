@@ -14,7 +14,17 @@ from elastic_rs._elastic_rs import RendezvousConfig
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["RendezvousConfig", "config_of", "parse_conf", "parse_endpoint", "shown_defaults", "warn_of_no_endpoint"]
+__all__ = [
+    "ETCD_NAMES",
+    "RUST_C10D",
+    "RUST_ETCD",
+    "RendezvousConfig",
+    "config_of",
+    "parse_conf",
+    "parse_endpoint",
+    "shown_defaults",
+    "warn_of_no_endpoint",
+]
 
 logger = logging.getLogger("elastic_rs.rendezvous")
 
@@ -22,22 +32,29 @@ logger = logging.getLogger("elastic_rs.rendezvous")
 DEFAULT_PORT = 29400
 """Port of an endpoint without one, as in PyTorch's ``c10d`` backend. A job of one node needs no endpoint at all."""
 
+RUST_C10D, RUST_ETCD = "rust-c10d", "rust-etcd"
+
+ETCD_NAMES = (RUST_ETCD, "etcd", "etcd-v2")
+"""What means ``rust-etcd``. The last two are PyTorch's: after ``install()``, and with ``elastic-run``."""
+
 MAX_NODES = 2**32 - 1
 """The core counts nodes in 32 bits."""
 
 
-def config_of(given: Mapping[str, Any]) -> RendezvousConfig:
-    """Check what the user gave.
+def config_of(given: Mapping[str, Any], backend: str = RUST_C10D) -> RendezvousConfig:
+    """Check what the user gave for a backend, ``rust-c10d`` or ``rust-etcd``.
 
     Raises:
-        ValueError: a key is unknown (the nearest known one is named) or a value is not allowed.
+        ValueError: a key is unknown (the nearest known one is named) or has no meaning for the backend, or a value is
+            not allowed.
     """
     given = dict(given)
     # LaunchConfig puts `timeout=900` (an int) into every configuration; what a user writes is a string.
     if not isinstance(timeout := given.pop("timeout", None), str):
-        return RendezvousConfig.from_mapping(given)
-    logger.warning("--rdzv-conf timeout=%s is taken for join_timeout, its name in this backend", timeout)
-    return RendezvousConfig.from_mapping({"timeout": timeout, **given})
+        return RendezvousConfig.from_mapping(given, backend=backend)
+    if backend == RUST_C10D:  # PyTorch's `etcd` calls it so
+        logger.warning("--rdzv-conf timeout=%s is taken for join_timeout, its name in this backend", timeout)
+    return RendezvousConfig.from_mapping({"timeout": timeout, **given}, backend=backend)
 
 
 def parse_conf(text: str) -> dict[str, str]:
@@ -50,7 +67,9 @@ def parse_conf(text: str) -> dict[str, str]:
     for entry in text.split(",") if text.strip() else []:
         key, _, value = (part.strip() for part in entry.partition("="))
         if not key or not value:
-            raise ValueError(f"--rdzv-conf has the entry `{entry.strip()}`, must be KEY=VALUE,KEY=VALUE,...")
+            # It may be a part of a password with a comma.
+            shown = "an entry" if "password" in conf else f"the entry `{entry.strip()}`"
+            raise ValueError(f"--rdzv-conf has {shown}, must be KEY=VALUE,KEY=VALUE,...")
         conf[key] = value
     return conf
 
@@ -122,9 +141,10 @@ def warn_of_no_endpoint(most_nodes: int, port: int) -> None:
         )
 
 
-def shown_defaults() -> str:
-    """Return all keys with their defaults, as ``--rdzv-conf`` would be given them."""
+def shown_defaults(backend: str | None = None) -> str:
+    """Return the keys that all backends have, or this one alone, with their defaults, as ``--rdzv-conf`` has them."""
     return ", ".join(
-        key if value is None else f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
-        for key, value in RendezvousConfig().values().items()
+        (f"{key} or {other}" if other else key) + ("" if default is None else f"={default}")
+        for key, other, default, only in RendezvousConfig.table()
+        if only == backend
     )

@@ -97,10 +97,14 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         import textwrap
 
-        from elastic_rs.rendezvous._config import shown_defaults  # which nothing else here needs
+        from elastic_rs.rendezvous._config import RUST_C10D, RUST_ETCD, shown_defaults  # which nothing else here needs
 
-        keys = textwrap.fill(shown_defaults(), 110, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-        return f"{super().format_help()}\nkeys of --rdzv-conf and their defaults, times in seconds:\n{keys}\n"
+        def filled(text: str) -> str:
+            return textwrap.fill(text, 110, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+
+        keys = [shown_defaults(), *(f"with {name}: {shown_defaults(name)}" for name in (RUST_C10D, RUST_ETCD))]
+        text = "\n".join(map(filled, keys))
+        return f"{super().format_help()}\nkeys of --rdzv-conf and their defaults, times in seconds:\n{text}\n"
 
     def error(self, message: str) -> NoReturn:
         # argparse names all spellings of a flag: `argument --max-restarts/--max_restarts: …`.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::{Agent, RestartBudget, Setting};
+use super::{Agent, Protocol, RestartBudget, Setting};
 use crate::rendezvous::protocol::settings::OnPartition;
 
 /// The user's value for a key.
@@ -18,7 +18,7 @@ pub struct Given<'a> {
 }
 
 /// A key's value.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     /// Not given, and without a default.
     Nothing,
@@ -30,6 +30,8 @@ pub enum Value {
     Truth(bool),
     /// A choice.
     Word(&'static str),
+    /// A text.
+    Text(String),
 }
 
 /// Shown as the user would write it; `Nothing` is empty.
@@ -41,6 +43,7 @@ impl fmt::Display for Value {
             Self::Whole(number) => write!(f, "{number}"),
             Self::Truth(truth) => write!(f, "{truth}"),
             Self::Word(word) => f.write_str(word),
+            Self::Text(text) => f.write_str(text),
         }
     }
 }
@@ -77,7 +80,12 @@ pub enum Allowed {
     OneOf(&'static [&'static str; 2]),
     /// One word, and the reason why no other is allowed.
     Only(&'static str, &'static str),
+    /// A text: a name, or the path of a file.
+    Text,
 }
+
+/// Most bytes of a text: as many as a path of Linux.
+const LONGEST_TEXT: usize = 4096;
 
 /// The longest time of any setting.
 const TEN_YEARS: Duration = Duration::from_secs(315_360_000);
@@ -125,6 +133,11 @@ impl Allowed {
             }
             Self::OneOf(words) => words.iter().find(|known| **known == word()).map(|known| Value::Word(known)),
             Self::Only(known, _) => (word() == known).then_some(Value::Word(known)),
+            Self::Text => {
+                let text = given.shown;
+                let is_name = !text.is_empty() && text.len() <= LONGEST_TEXT && !text.chars().any(char::is_control);
+                is_name.then(|| Value::Text(text.to_owned()))
+            }
         };
         value.ok_or_else(|| format!("--rdzv-conf {name} is `{}`, must be {self}", given.shown))
     }
@@ -147,6 +160,7 @@ impl fmt::Display for Allowed {
             Self::Truth => write!(f, "one of {}, {}", YES.join(", "), NO.join(", ")),
             Self::OneOf([first, second]) => write!(f, "`{first}` or `{second}`"),
             Self::Only(word, why) => write!(f, "`{word}`: {why}"),
+            Self::Text => write!(f, "a text of 1 to {LONGEST_TEXT} bytes without control characters"),
         }
     }
 }
@@ -178,6 +192,16 @@ impl Setting for bool {
 
     fn to_value(&self) -> Value {
         Value::Truth(*self)
+    }
+}
+
+impl Setting for String {
+    fn from_value(value: Value) -> Option<Self> {
+        if let Value::Text(text) = value { Some(text) } else { None }
+    }
+
+    fn to_value(&self) -> Value {
+        Value::Text(self.clone())
     }
 }
 
@@ -213,4 +237,5 @@ choices! {
     OnPartition { Stop = "stop", Continue = "continue" }
     Agent { Rust = "rust", Torch = "torch" }
     RestartBudget { Job = "job", Node = "node" }
+    Protocol { Http = "http", Https = "https" }
 }

@@ -5,8 +5,12 @@ fn given(text: &str) -> Given<'_> {
     Given { shown: text, number: text.trim().parse().unwrap_or(f64::NAN), whole: text.trim().parse().ok() }
 }
 
+fn read_for(backend: Backend, entries: &[(&'static str, &'static str)]) -> Result<Conf, String> {
+    Conf::read(backend, entries.iter().map(|(name, text)| (*name, given(text)))).map_err(|error| error.to_string())
+}
+
 fn read(entries: &[(&'static str, &'static str)]) -> Result<Conf, String> {
-    Conf::read(entries.iter().map(|(name, text)| (*name, given(text)))).map_err(|error| error.to_string())
+    read_for(Backend::RustC10d, entries)
 }
 
 /// The cells of a key's row in the documentation, if it has one.
@@ -31,6 +35,7 @@ fn in_docs(allowed: &Allowed) -> String {
         Allowed::Truth => "true/false".to_owned(),
         Allowed::OneOf([first, second]) => format!("`{first}`, `{second}`"),
         Allowed::Only(word, _) => format!("`{word}`"),
+        Allowed::Text => "text".to_owned(),
     }
 }
 
@@ -40,28 +45,59 @@ fn the_documentation_has_the_default_the_range_and_the_help_of_every_key() {
         let cells = row(key.name).unwrap_or_else(|| panic!("docs/rendezvous.md has no row for `{}`", key.name));
         let default = match key.get(&Conf::default()) {
             Value::Seconds(time) => format!("{} s", time.as_secs_f64()),
-            Value::Word(word) => format!("`{word}`"),
+            Value::Word(_) | Value::Text(_) => format!("`{}`", key.get(&Conf::default())),
             other => other.to_string(),
         };
-        assert_eq!(cells[1], default, "default of `{}`", key.name);
+        let of_etcd = key.scope == Scope::ETCD;
+        assert_eq!(cells[if of_etcd { 2 } else { 1 }], default, "default of `{}`", key.name);
+        if of_etcd {
+            assert_eq!(cells[1], key.or.map(|or| format!("`{or}`")).unwrap_or_default(), "spelling of `{}`", key.name);
+        }
         assert_eq!(cells[3], in_docs(&key.allowed), "what is allowed of `{}`", key.name);
         let help = key.help.trim().trim_end_matches('.').to_lowercase();
         assert!(cells[4].to_lowercase().starts_with(&help), "`{}`: {:?} is not {help:?}", key.name, cells[4]);
+        says_where(key.name, key.scope, &cells);
     }
-    for (name, allowed) in WITHOUT_EFFECT {
+    for (name, allowed, scope) in WITHOUT_EFFECT {
         let cells = row(name).unwrap_or_else(|| panic!("docs/rendezvous.md has no row for `{name}`"));
         assert_eq!(cells[3], in_docs(allowed), "what is allowed of `{name}`");
+        says_where(name, *scope, &cells);
     }
+}
+
+/// Check that a row of the first table says whether `rust-etcd` has the key.
+fn says_where(name: &str, scope: Scope, cells: &[&str]) {
+    let not_with_etcd = cells[4].contains("Not with `rust-etcd`");
+    assert_eq!(not_with_etcd, !scope.has(Backend::RustEtcd), "`{name}`");
+}
+
+/// The names of the keys in the table that begins with this line.
+fn names(header: &str) -> Vec<&'static str> {
+    let docs = include_str!("../../../docs/rendezvous.md");
+    let table = docs.split_once(header).unwrap().1.split("\n\n").next().unwrap();
+    let rows = table.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
+    rows.map(|(name, _)| name).collect()
 }
 
 #[test]
 fn the_documentation_has_no_other_keys() {
-    let docs = include_str!("../../../docs/rendezvous.md");
-    let table = docs.split_once("| key | default |").unwrap().1.split("\n\n").next().unwrap();
-    let rows = table.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
-    let mut names: Vec<_> = rows.map(|(name, _)| name).collect();
-    names.sort_unstable();
-    assert_eq!(names, known());
+    let mut first = names("| key | default |");
+    first.sort_unstable();
+    assert_eq!(first, known(Backend::RustC10d));
+    let mut of_etcd = names("| key | other spelling |");
+    of_etcd.extend(KEYS.iter().filter_map(|key| key.or));
+    of_etcd.extend(first.into_iter().filter(|name| known(Backend::RustEtcd).contains(name)));
+    of_etcd.sort_unstable();
+    assert_eq!(of_etcd, known(Backend::RustEtcd));
+}
+
+#[test]
+fn no_name_or_spelling_is_given_twice() {
+    for backend in Backend::ALL {
+        let mut names = known(backend);
+        names.dedup();
+        assert_eq!(names, known(backend));
+    }
 }
 
 #[test]
@@ -148,4 +184,66 @@ fn what_is_set_must_be_of_the_keys_kind() {
     assert_eq!(conf.set("rank", Value::Nothing), Err("there is no setting `rank`".to_owned()));
     let error = conf.set("join_timeout", Value::Whole(5)).unwrap_err();
     assert_eq!(error, "`join_timeout` is of another kind than Whole(5)");
+}
+
+#[test]
+fn a_key_without_a_meaning_for_the_backend_is_refused_with_the_reason() {
+    let refused = |backend, name, text| read_for(backend, &[(name, text)]).unwrap_err();
+    assert_eq!(
+        refused(Backend::RustEtcd, "is_host", "1"),
+        "--rdzv-conf is_host has no meaning with --rdzv-backend=rust-etcd, only with rust-c10d: no node hosts the \
+         rendezvous, etcd does"
+    );
+    assert!(refused(Backend::RustEtcd, "reconnect_grace", "1").contains("its lease at etcd"));
+    assert!(refused(Backend::RustEtcd, "store_type", "tcp").contains("etcd is one"));
+    assert_eq!(
+        refused(Backend::RustC10d, "cacert", "ca.pem"),
+        "--rdzv-conf cacert has no meaning with --rdzv-backend=rust-c10d, only with rust-etcd: this backend does not \
+         connect to etcd"
+    );
+}
+
+#[test]
+fn keys_of_etcd_have_the_spellings_of_both_backends_of_pytorch() {
+    let v2 = [("protocol", "HTTPS"), ("ca_cert", "ca"), ("ssl_cert", "c"), ("ssl_cert_key", "k"), ("key_prefix", "/p")];
+    let v1 = [("protocol", "https"), ("cacert", "ca"), ("cert", "c"), ("key", "k"), ("etcd_prefix", "/p")];
+    let conf = read_for(Backend::RustEtcd, &v2);
+    assert_eq!(conf, read_for(Backend::RustEtcd, &v1));
+    let text = |text: &str| Some(text.to_owned());
+    let expected = Conf {
+        protocol: Some(Protocol::Https),
+        cacert: text("ca"),
+        cert: text("c"),
+        key: text("k"),
+        key_prefix: "/p".to_owned(),
+        ..Conf::default()
+    };
+    assert_eq!(conf, Ok(expected));
+    let twice = read_for(Backend::RustEtcd, &[("ssl_cert", "a"), ("cert", "b")]).unwrap_err();
+    assert_eq!(twice, "--rdzv-conf has `ssl_cert` and `cert`, which are the same key: give one of them");
+}
+
+#[test]
+fn keys_that_need_another_are_refused_without_it() {
+    for (alone, needed) in [("ssl_cert_key", "cert"), ("key", "cert"), ("password_file", "username")] {
+        let error = read_for(Backend::RustEtcd, &[(alone, "x")]).unwrap_err();
+        assert!(error.ends_with(&format!("without `{needed}`: give both")), "{error}");
+    }
+}
+
+#[test]
+fn a_password_is_refused_and_not_shown() {
+    let error = read_for(Backend::RustEtcd, &[("username", "me"), ("password", "secret")]).unwrap_err();
+    assert!(error.starts_with("--rdzv-conf password is refused: everybody on this machine can read"), "{error}");
+    assert!(error.contains("password_file=FILE") && error.contains(PASSWORD_VARIABLE), "{error}");
+    assert!(Key::named("password_file").unwrap().help.contains(PASSWORD_VARIABLE));
+    assert!(!error.contains("secret"), "{error}");
+}
+
+#[test]
+fn a_text_has_a_bound_and_no_control_characters() {
+    for text in ["", "a\nb"] {
+        let error = read_for(Backend::RustEtcd, &[("username", text)]).unwrap_err();
+        assert!(error.contains("must be a text of 1 to 4096 bytes"), "{error}");
+    }
 }
