@@ -88,7 +88,7 @@ test-long: build ## run randomised tests with many more cases, and all tests on 
 	$(say) 'test-long: codec and table, $(LONG_CASES) cases of each property (proptest)'
 	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store properties::
 	$(say) 'test-long: rendezvous and agents, $(LONG_SEEDS) simulated jobs'
-	@ELASTIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test simulation -- --nocapture rendezvous:: cell:: agent::
+	@ELASTIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test simulation -- --nocapture rendezvous:: cell:: etcd:: agent::
 	$(say) 'test-long: exhaustive exploration of small jobs, with more time and more faults'
 	@ELASTIC_RS_EXPLORE_LONG=1 cargo test --quiet --release $(CARGO_FLAGS) --all-features --test simulation -- --nocapture explore::
 

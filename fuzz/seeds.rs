@@ -6,7 +6,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode, Liveness};
+use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode};
 use elastic_rs::rendezvous::protocol::codec::{encode_frame, encode_preamble};
 use elastic_rs::rendezvous::protocol::message::{
     Failure, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Verdict,
@@ -172,7 +172,7 @@ fn states() {
         .map(|node| {
             let hello = Hello::new("run", NodeId(node), format!("host{node}:1"), Settings::new(2, 3));
             let hello = Hello { local_addr: Some(format!("10.0.0.{node}")), ..hello };
-            CellNode::new(hello, Liveness::Counters, now)
+            CellNode::new(hello, now)
         })
         .collect();
     // A node's request, as the target reads it.

@@ -12,9 +12,10 @@
 //! | [`decider`] | one run: its nodes, rounds and ranks, the decisions about them and their reasons |
 //! | [`coordinator`] | the registry of runs, and the driver of their sockets and timers (feature `io`) |
 //! | [`node`] | a node's side of its session, and the driver of its connection (feature `io`) |
-//! | [`cell`] | the same decisions without a coordinator: over a cell with compare-and-set, or etcd |
+//! | [`cell`] | the same decisions without a coordinator: over a cell with compare-and-set |
+//! | [`etcd`] | a node over the cell that etcd is: leases, watch, and one node that proposes for all |
 //!
-//! Imports point one way: `coordinator` and `cell` use `decider`, `cell` uses `node`, all use `protocol`. Only tests here use `conf`.
+//! Imports point one way: `coordinator` and `cell` use `decider`, `etcd` uses `cell`, which uses `node`; all use `protocol`. Only tests here use `conf`.
 //!
 //! Semantics follow `torch/distributed/elastic/rendezvous/dynamic_rendezvous.py` (2.15) except where a comment says why not.
 
@@ -22,5 +23,6 @@ pub mod cell;
 pub mod conf;
 pub mod coordinator;
 pub mod decider;
+pub mod etcd;
 pub mod node;
 pub mod protocol;

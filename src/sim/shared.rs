@@ -2,6 +2,7 @@
 //! share, and how they reach it, is the models': [`super::cell`] and [`super::etcd`].
 
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use super::engine::dice::Dice;
@@ -58,7 +59,9 @@ pub(super) struct Host<N> {
 
 /// The hosts of a job, whose clocks differ by up to four months.
 pub(super) fn draw_hosts<N>(count: usize, dice: &mut Dice) -> Vec<Host<N>> {
-    let base = Instant::now();
+    // Requests to etcd hold instants, and a digest of events must be the same for a seed.
+    static BASE: OnceLock<Instant> = OnceLock::new();
+    let base = *BASE.get_or_init(Instant::now);
     let mut clock = || base + dice.duration((Duration::ZERO, Duration::from_secs(10_000_000)));
     let host = |number, clock| {
         let store = 1000 * (number as u16 + 1);
@@ -73,11 +76,11 @@ impl<N: Node> Host<N> {
         self.clock + at
     }
 
-    /// An agent starts. It joins with a new store if `opens`.
-    pub fn start(&mut self, node: N, opens: bool, at: Time) {
+    /// An agent starts, and joins.
+    pub fn start(&mut self, node: N, at: Time) {
         self.life += 1;
         self.node = Some(node);
-        self.join(opens, at);
+        self.join(at);
     }
 
     /// The agent dies.
@@ -87,18 +90,12 @@ impl<N: Node> Host<N> {
         self.life += 1;
     }
 
-    /// The agent joins, with a store that is opened after the welcome if `opens`, as front ends do.
-    pub fn join(&mut self, opens: bool, at: Time) {
-        let (now, port, limit) = (self.clock_at(at), self.store + 1, Duration::from_secs(3600));
+    /// The agent joins, with a store that is opened after the welcome, as front ends do.
+    pub fn join(&mut self, at: Time) {
+        let (now, limit) = (self.clock_at(at), Duration::from_secs(3600));
         let Some(node) = &mut self.node else { return };
         self.agent = Agent::Joining;
-        node.inner_mut().ask(
-            |node| match opens {
-                true => node.join_with_new_store(None, None, limit, now),
-                false => node.join(port, None, None, limit, now),
-            },
-            now,
-        );
+        node.inner_mut().ask(|node| node.join_with_new_store(None, None, limit, now), now);
     }
 
     /// Opens the store that a join waits for. True if there was one to open.
@@ -125,6 +122,12 @@ impl<N: Node> Host<N> {
         let now = self.clock_at(at);
         let Some(node) = &mut self.node else { return };
         node.inner_mut().ask(|node| node.close(Verdict::Succeeded { by: format!("host{number}") }), now);
+    }
+
+    pub fn leave(&mut self, at: Time) {
+        let now = self.clock_at(at);
+        let Some(node) = &mut self.node else { return };
+        node.inner_mut().ask(|node| node.leave("the job is over".to_owned(), None), now);
     }
 
     /// Gives the agent the answer to its join, if there is one.

@@ -1,7 +1,7 @@
 //! Log lines of a node over a shared cell. Its decisions are tested in `simulation/cell`.
 use std::time::{Duration, Instant};
 
-use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode, Liveness};
+use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode};
 use elastic_rs::rendezvous::node::report::Reporter;
 use elastic_rs::rendezvous::protocol::message::{Hello, NodeId};
 use elastic_rs::rendezvous::protocol::settings::Settings;
@@ -12,7 +12,7 @@ fn a_waiting_node_logs_what_it_waits_for() {
     let mut now = Instant::now();
     let hello = Hello::new("job", NodeId(1), "host:1", Settings::new(2, 2));
     let hello = Hello { local_addr: Some("node1".into()), ..hello };
-    let mut node = CellNode::new(hello, Liveness::Counters, now);
+    let mut node = CellNode::new(hello, now);
     let mut reporter = Reporter::default();
     node.ask(|node| node.join(1, None, None, Duration::from_secs(600), now), now);
     let (mut cell, mut told) = (None, Vec::new());

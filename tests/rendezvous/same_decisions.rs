@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
-use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode, Liveness};
+use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode};
 use elastic_rs::rendezvous::coordinator::machine::{Command, Machine};
 use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
 use elastic_rs::rendezvous::node::machine::{NodeCommand, NodeMachine};
@@ -159,7 +159,7 @@ struct OverCell {
 impl OverCell {
     fn new(settings: &Settings) -> Self {
         let now = Instant::now();
-        let node = |number| CellNode::new(hello(number, settings), Liveness::Counters, now);
+        let node = |number| CellNode::new(hello(number, settings), now);
         Self { now, nodes: (0..NODES).map(|number| (node(number), 0)).collect(), cell: (None, 0) }
     }
 

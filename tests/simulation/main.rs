@@ -2,6 +2,7 @@
 
 mod agent;
 mod cell;
+mod etcd;
 mod explore;
 mod pytorch;
 mod rendezvous;

@@ -19,7 +19,7 @@ use crate::rendezvous::protocol::message::{Hello, NodeId, Round, Verdict};
 pub const MAGIC: &[u8] = b"ELRS";
 
 /// Follows [`MAGIC`], as `u16` little-endian. All nodes of a run must have the same.
-pub const BLOB_VERSION: u16 = 2;
+pub const BLOB_VERSION: u16 = 3;
 
 /// The cell's content cannot be decoded. Trying again does not help.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -73,6 +73,8 @@ pub struct Blob {
     ready_since: Option<u64>,
     /// How long before this write nodes of each host left a running world, in milliseconds.
     departures: Vec<(Origin, Vec<u64>)>,
+    /// Over etcd: the number of each node's last message that this state contains.
+    applied: BTreeMap<NodeId, u64>,
 }
 
 impl Blob {
@@ -105,7 +107,7 @@ impl Blob {
             Ok((_, rest)) => return Err(corrupt(&format!("{} bytes follow its end", rest.len()))),
             Err(error) => return Err(corrupt(&error.to_string())),
         };
-        let marks = blob.beats.values().chain([&blob.revision]);
+        let marks = blob.beats.values().chain(blob.applied.values()).chain([&blob.revision]);
         if marks.into_iter().any(|number| *number > LARGEST_NUMBER) {
             return Err(corrupt(&format!("a counter is above {LARGEST_NUMBER}")));
         }
@@ -153,6 +155,27 @@ impl Blob {
         self.run.knows(id)
     }
 
+    /// The nodes of the run.
+    pub(super) fn members(&self) -> impl Iterator<Item = NodeId> {
+        self.run.nodes().map(|(id, _)| id)
+    }
+
+    /// The number of a node's last message that this state contains.
+    pub(super) fn applied(&self, node: NodeId) -> u64 {
+        self.applied.get(&node).copied().unwrap_or(0)
+    }
+
+    /// Record which messages this state contains. Nodes that are `gone` have no messages any more.
+    pub(super) fn record_applied(&mut self, applied: BTreeMap<NodeId, u64>, gone: impl Fn(NodeId) -> bool) {
+        self.applied.extend(applied);
+        self.applied.retain(|node, _| !gone(*node));
+    }
+
+    /// This state again, under its next number.
+    pub(super) fn again(&self) -> Self {
+        Self { revision: self.revision + 1, ..self.clone() }
+    }
+
     pub(super) fn beats(&self) -> &BTreeMap<NodeId, u64> {
         &self.beats
     }
@@ -195,6 +218,7 @@ impl Blob {
             newcomer_since: mark(times.pace.newcomer_since, seen.newcomer_since, newcomer),
             ready_since: mark(times.pace.ready_since, seen.ready_since, ready),
             departures: times.departures.iter().map(|(origin, times)| (origin.clone(), ages(times))).collect(),
+            applied: before.map(|blob| blob.applied.clone()).unwrap_or_default(),
         }
     }
 
@@ -286,7 +310,7 @@ mod tests {
         assert!(text(b"\x80\x04K\x01.").contains("found a pickle (5 bytes)"));
         assert!(text(b"{\"round\": 1}").contains(r#"bytes that begin with `{\"round\": 1}`"#));
         assert!(text(b"").contains("found nothing (0 bytes)"));
-        assert!(text(b"ELRS\x09\x00").contains("has version 9, this node writes version 2"));
+        assert!(text(b"ELRS\x09\x00").contains("has version 9, this node writes version 3"));
         assert!(text(b"ELRS\x01").contains("is corrupt: it ends within its head"));
     }
 }

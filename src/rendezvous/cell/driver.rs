@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::node::{CellCommand, CellNode, Liveness};
+use super::node::{CellCommand, CellNode};
 use crate::rendezvous::node::machine::{JoinError, NodeMachine, View};
 use crate::rendezvous::node::report::Reporter;
 use crate::rendezvous::node::seat::{Seat, Shared};
@@ -45,7 +45,7 @@ pub struct CellDriver {
 impl CellDriver {
     /// Create a node and its session. `hello` must have the node's address. The backend is not called before the first request.
     pub fn new(hello: Hello) -> (Session, Self) {
-        let node = Arc::new(Mutex::new(CellNode::new(hello, Liveness::Counters, Instant::now())));
+        let node = Arc::new(Mutex::new(CellNode::new(hello, Instant::now())));
         let session = Session::of(Arc::clone(&node) as Arc<Mutex<dyn Seat>>);
         let shared = Arc::clone(session.shared());
         (session, Self { node, shared, reporter: Mutex::default() })

@@ -1,4 +1,4 @@
-//! The rendezvous over one shared cell with compare-and-set: any backend with `get_state` and `set_state`, or etcd.
+//! The rendezvous over one shared cell with compare-and-set: any backend with `get_state` and `set_state`, or [etcd](super::etcd).
 //!
 //! There is no coordinator. Each node reads the state, applies its own messages with the coordinator's decision function
 //! ([`Run::apply`](crate::rendezvous::decider::run::Run::apply)), and writes the result on condition that the state is still the one
@@ -16,16 +16,20 @@
 //! | `pace` | the delays between reads |
 //! | `received` | a node's messages from a state that another node wrote |
 //! | `propose`, `proposal` | a node's decision on the cell's state; the state that it would write |
-//! | [`etcd`] | the same node over etcd's interface: transactions, leases, watch |
+//! | `outbox` | this node's messages, numbered, until a state contains them |
+//! | `by_wishes`, [`wish`], [`peers`] | with etcd: the messages that one node applies for all, and whose turn that is |
 //! | `driver` | a session over a cell, for the binding (feature `io`). The caller makes the backend calls |
 
 pub mod blob;
+mod by_wishes;
 #[cfg(feature = "io")]
 pub mod driver;
-pub mod etcd;
 pub mod node;
+mod outbox;
 mod pace;
+pub mod peers;
 mod proposal;
 mod propose;
 mod received;
 mod seen;
+pub mod wish;

@@ -7,17 +7,20 @@
 //! The machine's messages wait in an outbox until a written state contains them. A failing backend is a connection that has ended. When
 //! it works again, the machine repeats the messages that still matter.
 
-use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::blob::Blob;
+use super::by_wishes::is_answered_early;
+use super::outbox::Outbox;
 use super::pace::Pace;
+use super::peers::Peers;
 use super::proposal::{Decision, Proposal, outlives_its_connection};
 use super::seen::Seen;
 use crate::rendezvous::decider::standing::Standing;
 use crate::rendezvous::node::machine::{NodeCommand, NodeMachine};
 use crate::rendezvous::node::view::{JoinError, View};
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Placement};
+use crate::rendezvous::protocol::settings::Settings;
 
 /// A command to the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,8 +36,8 @@ pub enum CellCommand {
 pub enum Liveness {
     /// By changes of their counters in the cell, which is polled.
     Counters,
-    /// By their leases at etcd: the nodes with a lease. Changes are pushed ([`CellNode::on_state`]).
-    Leases(BTreeSet<NodeId>),
+    /// By their leases at etcd: the nodes with a key. Changes are pushed ([`CellNode::on_state`], [`CellNode::on_wishes`]).
+    Leases(Peers),
 }
 
 /// The state of the backend, in place of a connection to a coordinator.
@@ -59,44 +62,63 @@ pub struct CellNode {
     pub(super) confirmed: Option<Blob>,
     pub(super) line: Line,
     /// The machine's messages that no written state contains yet.
-    pub(super) outbox: Vec<NodeMessage>,
+    pub(super) outbox: Outbox,
     /// The last decision, by any node.
     pub(super) standing: Standing,
     pub(super) pace: Pace,
     /// The state that is being written.
     pending: Option<Proposal>,
     /// A read or write is under way.
-    busy: bool,
+    pub(super) busy: bool,
+    /// The number of the last message in the value of this node's key. 0: not known.
+    pub(super) wished: u64,
+    /// The key is to be put.
+    pub(super) wishes: bool,
+    /// When this node proposes a state in place of those before it, if no state comes.
+    pub(super) propose_at: Option<Instant>,
     /// This node has had a request. Before the first one the backend is not called.
     awake: bool,
     /// When to read next.
-    read_at: Option<Instant>,
+    pub(super) read_at: Option<Instant>,
     /// When the cell's state was last reported.
     looked_at: Option<Instant>,
     /// The backend's error, if it has failed since.
-    failing: Option<String>,
+    pub(super) failing: Option<String>,
     /// When the current write was handed out.
     written_at: Instant,
-    command: Option<CellCommand>,
+    pub(super) command: Option<CellCommand>,
     notes: Vec<String>,
 }
 
 impl CellNode {
     /// Create a node. `hello` must have its address. The backend is not called before the first request.
-    pub fn new(hello: Hello, liveness: Liveness, now: Instant) -> Self {
+    pub fn new(hello: Hello, now: Instant) -> Self {
+        Self::with(NodeMachine::over_cell(hello.clone(), now), hello, Liveness::Counters, now)
+    }
+
+    /// Create a node over etcd, which messages call `name`. A node that etcd has answered once goes on without it for `timeout`.
+    pub fn over_etcd(hello: Hello, name: String, timeout: Duration, now: Instant) -> Self {
+        let machine = NodeMachine::over_etcd(hello.clone(), name, timeout, now);
+        Self::with(machine, hello, Liveness::Leases(Peers::default()), now)
+    }
+
+    fn with(machine: NodeMachine, hello: Hello, liveness: Liveness, now: Instant) -> Self {
         let pace = Pace::new(hello.node.0 as u64);
         Self {
-            machine: NodeMachine::over_cell(hello.clone(), now),
+            machine,
             hello,
             liveness,
             seen: Seen::default(),
             confirmed: None,
             line: Line::Down,
-            outbox: Vec::new(),
+            outbox: Outbox::default(),
             standing: Standing::default(),
             pace,
             pending: None,
             busy: false,
+            wished: 0,
+            wishes: false,
+            propose_at: None,
             awake: false,
             read_at: None,
             looked_at: None,
@@ -122,7 +144,11 @@ impl CellNode {
     /// A request was made to the machine: the cell is read soon, and often.
     pub fn on_request(&mut self, now: Instant) {
         self.pace.asked();
-        self.look(now);
+        self.awake = true;
+        // Over etcd, a state that is known is up to date.
+        if self.liveness == Liveness::Counters || self.line != Line::Up {
+            self.read_at = Some(now);
+        }
     }
 
     /// Read the cell as soon as no read or write is under way.
@@ -180,6 +206,7 @@ impl CellNode {
     pub fn on_failed(&mut self, error: String, now: Instant) {
         self.requeue();
         (self.busy, self.read_at) = (false, None);
+        self.forget_wish();
         self.failing = Some(error.clone());
         self.outbox.retain(|message| matches!(message, NodeMessage::Leave { .. }));
         match std::mem::replace(&mut self.line, Line::Down) {
@@ -195,23 +222,17 @@ impl CellNode {
         self.machine.fail(error);
     }
 
-    /// With [`Liveness::Leases`]: the nodes with a lease. The next state applies a change.
-    pub fn on_leases(&mut self, alive: BTreeSet<NodeId>) {
-        self.liveness = Liveness::Leases(alive);
-    }
-
-    /// With [`Liveness::Leases`]: etcd has renewed this node's lease. `asked_at`: when the renewal was requested.
-    pub fn on_renewed(&mut self, asked_at: Instant) {
-        self.machine.vouch(asked_at);
-    }
-
     /// Time has passed, or a request was made.
     pub fn on_tick(&mut self, now: Instant) {
         self.pump(now);
         if self.busy || self.is_over() {
             return;
         }
-        if !self.outbox.is_empty() && self.line == Line::Up && !self.pace.is_contended() {
+        let due = match self.liveness {
+            Liveness::Counters => !self.outbox.is_empty() && !self.pace.is_contended(),
+            Liveness::Leases(_) => self.outbox.highest() > self.wished || self.propose_at.is_some_and(|at| at <= now),
+        };
+        if due && self.line == Line::Up {
             self.decide_and_write(now);
             self.pump(now);
         }
@@ -228,7 +249,8 @@ impl CellNode {
             return None;
         }
         let read = self.read_at.filter(|_| !self.busy && !self.is_over() && self.line != Line::Down);
-        [read, self.machine.next_deadline()].into_iter().flatten().min()
+        let propose = self.propose_at.filter(|_| !self.busy && !self.is_over() && self.line == Line::Up);
+        [read, propose, self.machine.next_deadline()].into_iter().flatten().min()
     }
 
     /// Take the command to perform now.
@@ -251,9 +273,24 @@ impl CellNode {
         self.hello.node
     }
 
+    /// The job's run id.
+    pub fn run_id(&self) -> &str {
+        &self.hello.run_id
+    }
+
+    /// The settings in force.
+    pub fn settings(&self) -> &Settings {
+        &self.machine.hello.settings
+    }
+
     /// The node's current view of the rendezvous.
     pub fn view(&self) -> &View {
         self.machine.view()
+    }
+
+    /// Whether the backend works, as far as this node knows.
+    pub fn is_up(&self) -> bool {
+        self.line == Line::Up
     }
 
     /// When the cell's state was last reported.
@@ -272,12 +309,12 @@ impl CellNode {
     }
 
     /// Whether the backend is no longer called.
-    fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.has_left() || self.machine.has_failed()
     }
 
     /// Perform the machine's commands until there are none.
-    fn pump(&mut self, now: Instant) {
+    pub(super) fn pump(&mut self, now: Instant) {
         loop {
             self.machine.on_tick(now);
             let commands = self.machine.take_commands();
@@ -303,6 +340,15 @@ impl CellNode {
                     pending.drop_connection();
                 }
             }
+            NodeCommand::Send(message) if self.is_greeted_early() && is_answered_early(&message) => {
+                if let NodeMessage::Hello(hello) = &message {
+                    self.hello = (**hello).clone();
+                }
+                self.answer_early(&message, now);
+                if matches!(message, NodeMessage::Hello(_)) {
+                    self.outbox.push(message);
+                }
+            }
             NodeCommand::Send(message) => {
                 match &message {
                     NodeMessage::Hello(hello) => self.hello = (**hello).clone(),
@@ -310,7 +356,9 @@ impl CellNode {
                     _ => {}
                 }
                 self.outbox.push(message);
-                self.read_at.get_or_insert(now);
+                if self.liveness == Liveness::Counters {
+                    self.read_at.get_or_insert(now);
+                }
             }
             // There is no endpoint to probe.
             NodeCommand::Probe => {}
@@ -320,10 +368,10 @@ impl CellNode {
     /// Put the messages of a write that was not done, or may not have been done, back into the outbox.
     fn requeue(&mut self) {
         if let Some(pending) = self.pending.take() {
-            let withdrawn = self.outbox.contains(&NodeMessage::Withdraw);
-            let messages = pending.messages.into_iter();
-            let messages = messages.filter(|message| !(withdrawn && matches!(message, NodeMessage::Join(_))));
-            self.outbox.splice(..0, messages.collect::<Vec<_>>());
+            let withdrawn = self.outbox.has(|message| *message == NodeMessage::Withdraw);
+            let mut messages = pending.messages;
+            messages.retain(|(_, message)| !(withdrawn && matches!(message, NodeMessage::Join(_))));
+            self.outbox.put_back(messages);
         }
     }
 
@@ -341,6 +389,9 @@ impl CellNode {
             (before, after) => before.is_some() != after.is_some(),
         };
         self.pace.looked(news);
+        if news {
+            self.propose_at = None;
+        }
         self.busy = false;
         (self.looked_at, self.failing) = (Some(now), None);
         if let Some(blob) = &blob {
@@ -353,16 +404,16 @@ impl CellNode {
     }
 
     /// Decide on the cell's state, and write the result if it differs.
-    fn decide_and_write(&mut self, now: Instant) {
+    pub(super) fn decide_and_write(&mut self, now: Instant) {
         if self.busy || self.is_over() || self.line != Line::Up {
             return;
         }
         match self.decide(now) {
-            Decision::Write(proposal) => {
-                (self.busy, self.written_at) = (true, now);
-                self.command = Some(CellCommand::Write(proposal.blob.encode()));
-                self.pending = Some(*proposal);
+            Decision::Write(proposal) if self.proposes(now) => {
+                self.written_at = now;
+                self.write(*proposal);
             }
+            Decision::Write(proposal) => self.leave_to_proposer(*proposal, now),
             Decision::Reply(replies) => {
                 self.deliver(replies, now);
                 self.pump(now);
@@ -375,22 +426,30 @@ impl CellNode {
         }
     }
 
+    pub(super) fn write(&mut self, proposal: Proposal) {
+        self.busy = true;
+        self.propose_at = None;
+        self.standing = proposal.standing;
+        self.command = Some(CellCommand::Write(proposal.blob.encode()));
+        self.pending = Some(proposal);
+    }
+
     /// Schedule the next read.
     fn schedule(&mut self, now: Instant) {
         let inside = self.confirmed.as_ref().is_some_and(|blob| blob.knows(self.hello.node));
         let joining = self.machine.joining.as_ref();
         let due = joining.is_some() || (inside && self.view().closed.is_none());
         if !due && self.outbox.is_empty() {
-            self.read_at = None;
+            (self.read_at, self.propose_at) = (None, None);
             return;
         }
         let forming = joining.is_some_and(|joining| !joining.spare);
         let closes_at = self.close_at(now).map(|at| at.max(now));
-        let next = self.pace.next_look(forming, closes_at, now);
-        self.read_at = match self.liveness {
+        if let Liveness::Leases(_) = self.liveness {
             // Changes are pushed, so only the closing of a round needs a deadline.
-            Liveness::Leases(_) => closes_at,
-            Liveness::Counters => Some(self.read_at.filter(|at| *at <= next).unwrap_or(next)),
-        };
+            return self.propose_when_closing(closes_at);
+        }
+        let next = self.pace.next_look(forming, closes_at, now);
+        self.read_at = Some(self.read_at.filter(|at| *at <= next).unwrap_or(next));
     }
 }

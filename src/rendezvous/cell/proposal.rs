@@ -1,6 +1,8 @@
 //! A node's decision on the cell's state: a new state, or only replies to the node's machine.
 
 use super::blob::Blob;
+use super::outbox::Numbered;
+use crate::rendezvous::decider::standing::Standing;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeMessage};
 
 /// A state to be written.
@@ -12,7 +14,9 @@ pub(super) struct Proposal {
     /// Replies to this node's machine, once the state is written.
     pub replies: Vec<CoordinatorMessage>,
     /// This node's messages that the state contains.
-    pub messages: Vec<NodeMessage>,
+    pub messages: Vec<Numbered>,
+    /// The decision, by which the next one is logged if it is another.
+    pub standing: Standing,
 }
 
 /// A node's decision on its messages and the cell's state.
@@ -28,7 +32,7 @@ impl Proposal {
     /// Drop the replies and messages of a connection that the machine has given up. It repeats those that still matter.
     pub fn drop_connection(&mut self) {
         self.replies.clear();
-        self.messages.retain(outlives_its_connection);
+        self.messages.retain(|(_, message)| outlives_its_connection(message));
     }
 }
 

@@ -4,16 +4,17 @@ use std::time::Instant;
 
 use super::blob::Blob;
 use super::node::{CellNode, Liveness};
+use super::outbox::Numbered;
 use super::proposal::{Decision, Proposal, outlives_its_connection};
 use crate::rendezvous::decider::durable::MY_SESSION;
-use crate::rendezvous::decider::event::{Effect, Event, Reach};
+use crate::rendezvous::decider::event::{Effect, Event, Reach, SessionId};
 use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::protocol::capability::Capabilities;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage};
 
 /// The results of applying events to a run.
 #[derive(Default)]
-struct Outcome {
+pub(super) struct Outcome {
     notes: Vec<String>,
     replies: Vec<CoordinatorMessage>,
     /// The node is rejected, so nothing is written.
@@ -22,16 +23,32 @@ struct Outcome {
     beats: bool,
 }
 
+/// The node that a message is from.
+#[derive(Clone, Copy)]
+pub(super) struct Author<'a> {
+    pub hello: &'a Hello,
+    pub session: SessionId,
+}
+
+fn is_welcome(effect: &Effect) -> bool {
+    matches!(effect, Effect::Send { message: CoordinatorMessage::Welcome { .. }, .. })
+}
+
+/// Whether the effects of a node's message reject the node.
+fn is_refusal(effects: &[Effect], of: SessionId) -> bool {
+    effects.iter().any(|effect| {
+        let Effect::Send { session, message } = effect else { return false };
+        *session == of && matches!(message, CoordinatorMessage::Rejected { .. } | CoordinatorMessage::Ended { .. })
+    })
+}
+
 impl Outcome {
     fn add(&mut self, effects: Vec<Effect>) {
+        self.refused |= is_refusal(&effects, MY_SESSION);
         for effect in effects {
             match effect {
                 Effect::Note(text) => self.notes.push(text),
-                Effect::Send { session, message } if session == MY_SESSION => {
-                    self.refused |=
-                        matches!(message, CoordinatorMessage::Rejected { .. } | CoordinatorMessage::Ended { .. });
-                    self.replies.push(message);
-                }
+                Effect::Send { session, message } if session == MY_SESSION => self.replies.push(message),
                 // Other nodes derive their messages from the state.
                 Effect::Send { .. } | Effect::End { .. } | Effect::HostLeft { .. } => {}
             }
@@ -40,45 +57,63 @@ impl Outcome {
 }
 
 impl CellNode {
-    /// Take this node's messages from the outbox, apply them to the cell's state, and decide.
+    /// Take this node's messages from the outbox, apply them to the cell's state, and decide. With etcd, also apply the messages in the
+    /// other nodes' wishes.
     pub(super) fn decide(&mut self, now: Instant) -> Decision {
-        let mut run = match &self.confirmed {
-            Some(blob) => self.seen.run(blob, &self.hello, now),
-            // The numbers of rounds that this node has seen must not be used again.
-            None => Run::counting_on(&self.hello.run_id, self.hello.settings.clone(), self.view().round),
-        };
+        let mut run = self.run_before(now);
         run.resume(self.standing);
         let mut outcome = Outcome::default();
-        let messages = std::mem::take(&mut self.outbox);
+        let messages = self.outbox.take();
         // A round that closes by now must not count on a join that this node has given up.
-        let gives_up = |message: &_| outlives_its_connection(message) || matches!(message, NodeMessage::Hello(_));
+        let gives_up =
+            |(_, message): &Numbered| outlives_its_connection(message) || matches!(message, NodeMessage::Hello(_));
         let given_up = messages.iter().rposition(gives_up).map_or(0, |last| last + 1);
-        for message in &messages[..given_up] {
-            self.apply_message(message.clone(), &mut run, &mut outcome, now);
+        let me = Author { hello: &self.hello, session: MY_SESSION };
+        for (_, message) in &messages[..given_up] {
+            self.apply_message(me, message.clone(), &mut run, &mut outcome, now);
         }
+        let applied = self.apply_wishes(&mut run, &mut outcome, now);
         self.apply_time(&mut run, &mut outcome, now);
-        for message in &messages[given_up..] {
-            self.apply_message(message.clone(), &mut run, &mut outcome, now);
+        let me = Author { hello: &self.hello, session: MY_SESSION };
+        for (_, message) in &messages[given_up..] {
+            self.apply_message(me, message.clone(), &mut run, &mut outcome, now);
         }
         let Outcome { notes, replies, refused, beats } = outcome;
         if refused {
             return Decision::Reply(replies);
         }
-        // The node that writes a decision logs it. The others only remember it.
-        self.standing = run.standing();
         self.note_progress(&run, now);
 
         let before = self.confirmed.as_ref();
-        if before.is_none() && run.is_empty() && run.closed().is_none() {
+        let nothing_there = before.is_none() || self.begins_anew();
+        if nothing_there && run.is_empty() && run.closed().is_none() {
+            self.standing = run.standing();
             return Decision::Reply(replies);
         }
         let mut blob = Blob::of(&run, before, &self.seen.pace(now), now);
+        blob.record_applied(applied, |_| false);
         let changed = before.is_none_or(|before| !blob.says_the_same(before));
         let beats = beats && self.liveness == Liveness::Counters && run.closed().is_none();
         let shown = (beats || changed) && blob.beat(self.hello.node);
-        match changed || shown {
-            true => Decision::Write(Box::new(Proposal { blob, notes, replies, messages })),
-            false => Decision::Reply(replies),
+        if !(changed || shown) {
+            self.standing = run.standing();
+            return Decision::Reply(replies);
+        }
+        if let Liveness::Leases(peers) = &self.liveness {
+            let mine = messages.last().map(|(number, _)| (self.hello.node, *number));
+            blob.record_applied(mine.into_iter().collect(), |node| !run.knows(node) && !peers.has(node));
+        }
+        Decision::Write(Box::new(Proposal { blob, notes, replies, messages, standing: run.standing() }))
+    }
+
+    /// The run as the cell has it.
+    fn run_before(&self, now: Instant) -> Run {
+        let new = |round| Run::counting_on(&self.hello.run_id, self.hello.settings.clone(), round);
+        // The numbers of rounds that this node has seen must not be used again.
+        match &self.confirmed {
+            Some(blob) if self.begins_anew() => new(blob.round().max(self.view().round)),
+            Some(blob) => self.seen.run(blob, &self.hello, now),
+            None => new(self.view().round),
         }
     }
 
@@ -89,43 +124,50 @@ impl CellNode {
         run.closes_at()
     }
 
-    /// Apply one message of this node.
-    fn apply_message(&self, message: NodeMessage, run: &mut Run, outcome: &mut Outcome, now: Instant) {
-        let (node, session) = (self.hello.node, MY_SESSION);
-        let known = run.knows(node);
+    /// Apply one message of a node.
+    pub(super) fn apply_message(
+        &self,
+        author: Author<'_>,
+        message: NodeMessage,
+        run: &mut Run,
+        outcome: &mut Outcome,
+        now: Instant,
+    ) {
+        let (node, session) = (author.hello.node, author.session);
+        let (known, mine) = (run.knows(node), session == MY_SESSION);
         let hello = |hello: Box<Hello>| Event::Hello { hello, session, reach: Reach::Cell, home: None };
         match message {
             NodeMessage::Hello(own) if known => {
-                outcome.beats = true;
-                outcome.add(run.apply(hello(own), now));
+                outcome.beats |= mine;
+                let mut effects = run.apply(hello(own), now);
+                if self.is_greeted_early() {
+                    effects.retain(|effect| !is_welcome(effect));
+                }
+                outcome.add(effects);
             }
             // A node that is not in the state is added when it joins. Its Hello is only answered.
-            NodeMessage::Hello(own) => {
-                let addr = own.local_addr.clone().unwrap_or_default();
-                outcome.replies.push(CoordinatorMessage::Welcome {
-                    addr,
-                    hosted: false,
-                    capabilities: Capabilities::default(),
-                });
+            NodeMessage::Hello(_) if mine && !self.is_greeted_early() => {
+                outcome.replies.push(self.welcome());
                 outcome.replies.extend(self.catch_up(run));
             }
+            NodeMessage::Hello(_) => {}
             NodeMessage::Join(join) => {
                 if !known && run.closed().is_none() {
-                    let own = Box::new(Hello { joining: true, ..self.hello.clone() });
+                    let own = Box::new(Hello { joining: true, ..author.hello.clone() });
                     let mut effects = run.apply(hello(own), now);
-                    let is_welcome = |effect: &Effect| {
-                        matches!(effect, Effect::Send { message: CoordinatorMessage::Welcome { .. }, .. })
-                    };
                     effects.retain(|effect| !is_welcome(effect));
+                    let refused = is_refusal(&effects, session);
                     outcome.add(effects);
-                    if outcome.refused {
+                    if refused {
                         return;
                     }
                 }
                 outcome.add(run.apply(Event::Message { node, session, message: NodeMessage::Join(join) }, now));
             }
             NodeMessage::Withdraw if !known => {
-                outcome.replies.push(CoordinatorMessage::Withdrawn { progress: run.progress(now) });
+                if mine {
+                    outcome.replies.push(CoordinatorMessage::Withdrawn { progress: run.progress(now) });
+                }
             }
             NodeMessage::Withdraw => {
                 outcome.add(run.apply(Event::Message { node, session, message: NodeMessage::Withdraw }, now));
@@ -137,11 +179,17 @@ impl CellNode {
             }
             NodeMessage::Leave { .. } if !known => {}
             NodeMessage::Heartbeat => {
-                outcome.beats = true;
+                outcome.beats |= mine;
                 outcome.add(run.apply(Event::Message { node, session, message: NodeMessage::Heartbeat }, now));
             }
             message => outcome.add(run.apply(Event::Message { node, session, message }, now)),
         }
+    }
+
+    /// The answer to a Hello. A node over a cell knows its own address.
+    pub(super) fn welcome(&self) -> CoordinatorMessage {
+        let addr = self.hello.local_addr.clone().unwrap_or_default();
+        CoordinatorMessage::Welcome { addr, hosted: false, capabilities: Capabilities::default() }
     }
 
     /// Apply the end of leases and the passage of time, which may remove lost nodes and close the round.
@@ -149,10 +197,10 @@ impl CellNode {
         if run.closed().is_some() {
             return;
         }
-        if let Liveness::Leases(alive) = &self.liveness {
+        if let Liveness::Leases(peers) = &self.liveness {
             let me = self.hello.node;
-            let lost: Vec<_> = run.nodes().map(|(id, ..)| id).filter(|id| *id != me && !alive.contains(id)).collect();
-            lost.into_iter().for_each(|node| outcome.add(run.apply(Event::LeaseEnded { node }, now)));
+            let nodes: Vec<_> = run.nodes().map(|(id, ..)| id).filter(|id| *id != me && !peers.has(*id)).collect();
+            outcome.add(run.apply(Event::LeasesEnded { nodes }, now));
         }
         outcome.add(run.apply(Event::Tick, now));
         if self.liveness == Liveness::Counters {

@@ -20,6 +20,10 @@ impl CellNode {
             return self.on_broken(JoinError::State(text));
         }
         self.accept(blob, now);
+        let withdrawn = self.settle();
+        if self.begins_anew() {
+            return self.join_again_if_forgotten(false, None);
+        }
         let Some(blob) = &self.confirmed else {
             if self.runs() {
                 let reason = "the rendezvous state is gone from the backend".to_owned();
@@ -30,7 +34,10 @@ impl CellNode {
             return self.join_again_if_forgotten(false, None);
         };
         let run = self.seen.run(blob, &self.hello, now);
-        let (news, known) = (self.catch_up(&run), run.knows(self.hello.node));
+        let (mut news, known) = (self.catch_up(&run), self.is_known(&run));
+        if withdrawn {
+            news.push(CoordinatorMessage::Withdrawn { progress: run.progress(now) });
+        }
         let stale = self.stale_place(&run);
         if stale.is_none() {
             self.deliver(news, now);
@@ -38,6 +45,12 @@ impl CellNode {
         if run.closed().is_none() {
             self.join_again_if_forgotten(known, stale);
         }
+    }
+
+    /// Whether the state has this node, and its join if it waits for a place.
+    fn is_known(&self, run: &Run) -> bool {
+        let idle = || run.is_idle(self.hello.node) && self.machine.ready_join().is_some();
+        run.knows(self.hello.node) && !(self.is_greeted_early() && idle())
     }
 
     /// Whether this node runs workers of its last round.
@@ -83,7 +96,7 @@ impl CellNode {
 
     /// Join again, if the other nodes have dropped this waiting node, or its place is stale.
     fn join_again_if_forgotten(&mut self, known: bool, stale: Option<Join>) {
-        let asked = self.outbox.iter().any(|sent| matches!(sent, NodeMessage::Join(_) | NodeMessage::Hello(_)));
+        let asked = self.outbox.has(|sent| matches!(sent, NodeMessage::Join(_) | NodeMessage::Hello(_)));
         if asked || (known && stale.is_none()) {
             return;
         }

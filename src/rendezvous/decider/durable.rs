@@ -19,7 +19,7 @@ use crate::rendezvous::protocol::settings::{LONGEST_LEASE, Settings};
 use crate::rendezvous::protocol::text::validate_name;
 
 /// Session of the other nodes. They have no connection, and count as connected through this one.
-const CELL_SESSION: SessionId = SessionId(0);
+pub(in crate::rendezvous) const CELL_SESSION: SessionId = SessionId(0);
 /// Session of the node that decides.
 pub(in crate::rendezvous) const MY_SESSION: SessionId = SessionId(1);
 /// Largest number that a cell may hold. Counting on from it cannot overflow.

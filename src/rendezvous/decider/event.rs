@@ -67,10 +67,10 @@ pub enum Event {
         /// The node.
         node: NodeId,
     },
-    /// This node's lease has ended, as etcd reports.
-    LeaseEnded {
-        /// The node.
-        node: NodeId,
+    /// The leases of these nodes have ended, as etcd reports. They are lost together, so that no round closes with one of them.
+    LeasesEnded {
+        /// The nodes.
+        nodes: Vec<NodeId>,
     },
     /// Time has passed.
     Tick,

@@ -20,6 +20,11 @@ impl Run {
         self.roster.get(id).and_then(|node| node.placed).is_some_and(|(round, _)| round == self.round())
     }
 
+    /// Whether a node neither waits nor runs.
+    pub(in crate::rendezvous) fn is_idle(&self, id: NodeId) -> bool {
+        self.roster.get(id).is_some_and(|node| node.status == Status::Idle)
+    }
+
     /// Whether a node is a spare.
     pub(in crate::rendezvous) fn waits_as_spare(&self, id: NodeId) -> bool {
         self.roster.get(id).is_some_and(|node| self.is_spare(node))

@@ -103,7 +103,9 @@ impl Run {
                 self.roster.disconnect(node, now);
                 self.lose_no_later(node);
             }
-            Event::LeaseEnded { node } => self.lose(node, "is lost: its lease ended", now),
+            Event::LeasesEnded { nodes } => {
+                nodes.into_iter().for_each(|node| self.lose(node, "is lost: its lease ended", now));
+            }
             Event::Tick => self.expire(now),
             Event::Stalled { late } => {
                 self.roster.renew_all_leases(now);

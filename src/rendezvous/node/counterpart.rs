@@ -12,9 +12,16 @@ pub(super) enum Counterpart {
         /// How long a welcomed node continues while the coordinator is out of reach.
         timeout: Duration,
     },
-    /// A cell that all nodes share. A write of this node, or its lease at etcd, renews the node's lease: the transport calls
-    /// `NodeMachine::vouch`. A backend that fails for one lease ends a pending join. By then a running node has fenced itself.
+    /// A cell that all nodes share. A write of this node renews its lease: the transport calls `NodeMachine::vouch`. A backend that
+    /// fails for one lease ends a pending join. By then a running node has fenced itself.
     Cell,
+    /// The cell that etcd is. The node's lease there renews its lease here.
+    Etcd {
+        /// Its name in messages, with its endpoints.
+        name: String,
+        /// How long a welcomed node continues while etcd is out of reach.
+        timeout: Duration,
+    },
 }
 
 impl Counterpart {
@@ -23,6 +30,7 @@ impl Counterpart {
         match self {
             Self::Coordinator { endpoint, .. } => format!("the coordinator at {endpoint}"),
             Self::Cell => "the backend".to_owned(),
+            Self::Etcd { name, .. } => name.clone(),
         }
     }
 
@@ -31,13 +39,14 @@ impl Counterpart {
         match self {
             Self::Coordinator { endpoint, .. } => endpoint,
             Self::Cell => "the backend",
+            Self::Etcd { name, .. } => name,
         }
     }
 
     /// How long a welcomed node continues while the counterpart is out of reach. `None`: no limit, except for a pending join.
     pub fn timeout(&self) -> Option<Duration> {
         match self {
-            Self::Coordinator { timeout, .. } => Some(*timeout),
+            Self::Coordinator { timeout, .. } | Self::Etcd { timeout, .. } => Some(*timeout),
             Self::Cell => None,
         }
     }

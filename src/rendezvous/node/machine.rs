@@ -73,6 +73,11 @@ impl NodeMachine {
         Self::with(Counterpart::Cell, hello, now)
     }
 
+    /// Create a node whose messages are applied to the state in etcd, which messages call `name`.
+    pub(in crate::rendezvous) fn over_etcd(hello: Hello, name: String, timeout: Duration, now: Instant) -> Self {
+        Self::with(Counterpart::Etcd { name, timeout }, hello, now)
+    }
+
     fn with(counterpart: Counterpart, hello: Hello, now: Instant) -> Self {
         Self {
             hello,
@@ -330,6 +335,16 @@ impl NodeMachine {
     /// Whether the coordinator understands this capability.
     pub fn coordinator_has(&self, capability: &str) -> bool {
         self.capabilities.has(capability)
+    }
+
+    /// Whether the coordinator, or the backend in its place, has ever answered this node.
+    pub fn was_welcomed(&self) -> bool {
+        self.ever_welcomed
+    }
+
+    /// When this node's lease ends, unless it is renewed before.
+    pub(in crate::rendezvous) fn lease_ends_at(&self) -> Instant {
+        self.vouched_at + self.hello.settings.lease()
     }
 
     /// The run id of the job.

@@ -10,7 +10,7 @@ impl NodeMachine {
     pub(super) fn why_out_of_reach(&self) -> String {
         let name = self.counterpart.name();
         match (&self.counterpart, &self.view.stopped) {
-            (Counterpart::Cell, _) => format!("{name} fails: {}", self.last_error),
+            (Counterpart::Cell | Counterpart::Etcd { .. }, _) => format!("{name} fails: {}", self.last_error),
             (Counterpart::Coordinator { .. }, None) => format!("{name} is out of reach: {}", self.last_error),
             (Counterpart::Coordinator { .. }, Some(why)) => {
                 format!("{name} was stopped: {why}; no world can form until a coordinator runs there again")
@@ -50,6 +50,11 @@ impl NodeMachine {
             Counterpart::Cell => {
                 format!("this node could not renew its lease of {lease:.1?} in the backend: {}", self.last_error)
             }
+            Counterpart::Etcd { name, .. } => format!(
+                "this node could not renew its lease of {lease:.1?} at {name} for {away:.1?}: {}; it stops its workers, because the \
+                 other nodes may go on without it (on_partition=stop)",
+                self.last_error
+            ),
         }
     }
 }

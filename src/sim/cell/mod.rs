@@ -13,7 +13,7 @@ use super::engine::queue::Time;
 use super::engine::{Engine, Happens, Model};
 use super::shared::{self, Host, Joined, Node};
 use super::worlds::Violation;
-use crate::rendezvous::cell::node::{CellCommand, CellNode, Liveness};
+use crate::rendezvous::cell::node::{CellCommand, CellNode};
 use crate::rendezvous::protocol::message::{Hello, NodeId, Round};
 use crate::rendezvous::protocol::settings::Settings;
 
@@ -163,8 +163,8 @@ impl Job {
         let host = &mut self.hosts[number];
         let hello = Hello::new("job", node, format!("host{number}:{}", host.life), self.settings.clone());
         let hello = Hello { local_addr: Some(format!("host{number}")), ..hello };
-        let node = CellNode::new(hello, Liveness::Counters, host.clock_at(now));
-        host.start(node, true, now);
+        let node = CellNode::new(hello, host.clock_at(now));
+        host.start(node, now);
         self.engine.push(now, Event::Tick(number, 0));
     }
 
@@ -201,7 +201,7 @@ impl Job {
                     continue;
                 }
                 Some(Joined::Again) => {
-                    host.join(true, now);
+                    host.join(now);
                     continue;
                 }
                 Some(Joined::Closed) | None => {}
@@ -297,10 +297,7 @@ impl Model for Job {
                 self.engine.processes.stall(Some(host), until);
                 self.engine.push(until, Event::Resume(host));
             }
-            Event::Resume(host) => {
-                let missed = self.engine.processes.missed(Some(host), now);
-                return missed.into_iter().flatten().try_for_each(|event| self.happen(event));
-            }
+            Event::Resume(host) => return self.resume(Some(host)),
             Event::Cut(host, until) => self.engine.paths.cut(host, End::Coordinator, until, Partition::Lost),
             Event::Tick(host, tick) => {
                 if self.hosts[host].wants(tick) {
@@ -326,7 +323,7 @@ impl Model for Job {
             }
             Event::Stopped(host, life) => {
                 if self.hosts[host].life == life {
-                    self.hosts[host].join(true, now);
+                    self.hosts[host].join(now);
                 }
                 return self.pump(host);
             }

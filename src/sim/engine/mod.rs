@@ -123,6 +123,17 @@ pub trait Model {
     /// The first invariant that does not hold.
     fn handle(&mut self, event: Self::Event) -> Result<(), Self::Broken>;
 
+    /// A process goes on: what it has missed happens now.
+    ///
+    /// # Errors
+    /// As [`handle`](Self::handle).
+    fn resume(&mut self, whose: Whose) -> Result<(), Self::Broken> {
+        let engine = self.engine();
+        let now = engine.now();
+        let missed = engine.processes.missed(whose, now);
+        missed.into_iter().flatten().try_for_each(|event| self.happen(event))
+    }
+
     /// Lets all events up to and including `until` happen.
     ///
     /// # Errors

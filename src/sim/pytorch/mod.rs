@@ -153,10 +153,7 @@ impl Model for PyTorch {
     fn handle(&mut self, event: Event) -> Result<(), Infallible> {
         match event {
             Event::Act(action) => self.act(action),
-            Event::Resume(whose) => {
-                let missed = self.engine.processes.missed(whose, self.engine.now());
-                return missed.into_iter().flatten().try_for_each(|event| self.happen(event));
-            }
+            Event::Resume(whose) => return self.resume(whose),
             Event::Ask(host, pid, request) => {
                 let answer = match self.store.answer(request) {
                     Some(reply) => Event::Answer(host, pid, reply),

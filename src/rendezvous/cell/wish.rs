@@ -1,0 +1,122 @@
+//! A node's wish: its messages, for the node that proposes the next state. The value of the node's own key at etcd.
+
+use serde::{Deserialize, Serialize};
+
+use super::outbox::Numbered;
+use crate::rendezvous::protocol::message::{Hello, NodeId, NodeMessage};
+
+/// First bytes of a wish.
+const MAGIC: &[u8] = b"ELRW";
+/// Follows [`MAGIC`], as `u16` little-endian. All nodes of a run must have the same.
+pub const WISH_VERSION: u16 = 1;
+/// Most messages of one wish: a node has a join, a report and a farewell to tell, and some that it has withdrawn.
+const MOST_MESSAGES: usize = 64;
+/// Longest wish. Every message fits a frame of the session protocol, and few of them come near it.
+pub const LONGEST_WISH: usize = 256 * 1024;
+
+/// What a node has to say.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wish {
+    /// The node.
+    pub hello: Hello,
+    /// Its messages with their numbers, which rise. A state that contains one contains all before it.
+    pub messages: Vec<Numbered>,
+}
+
+/// The value of a node's key is not a wish that this node understands.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WishError {
+    /// A value of another program.
+    #[error("it is not one of elastic_rs ({len} bytes)")]
+    Foreign {
+        /// Its length in bytes.
+        len: usize,
+    },
+    /// A wish of another version of this package.
+    #[error("it has version {theirs}, this node writes version {WISH_VERSION}: install one version everywhere")]
+    Version {
+        /// The version found.
+        theirs: u16,
+    },
+    /// A damaged wish, or one with values that are not allowed.
+    #[error("it is corrupt: {0}")]
+    Corrupt(String),
+}
+
+impl Wish {
+    /// The bytes of the key's value.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::from(MAGIC);
+        bytes.extend(WISH_VERSION.to_le_bytes());
+        postcard::to_extend(self, bytes).unwrap_or_else(|error| panic!("a wish cannot be serialised: {error}"))
+    }
+
+    /// Decode the value of this node's key.
+    ///
+    /// # Errors
+    /// [`WishError`].
+    pub fn decode(node: NodeId, run_id: &str, bytes: &[u8]) -> Result<Self, WishError> {
+        let corrupt = |what: String| WishError::Corrupt(what);
+        let rest = bytes.strip_prefix(MAGIC).ok_or(WishError::Foreign { len: bytes.len() })?;
+        let (version, body) =
+            rest.split_first_chunk::<2>().ok_or_else(|| corrupt("it ends within its header".into()))?;
+        let theirs = u16::from_le_bytes(*version);
+        if theirs != WISH_VERSION {
+            return Err(WishError::Version { theirs });
+        }
+        if bytes.len() > LONGEST_WISH {
+            return Err(corrupt(format!("it has {} bytes, at most {LONGEST_WISH} are allowed", bytes.len())));
+        }
+        let (wish, rest) = postcard::take_from_bytes::<Self>(body).map_err(|error| corrupt(error.to_string()))?;
+        let ordered = wish.messages.windows(2).all(|pair| pair[0].0 < pair[1].0);
+        let allowed = rest.is_empty() && wish.messages.len() <= MOST_MESSAGES && ordered;
+        if !allowed {
+            return Err(corrupt(format!("{} messages, {} bytes after them", wish.messages.len(), rest.len())));
+        }
+        wish.hello.validate().map_err(corrupt)?;
+        for (_, message) in &wish.messages {
+            if let NodeMessage::Hello(hello) = message {
+                hello.validate().map_err(corrupt)?;
+            }
+        }
+        if wish.hello.node != node || wish.hello.run_id != run_id {
+            return Err(corrupt(format!("it is of {} in run `{}`", wish.hello.name, wish.hello.run_id)));
+        }
+        Ok(wish)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rendezvous::protocol::settings::Settings;
+
+    fn wish() -> Wish {
+        let hello = Hello::new("job", NodeId(7), "host:1", Settings::new(1, 2));
+        Wish { hello, messages: vec![(3, NodeMessage::Withdraw), (4, NodeMessage::Heartbeat)] }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        assert_eq!(Wish::decode(NodeId(7), "job", &wish().encode()), Ok(wish()));
+    }
+
+    #[test]
+    fn a_value_that_is_no_wish_of_this_node_is_named_for_what_it_is() {
+        let text = |node, run_id, bytes: &[u8]| Wish::decode(node, run_id, bytes).unwrap_err().to_string();
+        assert!(text(NodeId(7), "job", b"{}").contains("not one of elastic_rs (2 bytes)"));
+        assert!(text(NodeId(7), "job", b"ELRW\x09\x00").contains("has version 9, this node writes version 1"));
+        assert!(text(NodeId(7), "job", b"ELRW\x01").contains("ends within its header"));
+        assert!(text(NodeId(8), "job", &wish().encode()).contains("it is of host:1 in run `job`"));
+        assert!(text(NodeId(7), "other", &wish().encode()).contains("it is of host:1 in run `job`"));
+        let bytes = wish().encode();
+        for cut in 0..bytes.len() {
+            assert!(Wish::decode(NodeId(7), "job", &bytes[..cut]).is_err(), "cut at {cut}");
+        }
+        let twice = Wish { messages: vec![(3, NodeMessage::Withdraw); 2], ..wish() };
+        assert!(text(NodeId(7), "job", &twice.encode()).contains("2 messages"));
+        let many = Wish { messages: (0..65).map(|number| (number, NodeMessage::Withdraw)).collect(), ..wish() };
+        assert!(text(NodeId(7), "job", &many.encode()).contains("65 messages"));
+    }
+}
