@@ -9,6 +9,7 @@ pub mod agent;
 #[cfg(feature = "io")]
 mod bounded_log;
 pub mod devices;
+pub mod etcd;
 pub mod frontend;
 #[cfg(feature = "io")]
 pub mod host;
