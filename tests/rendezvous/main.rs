@@ -6,6 +6,7 @@ mod bench;
 mod cell_node;
 mod claims;
 mod decisions;
+mod etcd_node;
 mod hostile;
 mod machine;
 mod node;

@@ -8,6 +8,7 @@ use super::outbox::Numbered;
 use super::proposal::{Decision, Proposal, outlives_its_connection};
 use crate::rendezvous::decider::durable::MY_SESSION;
 use crate::rendezvous::decider::event::{Effect, Event, Reach, SessionId};
+use crate::rendezvous::decider::node::Status;
 use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::protocol::capability::Capabilities;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage};
@@ -68,6 +69,8 @@ impl CellNode {
         let gives_up =
             |(_, message): &Numbered| outlives_its_connection(message) || matches!(message, NodeMessage::Hello(_));
         let given_up = messages.iter().rposition(gives_up).map_or(0, |last| last + 1);
+        // Nor on a waiting node that is lost.
+        self.lose_nodes(|status| *status != Status::Active, &mut run, &mut outcome, now);
         let me = Author { hello: &self.hello, session: MY_SESSION };
         for (_, message) in &messages[..given_up] {
             self.apply_message(me, message.clone(), &mut run, &mut outcome, now);
@@ -197,14 +200,21 @@ impl CellNode {
         if run.closed().is_some() {
             return;
         }
-        if let Liveness::Leases(peers) = &self.liveness {
-            let me = self.hello.node;
-            let nodes: Vec<_> = run.nodes().map(|(id, ..)| id).filter(|id| *id != me && !peers.has(*id)).collect();
-            outcome.add(run.apply(Event::LeasesEnded { nodes }, now));
-        }
+        self.lose_nodes(|_| true, run, outcome, now);
         outcome.add(run.apply(Event::Tick, now));
         if self.liveness == Liveness::Counters {
             self.seen.keep_suspicions(run);
+        }
+    }
+
+    /// With etcd, apply the end of other nodes' leases: of those with such a status.
+    fn lose_nodes(&self, such: impl Fn(&Status) -> bool, run: &mut Run, outcome: &mut Outcome, now: Instant) {
+        let (Liveness::Leases(peers), None) = (&self.liveness, run.closed()) else { return };
+        let lost = |id| id != self.hello.node && !peers.has(id);
+        let nodes = run.nodes().filter(|(id, status, _)| lost(*id) && such(status)).map(|(id, ..)| id);
+        let nodes: Vec<_> = nodes.collect();
+        if !nodes.is_empty() {
+            outcome.add(run.apply(Event::LeasesEnded { nodes }, now));
         }
     }
 

@@ -112,10 +112,6 @@ impl EtcdNode {
 
     /// Time has passed, or a request was made.
     pub fn on_tick(&mut self, now: Instant) {
-        self.node.on_tick(now);
-        if self.is_over() {
-            return self.say_goodbye();
-        }
         self.requests.extend(self.lease.as_mut().and_then(|lease| lease.renewal(now)));
         self.requests.extend(self.run_lease.as_mut().and_then(|lease| lease.renewal(now)));
         if let Some(lease) = self.lease.as_mut().filter(|_| !self.surveying)
@@ -128,6 +124,10 @@ impl EtcdNode {
         }
         if self.watch_retry_at().is_some_and(|at| at <= now) {
             self.node.look_if_idle(now);
+        }
+        self.node.on_tick(now);
+        if self.is_over() {
+            return self.say_goodbye();
         }
         self.send_requests(now);
     }

@@ -16,7 +16,7 @@ use super::shared::{self, Host, Joined, Node};
 use super::worlds::Violation;
 use crate::rendezvous::cell::blob::Blob;
 use crate::rendezvous::cell::node::CellNode;
-use crate::rendezvous::etcd::interface::{EtcdEvent, EtcdRequest, LeaseId, Revision};
+use crate::rendezvous::etcd::interface::{EtcdEvent, EtcdRequest, LeaseId};
 use crate::rendezvous::etcd::machine::EtcdNode;
 use crate::rendezvous::protocol::message::{Hello, NodeId, Round};
 use crate::rendezvous::protocol::settings::Settings;
@@ -44,8 +44,6 @@ pub enum Defect {
     RenewalFromLastAsking,
     /// What members say of their leader is not heard.
     NoSurvey,
-    /// A snapshot that is older than what the watch has told is believed.
-    OldSnapshot,
 }
 
 /// What happens in it.
@@ -394,14 +392,8 @@ impl Job {
             // What follows is no answer to this request.
             self.asked[host].0 += 1;
         }
-        match (&mut event, self.defect) {
-            (EtcdEvent::Renewed { asked, .. }, Defect::RenewalFromLastAsking) => {
-                *asked = self.asked[host].1.unwrap_or(*asked);
-            }
-            (EtcdEvent::Snapshot(snapshot) | EtcdEvent::Refused(snapshot), Defect::OldSnapshot) => {
-                snapshot.revision = Revision(u64::MAX - 1);
-            }
-            _ => {}
+        if let (EtcdEvent::Renewed { asked, .. }, Defect::RenewalFromLastAsking) = (&mut event, self.defect) {
+            *asked = self.asked[host].1.unwrap_or(*asked);
         }
         self.pump(host, Some(event))
     }

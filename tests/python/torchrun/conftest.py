@@ -35,6 +35,18 @@ def shutdown_timeout(seconds: int, agent: str) -> list[str]:
     return [f"--shutdown-timeout={seconds}"] if known else []
 
 
+RENDEZVOUS_ALONE = {"test_host", "test_host_of_its_own", "test_listening", "test_rendezvous"}
+"""Files that try the rendezvous or its host, which any agent uses alike. With PyTorch's agent they are long."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if params.get("agent") == "torch" and item.path.stem in RENDEZVOUS_ALONE:
+            item.add_marker(pytest.mark.long)
+
+
 @pytest.fixture(params=["rust", "torch", "run"])
 def agent(request: pytest.FixtureRequest) -> str:
     """Return the launcher: torchrun with our agent, torchrun with PyTorch's agent on our rendezvous, or elastic-run."""
