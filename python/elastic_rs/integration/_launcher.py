@@ -20,8 +20,8 @@ def _new_agent(spec: Any, *args: Any, **kwargs: Any) -> Any:
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent as Theirs
 
     from elastic_rs.agent import LocalElasticAgent as Ours
-    from elastic_rs.rendezvous import RustC10dRendezvousHandler
+    from elastic_rs.rendezvous._launcher_handler import LauncherHandler
 
     handler = spec.rdzv_handler
-    wanted = isinstance(handler, RustC10dRendezvousHandler) and handler.wants_agent
+    wanted = isinstance(handler, LauncherHandler) and handler.wants_agent
     return (Ours if wanted else Theirs)(spec, *args, **kwargs)

@@ -8,22 +8,18 @@ keep current.
 from __future__ import annotations
 
 import functools
-import logging
 import os
-import socket
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from torch.distributed.elastic.events import construct_and_record_rdzv_event
 from torch.distributed.elastic.events.api import NodeState
 
 from elastic_rs import _elastic_rs
-from elastic_rs._host_name import host_name
 from elastic_rs.errors import RendezvousConnectionError
-from elastic_rs.rendezvous._config import DEFAULT_PORT, MAX_NODES, config_of, parse_endpoint, warn_of_no_endpoint
+from elastic_rs.rendezvous._config import DEFAULT_PORT, RUST_C10D, parse_endpoint, warn_of_no_endpoint
+from elastic_rs.rendezvous._launcher_handler import LauncherHandler, created
 from elastic_rs.rendezvous._node import claim, why_not_host
-from elastic_rs.rendezvous._node_handler import NodeHandler
 from elastic_rs.store import TCPStore
 
 if TYPE_CHECKING:
@@ -34,10 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_PORT", "RustC10dRendezvousHandler", "create_rust_c10d_handler"]
 
-logger = logging.getLogger("elastic_rs.rendezvous")
-
-BACKEND = "rust-c10d"
-
 
 def create_rust_c10d_handler(params: RendezvousParameters) -> RustC10dRendezvousHandler:
     """Create a handler from what torchrun was given.
@@ -47,17 +39,10 @@ def create_rust_c10d_handler(params: RendezvousParameters) -> RustC10dRendezvous
         RendezvousConnectionError: this process was told to host the coordinator (``is_host=1``) and cannot; the message
             names who has the port, where the system tells.
     """
-    try:
-        return RustC10dRendezvousHandler(params)
-    except Exception as error:
-        message = f"{type(error).__name__}: {error}"
-        construct_and_record_rdzv_event(
-            run_id=params.run_id, message=message, node_state=NodeState.FAILED, hostname=host_name()
-        )
-        raise
+    return created(RustC10dRendezvousHandler, params)
 
 
-class RustC10dRendezvousHandler(NodeHandler):
+class RustC10dRendezvousHandler(LauncherHandler):
     """One node's handler.
 
     Args:
@@ -68,33 +53,17 @@ class RustC10dRendezvousHandler(NodeHandler):
     __module__ = "elastic_rs.rendezvous"
 
     def __init__(self, params: RendezvousParameters) -> None:
-        if not params.run_id:
-            raise ValueError("The run id must be a non-empty string.")
-        # The session would raise this too, but it is made on first use, because our agent adds parameters before.
-        _elastic_rs.validate_run_id(params.run_id)
-        if params.max_nodes > MAX_NODES:
-            raise ValueError(f"The maximum number of nodes ({params.max_nodes}) must be at most {MAX_NODES}.")
-        self._run_id, self._local_addr = params.run_id, params.local_addr
-        self._config = config = config_of(params.config)
-        host, port = parse_endpoint(params.endpoint or "", _default_port(params, config))
+        super().__init__(params, RUST_C10D)
+        host, port = parse_endpoint(params.endpoint or "", _default_port(params, self._config))
         if not params.endpoint:
             warn_of_no_endpoint(params.max_nodes, port)
-        self._name = f"{socket.gethostname()}:{os.getpid()}"
         self._started = time.monotonic()
-        self._host: Host | None
+        self._host: Host | None = None
         self._host, self._why_not_host = self._claim(host, port)
         if self._host is not None:
             port = self._host.port
             self._record(f"Process {os.getpid()} hosts the coordinator at {host}:{port}.", NodeState.INIT)
         self._endpoint = (host, port)
-        self._nodes = (params.min_nodes, params.max_nodes)
-        super().__init__(run_id=params.run_id, config=config, name=self._name)
-        self._local_addr = params.local_addr
-
-    @property
-    def wants_agent(self) -> bool:
-        """Whether our agent is to run the workers (``--rdzv-conf agent=rust``, the default)."""
-        return self._config.wants_agent
 
     @functools.cached_property
     def session(self) -> Session:
@@ -104,13 +73,10 @@ class RustC10dRendezvousHandler(NodeHandler):
 
     def get_backend(self) -> str:
         """Return ``rust-c10d``."""
-        return BACKEND
-
-    def _close(self, cause: str | None = None) -> None:
-        self.session.close(cause=cause)
+        return RUST_C10D
 
     def _leave(self, reason: str, timeout: float, signal: int | None = None) -> None:
-        if "session" in self.__dict__:
+        if self._has_session():
             super()._leave(reason, timeout, signal)
         elif not self._ended:
             self._ended = True
