@@ -278,6 +278,189 @@ class CellSession:
         """
 
 @final
+class EtcdClient:
+    """
+    A client of an etcd cluster. Keys are ``str`` (sent as UTF-8) or ``bytes``.
+
+    A request is repeated until a member serves it, for at most ``read_timeout_s`` of the options. Raises ``PermissionError`` for a user
+    without the right or with a wrong password, ``ConnectionError`` if no member serves, ``LookupError`` for a lease that does not exist,
+    and ``OSError`` for other answers of etcd.
+    """
+    def __new__(cls, /, options: EtcdOptions) -> EtcdClient:
+        """
+        Connects on first use. Raises ``ValueError`` if a file for TLS cannot be used.
+        """
+    def compare_and_put(self, /, key: bytes | bytearray | str, expect: SupportsIndex, value: bytes | bytearray | str, *, lease: SupportsIndex = 0) -> tuple[bool, bytes | None, int] | None:
+        """
+        Store a value if ``expect`` is the revision of the key's last change (0: there is no such key). Return whether it was stored,
+        the value that is there now, and the revision of its last change; None and 0 if there is none.
+
+        None: no member answered, and the value may have been stored.
+        """
+    def delete(self, /, key: bytes | bytearray | str) -> bool:
+        """
+        Delete a key. True if it was there.
+        """
+    def get(self, /, key: bytes | bytearray | str) -> tuple[bytes | None, int, int]:
+        """
+        Return a key's value and the revision of its last change; None and 0 if there is no such key. The third is the revision of
+        the store.
+        """
+    def lease_grant(self, /, ttl_s: SupportsFloat | SupportsIndex) -> int:
+        """
+        Grant a lease of ``ttl_s``, which etcd rounds up to whole seconds. Nobody renews it.
+        """
+    def lease_revoke(self, /, lease: SupportsIndex) -> None:
+        """
+        End a lease. Its keys are deleted.
+        """
+    def look(self, /) -> tuple[list[EtcdMember], list[tuple[str, list[str], bool]]]:
+        """
+        Ask each endpoint once, all at the same time. Also return the members that the cluster lists: name, URLs for clients, and
+        whether it only learns. Raises nothing for a member that does not answer.
+        """
+    @property
+    def options(self, /) -> EtcdOptions:
+        """
+        The cluster.
+        """
+    def put(self, /, key: bytes | bytearray | str, value: bytes | bytearray | str, *, lease: SupportsIndex = 0) -> int:
+        """
+        Store a value, with a lease if one is given. Return the revision.
+        """
+    def range(self, /, prefix: bytes | bytearray | str) -> list[tuple[bytes, bytes, int]]:
+        """
+        Return all keys that begin with ``prefix``: key, value, and the revision of its last change. All are of one moment.
+        """
+    def wait(self, /, keys: SupportsGetItem[int, bytes | bytearray | str], *, timeout_s: SupportsFloat | SupportsIndex) -> list[bytes]:
+        """
+        Wait until all keys are there, at most ``timeout_s``. Return those that are missing.
+
+        Raises ``ConnectionError`` if no member serves when the time is over.
+        """
+
+@final
+class EtcdMember:
+    """
+    What an endpoint of etcd says of itself. If it does not answer, only ``endpoint`` and ``error`` mean something.
+    """
+    @property
+    def alarms(self, /) -> list[str]:
+        """
+        Alarms that it has raised: ``NOSPACE``, ``CORRUPT``.
+        """
+    @property
+    def db_bytes(self, /) -> tuple[int, int]:
+        """
+        Bytes of its database, and of what is in use there.
+        """
+    @property
+    def endpoint(self, /) -> str:
+        """
+        Its host and port.
+        """
+    @property
+    def error(self, /) -> str | None:
+        """
+        Why it does not answer.
+        """
+    @property
+    def errors(self, /) -> list[str]:
+        """
+        What it says is wrong with itself.
+        """
+    @property
+    def is_leader(self, /) -> bool:
+        """
+        Whether it leads.
+        """
+    @property
+    def is_learner(self, /) -> bool:
+        """
+        Whether it only learns, and serves nobody.
+        """
+    @property
+    def knows_leader(self, /) -> bool:
+        """
+        Whether it knows a leader.
+        """
+    @property
+    def name(self, /) -> str:
+        """
+        Its name.
+        """
+    @property
+    def problems(self, /) -> list[str]:
+        """
+        What is known to be wrong with this version.
+        """
+    @property
+    def round_trip_s(self, /) -> float:
+        """
+        Time from a question to its answer, in seconds.
+        """
+    @property
+    def version(self, /) -> str:
+        """
+        Its version.
+        """
+
+@final
+class EtcdOptions:
+    """
+    An etcd cluster: where it is, and how to speak to it.
+    """
+    def __new__(cls, /, endpoints: str, *, protocol: str | None = None, cacert: str | PathLike[str] | None = None, cert: str | PathLike[str] | None = None, key: str | PathLike[str] | None = None, username: str | None = None, password: str | None = None, password_file: str | PathLike[str] | None = None, key_prefix: str = ..., read_timeout_s: SupportsFloat | SupportsIndex = 60.0) -> EtcdOptions:
+        """
+        ``endpoints`` are the members, as ``HOST[:PORT],...``, each with or without ``http://`` or ``https://``; empty: this machine.
+        ``cacert``, ``cert`` and ``key`` are files for TLS. A user's password is given, or in a file, or in the variable
+        ``ELASTIC_RS_ETCD_PASSWORD``.
+
+        Raises ``ValueError`` if something is not allowed, or a file cannot be read. A password is never shown.
+        """
+    def __repr__(self, /) -> str: ...
+    @property
+    def endpoints(self, /) -> str:
+        """
+        The members in words: ``HOST:PORT,...``.
+        """
+    @property
+    def key_prefix(self, /) -> str:
+        """
+        Beginning of all keys, without slashes at its end.
+        """
+    @property
+    def members(self, /) -> list[tuple[str, int]]:
+        """
+        Host and port of each member.
+        """
+    @staticmethod
+    def of_config(endpoints: str, config: RendezvousConfig) -> EtcdOptions:
+        """
+        The cluster that ``--rdzv-endpoint`` and ``--rdzv-conf`` name. Raises as the constructor.
+        """
+    @property
+    def read_timeout_s(self, /) -> float:
+        """
+        Time limit of each request, in seconds.
+        """
+    def source_address(self, /, *, timeout_s: SupportsFloat | SupportsIndex) -> str | None:
+        """
+        The address of this machine from which it reaches the cluster. None if that is loopback, or if no member's name has an
+        address. Names are looked up for at most ``timeout_s``.
+        """
+    @property
+    def tls(self, /) -> bool:
+        """
+        Whether members are spoken to over TLS.
+        """
+    @property
+    def username(self, /) -> str | None:
+        """
+        The user, if there is one.
+        """
+
+@final
 class Failure:
     """
     A worker's failure. Every node names it as the cause when the job restarts or ends.

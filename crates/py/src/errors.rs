@@ -1,8 +1,10 @@
-//! Which exception of `elastic_rs.errors` each error of the core becomes.
+//! Which exception each error of the core becomes: one of `elastic_rs.errors`, or a builtin where torch may be missing.
 
+use elastic_rs::etcd::EtcdError;
 use elastic_rs::rendezvous::node::machine::JoinError;
 use elastic_rs::rendezvous::protocol::message::Verdict;
 use elastic_rs::store::client::StoreError;
+use pyo3::exceptions::{PyConnectionError, PyLookupError, PyOSError, PyPermissionError};
 use pyo3::prelude::*;
 
 /// Make the exception of `elastic_rs.errors` with this name and message.
@@ -44,4 +46,17 @@ pub fn from_store(py: Python<'_>, error: &StoreError) -> PyErr {
         _ => "StoreError",
     };
     raise(py, class, error.to_string())
+}
+
+/// The exception for a failed request to etcd: a builtin, since the doctor runs without torch.
+pub fn from_etcd(error: &EtcdError) -> PyErr {
+    let text = error.to_string();
+    match error {
+        EtcdError::Denied(_) | EtcdError::WrongPassword(_) => PyPermissionError::new_err(text),
+        EtcdError::Unavailable(_) | EtcdError::Unknown(_) | EtcdError::WrongScheme(_) | EtcdError::Tls(_) => {
+            PyConnectionError::new_err(text)
+        }
+        EtcdError::LeaseNotFound(_) => PyLookupError::new_err(text),
+        _ => PyOSError::new_err(text),
+    }
 }

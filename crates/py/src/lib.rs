@@ -8,6 +8,7 @@ mod awaitable;
 mod cell;
 mod conf;
 mod errors;
+mod etcd;
 mod host;
 mod launch;
 mod logging;
@@ -32,6 +33,8 @@ mod _elastic_rs {
     use crate::cell::CellSession;
     #[pymodule_export]
     use crate::conf::RendezvousConfig;
+    #[pymodule_export]
+    use crate::etcd::{EtcdClient, EtcdMember, EtcdOptions};
     #[pymodule_export]
     use crate::host::{Host, StoreLimits};
     #[pymodule_export]
