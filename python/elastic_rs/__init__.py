@@ -13,6 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from elastic_rs._elastic_rs import EtcdClient as EtcdClient
+    from elastic_rs._elastic_rs import EtcdOptions as EtcdOptions
     from elastic_rs.agent import LocalElasticAgent as LocalElasticAgent
     from elastic_rs.c10d_backend import C10dRendezvousBackend as C10dRendezvousBackend
     from elastic_rs.c10d_backend import create_backend as create_backend
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from elastic_rs.dynamic import RendezvousSettings as RendezvousSettings
     from elastic_rs.dynamic import RendezvousTimeout as RendezvousTimeout
     from elastic_rs.dynamic import create_handler as create_handler
+    from elastic_rs.etcd_backend import EtcdRendezvousBackend as EtcdRendezvousBackend
+    from elastic_rs.etcd_store import EtcdStore as EtcdStore
     from elastic_rs.integration._install import install as install
     from elastic_rs.integration._install import uninstall as uninstall
     from elastic_rs.rendezvous import RustC10dRendezvousHandler as RustC10dRendezvousHandler
@@ -29,6 +33,10 @@ if TYPE_CHECKING:
 __all__ = [
     "C10dRendezvousBackend",
     "DynamicRendezvousHandler",
+    "EtcdClient",
+    "EtcdOptions",
+    "EtcdRendezvousBackend",
+    "EtcdStore",
     "LocalElasticAgent",
     "RendezvousSettings",
     "RendezvousTimeout",
@@ -44,6 +52,10 @@ __all__ = [
 _HOMES = {
     "C10dRendezvousBackend": "elastic_rs.c10d_backend",
     "DynamicRendezvousHandler": "elastic_rs.dynamic",
+    "EtcdClient": "elastic_rs._elastic_rs",
+    "EtcdOptions": "elastic_rs._elastic_rs",
+    "EtcdRendezvousBackend": "elastic_rs.etcd_backend",
+    "EtcdStore": "elastic_rs.etcd_store",
     "LocalElasticAgent": "elastic_rs.agent",
     "RendezvousSettings": "elastic_rs.dynamic",
     "RendezvousTimeout": "elastic_rs.dynamic",

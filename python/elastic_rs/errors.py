@@ -14,6 +14,7 @@ __all__ = [
     "RendezvousStateError",
     "RendezvousTimeoutError",
     "StoreError",
+    "StoreLookupError",
     "StoreNetworkError",
     "StoreQueueEmptyError",
     "StoreTimeoutError",
@@ -30,6 +31,10 @@ class StoreError(ElasticError, dist.DistStoreError):
 
 class StoreTimeoutError(StoreError, TimeoutError):
     """Keys did not appear, or a barrier was not complete, in time. The store stays usable."""
+
+
+class StoreLookupError(StoreTimeoutError, LookupError):
+    """Keys did not appear in an ``EtcdStore`` in time. PyTorch's class raises ``LookupError``."""
 
 
 # PyTorch has queues, and the exception, since 2.8.
