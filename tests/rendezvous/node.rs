@@ -456,7 +456,7 @@ fn the_absence_and_the_return_of_a_coordinator_are_logged() {
     let at = connects_at(&mut node);
     node.on_connected(at);
     node.on_message(welcome(), at);
-    assert_eq!(reporter.look(&node, now + seconds(21)), ["the coordinator is back after 21s"]);
+    assert_eq!(reporter.look(&node, now + seconds(21)), ["the coordinator at head:29400 is back after 21s"]);
     assert_eq!(told(&mut node, &mut reporter, now + seconds(22), seconds(20)), []);
 }
 

@@ -51,6 +51,15 @@ impl Counterpart {
         }
     }
 
+    /// Time after which a waiting node first logs what it waits for. A coordinator's host may start a little later than other nodes;
+    /// etcd was there before.
+    pub fn silent_for(&self) -> Duration {
+        match self {
+            Self::Coordinator { .. } | Self::Cell => Duration::from_secs(3),
+            Self::Etcd { .. } => Duration::from_secs(1),
+        }
+    }
+
     /// Whether an answer renews the node's lease.
     pub fn vouches(&self) -> bool {
         matches!(self, Self::Coordinator { .. })

@@ -4,8 +4,6 @@ use std::time::{Duration, Instant};
 
 use super::machine::NodeMachine;
 
-/// Time after which a waiting node first logs what it waits for.
-const WAITING_FIRST: Duration = Duration::from_secs(3);
 /// Interval at which it logs a changed text from then on.
 const WAITING_EVERY: Duration = Duration::from_secs(30);
 /// Interval at which it repeats an unchanged text. A spare may wait for days.
@@ -82,7 +80,7 @@ impl Reporter {
             }
             (None, Some(since)) => {
                 self.away_since = None;
-                node.in_reach().then(|| format!("the coordinator is back after {:.0?}", now - since))
+                node.in_reach().then(|| format!("{} is back after {:.0?}", node.counterpart.name(), now - since))
             }
             _ => None,
         }
@@ -93,7 +91,7 @@ impl Reporter {
             self.waiting = None;
             return None;
         };
-        let first = || Waiting { since, look_at: since + WAITING_FIRST, told: None };
+        let first = || Waiting { since, look_at: since + node.counterpart.silent_for(), told: None };
         let waiting = self.waiting.get_or_insert_with(first);
         if now < waiting.look_at {
             return None;
