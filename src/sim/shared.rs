@@ -2,16 +2,41 @@
 //! share, and how they reach it, is the models': [`super::cell`] and [`super::etcd`].
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::rc::Rc;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use super::engine::dice::Dice;
 use super::engine::queue::Time;
+use super::engine::record::Digest;
 use super::worlds::Violation;
 use crate::rendezvous::cell::node::CellNode;
 use crate::rendezvous::node::machine::{JoinError, NodeMachine};
 use crate::rendezvous::protocol::message::{Placement, Round, Verdict};
 use crate::rendezvous::protocol::settings::Settings;
+
+/// What a cell holds. A history shows its length and its digest: to print all bytes takes a quarter of the time.
+#[derive(Clone)]
+pub(super) struct Content(Rc<[u8]>);
+
+impl Content {
+    pub fn new(bytes: Vec<u8>) -> Self {
+        Self(bytes.into())
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut digest = Digest::default();
+        digest.add(&self.0);
+        write!(f, "{} bytes {:016x}", self.0.len(), digest.0)
+    }
+}
 
 /// A node over shared state.
 pub(super) trait Node {

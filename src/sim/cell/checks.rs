@@ -1,6 +1,7 @@
 //! What must be true of a job over one cell: judged from what the cell held and what agents hold. Part of [`super`].
 
 use super::super::engine::Engine;
+use super::super::shared::Content;
 use super::super::worlds::{Violation, ensure_contract as ensure};
 use super::Job;
 use crate::rendezvous::cell::blob::Blob;
@@ -11,7 +12,7 @@ impl Job {
     pub(super) fn check_write(&mut self, bytes: &[u8]) -> Result<(), Violation> {
         let decode = |bytes: &[u8]| Blob::decode(bytes).map_err(|error| Violation::contract(error.to_string()));
         let after = decode(bytes)?;
-        let before = self.cell.as_deref().map(decode).transpose()?;
+        let before = self.cell.as_ref().map(Content::bytes).map(decode).transpose()?;
         let (last, verdict, world) = match &before {
             Some(before) => (before.round(), before.closed(), before.world()),
             None => (Round(0), None, None),

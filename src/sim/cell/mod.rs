@@ -11,7 +11,7 @@ use super::engine::history::{Failure, History};
 use super::engine::paths::{End, HostId, Partition};
 use super::engine::queue::Time;
 use super::engine::{Engine, Happens, Model};
-use super::shared::{self, Host, Joined, Node};
+use super::shared::{self, Content, Host, Joined, Node};
 use super::worlds::Violation;
 use crate::rendezvous::cell::node::{CellCommand, CellNode};
 use crate::rendezvous::protocol::message::{Hello, NodeId, Round};
@@ -41,8 +41,8 @@ enum Event {
     Resume(HostId),
     Cut(HostId, Time),
     Tick(HostId, u64),
-    /// A request of a process on the host, which knows this version of the cell, arrives at the cell. If so drawn, its answer gets lost.
-    Arrive(HostId, u32, CellCommand, u64, bool),
+    /// A request of a process on the host, which knows this version of the cell, arrives at the cell: to write this, or to read. If so drawn, its answer gets lost.
+    Arrive(HostId, u32, Option<Content>, u64, bool),
     Answer(HostId, u32, Answer),
     Stopped(HostId, u32),
     /// The agent gives up its join, and joins again after this time.
@@ -51,9 +51,9 @@ enum Event {
 
 #[derive(Clone, Debug)]
 enum Answer {
-    State(Option<Vec<u8>>, u64),
+    State(Option<Content>, u64),
     Written(u64),
-    Conflict(Option<Vec<u8>>, u64),
+    Conflict(Option<Content>, u64),
     Failed,
 }
 
@@ -67,7 +67,7 @@ struct Job {
     tokens: Vec<u64>,
     /// Percentage of requests, and of answers, that get lost.
     losses: u64,
-    cell: Option<Vec<u8>>,
+    cell: Option<Content>,
     version: u64,
     worlds: BTreeMap<Round, (Vec<NodeId>, (String, u16))>,
     report: CellReport,
@@ -176,9 +176,9 @@ impl Job {
             self.tokens[number] = version;
         }
         match answer {
-            Answer::State(value, _) => node.on_state(value.as_deref(), now),
+            Answer::State(value, _) => node.on_state(value.as_ref().map(Content::bytes), now),
             Answer::Written(_) => node.on_written(now),
-            Answer::Conflict(value, _) => node.on_conflict(value.as_deref(), now),
+            Answer::Conflict(value, _) => node.on_conflict(value.as_ref().map(Content::bytes), now),
             Answer::Failed => node.on_failed("the cell does not answer".into(), now),
         }
     }
@@ -228,22 +228,26 @@ impl Job {
             return self.engine.push_after(PATIENCE, Event::Answer(number, life, Answer::Failed));
         }
         let takes = self.engine.transit();
-        self.engine.push_after(takes, Event::Arrive(number, life, command, self.tokens[number], deaf));
+        let write = match command {
+            CellCommand::Read => None,
+            CellCommand::Write(bytes) => Some(Content::new(bytes)),
+        };
+        self.engine.push_after(takes, Event::Arrive(number, life, write, self.tokens[number], deaf));
     }
 
     /// What the cell answers to a host that knows this version of it.
-    fn answer(&mut self, command: CellCommand, token: u64) -> Result<Answer, Violation> {
-        Ok(match command {
-            CellCommand::Read => Answer::State(self.cell.clone(), self.version),
-            CellCommand::Write(_) if token != self.version => {
+    fn answer(&mut self, write: Option<Content>, token: u64) -> Result<Answer, Violation> {
+        Ok(match write {
+            None => Answer::State(self.cell.clone(), self.version),
+            Some(_) if token != self.version => {
                 self.report.writes.1 += 1;
                 Answer::Conflict(self.cell.clone(), self.version)
             }
-            CellCommand::Write(bytes) => {
-                self.check_write(&bytes)?;
+            Some(content) => {
+                self.check_write(content.bytes())?;
                 self.report.writes.0 += 1;
                 self.version += 1;
-                self.cell = Some(bytes);
+                self.cell = Some(content);
                 Answer::Written(self.version)
             }
         })
@@ -304,8 +308,8 @@ impl Model for Job {
                     return self.pump(host);
                 }
             }
-            Event::Arrive(host, life, command, token, lost) => {
-                let answer = self.answer(command, token)?;
+            Event::Arrive(host, life, write, token, lost) => {
+                let answer = self.answer(write, token)?;
                 let (takes, answer) = if lost { (PATIENCE, Answer::Failed) } else { (self.engine.transit(), answer) };
                 self.engine.push_after(takes, Event::Answer(host, life, answer));
             }
