@@ -248,3 +248,23 @@ fn what_etcd_will_never_serve_ends_a_new_node_and_no_member() {
     running.tell(EtcdEvent::Broken("h:2379: wrong password for `trainer`".into()));
     assert_eq!(running.node.node().view().failed, None);
 }
+
+#[test]
+fn a_state_of_another_version_is_named_with_its_endpoint() {
+    let now = Instant::now();
+    let mut node = new_node(now);
+    let EtcdRequest::Grant { of, asked, .. } = request(&mut node) else { panic!() };
+    node.on_event(EtcdEvent::Granted { of, lease: LEASE, asked }, now);
+    let state = State { bytes: b"ELRS\x09\x00".to_vec(), revision: Revision(9), lease: LeaseId(0) };
+    node.on_event(
+        EtcdEvent::Snapshot(Snapshot { revision: Revision(10), state: Some(state), ..Snapshot::default() }),
+        now,
+    );
+    let error = node.node_mut().take_outcome().unwrap().unwrap_err().to_string();
+    assert!(
+        error.starts_with("etcd at h:2379: the rendezvous state has version 9, this node writes version 3"),
+        "{error}"
+    );
+    // Its lease need not end by itself.
+    assert!(node.take_requests().contains(&EtcdRequest::Revoke { lease: LEASE }));
+}

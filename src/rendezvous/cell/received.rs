@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::blob::Blob;
-use super::node::CellNode;
+use super::node::{CellNode, Liveness};
 use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::node::view::JoinError;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Join, NodeMessage};
@@ -13,11 +13,11 @@ impl CellNode {
     pub(super) fn receive(&mut self, bytes: Option<&[u8]>, now: Instant) {
         let blob = match bytes.map(Blob::decode).transpose() {
             Ok(blob) => blob,
-            Err(error) => return self.on_broken(JoinError::State(error.to_string())),
+            Err(error) => return self.on_broken(self.not_ours(&error.to_string())),
         };
         if let Some(other) = blob.as_ref().map(Blob::run_id).filter(|run_id| *run_id != self.hello.run_id) {
             let text = format!("the rendezvous state belongs to run `{other}`, not to `{}`", self.hello.run_id);
-            return self.on_broken(JoinError::State(text));
+            return self.on_broken(self.not_ours(&text));
         }
         self.accept(blob, now);
         let withdrawn = self.settle();
@@ -45,6 +45,14 @@ impl CellNode {
         if run.closed().is_none() {
             self.join_again_if_forgotten(known, stale);
         }
+    }
+
+    /// The error of a state that is not one of this run's. Etcd's endpoints are named, since a wrong one may be the cause.
+    fn not_ours(&self, what: &str) -> JoinError {
+        JoinError::State(match self.liveness {
+            Liveness::Counters => what.to_owned(),
+            Liveness::Leases(_) => format!("{}: {what}", self.machine.counterpart_name()),
+        })
     }
 
     /// Whether the state has this node, and its join if it waits for a place.

@@ -337,6 +337,11 @@ impl NodeMachine {
         self.capabilities.has(capability)
     }
 
+    /// The name of the coordinator, or of the backend in its place, in messages.
+    pub(in crate::rendezvous) fn counterpart_name(&self) -> String {
+        self.counterpart.name()
+    }
+
     /// Whether the coordinator, or the backend in its place, has ever answered this node.
     pub fn was_welcomed(&self) -> bool {
         self.ever_welcomed
