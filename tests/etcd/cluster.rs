@@ -208,21 +208,42 @@ impl Cluster {
         self.members.iter().map(read).collect()
     }
 
+    /// How often clients have called this method, at all members that run.
+    pub async fn calls(&self, method: &str) -> u64 {
+        let mut calls = 0;
+        for member in &self.members {
+            let metrics =
+                exchange(member.port, "GET /metrics HTTP/1.1\r\nHost: etcd\r\nConnection: close\r\n\r\n").await;
+            let counts = |line: &&str| {
+                line.starts_with("grpc_server_handled_total{") && line.contains(&format!("grpc_method=\"{method}\""))
+            };
+            let counted = metrics.lines().filter(counts).filter_map(|line| line.rsplit(' ').next());
+            calls += counted.map(|count| count.parse::<f64>().unwrap() as u64).sum::<u64>();
+        }
+        calls
+    }
+
     /// Call etcd's JSON gateway at the first member, for what the client cannot do. Returns the answer's body.
     pub async fn gateway(&self, path: &str, body: &str, token: Option<&str>) -> String {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.members[0].port)).await.unwrap();
         let token = token.map(|token| format!("Authorization: {token}\r\n")).unwrap_or_default();
         let length = body.len();
         let request = format!(
             "POST {path} HTTP/1.1\r\nHost: etcd\r\nConnection: close\r\n{token}Content-Length: {length}\r\n\r\n{body}"
         );
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
+        let answer = exchange(self.members[0].port, &request).await;
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
         assert!(head.starts_with("HTTP/1.1 200"), "{path}: {answer}");
         body.to_owned()
     }
+}
+
+/// One request of HTTP/1.1, and its answer.
+async fn exchange(port: u16, request: &str) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
 }
 
 impl Drop for Cluster {

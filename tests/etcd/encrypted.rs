@@ -7,11 +7,12 @@ use elastic_rs::etcd::{Client, ClientOptions, EtcdError, TlsFiles};
 use crate::cluster::{Cluster, Tls, certificate};
 use crate::users::add_users;
 
-/// Call etcd, which must fail within 2 s.
+/// Call etcd, which must fail at once.
 async fn error_of(options: ClientOptions) -> EtcdError {
     let began = Instant::now();
     let error = Client::new(options).unwrap().get(b"/p/key").await.unwrap_err();
-    assert!(began.elapsed() < Duration::from_secs(2), "after {:?}: {error}", began.elapsed());
+    // On an idle machine it takes milliseconds, or 1 s if the members do not answer.
+    assert!(began.elapsed() < Duration::from_secs(10), "after {:?}: {error}", began.elapsed());
     assert!(error.is_final(), "{error:?}");
     error
 }

@@ -7,5 +7,6 @@ mod calls;
 mod cluster;
 mod encrypted;
 mod faults;
+mod sessions;
 mod strangers;
 mod users;

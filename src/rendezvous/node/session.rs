@@ -23,7 +23,7 @@ pub struct Session {
     shared: Arc<Shared>,
     /// Held while a join is pending.
     turn: tokio::sync::Mutex<()>,
-    /// The task that drives the connection. `None` over a cell, which has its own driver.
+    /// The task that drives the connection, or the calls to etcd. `None` over a cell, which its caller drives.
     task: Option<tokio::task::JoinHandle<()>>,
 }
 
@@ -37,7 +37,7 @@ impl Session {
         let machine = Arc::new(Mutex::new(machine));
         let mut session = Self::of(Arc::clone(&machine) as Arc<Mutex<dyn Seat>>);
         let endpoint = Endpoint { host: host.to_owned(), port, source };
-        session.task = Some(runtime.spawn(drive(machine, Arc::clone(&session.shared), endpoint)));
+        session.driven_by(runtime.spawn(drive(machine, Arc::clone(&session.shared), endpoint)));
         session
     }
 
@@ -46,6 +46,11 @@ impl Session {
         let (steps, gone) = (watch::Sender::new(0), watch::Sender::new(false));
         let shared = Arc::new(Shared { seat, asked: Notify::new(), steps, gone });
         Self { shared, turn: tokio::sync::Mutex::default(), task: None }
+    }
+
+    /// Make this task the session's driver: it ends with the session.
+    pub(in crate::rendezvous) fn driven_by(&mut self, task: tokio::task::JoinHandle<()>) {
+        self.task = Some(task);
     }
 
     /// The part that callers share with the driver.

@@ -1,0 +1,352 @@
+//! A [`Session`] over etcd, and its driver: one task that performs the machine's requests and reports what came of them.
+//!
+//! Everything goes over the client's one connection to one member. A node that renewed its lease at one member while its watch hung
+//! on another would be alive and deaf, and the job would wait for it. So each renewal asks the watch for a sign of life too. A
+//! watch that gives none in time ends, and its member is left for the next.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::content::{change, snapshot};
+use super::interface::{EtcdEvent, EtcdRequest, LeaseId, Revision};
+use super::keys::Keys;
+use super::machine::EtcdNode;
+use crate::etcd::{Client, EtcdError, KeyValue, Put, Renewal, Report, TxnOutcome, Watch};
+use crate::rendezvous::node::machine::NodeMachine;
+use crate::rendezvous::node::report::Reporter;
+use crate::rendezvous::node::seat::{Seat, Shared};
+use crate::rendezvous::node::session::Session;
+use crate::rendezvous::protocol::message::{Hello, NodeId};
+use crate::wait::until;
+
+/// Interval at which the list of members is read again, and, for a user, its token is used at every member: etcd forgets a token
+/// that a member has not seen for 300 s.
+const PREPARE_EVERY: Duration = Duration::from_secs(600);
+const PREPARE_EVERY_WITH_TOKENS: Duration = Duration::from_secs(100);
+
+/// Start a session of a node over etcd. `hello` must have the node's address, since no other process sees it. The run's keys are below
+/// `key_prefix`. The node fails if etcd is out of reach for `timeout` while it is needed.
+pub fn open(runtime: &Handle, hello: Hello, client: Client, key_prefix: &str, timeout: Duration) -> Session {
+    let name = format!("etcd at {}", client.options().endpoints);
+    let (keys, id) = (Arc::new(Keys::new(key_prefix, &hello.run_id)), hello.node);
+    let node = Arc::new(Mutex::new(EtcdNode::new(hello, name, timeout, Instant::now())));
+    let mut session = Session::of(Arc::clone(&node) as Arc<Mutex<dyn Seat>>);
+    let driver = Driver {
+        node,
+        shared: Arc::clone(session.shared()),
+        id,
+        keys,
+        errands: JoinSet::new(),
+        revocations: JoinSet::new(),
+        watch: None,
+        watch_number: 0,
+        sign: None,
+        served: false,
+        told_foreign: None,
+        prepare_at: None,
+        client,
+    };
+    session.driven_by(runtime.spawn(driver.drive()));
+    session
+}
+
+impl Seat for EtcdNode {
+    fn machine(&mut self) -> &mut NodeMachine {
+        Seat::machine(self.node_mut())
+    }
+
+    fn asked(&mut self, now: Instant) {
+        Seat::asked(self.node_mut(), now);
+    }
+}
+
+struct Driver {
+    node: Arc<Mutex<EtcdNode>>,
+    shared: Arc<Shared>,
+    id: NodeId,
+    keys: Arc<Keys>,
+    client: Client,
+    errands: JoinSet<Done>,
+    /// Leases that are being revoked. The node waits for them before it leaves.
+    revocations: JoinSet<()>,
+    watch: Option<Watch>,
+    /// Counts the watches that were requested. One that opens after the next was requested is dropped.
+    watch_number: u64,
+    /// The sign of life that the watch owes: a report of at least this revision, until then.
+    sign: Option<(u64, Instant)>,
+    /// This node has read the run's keys. From then on, another program's key among them is no reason to end.
+    served: bool,
+    /// The last message about another program's key.
+    told_foreign: Option<String>,
+    /// When to prepare surveys again.
+    prepare_at: Option<Instant>,
+}
+
+/// What came of an errand.
+enum Done {
+    /// A request that the machine waits for was done, or failed.
+    Answer(Result<Answer, EtcdError>),
+    Renewal {
+        lease: LeaseId,
+        asked: Instant,
+        outcome: Result<Renewal, EtcdError>,
+    },
+    Watch {
+        number: u64,
+        opened: Result<Box<Watch>, EtcdError>,
+    },
+    Surveyed {
+        asked: Instant,
+        leaderless: bool,
+    },
+    Prepared,
+}
+
+/// etcd's answer to a request.
+enum Answer {
+    Event(EtcdEvent),
+    Range(Vec<KeyValue>, u64),
+    Txn(TxnOutcome),
+}
+
+impl Driver {
+    async fn drive(mut self) {
+        let mut reporter = Reporter::default();
+        loop {
+            let (requests, left, deadline) = self.step(&mut reporter);
+            for request in requests {
+                self.perform(request);
+            }
+            if left {
+                return self.leave().await;
+            }
+            let events = tokio::select! {
+                () = self.shared.asked.notified() => continue,
+                Some(done) = self.errands.join_next() => self.on_done(done.expect("an errand does not panic")),
+                report = next_report(&mut self.watch) => self.on_report(report),
+                () = until(earliest(deadline, self.sign.map(|(_, until)| until))) => self.on_silence(),
+                () = until(self.prepare_at) => self.prepare(),
+            };
+            let mut node = self.node.lock();
+            for event in events {
+                node.on_event(event, Instant::now());
+            }
+        }
+    }
+
+    /// Let the machine act, log what it has to say, and return its requests, whether it has left, and when it is to act again.
+    fn step(&self, reporter: &mut Reporter) -> (Vec<EtcdRequest>, bool, Option<Instant>) {
+        let (requests, left, deadline, notes, news) = {
+            let mut node = self.node.lock();
+            let now = Instant::now();
+            node.on_tick(now);
+            let news = reporter.look(node.machine(), now);
+            let deadline = earliest(node.next_deadline(), reporter.next_deadline(node.machine()));
+            (node.take_requests(), node.has_left(), deadline, node.take_notes(), news)
+        };
+        for text in news {
+            tracing::warn!("{text}");
+        }
+        for text in notes {
+            tracing::info!("{text}");
+        }
+        self.shared.steps.send_modify(|step| *step += 1);
+        (requests, left, deadline)
+    }
+
+    fn perform(&mut self, request: EtcdRequest) {
+        let (client, keys) = (self.client.clone(), Arc::clone(&self.keys));
+        match request {
+            EtcdRequest::Grant { of, ttl, asked } => self.answer(async move {
+                let lease = LeaseId(client.lease_grant(ttl).await?);
+                Ok(Answer::Event(EtcdEvent::Granted { of, lease, asked }))
+            }),
+            EtcdRequest::Range => self.answer(async move {
+                let (found, revision) = client.range(keys.prefix()).await?;
+                Ok(Answer::Range(found, revision))
+            }),
+            EtcdRequest::PutWish { lease, wish } => {
+                let key = keys.node(self.id);
+                self.answer(async move {
+                    let revision = client.put(&key, &wish, lease.0).await?;
+                    Ok(Answer::Event(EtcdEvent::WishPut(Revision(revision))))
+                });
+            }
+            EtcdRequest::Txn { expect, state, run_lease, own } => {
+                let mut puts = vec![Put { key: keys.state(), value: state, lease: run_lease.0 }];
+                let own = own.map(|(lease, wish)| Put { key: keys.node(self.id), value: wish, lease: lease.0 });
+                puts.extend(own);
+                self.answer(async move {
+                    let outcome = client.txn(&keys.state(), expect.0, puts, keys.prefix()).await?;
+                    Ok(Answer::Txn(outcome))
+                });
+            }
+            EtcdRequest::KeepAlive { lease, asked, .. } => {
+                self.errands.spawn(async move {
+                    let outcome = client.renew(lease.0).await;
+                    Done::Renewal { lease, asked, outcome }
+                });
+            }
+            EtcdRequest::Revoke { lease } => {
+                while self.revocations.try_join_next().is_some() {}
+                self.revocations.spawn(async move {
+                    if let Err(error) = client.lease_revoke(lease.0).await {
+                        tracing::info!("this node's lease ends by itself, since it could not be revoked: {error}");
+                    }
+                });
+            }
+            EtcdRequest::Watch { from } => {
+                (self.watch, self.sign) = (None, None);
+                self.watch_number += 1;
+                let number = self.watch_number;
+                self.errands.spawn(async move {
+                    let opened = client.watch(keys.prefix(), from.0).await.map(Box::new);
+                    Done::Watch { number, opened }
+                });
+            }
+            EtcdRequest::Survey { asked } => {
+                self.errands.spawn(async move { Done::Surveyed { asked, leaderless: client.survey().await } });
+            }
+        }
+    }
+
+    fn answer(&mut self, errand: impl Future<Output = Result<Answer, EtcdError>> + Send + 'static) {
+        self.errands.spawn(async move { Done::Answer(errand.await) });
+    }
+
+    fn on_done(&mut self, done: Done) -> Vec<EtcdEvent> {
+        match done {
+            Done::Answer(Ok(Answer::Event(event))) => vec![event],
+            Done::Answer(Ok(Answer::Range(found, revision))) => self.on_range(found, revision),
+            Done::Answer(Ok(Answer::Txn(TxnOutcome::Done(revision)))) => vec![EtcdEvent::Written(Revision(revision))],
+            Done::Answer(Ok(Answer::Txn(TxnOutcome::Refused(found, revision)))) => {
+                let (snapshot, foreign) = snapshot(&self.keys, found, revision);
+                self.tell_foreign(foreign);
+                vec![EtcdEvent::Refused(snapshot)]
+            }
+            Done::Answer(Err(error)) if error.is_final() => vec![EtcdEvent::Broken(error.to_string())],
+            Done::Answer(Err(error)) => {
+                let lease_gone = matches!(error, EtcdError::LeaseNotFound(_));
+                vec![EtcdEvent::Failed { error: error.to_string(), lease_gone }]
+            }
+            Done::Renewal { lease, asked, outcome: Ok(renewal) } => {
+                self.ask_for_sign(renewal.revision);
+                vec![EtcdEvent::Renewed { lease, asked, held: renewal.held }]
+            }
+            Done::Renewal { outcome: Err(error), .. } => {
+                tracing::info!("this node's lease was not renewed: {error}");
+                Vec::new()
+            }
+            Done::Watch { number, .. } if number != self.watch_number => Vec::new(),
+            Done::Watch { opened: Ok(watch), .. } => {
+                self.watch = Some(*watch);
+                Vec::new()
+            }
+            Done::Watch { opened: Err(error), .. } => self.on_report(Err(error)),
+            Done::Surveyed { asked, leaderless } => vec![EtcdEvent::Surveyed { asked, leaderless }],
+            Done::Prepared => Vec::new(),
+        }
+    }
+
+    fn on_range(&mut self, found: Vec<KeyValue>, revision: u64) -> Vec<EtcdEvent> {
+        let (snapshot, foreign) = snapshot(&self.keys, found, revision);
+        if let Some(why) = foreign.as_ref().filter(|_| !self.served) {
+            return vec![EtcdEvent::Broken(format!("etcd at {}: {why}", self.client.options().endpoints))];
+        }
+        self.tell_foreign(foreign);
+        if !self.served {
+            self.served = true;
+            self.prepare_at = Some(Instant::now());
+        }
+        vec![EtcdEvent::Snapshot(snapshot)]
+    }
+
+    fn on_report(&mut self, report: Result<Report, EtcdError>) -> Vec<EtcdEvent> {
+        let report = match report {
+            Ok(report) => report,
+            Err(error) => {
+                tracing::info!("the watch has ended, and is begun again: {error}");
+                (self.watch, self.sign) = (None, None);
+                return vec![EtcdEvent::WatchEnded];
+            }
+        };
+        self.sign = self.sign.filter(|(revision, _)| report.revision < *revision);
+        let mut events = Vec::with_capacity(report.changes.len());
+        for (revision, changes) in report.changes {
+            let mut ours = Vec::with_capacity(changes.len());
+            for changed in changes {
+                match change(&self.keys, changed) {
+                    Ok(change) => ours.push(change),
+                    Err(foreign) => self.tell_foreign(Some(foreign)),
+                }
+            }
+            events.push(EtcdEvent::Changed(Revision(revision), ours));
+        }
+        events
+    }
+
+    /// The member that has just renewed a lease was at this revision: the watch must soon report at least that.
+    fn ask_for_sign(&mut self, revision: u64) {
+        let Some(watch) = &self.watch else { return };
+        watch.ask_progress();
+        self.sign.get_or_insert_with(|| (revision, Instant::now() + self.client.options().patience));
+    }
+
+    /// End a watch that owes a sign of life.
+    fn on_silence(&mut self) -> Vec<EtcdEvent> {
+        if self.sign.is_none_or(|(_, until)| Instant::now() < until) {
+            return Vec::new();
+        }
+        let Some(watch) = self.watch.take() else { return Vec::new() };
+        let why = format!(
+            "the watch at etcd at {} has been silent for {:?} after a renewal there",
+            watch.member(),
+            self.client.options().patience
+        );
+        watch.give_up(&why);
+        self.on_report(Err(EtcdError::Unavailable(why)))
+    }
+
+    fn prepare(&mut self) -> Vec<EtcdEvent> {
+        let tokens = self.client.options().credentials.is_some();
+        let every = if tokens { PREPARE_EVERY_WITH_TOKENS } else { PREPARE_EVERY };
+        self.prepare_at = Some(Instant::now() + every);
+        let client = self.client.clone();
+        self.errands.spawn(async move {
+            client.prepare_survey().await;
+            Done::Prepared
+        });
+        Vec::new()
+    }
+
+    /// Log that another program's key was found, once for each.
+    fn tell_foreign(&mut self, foreign: Option<String>) {
+        if let Some(why) = foreign.filter(|why| self.told_foreign.as_ref() != Some(why)) {
+            tracing::warn!("etcd at {}: {why}", self.client.options().endpoints);
+            self.told_foreign = Some(why);
+        }
+    }
+
+    /// Wait until the leases are revoked, or two members had their time for it.
+    async fn leave(mut self) {
+        let revoked = async { while self.revocations.join_next().await.is_some() {} };
+        let _ = timeout(2 * self.client.options().patience, revoked).await;
+        self.shared.gone.send_replace(true);
+    }
+}
+
+async fn next_report(watch: &mut Option<Watch>) -> Result<Report, EtcdError> {
+    match watch {
+        Some(watch) => watch.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+fn earliest(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
+    [one, other].into_iter().flatten().min()
+}
