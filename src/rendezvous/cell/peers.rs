@@ -5,6 +5,7 @@
 //! for it: [`PATIENCE`] for each node before them in that order.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::wish::Wish;
@@ -25,7 +26,7 @@ pub struct Peer {
     /// The revision at which its value was last put.
     pub modified: u64,
     /// Its value. `None`: this node does not understand it.
-    pub wish: Option<Wish>,
+    pub wish: Option<Arc<Wish>>,
 }
 
 /// The nodes with a key.
@@ -56,7 +57,7 @@ impl Peers {
             .0
             .iter()
             .filter(|(node, _)| **node != me)
-            .filter_map(|(_, peer)| Some((peer.modified, peer.wish.as_ref()?)))
+            .filter_map(|(_, peer)| Some((peer.modified, peer.wish.as_deref()?)))
             .collect();
         wishes.sort_by_key(|(modified, _)| *modified);
         wishes.into_iter().map(|(_, wish)| wish).collect()

@@ -17,6 +17,7 @@
 //! know no leader, the lease counts as renewed from the first ask (`docs/decisions/0068-a-cluster-without-a-leader-ends-no-lease.md`).
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::interface::{Change, EtcdEvent, EtcdRequest, LeaseId, LeaseOf, NodeKey, Revision, Snapshot, State};
@@ -393,7 +394,7 @@ impl EtcdNode {
         let wish = match (before == Some(key.wish.as_slice()), self.peers.get(&node)) {
             (true, Some(peer)) => peer.wish.clone(),
             _ => match Wish::decode(node, self.node.run_id(), &key.wish) {
-                Ok(wish) => Some(wish),
+                Ok(wish) => Some(Arc::new(wish)),
                 Err(error) => {
                     self.notes.push(format!("the wish of node {:032x} is not heard: {error}", node.0));
                     None
