@@ -419,6 +419,10 @@ class EtcdOptions:
         Raises ``ValueError`` if something is not allowed, or a file cannot be read. A password is never shown.
         """
     def __repr__(self, /) -> str: ...
+    def agents_store(self, /, run_id: str) -> str:
+        """
+        Beginning of the keys that PyTorch's agents share in this job. Outside of what the nodes watch.
+        """
     @property
     def endpoints(self, /) -> str:
         """
@@ -898,7 +902,7 @@ class RendezvousConfig:
 @final
 class Session:
     """
-    A node's session with a coordinator, or over a cell that all nodes share (:class:`CellSession`).
+    A node's session with a coordinator, over etcd, or over a cell that all nodes share (:class:`CellSession`).
     """
     def __new__(cls, /, host: str, port: SupportsIndex, options: NodeOptions, *, coordinator: Host | None = None) -> Session:
         """
@@ -923,7 +927,7 @@ class Session:
         workers until the next round or the end.
 
         Raises ``RendezvousTimeoutError``, ``RendezvousClosedError``, ``RendezvousGracefulExitError`` (for a spare that was not
-        needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``. Over a cell also ``RendezvousStateError``, if the cell holds
+        needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``. Over etcd or a cell also ``RendezvousStateError``, if it holds
         something else than a state of this rendezvous.
         """
     def leave(self, /, reason: str, *, timeout_s: SupportsFloat | SupportsIndex = 1.0, signal: SupportsIndex | None = None) -> None:
@@ -933,6 +937,14 @@ class Session:
         Later calls do nothing.
 
         ``signal`` is the signal that ended this process, if one did. SIGINT ends the job if this process hosts the coordinator.
+        """
+    @staticmethod
+    def over_etcd(etcd: EtcdOptions, options: NodeOptions) -> Session:
+        """
+        Start a session for one node over an etcd cluster. It connects in the background. Other nodes find this one at ``local_addr`` of
+        the options.
+
+        Raises ``ValueError`` for invalid options, or if a file for TLS cannot be used.
         """
     @property
     def progress(self, /) -> str | None:

@@ -9,6 +9,7 @@ use std::time::Duration;
 use elastic_rs::etcd::{self, Client, ClientOptions, Credentials, EtcdError, MemberLook, PATIENCE, Password, TlsFiles};
 use elastic_rs::net::local::source_towards;
 use elastic_rs::rendezvous::conf::{Conf, DEFAULT_KEY_PREFIX, PASSWORD_VARIABLE, Protocol};
+use elastic_rs::rendezvous::etcd::keys;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -202,6 +203,11 @@ impl EtcdOptions {
         let deadline = Instant::now() + seconds("timeout_s", timeout_s)?;
         let source = block_on(py, source_towards(&self.client.endpoints.members, deadline))?;
         Ok(source.map(|ip| ip.to_string()))
+    }
+
+    /// Beginning of the keys that PyTorch's agents share in this job. Outside of what the nodes watch.
+    fn agents_store(&self, run_id: &str) -> String {
+        keys::agents_store(&self.key_prefix, run_id)
     }
 
     fn __repr__(&self) -> String {

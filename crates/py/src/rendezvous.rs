@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use elastic_rs::frontend::node::Node;
+use elastic_rs::rendezvous::etcd::driver;
 use elastic_rs::rendezvous::node::{session, view};
 use elastic_rs::rendezvous::protocol::message::{self, Verdict};
 use pyo3::exceptions::PyValueError;
@@ -11,6 +12,7 @@ use pyo3::prelude::*;
 use crate::agent::Failure;
 use crate::conf::{limit, seconds};
 use crate::errors;
+use crate::etcd::EtcdOptions;
 use crate::host::Host;
 use crate::options::NodeOptions;
 use crate::runtime::{block_on, handle};
@@ -148,7 +150,7 @@ impl View {
     }
 }
 
-/// A node's session with a coordinator, or over a cell that all nodes share (:class:`CellSession`).
+/// A node's session with a coordinator, over etcd, or over a cell that all nodes share (:class:`CellSession`).
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct Session {
     node: Arc<Node>,
@@ -188,11 +190,26 @@ impl Session {
         Ok(Self::of(Arc::new(node), options))
     }
 
+    /// Start a session for one node over an etcd cluster. It connects in the background. Other nodes find this one at ``local_addr`` of
+    /// the options.
+    ///
+    /// Raises ``ValueError`` for invalid options, or if a file for TLS cannot be used.
+    #[staticmethod]
+    fn over_etcd(etcd: &EtcdOptions, options: NodeOptions) -> PyResult<Self> {
+        if options.local_addr.is_none() {
+            return Err(PyValueError::new_err("local_addr is None, must be given: over etcd nobody else knows it"));
+        }
+        let (hello, timeout) = (options.hello(false)?, options.config.0.coordinator_timeout);
+        let core = driver::open(&handle()?, hello, etcd.client()?, etcd.prefix(), timeout);
+        let node = Node::new(Arc::new(core), options.node(false), None);
+        Ok(Self::of(Arc::new(node), options))
+    }
+
     /// Take part in the next round, and wait until it is complete. If this node has rank 0, it serves an empty store to the round's
     /// workers until the next round or the end.
     ///
     /// Raises ``RendezvousTimeoutError``, ``RendezvousClosedError``, ``RendezvousGracefulExitError`` (for a spare that was not
-    /// needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``. Over a cell also ``RendezvousStateError``, if the cell holds
+    /// needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``. Over etcd or a cell also ``RendezvousStateError``, if it holds
     /// something else than a state of this rendezvous.
     #[pyo3(signature = (*, workers = None))]
     fn join(&self, py: Python<'_>, workers: Option<(String, u32)>) -> PyResult<Placement> {

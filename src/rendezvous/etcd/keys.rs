@@ -67,6 +67,11 @@ impl Keys {
     }
 }
 
+/// Beginning of the keys that PyTorch's agents share, without a slash at its end. No run's keys begin so: an `@` in a run id is encoded.
+pub fn agents_store(key_prefix: &str, run_id: &str) -> String {
+    format!("{}/{}@store", key_prefix.trim_end_matches('/'), encoded(run_id))
+}
+
 /// A run id without characters that have a meaning in keys, or none that a terminal shows: those become `%` and two digits for each
 /// byte.
 fn encoded(run_id: &str) -> String {
@@ -131,5 +136,12 @@ mod tests {
         let steering = keys.parse(b"/p/a/\x1b[2J\xff").unwrap_err();
         assert!(steering.contains("\\u{1b}") && !steering.contains('\u{1b}'), "{steering}");
         assert!(keys.parse(&[b'x'; 4096]).unwrap_err().len() < 400);
+    }
+
+    #[test]
+    fn what_agents_share_is_beside_the_keys_of_all_runs() {
+        assert_eq!(agents_store("/p/", "a/b"), "/p/a%2Fb@store");
+        assert!(!agents_store("/p", "a").as_bytes().starts_with(Keys::new("/p", "a").prefix()));
+        assert_ne!(Keys::new("/p", "a@store").prefix(), format!("{}/", agents_store("/p", "a")).as_bytes());
     }
 }
