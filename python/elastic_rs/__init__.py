@@ -1,8 +1,10 @@
 """Rust insides for PyTorch's launcher layer: TCP store and rendezvous, as drop-ins for ``torch.distributed.elastic``.
 
-Installing the package registers the rendezvous backend ``rust-c10d`` with ``torchrun``; nothing needs to be imported::
+Installing the package registers the rendezvous backends ``rust-c10d`` and ``rust-etcd`` with ``torchrun``. Nothing
+needs to be imported::
 
     torchrun --rdzv-backend=rust-c10d --rdzv-endpoint=HOST:29400 --rdzv-id=JOB --nnodes=1:4 train.py
+    torchrun --rdzv-backend=rust-etcd --rdzv-endpoint=H1:2379,H2:2379,H3:2379 --rdzv-id=JOB --nnodes=1:4 train.py
 
 Importing this package does not import torch; the classes below are loaded on first use.
 """
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
     from elastic_rs.integration._install import install as install
     from elastic_rs.integration._install import uninstall as uninstall
     from elastic_rs.rendezvous import RustC10dRendezvousHandler as RustC10dRendezvousHandler
+    from elastic_rs.rendezvous import RustEtcdRendezvousHandler as RustEtcdRendezvousHandler
     from elastic_rs.rendezvous import create_rust_c10d_handler as create_rust_c10d_handler
+    from elastic_rs.rendezvous import create_rust_etcd_handler as create_rust_etcd_handler
     from elastic_rs.store import TCPStore as TCPStore
 
 __all__ = [
@@ -41,10 +45,12 @@ __all__ = [
     "RendezvousSettings",
     "RendezvousTimeout",
     "RustC10dRendezvousHandler",
+    "RustEtcdRendezvousHandler",
     "TCPStore",
     "create_backend",
     "create_handler",
     "create_rust_c10d_handler",
+    "create_rust_etcd_handler",
     "install",
     "uninstall",
 ]
@@ -60,10 +66,12 @@ _HOMES = {
     "RendezvousSettings": "elastic_rs.dynamic",
     "RendezvousTimeout": "elastic_rs.dynamic",
     "RustC10dRendezvousHandler": "elastic_rs.rendezvous",
+    "RustEtcdRendezvousHandler": "elastic_rs.rendezvous",
     "TCPStore": "elastic_rs.store",
     "create_backend": "elastic_rs.c10d_backend",
     "create_handler": "elastic_rs.dynamic",
     "create_rust_c10d_handler": "elastic_rs.rendezvous",
+    "create_rust_etcd_handler": "elastic_rs.rendezvous",
     "install": "elastic_rs.integration._install",
     "uninstall": "elastic_rs.integration._install",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from typing import Any
@@ -13,8 +14,8 @@ _parts: list[str] = []
 """What is installed, in order."""
 _replaced: list[tuple[str, dict[str, Any], str, Any]] = []
 """For each replaced name: the part, the module's namespace, the name, and the previous value."""
-_factory: Any = None
-"""PyTorch's factory of ``c10d`` handlers."""
+_factories: dict[str, Any] = {}
+"""PyTorch's factories of handlers, by the backend's name."""
 
 
 def install(*, store: bool = True, rendezvous: bool = True, agent: bool = True) -> None:
@@ -22,8 +23,10 @@ def install(*, store: bool = True, rendezvous: bool = True, agent: bool = True) 
 
     Args:
         store: ``torch.distributed.TCPStore``.
-        rendezvous: the factory of ``c10d`` handlers, ``C10dRendezvousBackend``, ``DynamicRendezvousHandler``,
-            ``RendezvousSettings``, ``RendezvousTimeout``, ``create_handler`` and ``create_backend``.
+        rendezvous: the factories of ``c10d``, ``etcd`` and ``etcd-v2`` handlers, ``C10dRendezvousBackend``,
+            ``EtcdRendezvousBackend``, ``EtcdStore``, ``DynamicRendezvousHandler``, ``RendezvousSettings``,
+            ``RendezvousTimeout``, ``create_handler`` and ``create_backend``. ``etcd`` and ``etcd-v2`` are then
+            ``rust-etcd``.
         agent: ``LocalElasticAgent``, whatever the rendezvous.
 
     Every module of torch that is loaded is searched. Names that a program has imported before stay what they were.
@@ -42,14 +45,13 @@ def install(*, store: bool = True, rendezvous: bool = True, agent: bool = True) 
 
 def uninstall() -> None:
     """Undo :func:`install`, however often it was called. Objects that were made meanwhile stay as they are."""
-    global _factory  # noqa: PLW0603 - the state of the process is what this module is about
     with _lock:
         while _replaced:
             _, names, name, before = _replaced.pop()
             names[name] = before
-        if _factory is not None:
-            _registry()["c10d"] = _factory
-            _factory = None
+        if _factories:
+            _registry().update(_factories)
+            _factories.clear()
         _parts.clear()
 
 
@@ -62,12 +64,12 @@ def _install_store() -> None:
 
 
 def _install_rendezvous() -> None:
-    global _factory  # noqa: PLW0603
     import torch.distributed.elastic.rendezvous.registry  # noqa: F401 - fills the registry of handlers
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend as their_backend
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous as theirs
 
     from elastic_rs import c10d_backend, dynamic
+    from elastic_rs.rendezvous import create_rust_etcd_handler
 
     _replace(
         "rendezvous",
@@ -78,11 +80,31 @@ def _install_rendezvous() -> None:
             theirs.RendezvousSettings: dynamic.RendezvousSettings,
             theirs.RendezvousTimeout: dynamic.RendezvousTimeout,
             theirs.create_handler: dynamic.create_handler,
+            **_etcd_classes(),
         },
     )
     registry = _registry()
-    _factory = registry.get("c10d")
-    registry["c10d"] = _create_c10d_handler
+    for name, factory in (
+        ("c10d", _create_c10d_handler),
+        ("etcd", create_rust_etcd_handler),
+        ("etcd-v2", create_rust_etcd_handler),
+    ):
+        _factories[name] = registry[name]
+        registry[name] = factory
+
+
+def _etcd_classes() -> dict[Any, Any]:
+    from torch.distributed.elastic.rendezvous import etcd_store as their_store
+
+    from elastic_rs import etcd_backend, etcd_store
+
+    ours: dict[Any, Any] = {their_store.EtcdStore: etcd_store.EtcdStore}
+    with contextlib.suppress(ImportError):  # it needs urllib3, which PyTorch does not
+        from torch.distributed.elastic.rendezvous import etcd_rendezvous_backend as theirs
+
+        ours[theirs.EtcdRendezvousBackend] = etcd_backend.EtcdRendezvousBackend
+        ours[theirs.create_backend] = etcd_backend.create_backend
+    return ours
 
 
 def _install_agent() -> None:

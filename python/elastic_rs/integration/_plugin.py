@@ -1,4 +1,4 @@
-"""The entry point that torchrun finds in the group ``torchrun.handlers``.
+"""The entry points that torchrun finds in the group ``torchrun.handlers``.
 
 PyTorch loads entry points while ``torch.distributed.elastic.rendezvous`` is itself half imported
 (``rendezvous/registry.py``, ``_register_out_of_tree_handlers``), so this module must not import torch: it returns a
@@ -15,25 +15,49 @@ if TYPE_CHECKING:
 
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 
+    from elastic_rs.rendezvous._launcher_handler import LauncherHandler
+
 
 def rust_c10d() -> Callable[[RendezvousParameters], RendezvousHandler]:
     """Return the creator of handlers for the rendezvous backend ``rust-c10d``."""
     return create_rust_c10d
 
 
+def rust_etcd() -> Callable[[RendezvousParameters], RendezvousHandler]:
+    """Return the creator of handlers for the rendezvous backend ``rust-etcd``."""
+    return create_rust_etcd
+
+
 def create_rust_c10d(params: RendezvousParameters) -> RendezvousHandler:
     """Create a handler for the rendezvous backend ``rust-c10d``, as torchrun does."""
+    _show_logs()
+    from elastic_rs.rendezvous import create_rust_c10d_handler
+
+    return _with_agent(create_rust_c10d_handler(params))
+
+
+def create_rust_etcd(params: RendezvousParameters) -> RendezvousHandler:
+    """Create a handler for the rendezvous backend ``rust-etcd``, as torchrun does."""
+    _show_logs()
+    from elastic_rs.rendezvous import create_rust_etcd_handler
+
+    return _with_agent(create_rust_etcd_handler(params))
+
+
+def _show_logs() -> None:
     from elastic_rs._logging import show_logs_if_asked
 
     show_logs_if_asked()
-    from elastic_rs.integration._launcher import take_over
-    from elastic_rs.rendezvous import create_rust_c10d_handler
 
-    handler = create_rust_c10d_handler(params)
+
+def _with_agent(handler: LauncherHandler) -> RendezvousHandler:
+    """Have our agent run the workers of this handler, if it wants that."""
+    from elastic_rs.integration._launcher import take_over
+
     if handler.wants_agent:
         take_over()
     else:
-        _warn_of_log_folder(params.run_id)
+        _warn_of_log_folder(handler.get_run_id())
     return handler
 
 

@@ -9,14 +9,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from elastic_rs.rendezvous._etcd_handler import RustEtcdRendezvousHandler as RustEtcdRendezvousHandler
+    from elastic_rs.rendezvous._etcd_handler import create_rust_etcd_handler as create_rust_etcd_handler
     from elastic_rs.rendezvous._handler import DEFAULT_PORT as DEFAULT_PORT
     from elastic_rs.rendezvous._handler import RustC10dRendezvousHandler as RustC10dRendezvousHandler
     from elastic_rs.rendezvous._handler import create_rust_c10d_handler as create_rust_c10d_handler
 
-__all__ = ["DEFAULT_PORT", "RustC10dRendezvousHandler", "create_rust_c10d_handler"]
+__all__ = [
+    "DEFAULT_PORT",
+    "RustC10dRendezvousHandler",
+    "RustEtcdRendezvousHandler",
+    "create_rust_c10d_handler",
+    "create_rust_etcd_handler",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("elastic_rs.rendezvous._handler"), name)
+    home = "_etcd_handler" if "etcd" in name.lower() else "_handler"
+    return getattr(import_module(f"elastic_rs.rendezvous.{home}"), name)
