@@ -73,7 +73,7 @@ def _run(argv: Sequence[str]) -> int:
     meeting, local_addr = _options.rendezvous_of(args), _options.local_addr_of(args)
     options = _options.launch_options_of(args)
     _script.check(args)
-    if not meeting.fixed and not args.rdzv_endpoint:
+    if not meeting.fixed and meeting.etcd is None and not args.rdzv_endpoint:
         warn_of_no_endpoint(meeting.nodes[1], meeting.port)
     _prepare_environment(args, options.workers.local_world_size)
     return _take_part(meeting, local_addr, options)
@@ -84,10 +84,16 @@ def _take_part(meeting: Rendezvous, local_addr: str | None, options: LaunchOptio
     from elastic_rs import _elastic_rs
     from elastic_rs.rendezvous._node import claim, why_not_host
 
-    config, where = meeting.config, f"{meeting.host}:{meeting.port}"
+    config, etcd, where = meeting.config, meeting.etcd, f"{meeting.host}:{meeting.port}"
     started = time.monotonic()
+    host, why = None, ""
     try:
-        host, why = claim(meeting.host, meeting.port, config)
+        if etcd is None:
+            host, why = claim(meeting.host, meeting.port, config)
+        else:
+            from elastic_rs.rendezvous._etcd import own_address
+
+            local_addr = own_address(local_addr, meeting.nodes[1], etcd)
     except OSError as error:
         return _cannot(
             "RendezvousConnectionError", f"cannot host the coordinator at {where}: {error.strerror or error}"
@@ -107,7 +113,10 @@ def _take_part(meeting: Rendezvous, local_addr: str | None, options: LaunchOptio
             # As PyTorch's `static` and `c10d` do.
             use_agent_store=meeting.fixed or os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1",
         )
-        session = _elastic_rs.Session(meeting.host, port, node, coordinator=host)
+        if etcd is None:
+            session = _elastic_rs.Session(meeting.host, port, node, coordinator=host)
+        else:
+            session = _elastic_rs.Session.over_etcd(etcd, node)
         fixed_master = (meeting.host, port) if meeting.fixed else None
         launched = _elastic_rs.launch(session, options, fixed_master=fixed_master)
     except OSError as error:

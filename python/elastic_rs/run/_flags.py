@@ -45,6 +45,9 @@ examples:
   one worker per GPU, on 2 to 4 nodes: the same command on every node, with the address of one of them
     elastic-run --nnodes=2:4 --nproc-per-node=gpu --max-restarts=3 \\
         --rdzv-backend=c10d --rdzv-endpoint=node0:29400 --rdzv-id=job42 train.py
+  the same over an etcd cluster, where no node matters
+    elastic-run --nnodes=2:4 --nproc-per-node=gpu --rdzv-backend=rust-etcd \\
+        --rdzv-endpoint=etcd0:2379,etcd1:2379,etcd2:2379 --rdzv-id=job42 train.py
   fixed ranks, on the second of two nodes
     elastic-run --nnodes=2 --node-rank=1 --master-addr=node0 --master-port=29500 train.py
   check this node, and whether it finds the others
@@ -123,13 +126,15 @@ def _add_rendezvous(group: Any) -> None:
     add(
         "--rdzv-backend",
         default="static",
-        help="c10d or static; c10d is what torchrun calls rust-c10d, and both names work here",
+        help="c10d, etcd or static; c10d and etcd are what torchrun calls rust-c10d and rust-etcd, and both names work "
+        "here",
     )
     add(
         "--rdzv-endpoint",
         default="",
         metavar="HOST[:PORT]",
-        help="address of the node that hosts the rendezvous (port 29400)",
+        help="address of the node that hosts the rendezvous (port 29400); with etcd: of its members, HOST:PORT,... "
+        "(port 2379)",
     )
     add("--rdzv-id", default="none", metavar="ID", help="the job's name, the same on every node")
     add(

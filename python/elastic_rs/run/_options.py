@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING
 from elastic_rs import _elastic_rs
 from elastic_rs.rendezvous._config import (
     DEFAULT_PORT,
+    ETCD_NAMES,
     MAX_NODES,
+    RUST_C10D,
+    RUST_ETCD,
     RendezvousConfig,
     config_of,
     parse_conf,
@@ -28,7 +31,7 @@ from elastic_rs.run._command_line import UsageError
 if TYPE_CHECKING:
     import argparse
 
-    from elastic_rs._elastic_rs import LaunchOptions, LogOptions, Streams
+    from elastic_rs._elastic_rs import EtcdOptions, LaunchOptions, LogOptions, Streams
 
 __all__ = ["Rendezvous", "is_alone", "launch_options_of", "local_addr_of", "nodes_of", "rendezvous_of", "why_torch"]
 
@@ -37,7 +40,7 @@ logger = logging.getLogger("elastic_rs.run")
 STATIC_PORT = 29500
 STATIC_TIMEOUT_S = 900.0
 """How long torchrun waits for the nodes of a job with ranks by hand."""
-BACKENDS = ("c10d", "rust-c10d", "static")
+BACKENDS = ("c10d", RUST_C10D, *ETCD_NAMES, "static")
 MAX_WORKERS = _elastic_rs.LOCAL_WORLD_SIZE_LIMIT
 MAX_RESTARTS = 2**32 - 1
 MAX_SECONDS = 315_360_000
@@ -54,8 +57,10 @@ class Rendezvous:
     nodes: tuple[int, int]
     """Fewest and most."""
     config: RendezvousConfig
-    fixed: bool
+    fixed: bool = False
     """Ranks are those of ``--node-rank``, and the workers' master is this endpoint."""
+    etcd: EtcdOptions | None = None
+    """Nodes meet over etcd. ``host`` and ``port`` mean nothing then."""
 
 
 def nodes_of(text: str) -> tuple[int, int]:
@@ -78,7 +83,8 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
         raise UsageError(_unknown_backend(args.rdzv_backend))
     try:
         conf = parse_conf(args.rdzv_conf)
-        config = config_of(conf)
+        over_etcd = args.rdzv_backend in ETCD_NAMES and not args.standalone
+        config = config_of(conf, RUST_ETCD if over_etcd else RUST_C10D)
     except ValueError as error:
         raise UsageError(str(error)) from None
     if not config.wants_agent and why_torch(args) is None:
@@ -92,7 +98,7 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
             )
         import uuid
 
-        return Rendezvous(str(uuid.uuid4()), "localhost", 0, nodes, config, fixed=False)
+        return Rendezvous(str(uuid.uuid4()), "localhost", 0, nodes, config)
     if not args.rdzv_id:
         raise UsageError("--rdzv-id is empty, must be the job's name, the same on every node")
     run_id = _utf8("--rdzv-id", args.rdzv_id)
@@ -104,13 +110,21 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
         if not {"timeout", "join_timeout"} & conf.keys():
             config = config.replace(join_timeout=STATIC_TIMEOUT_S)
         return _static(args, nodes[1], config)
+    if over_etcd:
+        from elastic_rs.rendezvous._etcd import etcd_of
+
+        try:
+            etcd = etcd_of(args.rdzv_endpoint, config, nodes[1])
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        return Rendezvous(run_id, "", 0, nodes, config, etcd=etcd)
     # Where nobody else has to find it any port will do; else a second job of one node would meet the first.
     any_port = not args.rdzv_endpoint and nodes[1] == 1 and config.is_host is not False
     try:
         host, port = parse_endpoint(args.rdzv_endpoint, 0 if any_port else DEFAULT_PORT)
     except ValueError as error:
         raise UsageError(f"--rdzv-endpoint: {error}") from None
-    return Rendezvous(args.rdzv_id, host, port, nodes, config, fixed=False)
+    return Rendezvous(args.rdzv_id, host, port, nodes, config)
 
 
 def is_alone(args: argparse.Namespace, nodes: tuple[int, int]) -> bool:
@@ -145,7 +159,7 @@ def _unknown_backend(name: str) -> str:
 
     near = difflib.get_close_matches(name, BACKENDS, n=1)
     hint = f"; did you mean `{near[0]}`?" if near else "; torchrun knows PyTorch's others"
-    return f"--rdzv-backend is `{name}`, must be c10d or rust-c10d, which are the same here, or static{hint}"
+    return f"--rdzv-backend is `{name}`, must be c10d or rust-c10d, etcd or rust-etcd, or static{hint}"
 
 
 def workers_of(text: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from elastic_rs.rendezvous._config import ETCD_NAMES, RUST_C10D, RUST_ETCD
 from elastic_rs.run import _script
 from elastic_rs.run._command_line import UsageError
 from elastic_rs.run._options import BACKENDS, is_alone, launch_options_of, nodes_of, rendezvous_of
@@ -45,9 +46,11 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
         import uuid
 
         args.standalone = False
-        args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "rust-c10d", "localhost:0", str(uuid.uuid4())
+        args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = RUST_C10D, "localhost:0", str(uuid.uuid4())
     elif args.rdzv_backend == "c10d":
-        args.rdzv_backend = "rust-c10d"
+        args.rdzv_backend = RUST_C10D
+    elif args.rdzv_backend in ETCD_NAMES:
+        args.rdzv_backend = RUST_ETCD
     elif args.rdzv_backend == "static":
         from elastic_rs import install
 
