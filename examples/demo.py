@@ -4,6 +4,9 @@ Two nodes with two workers each train examples/digits_ddp.py under torchrun. Whi
 a worker is killed with SIGKILL. Each time the job forms a new world and continues from its last checkpoint. A "node" is
 a torchrun process on this machine with a separate loopback address.
 
+With ``make demo DEMO_ARGS="--backend rust-etcd"`` the nodes meet over an etcd cluster of three members on this machine.
+While they train, a member is killed with SIGKILL, and at last the node that holds rank 0 is.
+
 The exit code is 0 only if all of this happened, and the network recognises at least 95 % of the test images.
 """
 
@@ -21,20 +24,23 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING
+
+from demo_nodes import MARKER, Account, Line, Node, parent_of, processes_of, stop
+
+if TYPE_CHECKING:
+    from etcd_cluster import Cluster
 
 SCRIPT = Path(__file__).resolve().with_name("digits_ddp.py")
 NODES = {"A": "127.0.0.2", "B": "127.0.0.3", "C": "127.0.0.4"}
+TOOLS = SCRIPT.parents[1] / "tools"
 WORKERS_PER_NODE = 2
 REQUIRED_ACCURACY = 0.95
-# Every process of the demo inherits this variable, also workers and their children, so that all are found at the end.
-MARKER = "ELASTIC_DEMO_ID"
 
 EPOCH = re.compile(r"epoch (\d+)/(\d+)  world (\d+)  loss ([\d.]+)  test accuracy ([\d.]+)")
 ORIGIN = re.compile(r"((?:resumed after epoch|starting with).*)  world (\d+)")
@@ -47,115 +53,13 @@ class DemoError(Exception):
     """The job did not do what the demo shows."""
 
 
-# --- output on the terminal ------------------------------------------------------------------------------------------
-
-
-class Account:
-    """Prints events, one aligned line each: elapsed time, node, text."""
-
-    STYLES: ClassVar = {"plain": "", "dim": "\033[2m", "event": "\033[1;36m", "good": "\033[32m", "bad": "\033[1;31m"}
-
-    def __init__(self) -> None:
-        self.started = time.monotonic()
-        self.coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-
-    def say(self, who: str, text: str, style: str = "plain", at: float | None = None) -> None:
-        line = f"{(at or time.monotonic()) - self.started:6.1f} s  {who:<4}  {text}"
-        print(self.paint(line, style), flush=True)
-
-    def paint(self, text: str, style: str) -> str:
-        return f"{self.STYLES[style]}{text}\033[0m" if self.coloured and self.STYLES[style] else text
-
-
-# --- processes -------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Line:
-    """A line of output of a node or its workers. Without a text, the node's output has ended."""
-
-    node: str
-    text: str | None
-    at: float
-
-
-@dataclass
-class Node:
-    """One torchrun process. Its output goes to a file and, line by line, to the queue."""
-
-    name: str
-    log: Path
-    process: subprocess.Popen[bytes]
-    started_at: float
-
-    @classmethod
-    def start(cls, name: str, command: list[str], env: dict[str, str], log: Path, lines: queue.Queue[Line]) -> Node:
-        process = subprocess.Popen(
-            command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C in the terminal reaches only the demo, which then stops the nodes
-        )
-        node = cls(name, log, process, time.monotonic())
-        threading.Thread(target=node._read, args=(lines,), name=f"reader-{name}", daemon=True).start()
-        return node
-
-    def _read(self, lines: queue.Queue[Line]) -> None:
-        assert self.process.stdout is not None
-        with self.log.open("wb", buffering=0) as log:
-            for raw in self.process.stdout:
-                log.write(raw)
-                lines.put(Line(self.name, raw.decode(errors="replace").rstrip(), time.monotonic()))
-        lines.put(Line(self.name, None, time.monotonic()))
-
-
-def processes_of(marker: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the id and the environment of each living process that was started with the marker."""
-    needle = f"{MARKER}={marker}".encode()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
-                variables = (entry / "environ").read_bytes().split(b"\0")
-                if needle in variables:
-                    pairs = (variable.decode(errors="replace").partition("=") for variable in variables if variable)
-                    yield int(entry.name), {name: value for name, _, value in pairs}
-
-
-def parent_of(pid: int) -> int:
-    # The second field of `stat` is the program's name, which may contain anything, so parse the fields after it.
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def stop(nodes: list[Node], marker: str, grace_s: float = 12.0) -> None:
-    """End the nodes and their descendants: SIGTERM to each torchrun, then SIGKILL to all remaining processes."""
-    for node in nodes:
-        if node.process.poll() is None:
-            node.process.terminate()
-    deadline = time.monotonic() + grace_s
-    for node in nodes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            node.process.wait(max(0.0, deadline - time.monotonic()))
-    # Workers lead sessions, and outlive a killed torchrun. Repeat, because a process may be forking.
-    while left := [pid for pid, _ in processes_of(marker)]:
-        for pid in left:
-            with contextlib.suppress(OSError):
-                os.killpg(os.getpgid(pid), signal.SIGKILL)
-        time.sleep(0.05)
-    for node in nodes:
-        node.process.wait()
-
-
-# --- the demo --------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Change:
     """An event after which a new world must form, to measure how long that takes."""
 
     what: str
     at: float
+    world: int = 3 * WORKERS_PER_NODE  # the number of workers afterwards
     placed_at: float | None = None  # when the last node had its new rank
 
     def account(self, trains_at: float) -> str:
@@ -183,15 +87,19 @@ class Demo:
     change: Change | None = None
     killed_at_epoch: int | None = None
     resumed_after_kill: bool = False
+    cluster: Cluster | None = None
+    member_was_killed: bool = False
+    lost: str | None = None  # the node that was killed
     told: dict[str, set[str]] = field(default_factory=dict)
 
     def run(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.endpoint = self.start_rendezvous()
         self.start_node("A")
         self.start_node("B")
         self.follow(until=lambda: self.world == 2 * WORKERS_PER_NODE and self.epochs_in_world >= 3)
+
+        if self.cluster is not None:
+            self.kill_member(self.cluster)
 
         self.account.say("demo", "node C is started while the others train", "event")
         self.start_node("C")
@@ -199,15 +107,54 @@ class Demo:
         self.follow(until=lambda: self.world == 3 * WORKERS_PER_NODE and self.epochs_in_world >= 6)
 
         self.kill_worker()
+        if self.cluster is not None:
+            self.follow(until=lambda: self.change is None and self.epochs_in_world >= 6)
+            self.kill_node_of_rank_0()
         self.follow(until=lambda: not self.alive())
         self.verify()
 
+    def start_rendezvous(self) -> str:
+        """Return the endpoint. With etcd, start a cluster there."""
+        if self.args.backend != "rust-etcd":
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                return f"127.0.0.1:{probe.getsockname()[1]}"
+        find = [sys.executable, str(TOOLS / "find_etcd.py")]
+        program = os.environ.get("ETCD") or subprocess.run(find, stdout=subprocess.PIPE, text=True, check=True).stdout
+        if not program.strip():
+            raise DemoError("no etcd was found; ETCD=/path/to/etcd names one")
+        sys.path.insert(0, str(TOOLS))
+        from etcd_cluster import Cluster
+
+        self.cluster = Cluster(program.strip())
+        self.account.say("demo", f"an etcd cluster of three members serves at {self.cluster.endpoint}")
+        return self.cluster.endpoint
+
+    def kill_member(self, cluster: Cluster) -> None:
+        """Kill the leader of etcd's members. Training must not notice."""
+        member, world, epochs = cluster.leader(), self.world, self.epochs_in_world
+        self.account.say("demo", f"etcd's leader {member.endpoint} (pid {member.pid}) is killed with SIGKILL", "event")
+        member.kill()
+        self.follow(until=lambda: self.epochs_in_world >= epochs + 20 or self.world != world)
+        self.member_was_killed = self.epochs_in_world >= epochs + 20
+        self.account.say("demo", "20 epochs later the same workers train on", "good")
+
+    def kill_node_of_rank_0(self) -> None:
+        _, name = self.workers()[0]
+        pid = self.nodes[name].process.pid
+        self.killed_at_epoch, self.resumed_after_kill, self.lost = self.epoch, False, name
+        self.change = Change("the kill", time.monotonic(), 2 * WORKERS_PER_NODE)
+        self.account.say("demo", f"node {name} (pid {pid}), which holds rank 0, is killed with SIGKILL", "event")
+        os.kill(pid, signal.SIGKILL)
+
     def start_node(self, name: str) -> None:
+        # Over etcd, a node that is killed is lost when its lease ends. By default that is 15 s.
+        lease = "" if self.cluster is None else ",keep_alive_interval=1"
         command = [
             sys.executable, "-m", "torch.distributed.run",
             "--nnodes=2:3", f"--nproc-per-node={WORKERS_PER_NODE}", "--max-restarts=3",
-            f"--rdzv-backend={self.args.backend}", f"--rdzv-endpoint=127.0.0.1:{self.port}", "--rdzv-id=digits",
-            "--rdzv-conf=last_call_timeout=1", f"--local-addr={NODES[name]}",
+            f"--rdzv-backend={self.args.backend}", f"--rdzv-endpoint={self.endpoint}", "--rdzv-id=digits",
+            f"--rdzv-conf=last_call_timeout=1{lease}", f"--local-addr={NODES[name]}",
             str(SCRIPT),
             f"--epochs={self.args.epochs}", f"--checkpoint={self.folder / 'digits.pt'}", "--min-epoch-time=0.25",
         ]  # fmt: skip
@@ -235,7 +182,7 @@ class Demo:
             with contextlib.suppress(queue.Empty):  # check the condition and the time again
                 self.on_line(self.lines.get(timeout=min(left_s, 1.0)))
             for name, node in self.nodes.items():
-                if node.process.poll():
+                if node.process.poll() and name != self.lost:
                     self.drain()
                     raise DemoError(f"torchrun of node {name} ended with exit code {node.process.returncode}")
             if not self.alive() and not until():
@@ -290,13 +237,14 @@ class Demo:
             self.worlds.append(world)
             if self.change:
                 self.account.say("demo", f"a world of {world} trains, {self.change.account(line.at)}", "good", line.at)
-                if world == 3 * WORKERS_PER_NODE:
+                if world == self.change.world:
                     self.change = None
         if first or epoch == last or epoch % max(1, self.args.every) == 0:
             text = f"epoch {epoch:>3}/{last}   world {world}   loss {match[4]}   test accuracy {self.accuracy:.3f}"
             self.account.say(line.node, text, "dim", line.at)
 
-    def kill_worker(self) -> None:
+    def workers(self) -> dict[int, tuple[int, str]]:
+        """Return the process id and the node of each worker, by rank."""
         agents = {node.process.pid: name for name, node in self.nodes.items()}
         workers: dict[int, tuple[int, str]] = {}
         for pid, env in processes_of(self.marker):
@@ -304,6 +252,10 @@ class Demo:
                 # The worker's guard is between the agent and the worker.
                 if "RANK" in env and (name := agents.get(parent_of(parent_of(pid)))):
                     workers[int(env["RANK"])] = (pid, name)
+        return workers
+
+    def kill_worker(self) -> None:
+        workers = self.workers()
         candidates = [rank for rank, (_, name) in workers.items() if rank != 0 and name != "A"]
         rank = max(candidates, default=None) if self.args.kill_rank is None else self.args.kill_rank
         if rank not in workers:
@@ -316,6 +268,7 @@ class Demo:
 
     def verify(self) -> None:
         codes = {name: node.process.returncode for name, node in self.nodes.items()}
+        ended_well = {name for name, code in codes.items() if code == 0} | {self.lost}
         expectations = [
             (3 * WORKERS_PER_NODE in self.worlds, "the third node was admitted to the running job"),
             (
@@ -324,9 +277,14 @@ class Demo:
             ),
             (self.change is None, "the full world trained again after the kill"),
             (self.epoch == self.args.epochs, f"all {self.args.epochs} epochs were trained"),
-            (not any(codes.values()) and len(codes) == 3, "all three torchrun ended with exit code 0"),
+            (ended_well >= set(NODES), "every torchrun that was not killed ended with exit code 0"),
             (self.accuracy >= REQUIRED_ACCURACY, f"test accuracy {self.accuracy:.3f}, at least {REQUIRED_ACCURACY}"),
         ]
+        if self.cluster is not None:
+            expectations += [
+                (self.member_was_killed, "no worker was restarted when a member of etcd was killed"),
+                (self.lost is not None, "the other nodes trained on without the node that held rank 0"),
+            ]
         print()
         for held, text in expectations:
             print(self.account.paint(f"  {'ok    ' if held else 'FAILED'}  {text}", "good" if held else "bad"))
@@ -342,15 +300,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description="An elastic job: a third node joins, a worker is killed, training goes on."
     )
-    parser.add_argument("--epochs", type=int, default=80, help="epochs to train (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=None, help="epochs to train (default: 80; with etcd 120)")
     parser.add_argument("--every", type=int, default=10, help="show each N-th epoch (default: %(default)s)")
     parser.add_argument(
         "--kill-rank", type=int, metavar="RANK", help="kill this rank (default: the last one not on node A)"
     )
     parser.add_argument("--time-limit", type=float, default=300, metavar="SECONDS", help="(default: %(default)s)")
     parser.add_argument("--keep-logs", type=Path, metavar="DIR", help="write the nodes' full output here and keep it")
-    parser.add_argument("--backend", default="rust-c10d", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--backend",
+        default="rust-c10d",
+        help="how nodes meet: over a coordinator in node A, or over an etcd cluster (default: %(default)s)",
+    )
     args = parser.parse_args()
+    args.epochs = args.epochs or (120 if args.backend == "rust-etcd" else 80)
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # end in the same orderly way as for Ctrl-C
         signal.signal(number, lambda number, _frame: sys.exit(128 + number))
@@ -378,6 +341,8 @@ def main() -> int:
         # Read these lines before the nodes are stopped, because messages about the stop are not the cause.
         tails = {node.log: last_lines(node.log) for node in demo.nodes.values()}
         stop(list(demo.nodes.values()), demo.marker)
+        if demo.cluster is not None:
+            demo.cluster.close()
         if code == 1:
             for log, lines in tails.items():
                 print(f"\n--- {log}: the last lines ---", *lines, sep="\n")
