@@ -45,15 +45,23 @@ pub struct Client(pub(super) Arc<Inner>);
 #[derive(Debug)]
 pub(super) struct Inner {
     pub options: ClientOptions,
-    /// The connection in use, or the last one. Held while connecting.
-    current: tokio::sync::Mutex<Option<Opened>>,
+    /// Held while connecting.
+    current: tokio::sync::Mutex<Current>,
     pub token: SharedToken,
     /// Held while authenticating.
     authenticating: tokio::sync::Mutex<()>,
     pub cluster: Mutex<Cluster>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug, Default)]
+struct Current {
+    /// The connection in use, or the last one.
+    opened: Option<Opened>,
+    /// When the last attempt to connect to any member began, if it failed, and why it did.
+    failed: Option<(Instant, Failure)>,
+}
+
+#[derive(Debug)]
 struct Opened {
     /// The place of the member among the endpoints.
     place: usize,
@@ -145,18 +153,30 @@ impl Client {
 
     /// The connection in use, or a new one to a member other than the last.
     pub(super) async fn connection(&self) -> Result<Arc<Connection>, Failure> {
+        let asked = Instant::now();
         let mut current = self.0.current.lock().await;
-        let last = current.as_ref().map(|opened| (opened.place, opened.connection.given_up()));
-        if let (Some(opened), Some((_, None))) = (&*current, &last) {
+        let last = current.opened.as_ref().map(|opened| (opened.place, opened.connection.given_up()));
+        if let (Some(opened), Some((_, None))) = (&current.opened, &last) {
             return Ok(Arc::clone(&opened.connection));
         }
-        let opened = self.0.open(last.as_ref().map(|(place, _)| *place)).await?;
+        // Another call has tried all members while this one waited.
+        if let Some((_, failure)) = current.failed.as_ref().filter(|(began, _)| *began >= asked) {
+            return Err(failure.clone());
+        }
+        let began = Instant::now();
+        let opened = match self.0.open(last.as_ref().map(|(place, _)| *place)).await {
+            Ok(opened) => opened,
+            Err(failure) => {
+                current.failed = Some((began, failure.clone()));
+                return Err(failure);
+            }
+        };
         let connection = Arc::clone(&opened.connection);
         match last.and_then(|(_, why)| why) {
             Some(why) => tracing::warn!("{why}; connected to etcd at {} instead", connection.member),
             None => tracing::info!("connected to etcd at {}", connection.member),
         }
-        *current = Some(opened);
+        *current = Current { opened: Some(opened), failed: None };
         Ok(connection)
     }
 }

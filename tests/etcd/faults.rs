@@ -20,6 +20,7 @@ async fn any_member_may_die_or_stop() {
         let value = client.get(b"/key").await;
         // An election may be in the way: 1 to 2 s.
         assert!(value.is_ok() && began.elapsed() < Duration::from_secs(4), "{value:?} after {:?}", began.elapsed());
+        println!("member {member} killed: {:?}", began.elapsed());
         assert!(client.lease_renew(lease).await.unwrap());
         cluster.launch(member);
         cluster.until_served().await;
@@ -33,6 +34,7 @@ async fn any_member_may_die_or_stop() {
             "{renewed:?} after {:?}",
             began.elapsed()
         );
+        println!("member {member} stopped: {:?}", began.elapsed());
         assert!(client.get(b"/key").await.unwrap().0.is_some());
         cluster.resume(member);
         cluster.until_served().await;
@@ -119,4 +121,21 @@ async fn a_full_cluster_takes_no_writes_and_renews_leases() {
     assert!(matches!(client.lease_grant(Duration::from_secs(60)).await, Err(EtcdError::NoSpace(_))));
     assert!(client.get(b"/key").await.unwrap().0.is_some() && client.lease_renew(lease).await.unwrap());
     assert_eq!(client.look().await.endpoints[0].1.as_ref().unwrap().alarms, ["NOSPACE"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_that_wait_for_a_connection_fail_together() {
+    let Some(cluster) = Cluster::start(1, &[]).await else { return };
+    let client = cluster.client();
+    cluster.pause(0);
+    let began = Instant::now();
+    let calls: tokio::task::JoinSet<_> = (0..8)
+        .map(|_| {
+            let client = client.clone();
+            async move { client.get(b"/key").await }
+        })
+        .collect();
+    assert!(calls.join_all().await.iter().all(|answer| matches!(answer, Err(EtcdError::Unavailable(_)))));
+    // One after the other, they would take the patience each.
+    assert!(began.elapsed() < 4 * client.options().patience, "{:?}", began.elapsed());
 }
