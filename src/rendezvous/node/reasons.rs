@@ -10,7 +10,10 @@ impl NodeMachine {
     pub(super) fn why_out_of_reach(&self) -> String {
         let name = self.counterpart.name();
         match (&self.counterpart, &self.view.stopped) {
-            (Counterpart::Cell | Counterpart::Etcd { .. }, _) => format!("{name} fails: {}", self.last_error),
+            (Counterpart::Cell, _) => format!("{name} fails: {}", self.last_error),
+            (Counterpart::Etcd { .. }, _) if self.tries == 0 => format!("{name} has not answered yet"),
+            // The error names the members that were tried.
+            (Counterpart::Etcd { .. }, _) => self.last_error.clone(),
             (Counterpart::Coordinator { .. }, None) => format!("{name} is out of reach: {}", self.last_error),
             (Counterpart::Coordinator { .. }, Some(why)) => {
                 format!("{name} was stopped: {why}; no world can form until a coordinator runs there again")
