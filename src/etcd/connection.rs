@@ -230,7 +230,8 @@ async fn dial((host, port): &Address, to: To<'_>, deadline: Instant) -> Result<T
     };
     race(&addresses, deadline, TcpStream::connect, open).await.map_err(|met| {
         let refused = !met.is_empty() && met.iter().all(Met::is_refusal);
-        failed(met_in_words(host, &met), refused)
+        let mend = if refused { ": start etcd there, or correct the endpoint" } else { "" };
+        failed(format!("{}{mend}", met_in_words(host, &met)), refused)
     })
 }
 

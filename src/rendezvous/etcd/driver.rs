@@ -229,7 +229,15 @@ impl Driver {
                 self.tell_foreign(foreign);
                 vec![EtcdEvent::Refused(snapshot)]
             }
-            Done::Answer(Err(error)) if error.is_final() => vec![EtcdEvent::Broken(error.to_string())],
+            Done::Answer(Err(error)) if error.is_final() => {
+                let prefix = String::from_utf8_lossy(self.keys.prefix());
+                let which = if matches!(error, EtcdError::Denied(_)) {
+                    format!(". They begin with `{prefix}`")
+                } else {
+                    String::new()
+                };
+                vec![EtcdEvent::Broken(format!("{error}{which}"))]
+            }
             Done::Answer(Err(error)) => {
                 let lease_gone = matches!(error, EtcdError::LeaseNotFound(_));
                 vec![EtcdEvent::Failed { error: error.to_string(), lease_gone }]

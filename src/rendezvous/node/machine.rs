@@ -89,7 +89,7 @@ impl NodeMachine {
             ever_welcomed: false,
             tries: 0,
             unanswered: 0,
-            last_error: "not tried yet".to_owned(),
+            last_error: "no answer yet".to_owned(),
             joining: None,
             outcome: None,
             report: None,
