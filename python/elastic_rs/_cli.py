@@ -48,16 +48,22 @@ METAVARS = {"number": "N", "bytes": "BYTES", "seconds": "SECONDS"}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    args = _parser().parse_args(argv)
-    return _serve(args)
+    words = sys.argv[1:] if argv is None else list(argv)
+    if words[:1] == ["doctor"]:
+        from elastic_rs import run
+
+        return run.main(words)
+    return _serve(_parser().parse_args(words))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="elastic-rs", description=__doc__.partition(".")[0] + ".")
     parser.add_argument("--version", action="version", version=f"elastic-rs {_elastic_rs.VERSION}")
-    stores = parser.add_subparsers(title="commands", metavar="COMMAND", required=True).add_parser(
-        "store", help="the TCP store", description="The TCP store."
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands.add_parser(
+        "doctor", help="check a node and its endpoint: the same as `elastic-run doctor`", add_help=False
     )
+    stores = commands.add_parser("store", help="the TCP store", description="The TCP store.")
     serve = stores.add_subparsers(title="commands", metavar="COMMAND", required=True).add_parser(
         "serve",
         help="serve a store and a rendezvous in a separate process",

@@ -36,6 +36,8 @@ examples:
     elastic-run doctor
   check also whether this node finds the others
     elastic-run doctor --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=node0:29400
+  check the etcd cluster over which the nodes meet
+    elastic-run doctor --nnodes=4 --rdzv-backend=rust-etcd --rdzv-endpoint=h1:2379,h2:2379,h3:2379
 
 Each line begins with ok, with note (which matters to some jobs), or with mend. The line after mend says what to do.
 A script named doctor is run by `elastic-run ./doctor` or `elastic-run -- doctor`.
@@ -97,6 +99,9 @@ def _look(args: argparse.Namespace) -> Iterator[Finding]:
     yield from _node.findings(args.nproc_per_node, workers, nodes[1], args.log_dir, limit_s)
     if args.training_script:
         yield _node.script(args.training_script, _script.why_not(args))
+    if meeting.etcd is not None:
+        yield from _net.findings_over_etcd(meeting, meeting.etcd, args.local_addr, limit_s)
+        return
     alone = _options.is_alone(args, nodes)
     given = bool(args.rdzv_endpoint or (meeting.fixed and args.master_addr != "127.0.0.1"))
     yield from _net.findings(meeting, args.local_addr, limit_s, alone=alone, given=given)

@@ -12,6 +12,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from elastic_rs._elastic_rs import PROTOCOL_VERSION
+from elastic_rs.doctor import _etcd
 from elastic_rs.doctor._findings import Answer, Finding, Question, asked, mend, note, ok
 from elastic_rs.doctor._peer import Reached, family_of, reach
 from elastic_rs.rendezvous._node import claim
@@ -19,9 +20,10 @@ from elastic_rs.rendezvous._node import claim
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from elastic_rs._elastic_rs import EtcdOptions
     from elastic_rs.run._options import Rendezvous
 
-__all__ = ["findings"]
+__all__ = ["findings", "findings_over_etcd"]
 
 SLOW_S = 1.0
 
@@ -60,6 +62,24 @@ def findings(
         yield ok("endpoint", "none is needed: a job of one node takes any free port")
     yield from found
     yield ranks(meeting, name, seen, alone=alone)
+
+
+def findings_over_etcd(
+    meeting: Rendezvous, etcd: EtcdOptions, local_addr: str | None, limit_s: float
+) -> Iterator[Finding]:
+    """Check names, the cluster over which nodes meet, and ranks. Each question may take ``limit_s``."""
+    name = os.uname().nodename
+    forward = Question(lambda: addresses_of(name))
+    seen = local_addr or asked(lambda: etcd.source_address(timeout_s=limit_s), limit_s).value or own_address([])
+    reverse = ask_reverse(seen)
+    # A cluster on this machine alone is one for trying things out.
+    others = meeting.nodes[1] > 1 and not all(is_loopback(host) for host, _ in etcd.members)
+    gloo = os.environ.get("GLOO_SOCKET_IFNAME")
+    yield own_name(name, forward.answer(limit_s), gloo, others=others, local_addr=local_addr)
+    if reverse is not None:
+        yield own_reverse(seen, reverse.answer(limit_s))
+    yield from _etcd.findings(etcd, limit_s)
+    yield ranks(meeting, name, seen, alone=False)
 
 
 def addresses_of(host: str) -> list[str]:
