@@ -2,8 +2,10 @@
 //!
 //! ```text
 //! cargo run --release --example rendezvous_load -- serve
-//! cargo run --release --example rendezvous_load -- nodes PORT RUN_ID FIRST COUNT WORLD
+//! cargo run --release --example rendezvous_load -- nodes WHERE RUN_ID FIRST COUNT WORLD
 //! ```
+//!
+//! WHERE is the port of a host, or the members of an etcd cluster: `HOST:PORT,HOST:PORT,...`.
 //!
 //! `serve` is a host. It prints its port, and ends when its standard input is closed. `nodes` opens the sessions FIRST … FIRST + COUNT − 1
 //! of a job of WORLD nodes, and prints a line once all are connected. Then it performs one order per line of its standard input, and
@@ -17,7 +19,10 @@
 use std::io::{BufRead, Read, Write};
 use std::time::Duration;
 
+use elastic_rs::etcd::{Client, ClientOptions, parse_endpoints};
 use elastic_rs::host::Host;
+use elastic_rs::rendezvous::conf::DEFAULT_KEY_PREFIX;
+use elastic_rs::rendezvous::etcd::driver;
 use elastic_rs::rendezvous::node::session::Session;
 use elastic_rs::rendezvous::protocol::message::{Hello, NodeId};
 use elastic_rs::rendezvous::protocol::settings::Settings;
@@ -38,23 +43,23 @@ fn main() {
             say(&host.port().to_string());
             std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
         }
-        ["nodes", port, run_id, first, count, world] => {
+        ["nodes", place, run_id, first, count, world] => {
             let number = |text: &str| text.parse::<u32>().unwrap();
             let (first, count, world) = (number(first), number(count), number(world));
             let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(nodes(port.parse().unwrap(), run_id, first..first + count, world));
+            runtime.block_on(nodes(place, run_id, first..first + count, world));
         }
         _ => {
-            eprintln!("usage: rendezvous_load serve | nodes PORT RUN_ID FIRST COUNT WORLD");
+            eprintln!("usage: rendezvous_load serve | nodes WHERE RUN_ID FIRST COUNT WORLD");
             std::process::exit(2);
         }
     }
 }
 
 /// Hold the sessions, and perform orders until standard input is closed.
-async fn nodes(port: u16, run_id: &str, numbers: std::ops::Range<u32>, world: u32) {
+async fn nodes(place: &str, run_id: &str, numbers: std::ops::Range<u32>, world: u32) {
     let sessions: Vec<&'static Session> =
-        numbers.map(|number| &*Box::leak(Box::new(open(port, run_id, number, world)))).collect();
+        numbers.map(|number| &*Box::leak(Box::new(open(place, run_id, number, world)))).collect();
     for session in &sessions {
         tokio::time::timeout(PATIENCE, session.view_when(|view| view.addr.is_some())).await.unwrap();
     }
@@ -76,7 +81,7 @@ async fn nodes(port: u16, run_id: &str, numbers: std::ops::Range<u32>, world: u3
     }
 }
 
-fn open(port: u16, run_id: &str, number: u32, world: u32) -> Session {
+fn open(place: &str, run_id: &str, number: u32, world: u32) -> Session {
     let mut settings = Settings::new(world, world);
     settings.settle_timeout = Duration::from_secs(600); // no smaller world may form while a loss is measured
     let hello = Hello {
@@ -84,7 +89,12 @@ fn open(port: u16, run_id: &str, number: u32, world: u32) -> Session {
         process: u64::from(number),
         ..Hello::new(run_id, NodeId(u128::from(number)), format!("node{number}:1"), settings)
     };
-    Session::open(&Handle::current(), hello, "127.0.0.1", port, PATIENCE)
+    if let Ok(port) = place.parse() {
+        return Session::open(&Handle::current(), hello, "127.0.0.1", port, PATIENCE);
+    }
+    // As in a job, each node has a connection of its own.
+    let client = Client::new(ClientOptions::new(parse_endpoints(place, None).unwrap())).unwrap();
+    driver::open(&Handle::current(), hello, client, DEFAULT_KEY_PREFIX, PATIENCE)
 }
 
 async fn join(sessions: &[&'static Session]) -> (u64, u64) {
