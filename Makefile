@@ -9,8 +9,8 @@ MAKEFLAGS += --no-print-directory
 VENV := build/venv
 PY := $(VENV)/bin/python
 # Arguments that are passed on: DEMO_ARGS to examples/demo.py, PYTEST_ARGS to pytest, BENCH_ARGS to benches/rendezvous.py,
-# STORE_BENCH_ARGS, PROCESS_BENCH_ARGS, AGENT_BENCH_ARGS, RUN_BENCH_ARGS and WARM_BENCH_ARGS to the benchmark of that name, and
-# GPU_CHECK_ARGS to tools/gpu_check.py.
+# STORE_BENCH_ARGS, PROCESS_BENCH_ARGS, AGENT_BENCH_ARGS, RUN_BENCH_ARGS, WARM_BENCH_ARGS and ETCD_BENCH_ARGS to the benchmark of that
+# name, and GPU_CHECK_ARGS to tools/gpu_check.py.
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
@@ -75,16 +75,18 @@ demo: build ## train on two nodes, add a third node, kill a worker, finish; abou
 test: lint test-rust test-python ## run all checks of CI
 	$(say) 'test: all passed'
 
-# Numbers for the long run. A sequence of the differential test takes 0.05 s, a seed of the simulation 0.01 s.
+# Numbers for the long run. A sequence of the differential test takes 0.05 s, a seed of the simulation 0.01 s. The random faults of an
+# etcd cluster run beside other tests.
 LONG_SEQUENCES ?= 10000
 LONG_SEEDS ?= 10000
 LONG_CASES ?= 100000
+LONG_FAULT_SECONDS ?= 3600
 
 test-long: build ## run randomised tests with many more cases, and all tests on the release wheel; more than an hour
 	$(say) 'test-long: $(LONG_SEQUENCES) sequences of store operations, PyTorch and elastic_rs (pytest)'
 	@ELASTIC_RS_DIFFERENTIAL=$(LONG_SEQUENCES) $(PY) -m pytest tests/python/store/test_differential.py $(PYTEST_ARGS)
 	$(say) 'test-long: all Python tests on the release wheel, including long ones (pytest)'
-	@$(with_etcd) $(PYTEST) tests/python -m 'long or not long' $(PYTEST_ARGS)
+	@$(with_etcd) ELASTIC_RS_FAULT_SECONDS=$(LONG_FAULT_SECONDS) $(PYTEST) tests/python -m 'long or not long' $(PYTEST_ARGS)
 	$(say) 'test-long: codec and table, $(LONG_CASES) cases of each property (proptest)'
 	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store properties::
 	$(say) 'test-long: rendezvous and agents, $(LONG_SEEDS) simulated jobs'
@@ -216,6 +218,8 @@ bench: build ## run the benchmarks, write benches/results/ and plots in docs/; a
 	@$(PY) benches/run.py $(RUN_BENCH_ARGS)
 	$(say) 'bench: restarts, torchrun, cold and warm (benches/warm.py)'
 	@$(PY) benches/warm.py $(WARM_BENCH_ARGS)
+	$(say) 'bench: the rendezvous on an etcd cluster (benches/rust_etcd.py)'
+	@$(with_etcd) $(PY) benches/rust_etcd.py $(ETCD_BENCH_ARGS)
 
 # A Python with torch and elastic_rs. If it is set, it is used, and nothing is built.
 GPU_PYTHON ?=

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -249,6 +249,28 @@ class Cluster:
         leader = self.leader()
         return [member for member in self.running if member is not leader]
 
+    def serving(self, pid: int) -> Member:
+        """Return the member that a process has its connection with, once that is one."""
+        ports = {member.client_seen: member for member in self.members}
+        found: set[Member] = set()
+
+        def look() -> bool:
+            found.clear()
+            found.update(ports[port] for port in _remote_ports(pid) if port in ports)
+            return len(found) == 1
+
+        self.until(look, f"connected to by process {pid} with one member")
+        return found.pop()
+
+    def until_renewed(self) -> float:
+        """Wait for the next renewal of any lease, and return how many seconds that took."""
+
+        def renewals() -> float:
+            return self.count("etcd_debugging_lease_renewed_total")  # the leader counts them
+
+        before = renewals()
+        return self.until(lambda: renewals() > before, "renewing leases")
+
     def newcomer(self) -> Member:
         """Return a new member that is not started. The cluster must have been told of its ``peer_url`` before."""
         member = Member(self, f"m{len(self._all)}")
@@ -296,3 +318,15 @@ def _leads(member: Member) -> bool:
         return member.metrics().get("etcd_server_is_leader") == 1.0
     except (OSError, http.client.HTTPException):
         return False
+
+
+def _remote_ports(pid: int) -> Iterator[int]:
+    """Yield the remote ports of a process's established connections over IPv4."""
+    inodes = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.add(str(fd.readlink()).removeprefix("socket:[").removesuffix("]"))
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "01" and fields[9] in inodes:
+            yield int(fields[2].rpartition(":")[2], 16)
