@@ -164,9 +164,9 @@ def test_a_warm_start_needs_this_python(caplog: pytest.LogCaptureFixture) -> Non
         (["--nproc-per-node=2.5", "x"], "--nproc-per-node is `2.5`, must be a number, auto, cpu, gpu or xpu"),
         (
             ["--rdzv-backend=c10", "x"],
-            "--rdzv-backend is `c10`, must be c10d or rust-c10d, which are the same here, or",
+            "--rdzv-backend is `c10`, must be c10d or rust-c10d, etcd or rust-etcd, or static; did you mean `c10d`?",
         ),
-        (["--rdzv-backend=etcd", "x"], "torchrun knows PyTorch's others"),
+        (["--rdzv-backend=zeus", "x"], "torchrun can use those of other packages"),
         (
             ["--rdzv-conf=join_timeuot=1", "x"],
             "--rdzv-conf has the unknown key `join_timeuot`: did you mean `join_timeout`?",

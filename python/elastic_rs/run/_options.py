@@ -158,7 +158,7 @@ def _unknown_backend(name: str) -> str:
     import difflib
 
     near = difflib.get_close_matches(name, BACKENDS, n=1)
-    hint = f"; did you mean `{near[0]}`?" if near else "; torchrun knows PyTorch's others"
+    hint = f"; did you mean `{near[0]}`?" if near else "; torchrun can use those of other packages"
     return f"--rdzv-backend is `{name}`, must be c10d or rust-c10d, etcd or rust-etcd, or static{hint}"
 
 
