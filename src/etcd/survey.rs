@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use super::client::{Client, Inner};
@@ -30,9 +31,12 @@ pub(super) struct Cluster {
     voters: BTreeMap<u64, Vec<Address>>,
     /// Which member was met at an address. `None`: different ones, as behind a load balancer.
     met: BTreeMap<Address, Option<u64>>,
-    /// Versions whose problems were logged.
-    warned: Vec<String>,
 }
+
+/// Versions whose problems this process has logged.
+static WARNED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+/// A cluster has one version, or two while it is upgraded.
+const WARNED_LIMIT: usize = 16;
 
 impl Cluster {
     /// Check that a member belongs to the cluster of the first one. Returns that one's address if not.
@@ -47,8 +51,9 @@ impl Cluster {
     pub fn learn(&mut self, connection: &Connection, version: &str, members: Vec<MemberMessage>) {
         self.id.get_or_insert_with(|| (connection.ids.0, connection.member.clone()));
         self.learn_members(members);
-        if !self.warned.iter().any(|warned| warned == version) && self.warned.len() < 16 {
-            self.warned.push(version.to_owned());
+        let mut warned = WARNED.lock();
+        if !warned.iter().any(|warned| warned == version) && warned.len() < WARNED_LIMIT {
+            warned.push(version.to_owned());
             for problem in known_problems(version) {
                 tracing::warn!("etcd at {} has version {version}: {problem}", connection.member);
             }

@@ -177,6 +177,35 @@ async fn sixty_four_nodes_cost_a_few_transactions_each() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn at_rest_nodes_renew_their_leases_and_do_nothing_else() {
+    const WATCHED: Duration = Duration::from_secs(20);
+    let Some(cluster) = Cluster::start(3, &[]).await else { return };
+    let options = cluster.options();
+    let settings = Settings::new(4, 4);
+    let (sessions, ..) = join_all((0..4).map(|number| session(&options, number, &settings)).collect()).await;
+    // The first renewal is the first thing that happens at rest.
+    timeout(PATIENCE, async { while cluster.calls("LeaseKeepAlive").await < 4 {} }).await.unwrap();
+    let methods =
+        ["Range", "Txn", "Put", "LeaseGrant", "LeaseRevoke", "Status", "MemberList", "Watch", "LeaseKeepAlive"];
+    let count = async || {
+        let mut counts = Vec::new();
+        for method in methods {
+            counts.push(cluster.calls(method).await);
+        }
+        counts
+    };
+    let before = count().await;
+    tokio::time::sleep(WATCHED).await;
+    let after = count().await;
+    let calls: Vec<_> = after.iter().zip(&before).map(|(after, before)| after - before).collect();
+    let (renewals, others) = calls.split_last().unwrap();
+    assert!(others.iter().all(|calls| *calls == 0), "{methods:?}: {calls:?}");
+    // Every 5 s each.
+    assert!((12..=20).contains(renewals), "{renewals} renewals");
+    assert_undisturbed(&sessions, "nothing happened");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_work_fails_a_join_at_once() {
     let Some(cluster) = Cluster::start(1, &[]).await else { return };
     cluster.client().put(b"/p/job/other", b"", 0).await.unwrap();
