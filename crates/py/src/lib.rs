@@ -9,6 +9,7 @@ mod cell;
 mod conf;
 mod errors;
 mod etcd;
+mod etcd_client;
 mod host;
 mod launch;
 mod logging;
@@ -34,7 +35,9 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::conf::RendezvousConfig;
     #[pymodule_export]
-    use crate::etcd::{EtcdClient, EtcdMember, EtcdOptions};
+    use crate::etcd::EtcdOptions;
+    #[pymodule_export]
+    use crate::etcd_client::{EtcdClient, EtcdMember};
     #[pymodule_export]
     use crate::host::{Host, StoreLimits};
     #[pymodule_export]
