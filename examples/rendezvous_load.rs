@@ -60,8 +60,11 @@ fn main() {
 async fn nodes(place: &str, run_id: &str, numbers: std::ops::Range<u32>, world: u32) {
     let sessions: Vec<&'static Session> =
         numbers.map(|number| &*Box::leak(Box::new(open(place, run_id, number, world)))).collect();
-    for session in &sessions {
-        tokio::time::timeout(PATIENCE, session.view_when(|view| view.addr.is_some())).await.unwrap();
+    // Over etcd a node connects when it joins.
+    if place.parse::<u16>().is_ok() {
+        for session in &sessions {
+            tokio::time::timeout(PATIENCE, session.view_when(|view| view.addr.is_some())).await.unwrap();
+        }
     }
     say(r#"{"connected": true}"#);
     let (orders, mut ordered) = tokio::sync::mpsc::unbounded_channel();
