@@ -110,7 +110,8 @@ def test_a_silent_majority_stops_workers_at_the_end_of_their_lease(
         job.until_gone(*workers)
         took_s = time.monotonic() - began
         print(f"workers ended {took_s:.2f} s after the majority of members was stopped")
-        assert took_s < SHORT_LEASE_S + 1
+        # A leader renews leases until it knows that it has lost the others, after 2 s at most.
+        assert took_s < SHORT_LEASE_S + 3
         time.sleep(max(0.0, began + outage_s - time.monotonic()))  # the outage
         for member in paused:
             member.resume()
