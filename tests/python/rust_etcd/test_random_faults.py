@@ -125,6 +125,9 @@ class Chaos:
         """Let something happen to a member or to two, and perhaps to a node meanwhile."""
         # Two that are killed leave no quorum; the job runs on all the same, and nothing else may happen meanwhile.
         two = self.random.random() < 0.1
+        if two:
+            # A node takes a member for dead only if it has met it before. An earlier fault may have hindered that.
+            time.sleep(LEASE_S)
         victims = self.random.sample(self.cluster.members, 2 if two else 1)
         fault = self.kill if two else self.random.choice(self.member_faults)
         alone = two or self.random.random() < 0.5
