@@ -188,7 +188,6 @@ impl EtcdClient {
         T: Send,
         F: Future<Output = Result<T, EtcdError>> + Send,
     {
-        let may_pass = |error: &EtcdError| matches!(error, EtcdError::Unavailable(_) | EtcdError::Unknown(_));
         self.wait_out(py, may_pass, call)?.map_err(|error| errors::from_etcd(&error))
     }
 
@@ -214,35 +213,51 @@ impl EtcdClient {
         })
     }
 
-    /// The keys that are not there, once all are, or at the deadline.
+    /// The keys that are not there, once all are, or at the deadline. Each is looked at, however little time there is.
     async fn missing<'a>(&self, keys: &'a [Text], deadline: Instant) -> Result<Vec<&'a [u8]>, EtcdError> {
         let mut missing: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
-        let mut failed = None;
         while let Some(key) = missing.first() {
-            let look = async {
-                let (found, revision) = self.client.get(key).await?;
-                if found.is_none() {
-                    self.client.changed(key, revision).await?;
-                }
-                Ok(found.is_some())
-            };
-            match timeout_at(deadline, look).await {
-                Ok(Ok(true)) => _ = missing.remove(0),
-                // It has changed: look again.
-                Ok(Ok(false)) => failed = None,
-                Ok(Err(error @ (EtcdError::Unavailable(_) | EtcdError::Unknown(_)))) => {
-                    failed = Some(error);
-                    if timeout_at(deadline, sleep(PAUSE)).await.is_err() {
-                        break;
+            match self.look_until(key, deadline).await {
+                Ok(Looked::There) => _ = missing.remove(0),
+                Ok(Looked::Changed) => {}
+                Ok(Looked::Late) => break,
+                Err(error) => {
+                    if !may_pass(&error) || timeout_at(deadline, sleep(PAUSE)).await.is_err() {
+                        return Err(error);
                     }
                 }
-                Ok(Err(error)) => return Err(error),
-                Err(_) => break,
             }
         }
-        match failed {
-            Some(error) if !missing.is_empty() => Err(error),
-            _ => Ok(missing),
+        let mut absent = Vec::new();
+        for key in missing {
+            if self.client.get(key).await?.0.is_none() {
+                absent.push(key);
+            }
+        }
+        Ok(absent)
+    }
+
+    /// Look at a key. If it is not there, wait for a change.
+    async fn look_until(&self, key: &[u8], deadline: Instant) -> Result<Looked, EtcdError> {
+        let (found, revision) = self.client.get(key).await?;
+        if found.is_some() {
+            return Ok(Looked::There);
+        }
+        match timeout_at(deadline, self.client.changed(key, revision)).await {
+            Ok(changed) => changed.map(|()| Looked::Changed),
+            Err(_) => Ok(Looked::Late),
         }
     }
+}
+
+/// What a look at a key has found.
+enum Looked {
+    There,
+    Changed,
+    Late,
+}
+
+/// Whether a request that may be done twice is worth another attempt.
+fn may_pass(error: &EtcdError) -> bool {
+    matches!(error, EtcdError::Unavailable(_) | EtcdError::Unknown(_))
 }

@@ -106,6 +106,10 @@ def test_wait_and_check(either: Any) -> None:
         waiting.result(60)
     assert either.check(["a", "ab", "abc"])
     either.wait(["a"], LIMIT)
+    either.wait(["a", "ab", "abc"], timedelta(milliseconds=1))
+    with pytest.raises(LookupError, match=r"`[^`]*zz` did not appear") as caught:
+        either.wait(["a", "zz", "ab"], SOON)
+    assert "ab`" not in str(caught.value), "which is there"
 
 
 def test_compare_set_is_as_in_pytorchs_stores(either: Any) -> None:
