@@ -131,15 +131,16 @@ impl Client {
     }
 
     /// Keep what a survey needs: the list of members, who is at which address, and, for a user, the tokens at all members, which
-    /// end if they are not used. Does nothing while there is nothing to do.
-    pub async fn prepare_survey(&self) {
-        let Ok(connection) = self.connection().await else { return };
+    /// end if they are not used. Returns whether all that is known: without it a survey may prove nothing.
+    pub async fn prepare_survey(&self) -> bool {
+        let Ok(connection) = self.connection().await else { return false };
         if let Ok(list) = connection.call(MemberListRequest {}, self.0.options.patience).await {
             self.0.cluster.lock().learn_members(list.members);
         }
         if self.0.options.credentials.is_some() || !self.0.cluster.lock().has_met_all() {
             self.0.ask_all().await;
         }
+        self.0.cluster.lock().has_met_all()
     }
 }
 

@@ -27,6 +27,8 @@ use crate::wait::until;
 /// Interval at which the list of members is read again, and, for a user, its token is used at every member: etcd forgets a token
 /// that a member has not seen for 300 s.
 const PREPARE_EVERY: Duration = Duration::from_secs(600);
+/// When a member has not been met, because it is down or silent.
+const PREPARE_AGAIN_AFTER: Duration = Duration::from_secs(5);
 const PREPARE_EVERY_WITH_TOKENS: Duration = Duration::from_secs(100);
 
 /// Start a session of a node over etcd. `hello` must have the node's address, since no other process sees it. The run's keys are below
@@ -104,7 +106,8 @@ enum Done {
         asked: Instant,
         leaderless: bool,
     },
-    Prepared,
+    /// `all`: every voting member has been met.
+    Prepared { all: bool },
 }
 
 /// etcd's answer to a request.
@@ -257,7 +260,12 @@ impl Driver {
             }
             Done::Watch { opened: Err(error), .. } => self.on_report(Err(error)),
             Done::Surveyed { asked, leaderless } => vec![EtcdEvent::Surveyed { asked, leaderless }],
-            Done::Prepared => Vec::new(),
+            Done::Prepared { all } => {
+                if !all {
+                    self.prepare_at = Some(Instant::now() + PREPARE_AGAIN_AFTER);
+                }
+                Vec::new()
+            }
         }
     }
 
@@ -326,8 +334,7 @@ impl Driver {
         self.prepare_at = Some(Instant::now() + every);
         let client = self.client.clone();
         self.errands.spawn(async move {
-            client.prepare_survey().await;
-            Done::Prepared
+            Done::Prepared { all: client.prepare_survey().await }
         });
         Vec::new()
     }
