@@ -19,6 +19,10 @@ class RefusedError(Exception):
     """etcd answered with an error."""
 
 
+class UnavailableError(RefusedError):
+    """The member cannot serve at the moment."""
+
+
 @dataclass(frozen=True)
 class Key:
     """A key of etcd with its value."""
@@ -31,7 +35,7 @@ class Key:
 
 
 class Admin:
-    """Asks one member of the cluster: the first one that runs, unless another is given."""
+    """Asks one member of the cluster: the first one that runs and can serve, unless another is given."""
 
     def __init__(self, cluster: Cluster, *, user: str | None = None, password: str = "") -> None:
         self._cluster = cluster
@@ -51,18 +55,27 @@ class Admin:
         return self._ask(path, at, body, headers)
 
     def _ask(self, path: str, at: Member | None, body: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
-        port = (at or self._cluster.running[0]).client
+        *others, last = [at] if at else self._cluster.running
+        for member in others:
+            # A member that is cut off from the others answers that it cannot serve.
+            with contextlib.suppress(UnavailableError):
+                return self._ask_member(member, path, body, headers)
+        return self._ask_member(last, path, body, headers)
+
+    def _ask_member(self, at: Member, path: str, body: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
         if self._context is not None:
             connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                HOST, port, timeout=LIMIT_S, context=self._context
+                HOST, at.client, timeout=LIMIT_S, context=self._context
             )
         else:
-            connection = http.client.HTTPConnection(HOST, port, timeout=LIMIT_S)
+            connection = http.client.HTTPConnection(HOST, at.client, timeout=LIMIT_S)
         with contextlib.closing(connection):
             connection.request("POST", f"/v3/{path}", json.dumps(body), headers)
             answer = connection.getresponse()
             text = answer.read().decode()
-        if answer.status != 200:
+        if answer.status == http.HTTPStatus.SERVICE_UNAVAILABLE:
+            raise UnavailableError(f"{path}: {answer.status} {text}")
+        if answer.status != http.HTTPStatus.OK:
             raise RefusedError(f"{path}: {answer.status} {text}")
         return dict(json.loads(text))
 

@@ -157,7 +157,7 @@ def test_a_port_that_answers_nothing_is_told_of(nodes: Nodes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         node = nodes.start(2, f"127.0.0.1:{port}", nnodes="1", conf="join_timeout=3")
-        node.line(rf"WARNING.*127\.0\.0\.1:{port} fails: no answer yet")
+        node.line(rf"WARNING.*127\.0\.0\.1:{port} has not answered yet")
         assert node.wait() == 1
     assert f"in 3.0s: etcd at 127.0.0.1:{port} did not answer within 2s" in node.tail()
 
