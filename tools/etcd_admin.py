@@ -166,7 +166,8 @@ class Admin:
         """Kill a member, and put a new one in its place: with another name, other ports, and no data."""
         member_id = self.members()[member.peer_url]
         member.kill()
-        self.ask("cluster/member/remove", ID=str(member_id))
+        # A request that a follower sends to a leader that has just died is lost.
+        self.ask("cluster/member/remove", self._cluster.leader(), ID=str(member_id))
         self._cluster.members.remove(member)
         new = self._cluster.newcomer()
         survivor = self._cluster.leader()
