@@ -107,7 +107,9 @@ enum Done {
         leaderless: bool,
     },
     /// `all`: every voting member has been met.
-    Prepared { all: bool },
+    Prepared {
+        all: bool,
+    },
 }
 
 /// etcd's answer to a request.
@@ -333,9 +335,7 @@ impl Driver {
         let every = if tokens { PREPARE_EVERY_WITH_TOKENS } else { PREPARE_EVERY };
         self.prepare_at = Some(Instant::now() + every);
         let client = self.client.clone();
-        self.errands.spawn(async move {
-            Done::Prepared { all: client.prepare_survey().await }
-        });
+        self.errands.spawn(async move { Done::Prepared { all: client.prepare_survey().await } });
         Vec::new()
     }
 
