@@ -127,17 +127,22 @@ def rounds_ms(count: int, repetitions: int) -> list[float]:
 def loss_ms(count: int, how: str) -> float:
     """Return the time from the end of one node until the last of the others has been told."""
     with host() as (_, port), nodes(port, 0, count - 1, count) as others, nodes(port, count - 1, 1, count) as lost:
-        others.order("join")
-        lost.order("join")
-        others.answer()
-        lost.answer()
-        others.order("await-change")
-        if how == "SIGKILL":
-            began = time.monotonic_ns()
-            lost.process.send_signal(signal.SIGKILL)
-        else:  # what an agent does on SIGTERM
-            began, _ = lost.times("leave")
-        return (json.loads(others.answer())["ended"] - began) / 1e6
+        return lose_ms(others, lost, how)
+
+
+def lose_ms(others: Peer, lost: Peer, how: str) -> float:
+    """Let all join, end the node that is to be lost, and return the time until the last of the others has been told."""
+    others.order("join")
+    lost.order("join")
+    others.answer()
+    lost.answer()
+    others.order("await-change")
+    if how == "SIGKILL":
+        began = time.monotonic_ns()
+        lost.process.send_signal(signal.SIGKILL)
+    else:  # what an agent does on SIGTERM
+        began, _ = lost.times("leave")
+    return (json.loads(others.answer())["ended"] - began) / 1e6
 
 
 def usage(pid: int) -> tuple[float, int]:

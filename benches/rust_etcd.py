@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import statistics
 import subprocess
@@ -25,7 +24,7 @@ from typing import Any
 
 import rust_etcd_faults
 from measuring import RESULTS, keep, machine
-from rendezvous_scale import LOAD, Peer, Relay, host
+from rendezvous_scale import LOAD, Peer, Relay, host, lose_ms
 from rust_etcd_faults import LEASE_S, Cluster
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -82,17 +81,7 @@ def loss_ms(cluster: Cluster, count: int, how: str) -> float:
         sessions(cluster.endpoint, run_id, 0, count - 1, count) as others,
         sessions(cluster.endpoint, run_id, count - 1, 1, count) as lost,
     ):
-        others.order("join")
-        lost.order("join")
-        others.answer()
-        lost.answer()
-        others.order("await-change")
-        if how == "SIGKILL":
-            began = time.monotonic_ns()
-            lost.process.kill()
-        else:
-            began, _ = lost.times("leave")
-        return (json.loads(others.answer())["ended"] - began) / 1e6
+        return lose_ms(others, lost, how)
 
 
 def at_rest(cluster: Cluster, count: int, seconds: float) -> dict[str, float]:

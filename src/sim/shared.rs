@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use super::engine::Engine;
 use super::engine::dice::Dice;
 use super::engine::queue::Time;
 use super::engine::record::Digest;
@@ -223,6 +224,27 @@ impl<N: Node> Host<N> {
             _ => None,
         }
     }
+}
+
+/// Checks that no host that is awake runs an earlier round undisturbed, as this round forms.
+///
+/// # Errors
+/// The host and its round.
+pub(super) fn check_alone<N: Node, E>(
+    hosts: &mut [Host<N>],
+    engine: &Engine<E>,
+    round: Round,
+) -> Result<(), Violation> {
+    let Engine { queue, processes, .. } = engine;
+    let is_awake = |host| processes.stalled_until(Some(host)) <= queue.now();
+    hosts.iter_mut().enumerate().filter(|(host, _)| is_awake(*host)).try_for_each(|(number, host)| {
+        match host.runs_undisturbed(round, queue.now()) {
+            None => Ok(()),
+            Some(earlier) => Err(Violation::contract(format!(
+                "round {round} forms while host {number} runs round {earlier} undisturbed"
+            ))),
+        }
+    })
 }
 
 /// Checks a settled job: as many nodes as may run do so, in one world.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::blob::Blob;
-use super::node::{CellNode, Line, Liveness};
+use super::node::{CellNode, Liveness};
 use super::peers::{Peers, patience};
 use super::proposal::Proposal;
 use super::propose::{Author, Outcome};
@@ -153,13 +153,4 @@ impl CellNode {
     pub fn forget_wish(&mut self) {
         (self.wished, self.wishes, self.propose_at) = (0, false, None);
     }
-
-    fn can_write(&self) -> bool {
-        !self.busy && !self.is_over() && self.line == Line::Up
-    }
-}
-
-/// Whether the machine's message is answered at once over etcd.
-pub(super) fn is_answered_early(message: &NodeMessage) -> bool {
-    matches!(message, NodeMessage::Hello(_) | NodeMessage::Heartbeat)
 }

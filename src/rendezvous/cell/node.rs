@@ -10,7 +10,6 @@
 use std::time::{Duration, Instant};
 
 use super::blob::Blob;
-use super::by_wishes::is_answered_early;
 use super::outbox::Outbox;
 use super::pace::Pace;
 use super::peers::Peers;
@@ -249,7 +248,7 @@ impl CellNode {
             return None;
         }
         let read = self.read_at.filter(|_| !self.busy && !self.is_over() && self.line != Line::Down);
-        let propose = self.propose_at.filter(|_| !self.busy && !self.is_over() && self.line == Line::Up);
+        let propose = self.propose_at.filter(|_| self.can_write());
         [read, propose, self.machine.next_deadline()].into_iter().flatten().min()
     }
 
@@ -271,11 +270,6 @@ impl CellNode {
     /// This node's id.
     pub fn id(&self) -> NodeId {
         self.hello.node
-    }
-
-    /// The job's run id.
-    pub fn run_id(&self) -> &str {
-        &self.hello.run_id
     }
 
     /// The settings in force.
@@ -313,6 +307,11 @@ impl CellNode {
         self.has_left() || self.machine.has_failed()
     }
 
+    /// Whether a write may begin now.
+    pub(super) fn can_write(&self) -> bool {
+        !self.busy && !self.is_over() && self.is_up()
+    }
+
     /// Perform the machine's commands until there are none.
     pub(super) fn pump(&mut self, now: Instant) {
         loop {
@@ -340,24 +339,19 @@ impl CellNode {
                     pending.drop_connection();
                 }
             }
-            NodeCommand::Send(message) if self.is_greeted_early() && is_answered_early(&message) => {
-                if let NodeMessage::Hello(hello) = &message {
-                    self.hello = (**hello).clone();
-                }
-                self.answer_early(&message, now);
-                if matches!(message, NodeMessage::Hello(_)) {
-                    self.outbox.push(message);
-                }
-            }
             NodeCommand::Send(message) => {
                 match &message {
                     NodeMessage::Hello(hello) => self.hello = (**hello).clone(),
                     NodeMessage::Withdraw => self.outbox.retain(|sent| !matches!(sent, NodeMessage::Join(_))),
                     _ => {}
                 }
-                self.outbox.push(message);
-                if self.liveness == Liveness::Counters {
-                    self.read_at.get_or_insert(now);
+                match self.liveness {
+                    Liveness::Leases(_) => self.answer_early(&message, now),
+                    Liveness::Counters => _ = self.read_at.get_or_insert(now),
+                }
+                // Over etcd no state contains a heartbeat.
+                if !(self.is_greeted_early() && message == NodeMessage::Heartbeat) {
+                    self.outbox.push(message);
                 }
             }
             // There is no endpoint to probe.
@@ -405,7 +399,7 @@ impl CellNode {
 
     /// Decide on the cell's state, and write the result if it differs.
     pub(super) fn decide_and_write(&mut self, now: Instant) {
-        if self.busy || self.is_over() || self.line != Line::Up {
+        if !self.can_write() {
             return;
         }
         match self.decide(now) {

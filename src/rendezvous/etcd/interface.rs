@@ -37,8 +37,6 @@ pub enum EtcdRequest {
     },
     /// Renew a lease. Answered by [`EtcdEvent::Renewed`], or not at all: a later renewal makes up for it.
     KeepAlive {
-        /// What it is for.
-        of: LeaseOf,
         /// The lease.
         lease: LeaseId,
         /// Now. Comes back with the answer.

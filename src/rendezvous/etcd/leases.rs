@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::interface::{EtcdRequest, LeaseId, LeaseOf};
+use super::interface::{EtcdRequest, LeaseId};
 
 /// Time for which the run's state stays after its last member has ended.
 pub(super) const RUN_TTL: Duration = Duration::from_secs(2 * 3600);
@@ -36,7 +36,7 @@ impl NodeLease {
             return None;
         }
         self.renew_at = now + self.renew_every;
-        Some(EtcdRequest::KeepAlive { of: LeaseOf::Node, lease: self.id, asked: now })
+        Some(EtcdRequest::KeepAlive { lease: self.id, asked: now })
     }
 
     /// A renewal requested at `asked` was answered. Answers may come late, and in another order.
@@ -91,7 +91,7 @@ impl RunLease {
             return None;
         }
         self.renew_at = now + RENEW_RUN_EVERY;
-        Some(EtcdRequest::KeepAlive { of: LeaseOf::Run, lease: self.id, asked: now })
+        Some(EtcdRequest::KeepAlive { lease: self.id, asked: now })
     }
 
     pub fn next_deadline(&self) -> Instant {

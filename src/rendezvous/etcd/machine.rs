@@ -153,13 +153,11 @@ impl EtcdNode {
             EtcdEvent::Renewed { lease, asked, held } => self.on_renewed(lease, asked, held, now),
             EtcdEvent::Snapshot(snapshot) => {
                 self.take(snapshot, now);
-                self.reported = self.known_revision();
-                self.node.on_state(self.known.state.as_ref().map(|state| state.bytes.as_slice()), now);
+                self.report_state(CellNode::on_state, now);
             }
             EtcdEvent::Refused(snapshot) => {
                 self.take(snapshot, now);
-                self.reported = self.known_revision();
-                self.node.on_conflict(self.known.state.as_ref().map(|state| state.bytes.as_slice()), now);
+                self.report_state(CellNode::on_conflict, now);
             }
             EtcdEvent::Written(revision) => self.on_written(revision, now),
             EtcdEvent::WishPut(revision) => {
@@ -282,18 +280,15 @@ impl EtcdNode {
         else {
             return;
         };
-        let fence = self.node.settings().lease();
-        let from = lease.fence_from(asked, fence);
         if self.node.machine().lease_ends_at() > now {
-            self.node.on_renewed(from);
+            self.node.on_renewed(lease.fence_from(asked, self.node.settings().lease()));
         }
     }
 
     /// Renew the fence of a node whose key is attached to its lease.
     fn vouch(&mut self) {
         if let Some(lease) = self.lease.as_ref().filter(|_| self.attached) {
-            let from = lease.fence_from(lease.renewed_at, self.node.settings().lease());
-            self.node.on_renewed(from);
+            self.node.on_renewed(lease.fence_from(lease.renewed_at, self.node.settings().lease()));
         }
     }
 
@@ -351,9 +346,7 @@ impl EtcdNode {
 
     /// Renew the lease of the state from now on. One of this node's that no state uses is ended.
     fn adopt_run_lease(&mut self, now: Instant) {
-        let Some(lease) = self.known.state.as_ref().map(|state| state.lease).filter(|lease| lease.0 != 0) else {
-            return;
-        };
+        let Some(lease) = self.lease_of_state() else { return };
         if self.run_lease.is_none_or(|run| run.id != lease) {
             let unused = self.run_lease.replace(RunLease::known(lease, now));
             self.requests.extend(unused.map(|unused| EtcdRequest::Revoke { lease: unused.id }));
@@ -393,7 +386,7 @@ impl EtcdNode {
         let before = self.known.nodes.get(&node).map(|known| known.wish.as_slice());
         let wish = match (before == Some(key.wish.as_slice()), self.peers.get(&node)) {
             (true, Some(peer)) => peer.wish.clone(),
-            _ => match Wish::decode(node, self.node.run_id(), &key.wish) {
+            _ => match Wish::decode(node, self.node.machine().run_id(), &key.wish) {
                 Ok(wish) => Some(Arc::new(wish)),
                 Err(error) => {
                     self.notes.push(format!("the wish of node {:032x} is not heard: {error}", node.0));
@@ -408,12 +401,11 @@ impl EtcdNode {
     /// Tell the node who has a key. If its own key is attached to its lease, renew its fence.
     fn apply_peers(&mut self) {
         let own = self.known.nodes.get(&self.node.id()).map(|key| key.lease);
-        let lease = self.lease.as_ref().map(|lease| lease.id);
         if self.attached && own.is_none() {
             // Somebody has deleted the key.
             self.node.forget_wish();
         }
-        self.attached = lease.is_some() && own == lease;
+        self.attached = own.is_some() && own == self.lease_id();
         self.node.on_peers(Peers::new(self.peers.clone()));
         self.vouch();
     }
@@ -421,6 +413,22 @@ impl EtcdNode {
     /// The `mod_revision` of the state.
     fn known_revision(&self) -> Revision {
         self.known.state.as_ref().map_or(Revision(0), |state| state.revision)
+    }
+
+    /// The lease of the state.
+    fn lease_of_state(&self) -> Option<LeaseId> {
+        self.known.state.as_ref().map(|state| state.lease).filter(|lease| lease.0 != 0)
+    }
+
+    /// The lease of this node.
+    fn lease_id(&self) -> Option<LeaseId> {
+        self.lease.as_ref().map(|lease| lease.id)
+    }
+
+    /// Show the node the known state.
+    fn report_state(&mut self, how: fn(&mut CellNode, Option<&[u8]>, Instant), now: Instant) {
+        self.reported = self.known_revision();
+        how(&mut self.node, self.known.state.as_ref().map(|state| state.bytes.as_slice()), now);
     }
 
     fn send_requests(&mut self, now: Instant) {
@@ -433,15 +441,13 @@ impl EtcdNode {
             if self.known_revision() == self.reported {
                 self.node.on_wishes(now);
             } else {
-                self.reported = self.known_revision();
-                self.node.on_state(self.known.state.as_ref().map(|state| state.bytes.as_slice()), now);
+                self.report_state(CellNode::on_state, now);
             }
         }
         if self.lease.is_some() && !self.attached {
             self.node.touch();
         }
-        let lease = self.lease.as_ref().map(|lease| lease.id);
-        match (self.node.take_command(), lease) {
+        match (self.node.take_command(), self.lease_id()) {
             (Some(CellCommand::Read), Some(_)) => self.ask(Doing::Range, EtcdRequest::Range),
             (Some(CellCommand::Read), None) => {
                 let ttl = self.node.settings().lease();
@@ -459,11 +465,10 @@ impl EtcdNode {
 
     /// Write the state, under the run's lease.
     fn write(&mut self, state: Vec<u8>, now: Instant) {
-        let Some(lease) = self.lease.as_ref().map(|lease| lease.id) else {
+        let Some(lease) = self.lease_id() else {
             return self.node.on_failed(NO_LEASE.to_owned(), now);
         };
-        let there = self.known.state.as_ref().map(|state| state.lease).filter(|lease| lease.0 != 0);
-        let Some(run_lease) = there.or(self.run_lease.map(|run| run.id)) else {
+        let Some(run_lease) = self.lease_of_state().or(self.run_lease.map(|run| run.id)) else {
             self.held = Some(state);
             return self.ask(Doing::GrantRun, EtcdRequest::Grant { of: LeaseOf::Run, ttl: RUN_TTL, asked: now });
         };

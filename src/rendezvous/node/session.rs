@@ -159,7 +159,7 @@ impl Session {
 
     /// Whether the coordinator has ever welcomed this node.
     pub fn was_welcomed(&self) -> bool {
-        self.shared.seat.lock().machine().view().addr.is_some()
+        self.shared.seat.lock().machine().was_welcomed()
     }
 
     /// End the job on all nodes, once the coordinator gets the message.

@@ -1,7 +1,6 @@
 //! What must be true of a job over one cell: judged from what the cell held and what agents hold. Part of [`super`].
 
-use super::super::engine::Engine;
-use super::super::shared::Content;
+use super::super::shared::{Content, check_alone};
 use super::super::worlds::{Violation, ensure_contract as ensure};
 use super::Job;
 use crate::rendezvous::cell::blob::Blob;
@@ -39,24 +38,10 @@ impl Job {
         ensure(sorted.len() == members.len() && there == active.len() && gone <= 1, || {
             format!("round {round} names others than it has")
         })?;
-        self.check_alone(round)?;
+        check_alone(&mut self.hosts, &self.engine, round)?;
         self.worlds.insert(round, (members, master));
         self.report.rounds += 1;
         Ok(())
-    }
-
-    /// No host that is awake runs an earlier round undisturbed.
-    pub(super) fn check_alone(&mut self, round: Round) -> Result<(), Violation> {
-        let Engine { queue, processes, .. } = &self.engine;
-        let is_awake = |host| processes.stalled_until(Some(host)) <= queue.now();
-        self.hosts.iter_mut().enumerate().filter(|(host, _)| is_awake(*host)).try_for_each(|(number, host)| match host
-            .runs_undisturbed(round, queue.now())
-        {
-            None => Ok(()),
-            Some(earlier) => Err(Violation::contract(format!(
-                "round {round} forms while host {number} runs round {earlier} undisturbed"
-            ))),
-        })
     }
 
     /// Judge a place that a node was given.

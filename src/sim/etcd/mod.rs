@@ -419,16 +419,7 @@ impl Job {
             let text = format!("round {round} after {last} with {members:?}, closed: {closed}");
             return Err(Violation::contract(text));
         }
-        let Engine { queue, processes, .. } = &self.engine;
-        let now = queue.now();
-        for (number, host) in self.hosts.iter_mut().enumerate() {
-            if processes.stalled_until(Some(number)) > now {
-                continue;
-            }
-            if let Some(earlier) = host.runs_undisturbed(round, now) {
-                return Err(Violation::contract(format!("host {number} runs round {earlier} undisturbed")));
-            }
-        }
+        shared::check_alone(&mut self.hosts, &self.engine, round)?;
         self.worlds.insert(round, members);
         Ok(())
     }
