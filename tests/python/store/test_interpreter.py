@@ -14,6 +14,7 @@ from elastic_rs import _elastic_rs
 from helpers.stores import HOST
 
 EXITS = 20
+EXITS_WITH_TORCH = 4  # each imports torch; `make test-long` runs EXITS of them
 
 
 def python(code: str, *args: str, limit_s: float = 60.0) -> subprocess.CompletedProcess[str]:
@@ -52,7 +53,12 @@ clients[0].set("k", "v")
 
 @pytest.mark.parametrize("level", ["WARNING", "DEBUG"])
 @pytest.mark.parametrize(
-    ("code", "times"), [(CORE_OPEN_AT_EXIT, EXITS), (STORES_OPEN_AT_EXIT, EXITS)], ids=["core", "stores"]
+    ("code", "times"),
+    [
+        pytest.param(CORE_OPEN_AT_EXIT, EXITS, id="core"),
+        pytest.param(STORES_OPEN_AT_EXIT, EXITS_WITH_TORCH, id="stores"),
+        pytest.param(STORES_OPEN_AT_EXIT, EXITS, id="stores, often", marks=pytest.mark.long),
+    ],
 )
 @pytest.mark.timeout(400)
 def test_an_exit_with_everything_open_is_clean(code: str, times: int, level: str) -> None:
