@@ -150,7 +150,7 @@ async fn members_that_die_or_stop_disturb_nobody() {
 async fn a_lost_quorum_disturbs_nobody_for_longer_than_the_lease() {
     let Some(mut cluster) = Cluster::start(3, &[]).await else { return };
     let options = cluster.options();
-    let settings = with_lease(Settings::new(1, 3), 6);
+    let settings = with_lease(Settings::new(1, 3), 4);
     let (sessions, ..) = join_all((0..2).map(|number| session(&options, number, &settings)).collect()).await;
     (0..2).for_each(|member| cluster.kill(member));
     tokio::time::sleep(settings.lease() * 2 + Duration::from_secs(1)).await;
@@ -178,7 +178,7 @@ async fn sixty_four_nodes_cost_a_few_transactions_each() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn at_rest_nodes_renew_their_leases_and_do_nothing_else() {
-    const WATCHED: Duration = Duration::from_secs(20);
+    const WATCHED: Duration = Duration::from_secs(11);
     let Some(cluster) = Cluster::start(3, &[]).await else { return };
     let options = cluster.options();
     let settings = Settings::new(4, 4);
@@ -201,7 +201,7 @@ async fn at_rest_nodes_renew_their_leases_and_do_nothing_else() {
     let (renewals, others) = calls.split_last().unwrap();
     assert!(others.iter().all(|calls| *calls == 0), "{methods:?}: {calls:?}");
     // Every 5 s each.
-    assert!((12..=20).contains(renewals), "{renewals} renewals");
+    assert!((6..=12).contains(renewals), "{renewals} renewals");
     assert_undisturbed(&sessions, "nothing happened");
 }
 

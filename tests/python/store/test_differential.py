@@ -16,7 +16,7 @@ from helpers.store_steps import CLIENTS, HASTY, KEY_LIMIT, LIST_LIMIT, VALUE_LIM
 from hypothesis import HealthCheck, event, given, note, settings
 from hypothesis import strategies as st
 
-SEQUENCES = int(os.environ.get("ELASTIC_RS_DIFFERENTIAL", "300"))
+SEQUENCES = int(os.environ.get("ELASTIC_RS_DIFFERENTIAL", "150"))
 # A sequence takes about 20 ms. The limit allows for slow machines and for shrinking.
 LIMIT_S = 120 + SEQUENCES // 2
 

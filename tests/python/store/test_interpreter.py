@@ -14,7 +14,7 @@ from elastic_rs import _elastic_rs
 from helpers.stores import HOST
 
 EXITS = 20
-EXITS_WITH_TORCH = 4  # each imports torch; `make test-long` runs EXITS of them
+EXITS_WITH_TORCH = 2  # each imports torch; `make test-long` runs EXITS of them
 
 
 def python(code: str, *args: str, limit_s: float = 60.0) -> subprocess.CompletedProcess[str]:

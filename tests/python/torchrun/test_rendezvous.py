@@ -107,6 +107,9 @@ def test_one_node_hosts_whatever_the_endpoint_is_called(start: Start, endpoint: 
     assert sum("is hosted elsewhere: " in line for line in lines) == 1
 
 
+@pytest.mark.parametrize(
+    "agent", ["run", *(pytest.param(agent, marks=pytest.mark.long) for agent in ("rust", "torch"))], indirect=True
+)
 def test_host_names_need_not_resolve(start: Start) -> None:
     # Pains row 16: PyTorch gives workers the name of rank 0's host, which other hosts may not resolve.
     script = 'hostname nowhere-to-be-found && exec "$@"'

@@ -13,12 +13,18 @@ from .conftest import FAMILY, SCRIPTS, Start, place
 pytestmark = [pytest.mark.torchrun]
 
 WITHOUT = [sys.executable, str(SCRIPTS / "without_pidfd.py")]
-launchers = pytest.mark.parametrize("agent", ["rust", "run"], indirect=True)
-errors = pytest.mark.parametrize("error", ["ENOSYS", "EPERM"])
+cases = pytest.mark.parametrize(
+    ("agent", "error"),
+    [
+        ("rust", "ENOSYS"),
+        ("run", "EPERM"),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in (("rust", "EPERM"), ("run", "ENOSYS"))),
+    ],
+    indirect=["agent"],
+)
 
 
-@launchers
-@errors
+@cases
 def test_a_failed_worker_is_restarted_without_its_descendants_and_ends_well(
     start: Start, error: str, tmp_path: Path
 ) -> None:
@@ -32,8 +38,7 @@ def test_a_failed_worker_is_restarted_without_its_descendants_and_ends_well(
     assert node.wait() == 0, node.tail()
 
 
-@launchers
-@errors
+@cases
 def test_nothing_outlives_a_killed_agent(start: Start, job: Job, error: str, tmp_path: Path) -> None:
     node = start(2, "--children", tmp_path, nnodes="1", script=FAMILY, under=[*WITHOUT, error])
     place(node, 1)
@@ -82,7 +87,7 @@ def test_doctor_names_missing_system_calls() -> None:
     assert "the system call `signalfd4` has failed: Operation not permitted" in found.stdout
 
 
-@launchers
+@pytest.mark.parametrize("agent", ["rust", "run"], indirect=True)
 def test_a_missing_system_call_that_is_needed_is_named(start: Start) -> None:
     # elastic-run's agent reads signals from a signalfd itself, and fails before it starts a worker.
     node = start(2, nnodes="1", script=FAMILY, under=[*WITHOUT, "--nor-signalfd", "EPERM"])
