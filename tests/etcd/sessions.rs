@@ -150,7 +150,7 @@ async fn members_that_die_or_stop_disturb_nobody() {
 async fn a_lost_quorum_disturbs_nobody_for_longer_than_the_lease() {
     let Some(mut cluster) = Cluster::start(3, &[]).await else { return };
     let options = cluster.options();
-    let settings = with_lease(Settings::new(1, 3), 4);
+    let settings = with_lease(Settings::new(1, 3), 6);
     let (sessions, ..) = join_all((0..2).map(|number| session(&options, number, &settings)).collect()).await;
     (0..2).for_each(|member| cluster.kill(member));
     tokio::time::sleep(settings.lease() * 2 + Duration::from_secs(1)).await;
