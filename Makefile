@@ -21,7 +21,7 @@ GPU_CHECK_ARGS ?=
 # Flags for cargo. CI sets --locked, so that an outdated Cargo.lock is an error only there.
 CARGO_FLAGS ?=
 # Number of pytest's processes. Most tests wait, so it may be larger than the number of cores.
-PYTEST_PROCESSES ?= 5
+PYTEST_PROCESSES ?= 4
 PYTEST = $(PY) -m pytest -n $(PYTEST_PROCESSES) --dist worksteal
 
 # Tests and their wheel are built in one profile and with one set of features, so that cargo compiles each crate once. This is why

@@ -66,7 +66,8 @@ def test_workers_come_from_a_template_and_outlive_no_killed_agent(start: Start, 
     assert not any("started cold" in line for line in node.lines), node.tail()
 
 
-@pytest.mark.parametrize("error", ["ENOSYS", pytest.param("EPERM", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("error", ["ENOSYS", "EPERM"])
 def test_functions_work_as_workers(job: Job, error: str) -> None:
     tests = SCRIPTS.parent / "agent" / "test_functions.py"
     names = "test_functions_are_restarted and spawn and static"
