@@ -1,0 +1,172 @@
+"""Workers that survive a change of the world: Horovod Elastic's ``State`` and ``run``, for plain PyTorch.
+
+The function that trains keeps its state in a ``State`` and commits it now and then. When another worker fails, or nodes
+join or leave, this process goes on: ``run`` makes a new process group, brings all workers to the same state, and calls
+the function again::
+
+    from elastic_rs import elastic
+
+    @elastic.run
+    def train(state):
+        model = DistributedDataParallel(state.model)
+        for state.epoch in range(state.epoch, epochs):
+            ...
+            state.commit()
+
+    train(elastic.TorchState(model=model, optimizer=optimizer, epoch=0))
+
+``docs/elastic-in-place.md`` describes it, and ``docs/horovod.md`` how a script of Horovod's is ported. Importing this
+package does not import torch; what needs it is loaded on first use.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from elastic_rs.elastic._exceptions import HorovodInternalError as HorovodInternalError
+from elastic_rs.elastic._exceptions import HostsUpdatedInterrupt as HostsUpdatedInterrupt
+from elastic_rs.elastic._exceptions import HostUpdateResult as HostUpdateResult
+from elastic_rs.elastic._exceptions import PeerFailed as PeerFailed
+from elastic_rs.elastic._listeners import Listener as Listener
+from elastic_rs.elastic._membership import MEMBERSHIP
+from elastic_rs.elastic._place import cross_rank as cross_rank
+from elastic_rs.elastic._place import cross_size as cross_size
+from elastic_rs.elastic._place import is_initialized as is_initialized
+from elastic_rs.elastic._place import local_rank as local_rank
+from elastic_rs.elastic._place import local_size as local_size
+from elastic_rs.elastic._place import rank as rank
+from elastic_rs.elastic._place import size as size
+from elastic_rs.elastic._run import run as run
+from elastic_rs.elastic._state import ObjectState as ObjectState
+from elastic_rs.elastic._state import State as State
+
+if TYPE_CHECKING:
+    from elastic_rs.elastic._collectives import Average as Average
+    from elastic_rs.elastic._collectives import Max as Max
+    from elastic_rs.elastic._collectives import Min as Min
+    from elastic_rs.elastic._collectives import Product as Product
+    from elastic_rs.elastic._collectives import Sum as Sum
+    from elastic_rs.elastic._collectives import allreduce as allreduce
+    from elastic_rs.elastic._collectives import allreduce_ as allreduce_
+    from elastic_rs.elastic._collectives import broadcast_object as broadcast_object
+    from elastic_rs.elastic._collectives import broadcast_optimizer_state as broadcast_optimizer_state
+    from elastic_rs.elastic._collectives import broadcast_parameters as broadcast_parameters
+    from elastic_rs.elastic._handlers import StateDictHandler as StateDictHandler
+    from elastic_rs.elastic._handlers import StateHandler as StateHandler
+    from elastic_rs.elastic._handlers import get_handler_registry as get_handler_registry
+    from elastic_rs.elastic._handlers import set_handler_registry as set_handler_registry
+    from elastic_rs.elastic._sampler import ElasticSampler as ElasticSampler
+    from elastic_rs.elastic._torch_state import TorchState as TorchState
+
+_HOMES = {
+    "Average": "_collectives",
+    "ElasticSampler": "_sampler",
+    "Max": "_collectives",
+    "Min": "_collectives",
+    "Product": "_collectives",
+    "StateDictHandler": "_handlers",
+    "StateHandler": "_handlers",
+    "Sum": "_collectives",
+    "TorchState": "_torch_state",
+    "allreduce": "_collectives",
+    "allreduce_": "_collectives",
+    "broadcast_object": "_collectives",
+    "broadcast_optimizer_state": "_collectives",
+    "broadcast_parameters": "_collectives",
+    "get_handler_registry": "_handlers",
+    "set_handler_registry": "_handlers",
+}
+
+__all__ = [
+    "Average",
+    "ElasticSampler",
+    "HorovodInternalError",
+    "HostUpdateResult",
+    "HostsUpdatedInterrupt",
+    "Listener",
+    "Max",
+    "Min",
+    "ObjectState",
+    "PeerFailed",
+    "Product",
+    "State",
+    "StateDictHandler",
+    "StateHandler",
+    "Sum",
+    "TorchState",
+    "allreduce",
+    "allreduce_",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "cross_rank",
+    "cross_size",
+    "elastic",
+    "get_handler_registry",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "rank",
+    "register_listener",
+    "remove_listener",
+    "run",
+    "set_handler_registry",
+    "shutdown",
+    "size",
+]
+
+# In `import elastic_rs.elastic as hvd`, Horovod's `hvd.elastic.run` and `hvd.elastic.TorchState` keep their names.
+elastic = sys.modules[__name__]
+
+
+def init(backend: str | None = None, timeout: timedelta | None = None) -> None:
+    """Connect to the agent and make the process group, unless the script has made one. ``run`` does it otherwise.
+
+    Args:
+        backend: of the process group. Default: NCCL for GPUs if there are any, and gloo for the rest.
+        timeout: of its collectives.
+    """
+    MEMBERSHIP.begin(backend, timeout)
+    if not MEMBERSHIP.has_group:
+        MEMBERSHIP.enter()
+
+
+def shutdown() -> None:
+    """Destroy the process group, if there is one. Processes that end need not call it."""
+    if is_initialized():
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+
+
+def register_listener(listener: Listener) -> None:
+    """Call ``listener.on_hosts_updated(number, flags)`` in a thread whenever a change of the membership is announced.
+
+    That is before the checks of the workers raise it. States need not be registered.
+    """
+    MEMBERSHIP.listeners.add(listener)
+
+
+def remove_listener(listener: Listener) -> None:
+    """Do not call it any more."""
+    MEMBERSHIP.listeners.remove(listener)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "DistributedOptimizer":
+        raise AttributeError(
+            "there is no DistributedOptimizer: wrap `state.model` in DistributedDataParallel inside the function that "
+            "elastic.run calls, and use the optimizer as it is (docs/horovod.md)"
+        )
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

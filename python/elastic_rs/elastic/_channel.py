@@ -1,0 +1,88 @@
+"""The worker's end of the channel to its agent. The channel itself is in the core (``src/channel``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Protocol, cast
+
+__all__ = ["CHANGED", "Channel", "World", "connect"]
+
+# What `Channel.check` answers when the worker has to stop what it does. Anything else than 0 and this is a failure.
+CHANGED = 1
+
+
+class World(Protocol):
+    """A world that this worker is a member of."""
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The environment of a worker with this place: ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, and so on."""
+
+    @property
+    def generation(self) -> int:
+        """The number of the round."""
+
+    @property
+    def source(self) -> int:
+        """The rank whose state is the newest."""
+
+    @property
+    def sync(self) -> bool:
+        """Whether that state is broadcast."""
+
+    @property
+    def reason(self) -> str:
+        """Why this world was formed."""
+
+
+class Channel(Protocol):
+    """What the core's ``WorkerChannel`` offers. Methods that wait release the GIL and let signal handlers run.
+
+    All raise ``OSError`` once the connection has ended.
+    """
+
+    def check(self) -> int:
+        """Count one check, and return 0 to go on, 1 if the world changes at this check, 2 if a peer has failed."""
+
+    def failed_within(self, limit_s: float) -> bool:
+        """Wait at most so long, and say whether a failure of another worker is known."""
+
+    @property
+    def reason(self) -> str:
+        """Why the world changes, or what failed."""
+
+    @property
+    def flags(self) -> int:
+        """The ``HostUpdateResult`` of the change."""
+
+    def park(self, commit: int | None) -> World:
+        """Say that this worker has left its world, and wait for the next one."""
+
+    def world(self) -> World:
+        """Return the present world. Waits for the first one."""
+
+    def mark_sockets(self) -> None:
+        """Remember which sockets there are, before a process group is made."""
+
+    def guard_sockets(self) -> int:
+        """Shut the sockets made since then down as soon as a peer fails, which ends blocked collectives."""
+
+    def guard_loops(self) -> int:
+        """Do the same for the sockets of process groups that exist already."""
+
+    def release_sockets(self) -> None:
+        """Forget them: the process group is gone."""
+
+    def wait_change(self) -> tuple[int, int]:
+        """Wait for the next announced change, and return its number and its ``HostUpdateResult``."""
+
+
+def connect(path: str, limit_s: float) -> Channel:
+    """Connect to the agent's socket.
+
+    Raises:
+        OSError: nobody listens there. An agent that refuses this process says so in the next call.
+    """
+    core = import_module("elastic_rs._elastic_rs")
+    return cast("Channel", core.WorkerChannel.connect(path, limit_s))

@@ -1,0 +1,113 @@
+"""Horovod's collectives by their names, over the default process group of ``torch.distributed``.
+
+Without a process group there is one worker, and they return what they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from elastic_rs.elastic import _wire
+
+__all__ = [
+    "Average",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "allreduce",
+    "allreduce_",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+]
+
+
+class ReduceOp(Enum):
+    """How ``allreduce`` combines the tensors of the workers. Horovod has these as constants of its module."""
+
+    Average = "average"
+    Sum = "sum"
+    Min = "min"
+    Max = "max"
+    Product = "product"
+
+
+Average = ReduceOp.Average
+Sum = ReduceOp.Sum
+Min = ReduceOp.Min
+Max = ReduceOp.Max
+Product = ReduceOp.Product
+
+_TORCH_OPS = {
+    ReduceOp.Average: dist.ReduceOp.SUM,  # and divided: gloo has no average
+    ReduceOp.Sum: dist.ReduceOp.SUM,
+    ReduceOp.Min: dist.ReduceOp.MIN,
+    ReduceOp.Max: dist.ReduceOp.MAX,
+    ReduceOp.Product: dist.ReduceOp.PRODUCT,
+}
+
+
+def allreduce(
+    tensor: Tensor, average: bool | None = None, name: str | None = None, op: ReduceOp | None = None
+) -> Tensor:
+    """Return the tensors of all workers, combined: their average, unless ``op`` (or ``average=False``) says otherwise.
+
+    Args:
+        tensor: of the same shape and type on all ranks. It is not changed, and no gradient flows through.
+        average: Horovod's older way to say ``op=Average`` or ``op=Sum``.
+        name: not used. Collectives are matched by their order.
+        op: ``Average``, ``Sum``, ``Min``, ``Max`` or ``Product``.
+    """
+    return allreduce_(tensor.detach().clone(), average, name, op)
+
+
+@torch.no_grad()
+def allreduce_(
+    tensor: Tensor, average: bool | None = None, name: str | None = None, op: ReduceOp | None = None
+) -> Tensor:
+    """Do as :func:`allreduce`, in place."""
+    del name
+    if average is not None and op is not None:
+        raise ValueError("allreduce takes `average` or `op`, not both")
+    op = op or (ReduceOp.Sum if average is False else ReduceOp.Average)
+    if not _wire.group_exists():
+        return tensor
+    dist.all_reduce(tensor, _TORCH_OPS[op])
+    if op is ReduceOp.Average:
+        whole = not (tensor.is_floating_point() or tensor.is_complex())
+        tensor.div_(dist.get_world_size(), rounding_mode="trunc" if whole else None)
+    return tensor
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+    """Return the root's object on every rank. It is pickled: see ``torch.distributed.broadcast_object_list``."""
+    del name
+    return _wire.send_object(obj, root_rank)
+
+
+def broadcast_parameters(params: Mapping[str, Any] | Iterable[Tensor | tuple[str, Tensor]], root_rank: int = 0) -> None:
+    """Overwrite parameters with the root's.
+
+    Args:
+        params: ``model.state_dict()``, ``model.named_parameters()`` or ``model.parameters()``. All ranks must give the
+            same names and shapes. What is not a tensor is passed over.
+        root_rank: the rank whose parameters they are.
+    """
+    values = [value for _, value in sorted(params.items())] if isinstance(params, Mapping) else params
+    tensors = [value[1] if isinstance(value, tuple) else value for value in values]
+    _wire.broadcast_tensors([tensor for tensor in tensors if isinstance(tensor, Tensor)], root_rank)
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
+    """Give the optimizer the root's state. The other ranks need not have taken a step."""
+    state = optimizer.state_dict()
+    received = _wire.send_tree(state, root_rank)
+    if received is not state:
+        optimizer.load_state_dict(received)

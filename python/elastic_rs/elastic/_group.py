@@ -1,0 +1,194 @@
+"""The default process group: found or made, ended, and made again for each world."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from elastic_rs.elastic import _decisions
+
+if TYPE_CHECKING:
+    from elastic_rs.elastic._channel import Channel
+
+__all__ = ["Group", "Wraps"]
+
+# How often the thread that aborts NCCL's groups looks whether this process ends.
+_LOOK_S = 0.5
+
+
+class Group:
+    """The default process group of this process. Subgroups that the user has made end with it."""
+
+    def __init__(self, backend: str | None, timeout: timedelta | None) -> None:
+        """Take the existing group as it is, or say how it will be made."""
+        self.exists = dist.is_initialized()
+        """Whether there is a group for the present world."""
+        self._at_exit = False
+        if self.exists:
+            name = dist.get_backend()
+            self._backend = None if name == "undefined" else str(name)
+            self._timeout = _timeout_of_default_group()
+            self.backends = _decisions.backend_names(dist.get_backend_config())
+        else:
+            self._backend, self._timeout = backend or default_backend(), timeout
+            self.backends = _decisions.backend_names(self._backend)
+            os.environ.update(_decisions.nccl_variables(os.environ, self.backends))
+        self._hooks: tuple[Any, Any] | None = None
+        self._aborter: _Aborter | None = None
+
+    def make(self) -> None:
+        """Make the group of the world that the environment describes: of one worker without a launcher."""
+        if not self._at_exit and self.backends == {"gloo"}:  # destroying NCCL's may wait for a peer that has failed
+            atexit.register(_destroy_at_exit)
+            self._at_exit = True
+        before = sys.excepthook
+        if "RANK" in os.environ:
+            # By the environment, as a script does that makes the group itself: a newcomer may run such a script.
+            dist.init_process_group(self._backend, timeout=self._timeout)
+        else:
+            store = dist.HashStore()  # type: ignore[attr-defined] # public, as its documentation says
+            dist.init_process_group(self._backend, timeout=self._timeout, store=store, rank=0, world_size=1)
+        self._hooks = (before, sys.excepthook)
+        self.exists = True
+
+    def watch(self, channel: Channel) -> None:
+        """Abort NCCL's collectives as soon as a failure is known. They would block for ever."""
+        if "nccl" not in self.backends:
+            return
+        if self._aborter is None:
+            self._aborter = _Aborter(channel)
+        self._aborter.arm()
+
+    def end(self, *, failed: bool) -> None:
+        """Destroy the group, so that another one can be made.
+
+        Args:
+            failed: whether a peer has failed. NCCL's groups can only be aborted then: ``ncclCommDestroy`` would wait
+                for the dead.
+        """
+        self.exists = False
+        if self._aborter is not None:
+            self._aborter.disarm(abort=failed)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        # A group that could not be made has taken a number. Groups are named by it, and the names must be the same on
+        # all ranks, also on newcomers. Destroying a group begins the numbers anew.
+        dist.distributed_c10d._world.group_count = 0  # noqa: SLF001
+        if self._hooks is not None and sys.excepthook is self._hooks[1]:
+            # Each group wraps the hook of the one before, to print the rank before each line of a traceback.
+            sys.excepthook = self._hooks[0]
+
+
+def default_backend() -> str:
+    """Return NCCL for GPUs if there are any, and gloo for the rest."""
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+
+
+class Wraps:
+    """The ``DistributedDataParallel`` wraps that the user's function has made.
+
+    A wrap has hooks on the gradients of the module. When its process group is gone they would still run at the next
+    backward pass, if anything keeps the wrap alive.
+    """
+
+    def __init__(self) -> None:
+        self._made: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note the wraps that are made inside this block."""
+        handle = register_module_module_registration_hook(self._registered)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def release(self) -> None:
+        """Take the hooks off the gradients."""
+        for wrap in list(self._made):
+            with contextlib.suppress(AttributeError):  # its constructor has failed
+                wrap._remove_autograd_hooks()  # type: ignore[operator] # noqa: SLF001
+        self._made.clear()
+
+    def _registered(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
+        """Called whenever a module is made part of another one, and so when a wrap takes the bare module."""
+        del name, child
+        if isinstance(parent, DistributedDataParallel):
+            self._made.add(parent)
+
+
+class _Aborter:
+    """A thread that aborts the process groups when a failure is known, while the main thread waits for a device."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._lock = threading.Lock()
+        self._armed = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="elastic_rs-abort", daemon=True)
+        self._thread.start()
+        atexit.register(self._stop)
+
+    def arm(self) -> None:
+        """There is a group again."""
+        self._armed.set()
+
+    def disarm(self, *, abort: bool) -> None:
+        """Leave the group alone from now on, after it has been aborted if it shall be."""
+        with self._lock:
+            self._armed.clear()
+            if abort:
+                _abort()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            if not self._armed.wait(_LOOK_S) or not self._failed():
+                continue
+            with self._lock:
+                if self._armed.is_set():
+                    self._armed.clear()
+                    _abort()
+
+    def _failed(self) -> bool:
+        try:
+            return self._channel.failed_within(_LOOK_S)
+        except (OSError, RuntimeError):  # the connection is closed: the guard ends this process
+            self._armed.clear()
+            return False
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._thread.join(2 * _LOOK_S)
+
+
+def _abort() -> None:
+    """Abort all process groups as one. Private in torch, and the only function that does."""
+    if dist.is_initialized():
+        dist.distributed_c10d._abort_process_group()  # noqa: SLF001
+
+
+def _timeout_of_default_group() -> timedelta | None:
+    """Return the timeout that the user gave to the group, so that the next ones have it too."""
+    group = dist.distributed_c10d._get_default_group()  # noqa: SLF001
+    for device in group._device_types:  # noqa: SLF001
+        with contextlib.suppress(AttributeError, RuntimeError):  # not every backend shows its options
+            return group._get_backend(device).options._timeout  # noqa: SLF001
+    return None
+
+
+def _destroy_at_exit() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

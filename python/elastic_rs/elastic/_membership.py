@@ -1,0 +1,164 @@
+"""This process's membership in the job: the channel to its agent, and the world it is in. Needs no torch until used."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from elastic_rs._logging import show_logs_if_asked
+from elastic_rs.elastic import _channel, _decisions, _place
+from elastic_rs.elastic._exceptions import HostsUpdatedInterrupt, HostUpdateResult, PeerFailed
+from elastic_rs.elastic._listeners import Listeners
+
+if TYPE_CHECKING:
+    from elastic_rs.elastic._channel import Channel, World
+    from elastic_rs.elastic._group import Group
+
+__all__ = ["MEMBERSHIP", "Membership"]
+
+_log = logging.getLogger("elastic_rs.elastic")
+
+# The agent listens before it starts workers. Its machine may be busy.
+CONNECT_LIMIT_S = 30.0
+
+
+class Membership:
+    """What is one per process. Without a channel (no launcher, PyTorch's agent) there are no news, and one world."""
+
+    def __init__(self) -> None:
+        self.channel: Channel | None = None
+        self.listeners = Listeners()
+        self.changing = False
+        """Whether a check has said that the world changes."""
+        self._group: Group | None = None
+        self._world: World | None = None
+
+    @property
+    def source(self) -> int:
+        """The rank whose state is the newest."""
+        return self._world.source if self._world is not None else 0
+
+    @property
+    def says_sync(self) -> bool:
+        """Whether the coordinator wants the state to be broadcast in this world."""
+        return self._world is not None and self._world.sync
+
+    def begin(self, backend: str | None = None, timeout: timedelta | None = None) -> None:
+        """Connect to the agent, and say how process groups are made. Only the first call does anything.
+
+        The connection comes before the first group: if a peer fails while it is made, the agent can say so.
+        """
+        if self._group is not None:
+            return
+        from elastic_rs.elastic._group import Group
+
+        if os.environ.get("ELASTIC_RS_LOG"):
+            show_logs_if_asked()
+        group = Group(backend, timeout)
+        attendance = _decisions.attendance(os.environ, group.backends)
+        if attendance.reason:
+            _log.warning("this worker will be restarted when the world changes: %s", attendance.reason)
+        if attendance.path is not None:
+            self._connect(attendance.path)
+        self._group = group
+        if group.exists and self.channel is not None:
+            self.channel.guard_loops()
+            group.watch(self.channel)
+
+    @property
+    def has_group(self) -> bool:
+        """Whether the process group of this world has been made, by the script or by :meth:`enter`."""
+        return self._group is not None and self._group.exists
+
+    def raise_if_failed(self) -> None:
+        """Raise ``PeerFailed`` if a failure is known."""
+        if self.failed_within(0.0):
+            assert self.channel is not None
+            raise PeerFailed(self.channel.reason)
+
+    def check(self) -> None:
+        """Raise ``PeerFailed`` or ``HostsUpdatedInterrupt`` if this worker has to stop at this check."""
+        channel = self.channel
+        if channel is None:
+            return
+        try:
+            news = channel.check()
+        except OSError as error:
+            self._disconnected(error)
+            return
+        if not news:
+            return
+        if news != _channel.CHANGED:
+            raise PeerFailed(channel.reason)
+        self.changing = True
+        raise HostsUpdatedInterrupt(channel.reason, HostUpdateResult(channel.flags))
+
+    def failed_within(self, limit_s: float) -> bool:
+        """Wait at most so long, and say whether a failure of another worker is known."""
+        if self.channel is None:
+            return False
+        try:
+            return self.channel.failed_within(limit_s)
+        except OSError as error:
+            self._disconnected(error)
+            return False
+
+    def leave(self, *, failed: bool) -> None:
+        """Leave the world: end its process group."""
+        assert self._group is not None
+        self._group.end(failed=failed)
+        if self.channel is not None:
+            self.channel.release_sockets()
+
+    def park(self, commit: int | None) -> None:
+        """Wait for the next world, and take this worker's place in it."""
+        assert self.channel is not None
+        world = self.channel.park(commit)
+        self.changing = False
+        self._enter(world)
+
+    def enter(self) -> None:
+        """Make the process group of this world."""
+        assert self._group is not None
+        started = time.monotonic()
+        if self.channel is not None:
+            self.channel.mark_sockets()
+        self._group.make()
+        if self.channel is not None:
+            self.channel.guard_sockets()
+            self._group.watch(self.channel)
+        took_s = time.monotonic() - started
+        _log.info("rank %d of %d: process group made in %.3f s", _place.rank(), _place.size(), took_s)
+
+    def _connect(self, path: str) -> None:
+        try:
+            self.channel = _channel.connect(path, CONNECT_LIMIT_S)
+            world = self.channel.world()
+        except OSError as error:
+            self._disconnected(error)
+            return
+        self._enter(world)
+        self.listeners.connected(self.channel)
+
+    def _disconnected(self, error: OSError) -> None:
+        """Go on without the agent: whoever has closed the connection also knows that this worker cannot be told."""
+        self.channel = None
+        _log.warning("this worker will be restarted when the world changes: no connection to its agent: %s", error)
+
+    def _enter(self, world: World) -> None:
+        self._world = world
+        os.environ.update(world.variables)
+        _log.info(
+            "world of generation %d: rank %s of %s, %s (%s)",
+            world.generation,
+            os.environ.get("RANK"),
+            os.environ.get("WORLD_SIZE"),
+            f"state of rank {world.source}" if world.sync else "all states are equal",
+            world.reason,
+        )
+
+
+MEMBERSHIP = Membership()

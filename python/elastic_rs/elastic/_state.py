@@ -1,0 +1,176 @@
+"""What survives a change of the world: ``State`` and ``ObjectState``. Needs no torch until it is broadcast."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from elastic_rs.elastic import _decisions
+from elastic_rs.elastic._membership import MEMBERSHIP
+
+__all__ = ["ObjectState", "State"]
+
+
+class State:
+    """The state of a training job that all workers share. ``run`` keeps it equal on all of them.
+
+    Derived classes say how it is saved, restored and broadcast. Everything in it must be the same on all ranks at a
+    commit.
+
+    Args:
+        bcast_object: broadcasts an object from rank 0, or from the rank that is given as ``root_rank``. Default:
+            ``elastic.broadcast_object``.
+        get_rank: not used. It is there because Horovod's classes have it.
+    """
+
+    def __init__(
+        self, bcast_object: Callable[..., Any] | None = None, get_rank: Callable[[], int] | None = None
+    ) -> None:
+        del get_rank
+        self._bcast_object = bcast_object
+        self._reset_callbacks: list[Callable[[], None]] = []
+        # Number of the last commit or sync. None: there was neither, so nobody needs this state.
+        self._commit: int | None = None
+        # Whether a change of the world has found changes made after that, which are kept.
+        self._ahead = False
+        # Whether the check under way directly follows a save.
+        self._just_saved = False
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
+        """Register functions to be called when a new world has been formed, before the state is broadcast.
+
+        They are called in this order, after :meth:`reset`. They may use ``elastic.rank()`` and ``elastic.size()``, to
+        scale a learning rate for example.
+        """
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Called by ``run`` when a new world has been formed."""
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def reset(self) -> None:
+        """Adapt to a new world. Does nothing; derived classes may override it."""
+
+    def commit(self) -> None:
+        """Save the state in memory, then check for changes of the world.
+
+        A failure of another worker costs the steps since the last commit. All ranks must call it in the same steps.
+
+        Raises:
+            PeerFailed: another worker has failed. If that was known before, nothing was saved.
+            HostsUpdatedInterrupt: workers join or leave.
+        """
+        # When a device's collective is aborted, waiting for it ends without an error, over garbage. The failure was
+        # known then, so it is looked at after the device has finished and before anything is saved.
+        self._finish_device_work()
+        MEMBERSHIP.raise_if_failed()
+        self.save()
+        self._count()
+        self._just_saved = True
+        self.check_host_updates()
+        self._just_saved = False
+
+    def check_host_updates(self) -> None:
+        """Check for changes of the world, which costs less than a microsecond. Nothing is saved.
+
+        All ranks must call it in the same steps, and equally often.
+
+        Raises:
+            PeerFailed: another worker has failed.
+            HostsUpdatedInterrupt: workers join or leave. All ranks raise it at the same check.
+        """
+        MEMBERSHIP.check()
+
+    def save(self) -> None:
+        """Save the state in memory."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Go back to what was saved last."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Give all ranks the state of the rank ``MEMBERSHIP.source``, and save it."""
+        raise NotImplementedError
+
+    def _finish_device_work(self) -> None:
+        """Wait until the work that devices have been given is done."""
+
+    def _count(self) -> None:
+        self._commit = 0 if self._commit is None else self._commit + 1
+        self._ahead = False
+
+    # What `run` calls.
+
+    def _kept(self) -> int | None:
+        """Note that the world changes and the state stays as it is. Return the number that tells how new it is."""
+        self._ahead = self._ahead or not self._just_saved
+        self._just_saved = False
+        return _decisions.parked_number(self._commit, ahead=self._ahead)
+
+    def _restored(self) -> int | None:
+        """Go back to the last commit, and return its number."""
+        self._just_saved = self._ahead = False
+        self.restore()
+        return self._commit
+
+    def _synced(self) -> None:
+        """Give all ranks the same state and the same number."""
+        self._commit = self._broadcast(_decisions.parked_number(self._commit, ahead=self._ahead))
+        self.sync()
+        self._count()
+
+    def _broadcast(self, value: Any) -> Any:
+        if self._bcast_object is None:
+            from elastic_rs.elastic._collectives import broadcast_object
+
+            return broadcast_object(value, MEMBERSHIP.source)
+        if MEMBERSHIP.source == 0:
+            return self._bcast_object(value)
+        return self._bcast_object(value, root_rank=MEMBERSHIP.source)
+
+
+class ObjectState(State):
+    """A state of plain Python objects: each keyword argument becomes an attribute.
+
+    What is saved are deep copies. Objects are pickled when they are broadcast.
+    """
+
+    def __init__(
+        self,
+        bcast_object: Callable[..., Any] | None = None,
+        get_rank: Callable[[], int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(bcast_object, get_rank)
+        check_names(kwargs)
+        self._attributes = list(kwargs)
+        for name, value in kwargs.items():
+            setattr(self, name, value)
+        self._saved = self._copies()
+
+    def save(self) -> None:
+        self._saved = self._copies()
+
+    def restore(self) -> None:
+        for name, value in copy.deepcopy(self._saved).items():
+            setattr(self, name, value)
+
+    def sync(self) -> None:
+        """Give all ranks the source's present attributes, and save them."""
+        received = self._broadcast({name: getattr(self, name) for name in self._attributes})
+        for name, value in received.items():
+            setattr(self, name, value)
+        self.save()
+
+    def _copies(self) -> dict[str, Any]:
+        return {name: copy.deepcopy(getattr(self, name)) for name in self._attributes}
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise if a value would hide a method of the state."""
+    if taken := [name for name in names if name.startswith("_") or hasattr(State, name)]:
+        raise ValueError(f"a state cannot have the attribute `{taken[0]}`: choose another name, without `_` in front")

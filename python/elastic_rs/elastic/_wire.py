@@ -1,0 +1,129 @@
+"""Broadcasting tensors and objects within the default process group. Without one there is nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from elastic_rs.elastic import _tree
+
+__all__ = ["broadcast_tensors", "group_exists", "send_object", "send_tree"]
+
+# Smaller tensors travel together up to this size: a broadcast of a few bytes takes as long as one of 100 kB.
+BUCKET_BYTES = 4 << 20
+# Larger ones travel in parts, which bounds what a backend has to buffer.
+PART_BYTES = 256 << 20
+
+
+def group_exists() -> bool:
+    """Return whether there is a default process group."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def send_object(value: Any, source: int) -> Any:
+    """Return the source's object on every rank.
+
+    ``torch.distributed`` pickles it. That is as safe as the process group: whoever can join the group can also send
+    wrong gradients. The group's members are workers of one job, placed by its agents.
+    """
+    if not group_exists():
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=source)
+    return values[0]
+
+
+def send_tree(live: Any, source: int) -> Any:
+    """Return the source's tree on every rank. On the source it is the live tree itself.
+
+    One message describes the tree. Then the tensors follow. They are received in the tensors of this rank's live tree
+    where those fit.
+    """
+    if not group_exists():
+        return live
+    tensors: list[Tensor] = []
+    if dist.get_rank() == source:
+        described = _tree.describe(live, tensors)
+        devices = [tensor.device.type for tensor in tensors]
+        send_object((described, devices), source)
+        received = live
+    else:
+        described, devices = send_object(None, source)
+        received = _tree.build(described, live, tensors)
+    broadcast_tensors(tensors, source, devices)
+    return received
+
+
+@torch.no_grad()
+def broadcast_tensors(tensors: Sequence[Tensor], source: int, devices: Sequence[str] | None = None) -> None:
+    """Overwrite the tensors with the source's. All ranks give as many tensors, of the same shapes and types, in order.
+
+    Args:
+        tensors: on any device, of any type of numbers.
+        source: the rank whose tensors they are.
+        devices: the types of the source's devices, if they may differ from this rank's. They decide over which device
+            a tensor travels, which must be the same on all ranks.
+    """
+    if not group_exists():
+        return
+    carriers = [part.partition(":")[0] for part in dist.get_backend_config().split(",")]
+    buckets: dict[str, list[Tensor]] = {}
+    sizes: dict[str, int] = {}
+    for tensor, device in zip(tensors, devices or [tensor.device.type for tensor in tensors], strict=True):
+        carrier = device if device in carriers else carriers[0]
+        nbytes = tensor.numel() * tensor.element_size()
+        if nbytes >= BUCKET_BYTES:
+            _broadcast_large(tensor, carrier, source)
+            continue
+        bucket = buckets.setdefault(carrier, [])
+        if sizes.get(carrier, 0) + nbytes > BUCKET_BYTES:
+            _broadcast_bucket(bucket, carrier, source)
+            bucket.clear()
+            sizes[carrier] = 0
+        if nbytes:
+            bucket.append(tensor)
+            sizes[carrier] = sizes.get(carrier, 0) + nbytes
+    for carrier, bucket in buckets.items():
+        if bucket:
+            _broadcast_bucket(bucket, carrier, source)
+
+
+def _broadcast_large(tensor: Tensor, carrier: str, source: int) -> None:
+    direct = tensor.is_contiguous() and tensor.device.type == carrier
+    carried = tensor.detach() if direct else tensor.detach().to(carrier).contiguous()
+    whole = _bytes(carried)
+    for start in range(0, whole.numel(), PART_BYTES):
+        dist.broadcast(whole[start : start + PART_BYTES], src=source)
+    if not direct and dist.get_rank() != source:
+        tensor.copy_(carried)
+
+
+def _broadcast_bucket(bucket: list[Tensor], carrier: str, source: int) -> None:
+    flat = torch.cat([_bytes(tensor.detach().contiguous()).to(carrier) for tensor in bucket])
+    dist.broadcast(flat, src=source)
+    if dist.get_rank() == source:
+        return
+    for tensor, part in zip(bucket, _cut(flat, bucket), strict=True):
+        if tensor.is_contiguous():
+            _bytes(tensor.detach()).copy_(part)
+        else:
+            whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+            _bytes(whole).copy_(part)
+            tensor.copy_(whole)
+
+
+def _bytes(contiguous: Tensor) -> Tensor:
+    """Return a view of a contiguous tensor's bytes: every backend can broadcast bytes, and not every one booleans."""
+    return contiguous.reshape(-1).view(torch.uint8)
+
+
+def _cut(flat: Tensor, like: Sequence[Tensor]) -> Iterator[Tensor]:
+    start = 0
+    for tensor in like:
+        nbytes = tensor.numel() * tensor.element_size()
+        yield flat[start : start + nbytes]
+        start += nbytes

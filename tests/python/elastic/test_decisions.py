@@ -1,0 +1,157 @@
+"""What exceptions mean, when a state is broadcast, and which workers connect to their agent."""
+
+from __future__ import annotations
+
+import pytest
+from elastic_rs.elastic import HostsUpdatedInterrupt, HostUpdateResult, PeerFailed
+from elastic_rs.elastic._decisions import (
+    FAILURE_NEWS_S,
+    Outcome,
+    attendance,
+    backend_names,
+    judge,
+    must_sync,
+    nccl_variables,
+    parked_number,
+)
+
+
+class WrappedError(Exception):
+    pass
+
+
+def wrapped(cause: Exception) -> Exception:
+    """Return an exception as a framework raises it that wraps what a callback raises."""
+    try:
+        try:
+            raise cause
+        except Exception as error:
+            raise WrappedError from error
+    except WrappedError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("error", "changing", "failed", "outcome", "asked_s"),
+    [
+        # The library's own exceptions.
+        (HostsUpdatedInterrupt(), True, False, Outcome.KEEP, None),
+        (PeerFailed(), False, True, Outcome.RESTORE, FAILURE_NEWS_S),
+        (wrapped(HostsUpdatedInterrupt()), True, False, Outcome.KEEP, None),
+        # A change that has reached this worker at its check is a change, though a failure follows.
+        (HostsUpdatedInterrupt(), True, True, Outcome.KEEP, None),
+        # Raised by the user: nothing is known of it elsewhere, so it is this worker's failure.
+        (HostsUpdatedInterrupt(), False, False, Outcome.FAIL, FAILURE_NEWS_S),
+        (PeerFailed(), False, False, Outcome.FAIL, FAILURE_NEWS_S),
+        # Horovod's PR 1849: a peer's death comes as a plain RuntimeError of a collective.
+        (RuntimeError("Connection closed by peer"), False, True, Outcome.RESTORE, FAILURE_NEWS_S),
+        (RuntimeError("shapes do not match"), False, False, Outcome.FAIL, FAILURE_NEWS_S),
+        # Any other exception is the worker's own: it does not wait. Over garbage it may be a consequence.
+        (ValueError("a bug"), False, False, Outcome.FAIL, 0.0),
+        (ValueError("garbage"), False, True, Outcome.RESTORE, 0.0),
+        # An exception that is not the interrupt, in a world that changes, is this worker's failure.
+        (ValueError("a bug"), True, False, Outcome.FAIL, 0.0),
+    ],
+)
+def test_what_an_exception_means(
+    error: Exception, changing: bool, failed: bool, outcome: Outcome, asked_s: float | None
+) -> None:
+    asked: list[float] = []
+
+    def failed_within(limit_s: float) -> bool:
+        asked.append(limit_s)
+        return failed
+
+    assert judge(error, changing=changing, failed_within=failed_within) is outcome
+    assert asked == ([] if asked_s is None else [asked_s])
+
+
+def test_errors_of_torch_distributed_are_runtime_errors() -> None:
+    """``judge`` waits for news after a RuntimeError only."""
+    import torch.distributed as dist
+
+    for name in ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError"):
+        assert issubclass(getattr(dist, name), RuntimeError), name
+
+
+@pytest.mark.parametrize(
+    ("world_says", "commit", "broadcast"),
+    [
+        (True, None, True),
+        (True, 3, True),
+        (False, 3, False),
+        # Nobody has ever broadcast: the first world failed before it could.
+        (False, None, True),
+    ],
+)
+def test_when_a_state_is_broadcast(world_says: bool, commit: int | None, broadcast: bool) -> None:
+    assert must_sync(world_says, commit) is broadcast
+
+
+@pytest.mark.parametrize(
+    ("commit", "ahead", "number"), [(None, False, None), (None, True, None), (0, False, 0), (4, False, 4), (4, True, 5)]
+)
+def test_whose_state_is_newest(commit: int | None, ahead: bool, number: int | None) -> None:
+    assert parked_number(commit, ahead=ahead) == number
+
+
+@pytest.mark.parametrize(
+    ("environment", "backends", "path", "reason"),
+    [
+        ({}, "gloo", None, ""),
+        ({"ELASTIC_RS_AGENT": "/a"}, "gloo", None, ""),  # the agent was told not to
+        ({"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "off"}, "gloo", None, ""),
+        ({"ELASTIC_RS_IN_PLACE": "gloo"}, "gloo", None, ""),
+        ({"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "gloo"}, "gloo", "/a", ""),
+        ({"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "gloo"}, "cpu:gloo,cuda:gloo", "/a", ""),
+        ({"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "gloo"}, "cpu:gloo,cuda:nccl", None, "in_place=nccl"),
+        ({"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "gloo"}, "mpi", None, "backend mpi"),
+        ({"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "maybe"}, "gloo", None, "`maybe`, must be one of"),
+        ({"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "nccl"}, "gloo", "/a", ""),
+        ({"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "nccl"}, "nccl", None, "watchdog"),
+        (
+            {
+                "ELASTIC_RS_AGENT": "/a",
+                "ELASTIC_RS_IN_PLACE": "nccl",
+                "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+            },
+            "cpu:gloo,cuda:nccl",
+            "/a",
+            "",
+        ),
+    ],
+)
+def test_who_connects_to_the_agent(environment: dict[str, str], backends: str, path: str | None, reason: str) -> None:
+    found = attendance(environment, backend_names(backends))
+    assert found.path == path
+    assert reason in found.reason
+    assert bool(reason) == bool(found.reason)
+
+
+@pytest.mark.parametrize(
+    ("environment", "backends", "variables"),
+    [
+        ({"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "nccl"}, "gloo", {}),
+        # Without an agent that tells of failures, the watchdog is needed.
+        ({}, "nccl", {}),
+        ({"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "gloo"}, "nccl", {}),
+        (
+            {"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "nccl"},
+            "cpu:gloo,cuda:nccl",
+            {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"},
+        ),
+        (
+            {"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "nccl", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"},
+            "nccl",
+            {"TORCH_NCCL_ENABLE_MONITORING": "0"},
+        ),
+    ],
+)
+def test_what_is_set_for_nccl(environment: dict[str, str], backends: str, variables: dict[str, str]) -> None:
+    assert nccl_variables(environment, backend_names(backends)) == variables
+
+
+def test_skip_sync_is_horovods() -> None:
+    assert HostsUpdatedInterrupt("", HostUpdateResult.removed).skip_sync
+    assert not HostsUpdatedInterrupt("", HostUpdateResult.mixed).skip_sync
+    assert HostUpdateResult.added | HostUpdateResult.removed == HostUpdateResult.mixed

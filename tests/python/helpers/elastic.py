@@ -1,0 +1,88 @@
+"""A channel whose agent is the test: for `elastic_rs.elastic` without an agent."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass
+class World:
+    """A world as the agent pushes it."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    generation: int = 1
+    source: int = 0
+    sync: bool = True
+    flags: int = 0
+    reason: str = "test"
+
+
+@dataclass
+class FakeChannel:
+    """Answers as the test says, and keeps what it was asked."""
+
+    worlds: list[World]
+    """The present world, and those that :meth:`park` brings one after the other."""
+    changes_at: int | None = None
+    """The check from which on the world changes. Counting begins anew in each world."""
+    failed: bool = False
+    """Whether a failure is known. :meth:`park` resets it."""
+    on_park: Callable[[FakeChannel], None] = lambda _: None
+    flags: int = 2
+    reason: str = "the test says so"
+    checks: int = 0
+    parked: list[int | None] = field(default_factory=list)
+    asked_s: list[float] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    changes: list[tuple[int, int]] = field(default_factory=list)
+    announced: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def check(self) -> int:
+        self.checks += 1
+        if self.failed:
+            return 2
+        return int(self.changes_at is not None and self.checks >= self.changes_at)
+
+    def failed_within(self, limit_s: float) -> bool:
+        self.asked_s.append(limit_s)
+        return self.failed
+
+    def park(self, commit: int | None) -> World:
+        self.calls.append("park")
+        self.parked.append(commit)
+        self.failed, self.changes_at, self.checks = False, None, 0
+        self.worlds.pop(0)
+        self.on_park(self)
+        return self.worlds[0]
+
+    def world(self) -> World:
+        return self.worlds[0]
+
+    def mark_sockets(self) -> None:
+        self.calls.append("mark")
+
+    def guard_sockets(self) -> int:
+        self.calls.append("guard")
+        return 0
+
+    def guard_loops(self) -> int:
+        self.calls.append("guard loops")
+        return 0
+
+    def release_sockets(self) -> None:
+        self.calls.append("release")
+
+    def wait_change(self) -> tuple[int, int]:
+        self.announced.acquire()
+        if not self.changes:
+            raise ConnectionError("the agent has gone")
+        return self.changes.pop(0)
+
+    def announce(self, number: int, flags: int) -> None:
+        self.changes.append((number, flags))
+        self.announced.release()
+
+    def close(self) -> None:
+        self.announced.release()
