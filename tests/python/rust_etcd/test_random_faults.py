@@ -59,6 +59,7 @@ class Chaos:
             *self.worker,
             nnodes=f"1:{len(NUMBERS)}",
             restarts=1_000_000,
+            conf="last_call_timeout=0.5,rejoin_limit=0",  # hosts leave all the time
             name=f"node{number}-{self.started}",
         )
 
