@@ -174,12 +174,10 @@ def test_collectives_by_their_names(job: Job) -> None:
         store.stop()
 
 
-@pytest.mark.parametrize("own_group", [False, True], ids=["run makes the group", "the script makes the group"])
-def test_all_ranks_get_the_state_of_the_source(world: World, start: Callable[..., Process], own_group: bool) -> None:
+def test_all_ranks_get_the_state_of_the_source(world: World, start: Callable[..., Process]) -> None:
     """The source is not rank 0, and has other weights. Nothing is read twice."""
     first = world("A", "B", source=1)
-    options = ["--own-group"] if own_group else []
-    processes = [start(name, [first], *options) for name in ("A", "B")]
+    processes = [start("A", [first]), start("B", [first], "--own-group")]
     ends = end(*processes)
     begins = [one(process, "BEGIN") for process in processes]
     assert begins[0]["state"] == begins[1]["state"]
