@@ -83,6 +83,9 @@ class StateDictHandler:
         del in_place
         self.value.load_state_dict(state)
 
+    def on_sync(self) -> None:
+        """Called on every rank, also on the one that has sent its state, when all have it."""
+
     def set_value(self, value: Any) -> None:
         """Take another value instead. ``state.x = y`` calls it."""
         self.value = value
@@ -133,6 +136,9 @@ class OptimizerHandler(StateDictHandler):
 
 class SamplerHandler(StateDictHandler):
     """Of ``ElasticSampler``."""
+
+    def on_sync(self) -> None:
+        self.value.reset()
 
     def on_reset(self) -> None:
         self.value.reset()

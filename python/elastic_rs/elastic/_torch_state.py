@@ -100,8 +100,10 @@ class TorchState(State):
         received = _wire.send_tree(live, MEMBERSHIP.source)
         if received is not live:
             self._receive(received, live)
-        for handler in self._others():
-            handler.sync()
+        for _, handler in self._trees():
+            handler.on_sync()
+        for other in self._others():
+            other.sync()
         self.save()
 
     def _receive(self, received: tuple[dict[str, Any], dict[str, Any]], live: tuple[dict[str, Any], Any]) -> None:

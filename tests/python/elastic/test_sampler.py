@@ -120,6 +120,13 @@ def test_a_partial_epoch_is_restored(sampler: elastic.ElasticSampler) -> None:
     state.restore()
     assert sampler.processed_num == 2 * BATCH
     assert [index for batch in batches_of(sampler) for index in batch] == order[2 * BATCH :]
+    # A sync distributes what is left, on the source too.
+    sampler.record_batch(2, BATCH)
+    assert len(sampler) == SAMPLES - 2 * BATCH
+    state.commit()
+    state.sync()
+    assert len(sampler) == BATCH
+    assert [index for batch in batches_of(sampler) for index in batch] == order[3 * BATCH :]
     # The next epoch begins with everything.
     sampler.set_epoch(3)
     assert len(sampler) == SAMPLES
