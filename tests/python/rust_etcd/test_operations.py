@@ -14,6 +14,7 @@ import pytest
 from etcd_admin import Admin
 from etcd_cluster import Cluster
 from helpers.etcd import (
+    CONF,
     DATA,
     MUTUAL_TLS,
     PREFIX,
@@ -62,7 +63,7 @@ def test_a_hundred_joins_lose_nothing_to_compaction(
     compacting.start()
     try:
         # The guest's host leaves a hundred times.
-        how: dict[str, Any] = {"nnodes": "1:2", "restarts": 1000, "conf": "last_call_timeout=0.5,rejoin_limit=0"}
+        how: dict[str, Any] = {"nnodes": "1:2", "restarts": 1000, "conf": f"{CONF},rejoin_limit=0"}
         stays = nodes.start(2, cluster.endpoint, "--until", done, **how)
         place(stays, 1)
         for number in range(100):

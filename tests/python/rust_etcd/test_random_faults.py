@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from etcd_cluster import Member
-from helpers.etcd import FRESH_READS, LEASE_S, Nodes, Relayed, place, undisturbed, version_of
+from helpers.etcd import CONF, FRESH_READS, LEASE_S, Nodes, Relayed, place, undisturbed, version_of
 from helpers.procs import Job, Process
 
 SECONDS = float(os.environ.get("ELASTIC_RS_FAULT_SECONDS", "120"))
@@ -59,7 +59,7 @@ class Chaos:
             *self.worker,
             nnodes=f"1:{len(NUMBERS)}",
             restarts=1_000_000,
-            conf="last_call_timeout=0.5,rejoin_limit=0",  # hosts leave all the time
+            conf=f"{CONF},rejoin_limit=0",  # hosts leave all the time
             name=f"node{number}-{self.started}",
         )
 
