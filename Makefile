@@ -202,7 +202,7 @@ check-stubs: build-tested ## check that the committed stub agrees with the Rust 
 	@$(PY) -m mypy.stubtest --allowlist tests/stubtest-allowlist.txt elastic_rs._elastic_rs
 
 bench: build ## run the benchmarks, write benches/results/ and plots in docs/; about half an hour
-	$(say) 'bench: codec, table and server alone (cargo bench)'
+	$(say) 'bench: codec, table, server and channel alone (cargo bench)'
 	@cargo bench --quiet $(CARGO_FLAGS) -p elastic_rs_benches
 	$(say) 'bench: the store, PyTorch and elastic_rs (benches/store.py)'
 	@$(PY) benches/store.py $(STORE_BENCH_ARGS)
@@ -214,6 +214,8 @@ bench: build ## run the benchmarks, write benches/results/ and plots in docs/; a
 	@$(PY) benches/process.py $(PROCESS_BENCH_ARGS)
 	$(say) 'bench: the agent, PyTorch and elastic_rs (benches/agent.py)'
 	@$(PY) benches/agent.py $(AGENT_BENCH_ARGS)
+	$(say) 'bench: the check that a worker makes in each step (benches/channel.py)'
+	@$(PY) benches/channel.py
 	$(say) 'bench: the launcher, torchrun and elastic-run (benches/run.py)'
 	@$(PY) benches/run.py $(RUN_BENCH_ARGS)
 	$(say) 'bench: restarts, torchrun, cold and warm (benches/warm.py)'

@@ -8,6 +8,7 @@
 pub mod agent;
 #[cfg(feature = "io")]
 mod bounded_log;
+pub mod channel;
 pub mod devices;
 pub mod etcd;
 pub mod frontend;

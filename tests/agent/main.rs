@@ -1,8 +1,12 @@
-//! Tests of one node of a job: the agent's machine event by event, the runner with real workers, and worker processes.
+//! Tests of one node of a job: the agent's machine event by event, the runner with real workers, worker processes, and the channel
+//! to them.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 
 mod alone;
+#[path = "../store/alone.rs"]
+mod alone_process;
+mod channel;
 mod first;
 mod front_end;
 mod hangs;

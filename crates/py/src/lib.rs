@@ -6,6 +6,7 @@ mod agent;
 mod aio;
 mod awaitable;
 mod cell;
+mod channel;
 mod conf;
 mod errors;
 mod etcd;
@@ -32,6 +33,8 @@ mod _elastic_rs {
     use crate::aio::AsyncStoreClient;
     #[pymodule_export]
     use crate::cell::CellSession;
+    #[pymodule_export]
+    use crate::channel::{WorkerChannel, World};
     #[pymodule_export]
     use crate::conf::RendezvousConfig;
     #[pymodule_export]

@@ -14,7 +14,7 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use elastic_rs::threads;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -79,9 +79,37 @@ where
     let waiting = Waiting::begin()?;
     let mut looks = Looks::of_this_thread();
     loop {
-        match detach(py, || waiting.wait(&handle, future.as_mut(), &mut looks)) {
+        let wait = || {
+            let _inside = handle.enter();
+            waiting.wait(future.as_mut(), &mut looks, None)
+        };
+        match detach(py, wait) {
             Some(output) => return Ok(output),
             None => py.check_signals()?,
+        }
+    }
+}
+
+/// Like [`block_on`], but makes no runtime: for a future that a thread of its own wakes. `None` if it is not ready within the limit.
+///
+/// # Errors
+/// As [`block_on`].
+pub fn block_without_runtime<F>(py: Python<'_>, future: F, limit: Option<Duration>) -> PyResult<Option<F::Output>>
+where
+    F: Future + Send,
+    F::Output: Send,
+{
+    let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+    let mut future = pin!(future);
+    let waiting = Waiting::begin()?;
+    let mut looks = Looks::of_this_thread();
+    loop {
+        if let Some(output) = detach(py, || waiting.wait(future.as_mut(), &mut looks, deadline)) {
+            return Ok(Some(output));
+        }
+        py.check_signals()?;
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return Ok(None);
         }
     }
 }
@@ -125,13 +153,12 @@ impl Looks {
         if rustix::thread::gettid() == rustix::process::getpid() { Self::Soon } else { Self::Never }
     }
 
-    fn limit(&self) -> Option<Timespec> {
-        let after_ms = match self {
-            Self::Never => return None,
-            Self::Soon => 10,
-            Self::Late => 2000,
-        };
-        Timespec::try_from(Duration::from_millis(after_ms)).ok()
+    fn limit(&self) -> Option<Duration> {
+        match self {
+            Self::Never => None,
+            Self::Soon => Some(Duration::from_millis(10)),
+            Self::Late => Some(Duration::from_secs(2)),
+        }
     }
 
     fn ran(&mut self) {
@@ -183,13 +210,17 @@ impl Waiting {
                 Arc::new(Waiter { event, woken: AtomicBool::new(false) })
             }
         };
-        GATE.lock().waiters.push(waiter.clone());
+        Gate::lock().waiters.push(waiter.clone());
         Ok(Self(waiter))
     }
 
-    /// Poll the future until it is ready. `None` when signals must be checked, and when the interpreter exits.
-    fn wait<F: Future>(&self, runtime: &Handle, mut future: Pin<&mut F>, looks: &mut Looks) -> Option<F::Output> {
-        let _inside = runtime.enter();
+    /// Poll the future until it is ready. `None` when signals must be checked, at the deadline, and when the interpreter exits.
+    fn wait<F: Future>(
+        &self,
+        mut future: Pin<&mut F>,
+        looks: &mut Looks,
+        deadline: Option<Instant>,
+    ) -> Option<F::Output> {
         let waker = std::task::Waker::from(self.0.clone());
         let mut context = Context::from_waker(&waker);
         loop {
@@ -200,7 +231,8 @@ impl Waiting {
             if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
                 return Some(output);
             }
-            if !self.sleep(looks.limit()) {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if !self.sleep([looks.limit(), left].into_iter().flatten().min()) {
                 looks.looked();
                 return None;
             }
@@ -209,7 +241,8 @@ impl Waiting {
     }
 
     /// Sleep until woken. False if a signal or the limit ended the sleep.
-    fn sleep(&self, limit: Option<Timespec>) -> bool {
+    fn sleep(&self, limit: Option<Duration>) -> bool {
+        let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         let mut fds = [PollFd::new(&self.0.event, PollFlags::IN)];
         let woken = matches!(poll(&mut fds, limit.as_ref()), Ok(1..));
         if woken {
@@ -232,7 +265,7 @@ impl Drop for Waiting {
 /// Daemon threads do not return from calls that are under way: see [`detach`].
 pub fn shutdown(py: Python<'_>) {
     {
-        let mut gate = GATE.lock();
+        let mut gate = Gate::lock();
         gate.exiting = Some(thread::current().id());
         gate.waiters.iter().for_each(Wake::wake_by_ref);
     }
@@ -278,6 +311,8 @@ pub fn detach<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
 
 /// The threads that are in [`detach`], and the interpreter's exit.
 struct Gate {
+    /// The process whose threads they are.
+    pid: u32,
     /// How many threads have released the interpreter and will ask for it again.
     outside: usize,
     /// The wakers of the threads in [`block_on`].
@@ -286,7 +321,22 @@ struct Gate {
     exiting: Option<ThreadId>,
 }
 
-static GATE: Mutex<Gate> = Mutex::new(Gate { outside: 0, waiters: Vec::new(), exiting: None });
+static GATE: Mutex<Gate> = Mutex::new(Gate::of(0));
+
+impl Gate {
+    const fn of(pid: u32) -> Self {
+        Self { pid, outside: 0, waiters: Vec::new(), exiting: None }
+    }
+
+    /// The gate of this process: after a fork it has none of the parent's threads, for which an exit would wait.
+    fn lock() -> MutexGuard<'static, Self> {
+        let mut gate = GATE.lock();
+        if gate.pid != process::id() {
+            *gate = Self::of(process::id());
+        }
+        gate
+    }
+}
 
 /// Whether the interpreter is exiting in another thread.
 fn is_exiting_elsewhere() -> bool {
@@ -302,7 +352,7 @@ struct Outside;
 
 impl Outside {
     fn enter() -> Self {
-        GATE.lock().outside += 1;
+        Gate::lock().outside += 1;
         Outside
     }
 }

@@ -88,11 +88,24 @@ pub fn decode_version_answer(answer: &[u8]) -> Option<u16> {
 /// # Panics
 /// The message is longer than [`FRAME_LIMIT_BYTES`]. Code that builds messages keeps their texts short.
 pub fn encode_frame<M: Serialize>(message: &M, out: &mut BytesMut) {
+    if let Err(error) = try_encode_frame(message, out) {
+        panic!("a message was built that cannot be sent: {error}");
+    }
+}
+
+/// Append `message` as one frame, if it is short enough. For messages whose length nothing else bounds.
+///
+/// # Errors
+/// [`CodecError::TooLong`]; `out` is then as it was.
+pub fn try_encode_frame<M: Serialize>(message: &M, out: &mut BytesMut) -> Result<(), CodecError> {
     let body = postcard::to_stdvec(message).unwrap_or_else(|error| panic!("a message cannot be serialised: {error}"));
-    assert!(body.len() <= FRAME_LIMIT_BYTES, "a message of {} bytes was built", body.len());
+    if body.len() > FRAME_LIMIT_BYTES {
+        return Err(CodecError::TooLong { announced: body.len(), limit: FRAME_LIMIT_BYTES });
+    }
     out.reserve(4 + body.len());
     out.put_u32_le(body.len() as u32);
     out.put_slice(&body);
+    Ok(())
 }
 
 /// Take one frame from `buffer`; `Ok(None)` until a whole one has arrived.

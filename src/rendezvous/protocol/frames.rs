@@ -1,14 +1,13 @@
 //! Reading messages from a connection.
 
 use bytes::BytesMut;
-use tokio::io::AsyncReadExt;
-use tokio::net::tcp::OwnedReadHalf;
+use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::codec::{self, CodecError};
 
 /// Read the next message; `None` at the end of the connection.
-pub(in crate::rendezvous) async fn read_message<M: serde::de::DeserializeOwned>(
-    reader: &mut OwnedReadHalf,
+pub(crate) async fn read_message<M: serde::de::DeserializeOwned>(
+    reader: &mut (impl AsyncRead + Unpin),
     buffer: &mut BytesMut,
 ) -> Result<Option<M>, CodecError> {
     loop {

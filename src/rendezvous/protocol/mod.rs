@@ -13,7 +13,7 @@ pub mod bounds;
 pub mod capability;
 pub mod codec;
 #[cfg(feature = "io")]
-pub(in crate::rendezvous) mod frames;
+pub(crate) mod frames;
 pub mod message;
 pub mod settings;
 pub mod text;

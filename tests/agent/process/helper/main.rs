@@ -14,6 +14,7 @@ fn main() {
             "agent" => return agent::run(&next()),
             "agent-within" => return agent::run_within(&next(), &next()),
             "adopt" => adopt(),
+            "attend" => attend(&next()),
             "say" => say(&next()),
             "complain" => eprintln!("{}", next()),
             // Print without a line end.
@@ -37,6 +38,15 @@ fn main() {
             _ => panic!("`{word}` is not a command"),
         }
     }
+}
+
+/// Connect to the agent at this path as a worker, and print which world it names.
+fn attend(path: &str) {
+    let limit = std::time::Duration::from_secs(60);
+    let channel = elastic_rs::channel::worker::Channel::connect(path.as_ref(), limit).expect("an agent");
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    let world = runtime.block_on(channel.world().expect("the process that has connected")).expect("a world");
+    println!("world {}", world.generation);
 }
 
 /// Become the parent of orphans, as process 1 does, and reap them: session leaders after a minute, others at once, its own children

@@ -1,0 +1,32 @@
+//! Benchmark of a worker's check, which it makes in each step: the count alone, and the call on a connection with an agent.
+
+#![allow(clippy::unwrap_used, missing_docs, reason = "a measuring tool: it stops at the first thing that goes wrong")]
+
+use std::fs;
+use std::hint::black_box;
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use elastic_rs::channel::checks::Counter;
+use elastic_rs::channel::worker::Channel;
+
+fn check(criterion: &mut Criterion) {
+    let path = std::env::temp_dir().join(format!("elastic_rs-bench-{}", std::process::id()));
+    let listener = UnixListener::bind(&path).unwrap();
+    let channel = Channel::connect(&path, Duration::from_secs(5)).unwrap();
+    fs::remove_file(&path).unwrap();
+    let _agent = listener.accept().unwrap();
+    let counter = Counter::default();
+    let mut group = criterion.benchmark_group("check");
+    group.bench_function("count", |bencher| bencher.iter(|| black_box(&counter).pass()));
+    group.bench_function("connected", |bencher| bencher.iter(|| black_box(&channel).check().unwrap()));
+    group.finish();
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default().warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
+    targets = check
+}
+criterion_main!(benches);

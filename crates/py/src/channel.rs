@@ -1,0 +1,152 @@
+//! `WorkerChannel`: a worker's end of the channel to its agent.
+//!
+//! No call here makes the runtime: a worker may fork. A call in a forked child raises before it takes any lock.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use elastic_rs::channel::checks::Verdict;
+use elastic_rs::channel::message;
+use elastic_rs::channel::worker::{Channel, ChannelError};
+use pyo3::exceptions::{PyConnectionError, PyOSError, PyRuntimeError};
+use pyo3::prelude::*;
+
+use crate::conf::seconds;
+use crate::runtime::{block_without_runtime, detach};
+
+/// A worker's connection with its agent: what the agent tells, and which sockets are shut down when a peer fails.
+///
+/// Every method raises ``ConnectionError`` once the connection has ended and nothing else is known, and ``RuntimeError`` in a process
+/// that was forked from the worker.
+#[pyclass(frozen, module = "elastic_rs._elastic_rs")]
+pub struct WorkerChannel(Channel);
+
+#[pymethods]
+impl WorkerChannel {
+    /// Connect to the agent whose socket is at ``path``, within ``limit_s`` seconds.
+    ///
+    /// Raises ``ConnectionError`` if nobody listens there. An agent that refuses this process says so in the next call.
+    #[staticmethod]
+    fn connect(py: Python<'_>, path: PathBuf, limit_s: f64) -> PyResult<Self> {
+        let limit = seconds("limit_s", limit_s)?;
+        detach(py, || Channel::connect(&path, limit)).map(Self).map_err(|error| raise(&error))
+    }
+
+    /// Count one check. 0: nothing happened. 1: the world changes at this check. 2: a peer failed.
+    ///
+    /// Waits only while it is not known at which check the world changes.
+    fn check(&self, py: Python<'_>) -> PyResult<u8> {
+        let Some(number) = self.0.check().map_err(|error| raise(&error))? else { return Ok(0) };
+        Ok(match wait(py, self.0.verdict(number))? {
+            Verdict::GoOn => 0,
+            Verdict::WorldChanges => 1,
+            Verdict::PeerFailed => 2,
+        })
+    }
+
+    /// Wait until a peer's failure is known. False if none is within ``limit_s`` seconds.
+    fn failed_within(&self, py: Python<'_>, limit_s: f64) -> PyResult<bool> {
+        let limit = seconds("limit_s", limit_s)?;
+        let failed = self.0.failed().map_err(|error| raise(&error))?;
+        let known = block_without_runtime(py, failed, Some(limit))?;
+        known.transpose().map(|known| known.is_some()).map_err(|error| raise(&error))
+    }
+
+    /// Why a peer failed, or the world changes, or the last world has ended, in words.
+    #[getter]
+    fn reason(&self) -> PyResult<String> {
+        self.0.reason_and_flags().map(|(reason, _)| reason).map_err(|error| raise(&error))
+    }
+
+    /// What the last change or world changes: 0 nothing, 1 removed, 2 added, 3 both. 0 after a failure.
+    #[getter]
+    fn flags(&self) -> PyResult<u8> {
+        self.0.reason_and_flags().map(|(_, flags)| flags).map_err(|error| raise(&error))
+    }
+
+    /// Say that this worker has left its process group, and wait for its next world. Its sockets are released.
+    ///
+    /// ``commit`` is the number of the commit that its state has, or None if that was never synchronised or committed.
+    fn park(&self, py: Python<'_>, commit: Option<u64>) -> PyResult<World> {
+        let world = detach(py, || self.0.park(commit)).map_err(|error| raise(&error))?;
+        Ok(World::from(*wait(py, world)?))
+    }
+
+    /// The latest world. Waits for the first one: call this after :meth:`connect`.
+    fn world(&self, py: Python<'_>) -> PyResult<World> {
+        let world = self.0.world().map_err(|error| raise(&error))?;
+        Ok(World::from(*wait(py, world)?))
+    }
+
+    /// Wait for the next change: its number, and its flags.
+    fn wait_change(&self, py: Python<'_>) -> PyResult<(u64, u8)> {
+        let change = self.0.change().map_err(|error| raise(&error))?;
+        wait(py, change)
+    }
+
+    /// Remember the TCP sockets that are connected now: a process group is about to be made.
+    ///
+    /// If a peer fails meanwhile, all TCP sockets that are connected later are shut down, so that nothing waits for that peer.
+    fn mark_sockets(&self, py: Python<'_>) -> PyResult<()> {
+        detach(py, || self.0.mark_sockets()).map_err(|error| raise(&error))
+    }
+
+    /// The process group was made: shut its sockets down when a peer fails, or at once if one has. Returns their number.
+    ///
+    /// Its sockets are those connected since :meth:`mark_sockets`. If some of these are in an epoll set with a listening socket, as
+    /// gloo's are, it is those.
+    fn guard_sockets(&self, py: Python<'_>) -> PyResult<usize> {
+        detach(py, || self.0.guard_sockets()).map_err(|error| raise(&error))
+    }
+
+    /// The same for a process group that exists already: the sockets in an epoll set with a listening socket. Returns their number.
+    fn guard_loops(&self, py: Python<'_>) -> PyResult<usize> {
+        detach(py, || self.0.guard_loops()).map_err(|error| raise(&error))
+    }
+
+    /// The process group is destroyed, or could not be made.
+    fn release_sockets(&self, py: Python<'_>) -> PyResult<()> {
+        detach(py, || self.0.release_sockets()).map_err(|error| raise(&error))
+    }
+}
+
+/// A world, as one worker is told of it.
+#[pyclass(frozen, module = "elastic_rs._elastic_rs", get_all)]
+pub struct World {
+    /// Variables of the worker's environment, such as ``RANK``.
+    variables: BTreeMap<String, String>,
+    /// Number of the round.
+    generation: u64,
+    /// Global rank of the worker whose state the others take.
+    source: u32,
+    /// Whether they do.
+    sync: bool,
+    /// What has changed since the last world: 0 nothing, 1 removed, 2 added, 3 both.
+    flags: u8,
+    /// Why the last world has ended, in words.
+    reason: String,
+}
+
+impl From<message::World> for World {
+    fn from(world: message::World) -> Self {
+        let message::World { variables, generation, source, sync, flags, reason } = world;
+        Self { variables: variables.into_iter().collect(), generation, source, sync, flags, reason }
+    }
+}
+
+/// Wait without a limit.
+fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = Result<T, ChannelError>> + Send) -> PyResult<T> {
+    match block_without_runtime(py, future, None)? {
+        Some(done) => done.map_err(|error| raise(&error)),
+        None => unreachable!("there is no limit"),
+    }
+}
+
+fn raise(error: &ChannelError) -> PyErr {
+    let text = error.to_string();
+    match error {
+        ChannelError::Connect { .. } | ChannelError::Ended(_) => PyConnectionError::new_err(text),
+        ChannelError::Forked { .. } | ChannelError::Unmarked => PyRuntimeError::new_err(text),
+        _ => PyOSError::new_err(text),
+    }
+}

@@ -1,0 +1,385 @@
+//! The agent's end of the channel: one socket for all workers and rounds.
+//!
+//! A worker is known by its process, not by what it says: the kernel names the process that has connected. It must be a worker that
+//! the agent has named, or a descendant of one, and must belong to the agent's user. A worker may connect before the agent has named
+//! it, so unknown processes are held for a while.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::future::pending;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use parking_lot::Mutex;
+use tokio::io::AsyncWriteExt;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{sleep, timeout};
+
+use super::folder::Folder;
+use super::message::{ToAgent, ToWorker, VERSION};
+use crate::bounded_log::BoundedLog;
+use crate::rendezvous::protocol::codec::CodecError;
+use crate::rendezvous::protocol::frames::read_message;
+
+/// How long a process that is not known as a worker is held, and then has to say who it is.
+const HOLD_LIMIT: Duration = Duration::from_secs(5);
+/// Most connections that are held. Those of workers do not count.
+const HELD: usize = 1024;
+/// Messages that may wait for a worker that does not read. Normally there are two or three per round.
+const UNREAD_LIMIT: usize = 64;
+/// Time for a message to be written.
+const WRITE_LIMIT: Duration = Duration::from_secs(5);
+/// Pause after an error of `accept`, such as a want of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Refusals are counted per period.
+const LOG_PERIOD: Duration = Duration::from_secs(60);
+/// Most generations between a worker and its descendant.
+const GENERATIONS: usize = 64;
+
+/// What the agent has heard from a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Heard {
+    /// It has connected, maybe not for the first time.
+    Hello {
+        /// The worker's.
+        local_rank: u32,
+    },
+    /// Its answer to a change.
+    Ack {
+        /// The worker's.
+        local_rank: u32,
+        /// Number of the change.
+        seq: u64,
+        /// Number of its last check that did not wait.
+        count: u64,
+    },
+    /// It has left its process group, and waits for its next world.
+    Parked {
+        /// The worker's.
+        local_rank: u32,
+        /// Number of the commit that its state has.
+        commit: Option<u64>,
+    },
+    /// Its connection has ended.
+    Gone {
+        /// The worker's.
+        local_rank: u32,
+    },
+}
+
+/// The agent's end of the channel. Dropping it closes all connections.
+#[derive(Debug)]
+pub struct Exchange {
+    path: PathBuf,
+    shared: Arc<Shared>,
+    heard: mpsc::Receiver<(ConnectionId, Heard)>,
+    accepting: AbortHandle,
+    /// Removed last.
+    _folder: Folder,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// The process ids of the workers by local rank.
+    workers: watch::Sender<BTreeMap<u32, u32>>,
+    /// Locked before `workers` is changed, or compared with a connection.
+    connections: Mutex<BTreeMap<u32, Connection>>,
+    log: BoundedLog,
+}
+
+type ConnectionId = u64;
+
+#[derive(Debug)]
+struct Connection {
+    id: ConnectionId,
+    /// The worker that has connected, or whose descendant has.
+    worker: u32,
+    /// `None`: the connection is about to end.
+    messages: Option<mpsc::Sender<ToWorker>>,
+}
+
+impl Exchange {
+    /// Listen on a new socket.
+    ///
+    /// # Errors
+    /// No folder can be made, or nothing can listen in it. The error names what was tried.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn listen() -> io::Result<Exchange> {
+        let folder = Folder::make()?;
+        let path = folder.socket();
+        let listener = UnixListener::bind(&path)
+            .map_err(|error| io::Error::new(error.kind(), format!("cannot listen at `{}`: {error}", path.display())))?;
+        let shared = Arc::new(Shared {
+            workers: watch::Sender::default(),
+            connections: Mutex::default(),
+            log: BoundedLog::new(LOG_PERIOD, |what, count| {
+                tracing::warn!(what, count, "more of the same was not logged");
+            }),
+        });
+        let (sender, heard) = mpsc::channel(256);
+        let accepting = tokio::spawn(accept(listener, shared.clone(), sender)).abort_handle();
+        Ok(Exchange { path, shared, heard, accepting, _folder: folder })
+    }
+
+    /// The path of the socket, which workers find in `ELASTIC_RS_AGENT`.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// From now on these are the workers: process ids by local rank. Connections of others are closed, without [`Heard::Gone`].
+    pub fn expect(&self, pids: &BTreeMap<u32, u32>) {
+        let mut connections = self.shared.connections.lock();
+        self.shared.workers.send_replace(pids.clone());
+        connections.retain(|local_rank, connection| pids.get(local_rank) == Some(&connection.worker));
+    }
+
+    /// Send to a worker. Does nothing if it is not connected. A worker that does not read is disconnected.
+    pub fn send(&self, local_rank: u32, message: ToWorker) {
+        let mut connections = self.shared.connections.lock();
+        let Some(connection) = connections.get_mut(&local_rank) else { return };
+        if let Some(messages) = &connection.messages
+            && let Err(mpsc::error::TrySendError::Full(_)) = messages.try_send(message)
+        {
+            tracing::warn!(local_rank, "a worker does not read what its agent tells it: its connection is closed");
+            connection.messages = None;
+        }
+    }
+
+    /// What was heard next. May be dropped and called again.
+    pub async fn next(&mut self) -> Heard {
+        while let Some((id, heard)) = self.heard.recv().await {
+            if self.shared.is_current(id, heard) {
+                return heard;
+            }
+        }
+        pending().await
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        // It owns the tasks of all connections.
+        self.accepting.abort();
+    }
+}
+
+impl Heard {
+    fn local_rank(self) -> u32 {
+        match self {
+            Heard::Hello { local_rank }
+            | Heard::Ack { local_rank, .. }
+            | Heard::Parked { local_rank, .. }
+            | Heard::Gone { local_rank } => local_rank,
+        }
+    }
+}
+
+impl Shared {
+    /// Whether this was heard from a worker's latest connection. Forgets a connection that has ended.
+    fn is_current(&self, id: ConnectionId, heard: Heard) -> bool {
+        let mut connections = self.connections.lock();
+        let local_rank = heard.local_rank();
+        let is_current = connections.get(&local_rank).is_some_and(|connection| connection.id == id);
+        if is_current && matches!(heard, Heard::Gone { .. }) {
+            connections.remove(&local_rank);
+        }
+        is_current
+    }
+
+    /// Makes this the worker's connection, instead of an earlier one. `None` if it is no worker any more.
+    fn connect(&self, id: ConnectionId, local_rank: u32, worker: u32) -> Option<mpsc::Receiver<ToWorker>> {
+        let mut connections = self.connections.lock();
+        if self.workers.borrow().get(&local_rank) != Some(&worker) {
+            return None;
+        }
+        let (sender, messages) = mpsc::channel(UNREAD_LIMIT);
+        connections.insert(local_rank, Connection { id, worker, messages: Some(sender) });
+        Some(messages)
+    }
+}
+
+/// Accepts connections until it is aborted, and with it the tasks that attend to them.
+async fn accept(listener: UnixListener, shared: Arc<Shared>, heard: mpsc::Sender<(ConnectionId, Heard)>) {
+    let mut attending = JoinSet::new();
+    let held = Arc::new(Semaphore::new(HELD));
+    let mut ids = 1..;
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    let id = ids.next().unwrap_or_default();
+                    let hold = held.clone().try_acquire_owned().ok();
+                    attending.spawn(attend(id, stream, hold, shared.clone(), heard.clone()));
+                }
+                Err(error) => {
+                    if shared.log.admits("accept") {
+                        tracing::warn!(%error, "cannot accept the connection of a worker; trying again");
+                    }
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            },
+            Some(_) = attending.join_next() => {}
+            () = shared.log.summarise() => {}
+        }
+    }
+}
+
+async fn attend(
+    id: ConnectionId,
+    mut stream: UnixStream,
+    hold: Option<OwnedSemaphorePermit>,
+    shared: Arc<Shared>,
+    heard: mpsc::Sender<(ConnectionId, Heard)>,
+) {
+    let admitted = match &hold {
+        Some(_) => admit(&mut stream, &shared).await,
+        None => Err(format!("{HELD} processes are waiting that are not known as workers")),
+    };
+    let connected = admitted.and_then(|admitted| {
+        let messages = shared.connect(id, admitted.local_rank, admitted.worker);
+        Ok((admitted, messages.ok_or("its worker was stopped meanwhile")?))
+    });
+    drop(hold);
+    match connected {
+        Ok((Admitted { local_rank, buffer, .. }, messages)) => {
+            serve(id, local_rank, stream, buffer, messages, &heard).await;
+            // Fails if the agent has ended.
+            let _ = heard.send((id, Heard::Gone { local_rank })).await;
+        }
+        Err(reason) => {
+            if shared.log.admits("refused") {
+                tracing::warn!("a process that connects as a worker is refused: {reason}");
+            }
+            let _ = write(&mut stream, ToWorker::Refused { reason }).await;
+        }
+    }
+}
+
+/// A connection whose worker is known, and has said hello.
+struct Admitted {
+    local_rank: u32,
+    worker: u32,
+    /// What has arrived after the hello.
+    buffer: BytesMut,
+}
+
+/// Finds out whose connection this is. An error is the reason for which it is refused.
+async fn admit(stream: &mut UnixStream, shared: &Shared) -> Result<Admitted, String> {
+    let peer = stream.peer_cred().map_err(|error| format!("the system does not say which process it is: {error}"))?;
+    let own = rustix::process::geteuid().as_raw();
+    if peer.uid() != own {
+        return Err(format!("it belongs to user {}, and the agent to user {own}", peer.uid()));
+    }
+    // 0: it is in another pid namespace, which this process cannot see.
+    let pid = peer.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
+    let pid = pid.ok_or("it is in a pid namespace that its agent cannot see")?;
+    let mut workers = shared.workers.subscribe();
+    let find = async {
+        loop {
+            let found = worker_of(pid, &workers.borrow_and_update());
+            if let Some(found) = found {
+                return Some(found);
+            }
+            workers.changed().await.ok()?;
+        }
+    };
+    let found = timeout(HOLD_LIMIT, find).await.ok().flatten();
+    let (local_rank, worker) = found.ok_or_else(|| {
+        format!("process {pid} is neither a worker of this agent nor a descendant of one (looked for {HOLD_LIMIT:.0?})")
+    })?;
+    let mut buffer = BytesMut::new();
+    let (mut reader, _) = stream.split();
+    match timeout(HOLD_LIMIT, read_message(&mut reader, &mut buffer)).await {
+        Ok(Ok(Some(ToAgent::Hello { version: VERSION }))) => Ok(Admitted { local_rank, worker, buffer }),
+        Ok(Ok(Some(ToAgent::Hello { version }))) => Err(format!(
+            "process {pid} has a release of elastic_rs whose channel has version {version}, and its agent version {VERSION}: \
+             install the same release in the worker's environment as in the agent's"
+        )),
+        Ok(Ok(Some(message))) => Err(format!("process {pid} has not said hello but {message:?}")),
+        Ok(Ok(None)) => Err(format!("process {pid} has closed the connection without a word")),
+        Ok(Err(error)) => Err(format!("process {pid} has not said hello: {error}")),
+        Err(_) => Err(format!("process {pid} has not said hello within {HOLD_LIMIT:.0?}")),
+    }
+}
+
+/// Passes messages on in both directions, until one ends.
+async fn serve(
+    id: ConnectionId,
+    local_rank: u32,
+    stream: UnixStream,
+    buffer: BytesMut,
+    messages: mpsc::Receiver<ToWorker>,
+    heard: &mpsc::Sender<(ConnectionId, Heard)>,
+) {
+    let (reader, writer) = stream.into_split();
+    // Fails if the agent has ended.
+    let _ = heard.send((id, Heard::Hello { local_rank })).await;
+    tokio::select! {
+        read = read_all(id, local_rank, reader, buffer, heard) => if let Err(error) = read {
+            tracing::warn!(local_rank, "the connection of a worker is closed: {error}");
+        },
+        written = write_all(writer, messages) => if let Err(error) = written {
+            tracing::warn!(local_rank, "the connection of a worker is closed, a message cannot be sent: {error}");
+        },
+    }
+}
+
+async fn read_all(
+    id: ConnectionId,
+    local_rank: u32,
+    mut reader: OwnedReadHalf,
+    mut buffer: BytesMut,
+    heard: &mpsc::Sender<(ConnectionId, Heard)>,
+) -> Result<(), String> {
+    let error = |error: CodecError| error.to_string();
+    while let Some(message) = read_message(&mut reader, &mut buffer).await.map_err(error)? {
+        let what = match message {
+            ToAgent::Ack { seq, count } => Heard::Ack { local_rank, seq, count },
+            ToAgent::Parked { commit } => Heard::Parked { local_rank, commit },
+            ToAgent::Hello { .. } => return Err("it has said hello twice".to_owned()),
+        };
+        if heard.send((id, what)).await.is_err() {
+            break; // the agent has ended
+        }
+    }
+    Ok(())
+}
+
+/// Ends when the connection is replaced, or its worker is stopped.
+async fn write_all(mut writer: OwnedWriteHalf, mut messages: mpsc::Receiver<ToWorker>) -> Result<(), String> {
+    while let Some(message) = messages.recv().await {
+        write(&mut writer, message).await?;
+    }
+    Ok(())
+}
+
+async fn write(writer: &mut (impl AsyncWriteExt + Unpin), message: ToWorker) -> Result<(), String> {
+    let mut frame = BytesMut::new();
+    message.encode(&mut frame).map_err(|error| error.to_string())?;
+    match timeout(WRITE_LIMIT, writer.write_all(&frame)).await {
+        Ok(written) => written.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("it was not read within {WRITE_LIMIT:.0?}")),
+    }
+}
+
+/// The worker that a process is, or descends from: its local rank and its process id.
+fn worker_of(pid: u32, workers: &BTreeMap<u32, u32>) -> Option<(u32, u32)> {
+    let ancestors = std::iter::successors(Some(pid), |pid| parent(*pid)).take(GENERATIONS);
+    ancestors.filter_map(|it| workers.iter().find(|(_, pid)| **pid == it)).map(|(rank, pid)| (*rank, *pid)).next()
+}
+
+/// A process's parent; `None` if it is gone, or has none.
+fn parent(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The process's name may contain anything, including parentheses. State and parent follow it.
+    let parent = stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()?;
+    (parent > 0).then_some(parent)
+}

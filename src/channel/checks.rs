@@ -1,0 +1,227 @@
+//! A worker's count of its checks, and what a check finds.
+//!
+//! All workers of a world call `check` equally often, at the same steps. They learn of a change at the same check, without a
+//! collective:
+//! 1. The agents tell their workers of the change. From then on each check of a worker waits, and the worker answers with the number
+//!    of its last check that did not wait. Counting and answering are one atomic step: [`Counter::stop`].
+//! 2. The change is to happen at the check after the highest of these numbers. So no worker has passed it, and each one reaches it:
+//!    checks before it go on.
+//! 3. A failure ends all waits. It is found by the next check, whichever that is.
+//!
+//! A check that finds nothing costs one atomic addition. All else is behind a lock, which the caller holds ([`super::worker`]).
+//! `tests/agent/channel/model.rs` explores all interleavings.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::message::{ToAgent, ToWorker, World};
+
+/// Counts checks, and says of each whether there is news.
+///
+/// One number, so that both happen in one step. Its order among other memory is given by the lock of [`News`]: the bit is set, and
+/// looked up in a second step, only with that lock.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+/// The bit that says that there is news. The others are the count.
+const NEWS: u64 = 1 << 63;
+
+impl Counter {
+    /// Count one check. `Some` is its number, if there is news: [`News::verdict`] says what it does then.
+    #[inline]
+    pub fn pass(&self) -> Option<u64> {
+        let before = self.0.fetch_add(1, Ordering::Relaxed);
+        (before & NEWS != 0).then_some((before & !NEWS) + 1)
+    }
+
+    /// From now on each check finds that there is news. Returns how many were counted so far.
+    pub fn stop(&self) -> u64 {
+        self.0.fetch_or(NEWS, Ordering::Relaxed) & !NEWS
+    }
+
+    /// Begin again at 0, without news.
+    pub fn reset(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+}
+
+/// What a check finds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Verdict {
+    /// Nothing.
+    GoOn,
+    /// The world changes here, on all workers.
+    WorldChanges,
+    /// A member of the world has failed.
+    PeerFailed,
+}
+
+/// Why nothing more will be told, in words.
+pub type Ended = String;
+
+/// What the agent has told a worker. Each method that returns an option is to be called again after the next message if it returns `None`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct News {
+    /// The last check that went on, once checks find that there is news.
+    passed: Option<u64>,
+    change: Option<Change>,
+    /// The change that no listener has heard of: number and flags.
+    unheard: Option<(u64, u8)>,
+    has_failed: bool,
+    /// The latest.
+    world: Option<Box<World>>,
+    place: Place,
+    /// The last failure, change or world.
+    reason: String,
+    flags: u8,
+    ended: Option<Ended>,
+}
+
+/// Where a worker is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+enum Place {
+    /// In the latest world, or not in any yet.
+    #[default]
+    Inside,
+    /// It waits for its next world.
+    Parked,
+    /// The next world is there, and the worker has not taken it yet.
+    Called,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Change {
+    seq: u64,
+    raise_at: Option<u64>,
+}
+
+impl News {
+    /// A message has arrived, and checks find that there is news since this many were counted ([`Counter::stop`]). Returns the answer.
+    pub fn on_message(&mut self, message: ToWorker, counted: u64) -> Option<ToAgent> {
+        let passed = *self.passed.get_or_insert(counted);
+        match message {
+            ToWorker::Change { seq, flags, reason } => {
+                match &self.change {
+                    Some(change) if change.seq > seq => return None,
+                    // Told again, after a reconnect of the agent.
+                    Some(change) if change.seq == seq => {}
+                    _ => {
+                        self.change = Some(Change { seq, raise_at: None });
+                        self.unheard = Some((seq, flags));
+                        (self.reason, self.flags) = (reason, flags);
+                    }
+                }
+                return Some(ToAgent::Ack { seq, count: passed });
+            }
+            ToWorker::RaiseAt { seq, check } => match &mut self.change {
+                // Others raise at a check that this worker has passed.
+                Some(change) if change.seq == seq && check <= passed => self.fail(format!(
+                    "the world changes at check {check}, which this worker had passed when it was told (last check: {passed}): all \
+                     workers must call check equally often"
+                )),
+                Some(change) if change.seq == seq => change.raise_at = Some(check),
+                _ => {} // of a change that is over
+            },
+            ToWorker::PeerFailed { reason } => self.fail(reason),
+            ToWorker::Refused { reason } => self.end(format!("the agent refuses this process: {reason}"), counted),
+            ToWorker::World(world) => {
+                (self.reason, self.flags) = (world.reason.clone(), world.flags);
+                (self.passed, self.change, self.has_failed) = (None, None, false);
+                self.world = Some(world);
+                if self.place == Place::Parked {
+                    self.place = Place::Called;
+                }
+            }
+        }
+        None
+    }
+
+    /// Whether checks have nothing to find: the caller lets the [`Counter`] begin again.
+    pub fn is_quiet(&self) -> bool {
+        self.passed.is_none()
+    }
+
+    /// The connection has ended, for this reason. Checks find that there is news since this many were counted.
+    pub fn end(&mut self, why: Ended, counted: u64) {
+        self.passed.get_or_insert(counted);
+        // A refusal precedes the end of the connection, and says more.
+        self.ended.get_or_insert(why);
+    }
+
+    fn fail(&mut self, reason: String) {
+        self.has_failed = true;
+        (self.reason, self.flags) = (reason, 0);
+    }
+
+    /// What the check of this number finds.
+    pub fn verdict(&mut self, number: u64) -> Option<Result<Verdict, Ended>> {
+        if self.has_failed {
+            return Some(Ok(Verdict::PeerFailed));
+        }
+        // Without a number this check was counted in the world before.
+        let is_passed = self.passed.is_none_or(|passed| number <= passed);
+        if !is_passed && let Some(change) = &self.change {
+            match change.raise_at {
+                Some(at) if number >= at => return Some(Ok(Verdict::WorldChanges)),
+                Some(_) => {}
+                None => return self.ended.clone().map(Err),
+            }
+        }
+        if let Some(why) = &self.ended {
+            return Some(Err(why.clone()));
+        }
+        if let Some(passed) = &mut self.passed {
+            *passed = number.max(*passed);
+        }
+        Some(Ok(Verdict::GoOn))
+    }
+
+    /// Whether a failure is known, which ends with the next world.
+    pub fn has_failed(&self) -> bool {
+        self.has_failed
+    }
+
+    /// Ready once a failure is known.
+    pub fn failed(&mut self) -> Option<Result<(), Ended>> {
+        if self.has_failed { Some(Ok(())) } else { self.ended.clone().map(Err) }
+    }
+
+    /// The worker leaves its world. Returns whether the agent is to be told: not if an earlier call was interrupted.
+    pub fn park(&mut self) -> bool {
+        let is_new = self.place == Place::Inside;
+        if is_new {
+            self.place = Place::Parked;
+        }
+        is_new
+    }
+
+    /// Ready once a parked worker has its next world. The worker is then in that.
+    pub fn next_world(&mut self) -> Option<Result<Box<World>, Ended>> {
+        match &self.world {
+            Some(world) if self.place == Place::Called => {
+                self.place = Place::Inside;
+                Some(Ok(world.clone()))
+            }
+            _ => self.ended.clone().map(Err),
+        }
+    }
+
+    /// Ready once there is a world: the latest.
+    pub fn latest_world(&mut self) -> Option<Result<Box<World>, Ended>> {
+        self.world.clone().map(Ok).or_else(|| self.ended.clone().map(Err))
+    }
+
+    /// Ready once there is a change that was not taken yet: its number, and its flags. Takes it.
+    pub fn take_change(&mut self) -> Option<Result<(u64, u8), Ended>> {
+        self.unheard.take().map(Ok).or_else(|| self.ended.clone().map(Err))
+    }
+
+    /// The reason of the last failure, change or world, in words.
+    pub fn reason(&self) -> &str {
+        &self.reason
+    }
+
+    /// What the last change or world changes. 0 after a failure.
+    pub fn flags(&self) -> u8 {
+        self.flags
+    }
+}

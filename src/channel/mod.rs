@@ -1,0 +1,29 @@
+//! The channel between an agent and its workers, over which workers survive a change of the world.
+//!
+//! Owns a Unix socket of the agent, the messages on it, a worker's count of its checks, and the sockets of a worker that are shut
+//! down when a peer has failed. Leaves to [`crate::agent`] what is told when, and to the package `elastic_rs.elastic` what a worker does
+//! then. A worker without this package does not connect, and is restarted as ever.
+//!
+//! | file | what |
+//! |---|---|
+//! | [`message`] | the messages ↔ frames of bytes |
+//! | [`checks`] | the count of checks, and what a check finds: all workers learn of a change at the same check |
+//! | [`worker`] | a worker's end: a thread reads, and frees blocked collectives (feature `io`) |
+//! | `sockets` | which sockets those collectives wait for (feature `io`) |
+//! | `forks` | whether this process was forked since it connected (feature `io`) |
+//! | [`agent`], `folder` | the agent's end: its socket, who may connect, and as which worker (feature `io`) |
+//!
+//! Frames and limits of texts are those of [`crate::rendezvous::protocol`].
+
+#[cfg(feature = "io")]
+pub mod agent;
+pub mod checks;
+#[cfg(feature = "io")]
+mod folder;
+#[cfg(feature = "io")]
+mod forks;
+pub mod message;
+#[cfg(feature = "io")]
+mod sockets;
+#[cfg(feature = "io")]
+pub mod worker;

@@ -1,0 +1,226 @@
+//! A worker's end of the channel.
+//!
+//! A thread reads what the agent tells, so that a main thread that is blocked in a collective delays nothing. It uses no runtime,
+//! and takes no lock of Python's: a worker may fork, and its interpreter may exit, at any time.
+//!
+//! Futures returned here need no runtime either. The thread wakes them.
+
+use std::future::{Future, poll_fn};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::checks::{Ended, News, Verdict};
+use super::forks;
+use super::message::{ToAgent, VERSION, World};
+use super::sockets::Sockets;
+use crate::threads;
+
+mod line;
+
+use line::Line;
+
+/// Why a worker's end cannot do what it was asked to.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChannelError {
+    /// Nobody listens there, or not for this process.
+    #[error(
+        "cannot connect to the agent at `{path}` (ELASTIC_RS_AGENT) after {elapsed:.1?}: {source}; if the agent that started this \
+         process has ended, start the job again"
+    )]
+    Connect {
+        /// The socket's path.
+        path: PathBuf,
+        /// Since the attempt began.
+        elapsed: Duration,
+        /// The error of the system.
+        source: io::Error,
+    },
+    /// The connection has ended. All calls that wait return this error.
+    #[error("{0}")]
+    Ended(Ended),
+    /// The process was forked from the one that has connected, and has neither its thread nor its place in the world.
+    #[error(
+        "the channel to the agent was opened in process {opened}, and this one ({here}) was forked from it: only process {opened} is \
+         a worker of the job. Do not run training steps here, or start this process with the spawn start method"
+    )]
+    Forked {
+        /// The process that has connected.
+        opened: u32,
+        /// The process that called.
+        here: u32,
+    },
+    /// Sockets cannot be guarded, because `mark_sockets` was not called since the last group was made or released.
+    #[error("there is no mark: call mark_sockets before the process group is made, and guard_sockets after it")]
+    Unmarked,
+    /// The sockets of this process cannot be listed.
+    #[error("cannot list the sockets of this process in /proc/self/fd: {0}")]
+    Sockets(#[source] io::Error),
+}
+
+/// A worker's connection with its agent. Dropping it closes it.
+#[derive(Debug)]
+pub struct Channel {
+    line: Arc<Line>,
+    /// The count of forks in which the connection was opened.
+    forks: u64,
+    pid: u32,
+}
+
+impl Channel {
+    /// Connect to the agent whose socket is at `path`, and introduce this process.
+    ///
+    /// # Errors
+    /// [`ChannelError::Connect`], after at most `limit`.
+    pub fn connect(path: &Path, limit: Duration) -> Result<Channel, ChannelError> {
+        let since = Instant::now();
+        let failed = |source| ChannelError::Connect { path: path.to_owned(), elapsed: since.elapsed(), source };
+        let line = Arc::new(Line::open(path, limit).map_err(failed)?);
+        let channel = Channel { line: line.clone(), forks: forks::count(), pid: process::id() };
+        // A failure ends the connection, and then the thread finds the reason: the agent may have refused this process already.
+        let _ = line.tell(ToAgent::Hello { version: VERSION });
+        threads::spawn("agent-channel".to_owned(), move || line.read()).map_err(failed)?;
+        Ok(channel)
+    }
+
+    /// Count one check. `None`: there is no news, and the worker goes on. `Some` is the check's number, for [`Self::verdict`].
+    ///
+    /// # Errors
+    /// [`ChannelError::Forked`].
+    #[inline]
+    pub fn check(&self) -> Result<Option<u64>, ChannelError> {
+        self.here()?;
+        Ok(self.line.pass())
+    }
+
+    /// What the check of this number finds. Waits only while it is not known at which check the world changes.
+    ///
+    /// # Errors
+    /// [`ChannelError::Ended`] if this is never known.
+    pub fn verdict(&self, number: u64) -> impl Future<Output = Result<Verdict, ChannelError>> + Send {
+        self.until(move |news| news.verdict(number))
+    }
+
+    /// Wait until the failure of a peer is known.
+    ///
+    /// # Errors
+    /// [`ChannelError::Ended`], [`ChannelError::Forked`].
+    pub fn failed(&self) -> Result<impl Future<Output = Result<(), ChannelError>> + Send, ChannelError> {
+        self.here()?;
+        Ok(self.until(News::failed))
+    }
+
+    /// Say that this worker has left its process group with this commit, and wait for its next world. Releases all sockets. If the
+    /// future is dropped before it is ready, call this again.
+    ///
+    /// # Errors
+    /// [`ChannelError::Ended`], [`ChannelError::Forked`].
+    pub fn park(
+        &self,
+        commit: Option<u64>,
+    ) -> Result<impl Future<Output = Result<Box<World>, ChannelError>> + Send, ChannelError> {
+        self.release_sockets()?;
+        if self.line.with_news(News::park) {
+            // A failure ends the connection, with a reason.
+            let _ = self.line.tell(ToAgent::Parked { commit });
+        }
+        Ok(self.until(News::next_world))
+    }
+
+    /// The latest world. Waits for the first one.
+    ///
+    /// # Errors
+    /// [`ChannelError::Ended`], [`ChannelError::Forked`].
+    pub fn world(&self) -> Result<impl Future<Output = Result<Box<World>, ChannelError>> + Send, ChannelError> {
+        self.here()?;
+        Ok(self.until(News::latest_world))
+    }
+
+    /// Wait for the next change of the world: its number, and its flags.
+    ///
+    /// # Errors
+    /// [`ChannelError::Ended`], [`ChannelError::Forked`].
+    pub fn change(&self) -> Result<impl Future<Output = Result<(u64, u8), ChannelError>> + Send, ChannelError> {
+        self.here()?;
+        Ok(self.until(News::take_change))
+    }
+
+    /// The reason of the last failure, change or world, in words; and what changes: 1 removed, 2 added, 3 both, else 0.
+    ///
+    /// # Errors
+    /// [`ChannelError::Forked`].
+    pub fn reason_and_flags(&self) -> Result<(String, u8), ChannelError> {
+        self.here()?;
+        Ok(self.line.with_news(|news| (news.reason().to_owned(), news.flags())))
+    }
+
+    /// Remember the TCP sockets that are connected now: a process group is about to be made. If a peer fails meanwhile, all sockets
+    /// that are connected later are shut down, so that it is not waited for.
+    ///
+    /// # Errors
+    /// [`ChannelError::Sockets`], [`ChannelError::Forked`].
+    pub fn mark_sockets(&self) -> Result<(), ChannelError> {
+        self.with_sockets(|sockets| sockets.mark())
+    }
+
+    /// The process group was made: shut its sockets down when a peer fails, or at once if one has. Returns their number.
+    ///
+    /// # Errors
+    /// [`ChannelError::Unmarked`], [`ChannelError::Sockets`], [`ChannelError::Forked`].
+    pub fn guard_sockets(&self) -> Result<usize, ChannelError> {
+        self.with_sockets(|sockets| sockets.guard_new())?.ok_or(ChannelError::Unmarked)
+    }
+
+    /// The same for a process group that exists already: its sockets are watched together with a listening one.
+    ///
+    /// # Errors
+    /// [`ChannelError::Sockets`], [`ChannelError::Forked`].
+    pub fn guard_loops(&self) -> Result<usize, ChannelError> {
+        self.with_sockets(|sockets| sockets.guard_loops())
+    }
+
+    /// The process group is destroyed, or could not be made.
+    ///
+    /// # Errors
+    /// [`ChannelError::Forked`].
+    pub fn release_sockets(&self) -> Result<(), ChannelError> {
+        self.here()?;
+        self.line.with_sockets(Sockets::release);
+        Ok(())
+    }
+
+    fn with_sockets<T>(&self, act: impl FnOnce(&mut Sockets) -> io::Result<T>) -> Result<T, ChannelError> {
+        self.here()?;
+        self.line.with_sockets(act).map_err(ChannelError::Sockets)
+    }
+
+    /// In a forked child this precedes every lock: another thread may have held it in the parent.
+    #[inline]
+    fn here(&self) -> Result<(), ChannelError> {
+        if forks::now() == self.forks { Ok(()) } else { Err(self.forked()) }
+    }
+
+    #[cold]
+    fn forked(&self) -> ChannelError {
+        ChannelError::Forked { opened: self.pid, here: process::id() }
+    }
+
+    fn until<T>(
+        &self,
+        mut ready: impl FnMut(&mut News) -> Option<Result<T, Ended>> + Send,
+    ) -> impl Future<Output = Result<T, ChannelError>> + Send {
+        poll_fn(move |context| self.line.poll(context, &mut ready).map_err(ChannelError::Ended))
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // In a forked child this would close the parent's connection.
+        if self.here().is_ok() {
+            self.line.close();
+        }
+    }
+}

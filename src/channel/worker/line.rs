@@ -1,0 +1,217 @@
+//! The connection, and what the thread does that reads it.
+
+use std::io;
+use std::mem;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, send, shutdown, socket_with,
+};
+
+use crate::channel::checks::{Counter, Ended, News};
+use crate::channel::message::{ToAgent, ToWorker};
+use crate::channel::sockets::Sockets;
+use crate::rendezvous::protocol::codec::encode_frame;
+
+/// How long an agent may take to read what it is told. It reads at all times.
+const SEND_LIMIT: Duration = Duration::from_secs(5);
+/// How often new sockets are looked for while a process group is made in a world in which a peer has failed.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A connection with the agent, shared by the thread that reads and the calling threads.
+#[derive(Debug)]
+pub(super) struct Line {
+    counter: Counter,
+    live: Mutex<Live>,
+    /// Locked before `live`, if both are.
+    sockets: Mutex<Sockets>,
+    path: PathBuf,
+    since: Instant,
+    stream: OwnedFd,
+    /// Held while a message is written: both threads write.
+    writing: Mutex<()>,
+    /// Makes the reading thread look at the sockets.
+    nudge: OwnedFd,
+}
+
+#[derive(Debug, Default)]
+struct Live {
+    news: News,
+    wakers: Vec<Waker>,
+}
+
+impl Line {
+    /// Connects to the agent's socket, within this limit.
+    pub(super) fn open(path: &Path, limit: Duration) -> io::Result<Line> {
+        Ok(Line {
+            counter: Counter::default(),
+            live: Mutex::default(),
+            sockets: Mutex::default(),
+            path: path.to_owned(),
+            since: Instant::now(),
+            stream: open(path, limit)?,
+            writing: Mutex::default(),
+            nudge: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        })
+    }
+
+    /// Counts one check.
+    #[inline]
+    pub(super) fn pass(&self) -> Option<u64> {
+        self.counter.pass()
+    }
+
+    pub(super) fn with_news<T>(&self, act: impl FnOnce(&mut News) -> T) -> T {
+        act(&mut self.live.lock().news)
+    }
+
+    /// Changes what is to be shut down. If a peer has failed already, the thread does it at once.
+    pub(super) fn with_sockets<T>(&self, act: impl FnOnce(&mut Sockets) -> T) -> T {
+        let mut sockets = self.sockets.lock();
+        let done = act(&mut sockets);
+        // If the failure becomes known a moment later, the thread finds the sockets.
+        if self.with_news(|news| news.has_failed()) {
+            // Fails only if the counter is full, and then the thread wakes anyway.
+            let _ = rustix::io::write(&self.nudge, &1_u64.to_ne_bytes());
+        }
+        done
+    }
+
+    /// Polls for what is to be ready. The thread wakes whom nothing was ready for.
+    pub(super) fn poll<T>(
+        &self,
+        context: &Context<'_>,
+        ready: &mut impl FnMut(&mut News) -> Option<Result<T, Ended>>,
+    ) -> Poll<Result<T, Ended>> {
+        let mut live = self.live.lock();
+        if let Some(done) = ready(&mut live.news) {
+            return Poll::Ready(done);
+        }
+        if !live.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+            live.wakers.push(context.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    /// What the thread does, until the connection ends.
+    pub(super) fn read(&self) {
+        let mut buffer = BytesMut::new();
+        let why = loop {
+            match self.next_bytes(&mut buffer) {
+                Ok(true) => {}
+                Ok(false) => {
+                    break "was closed: the agent has ended, or this process is not its worker any more".to_owned();
+                }
+                Err(errno) => break format!("is lost: {errno}"),
+            }
+            if let Err(why) = self.on_bytes(&mut buffer) {
+                break why;
+            }
+        };
+        self.end(&why);
+    }
+
+    /// Waits for bytes, and shuts sockets down meanwhile. False at the end of the stream.
+    fn next_bytes(&self, buffer: &mut BytesMut) -> Result<bool, Errno> {
+        loop {
+            let look_again = self.free_if_failed().then_some(LOOK_INTERVAL);
+            let limit = look_again.and_then(|limit| Timespec::try_from(limit).ok());
+            let mut fds = [PollFd::new(&self.stream, PollFlags::IN), PollFd::new(&self.nudge, PollFlags::IN)];
+            retry_on_intr(|| poll(&mut fds, limit.as_ref()))?;
+            if !fds[1].revents().is_empty() {
+                let _ = rustix::io::read(&self.nudge, &mut [0; 8]);
+            }
+            if !fds[0].revents().is_empty() {
+                let mut chunk = [0; 4096];
+                let count = retry_on_intr(|| rustix::io::read(&self.stream, &mut chunk))?;
+                buffer.extend_from_slice(&chunk[..count]);
+                return Ok(count > 0);
+            }
+        }
+    }
+
+    /// Returns whether to look again soon.
+    fn free_if_failed(&self) -> bool {
+        let mut sockets = self.sockets.lock();
+        let has_failed = self.with_news(|news| news.has_failed());
+        has_failed && sockets.shut_down()
+    }
+
+    fn on_bytes(&self, buffer: &mut BytesMut) -> Result<(), String> {
+        while let Some(message) = ToWorker::decode(buffer).map_err(|error| format!("is closed: {error}"))? {
+            if let Some(answer) = self.on_message(message) {
+                self.tell(answer).map_err(|errno| format!("is lost: {errno}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn on_message(&self, message: ToWorker) -> Option<ToAgent> {
+        let (answer, wakers) = {
+            let mut live = self.live.lock();
+            let counted = self.counter.stop();
+            let answer = live.news.on_message(message, counted);
+            if live.news.is_quiet() {
+                self.counter.reset();
+            }
+            (answer, mem::take(&mut live.wakers))
+        };
+        wakers.into_iter().for_each(Waker::wake);
+        answer
+    }
+
+    fn end(&self, why: &str) {
+        let (path, elapsed) = (self.path.display(), self.since.elapsed());
+        let text =
+            format!("the connection with the agent at `{path}` {why} (after {elapsed:.1?}); the agent's log says more");
+        let wakers = {
+            let mut live = self.live.lock();
+            live.news.end(text, self.counter.stop());
+            mem::take(&mut live.wakers)
+        };
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Ends the connection. The thread finds the end of the stream, and ends.
+    pub(super) fn close(&self) {
+        // Fails if the agent has closed it.
+        let _ = shutdown(&self.stream, Shutdown::Both);
+    }
+
+    /// Writes a message. An error ends the connection.
+    pub(super) fn tell(&self, message: ToAgent) -> Result<(), Errno> {
+        let mut frame = BytesMut::new();
+        encode_frame(&message, &mut frame);
+        let _writing = self.writing.lock();
+        let mut rest = &frame[..];
+        while !rest.is_empty() {
+            match retry_on_intr(|| send(&self.stream, rest, SendFlags::NOSIGNAL)) {
+                Ok(count) => rest = &rest[count..],
+                Err(errno) => {
+                    self.close();
+                    return Err(errno);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Connects within a limit, which is how long the agent may take to accept others first.
+fn open(path: &Path, limit: Duration) -> Result<OwnedFd, Errno> {
+    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // To the kernel, zero is no limit.
+    set_socket_timeout(&stream, Timeout::Send, Some(limit.max(Duration::from_millis(1))))?;
+    let address = SocketAddrUnix::new(path)?;
+    retry_on_intr(|| connect(&stream, &address))?;
+    set_socket_timeout(&stream, Timeout::Send, Some(SEND_LIMIT))?;
+    Ok(stream)
+}

@@ -1,0 +1,67 @@
+//! The channel between an agent and its workers.
+
+mod checks;
+mod exchange;
+mod messages;
+mod model;
+mod sockets;
+mod strangers;
+
+use std::collections::BTreeMap;
+use std::process;
+use std::time::Duration;
+
+use elastic_rs::channel::agent::{Exchange, Heard};
+use elastic_rs::channel::message::{ToWorker, World};
+use elastic_rs::channel::worker::Channel;
+
+use crate::process::support::{LIMIT, within};
+
+/// An exchange for which this process is the worker with local rank 0.
+fn exchange() -> Exchange {
+    let exchange = Exchange::listen().unwrap();
+    exchange.expect(&workers(process::id()));
+    exchange
+}
+
+/// The worker with local rank 0.
+fn workers(pid: u32) -> BTreeMap<u32, u32> {
+    BTreeMap::from([(0, pid)])
+}
+
+fn connect(exchange: &Exchange) -> Channel {
+    Channel::connect(exchange.path(), LIMIT).unwrap()
+}
+
+/// Connects as the worker with local rank 0, whose hello is heard.
+async fn connected(exchange: &mut Exchange) -> Channel {
+    let channel = connect(exchange);
+    assert_eq!(within(exchange.next()).await, Heard::Hello { local_rank: 0 });
+    channel
+}
+
+/// Nothing is heard for a moment.
+async fn silence(exchange: &mut Exchange) {
+    let heard = tokio::time::timeout(Duration::from_millis(50), exchange.next()).await;
+    assert!(heard.is_err(), "{heard:?}");
+}
+
+fn world(generation: u64) -> World {
+    let variables = [("RANK", "3"), ("WORLD_SIZE", "4")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+    World {
+        variables: variables.into(),
+        generation,
+        source: 1,
+        sync: true,
+        flags: 2,
+        reason: "a node joins".to_owned(),
+    }
+}
+
+fn change(seq: u64) -> ToWorker {
+    ToWorker::Change { seq, flags: 2, reason: "a node joins".to_owned() }
+}
+
+fn failure() -> ToWorker {
+    ToWorker::PeerFailed { reason: "worker 1 was killed".to_owned() }
+}

@@ -1,0 +1,117 @@
+"""An agent's end of the channel to workers, written after the messages in `src/channel/message.rs`."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+Heard = tuple[str, *tuple[int | None, ...]]
+
+LIMIT_S = 60.0
+
+
+def varint(number: int) -> bytes:
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def text(value: str) -> bytes:
+    return varint(len(value.encode())) + value.encode()
+
+
+class Agent:
+    """Listens for workers in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "agent"
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.bind(str(self.path))
+        self.socket.listen()
+        self.socket.settimeout(LIMIT_S)
+
+    def accept(self) -> Worker:
+        """Return the next connection, whose hello is read."""
+        connection, _ = self.socket.accept()
+        worker = Worker(connection)
+        assert worker.hear() == ("hello", 1)
+        return worker
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Worker:
+    """The connection of one worker."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.socket.settimeout(LIMIT_S)
+
+    def hear(self) -> Heard | None:
+        """Return what the worker says next, or None at the end of the connection."""
+        head = self._bytes(4)
+        if not head:
+            return None
+        body = iter(self._bytes(struct.unpack("<I", head)[0]))
+        heard: Heard
+        match number(body):
+            case 0:
+                heard = ("hello", number(body))
+            case 1:
+                heard = ("ack", number(body), number(body))
+            case 2:
+                heard = ("parked", number(body) if next(body) else None)
+            case kind:
+                raise AssertionError(f"message {kind}")
+        assert list(body) == []
+        return heard
+
+    def _bytes(self, count: int) -> bytes:
+        out = b""
+        while len(out) < count and (more := self.socket.recv(count - len(out))):
+            out += more
+        return out
+
+    def refuse(self, reason: str) -> None:
+        self._tell(0, text(reason))
+
+    def world(self, generation: int, variables: dict[str, str], reason: str = "") -> None:
+        """Tell of a world with source 1, with a sync, with flags 2."""
+        pairs = b"".join(text(name) + text(value) for name, value in variables.items())
+        fields = varint(len(variables)) + pairs + varint(generation) + varint(1) + b"\1" + b"\2" + text(reason)
+        self._tell(1, fields)
+
+    def change(self, seq: int, flags: int, reason: str) -> None:
+        self._tell(2, varint(seq) + bytes([flags]) + text(reason))
+
+    def raise_at(self, seq: int, check: int) -> None:
+        self._tell(3, varint(seq) + varint(check))
+
+    def fail(self, reason: str) -> None:
+        self._tell(4, text(reason))
+
+    def _tell(self, kind: int, fields: bytes) -> None:
+        body = varint(kind) + fields
+        self.socket.sendall(struct.pack("<I", len(body)) + body)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def number(body: Iterator[int]) -> int:
+    value = shift = 0
+    while True:
+        byte = next(body)
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return value
