@@ -1262,6 +1262,77 @@ class View:
         """
 
 @final
+class WorkerChannel:
+    """
+    A worker's connection with its agent: what the agent tells, and which sockets are shut down when a peer fails.
+
+    Every method raises ``ConnectionError`` once the connection has ended and nothing else is known, and ``RuntimeError`` in a process
+    that was forked from the worker.
+    """
+    def check(self, /) -> int:
+        """
+        Count one check. 0: nothing happened. 1: the world changes at this check. 2: a peer failed.
+
+        Waits only while it is not known at which check the world changes.
+        """
+    @staticmethod
+    def connect(path: str | PathLike[str], limit_s: SupportsFloat | SupportsIndex) -> WorkerChannel:
+        """
+        Connect to the agent whose socket is at ``path``, within ``limit_s`` seconds.
+
+        Raises ``ConnectionError`` if nobody listens there. An agent that refuses this process says so in the next call.
+        """
+    def failed_within(self, /, limit_s: SupportsFloat | SupportsIndex) -> bool:
+        """
+        Wait until a peer's failure is known. False if none is within ``limit_s`` seconds.
+        """
+    @property
+    def flags(self, /) -> int:
+        """
+        What the last change or world changes: 0 nothing, 1 removed, 2 added, 3 both. 0 after a failure.
+        """
+    def guard_loops(self, /) -> int:
+        """
+        The same for a process group that exists already: the sockets in an epoll set with a listening socket. Returns their number.
+        """
+    def guard_sockets(self, /) -> int:
+        """
+        The process group was made: shut its sockets down when a peer fails, or at once if one has. Returns their number.
+
+        Its sockets are those connected since :meth:`mark_sockets`. If some of these are in an epoll set with a listening socket, as
+        gloo's are, it is those.
+        """
+    def mark_sockets(self, /) -> None:
+        """
+        Remember the TCP sockets that are connected now: a process group is about to be made.
+
+        If a peer fails meanwhile, all TCP sockets that are connected later are shut down, so that nothing waits for that peer.
+        """
+    def park(self, /, commit: SupportsIndex | None) -> World:
+        """
+        Say that this worker has left its process group, and wait for its next world. Its sockets are released.
+
+        ``commit`` is the number of the commit that its state has, or None if that was never synchronised or committed.
+        """
+    @property
+    def reason(self, /) -> str:
+        """
+        Why a peer failed, or the world changes, or the last world has ended, in words.
+        """
+    def release_sockets(self, /) -> None:
+        """
+        The process group is destroyed, or could not be made.
+        """
+    def wait_change(self, /) -> tuple[int, int]:
+        """
+        Wait for the next change: its number, and its flags.
+        """
+    def world(self, /) -> World:
+        """
+        The latest world. Waits for the first one: call this after :meth:`connect`.
+        """
+
+@final
 class WorkerCommand:
     """
     A program to start as a worker.
@@ -1314,6 +1385,42 @@ class WorkerOptions:
     def virtual_local_rank(self, /) -> bool:
         """
         Each worker sees only its own GPU.
+        """
+
+@final
+class World:
+    """
+    A world, as one worker is told of it.
+    """
+    @property
+    def flags(self, /) -> int:
+        """
+        What has changed since the last world: 0 nothing, 1 removed, 2 added, 3 both.
+        """
+    @property
+    def generation(self, /) -> int:
+        """
+        Number of the round.
+        """
+    @property
+    def reason(self, /) -> str:
+        """
+        Why the last world has ended, in words.
+        """
+    @property
+    def source(self, /) -> int:
+        """
+        Global rank of the worker whose state the others take.
+        """
+    @property
+    def sync(self, /) -> bool:
+        """
+        Whether they do.
+        """
+    @property
+    def variables(self, /) -> dict[str, str]:
+        """
+        Variables of the worker's environment, such as ``RANK``.
         """
 
 def _shutdown() -> None:

@@ -37,16 +37,20 @@ class Agent:
         self.socket.bind(str(self.path))
         self.socket.listen()
         self.socket.settimeout(LIMIT_S)
+        self.workers: list[Worker] = []
 
     def accept(self) -> Worker:
         """Return the next connection, whose hello is read."""
         connection, _ = self.socket.accept()
         worker = Worker(connection)
+        self.workers.append(worker)
         assert worker.hear() == ("hello", 1)
         return worker
 
     def close(self) -> None:
         self.socket.close()
+        for worker in self.workers:
+            worker.close()
 
 
 class Worker:
