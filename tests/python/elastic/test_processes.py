@@ -259,7 +259,16 @@ def test_three_then_two_then_one_without_a_sync(world: World, start: Callable[..
 def test_under_pytorchs_agent_a_failure_restarts_all_from_the_checkpoint(job: Job, tmp_path: Path) -> None:
     """Checks never raise there. The survivor's error is raised, and PyTorch's agent starts all workers again."""
     options = ["--fail-once", str(tmp_path / "failed"), "--checkpoint", str(tmp_path / "checkpoint")]
-    torchrun = job.torchrun("--nnodes=1", "--nproc-per-node=2", "--max-restarts=1", "--standalone", WORKER, *options)
+    torchrun = job.torchrun(
+        "--nnodes=1",
+        "--nproc-per-node=2",
+        "--max-restarts=1",
+        "--standalone",
+        WORKER,
+        *options,
+        # Otherwise restarted workers may read the addresses that the ones before have left in PyTorch's shared store.
+        env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+    )
     assert torchrun.wait() == 0
     assert len(said(torchrun, "BEGIN")) == 4
     assert [loaded["epoch"] for loaded in said(torchrun, "LOADED")] == [1, 1]

@@ -5,6 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from elastic_rs import elastic
+
+GONE = RuntimeError("[gloo] Connection closed by peer")
 
 
 @dataclass
@@ -86,3 +91,26 @@ class FakeChannel:
 
     def close(self) -> None:
         self.announced.release()
+
+
+class Recorded(elastic.ObjectState):
+    """A state that writes down what is done to it."""
+
+    def __init__(self, **values: Any) -> None:
+        self.calls: list[str] = []
+        super().__init__(**values)
+
+    def save(self) -> None:
+        self.calls.append("save")
+        super().save()
+
+    def restore(self) -> None:
+        self.calls.append("restore")
+        super().restore()
+
+    def sync(self) -> None:
+        self.calls.append("sync")
+        super().sync()
+
+    def reset(self) -> None:
+        self.calls.append("reset")
