@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
-from typing import Protocol, cast
+from typing import Protocol
+
+from elastic_rs._elastic_rs import WorkerChannel
 
 __all__ = ["CHANGED", "Channel", "World", "connect"]
 
@@ -84,5 +85,4 @@ def connect(path: str, limit_s: float) -> Channel:
     Raises:
         OSError: nobody listens there. An agent that refuses this process says so in the next call.
     """
-    core = import_module("elastic_rs._elastic_rs")
-    return cast("Channel", core.WorkerChannel.connect(path, limit_s))
+    return WorkerChannel.connect(path, limit_s)

@@ -1,15 +1,20 @@
-"""Real processes of two or three ranks over gloo: under PyTorch's torchrun, and with an agent that follows a plan."""
+"""Real processes of up to three ranks over gloo: under PyTorch's torchrun, and with the test as their agent."""
 
 from __future__ import annotations
 
 import json
+import signal
+import socket
+import struct
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from elastic_rs import _elastic_rs
+from helpers.channel import Agent, Worker
 
 if TYPE_CHECKING:
     from helpers.procs import Job, Process
@@ -89,7 +94,127 @@ except ValueError:
 hvd.shutdown()
 """
 
-World = Callable[..., dict[str, dict[str, Any]]]
+
+class World:
+    """A world of processes by name, in the order of their ranks. It has a store of its own, as from their agents."""
+
+    def __init__(self, generation: int, names: Sequence[str]) -> None:
+        self.names = list(names)
+        self.generation = generation
+        self.store = _elastic_rs.StoreServer.listen("127.0.0.1", 0)
+
+    def variables(self, name: str) -> dict[str, str]:
+        rank, size = self.names.index(name), len(self.names)
+        variables = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": size,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": self.store.port,
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_GENERATION": self.generation,
+        }
+        return {key: str(value) for key, value in variables.items()}
+
+
+class Node:
+    """The test as the agent of all processes."""
+
+    def __init__(self, job: Job, agent: Agent) -> None:
+        self.job = job
+        self.agent = agent
+        self.worlds: list[World] = []
+        self.processes: dict[str, Process] = {}
+        self.workers: dict[str, Worker] = {}
+        self.changes = 0
+
+    def plan(self, *names: str) -> World:
+        self.worlds.append(World(len(self.worlds) + 1, names))
+        return self.worlds[-1]
+
+    def start(self, name: str, world: World, *options: str) -> Process:
+        """Start a process whose first world this is."""
+        env = {
+            "ELASTIC_RS_AGENT": str(self.agent.path),
+            "ELASTIC_RS_IN_PLACE": "gloo",
+            "ELASTIC_RS_LOG": "info",
+            **world.variables(name),
+        }
+        command = [sys.executable, str(WORKER), "--name", name, *options]
+        self.processes[name] = self.job.start(command, name=name, env=env)
+        return self.processes[name]
+
+    def enter(self, world: World, *, source: int = 0, sync: bool = True, names: Sequence[str] = ()) -> None:
+        """Push the world to its workers: to those that are not connected yet, when they are."""
+
+        def push(name: str) -> None:
+            self.workers[name].world(world.generation, world.variables(name), source=source, sync=sync)
+
+        missing = [name for name in names or world.names if name not in self.workers]
+        for name in names or world.names:
+            if name not in missing:
+                push(name)
+        while missing:
+            worker = self.agent.accept()
+            pid, _, _ = struct.unpack("3i", worker.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            (name,) = [name for name, process in self.processes.items() if process.pid == pid]
+            self.workers[name] = worker
+            missing.remove(name)
+            push(name)
+
+    def fail(self, *names: str) -> list[int | None]:
+        """Tell these workers that another one has failed, and return with which commits they park."""
+        for name in names:
+            self.workers[name].fail("the test says so")
+        return self.parked(*names)
+
+    def change(self, *names: str, check: int) -> list[int | None]:
+        """Let the world change at this check of all its workers, and return with which commits they park."""
+        self.changes += 1
+        for name in names:
+            self.workers[name].change(self.changes, 3, "the test says so")
+        for name in names:
+            kind, number, count = self.workers[name].hear() or ("gone", 0, 0)
+            assert (kind, number) == ("ack", self.changes)
+            assert count is not None
+            assert count < check, "the change came too late for that check"
+        for name in names:
+            self.workers[name].raise_at(self.changes, check)
+        return self.parked(*names)
+
+    def parked(self, *names: str) -> list[int | None]:
+        heard = [self.workers[name].hear() for name in names]
+        assert [one and one[0] for one in heard] == ["parked"] * len(names)
+        return [one and one[1] for one in heard]  # type: ignore[misc]
+
+    def kill(self, name: str) -> None:
+        """End a process, as an agent does with one that is not needed any more."""
+        self.processes[name].signal(signal.SIGKILL)
+        self.processes[name].wait()
+
+    def end(self, *names: str) -> list[dict[str, Any]]:
+        """Wait for processes that succeed, and return what they say at the end: all have the same state."""
+        for name in names:
+            assert self.processes[name].wait() == 0, self.processes[name].tail()
+        ends = [one(self.processes[name], "END") for name in names]
+        assert {last["state"] for last in ends} == {ends[0]["state"]}
+        return ends
+
+    def said(self, what: str, *names: str) -> list[dict[str, Any]]:
+        return [one for name in names or self.processes for one in said(self.processes[name], what)]
+
+
+@pytest.fixture
+def node(job: Job) -> Iterator[Node]:
+    # Not below pytest's folder: the path of a socket must be short.
+    with tempfile.TemporaryDirectory(prefix="elastic_rs-") as folder:
+        agent = Agent(Path(folder))
+        node = Node(job, agent)
+        yield node
+        agent.close()
+        for world in node.worlds:
+            world.store.stop()
 
 
 def said(process: Process, what: str) -> list[dict[str, Any]]:
@@ -102,65 +227,13 @@ def one(process: Process, what: str) -> dict[str, Any]:
     return only
 
 
-@pytest.fixture
-def world() -> Iterator[World]:
-    """Return a function that plans a world: ``world("A", "B", sync=True)`` has A as rank 0, by process name.
-
-    Each world has a store of its own, as the agents give it one.
-    """
-    stores = []
-
-    def plan(*names: str, sync: bool = True, source: int = 0, ends: Any = None) -> dict[str, dict[str, Any]]:
-        stores.append(_elastic_rs.StoreServer.listen("127.0.0.1", 0))
-        planned = {}
-        for rank, name in enumerate(names):
-            variables = {
-                "RANK": rank,
-                "LOCAL_RANK": rank,
-                "WORLD_SIZE": len(names),
-                "LOCAL_WORLD_SIZE": len(names),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": stores[-1].port,
-                "TORCHELASTIC_USE_AGENT_STORE": "True",
-                "TORCHELASTIC_GENERATION": len(stores),
-            }
-            planned[name] = {
-                "variables": {key: str(value) for key, value in variables.items()},
-                "source": source,
-                "sync": sync,
-                "ends": ends,
-            }
-        return planned
-
-    yield plan
-    for store in stores:
-        store.stop()
-
-
-@pytest.fixture
-def start(job: Job, tmp_path: Path) -> Callable[..., Process]:
-    """Return a function that starts a process which takes part in these worlds."""
-
-    def start(name: str, worlds: list[dict[str, dict[str, Any]]], *options: str) -> Process:
-        plan = tmp_path / f"plan-{name}.json"
-        plan.write_text(json.dumps({name: [one[name] for one in worlds if name in one]}))
-        command = [sys.executable, str(WORKER), "--plan", str(plan), "--name", name, *options]
-        return job.start(command, name=name, env={"ELASTIC_RS_LOG": "info"})
-
-    return start
-
-
-def end(*processes: Process) -> list[dict[str, Any]]:
-    """Wait for processes that succeed, and return what they say at the end: all have the same state."""
-    for process in processes:
-        assert process.wait() == 0, process.tail()
-    ends = [one(process, "END") for process in processes]
-    assert {last["state"] for last in ends} == {ends[0]["state"]}
-    return ends
-
-
-def committed_indices(steps: list[dict[str, Any]], epoch: int) -> list[int]:
+def indices(steps: list[dict[str, Any]], epoch: int) -> list[int]:
     return sorted(index for step in steps if step["epoch"] == epoch for index in step["indices"])
+
+
+def assert_all_read_once(steps: list[dict[str, Any]]) -> None:
+    for epoch in (0, 1):
+        assert indices(steps, epoch) == list(range(LENGTH))
 
 
 def test_collectives_by_their_names(job: Job) -> None:
@@ -174,85 +247,103 @@ def test_collectives_by_their_names(job: Job) -> None:
         store.stop()
 
 
-def test_all_ranks_get_the_state_of_the_source(world: World, start: Callable[..., Process]) -> None:
+def test_all_ranks_get_the_state_of_the_source(node: Node) -> None:
     """The source is not rank 0, and has other weights. Nothing is read twice."""
-    first = world("A", "B", source=1)
-    processes = [start("A", [first]), start("B", [first], "--own-group")]
-    ends = end(*processes)
-    begins = [one(process, "BEGIN") for process in processes]
+    world = node.plan("A", "B")
+    node.start("A", world)
+    node.start("B", world, "--own-group")
+    node.enter(world, source=1)
+    ends = node.end("A", "B")
+    begins = node.said("BEGIN")
     assert begins[0]["state"] == begins[1]["state"]
     assert ends[0]["table"] == ends[1]["table"] == {"pid": ends[1]["pid"]}
-    steps = [step for process in processes for step in said(process, "STEP")]
-    for epoch in (0, 1):
-        assert committed_indices(steps, epoch) == list(range(LENGTH))
+    steps = node.said("STEP")
+    assert_all_read_once(steps)
     # Two ranks, batches of two.
     assert {step["step"] for step in steps} == set(range(1, 2 * LENGTH // 4 + 1))
 
 
-def test_survivors_go_on_from_the_last_commit(world: World, start: Callable[..., Process], tmp_path: Path) -> None:
-    """C is killed in the middle of a step. A and B keep their processes, and do not repeat what it has done."""
-    dying = tmp_path / "dying"
-    first = world("A", "B", "C", ends=["failure", str(dying)])
-    second = world("A", "B")
-    survivors = [start(name, [first, second], "--commit-every", "2") for name in ("A", "B")]
-    dead = start("C", [first], "--commit-every", "2", "--die", f"3:{dying}")
-    end(*survivors)
-    dead.wait()
-    steps = [step for process in (*survivors, dead) for step in said(process, "STEP")]
-    # Three ranks have taken steps 1 to 3, and have not committed the third.
-    assert {step["size"] for step in steps if step["step"] < 3} == {3}
-    for process in survivors:
-        begins = said(process, "BEGIN")
-        assert [(begin["size"], begin["step"]) for begin in begins] == [(3, 0), (2, 2)]
-        assert one(process, "PARKED")["commit"] == 1
-        assert one(process, "PARKED")["pid"] == one(process, "END")["pid"] == process.pid
-    lost = [step for step in steps if step["size"] == 3 and step["step"] == 3]
-    assert lost
-    kept = [step for step in steps if step not in lost]
-    for epoch in (0, 1):
-        assert committed_indices(kept, epoch) == list(range(LENGTH))
+@pytest.mark.parametrize("how", ["--die", "--stop"])
+def test_survivors_go_on_from_the_last_commit(node: Node, how: str) -> None:
+    """C is killed, or hangs, in the middle of a step. A and B keep their processes, and repeat what was not committed.
+
+    If it hangs no connection is closed: A and B are in a collective that only the channel can end.
+    """
+    first = node.plan("A", "B", "C")
+    for name in ("A", "B"):
+        node.start(name, first, "--commit-every", "2")
+    lost = node.start("C", first, "--commit-every", "2", how, "3")
+    node.enter(first)
+    if how == "--die":
+        lost.wait()
+    else:
+        lost.line("STOPPED")
+        for name in ("A", "B"):
+            node.processes[name].line('STEP .*"step": 3')
+    assert node.fail("A", "B") == [1, 1]  # the sync is 0
+    if how == "--stop":
+        node.kill("C")
+    second = node.plan("A", "B")
+    node.enter(second)
+    ends = node.end("A", "B")
+    assert [last["pid"] for last in ends] == [node.processes[name].pid for name in ("A", "B")]
+    for name in ("A", "B"):
+        assert [(begin["size"], begin["step"]) for begin in node.said("BEGIN", name)] == [(3, 0), (2, 2)]
+    steps = node.said("STEP")
+    uncommitted = [step for step in steps if step["size"] == 3 and step["step"] == 3]
+    assert uncommitted
+    assert_all_read_once([step for step in steps if step not in uncommitted])
 
 
-def test_a_newcomer_gets_the_state_as_it_is(world: World, start: Callable[..., Process]) -> None:
+def test_a_newcomer_gets_the_state_as_it_is(node: Node) -> None:
     """A joins B and C at a check without a commit. Nothing is lost, and the newcomer need not know the optimizer."""
-    first = world("B", "C", ends=["change", 3])
-    second = world("A", "B", "C", source=1)
-    survivors = [start(name, [first, second], "--commit-every", "100") for name in ("B", "C")]
-    for process in survivors:
-        process.line("PARKED")
-    newcomer = start("A", [second], "--commit-every", "100", "--own-group")
-    end(newcomer, *survivors)
-    assert [begin["step"] for begin in said(newcomer, "BEGIN")] == [3]
-    begins = {said(process, "BEGIN")[-1]["state"] for process in (newcomer, *survivors)}
-    assert len(begins) == 1
-    assert {one(process, "PARKED")["commit"] for process in survivors} == {1}
-    steps = [step for process in (newcomer, *survivors) for step in said(process, "STEP")]
-    for epoch in (0, 1):
-        assert committed_indices(steps, epoch) == list(range(LENGTH))
+    first = node.plan("B", "C")
+    for name in first.names:
+        node.start(name, first, "--commit-every", "100")
+    node.enter(first)
+    assert node.change("B", "C", check=3) == [1, 1]  # newer than the sync, which is 0
+    second = node.plan("A", "B", "C")
+    node.start("A", second, "--commit-every", "100", "--own-group")
+    node.enter(second, source=1)
+    node.end("A", "B", "C")
+    assert [begin["step"] for begin in node.said("BEGIN", "A")] == [3]
+    assert len({node.said("BEGIN", name)[-1]["state"] for name in second.names}) == 1
+    assert_all_read_once(node.said("STEP"))
 
 
-def test_three_then_two_then_one_without_a_sync(world: World, start: Callable[..., Process]) -> None:
+def test_three_then_two_then_one_without_a_sync(node: Node) -> None:
     """Workers leave at a check, and the states of those that stay are equal: nothing is broadcast."""
-    worlds = [
-        world("A", "B", "C", ends=["change", 2]),
-        world("A", "B", sync=False, ends=["change", 2]),
-        world("A", sync=False),
-    ]
-    a = start("A", worlds)
-    b = start("B", [*worlds[:2], world("B")])
-    c = start("C", [worlds[0], world("C")])
-    end(a)
-    for process in (b, c):
-        assert process.wait() == 0
-    assert [begin["step"] for begin in said(a, "BEGIN")] == [0, 2, 4]
-    # B parked once with C, and once when it left: what happens to it alone afterwards does not matter.
-    ends = [said(process, "PARKED") for process in (a, b, c)]
-    assert [len(parked) for parked in ends] == [2, 2, 1]
-    in_epoch = [step for process in (a, b, c) for step in said(process, "STEP") if step["epoch"] == 0]
-    with_all = [step for step in in_epoch if step["size"] == 3]
-    with_two = [step for step in in_epoch if step["size"] == 2]
-    alone = [step for step in said(a, "STEP") if step["size"] == 1 and step["epoch"] == 0]
-    assert committed_indices([*with_all, *with_two, *alone], 0) == list(range(LENGTH))
+    worlds = [node.plan("A", "B", "C"), node.plan("A", "B"), node.plan("A")]
+    for name in worlds[0].names:
+        node.start(name, worlds[0])
+    node.enter(worlds[0])
+    assert node.change("A", "B", "C", check=2) == [2, 2, 2]  # a sync and two commits
+    node.kill("C")
+    node.enter(worlds[1], sync=False)
+    assert node.change("A", "B", check=2) == [4, 4]
+    node.kill("B")
+    node.enter(worlds[2], sync=False)
+    node.end("A")
+    assert [(begin["size"], begin["step"]) for begin in node.said("BEGIN", "A")] == [(3, 0), (2, 2), (1, 4)]
+    assert_all_read_once(node.said("STEP"))
+
+
+def test_a_peer_that_dies_while_the_group_is_made(node: Node) -> None:
+    """A waits in ``init_process_group`` for a newcomer that never comes, and is freed. Its commit is kept."""
+    worlds = [node.plan("A", "B"), node.plan("A", "C"), node.plan("A")]
+    a = node.start("A", worlds[0])
+    b = node.start("B", worlds[0], "--die", "2")
+    node.enter(worlds[0])
+    b.wait()
+    assert node.fail("A") == [2]
+    node.enter(worlds[1], names=["A"])
+    a.line("world of generation 2")
+    assert node.fail("A") == [2]
+    node.enter(worlds[2])
+    node.end("A")
+    assert [(begin["size"], begin["step"]) for begin in node.said("BEGIN", "A")] == [(2, 0), (1, 2)]
+    steps = node.said("STEP")
+    assert_all_read_once(steps)
 
 
 @pytest.mark.torchrun

@@ -88,10 +88,18 @@ class Worker:
     def refuse(self, reason: str) -> None:
         self._tell(0, text(reason))
 
-    def world(self, generation: int, variables: dict[str, str], reason: str = "") -> None:
-        """Tell of a world with source 1, with a sync, with flags 2."""
+    def world(
+        self,
+        generation: int,
+        variables: dict[str, str],
+        reason: str = "",
+        *,
+        source: int = 1,
+        sync: bool = True,
+    ) -> None:
+        """Tell of a world, with flags 2."""
         pairs = b"".join(text(name) + text(value) for name, value in variables.items())
-        fields = varint(len(variables)) + pairs + varint(generation) + varint(1) + b"\1" + b"\2" + text(reason)
+        fields = varint(len(variables)) + pairs + varint(generation) + varint(source) + bytes([sync, 2]) + text(reason)
         self._tell(1, fields)
 
     def change(self, seq: int, flags: int, reason: str) -> None:

@@ -1,40 +1,30 @@
 """A worker of `elastic_rs.elastic` for tests: it trains a line through points, and prints each step as JSON.
 
-elastic_worker.py             train under any launcher
-elastic_worker.py --plan FILE train with an agent that follows a plan: worlds one after the other, and when each of them
-                              ends. FILE has the plans of all processes by name; --name says whose this is.
-
-A plan's world is {"variables": ..., "source": ..., "sync": ..., "ends": ...}. It ends never (null), by a change
-(["change", check]) or by a failure (["failure", FILE]). A failure is known once FILE exists. Whoever is to die makes
-it, and kills itself.
+The agent is whoever started it. --stop STEP says STOPPED and stops in the middle of that step, as a process that hangs.
 """
 
 import argparse
 import json
 import os
 import signal
-import threading
-import time
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from elastic_rs import elastic
-from elastic_rs.elastic import _channel
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--plan", type=Path)
 parser.add_argument("--name", default="worker")
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--length", type=int, default=24)
 parser.add_argument("--commit-every", type=int, default=1)
 parser.add_argument("--own-group", action="store_true", help="make the process group before elastic.run")
-parser.add_argument("--die", help="STEP:FILE: make the file and die by SIGKILL in the middle of that step")
+parser.add_argument("--die", type=int, help="die by SIGKILL in the middle of that step")
+parser.add_argument("--stop", type=int)
 parser.add_argument("--fail-once", type=Path, help="exit with 3 in the second epoch, if this file does not exist yet")
 parser.add_argument("--checkpoint", type=Path)
 args = parser.parse_args()
@@ -44,64 +34,6 @@ BATCH = 2
 def say(what: str, **values: Any) -> None:
     # One write for the whole line, because the workers of a node share a pipe.
     os.write(1, f"{what} {json.dumps({'name': args.name, **values})}\n".encode())
-
-
-class PlannedChannel:
-    """Plays the agent of a worker by a plan."""
-
-    def __init__(self, worlds: list[dict[str, Any]]) -> None:
-        self._worlds = worlds
-        self._checks = 0
-        self.reason = "planned"
-        self.flags = 2
-
-    def _ends(self, how: str) -> Any:
-        ends = self._worlds[0]["ends"]
-        return ends[1] if ends and ends[0] == how else None
-
-    def check(self) -> int:
-        self._checks += 1
-        if self.failed_within(0.0):
-            return 2
-        check = self._ends("change")
-        return int(check is not None and self._checks >= check)
-
-    def failed_within(self, limit_s: float) -> bool:
-        file = self._ends("failure")
-        deadline = time.monotonic() + limit_s
-        while file and not Path(file).exists() and time.monotonic() < deadline:
-            threading.Event().wait(0.01)
-        return bool(file) and Path(file).exists()
-
-    def park(self, commit: int | None) -> Any:
-        say("PARKED", commit=commit, pid=os.getpid())
-        self._checks = 0
-        self._worlds.pop(0)
-        return self.world()
-
-    def world(self) -> Any:
-        world = self._worlds[0]
-        return SimpleNamespace(
-            variables=world["variables"],
-            generation=int(world["variables"]["TORCHELASTIC_GENERATION"]),
-            source=world["source"],
-            sync=world["sync"],
-            reason="planned",
-        )
-
-    def mark_sockets(self) -> None: ...
-    def release_sockets(self) -> None: ...
-    def guard_sockets(self) -> int:
-        return 0
-
-    def guard_loops(self) -> int:
-        return 0
-
-
-if args.plan:
-    channel = PlannedChannel(json.loads(args.plan.read_text())[args.name])
-    os.environ |= {"ELASTIC_RS_AGENT": "planned", "ELASTIC_RS_IN_PLACE": "gloo", **channel.world().variables}
-    _channel.connect = lambda _path, _limit_s: channel  # type: ignore[assignment,return-value]
 
 
 def digest(state: Any) -> str:
@@ -122,9 +54,11 @@ def train(state: Any) -> None:
     while state.epoch < args.epochs:
         batches = torch.utils.data.DataLoader(range(args.length), batch_size=BATCH, sampler=state.sampler)
         for number, indices in enumerate(batches):
-            if args.die and state.step == int(args.die.partition(":")[0]):
-                Path(args.die.partition(":")[2]).touch()
+            if state.step == args.die:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if state.step == args.stop:
+                say("STOPPED")
+                os.kill(os.getpid(), signal.SIGSTOP)
             if args.fail_once and state.epoch == 1 and number == 1 and not args.fail_once.exists():
                 args.fail_once.touch()
                 os._exit(3)
