@@ -109,7 +109,7 @@ impl Node {
 
     async fn place(&mut self) {
         assert!(matches!(self.runner.next().await, Step::Join));
-        let workers = JoinWorkers { role: "role".into(), local_world_size: 2 };
+        let workers = JoinWorkers::new("role", 2);
         let place = self.session.join(1000, None, Some(workers), LIMIT).await.expect("a place");
         self.runner.placed(place);
         assert!(matches!(self.runner.next().await, Step::Start(_)));

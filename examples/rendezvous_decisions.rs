@@ -47,6 +47,6 @@ fn main() {
 }
 
 fn join(round: u64) -> NodeMessage {
-    let workers = Some(JoinWorkers { role: "default".to_owned(), local_world_size: 8 });
+    let workers = Some(JoinWorkers::new("default", 8));
     NodeMessage::Join(Join { round: Round(round), store_port: 29_500, node_rank: None, workers })
 }

@@ -15,5 +15,6 @@ pub fn alone() -> Placement {
         restart: 0,
         workers: None,
         host: None,
+        resume: None,
     }
 }

@@ -49,6 +49,7 @@ fn place(agent: &mut AgentMachine, round: u64) {
         restart: 0,
         workers: None,
         host: None,
+        resume: None,
     });
     agent.take_commands();
 }

@@ -26,6 +26,7 @@ fn placement(round: u64, restart: u32) -> Placement {
         restart,
         workers: None,
         host: None,
+        resume: None,
     }
 }
 

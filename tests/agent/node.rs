@@ -88,7 +88,7 @@ impl Node {
         assert!(matches!(self.next().await, Step::Join));
         match &self.session {
             Some(session) => {
-                let workers = JoinWorkers { role: "role".into(), local_world_size: self.workers };
+                let workers = JoinWorkers::new("role", self.workers);
                 let place = within(session.join(1000, None, Some(workers), LIMIT)).await.unwrap();
                 self.runner.placed(place);
             }

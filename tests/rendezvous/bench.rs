@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use elastic_rs::rendezvous::coordinator::machine::{Command, Machine};
 use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
 use elastic_rs::rendezvous::protocol::message::{
-    CoordinatorMessage, Failure, Hello, Join, JoinWorkers, NodeId, NodeMessage, Round,
+    CoordinatorMessage, Failure, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placement, Round, Survivor,
 };
 use elastic_rs::rendezvous::protocol::settings::Settings;
 
@@ -96,11 +96,23 @@ impl Bench {
     }
 
     pub fn is_placed(&self, session: u64, round: u64) -> bool {
-        matches!(self.last(session), CoordinatorMessage::Complete(place) if place.round == Round(round))
+        self.last(session).placement().is_some_and(|place| place.round == Round(round))
+    }
+
+    /// The place that a session's last message gives.
+    pub fn place(&self, session: u64) -> &Placement {
+        self.last(session).placement().unwrap_or_else(|| panic!("no place: {:?}", self.last(session)))
     }
 }
 
 pub fn join(round: u64) -> NodeMessage {
-    let workers = Some(JoinWorkers { role: "trainer".into(), local_world_size: 2 });
+    let workers = Some(JoinWorkers::new("trainer", 2));
     NodeMessage::Join(Join { round: Round(round), store_port: 1, node_rank: None, workers })
+}
+
+/// A join of a node whose workers with these local ranks and commits live. `check`: at which they have stopped.
+pub fn back(round: u64, survivors: &[(u32, Option<u64>)], check: Option<u64>) -> NodeMessage {
+    let NodeMessage::Join(join) = join(round) else { unreachable!() };
+    let survivor = |(local_rank, commit): &(u32, Option<u64>)| Survivor { local_rank: *local_rank, commit: *commit };
+    NodeMessage::JoinInPlace { join, survivors: survivors.iter().map(survivor).collect(), check }
 }

@@ -132,7 +132,7 @@ fn a_visitors_settings_end_with_its_connection() {
         bench.say(2, NodeMessage::Heartbeat);
         bench.pass(SECOND);
     }
-    let placed = bench.said.iter().filter(|(_, message)| matches!(message, CoordinatorMessage::Complete(_))).count();
+    let placed = bench.said.iter().filter(|(_, message)| message.placement().is_some()).count();
     assert_eq!(placed, 2, "{:?}", bench.last(1));
 }
 
@@ -191,7 +191,7 @@ fn claimed_places_do_not_touch_a_running_world() {
     let next = 2 + 20 * ((1 << 20) + 1);
     assert!(bench.is_placed(1, next) && bench.is_placed(2, next), "{:?}", bench.last(1));
     // A member's claim is believed, whatever its round's number.
-    let CoordinatorMessage::Complete(place) = bench.last(1).clone() else { unreachable!() };
+    let place = bench.place(1).clone();
     bench.machine.on_disconnected(SessionId(1), bench.now);
     let placed = Placed { round: place.round, rank: place.rank, world: place.world, restart: 1, ..claim(0, 0) };
     bench.greet(3, Hello { placed: Some(placed), ..hello(1, &settings) }, 1);
@@ -243,7 +243,7 @@ fn claims_without_end_hold_up_a_restarted_coordinator_for_two_leases_at_most() {
         // A visitor claims a place before the second node joins.
         bench.visit(VISITOR, Hello { placed: Some(claim(1, 1)), ..hello(VISITOR, &settings) }, vec![]);
     }
-    let placed = |bench: &Bench| matches!(bench.last(1), CoordinatorMessage::Complete(_));
+    let placed = |bench: &Bench| bench.last(1).placement().is_some();
     for turn in 2..200 {
         if placed(&bench) {
             break;
@@ -254,12 +254,7 @@ fn claims_without_end_hold_up_a_restarted_coordinator_for_two_leases_at_most() {
         bench.say(2, NodeMessage::Heartbeat);
         bench.pass(SECOND);
     }
-    assert!(
-        bench
-            .said
-            .iter()
-            .any(|(to, message)| *to == SessionId(1) && matches!(message, CoordinatorMessage::Complete(_)))
-    );
+    assert!(bench.said.iter().any(|(to, message)| *to == SessionId(1) && message.placement().is_some()));
     let took = bench.now - begun;
     assert!(took <= 2 * settings.lease() + 7 * SECOND, "{took:?}");
 }

@@ -85,7 +85,7 @@ fn gathering_last_call_and_completion_are_each_logged_once_with_their_reason() {
     bench.pass(settings.last_call_timeout);
     assert_eq!(bench.run().standing(), Standing::Undisturbed);
     bench.noted_once(0, "round 1 is complete with 3 nodes: the last call of 30.0 s ended (10.0.0.1 (host:1), ");
-    let CoordinatorMessage::Complete(place) = bench.last(3) else { panic!("{:?}", bench.last(3)) };
+    let place = bench.place(3);
     assert!(place.reason.starts_with("the last call of 30.0 s ended"), "a member is told: {}", place.reason);
     nothing_new_is_logged(&mut bench, &[1, 2, 3]);
 }
@@ -232,7 +232,7 @@ fn joins_in_a_burst_make_one_round() {
     }
     bench.pass(3 * SECOND);
     assert_eq!(bench.run().round(), Round(1));
-    let CoordinatorMessage::Complete(place) = bench.last(NODES) else { panic!("{:?}", bench.last(NODES)) };
+    let place = bench.place(NODES);
     assert_eq!(place.world_size, NODES as u32);
 
     // Twenty more join while it runs, and ten leave: one more round forms.

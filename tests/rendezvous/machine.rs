@@ -80,7 +80,7 @@ fn agents_that_share_an_address_are_not_taken_for_one() {
 // Ranks.
 
 fn join_as(round: u64, rank: u32) -> NodeMessage {
-    let workers = Some(JoinWorkers { role: "trainer".into(), local_world_size: 2 });
+    let workers = Some(JoinWorkers::new("trainer", 2));
     NodeMessage::Join(Join { round: Round(round), store_port: 1, node_rank: Some(rank), workers })
 }
 
@@ -96,10 +96,7 @@ fn static_ranks_hold_in_every_round() {
             bench.greet(node, ranked(node, rank), 1);
             bench.say(node, join_as(0, rank));
         }
-        let rank = |bench: &Bench, node| match bench.last(node) {
-            CoordinatorMessage::Complete(place) => place.rank,
-            other => panic!("{other:?}"),
-        };
+        let rank = |bench: &Bench, node| bench.place(node).rank;
         assert_eq!((rank(&bench, 1), rank(&bench, 2)), (1, 0));
         bench.say(2, NodeMessage::Leave { reason: "gone".into(), signal: None });
         bench.say(1, join_as(1, 1));
@@ -239,7 +236,7 @@ fn a_spent_budget_closes_with_the_failure_itself() {
 fn a_local_world_size_of_zero_is_rejected() {
     let mut bench = Bench::new();
     bench.greet(1, hello(1, &Settings::new(1, 1)), 1);
-    let workers = Some(JoinWorkers { role: "trainer".into(), local_world_size: 0 });
+    let workers = Some(JoinWorkers::new("trainer", 0));
     bench.say(1, NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers }));
     assert_eq!(bench.rejection(1), "local_world_size is `0`, must be from 1 to 65535");
 }
@@ -252,7 +249,7 @@ fn workers_get_no_ranks_unless_every_member_sends_its_number_of_workers() {
     }
     bench.say(1, join(0));
     bench.say(2, NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None }));
-    assert!(matches!(bench.last(1), CoordinatorMessage::Complete(place) if place.workers.is_none()));
+    assert!(bench.place(1).workers.is_none());
 }
 
 // Several runs.

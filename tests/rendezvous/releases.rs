@@ -3,13 +3,34 @@
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use elastic_rs::rendezvous::node::machine::NodeMachine;
+use elastic_rs::rendezvous::node::machine::{NodeCommand, NodeMachine};
 use elastic_rs::rendezvous::protocol::capability::Capabilities;
 use elastic_rs::rendezvous::protocol::codec;
-use elastic_rs::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, NodeMessage};
+use elastic_rs::rendezvous::protocol::message::{
+    CoordinatorMessage, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placement, Resume, Round, SURVIVORS_LIMIT,
+    Survivor,
+};
 use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::protocol::text::{LOCAL_WORLD_SIZE_LIMIT, NAME_LIMIT_BYTES};
 
-use crate::bench::{Bench, hello, join};
+use crate::bench::{Bench, back, hello, join};
+
+/// Round 1 of one node.
+fn placement() -> Placement {
+    Placement {
+        round: Round(1),
+        rank: 0,
+        world_size: 1,
+        world: 9,
+        master_addr: "a".into(),
+        master_port: 2,
+        reason: "w".into(),
+        restart: 0,
+        workers: None,
+        host: None,
+        resume: None,
+    }
+}
 
 /// A Hello after encoding and decoding.
 fn sent(hello: Hello) -> Hello {
@@ -25,14 +46,114 @@ fn sent(hello: Hello) -> Hello {
 fn nodes_with_two_sets_of_capabilities_form_one_job() {
     let settings = Settings::new(2, 2);
     let newer = Hello { capabilities: Capabilities::of(["in_place", "of-a-later-release"]), ..hello(1, &settings) };
+    let older = Hello { capabilities: Capabilities::none(), ..hello(2, &settings) };
     let mut bench = Bench::new();
     bench.greet(1, sent(newer), 1);
-    bench.greet(2, sent(hello(2, &settings)), 2);
+    bench.greet(2, sent(older), 2);
     bench.say(1, join(0));
     bench.say(2, join(0));
-    assert!(bench.is_placed(1, 1) && bench.is_placed(2, 1), "{:?}", bench.said);
-    // A message of a later release may be sent only to nodes with its capability.
+    // Each gets its place in words that it understands.
+    assert!(matches!(bench.last(1), CoordinatorMessage::CompleteInPlace { .. }), "{:?}", bench.last(1));
+    assert!(matches!(bench.last(2), CoordinatorMessage::Complete(_)), "{:?}", bench.last(2));
     assert!(bench.run().node_has(NodeId(1), "in_place") && !bench.run().node_has(NodeId(2), "in_place"));
+}
+
+#[test]
+fn a_job_with_a_node_of_an_older_release_is_restarted_as_ever() {
+    let settings = Settings { settle_timeout: Duration::ZERO, ..Settings::new(2, 3) };
+    let mut bench = Bench::new();
+    bench.greet(1, hello(1, &settings), 1);
+    bench.greet(2, Hello { capabilities: Capabilities::none(), ..hello(2, &settings) }, 2);
+    bench.greet(3, hello(3, &settings), 3);
+    (1..=3).for_each(|node| bench.say(node, join(0)));
+    for node in [1, 3] {
+        bench.say(node, NodeMessage::Attending { round: Round(1) });
+    }
+    bench.say(3, NodeMessage::WillLeave { round: Round(1), reason: "SIGTERM".into(), signal: Some(15) });
+    for node in 1..=3 {
+        assert!(matches!(bench.last(node), CoordinatorMessage::Status { waiting: 1, .. }), "{:?}", bench.last(node));
+    }
+    bench.say(3, NodeMessage::Leave { reason: "SIGTERM".into(), signal: Some(15) });
+    bench.say(1, back(1, &[(0, Some(4)), (1, Some(4))], None));
+    bench.say(2, join(1));
+    bench.pass(Duration::ZERO);
+    let CoordinatorMessage::CompleteInPlace { resume: Resume::Restart { reason }, .. } = bench.last(1) else {
+        panic!("{:?}", bench.last(1))
+    };
+    assert_eq!(reason, "10.0.0.2 (host:2) has a release or an agent that cannot change in place");
+    assert!(matches!(bench.last(2), CoordinatorMessage::Complete(_)), "{:?}", bench.last(2));
+}
+
+/// Both ends name their capabilities, but a node learns the coordinator's with its welcome.
+#[test]
+fn a_coordinator_of_an_older_release_hears_nothing_that_it_does_not_understand() {
+    let now = Instant::now();
+    let mut node = NodeMachine::new(hello(1, &Settings::new(1, 1)), "head:1".into(), Duration::from_secs(9), now);
+    node.bring(Some(vec![Survivor { local_rank: 0, commit: Some(3) }]));
+    node.on_connected(now);
+    let capabilities = Capabilities::none();
+    node.on_message(CoordinatorMessage::Welcome { addr: "10.0.0.7".into(), hosted: false, capabilities }, now);
+    node.take_commands();
+    node.join(1, None, Some(JoinWorkers::new("trainer", 1)), Duration::from_secs(9), now);
+    assert!(!node.view().in_place);
+    let joined = node.take_commands();
+    assert!(matches!(&joined[..], [NodeCommand::Send(NodeMessage::Join(_))]), "{joined:?}");
+    node.on_message(CoordinatorMessage::Complete(placement()), now);
+    assert_eq!(node.take_outcome().expect("answered").expect("placed").resume, None);
+    node.attending(Round(1));
+    node.counted(Round(1), 7);
+    assert!(!node.will_leave(Round(1), "SIGTERM", Some(15)), "nobody would answer");
+    node.parked(Round(1));
+    assert_eq!(node.take_commands(), []);
+}
+
+/// Enumerations are encoded by the number of their variant, and structures without their fields' names.
+#[test]
+fn older_releases_read_the_messages_that_they_know() {
+    fn body<M: serde::Serialize>(message: &M) -> Vec<u8> {
+        let mut frame = BytesMut::new();
+        codec::encode_frame(message, &mut frame);
+        frame[4..].to_vec()
+    }
+    let survivors = Some(vec![Survivor { local_rank: 0, commit: None }]);
+    let workers = Some(JoinWorkers { survivors, ..JoinWorkers::new("r", 2) });
+    let join = Join { round: Round(3), store_port: 1, node_rank: None, workers };
+    assert_eq!(body(&NodeMessage::Join(join.clone())), [1, 3, 1, 0, 1, 1, b'r', 2]);
+    let placement = Placement { resume: Some(Resume::Continue { source: 0, sync: true, survivors: 0 }), ..placement() };
+    let known = [1, 0, 1, 9, 1, b'a', 2, 1, b'w', 0, 0, 0];
+    assert_eq!(body(&CoordinatorMessage::Complete(placement.clone())), [&[3][..], &known].concat());
+
+    let round = Round(5);
+    assert_eq!(body(&NodeMessage::Done { round }), [7, 5], "the last one of older releases");
+    assert_eq!(body(&NodeMessage::Attending { round }), [8, 5]);
+    assert_eq!(body(&NodeMessage::Counted { round, count: 6 }), [9, 5, 6]);
+    let will_leave = NodeMessage::WillLeave { round, reason: "x".into(), signal: Some(15) };
+    assert_eq!(body(&will_leave), [10, 5, 1, b'x', 1, 30]);
+    let survivors = vec![Survivor { local_rank: 1, commit: Some(4) }];
+    let in_place = NodeMessage::JoinInPlace { join, survivors, check: Some(7) };
+    assert_eq!(body(&in_place), [11, 3, 1, 0, 1, 1, b'r', 2, 1, 1, 1, 4, 1, 7]);
+    assert_eq!(body(&NodeMessage::Parked { round }), [12, 5]);
+
+    assert_eq!(body(&CoordinatorMessage::Leaving { why: "x".into(), interrupts: true }), [11, 1, b'x', 1]);
+    assert_eq!(body(&CoordinatorMessage::Change { round, flags: 3, reason: "x".into() }), [12, 5, 3, 1, b'x']);
+    assert_eq!(body(&CoordinatorMessage::RaiseAt { round, check: 9 }), [13, 5, 9]);
+    let in_place = CoordinatorMessage::CompleteInPlace {
+        placement,
+        resume: Resume::Continue { source: 2, sync: true, survivors: 4 },
+    };
+    assert_eq!(body(&in_place), [&[14][..], &known, &[0, 2, 1, 4]].concat());
+}
+
+/// The largest list of survivors fits into a frame, with the largest numbers and the longest role.
+#[test]
+fn the_longest_list_of_survivors_fits_into_a_frame() {
+    let last = Survivor { local_rank: LOCAL_WORLD_SIZE_LIMIT, commit: Some(u64::MAX) };
+    let workers = Some(JoinWorkers::new("r".repeat(NAME_LIMIT_BYTES), LOCAL_WORLD_SIZE_LIMIT));
+    let join = Join { round: Round(u64::MAX), store_port: u16::MAX, node_rank: Some(u32::MAX), workers };
+    let message = NodeMessage::JoinInPlace { join, survivors: vec![last; SURVIVORS_LIMIT], check: Some(u64::MAX) };
+    let mut frame = BytesMut::new();
+    codec::encode_frame(&message, &mut frame);
+    assert_eq!(codec::decode_frame::<NodeMessage>(&mut frame), Ok(Some(message)));
 }
 
 #[test]

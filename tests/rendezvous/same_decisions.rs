@@ -8,6 +8,7 @@ use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode};
 use elastic_rs::rendezvous::coordinator::machine::{Command, Machine};
 use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
 use elastic_rs::rendezvous::node::machine::{NodeCommand, NodeMachine};
+use elastic_rs::rendezvous::protocol::capability::Capabilities;
 use elastic_rs::rendezvous::protocol::message::{
     Failure, Hello, JoinWorkers, NodeId, NodeMessage, Placement, Round, Verdict,
 };
@@ -51,7 +52,9 @@ trait Job {
 
 fn hello(number: usize, settings: &Settings) -> Hello {
     let hello = Hello::new("job", NodeId(number as u128 + 1), format!("host{number}:1"), settings.clone());
-    Hello { local_addr: Some(format!("node{number}")), process: number as u64 + 1, ..hello }
+    // There are no changes in place over a cell.
+    let capabilities = Capabilities::none();
+    Hello { local_addr: Some(format!("node{number}")), process: number as u64 + 1, capabilities, ..hello }
 }
 
 struct OverCoordinator {
@@ -214,7 +217,7 @@ fn live(job: &mut dyn Job, acts: &[Act]) -> Vec<Vec<Known>> {
         match *act {
             Act::Join(node) => {
                 places.remove(&node);
-                let workers = JoinWorkers { role: "default".into(), local_world_size: node as u32 + 1 };
+                let workers = JoinWorkers::new("default", node as u32 + 1);
                 job.ask(node, &mut |machine, now| {
                     machine.join(4000 + node as u16, None, Some(workers.clone()), Duration::from_secs(10_000), now);
                 });

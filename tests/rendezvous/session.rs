@@ -22,10 +22,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
 /// Time limit for a loaded machine. A test that passes does not wait for it.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
-struct Coordinator {
-    address: SocketAddr,
+pub struct Coordinator {
+    pub address: SocketAddr,
     sessions: watch::Receiver<usize>,
     task: JoinHandle<()>,
 }
@@ -36,7 +36,7 @@ fn hello_of(number: u128, settings: Settings) -> Hello {
 }
 
 impl Coordinator {
-    async fn start() -> Self {
+    pub async fn start() -> Self {
         Self::start_at("127.0.0.1:0".parse().unwrap()).await
     }
 
@@ -65,7 +65,7 @@ impl Coordinator {
         Self { address, sessions, task }
     }
 
-    fn session(&self, number: u128, settings: Settings) -> Session {
+    pub fn session(&self, number: u128, settings: Settings) -> Session {
         let hello = hello_of(number, settings);
         Session::open(&Handle::current(), hello, "127.0.0.1", self.address.port(), PATIENCE)
     }
@@ -76,7 +76,7 @@ impl Coordinator {
 }
 
 /// Wait until pushes have made the session's view satisfy a condition.
-async fn until_view(session: &Session, wanted: impl Fn(&View) -> bool) -> View {
+pub async fn until_view(session: &Session, wanted: impl Fn(&View) -> bool) -> View {
     tokio::time::timeout(PATIENCE, session.view_when(wanted)).await.unwrap()
 }
 

@@ -10,7 +10,7 @@ use elastic_rs::sim::coordinator::explore::{Bounds, explore, job};
 use elastic_rs::sim::coordinator::{Action, Options, Simulation};
 use elastic_rs::sim::engine::paths::{End, Partition};
 
-fn options(hosts: usize, min: u32, max: u32) -> Options {
+pub fn options(hosts: usize, min: u32, max: u32) -> Options {
     let mut settings = Settings::new(min, max);
     // The smallest number with which an answer can arrive before the lease ends.
     settings.keep_alive_max_attempt = 2;
@@ -18,7 +18,7 @@ fn options(hosts: usize, min: u32, max: u32) -> Options {
     Options::exact(hosts, settings)
 }
 
-fn check(what: &str, start: &Simulation, bounds: &Bounds) {
+pub fn check(what: &str, start: &Simulation, bounds: &Bounds) {
     let began = Instant::now();
     match explore(start, bounds) {
         Ok(found) => println!("{what}: {found:?} in {:.1?}", began.elapsed()),
@@ -26,7 +26,7 @@ fn check(what: &str, start: &Simulation, bounds: &Bounds) {
     }
 }
 
-fn bounds(faults: u8, waits: u8, kinds: Vec<Action>) -> Bounds {
+pub fn bounds(faults: u8, waits: u8, kinds: Vec<Action>) -> Bounds {
     let settle_one_in = std::env::var("ELASTIC_RS_EXPLORE_SETTLE").ok().and_then(|text| text.parse().ok());
     Bounds { faults, waits, kinds, settle_one_in: settle_one_in.unwrap_or(16) }
 }

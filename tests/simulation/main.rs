@@ -2,6 +2,7 @@
 
 mod agent;
 mod cell;
+mod elastic;
 mod etcd;
 mod explore;
 mod pytorch;

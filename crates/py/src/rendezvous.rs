@@ -56,6 +56,7 @@ impl Placement {
             restart: 0,
             workers: Some(workers),
             host: None,
+            resume: None,
         })
     }
 
@@ -213,7 +214,7 @@ impl Session {
     /// something else than a state of this rendezvous.
     #[pyo3(signature = (*, workers = None))]
     fn join(&self, py: Python<'_>, workers: Option<(String, u32)>) -> PyResult<Placement> {
-        let workers = workers.map(|(role, local_world_size)| message::JoinWorkers { role, local_world_size });
+        let workers = workers.map(|(role, local_world_size)| message::JoinWorkers::new(role, local_world_size));
         let joined = block_on(py, self.node.join(workers))?;
         joined.map(Placement).map_err(|error| errors::from_join(py, &error))
     }

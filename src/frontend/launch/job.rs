@@ -203,6 +203,7 @@ mod tests {
             restart: 2,
             workers: Some(WorkerRanks { first_rank: 6, world_size: 8, first_role_rank: 6, role_world_size: 8 }),
             host: None,
+            resume: None,
         }
     }
 

@@ -105,7 +105,7 @@ impl Launch {
 
     async fn join(&mut self) -> Result<(), LaunchError> {
         let workers = &self.job.agent.workers;
-        let workers = JoinWorkers { role: workers.role.clone(), local_world_size: workers.local_world_size };
+        let workers = JoinWorkers::new(workers.role.clone(), workers.local_world_size);
         tokio::select! {
             biased;
             signal = self.signals.next() => self.runner.signal(signal),

@@ -192,7 +192,7 @@ impl CellNode {
     /// The answer to a Hello. A node over a cell knows its own address.
     pub(super) fn welcome(&self) -> CoordinatorMessage {
         let addr = self.hello.local_addr.clone().unwrap_or_default();
-        CoordinatorMessage::Welcome { addr, hosted: false, capabilities: Capabilities::default() }
+        CoordinatorMessage::Welcome { addr, hosted: false, capabilities: Capabilities::none() }
     }
 
     /// Apply the end of leases and the passage of time, which may remove lost nodes and close the round.

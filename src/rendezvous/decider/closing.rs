@@ -7,6 +7,7 @@ use super::node::{Node, Status};
 use super::ranks::{self, Candidate};
 use super::round::World;
 use super::run::Run;
+use crate::rendezvous::protocol::capability::IN_PLACE;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, JoinWorkers, NodeId, Placement, Round, Verdict};
 use crate::rendezvous::protocol::settings::LAST_LOOK;
 
@@ -33,6 +34,7 @@ impl Run {
         if self.close_if_all_done() {
             return;
         }
+        self.advance_change(now);
         let enough = self.roster.waiting().len() >= self.settings.min_nodes as usize;
         let nobody_runs = self.roster.active().is_empty();
         if nobody_runs && enough && self.roster.counts().unreachable == 0 {
@@ -97,6 +99,9 @@ impl Run {
         if waiting >= max {
             return (ready_since.max(hold_until), format!("the maximum of {} is reached", nodes(max)));
         }
+        if let Some(change) = self.in_place.change() {
+            return (ready_since.max(hold_until), format!("the world changed in place: {}", change.reason));
+        }
         let returning = self.roster.counts().returning;
         if let Some(size) = self.current.size().filter(|_| self.shrinks()) {
             if returning == size {
@@ -132,10 +137,16 @@ impl Run {
             joins().next().flatten().map(|(node, join)| (self.reachable_addr(node, &members), join.store_port));
         let brought: Option<Vec<JoinWorkers>> = joins().map(|joined| joined?.1.workers.clone()).collect();
         let workers = brought.map(|brought| ranks::assign_workers(&brought));
+        let resume = self.resume_of(&members, workers.as_deref());
+        let survive = members.iter().filter_map(|id| self.roster.get(*id)).any(has_survivors);
         let round = self.next_round();
         self.roster.begin_round(round, &members);
         let reason = format!("{why_now}{}", self.roster.list(self.roster.active()));
         self.note(format!("round {round} is complete with {}: {reason}", nodes(members.len())));
+        if survive {
+            self.note(format!("round {round}: {resume}"));
+        }
+        self.in_place.begin_round(Some(resume));
         let id = world_id(round, &members);
         self.recovery.add_world(id);
         self.current.form(World {
@@ -178,7 +189,7 @@ impl Run {
     pub(in crate::rendezvous) fn placement(&self, rank: u32) -> Option<CoordinatorMessage> {
         let world = self.current.world()?;
         let (master_addr, master_port) = world.master.clone()?;
-        Some(CoordinatorMessage::Complete(Placement {
+        let placement = Placement {
             round: self.round(),
             rank,
             world_size: world.size,
@@ -189,7 +200,14 @@ impl Run {
             restart: world.restart,
             workers: world.workers.as_ref().and_then(|workers| workers.get(rank as usize)).copied(),
             host: self.host_seat(),
-        }))
+            resume: None,
+        };
+        let node = world.members.get(&rank).and_then(|id| self.roster.get(*id));
+        let resume = self.in_place.resume().filter(|_| node.is_some_and(|node| node.capabilities.has(IN_PLACE)));
+        Some(match resume.cloned() {
+            Some(resume) => CoordinatorMessage::CompleteInPlace { placement, resume },
+            None => CoordinatorMessage::Complete(placement),
+        })
     }
 
     /// The address under which the other members reach `node`.
@@ -206,9 +224,12 @@ impl Run {
         node.addr()
     }
 
-    /// Tell members if it has changed whether the world must re-form.
+    /// Tell members if it has changed whether the world must re-form. Members that change in place are told by that change.
     fn tell(&mut self) {
-        if !self.current.set_told(self.waiting_for_members() > 0) {
+        // A member that reports to a restarted coordinator, at which others wait already, has not been told.
+        let someone_runs = !self.roster.active().is_empty();
+        let must_re_form = someone_runs && self.waiting_for_members() > 0 && !self.changes_in_place();
+        if !self.current.set_told(must_re_form) {
             return;
         }
         let message = self.status();
@@ -218,21 +239,33 @@ impl Run {
 
     /// The reason for which the world must re-form.
     pub(in crate::rendezvous) fn why(&self) -> String {
-        let waiting = self.roster.waiting();
         match self.current.interrupted() {
             Some(reason) => reason.to_owned(),
             None => format!(
-                "{} to join{}; Detected {} new nodes; will restart worker group", // PyTorch's words
-                if waiting.len() == 1 { "1 node waits".to_owned() } else { format!("{} nodes wait", waiting.len()) },
-                self.roster.list(waiting),
-                waiting.len()
+                "{}; Detected {} new nodes; will restart worker group", // PyTorch's words
+                self.who_waits(),
+                self.roster.waiting().len()
             ),
         }
     }
+
+    /// The nodes that wait to join, in words.
+    pub(super) fn who_waits(&self) -> String {
+        let waiting = self.roster.waiting();
+        let count =
+            if waiting.len() == 1 { "1 node waits".to_owned() } else { format!("{} nodes wait", waiting.len()) };
+        format!("{count} to join{}", self.roster.list(waiting))
+    }
+}
+
+/// Whether workers of a waiting node have survived the last round.
+fn has_survivors(node: &Node) -> bool {
+    let workers = join(node).and_then(|join| join.workers.as_ref());
+    workers.and_then(|workers| workers.survivors.as_ref()).is_some_and(|survivors| !survivors.is_empty())
 }
 
 /// The request of a waiting node.
-fn join(node: &Node) -> Option<&crate::rendezvous::protocol::message::Join> {
+pub(super) fn join(node: &Node) -> Option<&crate::rendezvous::protocol::message::Join> {
     match &node.status {
         Status::Waiting { join, .. } => Some(join),
         _ => None,

@@ -12,11 +12,13 @@ pub(super) enum Deadline {
     /// The time to report ends for members of a world that this coordinator did not form. Until then, members that have reported
     /// run on undisturbed.
     EndRecall,
+    /// A change in place begins, or its time is over.
+    Change,
 }
 
 /// The instants by [`Deadline`]. `None`: that deadline is not set.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Deadlines([Option<Instant>; 3]);
+pub(super) struct Deadlines([Option<Instant>; 4]);
 
 impl Deadlines {
     pub fn get(&self, which: Deadline) -> Option<Instant> {

@@ -101,9 +101,10 @@ impl Run {
         self.roster.iter().map(|(id, node)| (id, &node.status, node.placed))
     }
 
-    /// Time since the deadline for lost nodes passed.
+    /// Time since a deadline passed that is about the silence of nodes.
     pub fn lateness(&self, now: Instant) -> Option<Duration> {
-        Some(now.saturating_duration_since(self.deadlines.get(Deadline::LoseNode)?))
+        let deadlines = [Deadline::LoseNode, Deadline::Change].map(|which| self.deadlines.get(which));
+        Some(now.saturating_duration_since(deadlines.into_iter().flatten().min()?))
     }
 
     /// Compare the counters of the nodes with a recount.

@@ -11,7 +11,7 @@ use super::event::{Effect, Home, Reach, SessionId};
 use super::node::{Node, Status};
 use super::recovery::LARGEST_ROUND;
 use super::run::Run;
-use crate::rendezvous::protocol::capability::Capabilities;
+use crate::rendezvous::protocol::capability::{ATTENDING, Capabilities};
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, Placed};
 use crate::rendezvous::protocol::settings::Settings;
 
@@ -63,6 +63,7 @@ impl Run {
             if node.placed.is_some() {
                 self.record_former_host(placed, home);
             }
+            node.attending = node.status == Status::Active && hello.capabilities.has(ATTENDING);
             if node.status == Status::Active && !self.recalls() {
                 self.interrupt(&format!("{} came back after it had been given up", node.label()));
             }
@@ -76,7 +77,11 @@ impl Run {
     fn readmit(&mut self, hello: &Hello, mut newer: Node) {
         self.apply_terms(&mut newer);
         if let Some(known) = self.roster.get(hello.node) {
-            let node = Node { status: known.status.clone(), placed: known.placed, done: known.done, ..newer };
+            let Node { placed, done, .. } = *known;
+            let status = known.status.clone();
+            let attends = status == Status::Active && placed == hello.placed.map(|place| (place.round, place.rank));
+            let attending = known.attending || (attends && hello.capabilities.has(ATTENDING));
+            let node = Node { status, placed, done, attending, ..newer };
             self.admission.reseat(hello.node, Some(known), &node);
             self.roster.insert(hello.node, node);
         }
@@ -105,6 +110,7 @@ impl Run {
             self.send(session, CoordinatorMessage::Closed { verdict, spare });
         } else if active {
             self.send(session, self.status());
+            self.repeat_change(hello.node, session);
         } else if let Some(placed) = hello.placed.filter(|placed| placed.active) {
             let (round, last) = (self.round(), placed.round);
             let reason = format!("round {round} formed without this node, and round {last}, its last, is over");
@@ -322,6 +328,7 @@ impl Run {
         let open = self.current.closed().is_none();
         self.deadlines.set(Deadline::EndRecall, open.then_some(until));
         self.recovery.forget_host();
+        self.in_place.begin_round(None);
         for session in over {
             let message = self.over(format!("round {} formed without this node", placed.round));
             self.send(session, message);

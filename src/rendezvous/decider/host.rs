@@ -56,7 +56,8 @@ impl Run {
     ) {
         self.emit(Effect::End { session });
         let label = self.roster.label(id);
-        let must_re_form = self.waiting_for_members() > 0;
+        // Members that stop their workers together for this know it already.
+        let must_re_form = self.waiting_for_members() > 0 && self.in_place.check().is_none();
         self.depart(id, &format!("left: {reason}"), now);
         let interrupts = must_re_form || self.current.interrupted().is_some();
         self.remove(id);
@@ -97,6 +98,6 @@ impl Run {
 }
 
 /// Whether a terminal sends this signal for Ctrl-C or Ctrl-\: SIGINT, SIGQUIT.
-fn is_from_keyboard(signal: i32) -> bool {
+pub(super) fn is_from_keyboard(signal: i32) -> bool {
     matches!(signal, 2 | 3)
 }

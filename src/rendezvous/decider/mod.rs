@@ -7,6 +7,7 @@
 //! | `roster`, `node` | the nodes, with counters that keep each event's cost constant |
 //! | `round` | the current world, why it must re-form, the job's restarts, how the rendezvous was closed |
 //! | `recovery` | worlds formed before this coordinator restarted, and how far a node's claim to a place in one is believed |
+//! | `in_place` | a change of the world that its workers live through |
 //! | `admission` | which agent holds which place, and how often each host's nodes have left |
 //! | `deadlines` | when to decide again if no event comes |
 //!
@@ -19,12 +20,14 @@
 //! | `hello` | a node introduces itself: rejected, back, or new; which node's settings the run uses |
 //! | `report` | a node asks for a place, or reports how its workers ended |
 //! | `host` | the process that hosts the coordinator ends |
-//! | `closing`, [`ranks`] | a round closes: when, with which nodes, with which ranks |
+//! | `changing` | members that can change in place stop their workers at one check |
+//! | `closing`, [`ranks`], `resume` | a round closes: when, with which nodes, with which ranks, and whose workers live on |
 //! | `durable` | conversion between a run and its state in a shared cell |
 //! | `facts` | what others ask about a run |
 //! | [`standing`], `progress` | the current decision, and its reason in words |
 
 pub(in crate::rendezvous) mod admission;
+mod changing;
 mod closing;
 mod deadlines;
 pub(in crate::rendezvous) mod durable;
@@ -32,11 +35,13 @@ pub mod event;
 mod facts;
 mod hello;
 mod host;
+mod in_place;
 pub mod node;
 mod progress;
 pub mod ranks;
 mod recovery;
 mod report;
+mod resume;
 pub(in crate::rendezvous) mod roster;
 pub(in crate::rendezvous) mod round;
 pub mod run;

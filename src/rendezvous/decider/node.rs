@@ -72,6 +72,8 @@ pub(in crate::rendezvous) struct Node {
     pub placed: Option<(Round, u32)>,
     /// Its workers of the current round have all succeeded.
     pub done: bool,
+    /// Its workers of the current round are all connected to their agent, so that it can change in place.
+    pub attending: bool,
 }
 
 impl Node {
@@ -83,12 +85,14 @@ impl Node {
             }
             Reach::Cell => None,
         };
+        // Nodes over a cell are sent nothing: they derive their messages from the state, which has no changes in place.
+        let capabilities = if ends.is_some() { hello.capabilities.clone() } else { Capabilities::none() };
         Self {
             name: hello.name.clone(),
             local_addr: hello.local_addr.clone(),
             ends,
             process: hello.process,
-            capabilities: hello.capabilities.clone(),
+            capabilities,
             node_rank: hello.node_rank,
             asked: hello.settings.clone(),
             lease: hello.settings.lease(),
@@ -99,6 +103,7 @@ impl Node {
             status: Status::Idle,
             placed: None,
             done: false,
+            attending: false,
         }
     }
 

@@ -26,6 +26,7 @@ impl Run {
             () if self.roster.is_empty() => Standing::Vacant,
             () if self.recalls() => Standing::Recalling,
             () if !self.roster.active().is_empty() && self.waiting_for_members() == 0 => Standing::Undisturbed,
+            () if !self.roster.active().is_empty() && self.changes_in_place() => Standing::Changing,
             () if !self.roster.active().is_empty() => Standing::Reforming,
             () if !enough => Standing::Gathering,
             () if self.roster.counts().unreachable > 0 => Standing::Reconnecting,
@@ -41,6 +42,12 @@ impl Run {
         match self.standing {
             // The event that led to each of these was logged already.
             Standing::Vacant | Standing::Closed | Standing::Recalling | Standing::Undisturbed => None,
+            Standing::Changing if self.in_place.is_changing() => None,
+            Standing::Changing => Some(format!(
+                "round {} runs on until the last call of those that want to join ends (last_call_timeout): {}",
+                self.round(),
+                self.who_waits()
+            )),
             Standing::Reforming if self.current.interrupted().is_some() => None,
             Standing::Reforming => Some(format!("members of round {} must stop: {}", self.round(), self.why())),
             Standing::Gathering => Some(format!(
@@ -86,6 +93,8 @@ impl Run {
             let (running, round) = (active.len(), self.round());
             if self.waiting_for_members() == 0 {
                 text += &format!("; round {round} runs undisturbed (nodes: {running})");
+            } else if self.changes_in_place() {
+                text += &format!("; round {round} runs on until its workers stop together (nodes: {running})");
             } else {
                 text += &format!("; {running} still to come back from round {round}{}", self.roster.list(active));
             }
@@ -96,6 +105,10 @@ impl Run {
         }
         if let Some(reason) = self.current.interrupted() {
             text += &format!("; re-forming because {reason}");
+        }
+        if let Some(at) = self.deadlines.get(Deadline::Change).filter(|_| !self.in_place.is_changing()) {
+            let left = at.saturating_duration_since(now).as_secs_f64();
+            text += &format!("; more nodes may join for {left:.1} s (last_call_timeout)");
         }
         if let Some(at) = self.deadlines.get(Deadline::CloseRound) {
             text += &format!("; closes within {:.1} s", at.saturating_duration_since(now).as_secs_f64());

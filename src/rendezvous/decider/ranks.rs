@@ -58,7 +58,7 @@ pub fn assign<K>(candidates: Vec<Candidate<K>>) -> Vec<K> {
 pub fn assign_workers(nodes: &[JoinWorkers]) -> Vec<WorkerRanks> {
     let (mut world_size, mut of_role) = (0_u32, HashMap::<&str, u32>::new());
     let mut first = Vec::with_capacity(nodes.len());
-    for JoinWorkers { role, local_world_size } in nodes {
+    for JoinWorkers { role, local_world_size, .. } in nodes {
         let role_size = of_role.entry(role).or_default();
         first.push((world_size, *role_size));
         world_size = world_size.saturating_add(*local_world_size);
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn workers_are_ranked_by_node_and_within_their_role() {
-        let node = |role: &str, local_world_size| JoinWorkers { role: role.into(), local_world_size };
+        let node = |role: &str, local_world_size| JoinWorkers::new(role, local_world_size);
         let ranks = assign_workers(&[node("trainer", 2), node("reader", 1), node("trainer", 3)]);
         let numbers = ranks.iter().map(|r| (r.first_rank, r.world_size, r.first_role_rank, r.role_world_size));
         assert_eq!(numbers.collect::<Vec<_>>(), [(0, 6, 0, 5), (2, 6, 0, 1), (3, 6, 2, 5)]);

@@ -6,16 +6,25 @@ use super::event::SessionId;
 use super::node::{Node, Status};
 use super::run::Run;
 use crate::rendezvous::protocol::bounds::tidy_failure;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, Failure, Join, NodeId, Round, Verdict};
+use crate::rendezvous::protocol::message::{CoordinatorMessage, Failure, Join, NodeId, Round, Verdict, Waits};
 
 impl Run {
-    pub(super) fn on_join(&mut self, id: NodeId, session: SessionId, join: Join, now: Instant) {
+    /// A node asks for a place. `check`: the check of a change in place at which its workers have stopped, if they have.
+    pub(super) fn on_join(&mut self, id: NodeId, session: SessionId, join: Join, check: Option<u64>, now: Instant) {
         if let Some(verdict) = self.current.closed().cloned() {
             return self.send(session, CoordinatorMessage::Closed { verdict, spare: false });
         }
         if let Err(reason) = join.validate() {
             return self.end(session, reason);
         }
+        self.take_join(id, session, join, check, now);
+        if self.roster.get(id).is_some_and(|node| self.is_spare(node)) {
+            let waits = Waits { progress: self.progress(now), spare: true };
+            self.send(session, CoordinatorMessage::Waits(waits));
+        }
+    }
+
+    fn take_join(&mut self, id: NodeId, session: SessionId, join: Join, check: Option<u64>, now: Instant) {
         let Some(node) = self.roster.get(id) else { return };
         let asked = node.asked.clone();
         if let Some(reason) = self.disagreement(&node.name, &asked) {
@@ -35,6 +44,9 @@ impl Run {
                     return self.send(session, self.status());
                 }
             }
+            (Status::Active, _) if check.is_some() && check == self.in_place.check() => {
+                self.in_place.someone_has_stopped(now);
+            }
             (Status::Active, _) => {
                 // A member that was told to re-form is not the cause.
                 let told = self.current.told();
@@ -46,6 +58,7 @@ impl Run {
         }
         let next = self.roster.next_arrival();
         self.roster.set_status(id, Status::Waiting { join, arrival: arrival.unwrap_or(next) });
+        self.in_place.stop_at(id, check);
         let new = self.roster.get(id).is_some_and(|node| self.roster.last_rank(node).is_none());
         if new {
             self.pace.newcomer_since.get_or_insert(now);
@@ -125,7 +138,7 @@ impl Run {
     }
 
     /// Whether a node runs workers of this round.
-    fn is_current(&self, node: &Node, round: Round) -> bool {
+    pub(super) fn is_current(&self, node: &Node, round: Round) -> bool {
         let placed = node.placed.is_some_and(|(placed, _)| placed == round);
         node.status == Status::Active && placed && round == self.round()
     }
@@ -138,7 +151,7 @@ impl Run {
 
     /// The message that tells members whether the world must re-form, and why.
     pub(in crate::rendezvous) fn status(&self) -> CoordinatorMessage {
-        let waiting = self.waiting_for_members();
+        let waiting = if self.changes_in_place() { 0 } else { self.waiting_for_members() };
         let reason = if waiting > 0 { self.why() } else { String::new() };
         let failure = self.current.failure().cloned().map(Box::new);
         CoordinatorMessage::Status { waiting, reason, restart: self.restart(), failure }

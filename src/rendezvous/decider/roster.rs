@@ -29,6 +29,8 @@ pub(in crate::rendezvous) struct Counts {
     pub unreachable: usize,
     /// Active nodes that reported that all their workers succeeded.
     pub done: usize,
+    /// Active nodes whose workers are all connected to their agent.
+    pub attending: usize,
     /// Connected nodes.
     pub connected: usize,
     /// Connected nodes that wait or run.
@@ -45,11 +47,12 @@ impl Counts {
     }
 
     fn for_each(&mut self, other: Self, of: impl Fn(usize, usize) -> usize) {
-        let Self { returning, unreachable, done, connected, present } = *self;
+        let Self { returning, unreachable, done, attending, connected, present } = *self;
         *self = Self {
             returning: of(returning, other.returning),
             unreachable: of(unreachable, other.unreachable),
             done: of(done, other.done),
+            attending: of(attending, other.attending),
             connected: of(connected, other.connected),
             present: of(present, other.present),
         };
@@ -168,12 +171,17 @@ impl Roster {
 
     /// Change a node's status. Has no effect on an unknown node.
     pub fn set_status(&mut self, id: NodeId, status: Status) {
-        self.update(id, |node| node.map(|node| Node { status, done: false, ..node }));
+        self.update(id, |node| node.map(|node| Node { status, done: false, attending: false, ..node }));
     }
 
     /// Record that a node's workers of the current round have all succeeded.
     pub fn set_done(&mut self, id: NodeId) {
         self.update(id, |node| node.map(|node| Node { done: true, ..node }));
+    }
+
+    /// Record that a node's workers of the current round are all connected to their agent.
+    pub fn set_attending(&mut self, id: NodeId) {
+        self.update(id, |node| node.map(|node| Node { attending: true, ..node }));
     }
 
     /// Record that a node's connection has ended.
@@ -212,7 +220,8 @@ impl Roster {
         self.round = round;
         for (rank, id) in (0..).zip(members) {
             if let Some(node) = self.nodes.get_mut(id) {
-                (node.status, node.done, node.placed) = (Status::Active, false, Some((round, rank)));
+                (node.status, node.placed) = (Status::Active, Some((round, rank)));
+                (node.done, node.attending) = (false, false);
             }
         }
         self.recount();
@@ -223,7 +232,7 @@ impl Roster {
     pub fn adopt_round(&mut self, round: Round) -> Vec<SessionId> {
         let mut over = Vec::new();
         for node in self.nodes.values_mut().filter(|node| node.status == Status::Active) {
-            (node.status, node.done) = (Status::Idle, false);
+            (node.status, node.done, node.attending) = (Status::Idle, false, false);
             over.extend(node.session);
         }
         self.round = round;
@@ -297,6 +306,7 @@ impl Roster {
             returning: usize::from(node.waits() && self.last_rank(node).is_some()),
             unreachable: usize::from(node.waits() && node.session.is_none()),
             done: usize::from(node.status == Status::Active && node.done),
+            attending: usize::from(node.status == Status::Active && node.attending),
             connected: usize::from(node.session.is_some()),
             present: usize::from(node.session.is_some() && node.status != Status::Idle),
         }

@@ -11,6 +11,9 @@
 //! - some members are back, no more nodes wait than the last world had, and `settle_timeout` has passed;
 //! - more nodes wait than the last world had, or no member is back, and `last_call_timeout` has passed.
 //!
+//! Members that can change in place are not told to stop when nodes wait to join: [`super::changing`] has the rules. Once all of them
+//! have stopped for a change, the round closes as soon as `min_nodes` wait.
+//!
 //! Only the decider's clock decides whether a node is alive. A node is lost `reconnect_grace` after its connection broke, or when
 //! its lease ends in silence.
 
@@ -19,13 +22,15 @@ use std::time::Instant;
 use super::admission::Admission;
 use super::deadlines::{Deadline, Deadlines};
 use super::event::{Effect, Event, Home, SessionId};
+use super::host::is_from_keyboard;
+use super::in_place::InPlace;
 use super::node::{Node, Status};
 use super::recovery::Recovery;
 use super::roster::Roster;
 use super::round::{Current, Pace};
 use super::standing::Standing;
 use crate::rendezvous::protocol::bounds::tidy_verdict;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeId, NodeMessage, Round, Verdict, Waits};
+use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeId, NodeMessage, Round, Verdict};
 use crate::rendezvous::protocol::settings::{LAST_LOOK, Settings};
 use crate::rendezvous::protocol::text::tidy;
 
@@ -39,6 +44,7 @@ pub struct Run {
     pub(super) pace: Pace,
     pub(super) recovery: Recovery,
     pub(super) admission: Admission,
+    pub(super) in_place: InPlace,
     pub(super) deadlines: Deadlines,
     /// The node in the coordinator's own process.
     pub(super) host: Option<(NodeId, Home)>,
@@ -58,6 +64,7 @@ impl Run {
             pace: Pace::default(),
             recovery: Recovery::default(),
             admission: Admission::default(),
+            in_place: InPlace::default(),
             deadlines: Deadlines::default(),
             host: None,
             standing: Standing::default(),
@@ -110,6 +117,8 @@ impl Run {
             Event::Stalled { late } => {
                 self.roster.renew_all_leases(now);
                 self.deadlines.set(Deadline::LoseNode, self.roster.next_lost_at());
+                let change = self.deadlines.get(Deadline::Change).map(|at| at.max(now));
+                self.deadlines.set(Deadline::Change, self.in_place.extend(now).or(change));
                 self.note(format!(
                     "this coordinator was stalled: its timer is {late:.1?} late, every lease is renewed"
                 ));
@@ -140,13 +149,11 @@ impl Run {
                 self.send(session, CoordinatorMessage::Heartbeat { waits });
                 return false;
             }
-            NodeMessage::Join(join) => {
-                self.on_join(id, session, join, now);
-                if self.roster.get(id).is_some_and(|node| self.is_spare(node)) {
-                    let waits = Waits { progress: self.progress(now), spare: true };
-                    self.send(session, CoordinatorMessage::Waits(waits));
-                }
-            }
+            NodeMessage::Join(join) => self.on_join(id, session, join, None, now),
+            NodeMessage::JoinInPlace { join, survivors, check } => match join.with_survivors(survivors) {
+                Ok(join) => self.on_join(id, session, join, check, now),
+                Err(reason) => self.end(session, reason),
+            },
             NodeMessage::Withdraw => {
                 let progress = self.progress(now);
                 self.send(session, CoordinatorMessage::Withdrawn { progress });
@@ -170,6 +177,14 @@ impl Run {
             NodeMessage::Close(verdict) => self.close(tidy_verdict(&verdict)),
             NodeMessage::Failed { round, failure } => self.on_failed(id, session, round, &failure),
             NodeMessage::Done { round } => self.on_done(id, session, round),
+            NodeMessage::Attending { round } => self.on_attending(id, round),
+            NodeMessage::Counted { round, count } => self.on_counted(id, session, round, count),
+            NodeMessage::WillLeave { round, reason, signal } => {
+                // The job ends with a host that is ended from the keyboard.
+                let at_once = self.is_host(id) && signal.is_some_and(is_from_keyboard);
+                self.on_will_leave(id, session, round, &reason, at_once);
+            }
+            NodeMessage::Parked { round } => self.on_parked(id, round, now),
         }
         true
     }
@@ -182,6 +197,7 @@ impl Run {
             self.note(format!("{} no longer waits: it {what}", node.label()));
         }
         self.roster.set_status(id, Status::Idle);
+        self.in_place.forget(id);
         if let Some(reason) = reason.filter(|_| !self.is_all_done()) {
             self.interrupt(&reason);
         }
@@ -193,16 +209,22 @@ impl Run {
 
     /// Handle a node's departure. If it ran workers, the departure counts against its host (`rejoin_limit`).
     pub(super) fn depart(&mut self, id: NodeId, what: &str, now: Instant) {
+        self.count_departure(id, now);
+        self.stand_down(id, what);
+    }
+
+    /// Count a departure against the node's host, if the node ran workers.
+    pub(super) fn count_departure(&mut self, id: NodeId, now: Instant) {
         let open = self.current.closed().is_none();
         let running = self.roster.get(id).filter(|node| open && node.status == Status::Active && !node.done);
         if let Some(origin) = running.map(Node::origin) {
             self.admission.departures_mut().add(origin, &self.settings, now);
         }
-        self.stand_down(id, what);
     }
 
     /// Forget a node and free its place.
     pub(super) fn remove(&mut self, id: NodeId) {
+        self.in_place.forget(id);
         self.admission.vacate(id, self.roster.get(id));
         self.roster.remove(id);
     }
@@ -241,6 +263,7 @@ impl Run {
     /// Mark that the current world must re-form. The first reason is kept.
     pub(super) fn interrupt(&mut self, reason: &str) {
         if self.current.interrupt(reason) {
+            self.in_place.break_off();
             self.note(format!("round {} is interrupted: {reason}", self.round()));
         }
     }
@@ -257,6 +280,8 @@ impl Run {
             self.send(session, CoordinatorMessage::Closed { verdict: verdict.clone(), spare });
         }
         self.current.close(verdict, self.is_full());
+        self.in_place.break_off();
+        self.deadlines.set(Deadline::Change, None);
         self.deadlines.set(Deadline::CloseRound, None);
         self.deadlines.set(Deadline::EndRecall, None);
     }
@@ -300,14 +325,23 @@ impl Run {
 
     /// The members' value of `num_nodes_waiting()`: above zero when the world must re-form.
     pub(in crate::rendezvous) fn waiting_for_members(&self) -> u32 {
-        let waiting = u32::try_from(self.roster.waiting().len()).unwrap_or(u32::MAX);
-        if self.current.interrupted().is_some() {
-            waiting.max(1)
-        } else if self.roster.counts().done > 0 {
+        match self.current.interrupted().is_some() || self.in_place.is_changing() {
+            true => self.waiting_count().max(1),
+            false => self.joinable(),
+        }
+    }
+
+    fn waiting_count(&self) -> u32 {
+        u32::try_from(self.roster.waiting().len()).unwrap_or(u32::MAX)
+    }
+
+    /// The number of waiting nodes, if the world would re-form for them.
+    pub(super) fn joinable(&self) -> u32 {
+        if self.roster.counts().done > 0 {
             // The job is about to end: growing it would restart workers that have finished.
             0
         } else if self.running_count() < self.settings.max_nodes as usize {
-            waiting
+            self.waiting_count()
         } else {
             0
         }
@@ -335,6 +369,7 @@ impl Run {
             && self.current.interrupted().is_none()
             && !self.recalls()
             && self.current.closed().is_none()
+            && !self.in_place.is_anyone_back()
     }
 
     /// Whether the run's settings are fixed, so that other nodes must ask for the same: a connected node waits or runs, or a world

@@ -10,6 +10,8 @@ pub enum Standing {
     Gathering,
     /// The world runs and has no reason to re-form.
     Undisturbed,
+    /// The world must re-form, and its members run on until they stop their workers together.
+    Changing,
     /// The world must re-form, and members still run.
     Reforming,
     /// A restarted coordinator waits for members of a world it did not form to report.

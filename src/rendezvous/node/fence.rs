@@ -45,6 +45,7 @@ impl NodeMachine {
             placed.active = false;
         }
         self.report = None;
+        self.end_part();
         self.view.waiting = self.view.waiting.max(1);
         self.view.reason.clone_from(&reason);
         self.view.fenced = Some(reason);

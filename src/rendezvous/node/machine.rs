@@ -8,16 +8,17 @@ use std::time::{Duration, Instant};
 
 use super::counterpart::Counterpart;
 use super::pending::{Joining, Link, Report, back_off};
-use crate::rendezvous::protocol::bounds::{tidy_failure, tidy_message, tidy_verdict};
+use crate::rendezvous::protocol::bounds::tidy_message;
 use crate::rendezvous::protocol::capability::Capabilities;
-use crate::rendezvous::protocol::message::{
-    CoordinatorMessage, Failure, Hello, NodeMessage, Placement, Round, Verdict,
-};
-use crate::rendezvous::protocol::text::tidy;
+use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage, Placement, Survivor, Verdict};
 
+mod in_place;
 mod joins;
+mod reports;
 
-pub use super::view::{JoinError, NodeCommand, View};
+use in_place::Part;
+
+pub use super::view::{Change, JoinError, NodeCommand, View};
 
 /// The state of one node.
 #[derive(Clone, Debug)]
@@ -45,6 +46,10 @@ pub struct NodeMachine {
     pub(in crate::rendezvous) left: bool,
     /// The optional messages that the coordinator understands.
     capabilities: Capabilities,
+    /// This node's part in changes in place.
+    part: Part,
+    /// The surviving workers of the next join.
+    brings: Option<Vec<Survivor>>,
     /// The coordinator is in this process: see [`super::fence`].
     pub(in crate::rendezvous) hosted: bool,
     /// The lease has ended, and the node asks once more before it stops its workers.
@@ -96,60 +101,14 @@ impl NodeMachine {
             closing: None,
             view: View { out_of_reach_since: Some(now), ..View::default() },
             left: false,
-            capabilities: Capabilities::of([""; 0]),
+            capabilities: Capabilities::none(),
+            part: Part::default(),
+            brings: None,
             hosted: false,
             suspect: false,
             withdrawing: false,
             commands: Vec::new(),
         }
-    }
-
-    /// Report that a worker of `round` has failed. The report is repeated on each new connection until it is answered: the world
-    /// must re-form, the job has ended, or the round was over already.
-    pub fn report_failure(&mut self, round: Round, failure: Failure) {
-        let failure = Box::new(tidy_failure(&failure, String::new()));
-        self.tell(Report::Failed { round, failure });
-    }
-
-    /// Report that all workers of `round` have succeeded. The view's `all_done` is set once those of all live members have.
-    pub fn report_done(&mut self, round: Round) {
-        self.tell(Report::Done { round });
-    }
-
-    fn tell(&mut self, report: Report) {
-        let over = self.left || self.view.closed.is_some() || self.view.failed.is_some();
-        let current = self.hello.placed.is_some_and(|placed| placed.active && placed.round == report.round());
-        if over || !current {
-            return;
-        }
-        if matches!(self.link, Link::Up { welcomed: true, .. }) {
-            self.commands.push(NodeCommand::Send(report.message()));
-        }
-        self.report = Some(report);
-    }
-
-    /// End the job on all nodes.
-    pub fn close(&mut self, verdict: Verdict) {
-        if self.left || self.view.closed.is_some() {
-            return;
-        }
-        let verdict = self.closing.get_or_insert_with(|| tidy_verdict(&verdict)).clone();
-        if self.counterpart.vouches() {
-            // The verdict is sent until a coordinator has it. Over a cell, the write may fail for good.
-            self.view.closed = Some(verdict.clone());
-        }
-        if matches!(self.link, Link::Up { welcomed: true, .. }) {
-            self.commands.push(NodeCommand::Send(NodeMessage::Close(verdict)));
-        }
-    }
-
-    /// Leave the rendezvous. Nothing is sent or received afterwards. `signal` is the signal that ended the agent, if one did.
-    pub fn leave(&mut self, reason: String, signal: Option<i32>) {
-        if !self.left && matches!(self.link, Link::Up { welcomed: true, .. }) {
-            self.commands.push(NodeCommand::Send(NodeMessage::Leave { reason: tidy(&reason), signal }));
-        }
-        self.left = true;
-        self.resolve(Err(JoinError::Connection(LEFT.to_owned())));
     }
 
     /// The connection is open.
@@ -232,6 +191,11 @@ impl NodeMachine {
                 self.on_status(waiting, reason, restart, failure);
             }
             CoordinatorMessage::Complete(placement) => self.on_complete(placement),
+            CoordinatorMessage::CompleteInPlace { placement, resume } => {
+                self.on_complete(Placement { resume: Some(resume), ..placement });
+            }
+            CoordinatorMessage::Change { round, flags, reason } => self.on_change(round, flags, reason, now),
+            CoordinatorMessage::RaiseAt { round, check } => self.on_raise_at(round, check),
             CoordinatorMessage::Withdrawn { progress } => {
                 self.withdrawing = false;
                 if let Some(joining) = self.joining.as_ref().filter(|joining| joining.withdrawn_at.is_some()) {
@@ -267,6 +231,7 @@ impl NodeMachine {
         }
         self.give_up_join_if_due(now);
         self.fence_if_due(now);
+        self.break_off_if_due(now);
         match self.link {
             Link::Down { retry_at } if retry_at <= now => {
                 self.link = Link::Connecting;
@@ -314,7 +279,7 @@ impl NodeMachine {
         let welcomed = matches!(self.link, Link::Up { welcomed: true, .. });
         let ask = self.joining.as_ref().filter(|_| welcomed).and_then(Joining::ask_at);
         let patience = self.patience().map(|(_, until)| until);
-        [link, join, ask, patience, self.needed_until(), self.fence_at()].into_iter().flatten().min()
+        [link, join, ask, patience, self.needed_until(), self.fence_at(), self.answer_by()].into_iter().flatten().min()
     }
 
     /// Take the commands to perform now, in order.

@@ -2,7 +2,8 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | [`machine`] (`joins`), `replies` | the node's state machine, its joins, and its handling of the coordinator's messages (pure) |
+//! | [`machine`] (`joins`, `reports`, `in_place`) | the node's state machine, its joins and reports, its part in changes in place (pure) |
+//! | `replies` | its handling of the coordinator's messages (pure) |
 //! | `counterpart`, `reasons` | the node's peer, a coordinator or a shared cell; why it is out of reach, in words |
 //! | `pending` | a pending join, an unanswered report, and the state of the connection |
 //! | [`view`] | the output for callers: the view, and the outcome of a join |

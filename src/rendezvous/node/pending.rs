@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::rendezvous::protocol::message::{Failure, Join, NodeMessage, Round};
+use crate::rendezvous::protocol::message::{Failure, Join, NodeMessage, Round, SURVIVORS_LIMIT};
 
 /// How long to wait for the answer to a `Withdraw`.
 pub(in crate::rendezvous) const WITHDRAW_GRACE: Duration = Duration::from_secs(1);
@@ -21,6 +21,8 @@ pub(in crate::rendezvous) struct Joining {
     pub spare: bool,
     pub withdrawn_at: Option<Instant>,
     pub progress: Option<String>,
+    /// The check at which the workers have stopped for a change in place.
+    pub check: Option<u64>,
     /// The coordinator was asked for progress.
     asked: bool,
 }
@@ -37,8 +39,31 @@ pub(in crate::rendezvous) enum Store {
 
 impl Joining {
     /// A join that starts now.
-    pub fn new(join: Join, store: Store, now: Instant, deadline: Instant) -> Self {
-        Self { join, store, since: now, deadline, spare: false, withdrawn_at: None, progress: None, asked: false }
+    pub fn new(join: Join, store: Store, check: Option<u64>, now: Instant, deadline: Instant) -> Self {
+        Self {
+            join,
+            store,
+            since: now,
+            deadline,
+            spare: false,
+            withdrawn_at: None,
+            progress: None,
+            check,
+            asked: false,
+        }
+    }
+
+    /// The message that asks for the place. A coordinator that does not understand changes in place hears of no survivors.
+    pub fn message(&self, in_place: bool) -> NodeMessage {
+        let mut join = self.join.clone();
+        let survivors = join.workers.as_mut().and_then(|workers| workers.survivors.take());
+        match survivors.filter(|survivors| in_place && survivors.len() <= SURVIVORS_LIMIT) {
+            Some(mut survivors) => {
+                survivors.sort_by_key(|survivor| survivor.local_rank);
+                NodeMessage::JoinInPlace { join, survivors, check: self.check }
+            }
+            None => NodeMessage::Join(join),
+        }
     }
 
     /// When to ask the coordinator for progress, unless it is known by then.

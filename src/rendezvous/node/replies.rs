@@ -17,6 +17,7 @@ impl NodeMachine {
         }
         self.ever_welcomed = true;
         self.hosted = hosted;
+        (self.view.hosted, self.view.in_place) = (hosted, self.is_understood());
         self.view.stopped = None;
         self.tries = 0;
         self.unanswered = 0;
@@ -32,6 +33,7 @@ impl NodeMachine {
         if let Some(report) = &self.report {
             self.commands.push(NodeCommand::Send(report.message()));
         }
+        self.repeat_part();
         if let Some(verdict) = self.view.closed.as_ref().or(self.closing.as_ref()) {
             // Repeated, because the first Close may have been lost with its connection.
             self.commands.push(NodeCommand::Send(NodeMessage::Close(verdict.clone())));
@@ -50,6 +52,7 @@ impl NodeMachine {
         self.view.round = round;
         self.view.waiting = 0;
         self.view.reason.clear();
+        self.end_part();
         self.resolve(Ok(placement));
     }
 
@@ -70,12 +73,16 @@ impl NodeMachine {
         if waiting > 0 && matches!(self.report, Some(Report::Failed { .. })) {
             self.report = None;
         }
+        if waiting > 0 {
+            self.end_part();
+        }
         (self.view.waiting, self.view.reason) = (waiting, reason);
         self.view.failure = failure.map(|failure| *failure);
     }
 
     pub(in crate::rendezvous) fn on_closed(&mut self, verdict: &Verdict) {
         (self.report, self.closing) = (None, None);
+        self.let_workers_go_on();
         self.view.closed = Some(verdict.clone());
         self.view.all_done |= matches!(verdict, Verdict::AllDone { .. });
         if let Verdict::Failed { failure: Some(failure), .. } = verdict {
@@ -100,7 +107,9 @@ impl NodeMachine {
     pub(in crate::rendezvous) fn on_leaving(&mut self, why: String, interrupts: bool, now: Instant) {
         self.vouch(self.attempt_at);
         self.view.stopped = Some(why);
+        let interrupts = interrupts || self.awaits_check();
         if interrupts && self.joining.is_none() && self.hello.placed.is_some_and(|placed| placed.active) {
+            self.end_part();
             self.view.waiting = self.view.waiting.max(1);
             self.view.reason = self.why_out_of_reach();
         }

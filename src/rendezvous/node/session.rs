@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::line::{Endpoint, drive};
 use super::machine::{JoinError, NodeMachine, View};
 use super::seat::{Seat, Shared};
-use crate::rendezvous::protocol::message::{Failure, Hello, JoinWorkers, Placement, Round, Verdict};
+use crate::rendezvous::protocol::message::{Failure, Hello, JoinWorkers, Placement, Round, Survivor, Verdict};
 
 /// A node's session with the coordinator. Dropping it ends the connection without a `Leave`. [`Session::leave`] sends one.
 #[derive(Debug)]
@@ -152,6 +152,33 @@ impl Session {
         self.ask(|machine| machine.report_done(round));
     }
 
+    /// The workers that live, for the next join. `None`, as without this call: the node is new, or its workers cannot change in place.
+    /// An empty list: they can, and none lives. The placement's `resume` is the answer.
+    pub fn bring(&self, survivors: Option<Vec<Survivor>>) {
+        self.ask(|machine| machine.bring(survivors));
+    }
+
+    /// All living workers of `round` are connected to their agent: the node can change in place.
+    pub fn attending(&self, round: Round) {
+        self.ask(|machine| machine.attending(round));
+    }
+
+    /// The workers of `round` have passed this many checks: the answer to the view's `change`.
+    pub fn counted(&self, round: Round, count: u64) {
+        self.ask(|machine| machine.counted(round, count));
+    }
+
+    /// This node is about to leave, and asks the others to change in place. Returns whether the coordinator will answer: by the view's
+    /// `change` and `raise_at`, or by `waiting`. If not, leave at once.
+    pub fn will_leave(&self, round: Round, reason: &str, signal: Option<i32>) -> bool {
+        self.ask(|machine| machine.will_leave(round, reason, signal))
+    }
+
+    /// The workers have stopped at the check of the view's `raise_at`, and this node leaves. [`Session::leave`] follows.
+    pub fn parked(&self, round: Round) {
+        self.ask(|machine| machine.parked(round));
+    }
+
     /// A description of what this node waits for, if a join is pending.
     pub fn progress(&self) -> Option<String> {
         self.shared.seat.lock().machine().waits().map(|(_, what)| what)
@@ -195,12 +222,13 @@ impl Session {
         }
     }
 
-    fn ask(&self, question: impl FnOnce(&mut NodeMachine)) {
+    fn ask<T>(&self, question: impl FnOnce(&mut NodeMachine) -> T) -> T {
         let mut seat = self.shared.seat.lock();
-        question(seat.machine());
+        let answer = question(seat.machine());
         seat.asked(Instant::now());
         drop(seat);
         self.shared.asked.notify_one();
+        answer
     }
 }
 

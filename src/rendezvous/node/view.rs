@@ -51,6 +51,19 @@ pub enum JoinError {
     State(String),
 }
 
+/// A change of the world that workers live through.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Its number among those of this node. It rises.
+    pub number: u64,
+    /// The round that it ends.
+    pub round: Round,
+    /// [`REMOVED`](crate::rendezvous::protocol::message::REMOVED), [`ADDED`](crate::rendezvous::protocol::message::ADDED), or both.
+    pub flags: u8,
+    /// Why, in words.
+    pub reason: String,
+}
+
 /// The state of the rendezvous for a node that is or was in a world.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {
@@ -79,6 +92,16 @@ pub struct View {
     pub out_of_reach_since: Option<Instant>,
     /// The nodes whose workers still run, in the coordinator's words. Set while the workers of this node have succeeded.
     pub unfinished: Option<String>,
+    /// The world changes, and this node's workers live through it: they are to count their checks. `waiting` is zero meanwhile. If it
+    /// rises, the workers cannot stop together, and go back to their last commits.
+    pub change: Option<Change>,
+    /// The round that ends, and the check at which all members' workers stop, once it is known. [`NEVER`](crate::rendezvous::protocol::message::NEVER): the reason
+    /// for the change is gone, and they go on.
+    pub raise_at: Option<(Round, u64)>,
+    /// The coordinator understands changes in place.
+    pub in_place: bool,
+    /// The coordinator is in this process.
+    pub hosted: bool,
     /// The reason, if the coordinator has reported that its process ends. No world can form until a coordinator runs there again.
     pub stopped: Option<String>,
 }

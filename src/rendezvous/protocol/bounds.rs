@@ -1,7 +1,10 @@
 //! Checks of what nodes send, and the texts of messages cleaned: short enough that every message fits its frame, without characters
 //! that could forge log lines.
 
-use super::message::{CoordinatorMessage, Failure, Hello, Join, Placed, Placement, Verdict, Waits};
+use super::message::{
+    ADDED, CoordinatorMessage, Failure, Hello, Join, JoinWorkers, Placed, Placement, REMOVED, Resume, SURVIVORS_LIMIT,
+    Verdict, Waits,
+};
 use super::settings::Settings;
 use super::text::{LOCAL_WORLD_SIZE_LIMIT, NAME_LIMIT_BYTES, check, cut, plain, tidy, tidy_lines, validate_run_id};
 
@@ -56,17 +59,41 @@ impl Join {
         let Some(workers) = &self.workers else { return Ok(()) };
         check("role", &workers.role, NAME_LIMIT_BYTES)?;
         match workers.local_world_size {
-            1..=LOCAL_WORLD_SIZE_LIMIT => Ok(()),
+            1..=LOCAL_WORLD_SIZE_LIMIT => workers.validate_survivors(),
             size => Err(format!("local_world_size is `{size}`, must be from 1 to {LOCAL_WORLD_SIZE_LIMIT}")),
+        }
+    }
+}
+
+impl JoinWorkers {
+    /// Check which workers have survived.
+    fn validate_survivors(&self) -> Result<(), String> {
+        let (survivors, size) = (self.survivors.as_deref().unwrap_or_default(), self.local_world_size);
+        if survivors.len() > SURVIVORS_LIMIT {
+            return Err(format!("{} surviving workers are named, at most {SURVIVORS_LIMIT} may be", survivors.len()));
+        }
+        if survivors.windows(2).any(|pair| pair[0].local_rank >= pair[1].local_rank) {
+            return Err("the surviving workers are not named by rising local rank".to_owned());
+        }
+        match survivors.last().filter(|last| last.local_rank >= size) {
+            Some(last) => Err(format!(
+                "the local rank of a surviving worker is `{}`, must be below local_world_size (`{size}`)",
+                last.local_rank
+            )),
+            None => Ok(()),
         }
     }
 }
 
 /// What a coordinator says, with its texts tidied: a node logs them, and whatever listens at the endpoint may have written them.
 pub(in crate::rendezvous) fn tidy_message(message: CoordinatorMessage) -> CoordinatorMessage {
-    use CoordinatorMessage::{Closed, Complete, Ended, Heartbeat, Leaving, Rejected, Status, Welcome, Withdrawn};
+    use CoordinatorMessage::{
+        Change, Closed, Complete, CompleteInPlace, Ended, Heartbeat, Leaving, Rejected, Status, Welcome, Withdrawn,
+    };
     let failed = |failure: Box<Failure>| Box::new(tidy_failure(&failure, plain(&failure.node)));
     let waits = |waits: Waits| Waits { progress: plain(&waits.progress), ..waits };
+    let placed =
+        |place: Placement| Placement { master_addr: plain(&place.master_addr), reason: plain(&place.reason), ..place };
     match message {
         Rejected { reason } => Rejected { reason: plain(&reason) },
         Ended { reason } => Ended { reason: plain(&reason) },
@@ -78,13 +105,22 @@ pub(in crate::rendezvous) fn tidy_message(message: CoordinatorMessage) -> Coordi
         Status { waiting, reason, restart, failure } => {
             Status { waiting, reason: plain(&reason), restart, failure: failure.map(failed) }
         }
-        Complete(place) => {
-            Complete(Placement { master_addr: plain(&place.master_addr), reason: plain(&place.reason), ..place })
+        Complete(placement) => Complete(placed(placement)),
+        CompleteInPlace { placement, resume: Resume::Restart { reason } } => {
+            let resume = Resume::Restart { reason: plain(&reason) };
+            CompleteInPlace { placement: placed(placement), resume }
+        }
+        CompleteInPlace { placement, resume } => CompleteInPlace { placement: placed(placement), resume },
+        Change { round, flags, reason } => {
+            // A later release may know of further flags.
+            Change { round, flags: flags & (REMOVED | ADDED), reason: plain(&reason) }
         }
         Closed { verdict, spare } => Closed { verdict: tidy_verdict(&verdict), spare },
         Heartbeat { waits: told } => Heartbeat { waits: told.map(waits) },
         CoordinatorMessage::Waits(told) => CoordinatorMessage::Waits(waits(told)),
-        CoordinatorMessage::Stale { .. } | CoordinatorMessage::Terms { .. } => message,
+        CoordinatorMessage::Stale { .. } | CoordinatorMessage::Terms { .. } | CoordinatorMessage::RaiseAt { .. } => {
+            message
+        }
     }
 }
 

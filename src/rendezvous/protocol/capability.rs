@@ -9,8 +9,20 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-/// The capabilities of this release. None yet: the messages of version 2 are all there are.
-const OURS: [&str; 0] = [];
+/// The messages by which a world changes while its workers live on: [`NodeMessage::Attending`] and those after it,
+/// [`CoordinatorMessage::Change`] and those after it.
+///
+/// [`NodeMessage::Attending`]: super::message::NodeMessage::Attending
+/// [`CoordinatorMessage::Change`]: super::message::CoordinatorMessage::Change
+pub const IN_PLACE: &str = "in_place";
+/// Named by a member that reconnects while all its workers attend: it can change in place now. A restarted coordinator has to know
+/// that before it tells the member anything, so it cannot wait for [`NodeMessage::Attending`].
+///
+/// [`NodeMessage::Attending`]: super::message::NodeMessage::Attending
+pub const ATTENDING: &str = "attending";
+
+/// The capabilities of this release.
+const OURS: [&str; 1] = [IN_PLACE];
 
 /// Most capabilities that a peer may name.
 const MOST: usize = 64;
@@ -32,6 +44,20 @@ impl Capabilities {
     /// These.
     pub fn of<N: Into<String>>(names: impl IntoIterator<Item = N>) -> Self {
         Self(names.into_iter().map(Into::into).collect())
+    }
+
+    /// None: a peer that understands no more than the messages of the protocol's version.
+    pub fn none() -> Self {
+        Self(BTreeSet::new())
+    }
+
+    /// Add this one, or take it away.
+    pub(in crate::rendezvous) fn set(&mut self, name: &str, has: bool) {
+        if has {
+            self.0.insert(name.to_owned());
+        } else {
+            self.0.remove(name);
+        }
     }
 
     /// Whether the peer has named this one.

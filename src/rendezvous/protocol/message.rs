@@ -9,8 +9,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::capability::Capabilities;
+pub use super::ending::{Failure, Verdict};
+pub use super::place::{
+    HostSeat, Join, JoinWorkers, Placed, Placement, Resume, SURVIVORS_LIMIT, Survivor, WorkerRanks,
+};
 use super::settings::Settings;
-use super::text::tidy;
 
 /// First bytes of a session's connection. `E` is no query code of c10d, so one look tells the two protocols apart.
 pub const MAGIC: &[u8] = b"ELRZ";
@@ -72,7 +75,49 @@ pub enum NodeMessage {
         /// The round they belonged to.
         round: Round,
     },
+    // These and all later ones are sent only to a coordinator with the capability `IN_PLACE`.
+    /// All living workers of this node are connected to their agent, so that the node can change in place.
+    Attending {
+        /// The round they belong to.
+        round: Round,
+    },
+    /// Answer to [`CoordinatorMessage::Change`], and repeated on a new connection while it is not followed by anything.
+    Counted {
+        /// The round.
+        round: Round,
+        /// The number of the last check of the worker that is furthest: at most [`LARGEST_COUNT`].
+        count: u64,
+    },
+    /// The node is about to leave, and asks for a [`CoordinatorMessage::Change`]. If the members cannot change in place, it is answered
+    /// with a [`CoordinatorMessage::Status`].
+    WillLeave {
+        /// The round.
+        round: Round,
+        /// As in [`Self::Leave`].
+        reason: String,
+        /// As in [`Self::Leave`].
+        signal: Option<i32>,
+    },
+    /// As [`Self::Join`], with the workers of the last round that live.
+    JoinInPlace {
+        /// The join. It has its number of workers.
+        join: Join,
+        /// By rising local rank. At most [`SURVIVORS_LIMIT`].
+        survivors: Vec<Survivor>,
+        /// The check of [`CoordinatorMessage::RaiseAt`] at which all workers of the node have stopped. `None`: survivors have gone back
+        /// to their commits.
+        check: Option<u64>,
+    },
+    /// The workers of a node that leaves have stopped at the check of [`CoordinatorMessage::RaiseAt`]. The others need not wait for its
+    /// [`Self::Leave`].
+    Parked {
+        /// The round.
+        round: Round,
+    },
 }
+
+/// Largest number of checks that a node may name.
+pub const LARGEST_COUNT: u64 = 1 << 62;
 
 /// Introduces a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,157 +162,6 @@ impl Hello {
             joining: false,
             hosts: false,
             capabilities: Capabilities::default(),
-        }
-    }
-}
-
-/// A node's account of the last round it was placed in; lets a coordinator that lost its memory take it up again.
-/// Anybody can claim one. `src/rendezvous/decider/recovery.rs` decides what a coordinator takes from a claim, and when.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Placed {
-    /// The round.
-    pub round: Round,
-    /// The node's rank in it.
-    pub rank: u32,
-    /// How many nodes it had.
-    pub world_size: u32,
-    /// The world's id: [`Placement::world`].
-    pub world: u64,
-    /// Whether the node still belongs to it, that is, has not asked to join another round.
-    pub active: bool,
-    /// The job's restart number, as the node last heard it.
-    pub restart: u32,
-    /// The rank of the coordinator's host.
-    pub host: Option<HostSeat>,
-}
-
-/// Asks for a place in the next round, with everything that the other nodes need to know.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Join {
-    /// The last round in which this node knows its place (0: none). If it is older than the coordinator's record, the completion was
-    /// lost, and is sent again.
-    pub round: Round,
-    /// Port of this node's empty worker store, which is used if it becomes rank 0.
-    pub store_port: u16,
-    /// Rank the user asked for in the first round.
-    pub node_rank: Option<u32>,
-    /// The node's workers, so that their ranks come with the completion. `None` from PyTorch's agent, which assigns ranks
-    /// through the store.
-    pub workers: Option<JoinWorkers>,
-}
-
-/// A node's workers, as of its join.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JoinWorkers {
-    /// Their role, by which role ranks are counted.
-    pub role: String,
-    /// Their number: 1 to [`LOCAL_WORLD_SIZE_LIMIT`](super::text::LOCAL_WORLD_SIZE_LIMIT).
-    pub local_world_size: u32,
-}
-
-/// Ranks of a node's workers: worker `i` has global rank `first_rank + i` and role rank `first_role_rank + i`.
-///
-/// As assigned by `_assign_worker_ranks` in `torch/distributed/elastic/agent/server/api.py` (2.15).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WorkerRanks {
-    /// Global rank of the node's first worker.
-    pub first_rank: u32,
-    /// Number of workers on all nodes.
-    pub world_size: u32,
-    /// Rank of the node's first worker among those of its role.
-    pub first_role_rank: u32,
-    /// Number of workers of the role on all nodes.
-    pub role_world_size: u32,
-}
-
-/// A worker's failure. Every node names it as the cause when the job restarts or ends.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
-    /// The node of the worker. The coordinator fills it in.
-    pub node: String,
-    /// The worker's role.
-    pub role: String,
-    /// The worker's rank on its node.
-    pub local_rank: u32,
-    /// The worker's rank in the job.
-    pub global_rank: u32,
-    /// Its process id there.
-    pub pid: u32,
-    /// How it ended: `exit code 3`, `SIGKILL`.
-    pub exit: String,
-    /// PyTorch's number for it: the exit code, or the signal's number negated. 1 for a failure without either, such as a program
-    /// that could not be started.
-    pub returncode: i32,
-    /// The first lines of the worker's words, if there are any.
-    pub message: String,
-    /// Whether a restart after it counts against the job's budget.
-    pub counts: bool,
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { node, role, local_rank, global_rank, pid, exit, message, .. } = self;
-        // Until the coordinator has filled it in.
-        let node = if node.is_empty() { "this node" } else { node };
-        write!(f, "rank {global_rank} (local rank {local_rank}, role {role}, pid {pid}) on {node} ended with {exit}")?;
-        match message.lines().find(|line| !line.trim().is_empty()) {
-            // A worker's words may contain anything until the coordinator has cleaned them, and this becomes a line of a log.
-            Some(line) => write!(f, ": {}", tidy(line)),
-            None => Ok(()),
-        }
-    }
-}
-
-/// How a job ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Verdict {
-    /// The workers finished.
-    Succeeded {
-        /// The node that reported it.
-        by: String,
-    },
-    /// A failure for which no restart is left: all nodes stop.
-    Failed {
-        /// The node that reported it.
-        by: String,
-        /// The cause, in words.
-        cause: String,
-        /// The failure, if a node reported it.
-        failure: Option<Box<Failure>>,
-    },
-    /// The workers of all live members succeeded.
-    AllDone {
-        /// The round.
-        round: Round,
-        /// Number of its members.
-        nodes: u32,
-    },
-    /// A person ended the job on the node that hosts the coordinator (Ctrl-C). No node can go on without it.
-    Stopped {
-        /// The node.
-        by: String,
-        /// The cause, in words.
-        cause: String,
-    },
-}
-
-impl Verdict {
-    /// Whether the job has failed, or was ended before it could succeed.
-    pub fn is_failure(&self) -> bool {
-        matches!(self, Self::Failed { .. } | Self::Stopped { .. })
-    }
-}
-
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Succeeded { by } => write!(f, "closed by {by}"),
-            Self::Failed { by, cause, .. } => write!(f, "closed by {by} after a failure: {cause}"),
-            Self::AllDone { round, nodes: 1 } => write!(f, "closed: the node of round {round} has finished"),
-            Self::AllDone { round, nodes } => {
-                write!(f, "closed: all {nodes} live nodes of round {round} have finished")
-            }
-            Self::Stopped { by, cause } => write!(f, "ended by {by}: {cause}"),
         }
     }
 }
@@ -348,7 +242,49 @@ pub enum CoordinatorMessage {
         /// Whether the node's world must re-form, because a member with running workers was in that process.
         interrupts: bool,
     },
+    // These and all later ones are sent only to a node with the capability `IN_PLACE`.
+    /// The world changes: all its workers are to stop at one check. Answered by [`NodeMessage::Counted`]. Followed by
+    /// [`Self::RaiseAt`], or by a [`Self::Status`] if the members cannot stop together.
+    Change {
+        /// The round.
+        round: Round,
+        /// [`REMOVED`], [`ADDED`], or both.
+        flags: u8,
+        /// Why, in words.
+        reason: String,
+    },
+    /// At which check the workers stop. The same for all members, and above every count that they have named.
+    RaiseAt {
+        /// The round.
+        round: Round,
+        /// The number of the check. [`NEVER`]: the reason is gone, and they go on.
+        check: u64,
+    },
+    /// As [`Self::Complete`], with how the workers begin.
+    CompleteInPlace {
+        /// The place.
+        placement: Placement,
+        /// How the workers begin.
+        resume: Resume,
+    },
 }
+
+impl CoordinatorMessage {
+    /// The place that it gives the node, if it gives one.
+    pub fn placement(&self) -> Option<&Placement> {
+        match self {
+            Self::Complete(placement) | Self::CompleteInPlace { placement, .. } => Some(placement),
+            _ => None,
+        }
+    }
+}
+
+/// In [`CoordinatorMessage::Change`]: nodes leave.
+pub const REMOVED: u8 = 1;
+/// In [`CoordinatorMessage::Change`]: nodes join.
+pub const ADDED: u8 = 2;
+/// In [`CoordinatorMessage::RaiseAt`]: a check that no worker reaches.
+pub const NEVER: u64 = u64::MAX;
 
 /// The progress of a round, for a waiting node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -357,44 +293,4 @@ pub struct Waits {
     pub progress: String,
     /// Whether the node is a spare. Its join does not time out then.
     pub spare: bool,
-}
-
-/// A node's place in a completed round.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Placement {
-    /// The round.
-    pub round: Round,
-    /// This node's rank.
-    pub rank: u32,
-    /// Number of nodes.
-    pub world_size: u32,
-    /// The world's id. It tells this world from others with the same round number: a restarted coordinator that has heard of no
-    /// round counts from 1 (`docs/decisions/0030-worlds-have-an-id.md`).
-    pub world: u64,
-    /// Address of rank 0.
-    pub master_addr: String,
-    /// Port of the round's empty worker store at rank 0.
-    pub master_port: u16,
-    /// Why the round closed when it did, and its members.
-    pub reason: String,
-    /// The job's restart number: the number of failures after which it restarted. The same for all members. Membership changes do
-    /// not raise it.
-    pub restart: u32,
-    /// Ranks of this node's workers, if every member has sent its number of workers.
-    pub workers: Option<WorkerRanks>,
-    /// The rank of the coordinator's host, if a member is.
-    pub host: Option<HostSeat>,
-}
-
-/// The rank whose process hosted the coordinator that formed a round, and where that coordinator listened.
-///
-/// A later coordinator with the same `place` and another `life` listens where that process did, so that process has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HostSeat {
-    /// The rank.
-    pub rank: u32,
-    /// [`Home::place`].
-    pub place: u64,
-    /// [`Home::life`].
-    pub life: u64,
 }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`settings`] | a node's settings: min and max nodes, time limits |
 //! | [`message`] | the messages |
+//! | [`place`], [`ending`] | what messages hold: places in rounds; how a worker failed, and how a job ended |
 //! | [`capability`] | what a peer of another release understands |
 //! | [`text`] | limits on texts, and the characters that they may have |
 //! | [`bounds`] | limits on every message that a peer sends |
@@ -12,8 +13,10 @@
 pub mod bounds;
 pub mod capability;
 pub mod codec;
+pub mod ending;
 #[cfg(feature = "io")]
 pub(crate) mod frames;
 pub mod message;
+pub mod place;
 pub mod settings;
 pub mod text;

@@ -27,6 +27,7 @@ impl Simulation {
             Action::PowerOff(host) => self.kill(host, true),
             Action::Terminate(host) => return self.terminate(host, Signal::TERM),
             Action::Interrupt(host) => return self.terminate(host, Signal::INT),
+            Action::AskToLeave(host) => return self.ask_to_leave(host),
             Action::Stall(host, time) => {
                 if self.options.coordinator_on == Some(host) {
                     self.act(Action::StallCoordinator(time))?;
@@ -51,6 +52,7 @@ impl Simulation {
             Action::ReportDone(host) if self.hosts[host].ours.is_some() => self.end_workers(host, true),
             Action::FailWorkers(host) => {
                 if self.running(host).is_some() {
+                    self.lose_worker(host);
                     self.stop_workers(host, true);
                 }
             }
@@ -144,7 +146,7 @@ impl Simulation {
         self.ledgers.iter_mut().for_each(Ledger::on_restart);
     }
 
-    fn terminate(&mut self, host: HostId, signal: Signal) -> Result<(), Violation> {
+    pub(super) fn terminate(&mut self, host: HostId, signal: Signal) -> Result<(), Violation> {
         let now = self.now();
         self.engine.processes.note_fault(Some(host), now);
         if self.hosts[host].ours.is_some() {
@@ -209,7 +211,8 @@ impl Simulation {
             process.agent = Agent::Joining;
             process.joins += 1;
             let node_rank = self.options.node_ranks.get(&host).copied();
-            let workers = Some(JoinWorkers { role: "default".to_owned(), local_world_size: worker_count(host) });
+            let workers = Some(JoinWorkers::new("default", worker_count(host)));
+            process.machine.bring(process.workers.survivors());
             process.done = false;
             process.machine.join_with_new_store(node_rank, workers, process.join_timeout, now);
             // Only the first join has a short time-out: later ones may happen in the calm.
@@ -261,7 +264,13 @@ impl Simulation {
         self.leave_by(host, reason, None, exit)
     }
 
-    fn leave_by(&mut self, host: HostId, reason: &str, signal: Option<i32>, exit: Exit) -> Result<(), Violation> {
+    pub(super) fn leave_by(
+        &mut self,
+        host: HostId,
+        reason: &str,
+        signal: Option<i32>,
+        exit: Exit,
+    ) -> Result<(), Violation> {
         let Some(process) = &mut self.hosts[host].process else {
             return Ok(());
         };

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 
 use super::agent::{CrewEvent, Found};
+use super::elastic::Happening;
 use super::options::Action;
 use crate::rendezvous::decider::event::SessionId;
 use crate::rendezvous::protocol::message::Round;
@@ -48,6 +49,8 @@ pub enum Event {
     NodeTick(HostId, u64),
     /// An agent's workers have stopped.
     Stopped(HostId, u64),
+    /// Something happens to workers of a round that live through changes.
+    Elastic(HostId, u64, Round, Happening),
     /// Something happens to the workers of a generation.
     Crew(HostId, u64, CrewEvent),
     /// The deadline of our agent.

@@ -206,6 +206,7 @@ fn applies(job: &Simulation, action: &Action) -> bool {
         | Action::PowerOff(host)
         | Action::Terminate(host)
         | Action::Interrupt(host)
+        | Action::AskToLeave(host)
         | Action::Close(host, _) => process(host).is_some(),
         Action::CrashCoordinator | Action::StallCoordinator(_) => job.coordinator.up,
         Action::Start(..)

@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 
 use super::agent::{Crew, Ours};
+use super::elastic::Workers;
 use crate::agent::Outcome;
 use crate::rendezvous::decider::event::SessionId;
 use crate::rendezvous::node::machine::{JoinError, NodeMachine};
@@ -34,6 +35,16 @@ pub enum Agent {
     },
 }
 
+impl Agent {
+    /// The placement in force, while workers run.
+    pub fn placement(&self) -> Option<&Placement> {
+        match self {
+            Self::Running(placement) => Some(placement),
+            Self::Joining | Self::Stopping { .. } => None,
+        }
+    }
+}
+
 /// One process of an agent.
 #[derive(Clone, Debug)]
 pub struct Process {
@@ -55,6 +66,8 @@ pub struct Process {
     pub answers: u32,
     /// Time-out of its next join.
     pub join_timeout: Duration,
+    /// Its workers, if they live through changes of the world.
+    pub(super) workers: Workers,
     pub(super) alarm: Alarm,
     inbox: BytesMut,
 }
@@ -102,6 +115,7 @@ impl Process {
             joins: 0,
             answers: 0,
             join_timeout,
+            workers: Workers::default(),
             alarm: Alarm::default(),
             inbox: BytesMut::new(),
         }
@@ -124,17 +138,14 @@ impl Process {
 
     /// The state that decides the future, for [`super::fingerprint`].
     pub(super) fn describe(&self, out: &mut impl fmt::Write) -> fmt::Result {
-        let Self { pid, machine, agent, done, conn, inbox, .. } = self;
+        let Self { pid, machine, agent, done, conn, workers, inbox, .. } = self;
         let pending = self.joins - self.answers;
-        write!(out, "{pid} {machine:?} {agent:?} {done} {conn:?} {pending} {inbox:?}")
+        write!(out, "{pid} {machine:?} {agent:?} {done} {conn:?} {pending} {workers:?} {inbox:?}")
     }
 
     /// The placement in force, while workers run.
     pub fn running(&self) -> Option<&Placement> {
-        match &self.agent {
-            Agent::Running(placement) => Some(placement),
-            _ => None,
-        }
+        self.agent.placement()
     }
 
     /// The same, in the form of [`crate::sim::worlds`].

@@ -11,9 +11,10 @@
 //! | [`network`] | connections: ordered, delayed, broken, silent |
 //! | [`host`], `server` | a host and the agent on it; the coordinator's process |
 //! | [`agent`] | our agent on a host, and its workers |
+//! | [`elastic`] | agents whose workers live through changes of the world |
 //! | [`strangers`] | hosts that do not belong to the job, or differ from its others |
 //! | [`ledger`] | the record of what was said, and the promises of our rendezvous |
-//! | [`plan`], [`agent_plan`], [`strange_plan`] | faults and their times, drawn from a seed; with our agents; with strangers |
+//! | [`plan`], [`agent_plan`], [`elastic_plan`], [`strange_plan`] | faults and their times, drawn from a seed; with our agents; with changes in place; with strangers |
 //! | [`history`] | the history that follows from a plan |
 //! | [`explore`], `fingerprint` | exhaustive exploration of small jobs: every order of events, up to a bound |
 //!
@@ -23,6 +24,8 @@
 mod actions;
 pub mod agent;
 pub mod agent_plan;
+pub mod elastic;
+pub mod elastic_plan;
 mod event;
 pub mod explore;
 mod fingerprint;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::agent::Agents;
+use super::elastic::Elastic;
 use super::strangers::Strangers;
 use crate::rendezvous::protocol::message::{Hello, NodeMessage, Verdict};
 use crate::rendezvous::protocol::settings::Settings;
@@ -36,6 +37,8 @@ pub struct Options {
     pub clocks: BTreeMap<HostId, i64>,
     /// The hosts that run our agent.
     pub agents: Agents,
+    /// The hosts whose workers live through changes of the world.
+    pub elastic: Elastic,
     /// Hosts that do not belong to this job, or differ from its others.
     pub strangers: Strangers,
     /// The host whose agent is in the coordinator's process. The two stand still, end and start together.
@@ -58,6 +61,7 @@ impl Options {
             node_ranks: BTreeMap::new(),
             clocks: BTreeMap::new(),
             agents: Agents::default(),
+            elastic: Elastic::default(),
             strangers: Strangers::default(),
             coordinator_on: None,
         }
@@ -77,6 +81,8 @@ pub enum Action {
     Terminate(HostId),
     /// Ctrl-C: the same by SIGINT.
     Interrupt(HostId),
+    /// SIGTERM: the agent asks the others to change in place, and leaves when its workers have stopped.
+    AskToLeave(HostId),
     /// SIGSTOP, and SIGCONT later.
     Stall(HostId, Duration),
     /// The connection breaks.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::agent::Agents;
+use super::elastic::Elastic;
 use super::options::{Action, Options};
 use super::strangers::Strangers;
 use crate::rendezvous::protocol::settings::{OnPartition, Settings};
@@ -75,6 +76,7 @@ impl Plan {
             node_ranks: BTreeMap::new(),
             clocks: draw_clocks(seed, hosts),
             agents: Agents::default(),
+            elastic: Elastic::default(),
             strangers: Strangers::default(),
             coordinator_on: None,
         };

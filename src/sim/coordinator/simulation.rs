@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::agent::Ends;
+use super::elastic::Lives;
 use super::event::{Event, REFUSED};
 use super::host::{Host, Process};
 use super::ledger::Ledger;
@@ -37,6 +38,8 @@ pub struct Simulation {
     pub(super) ticks: (u64, u64),
     /// Connections that belonged to no host.
     pub(super) intruders: u64,
+    /// What has happened to workers that live through changes.
+    pub(super) lives: Lives,
 }
 
 impl Simulation {
@@ -53,6 +56,7 @@ impl Simulation {
             ends: Ends::default(),
             ticks: (0, 0),
             intruders: 0,
+            lives: Lives::default(),
             options,
         }
     }
@@ -181,6 +185,7 @@ impl Model for Simulation {
             | Event::NodeTick(host, _)
             | Event::Crew(host, ..)
             | Event::AgentTick(host, _)
+            | Event::Elastic(host, ..)
             | Event::Words(host, ..)
             | Event::Stopped(host, _) => Happens::In(Some(*host)),
             Event::Deliver { .. } | Event::Eof { .. } | Event::CoordinatorTick => Happens::In(None),
@@ -224,6 +229,7 @@ impl Model for Simulation {
             Event::NodeTick(host, pid) => self.tick_node(host, pid),
             Event::Stopped(host, pid) => self.on_stopped(host, pid),
             Event::Crew(host, generation, event) => self.on_crew(host, generation, event),
+            Event::Elastic(host, pid, round, happening) => self.on_elastic(host, pid, round, happening),
             Event::AgentTick(host, pid) => self.tick_agent(host, pid),
             Event::Words(host, pid, round, found) => self.on_words(host, pid, round, found),
             Event::MustBeGone(host, pid, since) => self.check_gone(host, pid, since),

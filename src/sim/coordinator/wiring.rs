@@ -327,7 +327,8 @@ impl Simulation {
             match outcome {
                 Ok(placement) => {
                     process.agent = Agent::Running(placement.clone());
-                    self.hosts[host].placements.push(placement);
+                    self.hosts[host].placements.push(placement.clone());
+                    self.place_elastic(host, &placement)?;
                 }
                 // An agent that is about to end does so itself.
                 Err(_) if matches!(process.agent, Agent::Stopping { .. }) => return Ok(()),
@@ -346,7 +347,9 @@ impl Simulation {
                 if view.reason.is_empty() {
                     return Err(Violation::contract(format!("host{host} is told to re-form without a reason")));
                 }
-                self.stop_workers(host, true);
+                return self.fall_back(host);
+            } else {
+                return self.follow_change(host);
             }
         }
         Ok(())

@@ -27,7 +27,11 @@ impl PyTorch {
             }
             Action::Start(..) | Action::ReportDone(_) => {}
             // The other nodes cannot tell how an agent ended: it sends no goodbye on SIGTERM either.
-            Action::Kill(host) | Action::PowerOff(host) | Action::Terminate(host) | Action::Interrupt(host) => {
+            Action::Kill(host)
+            | Action::PowerOff(host)
+            | Action::Terminate(host)
+            | Action::Interrupt(host)
+            | Action::AskToLeave(host) => {
                 if let Some(held) = self.hosts[host].agent.take().and_then(|agent| agent.running()) {
                     let within = self.options.settings.lease() + Duration::from_secs(1) + self.options.delay.1 * 10;
                     let fault = self.engine.processes.last_fault(Some(host));

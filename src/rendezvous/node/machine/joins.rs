@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::{JoinError, LEFT, NodeCommand, NodeMachine};
 use crate::rendezvous::node::counterpart::Counterpart;
 use crate::rendezvous::node::pending::{Joining, Link, Store, WITHDRAW_GRACE};
-use crate::rendezvous::protocol::message::{Join, JoinWorkers, NodeMessage, Placement};
+use crate::rendezvous::protocol::message::{Join, JoinWorkers, NEVER, NodeMessage, Placement};
 
 impl NodeMachine {
     /// Ask for a place in the next round, giving up at `now + timeout`. [`NodeMachine::take_outcome`] returns the answer.
@@ -57,7 +57,8 @@ impl NodeMachine {
     pub(in crate::rendezvous) fn send_join(&mut self) {
         let welcomed = matches!(self.link, Link::Up { welcomed: true, .. });
         if let Some(joining) = self.ready_join().filter(|_| welcomed) {
-            self.commands.push(NodeCommand::Send(NodeMessage::Join(joining.join.clone())));
+            let message = joining.message(self.is_understood());
+            self.commands.push(NodeCommand::Send(message));
         }
     }
 
@@ -96,8 +97,14 @@ impl NodeMachine {
         }
         self.hello.joining = store == Store::Open;
         (self.view.waiting, self.view.unfinished) = (0, None);
+        let survivors = self.brings.take();
+        let workers = workers.map(|workers| JoinWorkers { survivors, ..workers });
+        // A node that has lost a worker has not stopped for the change alone.
+        let whole = workers.as_ref().is_some_and(JoinWorkers::have_all_survived);
+        let check = self.check().filter(|check| *check != NEVER && whole);
+        self.end_part();
         let join = Join { round: self.view.round, store_port, node_rank, workers };
-        self.joining = Some(Joining::new(join, store, now, now + timeout));
+        self.joining = Some(Joining::new(join, store, check, now, now + timeout));
         self.send_join();
     }
 

@@ -9,7 +9,7 @@ use super::completion::check_told_again;
 use super::{Ledger, OTHER_SETTINGS};
 use crate::rendezvous::coordinator::machine::{Command, Machine};
 use crate::rendezvous::node::machine::JoinError;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeId, NodeMessage, Placement, Round};
+use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeId, NodeMessage, Placement, Resume, Round};
 use crate::rendezvous::protocol::settings::{OnPartition, Settings};
 use crate::sim::engine::paths::HostId;
 use crate::sim::engine::queue::Time;
@@ -48,18 +48,23 @@ impl Ledger {
             run.check().map_err(Violation::contract)?;
         }
         let mut completed: BTreeMap<Round, Vec<(NodeId, &Placement)>> = BTreeMap::new();
+        let mut resumes: BTreeMap<Round, Vec<&Resume>> = BTreeMap::new();
         for command in commands {
             let Command::Send { session, message } = command else {
                 continue;
             };
             self.messages.1 += 1;
+            if let Some(placement) = message.placement() {
+                let said = self.said.get(session);
+                let said =
+                    said.ok_or_else(|| Violation::contract(format!("a place is given to {session:?}, a stranger")))?;
+                completed.entry(placement.round).or_default().push((said.node, placement));
+            }
             match message {
-                CoordinatorMessage::Complete(placement) => {
-                    let said = self.said.get(session);
-                    let said = said
-                        .ok_or_else(|| Violation::contract(format!("a place is given to {session:?}, a stranger")))?;
-                    completed.entry(placement.round).or_default().push((said.node, placement));
+                CoordinatorMessage::CompleteInPlace { placement, resume } => {
+                    resumes.entry(placement.round).or_default().push(resume);
                 }
+                CoordinatorMessage::RaiseAt { round, check } => self.check_raise_at(*round, *check)?,
                 CoordinatorMessage::Status { waiting, reason, .. } => {
                     ensure(*waiting == 0 || !reason.is_empty(), || {
                         "members are interrupted without a reason".to_owned()
@@ -76,7 +81,10 @@ impl Ledger {
         for (round, places) in completed {
             match self.worlds.get(&(life, round)) {
                 Some(told) => check_told_again(told, round, &places)?,
-                None => self.check_completion(life, round, &places)?,
+                None => {
+                    self.check_resume(life, &places, resumes.get(&round).map_or(&[], Vec::as_slice))?;
+                    self.check_completion(life, round, &places)?;
+                }
             }
         }
         Ok(())

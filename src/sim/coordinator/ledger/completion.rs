@@ -83,23 +83,27 @@ impl Ledger {
         Ok(common.unwrap_or(&self.settings).clone())
     }
 
-    /// The rule of `ranks.rs` in one formula. The lowest survivor has rank 0. A survivor with `i` survivors below it keeps its rank,
-    /// unless there are too few newcomers to fill the holes below. Then it has rank `i + newcomers`.
-    pub(super) fn check_ranks(&self, life: u32, round: Round, members: &[NodeId]) -> Result<(), Violation> {
+    /// The rank of each node in the last world. `None` if that is not known: worlds of different lives may have the same number, and it is
+    /// not known here which of them this life has taken up.
+    pub(super) fn last_places(&self, life: u32) -> Option<BTreeMap<NodeId, u32>> {
         let formed = self.worlds.get(&(life, self.highest)).map(|told| told.world);
         let named: Vec<u64> =
             self.named.iter().filter(|(at, _)| *at == self.highest).map(|(_, world)| *world).collect();
-        // Worlds of different lives may have the same number. It is not known here which of them this life has taken up.
         let world = match (formed, &named[..]) {
             (Some(world), _) => world,
             (None, [world]) => *world,
             (None, []) => 0,
-            (None, _) => return Ok(()),
+            (None, _) => return None,
         };
-        let last = |node: &NodeId| {
-            let place = self.places.get(node).filter(|place| place.0 == self.highest && place.2 == world);
-            place.map(|place| place.1)
-        };
+        let last = self.places.iter().filter(|(_, place)| place.0 == self.highest && place.2 == world);
+        Some(last.map(|(node, place)| (*node, place.1)).collect())
+    }
+
+    /// The rule of `ranks.rs` in one formula. The lowest survivor has rank 0. A survivor with `i` survivors below it keeps its rank,
+    /// unless there are too few newcomers to fill the holes below. Then it has rank `i + newcomers`.
+    pub(super) fn check_ranks(&self, life: u32, round: Round, members: &[NodeId]) -> Result<(), Violation> {
+        let Some(last) = self.last_places(life) else { return Ok(()) };
+        let last = |node: &NodeId| last.get(node).copied();
         let survivors: BTreeMap<u32, NodeId> = members.iter().filter_map(|node| Some((last(node)?, *node))).collect();
         let count = members.iter().filter_map(last).count();
         if survivors.len() != count {

@@ -1,6 +1,6 @@
 //! The invariants after every event, checked on the messages that were sent and received, not on the machines' own records.
 //! [`crate::sim::worlds`] has the invariants of any rendezvous. The others here are further promises of ours. This file keeps the
-//! record of what was said, `checks` and `completion` judge by it.
+//! record of what was said, `checks`, `completion` and `in_place` judge by it.
 //!
 //! Within one life of the coordinator a round number belongs to one world. A restarted coordinator knows of earlier rounds only
 //! what nodes tell it. So across its lives this holds: a new number is above every number that a node has named to this life, and
@@ -8,6 +8,7 @@
 
 mod checks;
 mod completion;
+mod in_place;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -17,7 +18,7 @@ pub use checks::check_settled;
 use super::options::run_id;
 use crate::rendezvous::coordinator::machine::Machine;
 use crate::rendezvous::decider::event::SessionId;
-use crate::rendezvous::protocol::message::{Hello, Join, NodeId, NodeMessage, Placed, Round};
+use crate::rendezvous::protocol::message::{Hello, Join, NodeId, NodeMessage, Placed, Round, Survivor};
 use crate::rendezvous::protocol::settings::{OnPartition, Settings};
 
 /// The last message of a node on its session, as the coordinator has read it.
@@ -28,6 +29,8 @@ struct Said {
     node_rank: Option<u32>,
     connected: bool,
     join: Option<Join>,
+    /// The surviving workers in its join.
+    survivors: Option<Vec<Survivor>>,
 }
 
 /// A world, as sent to its members.
@@ -81,6 +84,10 @@ pub struct Ledger {
     gone: BTreeSet<NodeId>,
     /// Last round and restart number that each node got.
     reached: BTreeMap<NodeId, (Round, u32)>,
+    /// The highest count of checks that members of a round have named to this life.
+    counted: BTreeMap<Round, u64>,
+    /// The check at which members of a round were told to stop, by this life.
+    raised: BTreeMap<Round, u64>,
     closed: bool,
     /// Messages from nodes and to nodes.
     pub messages: (u64, u64),
@@ -107,6 +114,8 @@ impl Ledger {
             failed: BTreeSet::new(),
             gone: BTreeSet::new(),
             reached: BTreeMap::new(),
+            counted: BTreeMap::new(),
+            raised: BTreeMap::new(),
             closed: false,
             messages: (0, 0),
             rounds: 0,
@@ -134,6 +143,8 @@ impl Ledger {
         self.restart = 0;
         self.failed.clear();
         self.gone.clear();
+        self.counted.clear();
+        self.raised.clear();
         self.closed = false;
     }
 
@@ -173,9 +184,10 @@ impl Ledger {
         if let NodeMessage::Hello(hello) = message {
             let earlier = self.newest.insert(hello.node, session);
             let earlier = earlier.and_then(|session| self.said.remove(&session));
-            let join = earlier.and_then(|said| said.join).filter(|_| hello.joining);
+            let earlier = earlier.filter(|_| hello.joining);
+            let (join, survivors) = earlier.map(|said| (said.join, said.survivors)).unwrap_or_default();
             let Hello { node, settings, node_rank, .. } = (**hello).clone();
-            let said = Said { node, settings, node_rank, connected: true, join };
+            let said = Said { node, settings, node_rank, connected: true, join, survivors };
             self.said.insert(session, said);
             if !known.node {
                 // The coordinator knows a node that it has given up only by the node's own claims.
@@ -213,9 +225,22 @@ impl Ledger {
             return;
         };
         match message {
-            NodeMessage::Join(join) => said.join = Some(join.clone()),
+            NodeMessage::Join(join) => (said.join, said.survivors) = (Some(join.clone()), None),
+            NodeMessage::JoinInPlace { join, survivors, .. } => {
+                (said.join, said.survivors) = (Some(join.clone()), Some(survivors.clone()));
+            }
             NodeMessage::Withdraw | NodeMessage::Leave { .. } => said.join = None,
-            NodeMessage::Hello(_) | NodeMessage::Close(_) | NodeMessage::Heartbeat | NodeMessage::Done { .. } => {}
+            NodeMessage::Counted { round, count } => {
+                let highest = self.counted.entry(*round).or_default();
+                *highest = (*count).max(*highest);
+            }
+            NodeMessage::Hello(_)
+            | NodeMessage::Close(_)
+            | NodeMessage::Heartbeat
+            | NodeMessage::Done { .. }
+            | NodeMessage::Attending { .. }
+            | NodeMessage::WillLeave { .. }
+            | NodeMessage::Parked { .. } => {}
             NodeMessage::Failed { round, .. } => {
                 self.failed.insert(*round);
             }

@@ -1,0 +1,57 @@
+//! What a node says on its own: how its workers ended, that the job is over, and that it leaves. Part of [`super`].
+
+use super::{JoinError, LEFT, NodeCommand, NodeMachine};
+use crate::rendezvous::node::pending::{Link, Report};
+use crate::rendezvous::protocol::bounds::{tidy_failure, tidy_verdict};
+use crate::rendezvous::protocol::message::{Failure, NodeMessage, Round, Verdict};
+use crate::rendezvous::protocol::text::tidy;
+
+impl NodeMachine {
+    /// Report that a worker of `round` has failed. The report is repeated on each new connection until it is answered: the world
+    /// must re-form, the job has ended, or the round was over already.
+    pub fn report_failure(&mut self, round: Round, failure: Failure) {
+        let failure = Box::new(tidy_failure(&failure, String::new()));
+        self.tell(Report::Failed { round, failure });
+    }
+
+    /// Report that all workers of `round` have succeeded. The view's `all_done` is set once those of all live members have.
+    pub fn report_done(&mut self, round: Round) {
+        self.tell(Report::Done { round });
+    }
+
+    fn tell(&mut self, report: Report) {
+        let over = self.left || self.view.closed.is_some() || self.view.failed.is_some();
+        let current = self.hello.placed.is_some_and(|placed| placed.active && placed.round == report.round());
+        if over || !current {
+            return;
+        }
+        if matches!(self.link, Link::Up { welcomed: true, .. }) {
+            self.commands.push(NodeCommand::Send(report.message()));
+        }
+        self.report = Some(report);
+    }
+
+    /// End the job on all nodes.
+    pub fn close(&mut self, verdict: Verdict) {
+        if self.left || self.view.closed.is_some() {
+            return;
+        }
+        let verdict = self.closing.get_or_insert_with(|| tidy_verdict(&verdict)).clone();
+        if self.counterpart.vouches() {
+            // The verdict is sent until a coordinator has it. Over a cell, the write may fail for good.
+            self.view.closed = Some(verdict.clone());
+        }
+        if matches!(self.link, Link::Up { welcomed: true, .. }) {
+            self.commands.push(NodeCommand::Send(NodeMessage::Close(verdict)));
+        }
+    }
+
+    /// Leave the rendezvous. Nothing is sent or received afterwards. `signal` is the signal that ended the agent, if one did.
+    pub fn leave(&mut self, reason: String, signal: Option<i32>) {
+        if !self.left && matches!(self.link, Link::Up { welcomed: true, .. }) {
+            self.commands.push(NodeCommand::Send(NodeMessage::Leave { reason: tidy(&reason), signal }));
+        }
+        self.left = true;
+        self.resolve(Err(JoinError::Connection(LEFT.to_owned())));
+    }
+}

@@ -1,0 +1,100 @@
+//! How a worker failed, and how a job ended.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::message::Round;
+use super::text::tidy;
+
+/// A worker's failure. Every node names it as the cause when the job restarts or ends.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// The node of the worker. The coordinator fills it in.
+    pub node: String,
+    /// The worker's role.
+    pub role: String,
+    /// The worker's rank on its node.
+    pub local_rank: u32,
+    /// The worker's rank in the job.
+    pub global_rank: u32,
+    /// Its process id there.
+    pub pid: u32,
+    /// How it ended: `exit code 3`, `SIGKILL`.
+    pub exit: String,
+    /// PyTorch's number for it: the exit code, or the signal's number negated. 1 for a failure without either, such as a program
+    /// that could not be started.
+    pub returncode: i32,
+    /// The first lines of the worker's words, if there are any.
+    pub message: String,
+    /// Whether a restart after it counts against the job's budget.
+    pub counts: bool,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { node, role, local_rank, global_rank, pid, exit, message, .. } = self;
+        // Until the coordinator has filled it in.
+        let node = if node.is_empty() { "this node" } else { node };
+        write!(f, "rank {global_rank} (local rank {local_rank}, role {role}, pid {pid}) on {node} ended with {exit}")?;
+        match message.lines().find(|line| !line.trim().is_empty()) {
+            // A worker's words may contain anything until the coordinator has cleaned them, and this becomes a line of a log.
+            Some(line) => write!(f, ": {}", tidy(line)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// How a job ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Verdict {
+    /// The workers finished.
+    Succeeded {
+        /// The node that reported it.
+        by: String,
+    },
+    /// A failure for which no restart is left: all nodes stop.
+    Failed {
+        /// The node that reported it.
+        by: String,
+        /// The cause, in words.
+        cause: String,
+        /// The failure, if a node reported it.
+        failure: Option<Box<Failure>>,
+    },
+    /// The workers of all live members succeeded.
+    AllDone {
+        /// The round.
+        round: Round,
+        /// Number of its members.
+        nodes: u32,
+    },
+    /// A person ended the job on the node that hosts the coordinator (Ctrl-C). No node can go on without it.
+    Stopped {
+        /// The node.
+        by: String,
+        /// The cause, in words.
+        cause: String,
+    },
+}
+
+impl Verdict {
+    /// Whether the job has failed, or was ended before it could succeed.
+    pub fn is_failure(&self) -> bool {
+        matches!(self, Self::Failed { .. } | Self::Stopped { .. })
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Succeeded { by } => write!(f, "closed by {by}"),
+            Self::Failed { by, cause, .. } => write!(f, "closed by {by} after a failure: {cause}"),
+            Self::AllDone { round, nodes: 1 } => write!(f, "closed: the node of round {round} has finished"),
+            Self::AllDone { round, nodes } => {
+                write!(f, "closed: all {nodes} live nodes of round {round} have finished")
+            }
+            Self::Stopped { by, cause } => write!(f, "ended by {by}: {cause}"),
+        }
+    }
+}

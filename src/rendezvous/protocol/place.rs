@@ -1,0 +1,191 @@
+//! Places in rounds: what a node asks for, what it gets, and what it says of an earlier one.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::message::Round;
+
+/// A node's account of the last round it was placed in; lets a coordinator that lost its memory take it up again.
+/// Anybody can claim one. `src/rendezvous/decider/recovery.rs` decides what a coordinator takes from a claim, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placed {
+    /// The round.
+    pub round: Round,
+    /// The node's rank in it.
+    pub rank: u32,
+    /// How many nodes it had.
+    pub world_size: u32,
+    /// The world's id: [`Placement::world`].
+    pub world: u64,
+    /// Whether the node still belongs to it, that is, has not asked to join another round.
+    pub active: bool,
+    /// The job's restart number, as the node last heard it.
+    pub restart: u32,
+    /// The rank of the coordinator's host.
+    pub host: Option<HostSeat>,
+}
+
+/// Asks for a place in the next round, with everything that the other nodes need to know.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Join {
+    /// The last round in which this node knows its place (0: none). If it is older than the coordinator's record, the completion was
+    /// lost, and is sent again.
+    pub round: Round,
+    /// Port of this node's empty worker store, which is used if it becomes rank 0.
+    pub store_port: u16,
+    /// Rank the user asked for in the first round.
+    pub node_rank: Option<u32>,
+    /// The node's workers, so that their ranks come with the completion. `None` from PyTorch's agent, which assigns ranks
+    /// through the store.
+    pub workers: Option<JoinWorkers>,
+}
+
+impl Join {
+    /// The join of a node whose agent has let these workers live.
+    ///
+    /// # Errors
+    /// It does not have its number of workers.
+    pub(in crate::rendezvous) fn with_survivors(self, survivors: Vec<Survivor>) -> Result<Self, String> {
+        match self.workers {
+            Some(workers) => {
+                let workers = Some(JoinWorkers { survivors: Some(survivors), ..workers });
+                Ok(Self { workers, ..self })
+            }
+            None => Err("a join names surviving workers without the number of workers".to_owned()),
+        }
+    }
+}
+
+/// A node's workers, as of its join.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JoinWorkers {
+    /// Their role, by which role ranks are counted.
+    pub role: String,
+    /// Their number: 1 to [`LOCAL_WORLD_SIZE_LIMIT`](super::text::LOCAL_WORLD_SIZE_LIMIT).
+    pub local_world_size: u32,
+    /// The workers of the node's last round that live and wait for the next one, as the node has said by `Session::bring`. `None`: its
+    /// workers cannot change in place, or the node is new. An empty list: they can, and none lives. Sent in
+    /// [`NodeMessage::JoinInPlace`] alone.
+    ///
+    /// [`NodeMessage::JoinInPlace`]: super::message::NodeMessage::JoinInPlace
+    #[serde(skip)]
+    pub survivors: Option<Vec<Survivor>>,
+}
+
+impl JoinWorkers {
+    /// Workers that are all new.
+    pub fn new(role: impl Into<String>, local_world_size: u32) -> Self {
+        Self { role: role.into(), local_world_size, survivors: None }
+    }
+
+    /// Whether all of them live.
+    pub fn have_all_survived(&self) -> bool {
+        self.survivors.as_ref().is_some_and(|survivors| survivors.len() == self.local_world_size as usize)
+    }
+}
+
+/// A worker that lives on from one round to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Survivor {
+    /// Its rank on its node.
+    pub local_rank: u32,
+    /// The number of its last commit. `None`: it was never synchronised, and has not committed.
+    pub commit: Option<u64>,
+}
+
+/// Most survivors that one node may name. As many fit into a frame.
+pub const SURVIVORS_LIMIT: usize = 4096;
+
+/// Ranks of a node's workers: worker `i` has global rank `first_rank + i` and role rank `first_role_rank + i`.
+///
+/// As assigned by `_assign_worker_ranks` in `torch/distributed/elastic/agent/server/api.py` (2.15).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerRanks {
+    /// Global rank of the node's first worker.
+    pub first_rank: u32,
+    /// Number of workers on all nodes.
+    pub world_size: u32,
+    /// Rank of the node's first worker among those of its role.
+    pub first_role_rank: u32,
+    /// Number of workers of the role on all nodes.
+    pub role_world_size: u32,
+}
+
+/// A node's place in a completed round.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placement {
+    /// The round.
+    pub round: Round,
+    /// This node's rank.
+    pub rank: u32,
+    /// Number of nodes.
+    pub world_size: u32,
+    /// The world's id. It tells this world from others with the same round number: a restarted coordinator that has heard of no
+    /// round counts from 1 (`docs/decisions/0030-worlds-have-an-id.md`).
+    pub world: u64,
+    /// Address of rank 0.
+    pub master_addr: String,
+    /// Port of the round's empty worker store at rank 0.
+    pub master_port: u16,
+    /// Why the round closed when it did, and its members.
+    pub reason: String,
+    /// The job's restart number: the number of failures after which it restarted. The same for all members. Membership changes do
+    /// not raise it.
+    pub restart: u32,
+    /// Ranks of this node's workers, if every member has sent its number of workers.
+    pub workers: Option<WorkerRanks>,
+    /// The rank of the coordinator's host, if a member is.
+    pub host: Option<HostSeat>,
+    /// How the survivors of the last round go on. `None`: the coordinator does not know of survivors, or there is none. They have to
+    /// be restarted then. Sent in [`CoordinatorMessage::CompleteInPlace`].
+    ///
+    /// [`CoordinatorMessage::CompleteInPlace`]: super::message::CoordinatorMessage::CompleteInPlace
+    #[serde(skip)]
+    pub resume: Option<Resume>,
+}
+
+/// How the workers of a new world begin. The same for all its members.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Resume {
+    /// Survivors live on. Only missing workers are started.
+    Continue {
+        /// Global rank of the worker whose state the others take: the lowest one with the highest commit.
+        source: u32,
+        /// Whether the workers' states may differ, so that all take the source's.
+        sync: bool,
+        /// Number of workers in the new world that live on. 0: all are new.
+        survivors: u32,
+    },
+    /// Survivors are stopped, and every worker is started.
+    Restart {
+        /// Why, in words.
+        reason: String,
+    },
+}
+
+impl fmt::Display for Resume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Continue { survivors: 0, .. } => f.write_str("all workers are new"),
+            Self::Continue { source, sync: true, survivors } => {
+                write!(f, "{survivors} workers live on; all take the state of rank {source}")
+            }
+            Self::Continue { sync: false, .. } => f.write_str("all workers go on with the states they have"),
+            Self::Restart { reason } => write!(f, "all workers are restarted: {reason}"),
+        }
+    }
+}
+
+/// The rank whose process hosted the coordinator that formed a round, and where that coordinator listened.
+///
+/// A later coordinator with the same `place` and another `life` listens where that process did, so that process has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostSeat {
+    /// The rank.
+    pub rank: u32,
+    /// [`Home::place`].
+    pub place: u64,
+    /// [`Home::life`].
+    pub life: u64,
+}

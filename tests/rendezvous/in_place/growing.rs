@@ -1,0 +1,150 @@
+//! Nodes join: members run on until the last call is over, and stop at one check.
+
+use elastic_rs::rendezvous::decider::standing::Standing;
+use elastic_rs::rendezvous::protocol::capability::Capabilities;
+use elastic_rs::rendezvous::protocol::message::{
+    ADDED, CoordinatorMessage, Hello, NEVER, NodeMessage, REMOVED, Round, Verdict,
+};
+
+use super::{ROUND, SECOND, attended, formed, settings};
+use crate::bench::{Bench, hello, join};
+
+#[test]
+fn members_run_on_until_the_newcomers_last_call_ends_and_stop_at_the_first_check_that_none_has_passed() {
+    let mut bench = attended(2, 4);
+    bench.newcomer(3, 4);
+    assert_eq!(bench.run().standing(), Standing::Changing);
+    assert!(
+        bench
+            .run()
+            .progress(bench.now)
+            .contains("round 1 runs on until its workers stop together (nodes: 2); more nodes may join for 3.0 s")
+    );
+    bench.pass(2 * SECOND);
+    bench.say(3, NodeMessage::Heartbeat);
+    let CoordinatorMessage::Heartbeat { waits: Some(waits) } = bench.last(3) else { panic!("{:?}", bench.last(3)) };
+    assert!(!waits.spare && !bench.is_told_to_stop(1));
+    bench.pass(SECOND);
+    assert_eq!(bench.change(1), (ADDED, "1 node waits to join (10.0.0.3 (host:3))"));
+    assert_eq!(bench.change(2).0, ADDED);
+    bench.count(1, 41);
+    assert_eq!(bench.change(2).0, ADDED, "no check yet");
+    bench.count(2, 43);
+    bench.assert_raise_at(&[1, 2], 44);
+
+    bench.stop(2, 44);
+    bench.stop(1, 44);
+    // No second last call, although a fourth node could join.
+    for (node, rank) in [(1, 0), (2, 1), (3, 2)] {
+        assert_eq!((bench.place(node).round, bench.place(node).rank), (Round(2), rank));
+        bench.assert_go_on(node, true, 4);
+    }
+    assert_eq!(bench.place(1).restart, 0, "a change costs no restart");
+    assert_eq!(bench.place(1).reason.split(" (").next(), Some("the world changed in place: 1 node waits to join"));
+    assert!(!bench.is_told_to_stop(1) && !bench.is_told_to_stop(2));
+}
+
+#[test]
+fn a_change_begins_at_once_when_the_maximum_is_reached() {
+    let mut bench = attended(2, 3);
+    bench.newcomer(3, 3);
+    assert_eq!(bench.change(1).0, ADDED);
+    // A further node is not needed, and changes nothing.
+    bench.newcomer(4, 3);
+    bench.count(1, 0);
+    bench.count(2, 0);
+    bench.assert_raise_at(&[1, 2], 1);
+}
+
+#[test]
+fn a_spare_does_not_change_a_full_world_until_a_member_asks_to_leave() {
+    let mut bench = attended(2, 2);
+    bench.newcomer(3, 2);
+    bench.pass(6 * SECOND);
+    assert_eq!(bench.run().standing(), Standing::Undisturbed);
+    bench.will_leave(2);
+    assert_eq!(bench.change(1).0, ADDED | REMOVED);
+    bench.count(1, 5);
+    bench.count(2, 5);
+    bench.stop(1, 6);
+    bench.say(2, NodeMessage::Parked { round: ROUND });
+    bench.assert_go_on(3, true, 2);
+    assert_eq!(bench.place(3).rank, 1);
+}
+
+#[test]
+fn members_that_do_not_all_attend_are_told_to_stop_as_ever() {
+    let mut bench = formed(2, 3);
+    bench.say(1, NodeMessage::Attending { round: ROUND });
+    bench.newcomer(3, 3);
+    assert!(bench.stopped(&[1, 2]).contains("1 node waits to join"));
+    // Too late: the others may have stopped already.
+    bench.say(2, NodeMessage::Attending { round: ROUND });
+    assert!(bench.stopped(&[1, 2]).contains("1 node waits to join"));
+}
+
+#[test]
+fn an_attendance_in_another_round_or_without_the_capability_does_not_count() {
+    let settings = settings(1, 3);
+    let mut bench = Bench::new();
+    bench.greet(1, hello(1, &settings), 1);
+    bench.greet(2, Hello { capabilities: Capabilities::none(), ..hello(2, &settings) }, 2);
+    (1..=2).for_each(|node| bench.say(node, join(0)));
+    bench.pass(settings.last_call_timeout);
+    (1..=2).for_each(|node| bench.say(node, NodeMessage::Attending { round: ROUND }));
+    bench.newcomer(3, 3);
+    assert!(bench.stopped(&[1, 2]).contains("1 node waits to join"));
+    let mut bench = formed(2, 3);
+    bench.say(1, NodeMessage::Attending { round: ROUND });
+    bench.say(2, NodeMessage::Attending { round: Round(2) });
+    bench.newcomer(3, 3);
+    assert!(bench.stopped(&[1, 2]).contains("1 node waits to join"));
+}
+
+#[test]
+fn newcomers_that_are_gone_before_all_have_counted_cost_no_step() {
+    let mut bench = attended(2, 3);
+    bench.newcomer(3, 3);
+    bench.count(1, 10);
+    bench.say(3, NodeMessage::Withdraw);
+    bench.count(2, 10);
+    bench.assert_raise_at(&[1, 2], NEVER);
+    assert_eq!(bench.run().standing(), Standing::Undisturbed);
+    // The next one changes the world all the same, at counts of its own.
+    bench.say(3, join(0));
+    assert_eq!(bench.change(1).0, ADDED);
+    bench.count(1, 20);
+    bench.count(2, 19);
+    bench.assert_raise_at(&[1, 2], 21);
+}
+
+#[test]
+fn a_job_that_is_about_to_end_does_not_grow() {
+    let mut bench = attended(2, 3);
+    bench.say(1, NodeMessage::Done { round: ROUND });
+    bench.newcomer(3, 3);
+    bench.pass(10 * SECOND);
+    bench.say(2, NodeMessage::Done { round: ROUND });
+    assert!(matches!(bench.last(1), CoordinatorMessage::Closed { verdict: Verdict::AllDone { .. }, .. }));
+    // The same while a change waits for the last count: nobody has to count any more.
+    let mut bench = attended(2, 3);
+    bench.newcomer(3, 3);
+    bench.count(1, 3);
+    bench.say(2, NodeMessage::Done { round: ROUND });
+    bench.assert_raise_at(&[1], NEVER);
+    bench.say(1, NodeMessage::Done { round: ROUND });
+    assert!(matches!(bench.last(2), CoordinatorMessage::Closed { verdict: Verdict::AllDone { .. }, .. }));
+}
+
+/// The script ends before the check: nobody stops there.
+#[test]
+fn a_job_may_finish_before_the_check() {
+    let mut bench = attended(2, 3);
+    bench.newcomer(3, 3);
+    bench.count(1, 3);
+    bench.count(2, 3);
+    bench.assert_raise_at(&[1, 2], 4);
+    bench.say(1, NodeMessage::Done { round: ROUND });
+    bench.say(2, NodeMessage::Done { round: ROUND });
+    assert!(matches!(bench.last(2), CoordinatorMessage::Closed { verdict: Verdict::AllDone { .. }, .. }));
+}

@@ -1,0 +1,82 @@
+//! A change in place over real sockets: one node is a session, the other one's messages are written by hand.
+
+use bytes::BytesMut;
+use elastic_rs::rendezvous::protocol::codec::{decode_frame, encode_frame, encode_preamble};
+use elastic_rs::rendezvous::protocol::message::{CoordinatorMessage, JoinWorkers, NodeMessage, REMOVED, Resume, Round};
+use elastic_rs::rendezvous::protocol::settings::Settings;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::ROUND;
+use crate::bench::{back, hello, join};
+use crate::session::{Coordinator, PATIENCE, until_view};
+
+/// A node's connection.
+struct Line {
+    stream: TcpStream,
+    incoming: BytesMut,
+}
+
+impl Line {
+    async fn say(&mut self, messages: &[NodeMessage]) {
+        let mut bytes = BytesMut::new();
+        messages.iter().for_each(|message| encode_frame(message, &mut bytes));
+        self.stream.write_all(&bytes).await.unwrap();
+    }
+
+    /// Read messages up to the first one that is wanted.
+    async fn hear(&mut self, wanted: impl Fn(&CoordinatorMessage) -> bool) -> CoordinatorMessage {
+        let hearing = async {
+            loop {
+                match decode_frame(&mut self.incoming).unwrap() {
+                    Some(message) if wanted(&message) => return message,
+                    Some(_) => {}
+                    None => assert_ne!(self.stream.read_buf(&mut self.incoming).await.unwrap(), 0, "it is closed"),
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, hearing).await.unwrap()
+    }
+}
+
+#[tokio::test]
+async fn a_node_leaves_and_the_workers_of_the_other_one_go_on() {
+    let settings = Settings::new(1, 2);
+    let coordinator = Coordinator::start().await;
+    let stream = TcpStream::connect(coordinator.address).await.unwrap();
+    let mut other = Line { stream, incoming: BytesMut::new() };
+    let mut preamble = BytesMut::new();
+    encode_preamble(&mut preamble);
+    other.stream.write_all(&preamble).await.unwrap();
+    other.say(&[NodeMessage::Hello(Box::new(hello(1, &settings))), join(0)]).await;
+    other.hear(|message| matches!(message, CoordinatorMessage::Welcome { .. })).await;
+    let session = coordinator.session(2, settings);
+    let placement = session.join(1000, None, Some(JoinWorkers::new("trainer", 1)), PATIENCE).await.unwrap();
+    assert_eq!(placement.resume, Some(Resume::Continue { source: 0, sync: true, survivors: 0 }));
+    // The answer to the heartbeat says that the coordinator has read what came before it.
+    other.say(&[NodeMessage::Attending { round: ROUND }, NodeMessage::Heartbeat]).await;
+    other.hear(|message| matches!(message, CoordinatorMessage::Heartbeat { .. })).await;
+
+    assert!(session.view().in_place);
+    assert!(!session.will_leave(ROUND, "SIGTERM", Some(15)), "its workers do not attend yet");
+    session.attending(ROUND);
+    assert!(session.will_leave(ROUND, "SIGTERM", Some(15)));
+    let change = until_view(&session, |view| view.change.is_some()).await.change.unwrap();
+    assert_eq!((change.round, change.flags), (ROUND, REMOVED));
+    assert!(change.reason.ends_with("is about to leave: SIGTERM"), "{}", change.reason);
+    session.counted(ROUND, 7);
+    other.hear(|message| matches!(message, CoordinatorMessage::Change { .. })).await;
+    other.say(&[NodeMessage::Counted { round: ROUND, count: 9 }]).await;
+    let view = until_view(&session, |view| view.raise_at.is_some()).await;
+    assert_eq!((view.raise_at, view.waiting), (Some((ROUND, 10)), 0));
+    session.parked(ROUND);
+    session.leave("SIGTERM".into(), Some(15), PATIENCE).await;
+
+    let expected = CoordinatorMessage::RaiseAt { round: ROUND, check: 10 };
+    other.hear(|message| *message == expected).await;
+    other.say(&[back(1, &[(0, Some(3)), (1, Some(3))], Some(10))]).await;
+    let message = other.hear(|message| message.placement().is_some_and(|place| place.round == Round(2))).await;
+    let CoordinatorMessage::CompleteInPlace { placement, resume } = message else { panic!("{message:?}") };
+    assert_eq!((placement.world_size, placement.restart), (1, 0));
+    assert_eq!(resume, Resume::Continue { source: 0, sync: false, survivors: 2 });
+}

@@ -1,0 +1,337 @@
+//! A node's part in changes in place: what it tells the coordinator, what it tells its agent, and when it breaks a change off itself.
+
+use std::time::{Duration, Instant};
+
+use elastic_rs::rendezvous::node::machine::{Change, NodeCommand, NodeMachine};
+use elastic_rs::rendezvous::protocol::capability::Capabilities;
+use elastic_rs::rendezvous::protocol::message::{
+    ADDED, CoordinatorMessage, Hello, JoinWorkers, LARGEST_COUNT, NEVER, NodeId, NodeMessage, Placement, REMOVED,
+    Resume, Round, SURVIVORS_LIMIT, Survivor, Verdict,
+};
+use elastic_rs::rendezvous::protocol::settings::Settings;
+
+const ROUND: Round = Round(1);
+const COORDINATOR_TIMEOUT: Duration = Duration::from_secs(60);
+
+fn seconds(number: u64) -> Duration {
+    Duration::from_secs(number)
+}
+
+/// A node with a clock.
+struct Bench {
+    node: NodeMachine,
+    now: Instant,
+}
+
+impl Bench {
+    /// A node that runs workers of round 1.
+    fn running() -> Self {
+        let now = Instant::now();
+        let hello = Hello::new("job", NodeId(7), "host:1", Settings::new(1, 4));
+        let mut bench = Self { node: NodeMachine::new(hello, "head:29400".into(), COORDINATOR_TIMEOUT, now), now };
+        bench.node.join(1, None, Some(JoinWorkers::new("trainer", 2)), seconds(600), now);
+        bench.connect();
+        bench.place(1);
+        bench
+    }
+
+    /// The node attends, and has been told of a change.
+    fn changing() -> Self {
+        let mut bench = Self::running();
+        bench.node.attending(ROUND);
+        bench.change("a node waits");
+        bench.said();
+        bench
+    }
+
+    fn hear(&mut self, message: CoordinatorMessage) {
+        self.node.on_message(message, self.now);
+    }
+
+    /// Connect to a coordinator of this release. Returns its introduction.
+    fn connect(&mut self) -> Hello {
+        self.node.on_connected(self.now);
+        let said = self.said();
+        let Some(NodeMessage::Hello(hello)) = said.first() else { panic!("{said:?}") };
+        let capabilities = Capabilities::default();
+        self.hear(CoordinatorMessage::Welcome { addr: "10.0.0.7".into(), hosted: false, capabilities });
+        (**hello).clone()
+    }
+
+    fn disconnect(&mut self) {
+        self.node.on_disconnected("a test".into(), false, self.now);
+        self.said();
+    }
+
+    fn place(&mut self, round: u64) {
+        let placement = Placement {
+            round: Round(round),
+            rank: 0,
+            world_size: 2,
+            world: 9,
+            master_addr: "10.0.0.7".into(),
+            master_port: 1,
+            reason: "all are in".into(),
+            restart: 0,
+            workers: None,
+            host: None,
+            resume: None,
+        };
+        let resume = Resume::Continue { source: 1, sync: true, survivors: 3 };
+        self.hear(CoordinatorMessage::CompleteInPlace { placement, resume: resume.clone() });
+        let placed = self.node.take_outcome().expect("answered").expect("placed");
+        assert_eq!(placed.resume, Some(resume), "it reaches the agent");
+        self.said();
+    }
+
+    fn change(&mut self, reason: &str) {
+        self.hear(CoordinatorMessage::Change { round: ROUND, flags: ADDED, reason: reason.into() });
+    }
+
+    fn raise_at(&mut self, check: u64) {
+        self.hear(CoordinatorMessage::RaiseAt { round: ROUND, check });
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.now += time;
+        self.node.on_tick(self.now);
+    }
+
+    /// The messages since the last call.
+    fn said(&mut self) -> Vec<NodeMessage> {
+        let sent = |command| if let NodeCommand::Send(message) = command { Some(message) } else { None };
+        self.node.take_commands().into_iter().filter_map(sent).collect()
+    }
+
+    /// The change that the agent sees, and the check.
+    fn seen(&self) -> (Option<u64>, Option<u64>, u32) {
+        let view = self.node.view();
+        assert!(view.raise_at.is_none_or(|(round, _)| round == ROUND));
+        (view.change.as_ref().map(|change| change.number), view.raise_at.map(|(_, check)| check), view.waiting)
+    }
+
+    /// Join with these workers of two.
+    fn join(&mut self, survivors: Option<Vec<Survivor>>) {
+        self.node.bring(survivors);
+        self.node.join(1, None, Some(JoinWorkers::new("trainer", 2)), seconds(600), self.now);
+    }
+}
+
+fn survivors(of: &[(u32, Option<u64>)]) -> Option<Vec<Survivor>> {
+    let survivor = |(local_rank, commit): &(u32, Option<u64>)| Survivor { local_rank: *local_rank, commit: *commit };
+    Some(of.iter().map(survivor).collect())
+}
+
+#[test]
+fn a_change_is_shown_answered_and_ended_by_the_next_join() {
+    let mut bench = Bench::running();
+    bench.node.attending(ROUND);
+    assert_eq!(bench.said(), [NodeMessage::Attending { round: ROUND }]);
+    // A coordinator may be any program.
+    let reason = "a node\u{1b}[2J waits".to_owned();
+    bench.hear(CoordinatorMessage::Change { round: ROUND, flags: 0xff, reason });
+    let change = Change { number: 1, round: ROUND, flags: ADDED | REMOVED, reason: "a node [2J waits".into() };
+    assert_eq!(bench.node.view().change, Some(change));
+    assert_eq!(bench.seen(), (Some(1), None, 0));
+    bench.node.counted(ROUND, 30);
+    assert_eq!(bench.said(), [NodeMessage::Counted { round: ROUND, count: 30 }]);
+    bench.raise_at(31);
+    assert_eq!(bench.seen(), (Some(1), Some(31), 0));
+
+    assert!(bench.node.view().in_place && !bench.node.view().hosted);
+    bench.join(survivors(&[(1, Some(4)), (0, None)]));
+    assert_eq!(bench.seen(), (None, None, 0));
+    let said = bench.said();
+    let [NodeMessage::JoinInPlace { join, survivors, check: Some(31) }] = &said[..] else { panic!("{said:?}") };
+    assert_eq!((join.round, survivors.iter().map(|of| of.local_rank).collect::<Vec<_>>()), (ROUND, vec![0, 1]));
+    // The same on the next connection, if it was lost.
+    bench.disconnect();
+    bench.connect();
+    assert_eq!(bench.said(), said);
+    bench.place(2);
+    assert_eq!(bench.seen(), (None, None, 0));
+}
+
+#[test]
+fn workers_that_have_gone_back_to_their_commit_name_no_check() {
+    let failed = CoordinatorMessage::Status { waiting: 1, reason: "a loss".into(), restart: 1, failure: None };
+    for told in [false, true] {
+        let mut bench = Bench::changing();
+        if told {
+            bench.raise_at(31);
+        }
+        bench.hear(failed.clone());
+        assert_eq!(bench.seen(), (None, None, 1), "the change is over");
+        bench.join(survivors(&[(0, Some(4))]));
+        let said = bench.said();
+        assert!(matches!(&said[..], [NodeMessage::JoinInPlace { check: None, .. }]), "{said:?}");
+    }
+}
+
+#[test]
+fn a_node_whose_workers_use_no_changes_in_place_joins_as_ever() {
+    let too_many = (0..=SURVIVORS_LIMIT as u32).map(|rank| (rank, None)).collect::<Vec<_>>();
+    for brought in [None, survivors(&too_many)] {
+        let mut bench = Bench::running();
+        bench.join(brought);
+        let said = bench.said();
+        assert!(matches!(&said[..], [NodeMessage::Join(_)]), "{said:?}");
+    }
+    // PyTorch's agent does not tell the number of its workers.
+    let mut bench = Bench::running();
+    bench.node.bring(survivors(&[(0, None)]));
+    bench.node.join(1, None, None, seconds(600), bench.now);
+    let said = bench.said();
+    assert!(matches!(&said[..], [NodeMessage::Join(_)]), "{said:?}");
+}
+
+/// What a node brings is for one join.
+#[test]
+fn survivors_are_named_by_the_join_that_follows() {
+    let mut bench = Bench::running();
+    bench.join(survivors(&[(0, Some(4))]));
+    bench.place(2);
+    bench.node.join(1, None, Some(JoinWorkers::new("trainer", 2)), seconds(600), bench.now);
+    let said = bench.said();
+    assert!(matches!(&said[..], [NodeMessage::Join(_)]), "{said:?}");
+}
+
+#[test]
+fn what_was_said_is_said_again_on_a_new_connection() {
+    let mut bench = Bench::running();
+    bench.node.attending(ROUND);
+    assert!(bench.node.will_leave(ROUND, "SIGTERM\n", Some(15)));
+    let will_leave = NodeMessage::WillLeave { round: ROUND, reason: "SIGTERM".into(), signal: Some(15) };
+    assert!(bench.said().contains(&will_leave));
+    bench.change("this node leaves");
+    bench.node.counted(ROUND, 30);
+    bench.disconnect();
+    let hello = bench.connect();
+    assert!(hello.capabilities.has("attending"), "a restarted coordinator must know at once");
+    assert_eq!(bench.said(), [NodeMessage::Counted { round: ROUND, count: 30 }, will_leave.clone()]);
+    // The change is repeated too, and is the same one.
+    bench.change("this node leaves");
+    assert_eq!(bench.seen(), (Some(1), None, 0));
+    bench.raise_at(40);
+    bench.node.parked(ROUND);
+    assert_eq!(bench.said(), [NodeMessage::Parked { round: ROUND }]);
+    bench.disconnect();
+    bench.connect();
+    // So that a restarted coordinator chooses the same check.
+    let counted = NodeMessage::Counted { round: ROUND, count: 39 };
+    assert_eq!(bench.said(), [counted, will_leave, NodeMessage::Parked { round: ROUND }]);
+    bench.change("this node leaves");
+    bench.raise_at(40);
+    assert_eq!(bench.seen(), (Some(1), Some(40), 0));
+}
+
+#[test]
+fn a_change_that_was_called_off_is_followed_by_one_with_another_number() {
+    let mut bench = Bench::changing();
+    bench.node.counted(ROUND, 30);
+    bench.raise_at(NEVER);
+    assert_eq!(bench.seen(), (Some(1), Some(NEVER), 0));
+    bench.pass(seconds(11));
+    assert_eq!(bench.seen(), (Some(1), Some(NEVER), 0));
+    bench.change("another node waits");
+    assert_eq!(bench.seen(), (Some(2), None, 0));
+    bench.said();
+    bench.node.counted(ROUND, u64::MAX);
+    assert_eq!(bench.said(), [NodeMessage::Counted { round: ROUND, count: LARGEST_COUNT }]);
+}
+
+#[test]
+fn a_node_breaks_the_change_off_if_the_coordinator_does_not_name_the_check() {
+    let mut bench = Bench::changing();
+    bench.node.counted(ROUND, 30);
+    bench.said();
+    assert!(bench.node.next_deadline().is_some_and(|at| at <= bench.now + seconds(10)));
+    bench.pass(seconds(9));
+    assert_eq!(bench.seen(), (Some(1), None, 0));
+    bench.pass(seconds(1));
+    assert_eq!(bench.seen(), (None, None, 1));
+    let reason = "the coordinator at head:29400 did not bring a change of the world to its end within 10.0s";
+    assert_eq!(bench.node.view().reason, reason);
+    // Its workers have gone back to their commit, and count no more.
+    bench.disconnect();
+    assert!(!bench.connect().capabilities.has("attending"));
+    assert!(!bench.said().iter().any(|message| matches!(message, NodeMessage::Counted { .. })));
+}
+
+/// The coordinator may have died before it told the other members, whose workers go back to their commits then.
+#[test]
+fn a_node_that_knows_the_check_breaks_the_change_off_only_without_a_coordinator() {
+    let mut bench = Bench::changing();
+    bench.raise_at(31);
+    bench.pass(seconds(11));
+    assert_eq!(bench.seen(), (Some(1), Some(31), 0), "a step may take long");
+    let mut bench = Bench::changing();
+    bench.raise_at(31);
+    bench.disconnect();
+    bench.pass(seconds(11));
+    assert_eq!(bench.seen(), (None, None, 1));
+}
+
+#[test]
+fn a_check_that_workers_may_have_passed_breaks_the_change_off() {
+    let mut bench = Bench::changing();
+    bench.node.counted(ROUND, 30);
+    bench.raise_at(30);
+    assert_eq!(bench.seen(), (None, None, 1));
+    let mut bench = Bench::changing();
+    bench.raise_at(31);
+    bench.raise_at(32);
+    assert_eq!(bench.seen(), (None, None, 1));
+    assert!(bench.node.view().reason.starts_with("the workers cannot stop at check 32"), "{:?}", bench.node.view());
+}
+
+#[test]
+fn workers_go_on_when_the_job_is_closed_during_a_change() {
+    let mut bench = Bench::changing();
+    bench.hear(CoordinatorMessage::Closed { verdict: Verdict::Succeeded { by: "host:2".into() }, spare: false });
+    assert_eq!(bench.seen(), (Some(1), Some(NEVER), 0));
+}
+
+#[test]
+fn a_coordinator_that_ends_during_a_change_ends_it() {
+    let leaving = CoordinatorMessage::Leaving { why: "SIGTERM".into(), interrupts: false };
+    let mut bench = Bench::changing();
+    bench.hear(leaving.clone());
+    assert_eq!(bench.seen(), (None, None, 1));
+    // All members know the check, so that they stop there without a coordinator.
+    let mut bench = Bench::changing();
+    bench.raise_at(31);
+    bench.hear(leaving);
+    assert_eq!(bench.seen(), (Some(1), Some(31), 0));
+}
+
+#[test]
+fn nothing_is_said_about_another_round_or_after_the_end() {
+    let mut bench = Bench::running();
+    bench.node.attending(Round(2));
+    bench.node.counted(ROUND, 3);
+    assert!(!bench.node.will_leave(ROUND, "SIGTERM", None), "its workers do not attend");
+    bench.node.parked(ROUND);
+    bench.hear(CoordinatorMessage::Change { round: Round(2), flags: ADDED, reason: "x".into() });
+    bench.raise_at(4);
+    assert_eq!((bench.seen(), bench.said()), ((None, None, 0), vec![]));
+    bench.node.attending(ROUND);
+    bench.said();
+    bench.node.leave("a test".into(), None);
+    bench.said();
+    bench.node.attending(ROUND);
+    assert!(!bench.node.will_leave(ROUND, "SIGTERM", None));
+    assert_eq!(bench.said(), []);
+}
+
+/// Its workers are killed, so none of them waits for a check.
+#[test]
+fn a_node_that_is_cut_off_during_a_change_has_no_part_in_it() {
+    let mut bench = Bench::changing();
+    bench.raise_at(31);
+    bench.disconnect();
+    bench.now += Settings::new(1, 4).lease() + seconds(1);
+    bench.node.fence_if_due(bench.now);
+    assert!(bench.node.view().fenced.is_some());
+    assert_eq!(bench.seen(), (None, None, 1));
+}
