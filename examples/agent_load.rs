@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{env, process};
 
-use elastic_rs::agent::crew::Crew;
 use elastic_rs::agent::environment::Workers;
 use elastic_rs::agent::runner::{Runner, Step};
 use elastic_rs::agent::{AgentOptions, Budget};
 use elastic_rs::host::Host;
 use elastic_rs::process::{Consoles, Copies, FilterOptions, Group, Output, WorkerSpec};
+use elastic_rs::rendezvous::conf::InPlace;
 use elastic_rs::rendezvous::node::session::Session;
 use elastic_rs::rendezvous::protocol::message::{Hello, JoinWorkers, NodeId};
 use elastic_rs::rendezvous::protocol::settings::Settings;
@@ -102,6 +102,7 @@ impl Node {
             grace: LIMIT,
             exit_barrier_timeout: None,
             uninterruptible_sleep: Duration::ZERO,
+            in_place: InPlace::Gloo,
         };
         let runner = Runner::new(options, Some(session.clone()));
         Self { runner, session }
@@ -131,7 +132,7 @@ impl Node {
         let group = Group::start(specs.collect(), FilterOptions::default(), consoles).await.expect("workers");
         let pid = i32::try_from(group.pids()[&1]).ok().and_then(rustix::process::Pid::from_raw).expect("a process");
         let error_files = BTreeMap::from([(1, files.error_file.clone())]);
-        self.runner.started(Crew::Spawned(Box::new(group)), error_files);
+        self.runner.started(group.into(), error_files);
         pid
     }
 }

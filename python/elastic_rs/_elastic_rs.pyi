@@ -99,7 +99,12 @@ class AgentOptions:
     """
     The options of an agent that Python drives. Times are in seconds.
     """
-    def __new__(self, /, name: str, run_id: str, workers: WorkerOptions, restarts_left: SupportsIndex | None, exit_barrier_timeout_s: SupportsFloat | SupportsIndex | None, use_agent_store: bool) -> AgentOptions: ...
+    def __new__(self, /, name: str, run_id: str, workers: WorkerOptions, restarts_left: SupportsIndex | None, exit_barrier_timeout_s: SupportsFloat | SupportsIndex | None, use_agent_store: bool, config: RendezvousConfig | None) -> AgentOptions: ...
+    @property
+    def config(self, /) -> RendezvousConfig | None:
+        """
+        The values of ``--rdzv-conf``, for workers that may survive a change of the world; None if they never can.
+        """
     @property
     def exit_barrier_timeout_s(self, /) -> float | None:
         """

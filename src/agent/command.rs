@@ -1,16 +1,65 @@
 //! The commands of the agent's machine to its driver.
 
+use std::collections::BTreeSet;
+
 use super::policy::Outcome;
+use crate::channel::message::ToWorker;
 use crate::process::{Signal, StopPolicy};
-use crate::rendezvous::protocol::message::{Failure, Placement, Round, Verdict};
+use crate::rendezvous::protocol::message::{Failure, Placement, Round, Survivor, Verdict};
 
 /// A command to the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Join the next round; answer with `on_placed` or `on_no_place`.
-    Join,
-    /// Start all workers; answer with `on_worker_failed` if one cannot be started.
-    Start(Box<Placement>),
+    Join {
+        /// The workers that have parked, if those of this node survive.
+        survivors: Option<Vec<Survivor>>,
+    },
+    /// Start workers; answer with `on_started`, or with `on_worker_failed` if one cannot be started.
+    Start {
+        /// The round.
+        placement: Box<Placement>,
+        /// The workers to start. The others have parked.
+        missing: BTreeSet<u32>,
+    },
+    /// Drop a start that has not been answered.
+    CancelStart,
+    /// Tell a worker its place in the world.
+    Place {
+        /// Which worker.
+        local_rank: u32,
+    },
+    /// Send a worker a message.
+    Send {
+        /// Which worker.
+        local_rank: u32,
+        /// The message.
+        message: Box<ToWorker>,
+    },
+    /// Kill one worker, and everything that it started; answer with `on_worker_gone`.
+    KillWorker {
+        /// Which worker.
+        local_rank: u32,
+    },
+    /// Tell the coordinator that all workers of this node attend.
+    Attending(Round),
+    /// Answer the coordinator's change.
+    Counted {
+        /// The round that is to change.
+        round: Round,
+        /// The largest number of a check that a worker of this node has made.
+        count: u64,
+    },
+    /// Tell the coordinator that this node's workers have left their world at the check, and this node leaves.
+    Parked(Round),
+    /// Ask the coordinator for the check at which this node's workers may leave; answer with `on_leave_unanswered` if it does not
+    /// answer.
+    WillLeave {
+        /// The round.
+        round: Round,
+        /// The signal that ends this agent.
+        signal: i32,
+    },
     /// Signal every worker's group, with SIGKILL after the grace; answer with `on_stopped` when nothing is left of the workers.
     Stop(StopPolicy),
     /// End the stop under way with SIGKILL, now.
@@ -21,7 +70,12 @@ pub enum Command {
         local_rank: u32,
     },
     /// Tell the coordinator that a worker failed.
-    Report(Box<Failure>),
+    Report {
+        /// The failure.
+        failure: Box<Failure>,
+        /// The other workers of this node survive.
+        survive: bool,
+    },
     /// Tell the coordinator that all workers of this node have succeeded.
     Done(Round),
     /// Send the coordinator a goodbye.
@@ -44,6 +98,11 @@ pub enum Command {
 impl Command {
     /// The goodbye of an agent that a signal ends.
     pub(super) fn farewell(signal: i32) -> Self {
-        Self::Leave { reason: format!("its agent got {}", Signal(signal)), signal }
+        Self::Leave { reason: farewell_reason(signal), signal }
     }
+}
+
+/// Why a node leaves that a signal ends, for the other nodes.
+pub(super) fn farewell_reason(signal: i32) -> String {
+    format!("its agent got {}", Signal(signal))
 }

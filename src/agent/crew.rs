@@ -4,8 +4,10 @@
 //! can reap. They are handed over by their process ids, and the front end says how each has ended.
 
 use std::collections::BTreeMap;
+use std::future::{Future, poll_fn};
 use std::io::{self, IsTerminal};
 use std::os::fd::OwnedFd;
+use std::task::Poll;
 use std::time::Instant;
 
 use rustix::io::Errno;
@@ -15,7 +17,9 @@ use rustix::process::{
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
-use crate::process::{Command, Copies, Event, Exit, Exited, Group, Output, Signal, StderrEnd, StopPolicy, Stopping};
+use crate::process::{
+    Command, Copies, Event, Exit, Exited, Group, Left, Output, Signal, StderrEnd, StopPolicy, Stopping,
+};
 use crate::threads;
 use crate::wait::until;
 
@@ -23,7 +27,7 @@ use crate::wait::until;
 #[derive(Debug)]
 pub enum Crew {
     /// Programs that the core has started.
-    Spawned(Box<Group>),
+    Spawned(Spawned),
     /// Processes that were handed over by their ids.
     Adopted(Adopted),
 }
@@ -39,19 +43,18 @@ pub enum CrewEvent {
         /// Which one.
         local_rank: u32,
     },
+    /// Nothing is left of a worker and of what it started, or it is given up. Only of [`Crew::Spawned`].
+    Gone {
+        /// Which one.
+        local_rank: u32,
+    },
 }
 
 impl Crew {
     /// Waits for the next event; `None` once nothing is left of any worker. Sends the signals of a stop when they are due.
     pub async fn next_event(&mut self) -> Option<CrewEvent> {
         match self {
-            Self::Spawned(group) => loop {
-                match group.next_event().await? {
-                    Event::Exited(exited) => return Some(CrewEvent::Exited(exited)),
-                    // The group has logged the workers that are stuck. They are not waited for.
-                    Event::Gone { .. } | Event::Stuck(_) => {}
-                }
-            },
+            Self::Spawned(spawned) => spawned.next_event().await,
             Self::Adopted(adopted) => adopted.next_event().await,
         }
     }
@@ -59,7 +62,7 @@ impl Crew {
     /// Begin to stop all workers.
     pub fn begin_stop(&mut self, policy: StopPolicy) {
         match self {
-            Self::Spawned(group) => group.begin_stop(policy),
+            Self::Spawned(Spawned(groups)) => groups.iter_mut().for_each(|group| group.begin_stop(policy)),
             Self::Adopted(adopted) => adopted.begin_stop(policy),
         }
     }
@@ -67,15 +70,30 @@ impl Crew {
     /// Kill all workers now.
     pub fn kill(&mut self) {
         match self {
-            Self::Spawned(group) => group.kill(),
+            Self::Spawned(Spawned(groups)) => groups.iter_mut().for_each(Group::kill),
             Self::Adopted(adopted) => adopted.kill(),
+        }
+    }
+
+    /// Kill one worker, and everything that it started. Only of [`Crew::Spawned`].
+    pub fn kill_worker(&mut self, local_rank: u32) {
+        if let Self::Spawned(Spawned(groups)) = self {
+            groups.iter().for_each(|group| group.kill_worker(local_rank));
+        }
+    }
+
+    /// Add workers that were started later, or replace all by them: those that nothing may be left of.
+    pub(super) fn add(crew: &mut Option<Self>, later: Self) {
+        match (crew, later) {
+            (Some(Self::Spawned(Spawned(groups))), Self::Spawned(Spawned(later))) => groups.extend(later),
+            (crew, later) => *crew = Some(later),
         }
     }
 
     /// Process ids by local rank, of workers that have not ended.
     pub fn pids(&self) -> BTreeMap<u32, u32> {
         match self {
-            Self::Spawned(group) => group.pids(),
+            Self::Spawned(Spawned(groups)) => groups.iter().flat_map(Group::pids).collect(),
             Self::Adopted(adopted) => adopted.members.iter().map(|(rank, member)| (*rank, member.number)).collect(),
         }
     }
@@ -83,7 +101,9 @@ impl Crew {
     /// Where to read a worker's last words.
     pub(super) fn stderr_end(&self, local_rank: u32) -> StderrEnd {
         match self {
-            Self::Spawned(group) => group.stderr_end(local_rank).unwrap_or_default(),
+            Self::Spawned(Spawned(groups)) => {
+                groups.iter().find_map(|group| group.stderr_end(local_rank)).unwrap_or_default()
+            }
             Self::Adopted(_) => StderrEnd::default(),
         }
     }
@@ -93,6 +113,44 @@ impl Crew {
         match self {
             Self::Spawned(_) => None,
             Self::Adopted(adopted) => adopted.reaped(local_rank, exit),
+        }
+    }
+}
+
+/// Programs, in groups: one for each start of workers. No two groups have a worker with the same local rank.
+#[derive(Debug)]
+pub struct Spawned(Vec<Group>);
+
+impl From<Group> for Crew {
+    fn from(group: Group) -> Self {
+        Self::Spawned(Spawned(vec![group]))
+    }
+}
+
+impl Spawned {
+    async fn next_event(&mut self) -> Option<CrewEvent> {
+        loop {
+            if self.0.is_empty() {
+                return None;
+            }
+            let mut events: Vec<_> = self.0.iter_mut().map(|group| Box::pin(group.next_event())).collect();
+            let (index, event) = poll_fn(|context| {
+                let ready = events.iter_mut().enumerate().find_map(|(index, event)| {
+                    let Poll::Ready(event) = event.as_mut().poll(context) else { return None };
+                    Some((index, event))
+                });
+                ready.map_or(Poll::Pending, Poll::Ready)
+            })
+            .await;
+            drop(events);
+            match event {
+                Some(Event::Exited(exited)) => return Some(CrewEvent::Exited(exited)),
+                // The group has logged the workers that are stuck. They are not waited for.
+                Some(Event::Gone { local_rank } | Event::Stuck(Left { local_rank, .. })) => {
+                    return Some(CrewEvent::Gone { local_rank });
+                }
+                None => drop(self.0.remove(index)),
+            }
         }
     }
 }

@@ -19,8 +19,15 @@ pub struct Workers {
     pub virtual_local_rank: bool,
 }
 
+/// Where a worker's agent listens for it: the path of a Unix socket.
+pub const AGENT: &str = "ELASTIC_RS_AGENT";
+/// Which workers may change in place: [`super::policy::InPlace::name`].
+pub const IN_PLACE: &str = "ELASTIC_RS_IN_PLACE";
+
 /// Variables whose values differ per worker or per round. A warm start allows for these, and for no others.
-pub const VARIES: [&str; 20] = [
+pub const VARIES: [&str; 22] = [
+    AGENT,
+    IN_PLACE,
     "RANK",
     "LOCAL_RANK",
     "GROUP_RANK",

@@ -1,7 +1,8 @@
 //! The agent's decisions: a pure state machine, one for every front end.
 //!
 //! Events come in through `on_…`. [`AgentMachine::take_commands`] returns what to do, and [`AgentMachine::next_deadline`] when to
-//! call [`AgentMachine::on_tick`]. All workers of a node start and stop together. A round goes through these phases:
+//! call [`AgentMachine::on_tick`]. All workers of a node start and stop together, unless they change in place. A round goes through
+//! these phases:
 //!
 //! ```text
 //!             placed            all succeeded            all nodes done
@@ -13,7 +14,7 @@
 //! ```
 //!
 //! The step after a stop is known before the stop, or decided during it: after a failure the coordinator says whether to restart.
-//! [`first`] decides which failure was the first.
+//! [`first`] decides which failure was the first, [`in_place`] which workers survive the end of their world.
 
 use std::collections::BTreeSet;
 use std::mem;
@@ -23,12 +24,18 @@ use super::command::Command;
 use super::policy::{Budget, Outcome, Policy};
 use crate::process::{Signal, StopPolicy};
 use crate::rendezvous::node::machine::JoinError;
-use crate::rendezvous::protocol::message::{Placement, Round, Verdict};
+use crate::rendezvous::protocol::message::{Failure, Placement, Round, Verdict};
 
+mod endings;
 mod first;
+mod in_place;
 
+pub use endings::LEAVE_LIMIT;
 use first::First;
 pub use first::WORDS_LIMIT;
+use in_place::Lives;
+pub(super) use in_place::SURVIVING;
+pub use in_place::{PARK_LIMIT, RAISE_LIMIT};
 
 /// SIGTERM's number, the same on every platform PyTorch's agent runs on.
 const SIGTERM: i32 = 15;
@@ -42,11 +49,12 @@ enum Phase {
     Running {
         left: BTreeSet<u32>,
     },
-    /// Workers are being stopped.
+    /// Workers are being stopped, or leave their world.
     Stopping {
         next: Next,
-        /// Nothing is left of the workers.
+        /// Nothing is left of the workers, or all that are left wait for the next world.
         over: bool,
+        way: Way,
     },
     /// All workers of this node have succeeded. Workers of other nodes still run.
     Finishing {
@@ -58,10 +66,23 @@ enum Phase {
     Ended,
 }
 
+/// How workers are brought out of their world.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    /// By signals: nothing is left of them.
+    Stop,
+    /// They were told that it has ended, and have until then. `late`: whoever was late then has been killed.
+    Park { until: Instant, late: bool },
+    /// They leave it at the check that they were told, and have until then to reach it.
+    Raise { until: Instant },
+}
+
 /// The step after a stop, when nothing is left of the workers.
 #[derive(Clone, Debug)]
 enum Next {
     Join,
+    /// Start all workers of a round that was completed already.
+    Start(Box<Placement>),
     /// The first failure decides. With [`Budget::Job`] the coordinator answers the report.
     Decide,
     End(Box<Outcome>),
@@ -80,6 +101,18 @@ pub struct AgentMachine {
     closed_well: bool,
     /// The nodes whose workers still run, in the coordinator's words. Used while this node has finished.
     unfinished: Option<String>,
+    /// The workers, as far as they can change in place.
+    lives: Lives,
+    /// The workers that are left survive: the next join brings them.
+    survive: bool,
+    /// A parked worker that has ended since the join which brought it.
+    lost: Option<Failure>,
+    /// There are other nodes in the round.
+    in_company: bool,
+    /// The coordinator forms worlds of workers that survive.
+    resumes: bool,
+    /// The signal after which this node waits for the check at which it may leave, and until when.
+    leaving: Option<(i32, Instant)>,
     commands: Vec<Command>,
 }
 
@@ -95,12 +128,18 @@ impl AgentMachine {
             first: None,
             closed_well: false,
             unfinished: None,
-            commands: vec![Command::Join],
+            lives: Lives::default(),
+            survive: false,
+            lost: None,
+            in_company: false,
+            resumes: false,
+            leaving: None,
+            commands: vec![Command::Join { survivors: None }],
         }
     }
 
     /// A round was completed, with this node in it.
-    pub fn on_placed(&mut self, placement: Placement) {
+    pub fn on_placed(&mut self, placement: Placement, now: Instant) {
         if !matches!(self.phase, Phase::Joining) {
             return;
         }
@@ -109,8 +148,9 @@ impl AgentMachine {
             self.restarts = placement.restart;
         }
         self.first = None;
-        self.phase = Phase::Running { left: (0..self.policy.workers).collect() };
-        self.commands.push(Command::Start(Box::new(placement)));
+        self.in_company = placement.world_size > 1;
+        self.resumes = placement.resume.is_some();
+        self.begin_world(placement, now);
     }
 
     /// The join ended without a place.
@@ -127,15 +167,19 @@ impl AgentMachine {
             }
             error => Outcome::NoPlace(error),
         };
-        self.end(outcome);
+        self.end_after_stop(outcome);
     }
 
     /// A worker ended with exit code 0.
     pub fn on_worker_succeeded(&mut self, local_rank: u32, now: Instant) {
+        self.ended(local_rank);
         let Phase::Running { left } = &mut self.phase else { return };
         left.remove(&local_rank);
         if !left.is_empty() {
             return;
+        }
+        if let Some((signal, _)) = self.leaving {
+            return self.leave_now(signal);
         }
         if self.closed_well {
             self.end(Outcome::Succeeded);
@@ -164,85 +208,71 @@ impl AgentMachine {
     }
 
     /// The world must re-form: nodes wait, a member was lost, a worker failed somewhere, or this node was cut off for too long.
-    pub fn on_interrupted(&mut self, round: Round, reason: &str) {
+    pub fn on_interrupted(&mut self, round: Round, reason: &str, now: Instant) {
         let restarting = "restarting all workers";
-        self.join_anew(round, reason, (restarting, restarting, "starting all workers again"));
+        self.join_anew(round, reason, (restarting, restarting, "starting all workers again"), now);
+    }
+
+    /// This node was cut off for its whole lease: the others may form a world without it. No worker of it may go on, wherever it is.
+    pub fn on_fenced(&mut self, round: Round, reason: &str, now: Instant) {
+        let next = match &self.phase {
+            _ if round != self.round => return,
+            Phase::Running { .. } => Next::Join,
+            Phase::Stopping { next, over: false, way: Way::Park { .. } | Way::Raise { .. } } => next.clone(),
+            // Nobody runs, or is stopped already.
+            _ => return self.on_interrupted(round, reason, now),
+        };
+        self.warn(format!("restarting all workers: {reason}"));
+        match self.leaving {
+            Some((signal, _)) => self.leave_now(signal),
+            None => self.stop(SIGTERM, next),
+        }
+        self.on_interrupted(round, reason, now);
     }
 
     /// The world must re-form, and cannot until a coordinator runs again.
-    pub fn on_host_gone(&mut self, round: Round, reason: &str) {
+    pub fn on_host_gone(&mut self, round: Round, reason: &str, now: Instant) {
         let waiting = "waiting for another round";
-        self.join_anew(round, reason, ("stopping all workers", waiting, waiting));
+        self.join_anew(round, reason, ("stopping all workers", waiting, waiting), now);
     }
 
     /// Join the next round. The three texts are for workers that run, that were stopped, and that have succeeded.
-    fn join_anew(&mut self, round: Round, reason: &str, (stopping, stopped, again): (&str, &str, &str)) {
+    fn join_anew(&mut self, round: Round, reason: &str, (stopping, stopped, again): (&str, &str, &str), now: Instant) {
         if round != self.round {
             return;
         }
         match &self.phase {
             Phase::Running { .. } => {
-                self.warn(format!("{stopping}: {reason}"));
-                self.stop(SIGTERM, Next::Join);
+                let does = if self.can_park() { SURVIVING } else { stopping };
+                self.warn(format!("{does}: {reason}"));
+                self.break_up(reason, Next::Join, now);
             }
             // The coordinator has counted this node's failure, or an earlier one.
-            Phase::Stopping { next: Next::Decide, over } => {
-                let does = if *over { stopped } else { stopping };
+            Phase::Stopping { next: Next::Decide, over, way } => {
+                let does = match (way, over) {
+                    (Way::Stop, true) => stopped,
+                    (Way::Stop, false) => stopping,
+                    (Way::Park { .. } | Way::Raise { .. }, _) => SURVIVING,
+                };
                 self.warn(format!("{does}: {reason}"));
                 self.go_on_with(Next::Join);
             }
+            // The round that was to be started is over already.
+            Phase::Stopping { next: Next::Start(_), .. } => self.go_on_with(Next::Join),
+            // A failure somewhere: no worker waits for the check any more.
+            Phase::Stopping { next, over: false, way: Way::Raise { .. } } => {
+                let next = next.clone();
+                self.break_up(reason, next, now);
+            }
             Phase::Finishing { .. } => {
                 self.warn(format!("{again}, though they had succeeded: {reason}"));
-                self.join();
+                if self.can_park() {
+                    self.break_up(reason, Next::Join, now); // until nothing is left of them
+                } else {
+                    self.join();
+                }
             }
             Phase::Joining | Phase::Stopping { .. } | Phase::Ended => {}
-        }
-    }
-
-    /// The rendezvous was closed.
-    pub fn on_closed(&mut self, verdict: Verdict) {
-        match verdict {
-            // `AllDone` includes this node's workers, so they have finished. Otherwise another node has declared success.
-            Verdict::Succeeded { .. } | Verdict::AllDone { .. } => match &self.phase {
-                Phase::Running { .. } => self.closed_well = true,
-                Phase::Finishing { .. } => self.end(Outcome::Succeeded),
-                Phase::Stopping { next: Next::Decide, .. } => self.fail_too_late(),
-                // The join that follows reports it.
-                Phase::Joining | Phase::Stopping { .. } | Phase::Ended => {}
-            },
-            Verdict::Stopped { .. } => {
-                if matches!(self.phase, Phase::Joining | Phase::Ended) || self.ends_after_stop() {
-                    return;
-                }
-                self.warn(format!("stopping all workers: the job was {verdict}"));
-                self.end_after_stop(Outcome::NoPlace(JoinError::Closed { verdict, spare: false }));
-            }
-            Verdict::Failed { cause: reason, failure, .. } => {
-                match &mut self.phase {
-                    Phase::Joining | Phase::Ended => return,
-                    Phase::Stopping { next: Next::End(own), .. } => {
-                        // The coordinator says whose failure was the first.
-                        if failure.is_some() && matches!(**own, Outcome::Failed { .. }) {
-                            **own = Outcome::Failed { cause: failure, reason };
-                        }
-                        return self.proceed();
-                    }
-                    _ => {}
-                }
-                self.warn(format!("the job has failed: {reason}"));
-                self.end_after_stop(Outcome::Failed { cause: failure, reason });
-            }
-        }
-    }
-
-    /// This node can no longer take part: the coordinator stayed away too long, or ended the session.
-    pub fn on_cut_off(&mut self, error: JoinError) {
-        match &self.phase {
-            Phase::Joining => self.on_no_place(error),
-            // This node's workers have succeeded. It cannot judge the other nodes' workers.
-            Phase::Finishing { .. } => self.end(Outcome::Succeeded),
-            Phase::Ended | Phase::Stopping { next: Next::End(_), .. } => {}
-            _ => self.end_after_stop(Outcome::NoPlace(error)),
         }
     }
 
@@ -253,28 +283,11 @@ impl AgentMachine {
         }
     }
 
-    /// This process got a signal to end. The second one kills the remaining workers at once.
-    pub fn on_signal(&mut self, signal: i32) {
-        match &self.phase {
-            Phase::Ended => return,
-            Phase::Stopping { next: Next::End(outcome), .. } if matches!(**outcome, Outcome::Signal(_)) => {
-                self.commands.push(Command::Kill);
-                return;
-            }
-            _ => {}
-        }
-        // At once: the other nodes need not wait for the stop of our workers.
-        self.commands.push(Command::farewell(signal));
-        if self.is_running() {
-            self.stop(signal, Next::End(Box::new(Outcome::Signal(signal))));
-        } else {
-            self.end_after_stop(Outcome::Signal(signal));
-        }
-    }
-
     /// Time has passed.
     pub fn on_tick(&mut self, now: Instant) {
         self.give_up_words_if_due(now);
+        self.give_up_late_workers(now);
+        self.leave_if_due(now);
         let Phase::Finishing { since, until, tell_at } = &mut self.phase else { return };
         let unfinished = self.unfinished.as_deref().unwrap_or("the coordinator has not said whose");
         let waited = now.saturating_duration_since(*since);
@@ -296,8 +309,13 @@ impl AgentMachine {
     pub fn next_deadline(&self) -> Option<Instant> {
         match self.phase {
             Phase::Finishing { until, tell_at, .. } => Some(until.map_or(tell_at, |until| until.min(tell_at))),
+            Phase::Stopping { over: false, way: Way::Park { until, .. } | Way::Raise { until }, .. } => {
+                let leave_at = self.leaving.map(|(_, until)| until);
+                [Some(until), leave_at, self.words_until()].into_iter().flatten().min()
+            }
             Phase::Stopping { .. } => self.words_until(),
-            Phase::Joining | Phase::Running { .. } | Phase::Ended => None,
+            Phase::Running { .. } => self.leaving.map(|(_, until)| until),
+            Phase::Joining | Phase::Ended => None,
         }
     }
 
@@ -323,7 +341,8 @@ impl AgentMachine {
 
     fn join(&mut self) {
         self.phase = Phase::Joining;
-        self.commands.push(Command::Join);
+        let survivors = self.take_survivors();
+        self.commands.push(Command::Join { survivors });
     }
 
     fn stop_policy(&self, signal: i32) -> StopPolicy {
@@ -332,7 +351,8 @@ impl AgentMachine {
 
     fn stop(&mut self, signal: i32, next: Next) {
         self.commands.push(Command::Stop(self.stop_policy(signal)));
-        self.phase = Phase::Stopping { next, over: false };
+        self.forget_lives();
+        self.phase = Phase::Stopping { next, over: false, way: Way::Stop };
     }
 
     /// Whether this agent's end follows the stop under way.
@@ -342,6 +362,9 @@ impl AgentMachine {
 
     /// What follows the stop under way.
     fn go_on_with(&mut self, follows: Next) {
+        if let (Next::End(_), true) = (&follows, self.parks()) {
+            return self.stop(SIGTERM, follows); // workers that wait for a world wait in vain
+        }
         if let Phase::Stopping { next, .. } = &mut self.phase {
             *next = follows;
             self.proceed();
@@ -350,31 +373,30 @@ impl AgentMachine {
 
     /// Do what follows the stop, once that is over and it is known.
     fn proceed(&mut self) {
-        let Phase::Stopping { next, over: true } = &self.phase else { return };
+        let Phase::Stopping { next, over: true, way } = &self.phase else { return };
         match next {
-            Next::Join => self.join(),
+            Next::Join => {
+                self.survive = !matches!(way, Way::Stop);
+                self.join();
+            }
+            Next::Start(placement) => {
+                let placement = (**placement).clone();
+                self.start(placement);
+            }
             Next::Decide => {}
+            // The workers have left their world, and this agent leaves the job.
+            Next::End(outcome) if !matches!(way, Way::Stop) => {
+                let outcome = outcome.clone();
+                let signal = if let Outcome::Signal(signal) = *outcome { signal } else { SIGTERM };
+                self.commands.push(Command::Parked(self.round));
+                self.leave_now(signal);
+            }
             Next::End(outcome) if self.lacks_words(outcome) => {}
             Next::End(outcome) => {
                 let outcome = (**outcome).clone();
                 self.end(outcome);
             }
         }
-    }
-
-    /// End, but not before the workers have.
-    fn end_after_stop(&mut self, outcome: Outcome) {
-        match &self.phase {
-            Phase::Running { .. } => self.stop(SIGTERM, Next::End(Box::new(outcome))),
-            Phase::Stopping { .. } => self.go_on_with(Next::End(Box::new(outcome))),
-            _ => self.end(outcome),
-        }
-    }
-
-    fn end(&mut self, outcome: Outcome) {
-        self.phase = Phase::Ended;
-        let outcome = self.with_late_words(outcome);
-        self.commands.push(Command::End(Box::new(outcome)));
     }
 
     fn warn(&mut self, text: String) {

@@ -1,5 +1,7 @@
 //! The parts of a session's view that concern an agent, and their changes.
 
+use std::time::Instant;
+
 use super::machine::AgentMachine;
 use crate::rendezvous::node::machine::View;
 use crate::rendezvous::protocol::message::{Placement, Round};
@@ -11,7 +13,11 @@ pub struct Seen {
     must_re_form: bool,
     closed: bool,
     cut_off: bool,
+    fenced: bool,
     unfinished: Option<String>,
+    /// The number of the change.
+    change: Option<u64>,
+    raise_at: Option<u64>,
 }
 
 impl Seen {
@@ -22,29 +28,51 @@ impl Seen {
             must_re_form: view.waiting > 0,
             closed: view.closed.is_some(),
             cut_off: view.failed.is_some(),
+            fenced: view.fenced.is_some(),
             unfinished: view.unfinished.clone(),
+            change: view.change.as_ref().map(|change| change.number),
+            raise_at: view.raise_at.map(|(_, check)| check),
         }
     }
 
     /// After a placement: everything else in the view is news.
     pub fn placed(placement: &Placement) -> Self {
-        Self { round: placement.round, must_re_form: false, closed: false, cut_off: false, unfinished: None }
+        Self {
+            round: placement.round,
+            must_re_form: false,
+            closed: false,
+            cut_off: false,
+            fenced: false,
+            unfinished: None,
+            change: None,
+            raise_at: None,
+        }
     }
 }
 
 impl AgentMachine {
     /// The state of the rendezvous differs from the one that was [`Seen`] last.
-    pub fn on_view(&mut self, view: &View) {
+    pub fn on_view(&mut self, view: &View, now: Instant) {
         if let Some(verdict) = &view.closed {
             self.on_closed(verdict.clone());
         } else if let Some(error) = &view.failed {
             self.on_cut_off(error.clone());
+        } else if view.waiting > 0 && view.fenced.is_some() {
+            self.on_fenced(view.round, &view.reason, now);
         } else if view.waiting > 0 && view.stopped.is_some() {
-            self.on_host_gone(view.round, &view.reason);
+            self.on_host_gone(view.round, &view.reason, now);
         } else if view.waiting > 0 {
-            self.on_interrupted(view.round, &view.reason);
-        } else if let Some(unfinished) = &view.unfinished {
-            self.on_unfinished(unfinished);
+            self.on_interrupted(view.round, &view.reason, now);
+        } else {
+            if let Some(change) = &view.change {
+                self.on_change(change);
+                if let Some((_, check)) = view.raise_at {
+                    self.on_raise_at(change, check, now);
+                }
+            }
+            if let Some(unfinished) = &view.unfinished {
+                self.on_unfinished(unfinished);
+            }
         }
     }
 }

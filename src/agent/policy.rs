@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::environment::Workers;
+use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::node::machine::JoinError;
 use crate::rendezvous::protocol::message::Failure;
 
@@ -27,6 +28,8 @@ pub struct Policy {
     /// How long to wait for the other nodes' workers once all of ours have succeeded. Default `None`: for as long as they run.
     /// PyTorch's agent gives up after 300 s, although rank 0 may take longer to write its last checkpoint.
     pub exit_barrier_timeout: Option<Duration>,
+    /// Workers that attend survive the end of their world: see [`super::machine`]. Default true.
+    pub in_place: bool,
 }
 
 /// What a front end gives its agent.
@@ -47,6 +50,8 @@ pub struct AgentOptions {
     /// Fail the job when a worker sleeps uninterruptibly for this long: it holds a device that a new worker could not use either.
     /// Zero: no limit.
     pub uninterruptible_sleep: Duration,
+    /// Which workers may survive the end of their world.
+    pub in_place: InPlace,
 }
 
 impl AgentOptions {
@@ -57,6 +62,7 @@ impl AgentOptions {
             workers: self.workers.local_world_size,
             grace: self.grace,
             exit_barrier_timeout: self.exit_barrier_timeout,
+            in_place: self.in_place != InPlace::Off,
         }
     }
 }

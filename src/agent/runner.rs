@@ -3,7 +3,7 @@
 //! The front end asks for the next [`Step`], carries it out, answers, and asks again. It decides nothing. It knows whether workers
 //! are Python functions or programs, and which rendezvous is used. [`Runner::next`] may be dropped and called again.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::pending;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,12 +17,16 @@ use super::news::Seen;
 use super::policy::{AgentOptions, Outcome};
 use super::sleepers::{Sleeper, Sleepers};
 use super::words::Words;
+use crate::channel::agent::Exchange;
+use crate::channel::message::World;
 use crate::process::{Exit, Exited, Signal, reap_strangers_as_process_1};
+use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::node::machine::{JoinError, View};
 use crate::rendezvous::node::session::Session;
 use crate::rendezvous::protocol::message::{Failure, Placement};
 use crate::wait::until;
 
+mod in_place;
 mod perform;
 mod start;
 
@@ -62,6 +66,13 @@ pub struct Runner {
     /// This node's place, once it has one, and when it was assigned.
     place: Option<(Placement, Instant)>,
     crew: Option<Crew>,
+    /// Connections of workers that can change in place.
+    exchange: Option<Exchange>,
+    in_place: InPlace,
+    /// The workers that the start under way is to start.
+    missing: BTreeSet<u32>,
+    /// The places of the round's workers, for those that attend.
+    worlds: BTreeMap<u32, World>,
     error_files: ErrorFiles,
     kills_before: OomKills,
     /// The state of the session's view that was last acted on.
@@ -87,8 +98,10 @@ impl Runner {
     /// orphans are reaped from now on.
     pub fn new(options: AgentOptions, session: Option<Arc<Session>>) -> Self {
         reap_strangers_as_process_1();
-        let policy = options.policy();
-        let AgentOptions { name, entrypoint, workers, uninterruptible_sleep, .. } = options;
+        let mut policy = options.policy();
+        let exchange = in_place::listen(&options, session.is_some());
+        policy.in_place &= exchange.is_some();
+        let AgentOptions { name, entrypoint, workers, uninterruptible_sleep, in_place, .. } = options;
         Self {
             machine: AgentMachine::new(policy, name),
             session,
@@ -96,6 +109,10 @@ impl Runner {
             workers,
             place: None,
             crew: None,
+            exchange,
+            in_place,
+            missing: BTreeSet::new(),
+            worlds: BTreeMap::new(),
             error_files: ErrorFiles::new(),
             kills_before: OomKills::default(),
             seen: None,
@@ -143,6 +160,7 @@ impl Runner {
         let look_at = self.sleepers.next_look(Instant::now()).filter(|_| self.machine.is_running());
         tokio::select! {
             event = next_of(&mut self.crew) => self.on_crew(event),
+            heard = in_place::next_of(&mut self.exchange) => self.on_heard(heard),
             (local_rank, words, complete) = words_of(&mut self.words) => {
                 self.machine.on_words(local_rank, words, complete);
             }
@@ -160,7 +178,7 @@ impl Runner {
         self.seen = self.session.as_ref().map(|_| Seen::placed(&placement));
         self.place = Some((placement.clone(), Instant::now()));
         self.words = None; // words of the round before are no longer needed
-        self.machine.on_placed(placement);
+        self.machine.on_placed(placement, Instant::now());
     }
 
     /// The other answer to [`Step::Join`].
@@ -201,12 +219,12 @@ impl Runner {
         };
         self.signalled = true;
         tracing::warn!("{}{text}", self.whose());
-        self.machine.on_signal(signal);
+        self.machine.on_signal(signal, Instant::now());
     }
 
     /// Without a session: the world must re-form.
     pub fn interrupted(&mut self, reason: &str) {
-        self.machine.on_interrupted(self.machine.round(), reason);
+        self.machine.on_interrupted(self.machine.round(), reason, Instant::now());
     }
 
     /// The front end gives up: kill the remaining workers, and wait for their end as long as a kill may take. Adopted workers are
@@ -255,6 +273,7 @@ impl Runner {
     fn on_crew(&mut self, event: Option<CrewEvent>) {
         match event {
             Some(CrewEvent::Exited(exited)) => self.on_exited(exited),
+            Some(CrewEvent::Gone { local_rank }) => self.machine.on_worker_gone(local_rank),
             Some(CrewEvent::Reap { local_rank }) => self.steps.push_back(Step::Reap { local_rank }),
             None => {
                 self.crew = None;
@@ -278,7 +297,7 @@ impl Runner {
 
     fn on_view(&mut self, view: &View) {
         self.seen = Some(Seen::of(view));
-        self.machine.on_view(view);
+        self.machine.on_view(view, Instant::now());
     }
 
     /// Act on the session's present view, without waiting. False if nothing is new.
@@ -296,7 +315,11 @@ impl Runner {
         for Sleeper { local_rank, pid, slept } in self.sleepers.look(&crew.pids(), Instant::now()) {
             let exit = format!("uninterruptible sleep for {slept:.0?}");
             let message = "a hung device or file system holds it; a new worker on this host could not use it either";
-            self.machine.on_worker_failed(self.failure(local_rank, pid, (exit, 1), message.to_owned()), true);
+            self.machine.on_worker_failed(
+                self.failure(local_rank, pid, (exit, 1), message.to_owned()),
+                true,
+                Instant::now(),
+            );
         }
     }
 

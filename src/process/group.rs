@@ -124,6 +124,11 @@ impl Group {
         }
     }
 
+    /// Kills one worker and everything it started. The others are not affected.
+    pub fn kill_worker(&self, local_rank: u32) {
+        self.order(local_rank, Order::Kill);
+    }
+
     /// Stops all workers and waits until all are gone or stuck.
     pub async fn stop(&mut self, policy: StopPolicy) -> Outcome {
         self.begin_stop(policy);

@@ -125,6 +125,10 @@ keys! {
     exit_barrier_timeout: Option<Duration> = None, Allowed::ZERO_OR_MORE;
     /// What `--max-restarts` counts with our agent: the job's restarts, or each node's own (PyTorch's way).
     restart_budget: RestartBudget = RestartBudget::Job, Allowed::OneOf(&["job", "node"]);
+    /// Whose workers survive a change of the world, if their program uses `elastic_rs.elastic`: those whose process groups are
+    /// gloo's, also those with NCCL's, or none (off).
+    in_place: InPlace = InPlace::Gloo, Allowed::OneOf(&["off", "gloo", "nccl"]),
+        Scope::c10d("workers are restarted there");
     /// How to speak to etcd, if the endpoint does not begin with `http://` or `https://`. Not given: `http`.
     protocol: Option<Protocol> = None, Allowed::OneOf(&["http", "https"]), Scope::ETCD;
     /// File with the certificates of the authorities that may vouch for etcd's members. Not given: the system's.
@@ -188,6 +192,28 @@ pub enum RestartBudget {
     Job,
     /// Those of each node.
     Node,
+}
+
+/// Which workers survive a change of the world: those that use `elastic_rs.elastic`, and ...
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InPlace {
+    /// None.
+    Off,
+    /// Those with process groups of gloo.
+    Gloo,
+    /// Those with process groups of gloo or NCCL.
+    Nccl,
+}
+
+impl InPlace {
+    /// The word that users write for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Gloo => "gloo",
+            Self::Nccl => "nccl",
+        }
+    }
 }
 
 /// How to speak to etcd.

@@ -31,26 +31,29 @@ fn saying(words: &str, local_rank: u32) -> Failure {
 
 /// An agent that runs its three workers of round 1.
 fn running(budget: Budget) -> AgentMachine {
-    let policy = Policy { budget, workers: 3, grace: GRACE, exit_barrier_timeout: None };
+    let policy = Policy { budget, workers: 3, grace: GRACE, exit_barrier_timeout: None, in_place: true };
     let mut agent = AgentMachine::new(policy, "node0".into());
     place(&mut agent, 1);
     agent
 }
 
 fn place(agent: &mut AgentMachine, round: u64) {
-    agent.on_placed(Placement {
-        round: Round(round),
-        rank: 0,
-        world_size: 2,
-        world: round,
-        master_addr: "node0".into(),
-        master_port: 1,
-        reason: "all are in".into(),
-        restart: 0,
-        workers: None,
-        host: None,
-        resume: None,
-    });
+    agent.on_placed(
+        Placement {
+            round: Round(round),
+            rank: 0,
+            world_size: 2,
+            world: round,
+            master_addr: "node0".into(),
+            master_port: 1,
+            reason: "all are in".into(),
+            restart: 0,
+            workers: None,
+            host: None,
+            resume: None,
+        },
+        Instant::now(),
+    );
     agent.take_commands();
 }
 
@@ -70,7 +73,7 @@ fn stop() -> Command {
 }
 
 fn report(failure: Failure) -> Command {
-    Command::Report(Box::new(failure))
+    Command::Report { failure: Box::new(failure), survive: false }
 }
 
 /// An agent after worker 1 has ended, before the worker's words are known.
@@ -117,7 +120,7 @@ fn later_failures_of_the_round_are_consequences_whatever_becomes_known_first() {
     let now = Instant::now();
     let mut agent = listening(Budget::Job, now);
     agent.on_worker_exited_badly(failure(0), now);
-    agent.on_worker_failed(saying("no such file", 2), false);
+    agent.on_worker_failed(saying("no such file", 2), false, Instant::now());
     agent.on_words(0, "SignalException".into(), true);
     assert_eq!(does(&mut agent), [], "words of other workers do not matter");
     agent.on_stopped();
@@ -125,8 +128,8 @@ fn later_failures_of_the_round_are_consequences_whatever_becomes_known_first() {
     agent.on_words(1, "the cause".into(), true);
     assert_eq!(does(&mut agent), [report(saying("the cause", 1))]);
     // The coordinator answers.
-    agent.on_interrupted(Round(1), "rank 5 failed");
-    assert_eq!(does(&mut agent), [Command::Join]);
+    agent.on_interrupted(Round(1), "rank 5 failed", Instant::now());
+    assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
 }
 
 #[test]
@@ -134,7 +137,7 @@ fn each_round_has_its_own_first_failure() {
     let now = Instant::now();
     let mut agent = listening(Budget::Job, now);
     agent.on_words(1, String::new(), false);
-    agent.on_interrupted(Round(1), "rank 5 failed");
+    agent.on_interrupted(Round(1), "rank 5 failed", Instant::now());
     agent.on_stopped();
     does(&mut agent);
     place(&mut agent, 2);
@@ -151,8 +154,8 @@ fn no_failure_is_reported_if_the_round_ends_before_the_words_are_known() {
     let of_another =
         Verdict::Failed { by: "node1".into(), cause: "theirs".into(), failure: Some(Box::new(saying("theirs", 2))) };
     let ends: [&dyn Fn(&mut AgentMachine); 4] = [
-        &|agent| agent.on_interrupted(Round(1), "a node left"),
-        &|agent| agent.on_signal(SIGTERM),
+        &|agent| agent.on_interrupted(Round(1), "a node left", Instant::now()),
+        &|agent| agent.on_signal(SIGTERM, Instant::now()),
         &|agent| agent.on_closed(stopped.clone()),
         &|agent| agent.on_closed(of_another.clone()),
     ];
@@ -162,8 +165,8 @@ fn no_failure_is_reported_if_the_round_ends_before_the_words_are_known() {
         agent.on_words(1, "ValueError: x".into(), true);
         agent.on_stopped();
         let did = does(&mut agent);
-        assert!(!did.iter().any(|command| matches!(command, Command::Report(_))), "{did:?}");
-        assert!(matches!(did.last(), Some(Command::Join | Command::End(_))), "{did:?}");
+        assert!(!did.iter().any(|command| matches!(command, Command::Report { .. })), "{did:?}");
+        assert!(matches!(did.last(), Some(Command::Join { survivors: None } | Command::End(_))), "{did:?}");
     }
 }
 
@@ -211,7 +214,7 @@ fn a_signal_ends_the_wait_for_words() {
     agent.on_words(1, String::new(), false);
     agent.on_stopped();
     does(&mut agent);
-    agent.on_signal(SIGTERM);
+    agent.on_signal(SIGTERM, Instant::now());
     assert_eq!(does(&mut agent).last(), Some(&Command::End(Box::new(Outcome::Signal(SIGTERM)))));
 }
 
@@ -222,7 +225,10 @@ fn a_restart_that_this_node_counts_waits_for_the_words_and_logs_them() {
     assert_eq!((does(&mut agent), agent.restarts()), (vec![], 0));
     agent.on_words(1, "ValueError: x".into(), true);
     let did = agent.take_commands();
-    assert!(matches!(&did[..], [Command::Warn(text), Command::Join] if text.contains("ValueError: x")), "{did:?}");
+    assert!(
+        matches!(&did[..], [Command::Warn(text), Command::Join { survivors: None }] if text.contains("ValueError: x")),
+        "{did:?}"
+    );
     assert_eq!(agent.restarts(), 1);
 }
 

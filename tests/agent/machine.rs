@@ -11,7 +11,7 @@ const SIGTERM: i32 = 15;
 const SIGINT: i32 = 2;
 
 fn policy(budget: Budget) -> Policy {
-    Policy { budget, workers: 2, grace: GRACE, exit_barrier_timeout: Some(Duration::from_secs(20)) }
+    Policy { budget, workers: 2, grace: GRACE, exit_barrier_timeout: Some(Duration::from_secs(20)), in_place: true }
 }
 
 fn placement(round: u64, restart: u32) -> Placement {
@@ -55,9 +55,9 @@ fn succeeded() -> Verdict {
 /// An agent that runs its workers of round 1.
 fn running(budget: Budget) -> AgentMachine {
     let mut agent = AgentMachine::new(policy(budget), "node0".into());
-    assert_eq!(does(&mut agent), [Command::Join]);
-    agent.on_placed(placement(1, 0));
-    assert_eq!(does(&mut agent), [Command::Start(Box::new(placement(1, 0)))]);
+    assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
+    agent.on_placed(placement(1, 0), Instant::now());
+    assert_eq!(does(&mut agent), [Command::Start { placement: Box::new(placement(1, 0)), missing: [0, 1].into() }]);
     agent
 }
 
@@ -86,7 +86,7 @@ fn a_failure_after_the_job_was_declared_a_success_waits_for_no_answer() {
         let mut agent = running(budget);
         agent.on_closed(succeeded());
         assert_eq!(does(&mut agent), []);
-        agent.on_worker_failed(Failure { node: String::new(), ..failure(1) }, false);
+        agent.on_worker_failed(Failure { node: String::new(), ..failure(1) }, false, Instant::now());
         assert_eq!(does(&mut agent), [stop(SIGTERM)]);
         agent.on_stopped();
         let reason = "a worker failed after the job had been declared a success".to_owned();
@@ -106,10 +106,10 @@ fn warned(agent: &mut AgentMachine) -> Option<String> {
 fn a_restart_of_the_workers_is_logged_as_a_warning() {
     let mut agent = running(Budget::Job);
     assert_eq!(warned(&mut agent), None);
-    agent.on_interrupted(Round(1), "a node waits");
+    agent.on_interrupted(Round(1), "a node waits", Instant::now());
     assert_eq!(warned(&mut agent).as_deref(), Some("restarting all workers: a node waits"));
     let mut agent = running(Budget::Node(1));
-    agent.on_worker_failed(failure(0), false);
+    agent.on_worker_failed(failure(0), false, Instant::now());
     assert!(warned(&mut agent).is_some_and(|text| text.contains("exit code 3; restarting all workers")));
 }
 
@@ -148,7 +148,7 @@ fn the_exit_barrier_ends_at_its_timeout() {
 fn a_finished_agent_logs_every_thirty_seconds_which_nodes_it_waits_for() {
     let begin = Instant::now();
     let mut agent = AgentMachine::new(Policy { exit_barrier_timeout: None, ..policy(Budget::Job) }, "node0".into());
-    agent.on_placed(placement(1, 0));
+    agent.on_placed(placement(1, 0), Instant::now());
     agent.on_worker_succeeded(0, begin);
     agent.on_worker_succeeded(1, begin);
     does(&mut agent);
@@ -167,24 +167,24 @@ fn a_finished_agent_logs_every_thirty_seconds_which_nodes_it_waits_for() {
 #[test]
 fn the_failing_node_logs_the_number_of_the_restart_or_that_none_is_left() {
     let mut agent = running(Budget::Job);
-    agent.on_worker_failed(failure(1), false);
+    agent.on_worker_failed(failure(1), false, Instant::now());
     does(&mut agent);
-    agent.on_interrupted(Round(1), "rank 1 ended; restart 1 of 2");
+    agent.on_interrupted(Round(1), "rank 1 ended; restart 1 of 2", Instant::now());
     assert_eq!(warned(&mut agent).as_deref(), Some("restarting all workers: rank 1 ended; restart 1 of 2"));
     // The same if all workers have stopped before the answer comes.
     let mut agent = running(Budget::Job);
-    agent.on_worker_failed(failure(1), false);
+    agent.on_worker_failed(failure(1), false, Instant::now());
     agent.on_stopped();
     does(&mut agent);
-    agent.on_interrupted(Round(1), "rank 1 ended; restart 1 of 2");
+    agent.on_interrupted(Round(1), "rank 1 ended; restart 1 of 2", Instant::now());
     assert_eq!(warned(&mut agent).as_deref(), Some("restarting all workers: rank 1 ended; restart 1 of 2"));
     let mut agent = running(Budget::Job);
-    agent.on_worker_failed(failure(1), false);
+    agent.on_worker_failed(failure(1), false, Instant::now());
     does(&mut agent);
     agent.on_closed(failed(Some(failure(1))));
     assert_eq!(warned(&mut agent).as_deref(), Some("the job has failed: no restart is left"));
     let mut agent = running(Budget::Node(0));
-    agent.on_worker_failed(failure(1), false);
+    agent.on_worker_failed(failure(1), false, Instant::now());
     assert!(warned(&mut agent).is_some_and(|text| text.ends_with("; no restarts left on this node")));
 }
 
@@ -193,45 +193,48 @@ fn no_restart_is_logged_when_the_host_of_the_coordinator_has_gone() {
     let reason = "the host of the coordinator got SIGTERM";
     let failing = || {
         let mut agent = running(Budget::Job);
-        agent.on_worker_failed(failure(1), false);
+        agent.on_worker_failed(failure(1), false, Instant::now());
         agent
     };
     let mut stopping = failing();
     does(&mut stopping);
-    stopping.on_host_gone(Round(1), reason);
+    stopping.on_host_gone(Round(1), reason, Instant::now());
     assert_eq!(warned(&mut stopping), Some(format!("stopping all workers: {reason}")));
     let mut stopped = failing();
     stopped.on_stopped();
     does(&mut stopped);
-    stopped.on_host_gone(Round(1), reason);
+    stopped.on_host_gone(Round(1), reason, Instant::now());
     assert_eq!(warned(&mut stopped), Some(format!("waiting for another round: {reason}")));
 }
 
 #[test]
 fn a_failure_is_reported_before_the_other_workers_have_stopped_and_counted_by_the_coordinator() {
     let mut agent = running(Budget::Job);
-    agent.on_worker_failed(failure(1), false);
-    assert_eq!(does(&mut agent), [stop(SIGTERM), Command::Report(Box::new(failure(1)))]);
+    agent.on_worker_failed(failure(1), false, Instant::now());
+    assert_eq!(does(&mut agent), [stop(SIGTERM), Command::Report { failure: Box::new(failure(1)), survive: false }]);
     // The other worker's end is a consequence.
-    agent.on_worker_failed(failure(0), false);
+    agent.on_worker_failed(failure(0), false, Instant::now());
     assert_eq!(does(&mut agent), []);
     agent.on_stopped();
     assert_eq!(does(&mut agent), [], "the coordinator decides whether the job restarts");
-    agent.on_interrupted(Round(1), "rank 1 failed");
-    assert_eq!(does(&mut agent), [Command::Join]);
-    agent.on_placed(placement(2, 1));
-    assert_eq!((does(&mut agent), agent.restarts()), (vec![Command::Start(Box::new(placement(2, 1)))], 1));
+    agent.on_interrupted(Round(1), "rank 1 failed", Instant::now());
+    assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
+    agent.on_placed(placement(2, 1), Instant::now());
+    assert_eq!(
+        (does(&mut agent), agent.restarts()),
+        (vec![Command::Start { placement: Box::new(placement(2, 1)), missing: [0, 1].into() }], 1)
+    );
 }
 
 #[test]
 fn the_coordinators_answer_may_come_while_workers_are_being_stopped() {
     let mut agent = running(Budget::Job);
-    agent.on_worker_failed(failure(1), false);
+    agent.on_worker_failed(failure(1), false, Instant::now());
     does(&mut agent);
-    agent.on_interrupted(Round(1), "rank 1 failed");
+    agent.on_interrupted(Round(1), "rank 1 failed", Instant::now());
     assert_eq!(does(&mut agent), [], "the old workers are still running");
     agent.on_stopped();
-    assert_eq!(does(&mut agent), [Command::Join]);
+    assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
 }
 
 #[test]
@@ -239,7 +242,7 @@ fn with_no_restart_left_every_agent_stops_its_workers_and_names_the_first_cause(
     for own in [true, false] {
         let mut agent = running(Budget::Job);
         if own {
-            agent.on_worker_failed(failure(1), false);
+            agent.on_worker_failed(failure(1), false, Instant::now());
             does(&mut agent);
         }
         agent.on_closed(failed(Some(failure(1))));
@@ -264,14 +267,14 @@ fn an_agent_in_the_exit_barrier_fails_if_the_job_fails() {
 #[test]
 fn an_agent_with_a_budget_of_its_node_restarts_as_often_as_it_may_and_then_closes_the_job() {
     let mut agent = running(Budget::Node(1));
-    agent.on_worker_failed(failure(1), false);
+    agent.on_worker_failed(failure(1), false, Instant::now());
     assert_eq!(does(&mut agent), [stop(SIGTERM)]);
     agent.on_stopped();
-    assert_eq!((does(&mut agent), agent.restarts()), (vec![Command::Join], 1));
-    agent.on_placed(placement(2, 0));
+    assert_eq!((does(&mut agent), agent.restarts()), (vec![Command::Join { survivors: None }], 1));
+    agent.on_placed(placement(2, 0), Instant::now());
     does(&mut agent);
     // The verdict names this node.
-    agent.on_worker_failed(Failure { node: String::new(), ..failure(0) }, false);
+    agent.on_worker_failed(Failure { node: String::new(), ..failure(0) }, false, Instant::now());
     let cause = Some(Box::new(failure(0)));
     let reason = failure(0).to_string();
     let verdict = Verdict::Failed { by: "node0".into(), cause: reason.clone(), failure: cause.clone() };
@@ -283,7 +286,7 @@ fn an_agent_with_a_budget_of_its_node_restarts_as_often_as_it_may_and_then_close
 #[test]
 fn the_first_cause_is_the_one_that_the_coordinator_names() {
     let mut agent = running(Budget::Node(0));
-    agent.on_worker_failed(failure(0), false);
+    agent.on_worker_failed(failure(0), false, Instant::now());
     does(&mut agent);
     agent.on_closed(failed(Some(failure(3))));
     agent.on_stopped();
@@ -294,26 +297,26 @@ fn the_first_cause_is_the_one_that_the_coordinator_names() {
 #[test]
 fn a_hopeless_failure_is_not_restarted() {
     let mut agent = running(Budget::Job);
-    agent.on_worker_failed(failure(1), true);
+    agent.on_worker_failed(failure(1), true, Instant::now());
     assert!(matches!(&does(&mut agent)[..], [Command::Stop(_), Command::Close(Verdict::Failed { .. })]));
 }
 
 #[test]
 fn a_world_that_must_re_form_stops_the_workers_first() {
     let mut agent = running(Budget::Job);
-    agent.on_interrupted(Round(1), "a node waits");
+    agent.on_interrupted(Round(1), "a node waits", Instant::now());
     assert_eq!(does(&mut agent), [stop(SIGTERM)]);
-    agent.on_interrupted(Round(1), "another one waits");
+    agent.on_interrupted(Round(1), "another one waits", Instant::now());
     assert_eq!(does(&mut agent), []);
     agent.on_stopped();
-    assert_eq!(does(&mut agent), [Command::Join]);
+    assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
 }
 
 #[test]
 fn events_of_an_earlier_round_are_ignored() {
     let mut agent = running(Budget::Job);
-    agent.on_interrupted(Round(0), "long ago");
-    agent.on_placed(placement(1, 0));
+    agent.on_interrupted(Round(0), "long ago", Instant::now());
+    agent.on_placed(placement(1, 0), Instant::now());
     agent.on_no_place(JoinError::Busy);
     agent.on_stopped();
     assert_eq!(does(&mut agent), []);
@@ -326,20 +329,20 @@ fn workers_that_had_succeeded_run_again_when_the_world_re_forms() {
     agent.on_worker_succeeded(0, now);
     agent.on_worker_succeeded(1, now);
     does(&mut agent);
-    agent.on_interrupted(Round(1), "rank 3 failed");
-    assert_eq!(does(&mut agent), [Command::Join]);
+    agent.on_interrupted(Round(1), "rank 3 failed", Instant::now());
+    assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
 }
 
 #[test]
 fn a_signal_leaves_at_once_and_ends_when_the_workers_have() {
     let mut agent = running(Budget::Job);
-    agent.on_signal(SIGINT);
+    agent.on_signal(SIGINT, Instant::now());
     assert_eq!(
         does(&mut agent),
         [Command::Leave { reason: "its agent got SIGINT".into(), signal: SIGINT }, stop(SIGINT)]
     );
     agent.on_closed(failed(None));
-    agent.on_interrupted(Round(1), "a node left");
+    agent.on_interrupted(Round(1), "a node left", Instant::now());
     assert_eq!(does(&mut agent), [], "it is on its way out");
     agent.on_stopped();
     assert_eq!(does(&mut agent), [end(Outcome::Signal(SIGINT))]);
@@ -348,18 +351,18 @@ fn a_signal_leaves_at_once_and_ends_when_the_workers_have() {
 #[test]
 fn a_second_signal_kills() {
     let mut agent = running(Budget::Job);
-    agent.on_signal(SIGINT);
+    agent.on_signal(SIGINT, Instant::now());
     does(&mut agent);
-    agent.on_signal(SIGINT);
+    agent.on_signal(SIGINT, Instant::now());
     assert_eq!(does(&mut agent), [Command::Kill]);
 }
 
 #[test]
 fn a_signal_during_another_stop_does_not_begin_a_second_grace() {
     let mut agent = running(Budget::Job);
-    agent.on_interrupted(Round(1), "a node waits");
+    agent.on_interrupted(Round(1), "a node waits", Instant::now());
     does(&mut agent);
-    agent.on_signal(SIGTERM);
+    agent.on_signal(SIGTERM, Instant::now());
     assert_eq!(does(&mut agent), [Command::Leave { reason: "its agent got SIGTERM".into(), signal: SIGTERM }]);
     agent.on_stopped();
     assert_eq!(does(&mut agent), [end(Outcome::Signal(SIGTERM))]);
@@ -370,16 +373,16 @@ fn a_signal_ends_an_agent_without_workers_at_once() {
     let mut joining = AgentMachine::new(policy(Budget::Job), "node0".into());
     does(&mut joining);
     let mut deciding = running(Budget::Job);
-    deciding.on_worker_failed(failure(0), false);
+    deciding.on_worker_failed(failure(0), false, Instant::now());
     deciding.on_stopped();
     does(&mut deciding);
     for mut agent in [joining, deciding] {
-        agent.on_signal(SIGTERM);
+        agent.on_signal(SIGTERM, Instant::now());
         assert_eq!(
             does(&mut agent),
             [Command::Leave { reason: "its agent got SIGTERM".into(), signal: SIGTERM }, end(Outcome::Signal(SIGTERM))]
         );
-        agent.on_signal(SIGTERM);
+        agent.on_signal(SIGTERM, Instant::now());
         assert_eq!(does(&mut agent), []);
     }
 }

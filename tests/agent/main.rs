@@ -10,6 +10,7 @@ mod channel;
 mod first;
 mod front_end;
 mod hangs;
+mod in_place;
 mod machine;
 mod node;
 mod process;

@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_rs::agent::crew::Crew;
 use elastic_rs::agent::environment::Workers;
 use elastic_rs::agent::runner::{Runner, Step};
 use elastic_rs::agent::{AgentOptions, Budget, Outcome};
 use elastic_rs::host::Host;
 use elastic_rs::process::{Consoles, FilterOptions, Group, WorkerSpec};
+use elastic_rs::rendezvous::conf::InPlace;
 use elastic_rs::rendezvous::node::session::Session;
 use elastic_rs::rendezvous::protocol::message::{Failure, Hello, JoinWorkers, NodeId, Placement};
 use elastic_rs::rendezvous::protocol::settings::Settings;
@@ -59,6 +59,7 @@ pub fn options(budget: Budget, workers: u32) -> AgentOptions {
         grace: LIMIT,
         exit_barrier_timeout: None,
         uninterruptible_sleep: Duration::ZERO,
+        in_place: InPlace::Gloo,
     }
 }
 
@@ -114,7 +115,7 @@ impl Node {
     pub async fn start_on(&mut self, console: OwnedFd, scripts: &[&str]) {
         let consoles = Consoles { stderr: console.try_clone().unwrap(), stdout: console };
         let group = Group::start(self.specs(scripts), FilterOptions::default(), consoles).await.unwrap();
-        self.runner.started(Crew::Spawned(Box::new(group)), self.error_files.clone());
+        self.runner.started(group.into(), self.error_files.clone());
     }
 
     pub fn line(&self) -> String {

@@ -105,6 +105,7 @@ def test_a_job_over_a_file_restarts_after_a_worker_was_killed(agents: Agents, tm
     assert ranks == ["0", "1", "2", "3"]
 
 
+@pytest.mark.long
 def test_training_over_a_file_continues_from_its_checkpoint_after_a_kill(agents: Agents, tmp_path: Path) -> None:
     nodes = [agents(name, workers=1, script=TRAINER) for name in ("a", "b")]
     for node in nodes:

@@ -84,7 +84,7 @@ def test_a_gpu_that_has_fallen_off_the_bus_keeps_its_number(driver: Path) -> Non
     assert ours[None] == 3
 
 
-@pytest.mark.parametrize("launcher", ["torch.distributed.run", "elastic_rs.run"])
+@pytest.mark.parametrize("launcher", [pytest.param("torch.distributed.run", marks=pytest.mark.long), "elastic_rs.run"])
 def test_each_visible_gpu_gets_a_worker(driver: Path, job: Job, tmp_path: Path, launcher: str) -> None:
     env: dict[str, Any] = environment(driver, GPUS) | {"CUDA_VISIBLE_DEVICES": "3,GPU-b,0"}
     worker = ["sh", "-c", f"touch {tmp_path}/$RANK-of-$WORLD_SIZE-sees-$CUDA_VISIBLE_DEVICES"]

@@ -25,7 +25,7 @@ VALUES = ("0", "1", "3", "2:4", "2.5", "-1", "", "text", "fork", "node", "core-c
 SCRIPT = ["train.py", "--lr", "1", "--", "--nnodes=9"]
 
 
-OWN = {"warm_start"}
+OWN = {"warm_start", "in_place"}
 """Flags that torchrun does not have."""
 
 
@@ -175,6 +175,11 @@ def test_a_warm_start_needs_this_python(caplog: pytest.LogCaptureFixture) -> Non
             ["--rdzv-conf=join_timeout", "x"],
             "--rdzv-conf has the entry `join_timeout`, must be KEY=VALUE,KEY=VALUE,...",
         ),
+        (
+            ["--in-place=off", "--rdzv-conf=in_place=gloo", "x"],
+            "--in-place is `off`, and --rdzv-conf says in_place=gloo: give one of them",
+        ),
+        (["--in-place=mpi", "x"], "--in-place: invalid choice: 'mpi' (choose from"),
         (["--rdzv-conf=agent=torch", "x"], "--rdzv-conf agent is `torch`, must be `rust` here"),
         (
             ["--rdzv-backend=c10d", "--rdzv-endpoint=a:x", "x"],
@@ -246,6 +251,7 @@ def test_a_variable_that_is_not_a_number_is_an_error(
         (["--event-log-handler=nobody"], "--event-log-handler is `nobody`, must be one of console, "),
         (["--logs-specs=nobody"], "--logs-specs is `nobody`, must be "),
         (["--warm-start"], "--warm-start and --event-log-handler cannot be combined"),
+        (["--in-place=off"], "--in-place and --event-log-handler cannot be combined"),
     ],
 )
 def test_an_error_is_reported_before_pytorch_takes_over(

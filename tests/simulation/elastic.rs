@@ -24,7 +24,8 @@ fn invariants_hold_for_all_seeds() {
         *lives.entry(what).or_insert(0) += count;
     }
     println!("{lives:?}");
-    // Everything must happen to workers, or it is not tested.
+    // Everything must happen to workers, or it is not tested. A change that is called off is too rare for histories:
+    // tests/rendezvous/in_place has it.
     for what in [
         "stop at a check",
         "stop at a check, and leave",
@@ -32,7 +33,6 @@ fn invariants_hold_for_all_seeds() {
         "go on with their states",
         "go on with the source's state",
         "are restarted",
-        "are told that a change is called off",
     ] {
         assert!(few || lives.contains_key(what), "no workers {what}: {lives:?}");
     }

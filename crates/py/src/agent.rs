@@ -203,6 +203,8 @@ impl Agent {
     fn new(session: Option<&Session>, options: &AgentOptions) -> PyResult<Self> {
         let options = options.core()?;
         let workers = options.workers.clone();
+        let runtime = handle()?;
+        let _inside = runtime.enter(); // it may listen for workers
         let runner = Runner::new(options, session.map(|session| Arc::clone(session.node().session())));
         Ok(Self { runner: Arc::new(Mutex::new(runner)), workers })
     }

@@ -11,7 +11,8 @@ use elastic_rs::agent::Budget;
 use elastic_rs::agent::environment::Workers;
 use elastic_rs::frontend::node::{self, Reach, WorkersStore};
 use elastic_rs::process::StreamsOf;
-use elastic_rs::rendezvous::conf::Conf;
+use elastic_rs::rendezvous::conf::{Agent, Conf, InPlace};
+use elastic_rs::rendezvous::protocol::capability::Capabilities;
 use elastic_rs::rendezvous::protocol::message::{Hello, NodeId};
 use elastic_rs::rendezvous::protocol::settings::Settings;
 use pyo3::exceptions::PyValueError;
@@ -49,7 +50,10 @@ impl NodeOptions {
             ranks_as_asked: self.ranks_as_asked,
             ..self.config.settings(self.nodes)
         };
+        let Conf { in_place, agent, .. } = self.config.0;
+        let may_change = in_place != InPlace::Off && agent == Agent::Rust && !self.ranks_as_asked;
         let hello = Hello {
+            capabilities: if may_change { Capabilities::default() } else { Capabilities::none() },
             local_addr: self.local_addr.clone(),
             node_rank: self.config.0.node_rank,
             hosts,
@@ -112,6 +116,7 @@ impl WorkerOptions {
         use_agent_store: bool,
         budget: Budget,
         exit_barrier_timeout: Option<Duration>,
+        in_place: InPlace,
     ) -> PyResult<agent::AgentOptions> {
         Ok(agent::AgentOptions {
             name: name.to_owned(),
@@ -128,6 +133,8 @@ impl WorkerOptions {
             grace: seconds("shutdown_timeout", self.grace_s)?,
             exit_barrier_timeout,
             uninterruptible_sleep: seconds("uninterruptible_state_timeout", self.uninterruptible_sleep_s)?,
+            // A worker that goes on needs a store that is new in every round.
+            in_place: if use_agent_store { in_place } else { InPlace::Off },
         })
     }
 }
@@ -148,6 +155,8 @@ pub struct AgentOptions {
     pub exit_barrier_timeout_s: Option<f64>,
     /// Workers share the store at ``MASTER_ADDR:MASTER_PORT``, which then already listens.
     pub use_agent_store: bool,
+    /// The values of ``--rdzv-conf``, for workers that may survive a change of the world; None if they never can.
+    pub config: Option<RendezvousConfig>,
 }
 
 impl AgentOptions {
@@ -155,7 +164,8 @@ impl AgentOptions {
     pub fn core(&self) -> PyResult<agent::AgentOptions> {
         let budget = self.restarts_left.map_or(Budget::Job, Budget::Node);
         let exit_barrier_timeout = limit("exit_barrier_timeout", self.exit_barrier_timeout_s)?;
-        self.workers.agent(&self.name, &self.run_id, self.use_agent_store, budget, exit_barrier_timeout)
+        let in_place = self.config.as_ref().map_or(InPlace::Off, |config| config.0.in_place);
+        self.workers.agent(&self.name, &self.run_id, self.use_agent_store, budget, exit_barrier_timeout, in_place)
     }
 }
 
@@ -220,7 +230,8 @@ impl LaunchOptions {
     pub fn agent(&self, node: &NodeOptions) -> PyResult<agent::AgentOptions> {
         // The coordinator does not count failures that are not reported to it.
         let budget = node.max_restarts.map_or(Budget::Node(self.workers.max_restarts), |_| Budget::Job);
-        let exit_barrier_timeout = node.config.0.exit_barrier_timeout;
-        self.workers.agent(&node.name, &node.run_id, node.use_agent_store, budget, exit_barrier_timeout)
+        let Conf { exit_barrier_timeout, in_place, .. } = node.config.0;
+        let in_place = if node.ranks_as_asked { InPlace::Off } else { in_place };
+        self.workers.agent(&node.name, &node.run_id, node.use_agent_store, budget, exit_barrier_timeout, in_place)
     }
 }

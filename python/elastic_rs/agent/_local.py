@@ -42,7 +42,7 @@ from elastic_rs.agent._worker_logs import ByGeneration, remove_temporary
 from elastic_rs.rendezvous._node_handler import NodeHandler
 
 if TYPE_CHECKING:
-    from elastic_rs._elastic_rs import Agent, Failure, Placement, Step
+    from elastic_rs._elastic_rs import Agent, Failure, Placement, RendezvousConfig, Step
 
 __all__ = ["LocalElasticAgent"]
 
@@ -191,8 +191,16 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             restarts_left=None if job_counts else self._remaining_restarts,
             exit_barrier_timeout_s=self._barrier_limit(),
             use_agent_store=spec.rdzv_handler.use_agent_store,
+            config=self._survival(spec),
         )
         return _elastic_rs.Agent(None if self._handler is None else self._handler.session, options)
+
+    def _survival(self, spec: WorkerSpec) -> RendezvousConfig | None:
+        """Return the configuration if workers may survive: programs, with a new store in each round."""
+        given = spec.master_addr or spec.master_port
+        if self._handler is None or given or not isinstance(spec.entrypoint, str):
+            return None
+        return self._handler.config
 
     def _barrier_limit(self) -> float | None:
         """Return how many seconds to wait for the other nodes' workers; None is for as long as they run."""
@@ -271,7 +279,9 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         prefixes = line_prefixes(self._log_line_prefix_template, spec.role, group.workers)
         generation = Generation(spec, ByGeneration(self._logs_specs, self._generation), envs, prefixes)
         if isinstance(spec.entrypoint, str):
-            pids, self._error_files = start_programs(agent, generation, self._consoles)
+            pids, error_files = start_programs(agent, generation, self._consoles)
+            # The others have survived the round before, and write into the files that they have.
+            self._error_files.update((rank, error_files[rank]) for rank in pids if rank in error_files)
         else:
             self._functions = Functions(generation, self._start_method)
             self._error_files = self._functions.error_files

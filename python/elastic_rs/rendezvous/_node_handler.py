@@ -86,6 +86,11 @@ class NodeHandler(RendezvousHandler):
         return self._max_restarts is not None
 
     @property
+    def config(self) -> RendezvousConfig:
+        """Return the values of ``--rdzv-conf``."""
+        return self._config
+
+    @property
     def exit_barrier_timeout(self) -> float | None:
         """How many seconds our agent waits for the other nodes' workers; None: for as long as they run."""
         return self._config.exit_barrier_timeout

@@ -187,6 +187,13 @@ def _add_endings(group: Any) -> None:
         metavar="SIGNAL,...",
         help="signals that end this node's agent, which passes them on to its workers (%(default)s)",
     )
+    add(
+        "--in-place",
+        choices=["off", "gloo", "nccl"],
+        default=None,
+        help="whose workers survive a change of the world, if their program uses elastic_rs.elastic: the same as "
+        "--rdzv-conf in_place=... (gloo)",
+    )
     _add_warm(group)
 
 

@@ -83,6 +83,10 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
         raise UsageError(_unknown_backend(args.rdzv_backend))
     try:
         conf = parse_conf(args.rdzv_conf)
+        if args.in_place is not None and conf.setdefault("in_place", args.in_place) != args.in_place:
+            raise UsageError(
+                f"--in-place is `{args.in_place}`, and --rdzv-conf says in_place={conf['in_place']}: give one of them"
+            )
         over_etcd = args.rdzv_backend in ETCD_NAMES and not args.standalone
         config = config_of(conf, RUST_ETCD if over_etcd else RUST_C10D)
     except ValueError as error:

@@ -30,6 +30,11 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
     """
     if checked.warm_start is not None:
         raise UsageError(f"--warm-start and {why} cannot be combined: PyTorch's launcher cannot fork")
+    if checked.in_place is not None:
+        raise UsageError(
+            f"--in-place and {why} cannot be combined: PyTorch's launcher does not know it; give --rdzv-conf "
+            f"in_place={checked.in_place}"
+        )
     launch_options_of(checked)
     if checked.standalone or checked.rdzv_backend in BACKENDS:
         rendezvous_of(checked)

@@ -14,7 +14,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{AgentMachine, Next, Phase, SIGTERM};
+use super::{AgentMachine, Next, Phase, SIGTERM, SURVIVING};
 use crate::agent::command::Command;
 use crate::agent::policy::{Budget, Outcome};
 use crate::rendezvous::protocol::bounds::tidy_failure;
@@ -44,7 +44,8 @@ impl AgentMachine {
     /// A worker ended with another exit than code 0. Its words are not known yet: the failure's message is empty.
     pub fn on_worker_exited_badly(&mut self, failure: Failure, now: Instant) {
         let local_rank = failure.local_rank;
-        if self.take_first(failure, Some(now + WORDS_LIMIT), false) {
+        self.ended(local_rank);
+        if self.take_first(failure, Some(now + WORDS_LIMIT), false, now) {
             self.commands.push(Command::Listen { local_rank });
         }
     }
@@ -52,8 +53,8 @@ impl AgentMachine {
     /// A worker failed, and no words are to be collected: it could not be started, or does not end.
     ///
     /// `hopeless`: starting it again on this node cannot help (it holds a device in uninterruptible sleep), so the job ends.
-    pub fn on_worker_failed(&mut self, failure: Failure, hopeless: bool) {
-        if self.take_first(failure, None, hopeless) {
+    pub fn on_worker_failed(&mut self, failure: Failure, hopeless: bool, now: Instant) {
+        if self.take_first(failure, None, hopeless, now) {
             self.decide();
         }
     }
@@ -77,10 +78,23 @@ impl AgentMachine {
     }
 
     /// False if it is not the first failure, or no workers run.
-    fn take_first(&mut self, failure: Failure, words_until: Option<Instant>, hopeless: bool) -> bool {
-        let runs = self.is_running();
+    fn take_first(&mut self, failure: Failure, words_until: Option<Instant>, hopeless: bool, now: Instant) -> bool {
+        if self.is_brought(failure.local_rank) {
+            // The coordinator hears of it when the round that counts on this worker is complete.
+            self.lost.get_or_insert(failure);
+            return false;
+        }
+        let runs = self.is_running() || self.raises();
+        if runs && let Some((signal, _)) = self.leaving {
+            self.leave_now(signal); // the failure is nobody's concern any more
+            return false;
+        }
         if runs {
-            self.stop(SIGTERM, Next::Decide);
+            if hopeless {
+                self.stop(SIGTERM, Next::Decide);
+            } else {
+                self.break_up(&failure.to_string(), Next::Decide, now);
+            }
             self.first = Some(First { failure, words_until, hopeless, decided: false, has_late_words: false });
         }
         runs
@@ -103,7 +117,10 @@ impl AgentMachine {
             return self.fail_too_late();
         }
         match &mut self.policy.budget {
-            Budget::Job => self.commands.push(Command::Report(Box::new(failure))),
+            Budget::Job => {
+                let survive = self.parks();
+                self.commands.push(Command::Report { failure: Box::new(failure), survive });
+            }
             Budget::Node(0) => {
                 self.warn(format!("{failure}; no restarts left on this node"));
                 self.give_up(failure);
@@ -112,9 +129,8 @@ impl AgentMachine {
                 let before = *left; // the number that PyTorch logs
                 *left -= 1;
                 self.restarts += 1;
-                self.warn(format!(
-                    "{failure}; restarting all workers; {before} attempts left; will restart worker group"
-                ));
+                let does = if self.parks() { SURVIVING } else { "restarting all workers" };
+                self.warn(format!("{failure}; {does}; {before} attempts left; will restart worker group"));
                 self.go_on_with(Next::Join);
             }
         }

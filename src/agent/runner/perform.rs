@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use super::{Runner, Step};
-use crate::agent::command::Command;
+use crate::agent::command::{Command, farewell_reason};
 use crate::agent::crew::Crew;
 use crate::agent::environment::Workers;
+use crate::agent::machine::SURVIVING;
 use crate::agent::words::{Sources, Words};
 use crate::process::Signal;
 use crate::rendezvous::protocol::message::Placement;
@@ -27,8 +28,26 @@ impl Runner {
 
     fn perform_one(&mut self, command: Command) {
         match command {
-            Command::Join => self.steps.push_back(Step::Join),
-            Command::Start(placement) => self.steps.push_back(Step::Start(placement)),
+            Command::Join { survivors } => {
+                if let Some(session) = &self.session {
+                    session.bring(survivors);
+                }
+                self.steps.push_back(Step::Join);
+            }
+            Command::Start { placement, missing } => {
+                self.missing = missing;
+                self.steps.push_back(Step::Start(placement));
+            }
+            Command::CancelStart => self.answered(|step| matches!(step, Step::Start(_))),
+            Command::Place { local_rank } => self.place_worker(local_rank),
+            Command::Send { local_rank, message } => {
+                if let Some(exchange) = &self.exchange {
+                    exchange.send(local_rank, *message);
+                }
+            }
+            Command::KillWorker { local_rank } => {
+                self.crew.iter_mut().for_each(|crew| crew.kill_worker(local_rank));
+            }
             Command::Stop(policy) => {
                 self.answered(|step| matches!(step, Step::Start(_)));
                 match &mut self.crew {
@@ -48,15 +67,28 @@ impl Runner {
                 Some(session) => session.report_done(round),
                 None => self.steps.push_back(Step::Barrier),
             },
+            Command::Attending(round) => self.session.iter().for_each(|session| session.attending(round)),
+            Command::Counted { round, count } => {
+                self.session.iter().for_each(|session| session.counted(round, count));
+            }
+            Command::Parked(round) => self.session.iter().for_each(|session| session.parked(round)),
+            Command::WillLeave { round, signal } => {
+                let reason = farewell_reason(signal);
+                let session = self.session.as_ref();
+                if !session.is_some_and(|session| session.will_leave(round, &reason, Some(signal))) {
+                    self.machine.on_leave_unanswered();
+                }
+            }
             Command::Listen { local_rank } => self.listen(local_rank),
-            Command::Report(failure) => {
+            Command::Report { failure, survive } => {
                 // Reported before it is logged, because the log may be slower.
                 if let Some(session) = &self.session {
                     session.report_failure(self.machine.round(), (*failure).clone());
                 }
                 let others = self.placement().is_some_and(|place| place.world_size > 1);
                 let told = if others { "; the others are told" } else { "" };
-                tracing::warn!("{}stopping all workers: {failure}{told}", self.whose());
+                let does = if survive { SURVIVING } else { "stopping all workers" };
+                tracing::warn!("{}{does}: {failure}{told}", self.whose());
             }
             Command::Close(verdict) => {
                 if let Some(session) = &self.session {
@@ -81,7 +113,8 @@ impl Runner {
     }
 
     /// Log which ranks and processes the workers are.
-    pub(super) fn tell_start(&self, crew: &Crew) {
+    pub(super) fn tell_start(&self) {
+        let Some(crew) = &self.crew else { return };
         let Some((Placement { round, rank, workers: Some(ranks), .. }, _)) = &self.place else { return };
         let Workers { run_id, role, local_world_size, max_restarts, .. } = &self.workers;
         let (first, last) = (ranks.first_rank, ranks.first_rank + local_world_size - 1);

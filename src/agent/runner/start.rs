@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{ErrorFiles, Runner, Step, change_of};
 use crate::agent::account::OomKills;
@@ -70,15 +70,23 @@ impl Runner {
         }
     }
 
-    /// An answer to [`Step::Start`]: start these programs. Returns their process ids by local rank. The result is empty if one could
+    /// An answer to [`Step::Start`]: start these programs, but for those that have survived. Returns the process ids of those that were
+    /// started by local rank. The result is empty if one could
     /// not be started, which is a failure of that worker like any other, and if the round ended before the start was complete.
     /// Dropping the future kills those that run, and leaves the step unanswered.
     pub async fn start(&mut self, programs: Programs<'_>) -> BTreeMap<u32, u32> {
         let Programs { specs, filters, consoles, error_files, template } = programs;
-        match self.while_starting(Group::start_from(template.map(Template::forker), specs, filters, consoles)).await {
+        let specs = self.prepare(specs);
+        if specs.is_empty() {
+            self.resumed(); // all workers have survived
+            return BTreeMap::new();
+        }
+        let forker = template.map(Template::forker);
+        match self.while_starting(Group::start_from(forker, specs, filters, consoles)).await {
             Some(Ok(group)) => {
                 let pids = group.pids();
-                self.started(Crew::Spawned(Box::new(group)), error_files);
+                let started = error_files.into_iter().filter(|(rank, _)| pids.contains_key(rank)).collect();
+                self.started(group.into(), started);
                 pids
             }
             Some(Err(error)) => {
@@ -89,24 +97,36 @@ impl Runner {
         }
     }
 
-    /// An answer to [`Step::Start`]: these workers run.
+    /// An answer to [`Step::Start`]: these workers run, beside those that have survived.
     pub fn started(&mut self, crew: Crew, error_files: ErrorFiles) {
+        if self.crew.is_none() {
+            self.error_files.clear();
+        }
+        self.error_files.extend(error_files);
+        Crew::add(&mut self.crew, crew);
+        self.resumed();
+    }
+
+    /// The round's workers are complete.
+    fn resumed(&mut self) {
         self.answered(|step| matches!(step, Step::Start(_)));
-        self.tell_start(&crew);
-        self.crew = Some(crew);
-        self.error_files = error_files;
         self.exits.clear();
         self.said.clear();
         self.sleepers.forget();
         self.kills_before = OomKills::now();
+        self.expect_workers();
+        self.tell_start();
+        self.machine.on_started();
     }
 
     /// An answer to [`Step::Start`]: the worker `local_rank` cannot be started, and none runs.
     pub fn not_started(&mut self, local_rank: u32, reason: &str) {
         self.answered(|step| matches!(step, Step::Start(_)));
         self.exits.clear(); // they are of the round before
-        self.error_files.clear();
+        if self.crew.is_none() {
+            self.error_files.clear();
+        }
         let failure = self.failure(local_rank, 0, ("a failure to start".to_owned(), 1), reason.to_owned());
-        self.machine.on_worker_failed(failure, false);
+        self.machine.on_worker_failed(failure, false, Instant::now());
     }
 }

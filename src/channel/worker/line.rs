@@ -107,7 +107,8 @@ impl Line {
         let why = loop {
             match self.next_bytes(&mut buffer) {
                 Ok(true) => {}
-                Ok(false) => {
+                // Reset: it was closed before all that this worker had said was read.
+                Ok(false) | Err(Errno::CONNRESET | Errno::PIPE) => {
                     break "was closed: the agent has ended, or this process is not its worker any more".to_owned();
                 }
                 Err(errno) => break format!("is lost: {errno}"),

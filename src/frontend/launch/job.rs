@@ -160,6 +160,7 @@ mod tests {
     use crate::agent::Budget;
     use crate::agent::environment::Workers;
     use crate::process::{LogFolders, Output};
+    use crate::rendezvous::conf::InPlace;
     use crate::rendezvous::protocol::message::{Round, WorkerRanks};
 
     fn job() -> Job {
@@ -179,6 +180,7 @@ mod tests {
             grace: Duration::from_secs(30),
             exit_barrier_timeout: None,
             uninterruptible_sleep: Duration::ZERO,
+            in_place: InPlace::Gloo,
         };
         Job {
             agent,

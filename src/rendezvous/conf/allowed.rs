@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::{Agent, Protocol, RestartBudget, Setting};
+use super::{Agent, InPlace, Protocol, RestartBudget, Setting};
 use crate::rendezvous::protocol::settings::OnPartition;
 
 /// The user's value for a key.
@@ -77,7 +77,7 @@ pub enum Allowed {
     /// The words that torch's `RendezvousParameters.get_as_bool` accepts.
     Truth,
     /// One of two words.
-    OneOf(&'static [&'static str; 2]),
+    OneOf(&'static [&'static str]),
     /// One word, and the reason why no other is allowed.
     Only(&'static str, &'static str),
     /// A text: a name, or the path of a file.
@@ -158,7 +158,11 @@ impl fmt::Display for Allowed {
             }
             Self::Whole(least, most) => write!(f, "a whole number from {least} to {most}"),
             Self::Truth => write!(f, "one of {}, {}", YES.join(", "), NO.join(", ")),
-            Self::OneOf([first, second]) => write!(f, "`{first}` or `{second}`"),
+            Self::OneOf(words) => match words.split_last() {
+                Some((last, [])) => write!(f, "`{last}`"),
+                Some((last, others)) => write!(f, "`{}` or `{last}`", others.join("`, `")),
+                None => Ok(()),
+            },
             Self::Only(word, why) => write!(f, "`{word}`: {why}"),
             Self::Text => write!(f, "a text of 1 to {LONGEST_TEXT} bytes without control characters"),
         }
@@ -237,5 +241,6 @@ choices! {
     OnPartition { Stop = "stop", Continue = "continue" }
     Agent { Rust = "rust", Torch = "torch" }
     RestartBudget { Job = "job", Node = "node" }
+    InPlace { Off = "off", Gloo = "gloo", Nccl = "nccl" }
     Protocol { Http = "http", Https = "https" }
 }

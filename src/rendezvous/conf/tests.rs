@@ -33,7 +33,7 @@ fn in_docs(allowed: &Allowed) -> String {
         Allowed::Whole(least, most) if most == i32::MAX as u32 => format!("≥ {least}"),
         Allowed::Whole(least, most) => format!("{least} … {most}"),
         Allowed::Truth => "true/false".to_owned(),
-        Allowed::OneOf([first, second]) => format!("`{first}`, `{second}`"),
+        Allowed::OneOf(words) => format!("`{}`", words.join("`, `")),
         Allowed::Only(word, _) => format!("`{word}`"),
         Allowed::Text => "text".to_owned(),
     }

@@ -207,12 +207,15 @@ impl Simulation {
     /// Join the next round.
     pub(super) fn ask(&mut self, host: HostId) {
         let now = self.instant();
+        let ours = self.hosts[host].ours.is_some();
         if let Some(process) = &mut self.hosts[host].process {
             process.agent = Agent::Joining;
             process.joins += 1;
             let node_rank = self.options.node_ranks.get(&host).copied();
             let workers = Some(JoinWorkers::new("default", worker_count(host)));
-            process.machine.bring(process.workers.survivors());
+            if !ours {
+                process.machine.bring(process.workers.survivors());
+            }
             process.done = false;
             process.machine.join_with_new_store(node_rank, workers, process.join_timeout, now);
             // Only the first join has a short time-out: later ones may happen in the calm.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::agent::Agents;
+use super::agent::{Agents, InPlace};
 use super::history::{Report, live_plan};
 use super::options::Action;
 use super::plan::Plan;
@@ -37,6 +37,7 @@ pub fn draw(seed: u64) -> Plan {
     plan.options.agents.bad_starts = if dice.chance(30) { 5 } else { 0 };
     plan.options.agents.bad_starts_until = plan.calm_at;
     draw_words(&mut plan, &mut Dice::new(seed ^ 0x30BD5));
+    draw_in_place(&mut plan, &mut Dice::new(seed ^ 0x1E1A5));
     if dice.chance(15) {
         // `restart_budget=node`: the coordinator counts no restarts.
         plan.options.agents.restarts_left = plan.options.settings.max_restarts.take();
@@ -70,6 +71,20 @@ fn draw_words(plan: &mut Plan, dice: &mut Dice) {
     let slowest = Duration::from_millis([0, 20, 1_500][dice.between(0, 2) as usize]);
     plan.options.agents.words = (Duration::ZERO, slowest);
     plan.options.agents.hanging_files = [0, 0, 20, 100][dice.between(0, 3) as usize];
+}
+
+/// In most jobs all programs use the API, in some only those of some hosts.
+fn draw_in_place(plan: &mut Plan, dice: &mut Dice) {
+    let share = [0, 50, 100, 100][dice.between(0, 3) as usize];
+    let slow = |dice: &mut Dice| Duration::from_millis([0, 50, 3_000][dice.between(0, 2) as usize]);
+    plan.options.agents.in_place = InPlace {
+        hosts: (0..plan.options.hosts).filter(|_| dice.chance(share)).collect(),
+        attend: (Duration::ZERO, slow(dice)),
+        park: (Duration::ZERO, slow(dice)),
+        hang: [0, 0, 5][dice.between(0, 2) as usize],
+        die: [0, 5, 20][dice.between(0, 2) as usize],
+        step: Duration::from_millis([1, 100, 1_000][dice.between(0, 2) as usize]),
+    };
 }
 
 /// SIGTERM, now and then twice.

@@ -1,5 +1,6 @@
 //! A job: takes the next event, passes it to its machine, performs the machine's commands, and checks the invariants.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::agent::Ends;
@@ -33,6 +34,10 @@ pub struct Simulation {
     pub(super) ledgers: Vec<Ledger>,
     pub(super) pids: u64,
     pub(super) generations: u64,
+    /// Number of workers' processes that were started.
+    pub(super) processes: u64,
+    /// The commit with which workers go on in a world that is not synchronised, by its id.
+    pub(super) commits: BTreeMap<u64, Option<u64>>,
     pub(super) ends: Ends,
     /// A virtual second, and the number of the coordinator's ticks in it.
     pub(super) ticks: (u64, u64),
@@ -53,6 +58,8 @@ impl Simulation {
             ledgers: (0..options.strangers.runs()).map(|run| Ledger::new(run, options.settings.clone())).collect(),
             pids: 0,
             generations: 0,
+            processes: 0,
+            commits: BTreeMap::new(),
             ends: Ends::default(),
             ticks: (0, 0),
             intruders: 0,

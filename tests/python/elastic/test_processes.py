@@ -247,6 +247,7 @@ def test_collectives_by_their_names(job: Job) -> None:
         store.stop()
 
 
+@pytest.mark.long  # as when a node joins, in torchrun/test_in_place
 def test_all_ranks_get_the_state_of_the_source(node: Node) -> None:
     """The source is not rank 0, and has other weights. Nothing is read twice."""
     world = node.plan("A", "B")
@@ -263,7 +264,7 @@ def test_all_ranks_get_the_state_of_the_source(node: Node) -> None:
     assert {step["step"] for step in steps} == set(range(1, 2 * LENGTH // 4 + 1))
 
 
-@pytest.mark.parametrize("how", ["--die", "--stop"])
+@pytest.mark.parametrize("how", [pytest.param("--die", marks=pytest.mark.long), "--stop"])
 def test_survivors_go_on_from_the_last_commit(node: Node, how: str) -> None:
     """C is killed, or hangs, in the middle of a step. A and B keep their processes, and repeat what was not committed.
 
@@ -295,6 +296,7 @@ def test_survivors_go_on_from_the_last_commit(node: Node, how: str) -> None:
     assert_all_read_once([step for step in steps if step not in uncommitted])
 
 
+@pytest.mark.long
 def test_a_newcomer_gets_the_state_as_it_is(node: Node) -> None:
     """A joins B and C at a check without a commit. Nothing is lost, and the newcomer need not know the optimizer."""
     first = node.plan("B", "C")
@@ -328,6 +330,7 @@ def test_three_then_two_then_one_without_a_sync(node: Node) -> None:
     assert_all_read_once(node.said("STEP"))
 
 
+@pytest.mark.long
 def test_a_peer_that_dies_while_the_group_is_made(node: Node) -> None:
     """A waits in ``init_process_group`` for a newcomer that never comes, and is freed. Its commit is kept."""
     worlds = [node.plan("A", "B"), node.plan("A", "C"), node.plan("A")]

@@ -39,6 +39,7 @@ def main() -> int:
         restarts_left=int(restarts),
         exit_barrier_timeout_s=None,
         use_agent_store=True,
+        config=None,
     )
     agent = _elastic_rs.Agent(None, options)
     signal.signal(signal.SIGTERM, _stop)

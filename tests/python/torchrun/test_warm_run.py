@@ -13,6 +13,7 @@ from .conftest import SCRIPTS, Start
 pytestmark = [pytest.mark.torchrun]
 
 
+@pytest.mark.long
 def test_workers_train_over_a_restart_and_start_processes(job: Job) -> None:
     # Workers use DDP over Gloo, a DataLoader with workers, pools of spawn and forkserver, and `os.fork`.
     flags = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", "--warm-start"]

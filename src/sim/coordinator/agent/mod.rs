@@ -4,11 +4,12 @@
 //! a while to start, fail, succeed, and end late or not at all when stopped. `words` are those of failed workers. Invariants of a
 //! node's workers are checked where they could break.
 
+mod in_place;
 mod runner;
 mod words;
 mod workers;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::agent::news::Seen;
@@ -44,33 +45,65 @@ pub struct Agents {
     pub words: (Duration, Duration),
     /// Percentage of failures whose words are on a file system that hangs.
     pub hanging_files: u64,
+    /// How workers change in place.
+    pub in_place: InPlace,
 }
 
-/// An event of the workers of a generation.
+pub use in_place::InPlace;
+use in_place::Member;
+
+/// An event of the workers of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrewEvent {
-    /// The workers run.
+    /// The workers that were missing run.
     Started,
-    /// A worker cannot be started, and none runs.
+    /// One of them cannot be started, and none of them runs.
     NotStarted,
     /// A worker ends.
     Ends {
         /// Its local rank.
         local_rank: u32,
+        /// The number of its process.
+        process: u64,
         /// Whether with exit code 0.
         well: bool,
+    },
+    /// A worker does what it was told, or what its program is for.
+    Does {
+        /// Its local rank.
+        local_rank: u32,
+        /// The number of its process.
+        process: u64,
+        /// What.
+        what: Doing,
     },
     /// The stop's deadline.
     Tick,
 }
 
-/// The workers of one generation on a host.
+/// What a worker that changes in place does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doing {
+    /// It connects to its agent.
+    Attend,
+    /// It says how far it is.
+    Count {
+        /// In answer to this change.
+        change: u64,
+    },
+    /// It leaves its world.
+    Park,
+}
+
+/// The workers on a host.
 #[derive(Clone, Debug)]
 pub struct Crew {
+    /// The number of the last start.
     generation: u64,
-    /// Whether they run yet.
+    /// Whether the last start is complete.
     up: bool,
-    left: BTreeSet<u32>,
+    /// Those that have not ended.
+    left: BTreeMap<u32, Member>,
     stopping: Option<Stopping>,
 }
 
@@ -118,6 +151,7 @@ impl Ours {
             workers,
             grace: agents.grace,
             exit_barrier_timeout: agents.exit_barrier_timeout,
+            in_place: true,
         };
         Self {
             machine: AgentMachine::new(policy, name),

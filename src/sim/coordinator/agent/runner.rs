@@ -7,7 +7,7 @@ use super::super::event::Event;
 use super::super::host::{Agent, Exit, Host, Process};
 use super::super::simulation::Simulation;
 use super::{Ends, Ours, pid_of_workers};
-use crate::agent::machine::WORDS_LIMIT;
+use crate::agent::machine::{LEAVE_LIMIT, WORDS_LIMIT};
 use crate::agent::news::Seen;
 use crate::agent::{Command, Outcome};
 use crate::rendezvous::protocol::message::Failure;
@@ -47,6 +47,7 @@ impl Simulation {
 
     /// Pass the session's view to the agent.
     fn hear(&mut self, host: HostId) -> Result<(), Violation> {
+        let instant = self.instant();
         let Some((process, ours)) = self.ours(host) else { return Ok(()) };
         let view = process.machine.view().clone();
         if let Some(outcome) = process.machine.take_outcome() {
@@ -55,7 +56,7 @@ impl Simulation {
                 Ok(placement) => {
                     ours.listening = None;
                     ours.seen = Some(Seen::placed(&placement));
-                    ours.machine.on_placed(placement.clone());
+                    ours.machine.on_placed(placement.clone(), instant);
                     self.hosts[host].placements.push(placement);
                 }
                 Err(error) => ours.machine.on_no_place(error),
@@ -69,7 +70,7 @@ impl Simulation {
         let now = Seen::of(&view);
         if ours.seen.as_ref().is_some_and(|seen| *seen != now) {
             ours.seen = Some(now);
-            ours.machine.on_view(&view);
+            ours.machine.on_view(&view, instant);
             ours.need_not_report();
             if view.waiting > 0 && view.reason.is_empty() {
                 return Err(Violation::contract(format!("host{host} is told to re-form without a reason")));
@@ -81,8 +82,23 @@ impl Simulation {
     fn perform(&mut self, host: HostId, command: Command) -> Result<(), Violation> {
         let Some((process, ours)) = self.ours(host) else { return Ok(()) };
         match command {
-            Command::Join => self.ask(host),
-            Command::Start(placement) => return self.start_workers(host, *placement),
+            Command::Join { survivors } => {
+                process.machine.bring(survivors);
+                self.ask(host);
+            }
+            Command::Start { placement, missing } => return self.start_workers(host, *placement, missing),
+            Command::CancelStart => self.cancel_start(host),
+            Command::Place { local_rank } => return self.place_worker(host, local_rank),
+            Command::Send { local_rank, message } => return self.tell_worker(host, local_rank, *message),
+            Command::KillWorker { local_rank } => self.kill_worker(host, local_rank),
+            Command::Attending(round) => process.machine.attending(round),
+            Command::Counted { round, count } => process.machine.counted(round, count),
+            Command::Parked(round) => process.machine.parked(round),
+            Command::WillLeave { round, signal } => {
+                if !process.machine.will_leave(round, "a signal", Some(signal)) {
+                    ours.machine.on_leave_unanswered();
+                }
+            }
             Command::Stop(policy) => {
                 process.agent = Agent::Stopping { again: true };
                 self.begin_stop(host, policy);
@@ -94,7 +110,7 @@ impl Simulation {
                 self.signal_workers(host, commands);
             }
             Command::Listen { local_rank } => self.listen(host, local_rank)?,
-            Command::Report(failure) => {
+            Command::Report { failure, .. } => {
                 self.check_report(host, &failure)?;
                 let Some((process, ours)) = self.ours(host) else { return Ok(()) };
                 process.machine.report_failure(ours.machine.round(), *failure);
@@ -128,12 +144,12 @@ impl Simulation {
 
     /// Our agent gets a signal, so it has to end in time.
     pub(in crate::sim::coordinator) fn signal_agent(&mut self, host: HostId, signal: i32) -> Result<(), Violation> {
-        let now = self.now();
+        let (now, instant) = (self.now(), self.instant());
         let Some((process, ours)) = self.ours(host) else { return Ok(()) };
         ours.signal.get_or_insert(signal);
         ours.need_not_report();
-        ours.machine.on_signal(signal);
-        let (pid, by) = (process.pid, now + ours.grace + MARGIN);
+        ours.machine.on_signal(signal, instant);
+        let (pid, by) = (process.pid, now + ours.grace + LEAVE_LIMIT.min(ours.grace) + MARGIN);
         self.engine.push(by, Event::MustBeGone(host, pid, now));
         self.after_node(host)
     }

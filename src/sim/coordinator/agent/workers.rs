@@ -1,10 +1,12 @@
 //! Workers of our agent: they start, fail, succeed, and end late or not at all when stopped. Part of [`super`].
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::super::event::Event;
 use super::super::host::Agent;
 use super::super::simulation::Simulation;
+use super::in_place::Member;
 use super::{Agents, Crew, CrewEvent};
 use crate::process::{self, Signal, StopPolicy, Stopping};
 use crate::rendezvous::protocol::message::Placement;
@@ -15,9 +17,41 @@ use crate::sim::worlds::Violation;
 const KILLED_WITHIN: Duration = Duration::from_millis(50);
 
 impl Simulation {
-    pub(super) fn start_workers(&mut self, host: HostId, placement: Placement) -> Result<(), Violation> {
-        if let Some(crew) = &self.hosts[host].crew {
-            let text = format!("host{host} starts round {} while {crew:?} runs", placement.round);
+    pub(super) fn start_workers(
+        &mut self,
+        host: HostId,
+        placement: Placement,
+        missing: BTreeSet<u32>,
+    ) -> Result<(), Violation> {
+        self.check_start(host, &placement, &missing)?;
+        self.generations += 1;
+        let generation = self.generations;
+        let Agents { bad_starts, bad_starts_until, .. } = self.options.agents;
+        let bad = !missing.is_empty() && self.now() < bad_starts_until && self.engine.dice.chance(bad_starts);
+        let at = self.now() + self.engine.dice.duration(self.options.agents.start);
+        let Some((process, ours)) = self.ours(host) else { return Ok(()) };
+        ours.first_rank = placement.workers.map_or(0, |ranks| ranks.first_rank);
+        ours.succeeded = 0;
+        process.agent = Agent::Running(placement);
+        let none = || Crew { generation, up: false, left: BTreeMap::new(), stopping: None };
+        let crew = self.hosts[host].crew.get_or_insert_with(none);
+        (crew.generation, crew.up) = (generation, false);
+        for local_rank in missing {
+            self.processes += 1;
+            crew.left.insert(local_rank, Member::new(self.processes));
+        }
+        let happens = if bad { CrewEvent::NotStarted } else { CrewEvent::Started };
+        self.engine.push(at, Event::Crew(host, generation, happens));
+        Ok(())
+    }
+
+    fn check_start(&mut self, host: HostId, placement: &Placement, missing: &BTreeSet<u32>) -> Result<(), Violation> {
+        let others = self.hosts[host].crew.iter().flat_map(|crew| &crew.left);
+        let (ready, parked): (Vec<_>, Vec<_>) = others.partition(|(rank, member)| {
+            member.parked.is_some() && !missing.contains(rank) && placement.resume.is_some()
+        });
+        if !parked.is_empty() {
+            let text = format!("host{host} starts round {} while {parked:?} run in another world", placement.round);
             return Err(Violation::contract(text));
         }
         let allowed = self.options.settings.max_restarts;
@@ -25,43 +59,53 @@ impl Simulation {
             let text = format!("host{host} makes restart {} of at most {allowed:?}", placement.restart);
             return Err(Violation::contract(text));
         }
-        self.generations += 1;
-        let generation = self.generations;
-        let Agents { bad_starts, bad_starts_until, restarts_left, .. } = self.options.agents;
-        let bad = self.now() < bad_starts_until && self.engine.dice.chance(bad_starts);
-        let at = self.now() + self.engine.dice.duration(self.options.agents.start);
-        let Some((process, ours)) = self.ours(host) else { return Ok(()) };
+        let ready = ready.len() as u32;
+        let Some((_, ours)) = self.ours(host) else { return Ok(()) };
+        if ready + missing.len() as u32 != ours.workers {
+            let text = format!("host{host} starts {missing:?} beside {ready} workers, of {}", ours.workers);
+            return Err(Violation::contract(text));
+        }
         let restarts = ours.machine.restarts();
-        if restarts_left.map_or(restarts != placement.restart, |allowed| restarts > allowed) {
+        let left = self.options.agents.restarts_left;
+        if left.map_or(restarts != placement.restart, |allowed| restarts > allowed) {
             let text = format!("host{host} tells its workers of restart {restarts} in {placement:?}");
             return Err(Violation::contract(text));
         }
-        ours.first_rank = placement.workers.map_or(0, |ranks| ranks.first_rank);
-        ours.succeeded = 0;
-        let left = (0..ours.workers).collect();
-        process.agent = Agent::Running(placement);
-        self.hosts[host].crew = Some(Crew { generation, up: false, left, stopping: None });
-        let happens = if bad { CrewEvent::NotStarted } else { CrewEvent::Started };
-        self.engine.push(at, Event::Crew(host, generation, happens));
         Ok(())
+    }
+
+    /// A start that is not complete does not go on.
+    pub(super) fn cancel_start(&mut self, host: HostId) {
+        let Some(crew) = self.hosts[host].crew.as_mut().filter(|crew| !crew.up) else { return };
+        crew.left.retain(|_, member| member.up);
+        (crew.up, crew.generation) = (true, 0);
+        if crew.left.is_empty() {
+            self.hosts[host].crew = None;
+        }
     }
 
     /// Workers that do not run yet are not started any more.
     pub(super) fn begin_stop(&mut self, host: HostId, policy: StopPolicy) {
         let now = self.instant();
-        match self.hosts[host].crew.as_mut().filter(|crew| crew.up) {
+        self.cancel_start(host);
+        match self.hosts[host].crew.as_mut() {
             Some(crew) => {
-                let (stopping, commands) = Stopping::begin(policy, crew.left.iter().copied(), now);
+                let (stopping, commands) = Stopping::begin(policy, crew.left.keys().copied(), now);
                 crew.stopping = Some(stopping);
                 self.signal_workers(host, commands);
             }
             None => {
-                self.hosts[host].crew = None;
                 if let Some((_, ours)) = self.ours(host) {
                     ours.machine.on_stopped();
                 }
             }
         }
+    }
+
+    /// A worker is killed, alone.
+    pub(super) fn kill_worker(&mut self, host: HostId, local_rank: u32) {
+        let after = self.engine.dice.duration((Duration::ZERO, KILLED_WITHIN));
+        self.push_end(host, local_rank, false, after);
     }
 
     /// Workers react to signals, with a delay.
@@ -87,8 +131,9 @@ impl Simulation {
 
     pub(super) fn push_end(&mut self, host: HostId, local_rank: u32, well: bool, after: Duration) {
         let Some(crew) = &self.hosts[host].crew else { return };
-        let event = Event::Crew(host, crew.generation, CrewEvent::Ends { local_rank, well });
-        self.engine.push(self.now() + after, event);
+        let Some(Member { process, .. }) = crew.left.get(&local_rank) else { return };
+        let event = CrewEvent::Ends { local_rank, process: *process, well };
+        self.engine.push(self.now() + after, Event::Crew(host, crew.generation, event));
     }
 
     pub(super) fn arm_stop(&mut self, host: HostId) {
@@ -107,21 +152,31 @@ impl Simulation {
     ) -> Result<(), Violation> {
         let now = self.instant();
         let state = &mut self.hosts[host];
-        let Some(crew) = state.crew.as_mut().filter(|crew| crew.generation == generation) else { return Ok(()) };
+        let Some(crew) = state.crew.as_mut() else { return Ok(()) };
         let Some(ours) = &mut state.ours else {
             return Err(Violation::contract(format!("workers on host{host} outlive their agent: {crew:?}")));
         };
+        let last_start = crew.generation == generation;
         match event {
-            CrewEvent::Started => crew.up = true,
-            CrewEvent::NotStarted => {
-                state.crew = None;
-                let failure = ours.failure(host, 0, "a failure to start", 1);
-                ours.machine.on_worker_failed(failure, false);
+            CrewEvent::Started if last_start => {
+                crew.up = true;
+                crew.left.values_mut().for_each(|member| member.up = true);
+                ours.machine.on_started();
+                self.plan_to_attend(host);
             }
-            CrewEvent::Ends { local_rank, well } => {
-                if !crew.left.remove(&local_rank) {
+            CrewEvent::NotStarted if last_start => {
+                let failure = ours.failure(host, 0, "a failure to start", 1);
+                self.cancel_start(host);
+                if let Some((_, ours)) = self.ours(host) {
+                    ours.machine.on_worker_failed(failure, false, now);
+                }
+            }
+            CrewEvent::Started | CrewEvent::NotStarted => return Ok(()),
+            CrewEvent::Ends { local_rank, process, well } => {
+                if crew.left.get(&local_rank).is_none_or(|member| member.process != process) {
                     return Ok(());
                 }
+                crew.left.remove(&local_rank);
                 crew.stopping.iter_mut().for_each(|stopping| stopping.on_gone(local_rank));
                 let over = crew.left.is_empty();
                 if well {
@@ -131,15 +186,19 @@ impl Simulation {
                     let failure = ours.failure(host, local_rank, "exit code 7", 7);
                     ours.machine.on_worker_exited_badly(failure, now);
                 }
-                // The agent reacts to this before it hears that no worker is left.
+                // The agent reacts to this before it hears that nothing is left of it.
                 self.after_node(host)?;
-                if over {
+                if let Some((_, ours)) = self.ours(host) {
+                    ours.machine.on_worker_gone(local_rank);
+                }
+                if over && self.hosts[host].crew.as_ref().is_some_and(|crew| crew.left.is_empty()) {
                     self.hosts[host].crew = None;
                     if let Some((_, ours)) = self.ours(host) {
                         ours.machine.on_stopped();
                     }
                 }
             }
+            CrewEvent::Does { local_rank, process, what } => self.do_as_told(host, local_rank, process, what),
             CrewEvent::Tick => {
                 let commands = crew.stopping.as_mut().map(|stopping| stopping.poll(now)).unwrap_or_default();
                 if !commands.is_empty() {
@@ -156,7 +215,8 @@ impl Simulation {
             return;
         };
         let count = if well { crew.left.len() } else { 1 };
-        for local_rank in crew.left.clone().into_iter().take(count) {
+        let ranks: Vec<_> = crew.left.keys().copied().take(count).collect();
+        for local_rank in ranks {
             let after = self.engine.dice.duration((Duration::ZERO, Duration::from_millis(300 * u64::from(well))));
             self.push_end(host, local_rank, well, after);
         }

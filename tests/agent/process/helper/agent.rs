@@ -4,11 +4,11 @@ use std::env;
 use std::fs;
 use std::time::Duration;
 
-use elastic_rs::agent::crew::Crew;
 use elastic_rs::agent::environment::Workers;
 use elastic_rs::agent::runner::{ErrorFiles, Runner, Step};
 use elastic_rs::agent::{AgentOptions, Budget, Outcome};
 use elastic_rs::process::{Consoles, Event, FilterOptions, Group, WorkerSpec};
+use elastic_rs::rendezvous::conf::InPlace;
 
 #[path = "../../alone.rs"]
 mod alone;
@@ -57,13 +57,14 @@ pub fn run_within(procs: &str, script: &str) {
             grace: limit,
             exit_barrier_timeout: Some(limit),
             uninterruptible_sleep: Duration::ZERO,
+            in_place: InPlace::Gloo,
         };
         let mut runner = Runner::new(options, None);
         loop {
             match runner.next().await {
                 Step::Join => runner.placed(alone::alone()),
                 Step::Start(_) => {
-                    runner.started(Crew::Spawned(Box::new(start(script).await)), ErrorFiles::new());
+                    runner.started(start(script).await.into(), ErrorFiles::new());
                 }
                 Step::End(outcome) => match *outcome {
                     Outcome::Failed { cause: Some(cause), .. } => return println!("{}\n{}", cause.exit, cause.message),

@@ -1,0 +1,135 @@
+//! How an agent's work ends: the rendezvous was closed, this node was cut off, or a signal came. Part of [`super`].
+
+use std::time::{Duration, Instant};
+
+use super::{AgentMachine, Next, Phase, SIGTERM, Way};
+use crate::agent::command::Command;
+use crate::agent::policy::Outcome;
+use crate::rendezvous::node::machine::JoinError;
+use crate::rendezvous::protocol::message::Verdict;
+
+/// How long a node that got a signal waits until its workers may leave the world.
+pub const LEAVE_LIMIT: Duration = Duration::from_secs(5);
+
+impl AgentMachine {
+    /// The rendezvous was closed.
+    pub fn on_closed(&mut self, verdict: Verdict) {
+        match verdict {
+            // `AllDone` includes this node's workers, so they have finished. Otherwise another node has declared success.
+            Verdict::Succeeded { .. } | Verdict::AllDone { .. } => match &self.phase {
+                Phase::Running { .. } => self.closed_well = true,
+                Phase::Finishing { .. } => self.end(Outcome::Succeeded),
+                Phase::Stopping { next: Next::Decide, .. } => self.fail_too_late(),
+                // The join that follows reports it.
+                Phase::Joining | Phase::Stopping { .. } | Phase::Ended => {}
+            },
+            Verdict::Stopped { .. } => {
+                if matches!(self.phase, Phase::Joining | Phase::Ended) || self.ends_after_stop() {
+                    return;
+                }
+                self.warn(format!("stopping all workers: the job was {verdict}"));
+                self.end_after_stop(Outcome::NoPlace(JoinError::Closed { verdict, spare: false }));
+            }
+            Verdict::Failed { cause: reason, failure, .. } => {
+                match &mut self.phase {
+                    Phase::Joining | Phase::Ended => return,
+                    Phase::Stopping { next: Next::End(own), way: Way::Stop, .. } => {
+                        // The coordinator says whose failure was the first.
+                        if failure.is_some() && matches!(**own, Outcome::Failed { .. }) {
+                            **own = Outcome::Failed { cause: failure, reason };
+                        }
+                        return self.proceed();
+                    }
+                    _ => {}
+                }
+                self.warn(format!("the job has failed: {reason}"));
+                self.end_after_stop(Outcome::Failed { cause: failure, reason });
+            }
+        }
+    }
+
+    /// This node can no longer take part: the coordinator stayed away too long, or ended the session.
+    pub fn on_cut_off(&mut self, error: JoinError) {
+        match &self.phase {
+            Phase::Joining => self.on_no_place(error),
+            // This node's workers have succeeded. It cannot judge the other nodes' workers.
+            Phase::Finishing { .. } => self.end(Outcome::Succeeded),
+            Phase::Ended | Phase::Stopping { next: Next::End(_), .. } => {}
+            _ => self.end_after_stop(Outcome::NoPlace(error)),
+        }
+    }
+
+    /// This process got a signal to end. The second one kills the remaining workers at once.
+    pub fn on_signal(&mut self, signal: i32, now: Instant) {
+        match &self.phase {
+            Phase::Ended => return,
+            Phase::Stopping { next: Next::End(outcome), way: Way::Stop, .. }
+                if matches!(**outcome, Outcome::Signal(_)) =>
+            {
+                self.commands.push(Command::Kill);
+                return;
+            }
+            _ => {}
+        }
+        if !self.leaves_in_place(signal, now) {
+            self.leave_now(signal);
+        }
+    }
+
+    /// Leave because of a signal, at once: the other nodes need not wait for the stop of our workers.
+    pub(super) fn leave_now(&mut self, signal: i32) {
+        self.leaving = None;
+        self.commands.push(Command::farewell(signal));
+        if self.is_running() {
+            self.stop(signal, Next::End(Box::new(Outcome::Signal(signal))));
+        } else {
+            self.end_after_stop(Outcome::Signal(signal));
+        }
+    }
+
+    /// End, but not before the workers have.
+    pub(super) fn end_after_stop(&mut self, outcome: Outcome) {
+        if let Some((signal, _)) = self.leaving {
+            return self.leave_now(signal);
+        }
+        match &self.phase {
+            Phase::Running { .. } => self.stop(SIGTERM, Next::End(Box::new(outcome))),
+            Phase::Joining if self.has_parked() => self.stop(SIGTERM, Next::End(Box::new(outcome))),
+            Phase::Stopping { .. } => self.go_on_with(Next::End(Box::new(outcome))),
+            _ => self.end(outcome),
+        }
+    }
+
+    pub(super) fn end(&mut self, outcome: Outcome) {
+        self.phase = Phase::Ended;
+        let outcome = self.with_late_words(outcome);
+        self.commands.push(Command::End(Box::new(outcome)));
+    }
+
+    /// The coordinator will not name a check at which this node may leave.
+    pub fn on_leave_unanswered(&mut self) {
+        if let Some((signal, _)) = self.leaving.filter(|_| self.is_running()) {
+            self.leave_now(signal);
+        }
+    }
+
+    /// A signal ends this node's part. Returns whether its workers are to leave their world first, together with those of the other
+    /// nodes.
+    pub(super) fn leaves_in_place(&mut self, signal: i32, now: Instant) -> bool {
+        let leaves = signal == SIGTERM && self.is_running() && self.in_company && self.leaving.is_none();
+        if !leaves || !self.policy.in_place || !self.all_attend() {
+            return false;
+        }
+        self.leaving = Some((signal, now + LEAVE_LIMIT.min(self.policy.grace)));
+        self.commands.push(Command::WillLeave { round: self.round, signal });
+        true
+    }
+
+    /// Leaves without an agreed check, since there was none in time.
+    pub(super) fn leave_if_due(&mut self, now: Instant) {
+        let stays = self.is_running() || self.raises();
+        if let Some((signal, _)) = self.leaving.filter(|(_, until)| *until <= now && stays) {
+            self.leave_now(signal);
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! Workers that survive a change of the world: they change *in place*.
+//!
+//! A worker that uses `elastic_rs.elastic` is connected to its agent, so that it *attends*. When its world ends, it is told and
+//! *parks*: it leaves the world, and waits for the next one. Its node joins the next round with what its parked workers have
+//! committed. Then the parked workers get their places in the new world, and only missing ones are started.
+//!
+//! - **After a failure** ([`AgentMachine::break_up`]) workers are told at once. They go back to their last commit.
+//! - **For a change of membership** all workers of the job leave their world at the same check, which the coordinator chooses
+//!   ([`AgentMachine::on_change`], [`AgentMachine::on_raise_at`]). They keep what they have done since their last commit.
+//!
+//! Workers of one node survive together or not at all. They do not survive if one of them runs and does not attend, because its
+//! program may not use the API. A world that continues another is an exception: its new workers run the program of the others, so
+//! one that does not attend yet is killed, and counts as missing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use super::{AgentMachine, Next, Phase, SIGTERM, Way};
+use crate::agent::command::Command;
+use crate::agent::policy::Outcome;
+use crate::channel::message::ToWorker;
+use crate::rendezvous::node::machine::Change;
+use crate::rendezvous::protocol::message::{NEVER, Placement, Resume, Survivor};
+
+/// How long a worker may take to park once its world has ended: to break off what it does, and to restore its last commit.
+pub const PARK_LIMIT: Duration = Duration::from_secs(30);
+/// How long workers may take to reach the check at which the world changes: the step that they are in.
+pub const RAISE_LIMIT: Duration = Duration::from_secs(300);
+
+/// A worker's part in its world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    /// It is to be started.
+    Missing,
+    /// It was started, and does not attend.
+    Started,
+    /// It is connected, and works in its world.
+    Attends {
+        /// Its answer to the change that it was told of: the number of its last check.
+        counted: Option<u64>,
+    },
+    /// It has left its world, and waits for the next one.
+    Parked {
+        /// The number of its last commit. `None`: it has never had the job's state.
+        commit: Option<u64>,
+    },
+    /// It has ended. Processes that it started may be left.
+    Ended,
+}
+
+/// The lives of a node's workers.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Lives {
+    of: BTreeMap<u32, Life>,
+    /// Workers of the world before are in this one, so that new ones will attend.
+    continues: bool,
+    /// A worker of this world has attended.
+    attended: bool,
+    /// The change that the workers were told of.
+    change: Option<u64>,
+    /// The check of that change, once it is known.
+    raise_at: Option<u64>,
+    /// What the last join brought.
+    brought: Option<Vec<Survivor>>,
+}
+
+impl Lives {
+    /// A world is about to begin. Returns the workers that have to be started.
+    fn begin(&mut self, workers: u32, resume: Option<&Resume>) -> BTreeSet<u32> {
+        self.continues = matches!(resume, Some(Resume::Continue { survivors: 1.., .. }));
+        self.attended = false;
+        let life = |rank| self.of.get(&rank).copied().unwrap_or(Life::Missing);
+        self.of = (0..workers).map(|rank| (rank, life(rank))).collect();
+        self.which(|life| !matches!(life, Life::Parked { .. })).collect()
+    }
+
+    fn which(&self, is: impl Fn(Life) -> bool) -> impl Iterator<Item = u32> {
+        self.of.iter().filter(move |(_, life)| is(**life)).map(|(rank, _)| *rank)
+    }
+
+    fn any(&self, is: impl Fn(Life) -> bool) -> bool {
+        self.of.values().any(|life| is(*life))
+    }
+
+    fn attending(&self) -> Vec<u32> {
+        self.which(|life| matches!(life, Life::Attends { .. })).collect()
+    }
+
+    fn started(&self) -> Vec<u32> {
+        self.which(|life| life == Life::Started).collect()
+    }
+
+    /// Whether every worker runs and attends.
+    fn all_attend(&self) -> bool {
+        !self.of.is_empty() && !self.any(|life| !matches!(life, Life::Attends { .. }))
+    }
+
+    /// Whether workers can survive the end of their world, or could have.
+    fn can_park(&self) -> bool {
+        self.continues || (self.attended && self.started().is_empty())
+    }
+
+    /// Whether no worker is in a world any more.
+    fn all_parked(&self) -> bool {
+        !self.any(|life| matches!(life, Life::Started | Life::Attends { .. }))
+    }
+
+    fn parked(&self) -> Vec<Survivor> {
+        let survivor = |(rank, life): (&u32, &Life)| match life {
+            Life::Parked { commit } => Some(Survivor { local_rank: *rank, commit: *commit }),
+            _ => None,
+        };
+        self.of.iter().filter_map(survivor).collect()
+    }
+
+    fn forget_counts(&mut self) {
+        self.raise_at = None;
+        for life in self.of.values_mut() {
+            if let Life::Attends { counted } = life {
+                *counted = None;
+            }
+        }
+    }
+
+    /// The largest count of all workers, if each has answered.
+    fn counted(&self) -> Option<u64> {
+        let count = |life: &Life| match life {
+            Life::Attends { counted } => *counted,
+            _ => None,
+        };
+        let counts: Option<Vec<u64>> = self.of.values().map(count).collect();
+        counts?.into_iter().max()
+    }
+}
+
+impl AgentMachine {
+    /// A worker has connected. It learns its world now, and hears of the end of it.
+    pub fn on_worker_attends(&mut self, local_rank: u32) {
+        let Some(life) = self.lives.of.get_mut(&local_rank) else { return };
+        match life {
+            Life::Started | Life::Attends { .. } => {
+                *life = Life::Attends { counted: None };
+                self.lives.attended = true;
+                self.commands.push(Command::Place { local_rank });
+                if self.is_running() && self.lives.all_attend() {
+                    self.commands.push(Command::Attending(self.round));
+                }
+            }
+            Life::Missing | Life::Parked { .. } | Life::Ended => {}
+        }
+    }
+
+    /// A worker has closed its connection. It ends, or has stopped to use the API.
+    pub fn on_worker_deaf(&mut self, local_rank: u32) {
+        let Some(life) = self.lives.of.get_mut(&local_rank) else { return };
+        if !matches!(life, Life::Attends { .. } | Life::Parked { .. }) {
+            return;
+        }
+        *life = Life::Started;
+        // Nobody can tell it of the next world.
+        if self.parks() || matches!(self.phase, Phase::Joining) {
+            self.commands.push(Command::KillWorker { local_rank });
+        }
+    }
+
+    /// The workers run: those that were missing were started, and those that had parked got their places.
+    pub fn on_started(&mut self) {
+        for (rank, life) in &mut self.lives.of {
+            match life {
+                Life::Missing => *life = Life::Started,
+                Life::Parked { .. } => {
+                    *life = Life::Attends { counted: None };
+                    self.lives.attended = true;
+                    self.commands.push(Command::Place { local_rank: *rank });
+                }
+                Life::Started | Life::Attends { .. } | Life::Ended => {}
+            }
+        }
+        if self.is_running() && self.lives.all_attend() {
+            self.commands.push(Command::Attending(self.round));
+        }
+    }
+
+    /// A worker has answered a change.
+    pub fn on_worker_counted(&mut self, local_rank: u32, change: u64, count: u64) {
+        if self.lives.change != Some(change) {
+            return;
+        }
+        let Some(Life::Attends { counted }) = self.lives.of.get_mut(&local_rank) else { return };
+        *counted = Some(count);
+        if let Some(count) = self.lives.counted().filter(|_| self.is_running()) {
+            self.commands.push(Command::Counted { round: self.round, count });
+        }
+    }
+
+    /// A worker has left its world.
+    pub fn on_worker_parked(&mut self, local_rank: u32, commit: Option<u64>) {
+        if let Some(life @ Life::Attends { .. }) = self.lives.of.get_mut(&local_rank) {
+            *life = Life::Parked { commit };
+            self.look_at_parked();
+        }
+    }
+
+    /// Nothing is left of a worker.
+    pub fn on_worker_gone(&mut self, local_rank: u32) {
+        if let Some(life) = self.lives.of.get_mut(&local_rank) {
+            *life = Life::Missing;
+            self.look_at_parked();
+        }
+    }
+
+    pub(super) fn ended(&mut self, local_rank: u32) {
+        if let Some(life) = self.lives.of.get_mut(&local_rank) {
+            *life = Life::Ended;
+        }
+    }
+
+    /// The coordinator prepares a change of membership: workers say how far they are.
+    pub fn on_change(&mut self, change: &Change) {
+        let Change { number, round, flags, reason } = change;
+        let known = self.lives.change.is_some_and(|known| known >= *number);
+        if *round != self.round || known || !self.is_running() || !self.lives.all_attend() {
+            return;
+        }
+        self.tell(format!("the world is about to change: {reason}"));
+        self.lives.change = Some(*number);
+        self.lives.forget_counts();
+        self.send_all(&ToWorker::Change { seq: *number, flags: *flags, reason: reason.clone() });
+    }
+
+    /// All workers of the job leave their world at this check. [`NEVER`]: the reason for the change is gone, and they go on.
+    pub fn on_raise_at(&mut self, change: &Change, check: u64, now: Instant) {
+        if !self.is_running() || self.lives.change != Some(change.number) || self.lives.raise_at == Some(check) {
+            return;
+        }
+        self.lives.raise_at = Some(check);
+        self.send_all(&ToWorker::RaiseAt { seq: change.number, check });
+        if check == NEVER {
+            return;
+        }
+        self.warn(format!("{SURVIVING}: {}", change.reason));
+        let next = match self.leaving {
+            Some((signal, _)) => Next::End(Box::new(Outcome::Signal(signal))),
+            None => Next::Join,
+        };
+        self.phase = Phase::Stopping { next, over: false, way: Way::Raise { until: now + RAISE_LIMIT } };
+        self.look_at_parked();
+    }
+
+    fn send_all(&mut self, message: &ToWorker) {
+        for local_rank in self.lives.attending() {
+            self.commands.push(Command::Send { local_rank, message: Box::new(message.clone()) });
+        }
+    }
+
+    /// The workers' world has ended. They park if they can, and are stopped if not.
+    pub(super) fn break_up(&mut self, reason: &str, next: Next, now: Instant) {
+        if let Some((signal, _)) = self.leaving {
+            return self.leave_now(signal);
+        }
+        if !self.can_park() {
+            return self.stop(SIGTERM, next);
+        }
+        self.commands.push(Command::CancelStart);
+        self.send_all(&ToWorker::PeerFailed { reason: reason.to_owned() });
+        for local_rank in self.lives.started() {
+            self.commands.push(Command::KillWorker { local_rank });
+        }
+        self.phase = Phase::Stopping { next, over: false, way: Way::Park { until: now + PARK_LIMIT, late: false } };
+        self.look_at_parked();
+    }
+
+    /// Whether every worker of this node attends.
+    pub(super) fn all_attend(&self) -> bool {
+        self.lives.all_attend()
+    }
+
+    /// Whether the end of the world need not be the end of the workers.
+    pub(super) fn can_park(&self) -> bool {
+        self.policy.in_place && self.resumes && self.lives.can_park()
+    }
+
+    /// Whether workers leave their world, and are not stopped.
+    pub(super) fn parks(&self) -> bool {
+        matches!(self.phase, Phase::Stopping { way: Way::Park { .. } | Way::Raise { .. }, .. })
+    }
+
+    /// Whether workers are about to leave their world without a failure.
+    pub(super) fn raises(&self) -> bool {
+        matches!(self.phase, Phase::Stopping { way: Way::Raise { .. }, .. })
+    }
+
+    /// Goes on once no worker is in a world any more.
+    pub(super) fn look_at_parked(&mut self) {
+        if !self.parks() || !self.lives.all_parked() || self.lives.any(|life| life == Life::Ended) {
+            return;
+        }
+        if let Phase::Stopping { over, .. } = &mut self.phase {
+            *over = true;
+            self.proceed();
+        }
+    }
+
+    /// Whoever has not left its world in time is replaced, alone. If that does not end it, all workers are stopped.
+    pub(super) fn give_up_late_workers(&mut self, now: Instant) {
+        let Phase::Stopping { over: false, way, next } = &self.phase else { return };
+        let next = next.clone();
+        match *way {
+            Way::Park { until, late: false } if until <= now => {
+                for local_rank in self.lives.attending() {
+                    self.warn(format!(
+                        "the worker with local rank {local_rank} has not left its world within {PARK_LIMIT:.0?}, and is replaced"
+                    ));
+                    self.commands.push(Command::KillWorker { local_rank });
+                }
+                self.phase =
+                    Phase::Stopping { next, over: false, way: Way::Park { until: now + PARK_LIMIT, late: true } };
+            }
+            Way::Park { until, late: true } if until <= now => {
+                self.warn("stopping all workers: one of them does not end".to_owned());
+                self.stop(SIGTERM, next);
+            }
+            Way::Raise { until } if until <= now => {
+                let reason = format!("workers have not reached the agreed check within {RAISE_LIMIT:.0?}");
+                self.warn(reason.clone());
+                self.break_up(&reason, next, now);
+            }
+            _ => {}
+        }
+    }
+
+    /// What the next join brings: the parked workers. `None` if the workers were stopped, or never ran.
+    pub(super) fn take_survivors(&mut self) -> Option<Vec<Survivor>> {
+        let survivors = std::mem::take(&mut self.survive).then(|| self.lives.parked());
+        self.lives.brought.clone_from(&survivors);
+        (self.lives.change, self.lives.raise_at) = (None, None);
+        survivors
+    }
+
+    /// The round was completed. Workers that were parked go on in it, or are stopped because those of another node were.
+    pub(super) fn begin_world(&mut self, placement: Placement, now: Instant) {
+        let continues = matches!(placement.resume, Some(Resume::Continue { .. }));
+        if !continues && !self.lives.parked().is_empty() {
+            let reason = match &placement.resume {
+                Some(Resume::Restart { reason }) => reason,
+                _ => "the coordinator was replaced by one that cannot form a world of workers that survive",
+            };
+            self.warn(format!("restarting all workers: {reason}"));
+            return self.stop(SIGTERM, Next::Start(Box::new(placement)));
+        }
+        let lost = self.lost.take();
+        self.start(placement);
+        if let Some(failure) = lost {
+            // The world counts on a worker that has died.
+            self.on_worker_exited_badly(failure, now);
+        }
+    }
+
+    /// Start the workers of a round that were not parked.
+    pub(super) fn start(&mut self, placement: Placement) {
+        let missing = self.lives.begin(self.policy.workers, placement.resume.as_ref());
+        self.phase = Phase::Running { left: (0..self.policy.workers).collect() };
+        self.commands.push(Command::Start { placement: Box::new(placement), missing });
+    }
+
+    /// A worker that had parked has ended.
+    pub(super) fn is_brought(&self, local_rank: u32) -> bool {
+        let brought = self.lives.brought.iter().flatten();
+        matches!(self.phase, Phase::Joining) && brought.into_iter().any(|survivor| survivor.local_rank == local_rank)
+    }
+
+    /// Whether workers that wait for a world have to be stopped before this agent ends.
+    pub(super) fn has_parked(&self) -> bool {
+        matches!(self.phase, Phase::Joining) && self.lives.any(|life| life != Life::Missing)
+    }
+
+    /// Workers are stopped: none survives.
+    pub(super) fn forget_lives(&mut self) {
+        self.lives = Lives::default();
+        self.survive = false;
+        self.lost = None;
+    }
+}
+
+/// What is logged when workers survive.
+pub(in crate::agent) const SURVIVING: &str = "the workers leave their world, and wait for the next";

@@ -1,0 +1,95 @@
+//! Workers that change in place: their connections, and what they are told. Part of [`super`].
+
+use std::collections::BTreeMap;
+use std::future::pending;
+
+use super::Runner;
+use crate::agent::crew::Crew;
+use crate::agent::environment::{AGENT, IN_PLACE, VARIES};
+use crate::agent::policy::AgentOptions;
+use crate::channel::agent::{Exchange, Heard};
+use crate::channel::message::{ToWorker, World};
+use crate::process::WorkerSpec;
+use crate::rendezvous::conf::InPlace;
+use crate::rendezvous::protocol::message::{Placement, Resume};
+
+/// The socket for the workers' connections, if they may change in place. Without one they are restarted, as those of other agents.
+pub(super) fn listen(options: &AgentOptions, has_session: bool) -> Option<Exchange> {
+    if options.in_place == InPlace::Off || !has_session {
+        return None;
+    }
+    match Exchange::listen() {
+        Ok(exchange) => Some(exchange),
+        Err(error) => {
+            let run_id = &options.workers.run_id;
+            tracing::warn!("[{run_id}] workers cannot change in place, and are restarted: no socket for them: {error}");
+            None
+        }
+    }
+}
+
+pub(super) async fn next_of(exchange: &mut Option<Exchange>) -> Heard {
+    match exchange {
+        Some(exchange) => exchange.next().await,
+        None => pending().await,
+    }
+}
+
+impl Runner {
+    pub(super) fn on_heard(&mut self, heard: Heard) {
+        match heard {
+            Heard::Hello { local_rank } => self.machine.on_worker_attends(local_rank),
+            Heard::Ack { local_rank, seq, count } => self.machine.on_worker_counted(local_rank, seq, count),
+            Heard::Parked { local_rank, commit } => self.machine.on_worker_parked(local_rank, commit),
+            Heard::Gone { local_rank } => self.machine.on_worker_deaf(local_rank),
+        }
+    }
+
+    /// Keep the workers' places, and return those that are to be started.
+    pub(super) fn prepare(&mut self, mut specs: Vec<WorkerSpec>) -> Vec<WorkerSpec> {
+        if let Some(exchange) = &self.exchange {
+            for spec in &mut specs {
+                spec.env.insert(AGENT.into(), exchange.path().into());
+                spec.env.insert(IN_PLACE.into(), self.in_place.name().into());
+            }
+        }
+        let placement = self.placement().cloned();
+        let world = |spec: &WorkerSpec| Some((spec.local_rank, world_of(spec, placement.as_ref()?)));
+        self.worlds = specs.iter().filter_map(world).collect::<BTreeMap<_, _>>();
+        specs.retain(|spec| self.missing.contains(&spec.local_rank));
+        specs
+    }
+
+    /// Tell a worker its place.
+    pub(super) fn place_worker(&self, local_rank: u32) {
+        if let (Some(exchange), Some(world)) = (&self.exchange, self.worlds.get(&local_rank)) {
+            exchange.send(local_rank, ToWorker::World(Box::new(world.clone())));
+        }
+    }
+
+    /// The workers that run now may connect.
+    pub(super) fn expect_workers(&self) {
+        if let (Some(exchange), Some(crew @ Crew::Spawned(_))) = (&self.exchange, &self.crew) {
+            exchange.expect(&crew.pids());
+        }
+    }
+}
+
+fn world_of(spec: &WorkerSpec, placement: &Placement) -> World {
+    let variable = |name: &str| {
+        let value = spec.env.get(name.as_ref() as &std::ffi::OsStr)?.to_str()?;
+        Some((name.to_owned(), value.to_owned()))
+    };
+    let (source, sync) = match placement.resume {
+        Some(Resume::Continue { source, sync, .. }) => (source, sync),
+        _ => (0, true),
+    };
+    World {
+        variables: VARIES.iter().filter_map(|name| variable(name)).collect(),
+        generation: placement.round.0,
+        source,
+        sync,
+        flags: 0,
+        reason: placement.reason.clone(),
+    }
+}

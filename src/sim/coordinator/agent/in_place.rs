@@ -1,0 +1,197 @@
+//! Workers that change in place: they attend, say how far they are, and park. Part of [`super`].
+//!
+//! Time stands for progress: all workers of a world make their checks at the same times, one in each `step`.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::super::event::Event;
+use super::super::host::Agent;
+use super::super::simulation::Simulation;
+use super::{CrewEvent, Doing};
+use crate::channel::message::ToWorker;
+use crate::rendezvous::protocol::message::{Placement, Resume, Round};
+use crate::sim::engine::paths::HostId;
+use crate::sim::worlds::Violation;
+
+/// How the workers of a job change in place.
+#[derive(Clone, Debug, Default)]
+pub struct InPlace {
+    /// The hosts whose program uses the API.
+    pub hosts: BTreeSet<HostId>,
+    /// Shortest and longest time from a worker's start until it attends.
+    pub attend: (Duration, Duration),
+    /// Shortest and longest time from the end of its world until it has parked.
+    pub park: (Duration, Duration),
+    /// Percentage of workers that do not answer.
+    pub hang: u64,
+    /// Percentage of workers that end instead of parking.
+    pub die: u64,
+    /// Time between two checks.
+    pub step: Duration,
+}
+
+/// A worker.
+#[derive(Clone, Debug)]
+pub(super) struct Member {
+    /// Number of its process.
+    pub process: u64,
+    /// Whether it runs.
+    pub up: bool,
+    /// It is connected.
+    pub attends: bool,
+    /// The world that it is in.
+    pub world: Option<(Round, u64)>,
+    /// The number of its last commit, while it is in no world.
+    pub parked: Option<Option<u64>>,
+    /// The number of its last commit.
+    commit: Option<u64>,
+    /// Its answer to the last change: the number of its last check.
+    counted: Option<u64>,
+    /// It was told that its world has failed.
+    failed: bool,
+}
+
+impl Member {
+    pub(super) fn new(process: u64) -> Self {
+        Self {
+            process,
+            up: false,
+            attends: false,
+            world: None,
+            parked: None,
+            commit: None,
+            counted: None,
+            failed: false,
+        }
+    }
+}
+
+impl Simulation {
+    fn member(&mut self, host: HostId, local_rank: u32) -> Option<&mut Member> {
+        self.hosts[host].crew.as_mut()?.left.get_mut(&local_rank).filter(|member| member.up)
+    }
+
+    fn plan(&mut self, host: HostId, local_rank: u32, what: Doing, within: (Duration, Duration)) {
+        let Some(Member { process, .. }) = self.member(host, local_rank) else { return };
+        let event = CrewEvent::Does { local_rank, process: *process, what };
+        let at = self.now() + self.engine.dice.duration(within);
+        self.engine.push(at, Event::Crew(host, 0, event));
+    }
+
+    /// New workers begin to use the API.
+    pub(super) fn plan_to_attend(&mut self, host: HostId) {
+        if !self.options.agents.in_place.hosts.contains(&host) {
+            return;
+        }
+        let Some(crew) = &self.hosts[host].crew else { return };
+        let new: Vec<_> = crew.left.iter().filter(|(_, member)| !member.attends).map(|(rank, _)| *rank).collect();
+        for local_rank in new {
+            self.plan(host, local_rank, Doing::Attend, self.options.agents.in_place.attend);
+        }
+    }
+
+    /// A worker gets its place.
+    pub(super) fn place_worker(&mut self, host: HostId, local_rank: u32) -> Result<(), Violation> {
+        let Some((process, _)) = self.ours(host) else { return Ok(()) };
+        let Agent::Running(placement) = &process.agent else {
+            return Err(Violation::contract(format!("host{host} places a worker while {:?}", process.agent)));
+        };
+        let Placement { round, world, resume, .. } = placement.clone();
+        let Some(member) = self.member(host, local_rank) else { return Ok(()) };
+        let survived = member.parked.take().is_some();
+        if member.world.is_some_and(|before| before != (round, world)) {
+            let text = format!("local rank {local_rank} of host{host} is placed in round {round}: {member:?}");
+            return Err(Violation::contract(text));
+        }
+        member.world = Some((round, world));
+        (member.counted, member.failed) = (None, false);
+        let Some(Resume::Continue { sync, survivors, .. }) = resume else {
+            return match survived {
+                true => Err(Violation::contract(format!("a worker of host{host} survives into {resume:?}"))),
+                false => Ok(()),
+            };
+        };
+        if survived && survivors == 0 {
+            return Err(Violation::contract(format!("a worker of host{host} survives into {resume:?}")));
+        }
+        if sync {
+            // Whatever the source has committed: the same for all.
+            member.commit = Some(round.0 * 1000);
+            return Ok(());
+        }
+        let commit = member.commit;
+        let first = *self.commits.entry(world).or_insert(commit);
+        if !survived || commit.is_none() || commit != first {
+            let text = format!("local rank {local_rank} of host{host} goes on at {commit:?}, others at {first:?}");
+            return Err(Violation::contract(text));
+        }
+        Ok(())
+    }
+
+    /// A worker is told something.
+    pub(super) fn tell_worker(&mut self, host: HostId, local_rank: u32, message: ToWorker) -> Result<(), Violation> {
+        let in_place = self.options.agents.in_place.clone();
+        let hangs = self.engine.dice.chance(in_place.hang);
+        let dies = self.engine.dice.chance(in_place.die);
+        let Some(member) = self.member(host, local_rank) else { return Ok(()) };
+        match message {
+            ToWorker::Change { seq, .. } if !hangs => {
+                self.plan(host, local_rank, Doing::Count { change: seq }, (Duration::ZERO, in_place.step));
+            }
+            ToWorker::RaiseAt { check, .. } => {
+                // It waits at the check after the one that it has named.
+                if member.counted.is_none_or(|counted| check <= counted) {
+                    let text = format!("local rank {local_rank} of host{host} is to raise at {check}: {member:?}");
+                    return Err(Violation::contract(text));
+                }
+                self.leave_world(host, local_rank, hangs, dies);
+            }
+            ToWorker::PeerFailed { .. } => {
+                member.failed = true;
+                self.leave_world(host, local_rank, hangs, dies);
+            }
+            ToWorker::Change { .. } | ToWorker::World(_) | ToWorker::Refused { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn leave_world(&mut self, host: HostId, local_rank: u32, hangs: bool, dies: bool) {
+        let within = self.options.agents.in_place.park;
+        if dies {
+            let after = self.engine.dice.duration(within);
+            self.push_end(host, local_rank, false, after);
+        } else if !hangs {
+            self.plan(host, local_rank, Doing::Park, within);
+        }
+    }
+
+    pub(super) fn do_as_told(&mut self, host: HostId, local_rank: u32, process: u64, what: Doing) {
+        let now = self.now();
+        let step = self.options.agents.in_place.step.max(Duration::from_millis(1));
+        let ahead = self.engine.dice.between(0, 1);
+        let Some(member) = self.member(host, local_rank).filter(|member| member.process == process) else { return };
+        match what {
+            Doing::Attend => member.attends = true,
+            Doing::Count { .. } => {
+                // Collectives keep all workers within one check of one another.
+                member.counted = Some((now.as_millis() / step.as_millis()) as u64 + ahead);
+            }
+            Doing::Park if member.world.is_none() => return,
+            Doing::Park => {
+                // After a failure one may have committed what another has not.
+                let more = if member.failed { ahead } else { 0 };
+                member.commit = member.commit.map(|commit| commit + more);
+                member.parked = Some(member.commit);
+                (member.world, member.counted) = (None, None);
+            }
+        }
+        let (commit, counted) = (member.commit, member.counted);
+        let Some((_, ours)) = self.ours(host) else { return };
+        match what {
+            Doing::Attend => ours.machine.on_worker_attends(local_rank),
+            Doing::Count { change } => ours.machine.on_worker_counted(local_rank, change, counted.unwrap_or(0)),
+            Doing::Park => ours.machine.on_worker_parked(local_rank, commit),
+        }
+    }
+}

@@ -1,0 +1,459 @@
+//! Workers that survive the end of their world, event by event. `simulation/agent` tests them together with the rendezvous.
+
+use std::time::{Duration, Instant};
+
+use elastic_rs::agent::machine::{LEAVE_LIMIT, PARK_LIMIT, RAISE_LIMIT};
+use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
+use elastic_rs::channel::message::ToWorker;
+use elastic_rs::process::{Signal, StopPolicy};
+use elastic_rs::rendezvous::node::machine::{Change, JoinError};
+use elastic_rs::rendezvous::protocol::message::{Failure, NEVER, Placement, Resume, Round, Survivor, Verdict};
+
+const GRACE: Duration = Duration::from_secs(30);
+const SIGTERM: i32 = 15;
+const FIRST: Resume = Resume::Continue { source: 0, sync: true, survivors: 0 };
+
+fn placement(round: u64, resume: Option<Resume>) -> Placement {
+    Placement {
+        round: Round(round),
+        rank: 0,
+        world_size: 2,
+        world: round,
+        master_addr: "node0".into(),
+        master_port: 1,
+        reason: "all are in".into(),
+        restart: 0,
+        workers: None,
+        host: None,
+        resume,
+    }
+}
+
+fn failure(local_rank: u32) -> Failure {
+    Failure {
+        node: String::new(),
+        role: "default".into(),
+        local_rank,
+        global_rank: local_rank,
+        pid: 7,
+        exit: "SIGKILL".into(),
+        returncode: -9,
+        message: String::new(),
+        counts: true,
+    }
+}
+
+/// The agent's commands, without log lines.
+fn does(agent: &mut AgentMachine) -> Vec<Command> {
+    let said = |command: &Command| matches!(command, Command::Tell(_) | Command::Warn(_));
+    agent.take_commands().into_iter().filter(|command| !said(command)).collect()
+}
+
+fn stop() -> Command {
+    Command::Stop(StopPolicy { signal: Signal(SIGTERM), grace: GRACE, ..StopPolicy::default() })
+}
+
+fn start(round: u64, resume: Option<Resume>, missing: &[u32]) -> Command {
+    Command::Start { placement: Box::new(placement(round, resume)), missing: missing.iter().copied().collect() }
+}
+
+fn send(local_rank: u32, message: ToWorker) -> Command {
+    Command::Send { local_rank, message: Box::new(message) }
+}
+
+fn peer_failed(local_rank: u32, reason: &str) -> Command {
+    send(local_rank, ToWorker::PeerFailed { reason: reason.into() })
+}
+
+fn join(survivors: &[(u32, Option<u64>)]) -> Command {
+    let survivors = survivors.iter().map(|&(local_rank, commit)| Survivor { local_rank, commit }).collect();
+    Command::Join { survivors: Some(survivors) }
+}
+
+fn new_agent() -> AgentMachine {
+    let policy = Policy { budget: Budget::Job, workers: 2, grace: GRACE, exit_barrier_timeout: None, in_place: true };
+    AgentMachine::new(policy, "node0".into())
+}
+
+/// An agent whose two workers run in round 1. Those of `attend` attend.
+fn running(attend: &[u32]) -> AgentMachine {
+    let mut agent = new_agent();
+    does(&mut agent);
+    agent.on_placed(placement(1, Some(FIRST)), Instant::now());
+    assert_eq!(does(&mut agent), [start(1, Some(FIRST), &[0, 1])]);
+    agent.on_started();
+    assert_eq!(does(&mut agent), []);
+    for &local_rank in attend {
+        agent.on_worker_attends(local_rank);
+        assert_eq!(does(&mut agent)[0], Command::Place { local_rank });
+    }
+    agent
+}
+
+/// An agent whose worker 1 has been killed, and whose worker 0 has parked. It has joined the next round.
+fn joining() -> AgentMachine {
+    let mut agent = running(&[0, 1]);
+    agent.on_interrupted(Round(1), "another node failed", Instant::now());
+    agent.on_worker_exited_badly(failure(1), Instant::now());
+    agent.on_worker_gone(1);
+    agent.on_worker_parked(0, Some(4));
+    assert_eq!(does(&mut agent).last(), Some(&join(&[(0, Some(4))])));
+    agent
+}
+
+fn going_on(survivors: u32) -> Resume {
+    Resume::Continue { source: 0, sync: true, survivors }
+}
+
+#[test]
+fn a_node_whose_workers_attend_says_so_once() {
+    let mut agent = running(&[]);
+    agent.on_worker_attends(1);
+    assert_eq!(does(&mut agent), [Command::Place { local_rank: 1 }]);
+    agent.on_worker_attends(0);
+    assert_eq!(does(&mut agent), [Command::Place { local_rank: 0 }, Command::Attending(Round(1))]);
+}
+
+#[test]
+fn workers_survive_the_failure_of_one_of_them() {
+    let now = Instant::now();
+    let mut agent = running(&[0, 1]);
+    agent.on_worker_exited_badly(failure(1), now);
+    let told = failure(1).to_string();
+    assert_eq!(does(&mut agent), [Command::CancelStart, peer_failed(0, &told), Command::Listen { local_rank: 1 }]);
+    agent.on_words(1, "killed".into(), true);
+    let reported = Failure { message: "killed".into(), ..failure(1) };
+    assert_eq!(does(&mut agent), [Command::Report { failure: Box::new(reported), survive: true }]);
+    agent.on_interrupted(Round(1), "rank 1 failed; restart 1 of 3", now);
+    agent.on_worker_parked(0, Some(7));
+    assert_eq!(does(&mut agent), [], "something of worker 1 may be left");
+    agent.on_worker_gone(1);
+    assert_eq!(does(&mut agent), [join(&[(0, Some(7))])]);
+    agent.on_placed(placement(2, Some(going_on(3))), now);
+    assert_eq!(does(&mut agent), [start(2, Some(going_on(3)), &[1])]);
+    agent.on_started();
+    assert_eq!(does(&mut agent), [Command::Place { local_rank: 0 }]);
+    agent.on_worker_attends(1);
+    assert_eq!(does(&mut agent), [Command::Place { local_rank: 1 }, Command::Attending(Round(2))]);
+}
+
+#[test]
+fn workers_survive_the_failure_of_another_node() {
+    let mut agent = running(&[0, 1]);
+    agent.on_interrupted(Round(1), "node1 is lost", Instant::now());
+    assert_eq!(
+        does(&mut agent),
+        [Command::CancelStart, peer_failed(0, "node1 is lost"), peer_failed(1, "node1 is lost")]
+    );
+    agent.on_worker_parked(1, None);
+    agent.on_worker_parked(0, Some(2));
+    assert_eq!(does(&mut agent), [join(&[(0, Some(2)), (1, None)])]);
+}
+
+/// A program that does not use the API is restarted as before, also if only one of the workers does not use it.
+#[test]
+fn a_worker_that_does_not_attend_ends_all() {
+    for attend in [&[][..], &[0], &[1]] {
+        let mut agent = running(attend);
+        agent.on_interrupted(Round(1), "node1 is lost", Instant::now());
+        assert_eq!(does(&mut agent), [stop()], "{attend:?}");
+        agent.on_stopped();
+        assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
+    }
+    // The one that does not attend is the one that failed.
+    let mut agent = running(&[0]);
+    agent.on_worker_exited_badly(failure(1), Instant::now());
+    assert!(does(&mut agent).contains(&peer_failed(0, &failure(1).to_string())));
+}
+
+/// A coordinator of an earlier release, or a shared cell: nobody could form a world of workers that survive.
+#[test]
+fn workers_do_not_survive_where_no_world_can_be_formed_of_them() {
+    let mut agent = new_agent();
+    agent.on_placed(placement(1, None), Instant::now());
+    agent.on_started();
+    (0..2).for_each(|local_rank| agent.on_worker_attends(local_rank));
+    does(&mut agent);
+    agent.on_interrupted(Round(1), "node1 is lost", Instant::now());
+    assert_eq!(does(&mut agent), [stop()]);
+}
+
+#[test]
+fn a_new_worker_of_a_world_that_goes_on_is_replaced_alone() {
+    let now = Instant::now();
+    let mut agent = joining();
+    agent.on_placed(placement(2, Some(going_on(1))), now);
+    agent.on_started();
+    does(&mut agent);
+    // Worker 1 has not attended yet.
+    agent.on_interrupted(Round(2), "node1 is lost", now);
+    assert_eq!(
+        does(&mut agent),
+        [Command::CancelStart, peer_failed(0, "node1 is lost"), Command::KillWorker { local_rank: 1 }]
+    );
+    agent.on_worker_parked(0, Some(4));
+    agent.on_worker_exited_badly(failure(1), now);
+    assert_eq!(does(&mut agent), [], "its end is no failure");
+    agent.on_worker_gone(1);
+    assert_eq!(does(&mut agent), [join(&[(0, Some(4))])]);
+}
+
+/// The first failure of a round is a worker's that was parked when the round began.
+#[test]
+fn a_parked_worker_that_ends_fails_the_round_that_counts_on_it() {
+    let now = Instant::now();
+    let mut agent = joining();
+    agent.on_worker_exited_badly(failure(0), now);
+    assert_eq!(does(&mut agent), []);
+    agent.on_placed(placement(2, Some(going_on(1))), now);
+    let did = does(&mut agent);
+    assert!(did.contains(&Command::CancelStart) && did.contains(&Command::Listen { local_rank: 0 }), "{did:?}");
+    agent.on_words(0, String::new(), true);
+    assert!(matches!(does(&mut agent)[..], [Command::Report { survive: true, .. }]));
+    agent.on_interrupted(Round(2), "rank 0 failed", now);
+    assert_eq!(does(&mut agent), []);
+    agent.on_worker_gone(0);
+    assert_eq!(does(&mut agent), [join(&[])]);
+}
+
+#[test]
+fn workers_that_have_parked_are_restarted_if_those_of_another_node_were() {
+    let now = Instant::now();
+    let restart = Some(Resume::Restart { reason: "node1's workers do not use elastic_rs.elastic".into() });
+    let mut agent = joining();
+    agent.on_placed(placement(2, restart.clone()), now);
+    assert_eq!(does(&mut agent), [stop()]);
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [start(2, restart.clone(), &[0, 1])]);
+    // The round may be over before they have ended.
+    let mut agent = joining();
+    agent.on_placed(placement(2, restart), now);
+    does(&mut agent);
+    agent.on_interrupted(Round(2), "node1 is lost", now);
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
+}
+
+#[test]
+fn whoever_does_not_park_in_time_is_replaced_alone() {
+    let now = Instant::now();
+    let mut agent = running(&[0, 1]);
+    agent.on_interrupted(Round(1), "node1 is lost", now);
+    agent.on_worker_parked(0, Some(3));
+    does(&mut agent);
+    assert_eq!(agent.next_deadline(), Some(now + PARK_LIMIT));
+    agent.on_tick(now + PARK_LIMIT);
+    assert_eq!(does(&mut agent), [Command::KillWorker { local_rank: 1 }]);
+    agent.on_worker_exited_badly(failure(1), now + PARK_LIMIT);
+    agent.on_worker_gone(1);
+    assert_eq!(does(&mut agent), [join(&[(0, Some(3))])]);
+}
+
+/// A hung device holds the worker that was killed.
+#[test]
+fn a_killed_worker_that_does_not_end_ends_all() {
+    let now = Instant::now();
+    let mut agent = running(&[0, 1]);
+    agent.on_interrupted(Round(1), "node1 is lost", now);
+    agent.on_worker_parked(0, Some(3));
+    agent.on_tick(now + PARK_LIMIT);
+    does(&mut agent);
+    assert_eq!(agent.next_deadline(), Some(now + PARK_LIMIT * 2));
+    agent.on_tick(now + PARK_LIMIT * 2);
+    assert_eq!(does(&mut agent), [stop()]);
+}
+
+#[test]
+fn a_worker_that_lets_go_of_its_agent_while_it_is_parked_is_replaced() {
+    let mut agent = joining();
+    agent.on_worker_deaf(0);
+    assert_eq!(does(&mut agent), [Command::KillWorker { local_rank: 0 }]);
+}
+
+/// The change of this number.
+fn announced(number: u64) -> Change {
+    Change { number, round: Round(1), flags: 2, reason: "node2 waits".into() }
+}
+
+fn change(agent: &mut AgentMachine) {
+    for number in [1, 2] {
+        agent.on_change(&announced(number));
+        agent.on_change(&announced(number));
+        let message = ToWorker::Change { seq: number, flags: 2, reason: "node2 waits".into() };
+        let told = |local_rank| send(local_rank, message.clone());
+        assert_eq!(does(agent), [told(0), told(1)]);
+        agent.on_worker_counted(0, number, 41);
+        assert_eq!(does(agent), []);
+        agent.on_worker_counted(1, 7, 40);
+        assert_eq!(does(agent), [], "of another change");
+        agent.on_worker_counted(1, number, 40);
+        assert_eq!(does(agent), [Command::Counted { round: Round(1), count: 41 }]);
+        if number == 1 {
+            // Its reason is gone.
+            agent.on_raise_at(&announced(1), NEVER, Instant::now());
+            let told = |local_rank| send(local_rank, ToWorker::RaiseAt { seq: 1, check: NEVER });
+            assert_eq!(does(agent), [told(0), told(1)]);
+        }
+    }
+}
+
+#[test]
+fn a_change_of_membership_is_raised_at_one_check() {
+    let now = Instant::now();
+    let mut agent = running(&[0, 1]);
+    change(&mut agent);
+    agent.on_raise_at(&announced(2), 43, now);
+    let told = |local_rank| send(local_rank, ToWorker::RaiseAt { seq: 2, check: 43 });
+    assert_eq!(does(&mut agent), [told(0), told(1)]);
+    agent.on_worker_parked(0, Some(5));
+    agent.on_worker_parked(1, Some(5));
+    assert_eq!(does(&mut agent), [join(&[(0, Some(5)), (1, Some(5))])]);
+}
+
+#[test]
+fn a_failure_meanwhile_is_told_to_those_who_wait_for_the_check() {
+    let now = Instant::now();
+    for own in [true, false] {
+        let mut agent = running(&[0, 1]);
+        change(&mut agent);
+        agent.on_raise_at(&announced(2), 43, now);
+        does(&mut agent);
+        if own {
+            agent.on_worker_exited_badly(failure(1), now);
+        } else {
+            agent.on_interrupted(Round(1), "node1 is lost", now);
+        }
+        let did = does(&mut agent);
+        let told = |local_rank| matches!(&did[1..], [Command::Send { local_rank: it, .. }, ..] if *it == local_rank);
+        assert!(told(0), "{did:?}");
+    }
+}
+
+#[test]
+fn a_check_that_is_not_reached_ends_the_world() {
+    let now = Instant::now();
+    let mut agent = running(&[0, 1]);
+    change(&mut agent);
+    agent.on_raise_at(&announced(2), 43, now);
+    does(&mut agent);
+    agent.on_tick(now + RAISE_LIMIT);
+    assert_eq!(does(&mut agent).len(), 3, "both are told");
+    assert_eq!(agent.next_deadline(), Some(now + RAISE_LIMIT + PARK_LIMIT));
+}
+
+/// The others may have formed a world without this node.
+#[test]
+fn a_node_that_was_cut_off_stops_its_workers_wherever_they_are() {
+    let now = Instant::now();
+    let mut agent = running(&[0, 1]);
+    agent.on_fenced(Round(1), "cut off", now);
+    assert_eq!(does(&mut agent), [stop()]);
+    let mut agent = running(&[0, 1]);
+    agent.on_interrupted(Round(1), "node1 is lost", now);
+    does(&mut agent);
+    agent.on_fenced(Round(1), "cut off", now);
+    assert_eq!(does(&mut agent), [stop()], "they have not parked yet");
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
+    let mut agent = running(&[0, 1]);
+    change(&mut agent);
+    agent.on_raise_at(&announced(2), 43, now);
+    does(&mut agent);
+    agent.on_fenced(Round(1), "cut off", now);
+    assert_eq!(does(&mut agent), [stop()], "they run until the check");
+}
+
+#[test]
+fn a_node_that_gets_sigterm_leaves_at_a_check() {
+    let now = Instant::now();
+    let mut agent = running(&[0, 1]);
+    agent.on_signal(SIGTERM, now);
+    assert_eq!(does(&mut agent), [Command::WillLeave { round: Round(1), signal: SIGTERM }]);
+    change(&mut agent);
+    agent.on_raise_at(&announced(2), 43, now);
+    does(&mut agent);
+    (0..2).for_each(|local_rank| agent.on_worker_parked(local_rank, Some(5)));
+    let did = does(&mut agent);
+    assert!(
+        matches!(&did[..], [Command::Parked(Round(1)), Command::Leave { signal: SIGTERM, .. }, Command::Stop(_)]),
+        "{did:?}"
+    );
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [Command::End(Box::new(Outcome::Signal(SIGTERM)))]);
+}
+
+#[test]
+fn a_node_leaves_without_a_check_if_there_is_none_in_time_or_no_reason_to_wait() {
+    let now = Instant::now();
+    let leaves = |agent: &mut AgentMachine, why: &str| {
+        let did = does(agent);
+        assert!(matches!(&did[..], [Command::Leave { .. }, Command::Stop(_), ..]), "{why}: {did:?}");
+        agent.on_stopped();
+        assert_eq!(does(agent).last(), Some(&Command::End(Box::new(Outcome::Signal(SIGTERM)))), "{why}");
+    };
+    let told = || {
+        let mut agent = running(&[0, 1]);
+        agent.on_signal(SIGTERM, now);
+        does(&mut agent);
+        agent
+    };
+    let mut agent = told();
+    assert_eq!(agent.next_deadline(), Some(now + LEAVE_LIMIT));
+    agent.on_tick(now + LEAVE_LIMIT);
+    leaves(&mut agent, "too late");
+    let mut agent = told();
+    agent.on_leave_unanswered();
+    leaves(&mut agent, "a coordinator that cannot answer");
+    let mut agent = told();
+    agent.on_signal(SIGTERM, now);
+    leaves(&mut agent, "a second signal");
+    let mut agent = told();
+    agent.on_interrupted(Round(1), "node1 is lost", now);
+    leaves(&mut agent, "a failure elsewhere");
+    let mut agent = told();
+    agent.on_worker_exited_badly(failure(0), now);
+    leaves(&mut agent, "a failure here");
+    let mut agent = told();
+    agent.on_closed(Verdict::Failed { by: "node1".into(), cause: "x".into(), failure: None });
+    leaves(&mut agent, "the job has failed");
+    let mut agent = running(&[0]);
+    agent.on_signal(SIGTERM, now);
+    leaves(&mut agent, "a worker does not attend");
+    let mut agent = new_agent();
+    does(&mut agent);
+    agent.on_placed(Placement { world_size: 1, ..placement(1, Some(FIRST)) }, now);
+    agent.on_started();
+    (0..2).for_each(|local_rank| agent.on_worker_attends(local_rank));
+    does(&mut agent);
+    agent.on_signal(SIGTERM, now);
+    leaves(&mut agent, "there is no other node");
+}
+
+#[test]
+fn parked_workers_are_stopped_before_the_agent_ends() {
+    let closed = JoinError::Closed {
+        verdict: Verdict::Failed { by: "node1".into(), cause: "x".into(), failure: None },
+        spare: false,
+    };
+    let mut agent = joining();
+    agent.on_no_place(closed);
+    assert_eq!(does(&mut agent), [stop()]);
+    agent.on_stopped();
+    assert!(matches!(&does(&mut agent)[..], [Command::End(_)]));
+    let mut agent = joining();
+    agent.on_signal(SIGTERM, Instant::now());
+    assert!(matches!(&does(&mut agent)[..], [Command::Leave { .. }, Command::Stop(_)]));
+}
+
+/// Its workers are new in the next world.
+#[test]
+fn a_node_that_has_finished_goes_on_in_place() {
+    let now = Instant::now();
+    let mut agent = running(&[0, 1]);
+    (0..2).for_each(|local_rank| agent.on_worker_succeeded(local_rank, now));
+    assert_eq!(does(&mut agent), [Command::Done(Round(1))]);
+    agent.on_interrupted(Round(1), "node1 is lost", now);
+    assert_eq!(does(&mut agent), [Command::CancelStart], "something of them may be left");
+    (0..2).for_each(|local_rank| agent.on_worker_gone(local_rank));
+    assert_eq!(does(&mut agent), [join(&[])]);
+}

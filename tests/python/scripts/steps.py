@@ -1,0 +1,78 @@
+"""A worker that changes in place: a loop of steps, each of which sums over the world, and commits every few steps.
+
+steps.py --until FILE         end well once the file exists, all ranks after the same step
+steps.py --commit-every N     commit every N steps (5)
+steps.py --pause SECONDS      sleep in each step (0.02)
+steps.py --deaf               do not connect to the agent, as programs do that do not use elastic_rs.elastic
+steps.py --own-group          make the process group, as PyTorch's scripts do, before the state is run
+steps.py --stuck RANK         the worker that is first started with this rank ignores the end of its world
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--until", type=Path, required=True)
+parser.add_argument("--commit-every", type=int, default=5)
+parser.add_argument("--pause", type=float, default=0.02)
+parser.add_argument("--deaf", action="store_true")
+parser.add_argument("--own-group", action="store_true")
+parser.add_argument("--stuck", type=int)
+args = parser.parse_args()
+first_rank, first_restart = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+
+def say(text: str) -> None:
+    # One write for the whole line, because the workers of a node share a pipe.
+    os.write(1, f"{text}\n".encode())
+
+
+def step() -> tuple[int, bool]:
+    """Return the number of workers that take part, and whether this was the last step."""
+    time.sleep(args.pause)
+    numbers = torch.tensor([1.0, float(args.until.exists())])
+    dist.all_reduce(numbers)
+    return int(numbers[0]), bool(numbers[1])
+
+
+def tell_world(at: int) -> None:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    restarts, generation = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["TORCHELASTIC_GENERATION"]
+    say(f"WORLD rank={rank} world={world} step={at} pid={os.getpid()} generation={generation} restarts={restarts}")
+
+
+def in_place() -> None:
+    from elastic_rs import elastic
+
+    @elastic.run(backend="gloo")
+    def train(state: elastic.ObjectState) -> None:
+        tell_world(state.step)
+        last = False
+        while not last:
+            world, last = step()
+            assert world == dist.get_world_size()
+            state.step += 1
+            state.ones += world
+            say(f"STEP {state.step} ones={state.ones} rank={dist.get_rank()} world={world} pid={os.getpid()}")
+            if state.step % args.commit_every == 0:
+                state.commit()
+            else:
+                state.check_host_updates()
+
+    if args.own_group:
+        dist.init_process_group("gloo")
+    state = elastic.ObjectState(step=0, ones=0)
+    if args.stuck == first_rank and first_restart == 0:
+        state.restore = lambda: time.sleep(3600)  # type: ignore[method-assign]
+    train(state)
+    say(f"DONE steps={state.step} ones={state.ones}")
+
+
+if args.deaf:
+    del os.environ["ELASTIC_RS_AGENT"]
+in_place()

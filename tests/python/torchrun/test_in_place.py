@@ -1,0 +1,206 @@
+"""Workers that survive a change of their world: `elastic_rs.elastic` with real nodes, and gloo."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.procs import Job, Process
+
+from .conftest import SCRIPTS, Start
+
+pytestmark = [pytest.mark.torchrun]
+
+STEPS = SCRIPTS / "steps.py"
+LONG = pytest.mark.long
+run_alone = pytest.mark.parametrize("agent", ["run"], indirect=True)
+
+World = dict[str, int]
+
+
+@pytest.fixture
+def done(tmp_path: Path) -> Path:
+    """Return the file whose existence ends the job well."""
+    return tmp_path / "done"
+
+
+def world_of(node: Process, size: int, *, since: int = 0, rank: str = r"\d+") -> World:
+    """Wait until a worker of the node is in a world of that size. Return what it says."""
+    found = node.line(rf"WORLD rank={rank} world={size} .*", since=since).group()
+    return {name: int(value) for name, value in (word.split("=") for word in found.split()[1:])}
+
+
+def worlds_of(node: Process, size: int, *, workers: int, since: int = 0) -> dict[int, World]:
+    """Wait until that many workers of the node are in a world of that size. Return what they say, by rank."""
+    found: dict[int, World] = {}
+    while len(found) < workers:
+        others = "|".join(map(str, found)) or "x"
+        it = world_of(node, size, since=since, rank=rf"(?!(?:{others}) )\d+")
+        found[it["rank"]] = it
+    return found
+
+
+def pids(worlds: dict[int, World]) -> dict[int, int]:
+    return {rank: world["pid"] for rank, world in worlds.items()}
+
+
+def until_step(node: Process, beyond: int = 20, *, since: int = 0, world: int | None = None) -> int:
+    """Wait for a step at which something has been committed."""
+    number = rf"(?:{'|'.join(str(step) for step in range(beyond, beyond + 400))})"
+    size = world or r"\d+"
+    return int(node.line(rf"STEP ({number}) .* world={size} ", since=since)[1])
+
+
+def ended_well(done: Path, *nodes: Process) -> None:
+    done.touch()
+    assert [node.wait() for node in nodes] == [0] * len(nodes), "\n".join(node.tail() for node in nodes)
+
+
+def assert_nothing_was_restarted(*nodes: Process) -> None:
+    assert not [line for node in nodes for line in node.lines if "restarting all workers" in line]
+
+
+@pytest.mark.parametrize(
+    ("agent", "own_group"),
+    [("run", False), ("rust", True), *(pytest.param(*case, marks=LONG) for case in (("run", True), ("rust", False)))],
+    indirect=["agent"],
+)
+def test_the_others_survive_a_killed_worker(start: Start, done: Path, own_group: bool) -> None:
+    flags: list[Any] = ["--until", done, *(["--own-group"] if own_group else [])]
+    nodes = [start(number, *flags, nnodes="2", nproc=2, script=STEPS) for number in (2, 3)]
+    before = [worlds_of(node, 4, workers=2) for node in nodes]
+    until_step(nodes[0])
+    marks = [node.mark() for node in nodes]
+    victim, other = sorted(before[1])
+    os.kill(before[1][victim]["pid"], signal.SIGKILL)
+    after = [worlds_of(node, 4, workers=2, since=mark) for node, mark in zip(nodes, marks, strict=True)]
+    assert pids(after[0]) == pids(before[0])
+    assert after[1][other]["pid"] == before[1][other]["pid"]
+    assert after[1][victim]["pid"] != before[1][victim]["pid"]
+    every = [world for worlds in after for world in worlds.values()]
+    # Back to a commit, the same on all, and at the cost of one restart.
+    assert len({world["step"] for world in every}) == 1
+    assert every[0]["step"] > 0
+    assert every[0]["step"] % 5 == 0
+    assert {world["restarts"] for world in every} == {1}
+    assert_nothing_was_restarted(*nodes)
+    ended_well(done, *nodes)
+    # No step was lost or counted twice.
+    ends = {line for node in nodes for line in node.lines if line.startswith("DONE")}
+    assert len(ends) == 1
+    steps, ones = (int(word.split("=")[1]) for word in ends.pop().split()[1:])
+    assert ones == 4 * steps
+
+
+@run_alone
+def test_a_node_joins_and_one_leaves_without_losing_a_step(start: Start, done: Path) -> None:
+    flags: list[Any] = ["--until", done, "--commit-every", 1000]
+    first, second = (start(number, *flags, nnodes="1:3", nproc=2, script=STEPS) for number in (2, 3))
+    before = worlds_of(first, 4, workers=2) | worlds_of(second, 4, workers=2)
+    until_step(first)
+    marks = first.mark(), second.mark()
+    third = start(4, *flags, nnodes="1:3", nproc=2, script=STEPS)
+    joined = worlds_of(third, 6, workers=2)
+    after = worlds_of(first, 6, workers=2, since=marks[0]) | worlds_of(second, 6, workers=2, since=marks[1])
+    assert pids(after) == pids(before)
+    # Nothing has been committed, so nobody has gone back.
+    reached = {world["step"] for world in (after | joined).values()}
+    assert len(reached) == 1
+    assert min(reached) >= 20
+    until_step(third, max(reached) + 5)
+    marks = first.mark(), third.mark()
+    second.signal(signal.SIGTERM)
+    assert second.wait() in {-signal.SIGTERM, 128 + signal.SIGTERM}
+    left = worlds_of(first, 4, workers=2, since=marks[0]) | worlds_of(third, 4, workers=2, since=marks[1])
+    assert set(pids(left).values()) == {pid for rank, pid in pids(after | joined).items() if rank not in {2, 3}}
+    assert len({world["step"] for world in left.values()}) == 1
+    assert {world["restarts"] for world in left.values()} == {0}
+    assert_nothing_was_restarted(first, second, third)
+    ended_well(done, first, third)
+    counted = [line.split() for node in (first, third) for line in node.lines if line.startswith("STEP")]
+    steps = {int(line[1]) for line in counted}
+    assert steps == set(range(1, max(steps) + 1))
+    assert len({(line[1], line[2]) for line in counted}) == len(steps), "each step was made once"
+
+
+@run_alone
+@pytest.mark.parametrize("who", ["agent", pytest.param("guard", marks=LONG)])
+def test_the_others_survive_a_killed_agent_or_guard(start: Start, job: Job, done: Path, who: str) -> None:
+    flags: list[Any] = ["--until", done]
+    conf = "last_call_timeout=1,settle_timeout=0.2"
+    nodes = [start(number, *flags, nnodes="1:2", nproc=1, script=STEPS, conf=conf) for number in (2, 3)]
+    before = [world_of(node, 2) for node in nodes]
+    until_step(nodes[0])
+    host = next(i for i, node in enumerate(nodes) if any("hosts the coordinator" in line for line in node.lines))
+    kept, lost = nodes[host], nodes[1 - host]
+    mark = kept.mark()
+    if who == "agent":
+        lost.signal(signal.SIGKILL)
+        lost.wait()
+        after = world_of(kept, 1, since=mark)
+    else:
+        guard = int(Path(f"/proc/{before[1 - host]['pid']}/stat").read_text().rpartition(")")[2].split()[1])
+        assert guard != lost.pid
+        os.kill(guard, signal.SIGKILL)
+        after = world_of(kept, 2, since=mark)
+        job.until_gone(before[1 - host]["pid"])
+    assert after["pid"] == before[host]["pid"]
+    assert after["step"] % 5 == 0
+    ended_well(done, kept, *(() if who == "agent" else (lost,)))
+
+
+@LONG
+@run_alone
+def test_whoever_does_not_leave_its_world_is_replaced_alone(start: Start, done: Path) -> None:
+    flags: list[Any] = ["--until", done, "--stuck", "1"]
+    node = start(2, *flags, nnodes="1", nproc=3, script=STEPS)
+    before = worlds_of(node, 3, workers=3)
+    until_step(node)
+    mark = node.mark()
+    os.kill(before[2]["pid"], signal.SIGKILL)
+    node.line("local rank 1 has not left its world within 30s, and is replaced")
+    after = worlds_of(node, 3, workers=3, since=mark)
+    assert {rank for rank in range(3) if after[rank]["pid"] == before[rank]["pid"]} == {0}
+    ended_well(done, node)
+
+
+@run_alone
+def test_programs_that_do_not_use_it_are_restarted_with_those_that_do(start: Start, done: Path) -> None:
+    nodes = [
+        start(number, "--until", done, *flags, nnodes="2", nproc=1, script=STEPS)
+        for number, flags in ((2, []), (3, ["--deaf"]))
+    ]
+    before = [world_of(node, 2) for node in nodes]
+    until_step(nodes[0])
+    marks = [node.mark() for node in nodes]
+    os.kill(before[1]["pid"], signal.SIGKILL)
+    after = [world_of(node, 2, since=mark) for node, mark in zip(nodes, marks, strict=True)]
+    assert [world["step"] for world in after] == [0, 0]
+    assert after[0]["pid"] != before[0]["pid"]
+    nodes[0].line("restarting all workers: ")
+    ended_well(done, *nodes)
+
+
+@LONG
+@run_alone
+def test_in_place_off_restarts_all(start: Start, done: Path) -> None:
+    node = start(2, "--until", done, nnodes="1", nproc=2, script=STEPS, options=["--in-place=off"])
+    before = worlds_of(node, 2, workers=2)
+    until_step(node)
+    mark = node.mark()
+    os.kill(before[1]["pid"], signal.SIGKILL)
+    after = worlds_of(node, 2, workers=2, since=mark)
+    assert not {*pids(after).values()} & {*pids(before).values()}
+    ended_well(done, node)
+
+
+@run_alone
+def test_a_failure_without_restarts_left_ends_the_job(start: Start, job: Job, done: Path) -> None:
+    node = start(2, "--until", done, nnodes="1", nproc=2, script=STEPS, restarts=0)
+    before = worlds_of(node, 2, workers=2)
+    until_step(node)
+    os.kill(before[1]["pid"], signal.SIGKILL)
+    assert node.wait() == 1
+    job.until_gone(*pids(before).values())
+    assert any("SIGKILL" in line for line in node.lines)
