@@ -142,7 +142,7 @@ fn rendezvous() {
     write("session", "the-coordinator-was-restarted", &script);
 
     let mut script = Vec::new();
-    let workers = |size| Some(JoinWorkers { role: "trainer".into(), local_world_size: size });
+    let workers = |size| Some(JoinWorkers::new("trainer", size));
     for node in 0..3 {
         open(&mut script, node, &hello(node.into(), None));
         let join = Join { round: Round(0), store_port: 1, node_rank: None, workers: workers(1 + u32::from(node)) };
