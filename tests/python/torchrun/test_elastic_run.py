@@ -25,6 +25,8 @@ ACCOUNT = SCRIPTS / "account.py"
 LAUNCHERS = {"torchrun": "torch.distributed.run", "elastic-run": "elastic_rs.run"}
 # Variables that differ from run to run.
 DIFFER = ("MASTER_PORT", "TORCHELASTIC_ERROR_FILE")
+# Variables of ours. Programs have them, and functions do not, which torchrun's workers are with `--run-path`.
+OURS = ("ELASTIC_RS_AGENT", "ELASTIC_RS_IN_PLACE")
 
 
 def flat(told: dict[str, Any]) -> list[str]:
@@ -56,6 +58,8 @@ class Run:
         for file in sorted(self.accounts.glob("*.json")):
             account = json.loads(file.read_text())
             account["argv"] = [arg.replace(str(self.accounts), "ACCOUNTS") for arg in account["argv"]]
+            for name in OURS:
+                account["env"].pop(name, None)
             for name in DIFFER:
                 account["env"][name] = re.sub(r"[0-9]+$", "N", self.tidy(account["env"][name]))
             told[file.name] = account
