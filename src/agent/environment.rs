@@ -21,7 +21,7 @@ pub struct Workers {
 
 /// Where a worker's agent listens for it: the path of a Unix socket.
 pub const AGENT: &str = "ELASTIC_RS_AGENT";
-/// Which workers may change in place: [`super::policy::InPlace::name`].
+/// Which workers may change in place: [`crate::rendezvous::conf::InPlace::name`].
 pub const IN_PLACE: &str = "ELASTIC_RS_IN_PLACE";
 
 /// Variables whose values differ per worker or per round. A warm start allows for these, and for no others.

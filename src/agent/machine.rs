@@ -215,19 +215,16 @@ impl AgentMachine {
 
     /// This node was cut off for its whole lease: the others may form a world without it. No worker of it may go on, wherever it is.
     pub fn on_fenced(&mut self, round: Round, reason: &str, now: Instant) {
-        let next = match &self.phase {
-            _ if round != self.round => return,
-            Phase::Running { .. } => Next::Join,
-            Phase::Stopping { next, over: false, way: Way::Park { .. } | Way::Raise { .. } } => next.clone(),
-            // Nobody runs, or is stopped already.
-            _ => return self.on_interrupted(round, reason, now),
-        };
+        let leaves =
+            matches!(self.phase, Phase::Stopping { over: false, way: Way::Park { .. } | Way::Raise { .. }, .. });
+        if round != self.round || !(self.is_running() || leaves) {
+            return self.on_interrupted(round, reason, now); // nobody is in a world, or all are stopped already
+        }
         self.warn(format!("restarting all workers: {reason}"));
         match self.leaving {
             Some((signal, _)) => self.leave_now(signal),
-            None => self.stop(SIGTERM, next),
+            None => self.stop(SIGTERM, Next::Join),
         }
-        self.on_interrupted(round, reason, now);
     }
 
     /// The world must re-form, and cannot until a coordinator runs again.
@@ -260,10 +257,7 @@ impl AgentMachine {
             // The round that was to be started is over already.
             Phase::Stopping { next: Next::Start(_), .. } => self.go_on_with(Next::Join),
             // A failure somewhere: no worker waits for the check any more.
-            Phase::Stopping { next, over: false, way: Way::Raise { .. } } => {
-                let next = next.clone();
-                self.break_up(reason, next, now);
-            }
+            Phase::Stopping { over: false, way: Way::Raise { .. }, .. } => self.break_up(reason, Next::Join, now),
             Phase::Finishing { .. } => {
                 self.warn(format!("{again}, though they had succeeded: {reason}"));
                 if self.can_park() {
@@ -375,22 +369,23 @@ impl AgentMachine {
     fn proceed(&mut self) {
         let Phase::Stopping { next, over: true, way } = &self.phase else { return };
         match next {
-            Next::Join => {
-                self.survive = !matches!(way, Way::Stop);
-                self.join();
-            }
+            Next::Join => match (way, self.leaving) {
+                (Way::Stop, _) => self.join(),
+                // The workers have left their world at the check, and this agent leaves the job.
+                (_, Some((signal, _))) => {
+                    self.commands.push(Command::Parked(self.round));
+                    self.leave_now(signal);
+                }
+                (_, None) => {
+                    self.survive = true;
+                    self.join();
+                }
+            },
             Next::Start(placement) => {
                 let placement = (**placement).clone();
                 self.start(placement);
             }
             Next::Decide => {}
-            // The workers have left their world, and this agent leaves the job.
-            Next::End(outcome) if !matches!(way, Way::Stop) => {
-                let outcome = outcome.clone();
-                let signal = if let Outcome::Signal(signal) = *outcome { signal } else { SIGTERM };
-                self.commands.push(Command::Parked(self.round));
-                self.leave_now(signal);
-            }
             Next::End(outcome) if self.lacks_words(outcome) => {}
             Next::End(outcome) => {
                 let outcome = (**outcome).clone();

@@ -194,7 +194,7 @@ pub enum RestartBudget {
     Node,
 }
 
-/// Which workers survive a change of the world: those that use `elastic_rs.elastic`, and ...
+/// Which of the workers that use `elastic_rs.elastic` survive a change of the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InPlace {
     /// None.

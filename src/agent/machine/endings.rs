@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{AgentMachine, Next, Phase, SIGTERM, Way};
+use super::{AgentMachine, Next, Phase, SIGTERM};
 use crate::agent::command::Command;
 use crate::agent::policy::Outcome;
 use crate::rendezvous::node::machine::JoinError;
@@ -33,7 +33,7 @@ impl AgentMachine {
             Verdict::Failed { cause: reason, failure, .. } => {
                 match &mut self.phase {
                     Phase::Joining | Phase::Ended => return,
-                    Phase::Stopping { next: Next::End(own), way: Way::Stop, .. } => {
+                    Phase::Stopping { next: Next::End(own), .. } => {
                         // The coordinator says whose failure was the first.
                         if failure.is_some() && matches!(**own, Outcome::Failed { .. }) {
                             **own = Outcome::Failed { cause: failure, reason };
@@ -63,9 +63,7 @@ impl AgentMachine {
     pub fn on_signal(&mut self, signal: i32, now: Instant) {
         match &self.phase {
             Phase::Ended => return,
-            Phase::Stopping { next: Next::End(outcome), way: Way::Stop, .. }
-                if matches!(**outcome, Outcome::Signal(_)) =>
-            {
+            Phase::Stopping { next: Next::End(outcome), .. } if matches!(**outcome, Outcome::Signal(_)) => {
                 self.commands.push(Command::Kill);
                 return;
             }

@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 
 use super::{AgentMachine, Next, Phase, SIGTERM, Way};
 use crate::agent::command::Command;
-use crate::agent::policy::Outcome;
 use crate::channel::message::ToWorker;
 use crate::rendezvous::node::machine::Change;
 use crate::rendezvous::protocol::message::{NEVER, Placement, Resume, Survivor};
@@ -136,17 +135,9 @@ impl Lives {
 impl AgentMachine {
     /// A worker has connected. It learns its world now, and hears of the end of it.
     pub fn on_worker_attends(&mut self, local_rank: u32) {
-        let Some(life) = self.lives.of.get_mut(&local_rank) else { return };
-        match life {
-            Life::Started | Life::Attends { .. } => {
-                *life = Life::Attends { counted: None };
-                self.lives.attended = true;
-                self.commands.push(Command::Place { local_rank });
-                if self.is_running() && self.lives.all_attend() {
-                    self.commands.push(Command::Attending(self.round));
-                }
-            }
-            Life::Missing | Life::Parked { .. } | Life::Ended => {}
+        if let Some(Life::Started | Life::Attends { .. }) = self.lives.of.get(&local_rank) {
+            self.place(local_rank);
+            self.tell_if_all_attend();
         }
     }
 
@@ -165,17 +156,21 @@ impl AgentMachine {
 
     /// The workers run: those that were missing were started, and those that had parked got their places.
     pub fn on_started(&mut self) {
-        for (rank, life) in &mut self.lives.of {
-            match life {
-                Life::Missing => *life = Life::Started,
-                Life::Parked { .. } => {
-                    *life = Life::Attends { counted: None };
-                    self.lives.attended = true;
-                    self.commands.push(Command::Place { local_rank: *rank });
-                }
-                Life::Started | Life::Attends { .. } | Life::Ended => {}
-            }
-        }
+        let parked: Vec<_> = self.lives.which(|life| matches!(life, Life::Parked { .. })).collect();
+        let missing = self.lives.of.values_mut().filter(|life| **life == Life::Missing);
+        missing.for_each(|life| *life = Life::Started);
+        parked.into_iter().for_each(|local_rank| self.place(local_rank));
+        self.tell_if_all_attend();
+    }
+
+    /// A worker is in the world from now on.
+    fn place(&mut self, local_rank: u32) {
+        self.lives.of.insert(local_rank, Life::Attends { counted: None });
+        self.lives.attended = true;
+        self.commands.push(Command::Place { local_rank });
+    }
+
+    fn tell_if_all_attend(&mut self) {
         if self.is_running() && self.lives.all_attend() {
             self.commands.push(Command::Attending(self.round));
         }
@@ -239,11 +234,8 @@ impl AgentMachine {
             return;
         }
         self.warn(format!("{SURVIVING}: {}", change.reason));
-        let next = match self.leaving {
-            Some((signal, _)) => Next::End(Box::new(Outcome::Signal(signal))),
-            None => Next::Join,
-        };
-        self.phase = Phase::Stopping { next, over: false, way: Way::Raise { until: now + RAISE_LIMIT } };
+        let way = Way::Raise { until: now + RAISE_LIMIT };
+        self.phase = Phase::Stopping { next: Next::Join, over: false, way };
         self.look_at_parked();
     }
 

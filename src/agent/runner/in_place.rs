@@ -1,6 +1,5 @@
 //! Workers that change in place: their connections, and what they are told. Part of [`super`].
 
-use std::collections::BTreeMap;
 use std::future::pending;
 
 use super::Runner;
@@ -47,15 +46,13 @@ impl Runner {
 
     /// Keep the workers' places, and return those that are to be started.
     pub(super) fn prepare(&mut self, mut specs: Vec<WorkerSpec>) -> Vec<WorkerSpec> {
-        if let Some(exchange) = &self.exchange {
+        if let (Some(exchange), Some((placement, _))) = (&self.exchange, &self.place) {
             for spec in &mut specs {
                 spec.env.insert(AGENT.into(), exchange.path().into());
                 spec.env.insert(IN_PLACE.into(), self.in_place.name().into());
             }
+            self.worlds = specs.iter().map(|spec| (spec.local_rank, world_of(spec, placement))).collect();
         }
-        let placement = self.placement().cloned();
-        let world = |spec: &WorkerSpec| Some((spec.local_rank, world_of(spec, placement.as_ref()?)));
-        self.worlds = specs.iter().filter_map(world).collect::<BTreeMap<_, _>>();
         specs.retain(|spec| self.missing.contains(&spec.local_rank));
         specs
     }
