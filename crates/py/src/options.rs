@@ -43,6 +43,12 @@ pub struct NodeOptions {
 }
 
 impl NodeOptions {
+    /// Which workers of this node may survive a change of the world. None can with PyTorch's agent, or with a store elsewhere.
+    fn in_place(&self) -> InPlace {
+        let Conf { in_place, agent, .. } = self.config.0;
+        if agent == Agent::Rust && !self.ranks_as_asked { in_place } else { InPlace::Off }
+    }
+
     /// The node's introduction. `hosts`: this process hosts the coordinator, which ends with this node.
     pub fn hello(&self, hosts: bool) -> PyResult<Hello> {
         let settings = Settings {
@@ -50,8 +56,7 @@ impl NodeOptions {
             ranks_as_asked: self.ranks_as_asked,
             ..self.config.settings(self.nodes)
         };
-        let Conf { in_place, agent, .. } = self.config.0;
-        let may_change = in_place != InPlace::Off && agent == Agent::Rust && !self.ranks_as_asked;
+        let may_change = self.in_place() != InPlace::Off;
         let hello = Hello {
             capabilities: if may_change { Capabilities::default() } else { Capabilities::none() },
             local_addr: self.local_addr.clone(),
@@ -230,8 +235,14 @@ impl LaunchOptions {
     pub fn agent(&self, node: &NodeOptions) -> PyResult<agent::AgentOptions> {
         // The coordinator does not count failures that are not reported to it.
         let budget = node.max_restarts.map_or(Budget::Node(self.workers.max_restarts), |_| Budget::Job);
-        let Conf { exit_barrier_timeout, in_place, .. } = node.config.0;
-        let in_place = if node.ranks_as_asked { InPlace::Off } else { in_place };
-        self.workers.agent(&node.name, &node.run_id, node.use_agent_store, budget, exit_barrier_timeout, in_place)
+        let exit_barrier_timeout = node.config.0.exit_barrier_timeout;
+        self.workers.agent(
+            &node.name,
+            &node.run_id,
+            node.use_agent_store,
+            budget,
+            exit_barrier_timeout,
+            node.in_place(),
+        )
     }
 }
