@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use crate::commands::{does, placement};
 use elastic_rs::agent::machine::WORDS_LIMIT;
 use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
 use elastic_rs::process::{Signal, StopPolicy};
-use elastic_rs::rendezvous::protocol::message::{Failure, Placement, Round, Verdict};
+use elastic_rs::rendezvous::protocol::message::{Failure, Round, Verdict};
 
 const GRACE: Duration = Duration::from_secs(7);
 const SIGTERM: i32 = 15;
@@ -38,29 +39,8 @@ fn running(budget: Budget) -> AgentMachine {
 }
 
 fn place(agent: &mut AgentMachine, round: u64) {
-    agent.on_placed(
-        Placement {
-            round: Round(round),
-            rank: 0,
-            world_size: 2,
-            world: round,
-            master_addr: "node0".into(),
-            master_port: 1,
-            reason: "all are in".into(),
-            restart: 0,
-            workers: None,
-            host: None,
-            resume: None,
-        },
-        Instant::now(),
-    );
+    agent.on_placed(placement(round), Instant::now());
     agent.take_commands();
-}
-
-/// The agent's commands, without log lines.
-fn does(agent: &mut AgentMachine) -> Vec<Command> {
-    let said = |command: &Command| matches!(command, Command::Tell(_) | Command::Warn(_));
-    agent.take_commands().into_iter().filter(|command| !said(command)).collect()
 }
 
 fn warned(agent: &mut AgentMachine) -> String {

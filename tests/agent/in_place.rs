@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::commands::{self, does};
 use elastic_rs::agent::machine::{LEAVE_LIMIT, PARK_LIMIT, RAISE_LIMIT};
 use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
 use elastic_rs::channel::message::ToWorker;
@@ -14,19 +15,7 @@ const SIGTERM: i32 = 15;
 const FIRST: Resume = Resume::Continue { source: 0, sync: true, survivors: 0 };
 
 fn placement(round: u64, resume: Option<Resume>) -> Placement {
-    Placement {
-        round: Round(round),
-        rank: 0,
-        world_size: 2,
-        world: round,
-        master_addr: "node0".into(),
-        master_port: 1,
-        reason: "all are in".into(),
-        restart: 0,
-        workers: None,
-        host: None,
-        resume,
-    }
+    Placement { resume, ..commands::placement(round) }
 }
 
 fn failure(local_rank: u32) -> Failure {
@@ -41,12 +30,6 @@ fn failure(local_rank: u32) -> Failure {
         message: String::new(),
         counts: true,
     }
-}
-
-/// The agent's commands, without log lines.
-fn does(agent: &mut AgentMachine) -> Vec<Command> {
-    let said = |command: &Command| matches!(command, Command::Tell(_) | Command::Warn(_));
-    agent.take_commands().into_iter().filter(|command| !said(command)).collect()
 }
 
 fn stop() -> Command {

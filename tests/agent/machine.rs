@@ -1,6 +1,7 @@
 //! The agent's state machine, event by event. `simulation/agent` tests it together with the rendezvous and workers.
 use std::time::{Duration, Instant};
 
+use crate::commands::{self, does};
 use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
 use elastic_rs::process::{Signal, StopPolicy};
 use elastic_rs::rendezvous::node::machine::JoinError;
@@ -15,19 +16,7 @@ fn policy(budget: Budget) -> Policy {
 }
 
 fn placement(round: u64, restart: u32) -> Placement {
-    Placement {
-        round: Round(round),
-        rank: 0,
-        world_size: 2,
-        world: 1,
-        master_addr: "node0".into(),
-        master_port: 1,
-        reason: "all are in".into(),
-        restart,
-        workers: None,
-        host: None,
-        resume: None,
-    }
+    Placement { restart, ..commands::placement(round) }
 }
 
 fn failure(local_rank: u32) -> Failure {
@@ -59,15 +48,6 @@ fn running(budget: Budget) -> AgentMachine {
     agent.on_placed(placement(1, 0), Instant::now());
     assert_eq!(does(&mut agent), [Command::Start { placement: Box::new(placement(1, 0)), missing: [0, 1].into() }]);
     agent
-}
-
-/// The agent's commands, without log lines.
-fn does(agent: &mut AgentMachine) -> Vec<Command> {
-    agent
-        .take_commands()
-        .into_iter()
-        .filter(|command| !matches!(command, Command::Tell(_) | Command::Warn(_)))
-        .collect()
 }
 
 fn stop(signal: i32) -> Command {

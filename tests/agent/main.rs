@@ -7,6 +7,7 @@ mod alone;
 #[path = "../store/alone.rs"]
 mod alone_process;
 mod channel;
+mod commands;
 mod first;
 mod front_end;
 mod hangs;
