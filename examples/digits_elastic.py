@@ -3,9 +3,10 @@
     elastic-run --nnodes=1:3 --nproc-per-node=2 --max-restarts=3 \\
         --rdzv-backend=rust-c10d --rdzv-endpoint=HOST:29400 --rdzv-id=digits examples/digits_elastic.py
 
-It is ``digits_ddp.py`` with a state in memory. The function ``train`` is called again, in the same process, whenever
-the set of workers has changed. It goes on in the middle of the epoch. A failure costs the steps since the last commit,
-and a node that joins or leaves costs nothing. A checkpoint is only read when the whole job has been stopped.
+It trains the model of ``digits_ddp.py``, with the state in memory. The function ``train`` is called again, in the same
+process, whenever the set of workers has changed. It goes on in the middle of the epoch. A failure costs the steps since
+the last commit, and a node that joins or leaves costs nothing. A checkpoint is only read when the whole job has been
+stopped.
 
 It runs with any launcher, and with none (``python examples/digits_elastic.py``). Under PyTorch's agent a change
 restarts all workers, which then begin with the checkpoint.
@@ -19,16 +20,12 @@ import time
 from pathlib import Path
 
 import torch
+from digits_ddp import SEED, accuracy, build_model, load_checkpoint, load_data, save_checkpoint
 from elastic_rs import elastic
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
-from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
-
-SEED = 2024
 
 
 def parse_args() -> argparse.Namespace:
@@ -55,54 +52,6 @@ def parse_args() -> argparse.Namespace:
         help="let an epoch take at least this long, to have time to watch (default: %(default)s)",
     )
     return parser.parse_args()
-
-
-def build_model() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 16, kernel_size=3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, kernel_size=3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32 * 2 * 2, 10),
-    )
-
-
-def load_data() -> tuple[TensorDataset, TensorDataset]:
-    """Return the training and the test set. The split is the same in every worker and in every run."""
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16  # pixels are 0 ... 16
-    labels = torch.tensor(digits.target, dtype=torch.int64)
-    train, test = train_test_split(range(len(labels)), test_size=0.2, stratify=digits.target, random_state=SEED)
-    return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
-
-
-def save_checkpoint(path: Path, state: elastic.TorchState) -> None:
-    """Replace the checkpoint in one step. If the worker is killed meanwhile, the previous checkpoint is left."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    parts = {"model": state.model.state_dict(), "optimizer": state.optimizer.state_dict()}
-    torch.save({"epoch": state.epoch, **parts}, partial)
-    partial.replace(path)
-
-
-def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Restore model and optimizer, and return the number of completed epochs: 0 without a checkpoint."""
-    if not path.exists():
-        return 0
-    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    model.load_state_dict(checkpoint["model"])
-    optimizer.load_state_dict(checkpoint["optimizer"])
-    return int(checkpoint["epoch"])
-
-
-@torch.no_grad()
-def accuracy(model: nn.Module, data: TensorDataset) -> float:
-    model.eval()
-    images, labels = data.tensors
-    return float((model(images).argmax(dim=1) == labels).float().mean())
 
 
 @elastic.run  # calls it in each world, with a process group, and with the same state on all ranks
@@ -143,7 +92,7 @@ def train(
         state.epoch += 1
         state.sampler.set_epoch(state.epoch)  # another order of the images in each epoch
         if elastic.rank() == 0:
-            save_checkpoint(args.checkpoint, state)
+            save_checkpoint(args.checkpoint, state.epoch, state.model, state.optimizer)
             print(
                 f"epoch {state.epoch}/{args.epochs}  world {elastic.size()}  loss {total[0] / max(1, total[1]):.3f}  "
                 f"test accuracy {accuracy(state.model, test_data):.3f}",
