@@ -87,11 +87,15 @@ impl Client {
         self.state.send_replace(State::Over(reason));
     }
 
-    /// Waits while the fork server imports the modules of these workers, up to [`LOAD_LIMIT`] from its start.
+    /// Waits as [`Self::ready`] does, if any of these workers can be forked.
     pub async fn loaded(&self, specs: &[WorkerSpec]) {
-        if specs.iter().all(|spec| self.spec.why_not(spec).is_some()) {
-            return;
+        if specs.iter().any(|spec| self.spec.why_not(spec).is_none()) {
+            self.ready().await;
         }
+    }
+
+    /// Waits while the fork server imports its modules, up to [`LOAD_LIMIT`] from its start.
+    pub async fn ready(&self) {
         let mut states = self.state.subscribe();
         let since = match *states.borrow() {
             State::Loading { since } => since,

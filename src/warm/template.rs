@@ -42,6 +42,11 @@ impl Template {
         }
     }
 
+    /// Waits while the fork server imports its modules, up to a minute from its start.
+    pub async fn ready(&self) {
+        self.client.ready().await;
+    }
+
     /// Waits while the fork server imports the modules of these workers, up to a minute from its start. Executed workers would
     /// import them too, and be ready later.
     pub async fn loaded(&self, specs: &[WorkerSpec]) {

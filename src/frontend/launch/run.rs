@@ -75,7 +75,6 @@ impl Launch {
     fn new(job: Job, node: Arc<Node>, signals: Receiver) -> Self {
         let runner = Runner::new(job.agent.clone(), Some(Arc::clone(node.session())));
         let env = env::vars_os().collect();
-        // It loads while the nodes meet.
         let template = job.template(&env).map(Template::start);
         Self { job, node, signals, runner, env, template, folders: None }
     }
@@ -106,10 +105,17 @@ impl Launch {
     async fn join(&mut self) -> Result<(), LaunchError> {
         let workers = &self.job.agent.workers;
         let workers = JoinWorkers::new(workers.role.clone(), workers.local_world_size);
+        let joining = async {
+            // The other nodes of a running job train on meanwhile.
+            if let Some(template) = &self.template {
+                template.ready().await;
+            }
+            self.node.join(Some(workers)).await
+        };
         tokio::select! {
             biased;
             signal = self.signals.next() => self.runner.signal(signal),
-            joined = self.node.join(Some(workers)) => match joined {
+            joined = joining => match joined {
                 Ok(placement) => {
                     self.check_rank(&placement)?;
                     self.runner.placed(placement);

@@ -78,6 +78,7 @@ def dump() -> dict[str, object]:
 if __name__ == "__main__":
     if "--torch" in sys.argv:
         import torch
+        import torch._dynamo  # as its first optimizer does
 
         drawn = [torch.initial_seed(), torch.rand(3).tolist(), torch.get_num_threads(), torch.is_grad_enabled()]
     else:

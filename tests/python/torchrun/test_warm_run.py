@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers.procs import Job
+from helpers.warm import script, template_of
 
 from .conftest import SCRIPTS, Start
 
@@ -54,15 +55,27 @@ def test_nodes_come_and_go(start: Start, job: Job, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("agent", ["run"], indirect=True)
-def test_a_job_that_fails_while_a_template_loads_starts_no_worker_there(start: Start, tmp_path: Path) -> None:
-    # The import waits for a writer of the pipe, which never comes.
+def test_a_job_that_fails_while_a_template_loads_starts_no_worker_there(start: Start, job: Job, tmp_path: Path) -> None:
+    # The import waits for a writer of the pipe.
     os.mkfifo(gate := tmp_path / "gate")
     (tmp_path / "slow.py").write_text(f"open({str(gate)!r}).read()\n")
-    (script := tmp_path / "train.py").write_text("import os, sys\nprint('RAN', os.environ['RANK'])\nsys.exit(3)\n")
+    text = """
+        import os, signal, sys
+        print("RAN", os.environ["TORCHELASTIC_RESTART_COUNT"])
+        signal.pause() if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else sys.exit(3)
+    """
+    train = script(tmp_path, text)
     options, env = ["--warm-start=slow"], {"PYTHONPATH": str(tmp_path)}
-    first = start(2, nnodes="2", restarts=0, script=script, options=options, env=env)
-    second = start(3, nnodes="2", restarts=0, script=script)
+    second = start(3, nnodes="2", restarts=1, script=train)
+    first = start(2, nnodes="2", restarts=1, script=train, options=options, env=env)
+    second.line("1 of 2 nodes have joined")  # the other one waits for its template
+    gate.write_text("")
+    first.line("RAN 0")
+    second.line("RAN 0")
+    os.kill(template_of(job), signal.SIGKILL)
+    first.line("the template that has loaded `slow` is restarted")
+    os.kill(next(iter(job.workers(second).values())), signal.SIGKILL)
     assert (first.wait(), second.wait()) == (1, 1)
-    started = [line for line in first.lines if "train.py runs as rank" in line]
-    assert not started, first.tail()
+    assert "RAN 1" in second.lines
+    assert "RAN 1" not in first.lines, first.tail()
     assert any("exit code 3" in line or "exitcode  : 3" in line for line in first.lines), first.tail()
