@@ -1,16 +1,19 @@
 """Measure what a change of the world costs: 2 nodes with 2 workers each, gloo, a model of 100 MB.
 
-    python benches/in_place.py [--quick] [--repetitions 10] [--goodput-seconds 300]
+    python benches/in_place.py [--quick] [--repetitions 5] [--goodput-seconds 300] [--only changes|workers|nodes]
 
-Four jobs, one after the other in each repetition: `torchrun` with c10d, `elastic-run --warm-start`, and workers that
-change in place, without and with a template. Measured is, from just before the cause until the last worker has done its
-first step that counts:
+Five jobs, one after the other in each repetition: `torchrun` with c10d, `elastic-run`, `elastic-run --warm-start`, and
+workers that change in place, without and with a template. Measured is the time until the last worker has done its first
+step that counts, what of it was neither the broadcast of the state nor that step, and when the last worker had got to
+each phase:
 
-- a worker is killed;
-- a node joins: from the moment when its first worker is in the new world;
-- a node leaves by SIGTERM.
+- from SIGKILL of a worker;
+- a node joins: from the moment when the last worker that was started has made its model;
+- from SIGTERM of a node.
 
-Goodput is the part of the time that was spent in steps that count. A worker is killed every 15 s.
+Goodput is the part of the time that was spent in steps that count, while a fault happens every 15 s. In the first
+measurement a worker is killed. In the second, the agent of a node, or the agent and its workers, by turns; they are
+started again after 1 s, and the whole job when it has ended or stood still for 60 s.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import json
 import os
 import platform
 import select
@@ -29,24 +33,32 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import plot
 from measuring import RESULTS, keep, machine
 
 OUTPUT = RESULTS / "in_place.json"
+PLOT = Path(__file__).resolve().parents[1] / "docs" / "goodput.svg"
 WORKER = Path(__file__).with_name("in_place_worker.py")
+MEASURED = ("changes", "workers", "nodes")
 LIMIT_S = 120.0
 WORKERS = 2
-EVERY = 10
+EVERY = 5
 """Steps between two commits, or two checkpoints."""
-KILL_EVERY_S = 15.0
+FAULT_EVERY_S = 15.0
+STILL_LIMIT_S = 60.0
+START_AGAIN_S = 1.0
+PHASES = ("stopped", "began", "imported", "made", "grouped", "world", "wrapped")
+"""What workers tell before the first step of a world, in this order."""
 MARKER = "ELASTIC_RS_BENCH_ID"
 RUN = ["elastic_rs.run", "--rdzv-backend=c10d"]
 KINDS = {
     "torchrun": (["torch.distributed.run", "--rdzv-backend=c10d"], "plain"),
+    "elastic-run": (RUN, "plain"),
     "warm": ([*RUN, "--warm-start"], "plain"),
     "in place": (RUN, "in-place"),
     "in place, template": ([*RUN, "--warm-start"], "in-place"),
@@ -78,16 +90,21 @@ class Job:
         self.nodes: list[subprocess.Popen[bytes]] = []
         self.history: list[Told] = []
 
-    def start_node(self) -> subprocess.Popen[bytes]:
+    def start_node(self, number: int | None = None) -> subprocess.Popen[bytes]:
+        """Start a node: another one, or the one of this number again."""
         launcher, mode = KINDS[self.kind]
         flags = ["--nnodes=1:3", f"--nproc-per-node={WORKERS}", f"--rdzv-endpoint=127.0.0.1:{self.port}", "--rdzv-id=x"]
         conf = "--rdzv-conf=last_call_timeout=1"
         script = [str(WORKER), str(self.pipe), mode, str(self.folder), str(EVERY)]
         command = [sys.executable, "-m", *launcher, *flags, conf, "--max-restarts=100000", *script]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", MARKER: self.id}
-        with (self.folder / f"{len(self.nodes)}.log").open("wb") as log:
-            self.nodes.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
-        return self.nodes[-1]
+        number = len(self.nodes) if number is None else number
+        with (self.folder / f"{number}.log").open("ab") as log:
+            self.nodes[number:] = [
+                subprocess.Popen(command, env=env, stdout=log, stderr=log),
+                *self.nodes[number + 1 :],
+            ]
+        return self.nodes[number]
 
     def read(self, timeout_s: float) -> list[Told]:
         """Return what is told within this time, as soon as there is something."""
@@ -126,16 +143,45 @@ class Job:
         members = [told for told in self.history if told.world == world and told.step >= last.step - EVERY]
         return {told.rank: told.pid for told in members}
 
-    def end(self) -> None:
+    def kill_all(self) -> None:
         for node in self.nodes:
             node.kill()
             node.wait()
-        needle = f"{MARKER}={self.id}".encode()
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                if entry.name.isdigit() and needle in (entry / "environ").read_bytes().split(b"\0"):
-                    os.kill(int(entry.name), signal.SIGKILL)
+        for pid in processes_with(f"{MARKER}={self.id}"):
+            kill(pid)
+
+    def end(self) -> None:
+        self.kill_all()
         os.close(self._reader)
+
+
+def processes_with(variable: str) -> list[int]:
+    """Return the processes that have this variable, as `NAME=value`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and variable.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+def below(pid: int) -> list[int]:
+    """Return the descendants of a process."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit():
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found = [pid]
+    for one in found:
+        found += children.get(one, [])
+    return found[1:]
+
+
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -150,8 +196,22 @@ def job_of(kind: str, nodes: int = 2) -> Iterator[Job]:
             job.end()
 
 
-def kill_worker(job: Job, rank: int) -> dict[str, float]:
+def phases(job: Job, began: float) -> dict[str, float]:
+    """Return when the last worker has told each phase, in seconds."""
+    last = {told.what: told.at - began for told in job.history if told.at > began}
+    return {phase: last[phase] for phase in PHASES if phase in last}
+
+
+def beside_work(apart: dict[str, float], since: float, until: float) -> float:
+    """Return how long it took beside the broadcast of the state and the first step, which take time in any world."""
+    broadcast = apart["world"] - apart["grouped"] if "grouped" in apart else 0.0
+    return until - since - broadcast - (until - apart["wrapped"])
+
+
+def kill_worker(job: Job, rank: int) -> dict[str, Any]:
     pids = job.settle(4)
+    steps = [told.at for told in job.history if told.what == "step" and told.rank == 0]
+    pace = statistics.median(b - a for a, b in itertools.pairwise(steps))
     victim = pids[rank % 4]
     reached = max(told.step for told in job.history if told.what == "step")
     began = time.monotonic()
@@ -159,96 +219,174 @@ def kill_worker(job: Job, rank: int) -> dict[str, float]:
     # Steps that are told after the kill may still be of the old world.
     world = job.wait(lambda told: told.what == "world" and told.at > began)
     took = job.stepped(4, world.at) - began
+    apart = phases(job, began)
     now = job.settle(4)
     survivors = len({*pids.values()} & {*now.values()})
-    return {"s": took, "lost": reached - world.step, "survivors": survivors}
+    beside = beside_work(apart, 0.0, took)
+    return {
+        "s": took,
+        "beside": beside,
+        "lost": reached - world.step,
+        "survivors": survivors,
+        "step": pace,
+        "phases": apart,
+    }
 
 
-def join_and_leave(job: Job) -> tuple[dict[str, float], dict[str, float]]:
+def join_and_leave(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
     job.settle(4)
+    began = time.monotonic()
     node = job.start_node()
-    # The newcomer is ready when its first worker is in the new world.
-    newcomer = job.wait(lambda told: told.what == "world" and told.world == 6)
+    job.wait(lambda told: told.what == "world" and told.world == 6)
     still_since = max(told.at for told in job.history if told.what == "step" and told.world == 4)
-    first = job.stepped(6, newcomer.at)
-    joined = {"s": first - newcomer.at, "still_s": first - still_since}
+    first = job.stepped(6, still_since)
+    apart = phases(job, began)
+    ready = began + apart["made"]
+    beside = beside_work(apart, still_since - began, first - began)
+    ready_s = first - max(ready, still_since)
+    joined = {"s": ready_s, "still_s": first - still_since, "beside": beside, "phases": apart}
     job.settle(6)
     before = max(told.step for told in job.history if told.what == "step")
     began = time.monotonic()
     node.send_signal(signal.SIGTERM)
     world = job.wait(lambda told: told.what == "world" and told.world == 4 and told.at > began)
     last = max(told.step for told in job.history if told.what == "step" and told.world == 6)
-    left = {"s": job.stepped(4, world.at) - began, "lost": max(before, last) - world.step}
+    took = job.stepped(4, world.at) - began
+    still_since = max(told.at for told in job.history if told.what == "step" and told.world == 6) - began
+    apart = phases(job, began)
+    beside = beside_work(apart, still_since, took)
+    lost = max(before, last) - world.step
+    left = {"s": took, "still_s": took - still_since, "beside": beside, "lost": lost, "phases": apart}
     node.wait()
     return joined, left
 
 
-def goodput(kind: str, seconds: float) -> float:
-    """Return the part of the time that was spent in steps that count, while a worker is killed now and then."""
+class Faults:
+    """What happens to a job: each time a worker is killed, or by turns an agent alone and an agent with its workers."""
+
+    def __init__(self, job: Job, pids: dict[int, int], of_nodes: bool) -> None:
+        self.job, self.pids, self.of_nodes, self.number = job, pids, of_nodes, 0
+        self.down: tuple[float, int] | None = None
+        """When which node is to be started again."""
+
+    def happen(self) -> None:
+        if not self.of_nodes:
+            kill(self.pids[self.number % 4])
+        elif self.down is None:
+            # The agent of node 1, node 1, the agent of node 0, node 0. Node 0 is the host of the store.
+            node = 1 - self.number // 2 % 2
+            self._kill_node(node, workers=self.number % 2 == 1)
+            self.down = time.monotonic() + START_AGAIN_S, node
+        self.number += 1
+
+    def mend(self) -> None:
+        if self.down is not None and time.monotonic() >= self.down[0]:
+            node, self.down = self.down[1], None
+            self.job.start_node(node)
+
+    def _kill_node(self, number: int, *, workers: bool) -> None:
+        agent = self.job.nodes[number]
+        for pid in [agent.pid, *(below(agent.pid) if workers else [])]:
+            kill(pid)
+        agent.wait()
+
+
+def goodput(kind: str, seconds: float, *, of_nodes: bool) -> float:
+    """Return the part of the time that was spent in steps that count."""
     with job_of(kind) as job:
         pids = job.settle(4)
         steps = [told for told in job.history if told.what == "step" and told.world == 4 and told.rank == 0]
         pace = statistics.median(b.at - a.at for a, b in itertools.pairwise(steps))
+        faults = Faults(job, pids, of_nodes)
         began, first = time.monotonic(), max(told.step for told in job.history)
-        kill_at, number = began + KILL_EVERY_S, 0
-        while time.monotonic() < began + seconds:
-            for told in job.read(min(kill_at, began + seconds) - time.monotonic()):
+        fault_at, stepped_at, reached = began + FAULT_EVERY_S, began, first
+        while (now := time.monotonic()) < began + seconds:
+            for told in job.read(min(0.2, began + seconds - now)):
                 pids[told.rank] = told.pid
-            if time.monotonic() >= kill_at:
-                kill_at += KILL_EVERY_S
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pids[number % 4], signal.SIGKILL)
-                number += 1
-        last = [told.step for told in job.history if told.what == "step"][-1]
-        return (last - first) * pace / (time.monotonic() - began)
+                if told.what == "step":
+                    stepped_at, reached = time.monotonic(), told.step
+            faults.mend()
+            if time.monotonic() >= fault_at:
+                fault_at += FAULT_EVERY_S
+                faults.happen()
+            ended = all(node.poll() is not None for node in job.nodes) and faults.down is None
+            if ended or time.monotonic() >= stepped_at + STILL_LIMIT_S:
+                job.kill_all()
+                stepped_at = time.monotonic()
+                for number in range(2):
+                    job.start_node(number)
+        return (reached - first) * pace / (time.monotonic() - began)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="What a change of the world costs: restarts, and workers in place.")
     parser.add_argument("--quick", action="store_true", help="few repetitions, to check that the benchmark works")
-    parser.add_argument("--repetitions", type=int, help="changes of each kind in each job (10)")
-    parser.add_argument("--goodput-seconds", type=float, help="length of the goodput measurement of each job (300)")
+    parser.add_argument("--repetitions", type=int, help="changes of each kind in each job (5)")
+    parser.add_argument("--goodput-seconds", type=float, help="length of each measurement of goodput (300)")
+    parser.add_argument("--only", choices=MEASURED, help="measure only this")
+    parser.add_argument("--kinds", help=f"measure only these jobs, separated by semicolons: {'; '.join(KINDS)}")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     args = parser.parse_args()
-    repetitions = args.repetitions or (2 if args.quick else 10)
+    repetitions = args.repetitions or (1 if args.quick else 5)
     seconds = args.goodput_seconds or (35.0 if args.quick else 300.0)
-    changes: dict[str, dict[str, list[dict[str, float]]]] = {
-        kind: {"killed": [], "joined": [], "left": []} for kind in KINDS
+    kinds = [kind.strip() for kind in args.kinds.split(";")] if args.kinds else list(KINDS)
+    result: dict[str, Any] = json.loads(args.output.read_text()) if args.only and args.output.exists() else {}
+    result |= {"python": platform.python_version(), "machine": machine()}
+    if args.only in (None, "changes"):
+        result["changes"] = changes(kinds, repetitions)
+        show(result["changes"])
+    for name in ("workers", "nodes"):
+        if args.only in (None, name):
+            result[f"goodput, {name}"] = parts = {}
+            for kind in kinds:
+                parts[kind] = goodput(kind, seconds, of_nodes=name == "nodes")
+                print(f"goodput, {name} killed: {kind:<20} {parts[kind]:.1%}", flush=True)
+            result[f"goodput seconds, {name}"] = seconds
+    keep(result, args.output)
+    if (
+        args.output == OUTPUT
+        and set(kinds) == set(KINDS)
+        and {f"goodput, {name}" for name in MEASURED[1:]} <= {*result}
+    ):
+        draw(result)
+    return 0
+
+
+def changes(kinds: Sequence[str], repetitions: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {
+        kind: {"killed": [], "joined": [], "left": []} for kind in kinds
     }
     for number in range(repetitions):
-        for kind in KINDS if number % 2 == 0 else reversed(KINDS):
+        for kind in kinds if number % 2 == 0 else reversed(kinds):
             with job_of(kind) as job:
-                changes[kind]["killed"].append(kill_worker(job, number))
+                found[kind]["killed"].append(kill_worker(job, number))
                 joined, left = join_and_leave(job)
-                changes[kind]["joined"].append(joined)
-                changes[kind]["left"].append(left)
-    result: dict[str, Any] = {
-        "command": "python benches/in_place.py",
-        "python": platform.python_version(),
-        "machine": machine(),
-        "repetitions": repetitions,
-        "changes": changes,
-        "goodput_seconds": seconds,
-        "goodput": {kind: goodput(kind, seconds) for kind in KINDS},
-    }
+                found[kind]["joined"].append(joined)
+                found[kind]["left"].append(left)
+    return found
+
+
+def show(found: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
     for change in ("killed", "joined", "left"):
-        print(f"{change}: from the cause (joined: from the newcomer's arrival) to the last worker's first step")
-        base = statistics.median(entry["s"] for entry in changes["torchrun"][change])
-        for kind in KINDS:
-            entries = changes[kind][change]
-            median, worst = statistics.median(entry["s"] for entry in entries), max(entry["s"] for entry in entries)
-            more = ", ".join(
-                f"{name} {statistics.median(entry[name] for entry in entries):.2f}"
-                for name in entries[0]
-                if name != "s"
-            )
-            print(
-                f"  {kind:<20} {median * 1e3:>8,.0f} ms (at most {worst * 1e3:,.0f}), {base / median:.1f} times; {more}"
-            )
-    for kind, part in result["goodput"].items():
-        print(f"goodput of {kind:<20} {part:.1%}")
-    keep(result, args.output)
-    return 0
+        print(f"{change}:")
+        for kind, by_change in found.items():
+            entries = by_change[change]
+            times = [entry["s"] for entry in entries]
+            numbers = [name for name in entries[0] if name not in ("s", "phases")]
+            more = ", ".join(f"{name} {statistics.median(entry[name] for entry in entries):.2f}" for name in numbers)
+            print(f"  {kind:<20} {statistics.median(times):6.2f} s (at most {max(times):.2f})  {more}")
+            told = [phase for phase in PHASES if all(phase in entry["phases"] for entry in entries)]
+            apart = {phase: statistics.median(entry["phases"][phase] for entry in entries) for phase in told}
+            print("    last worker: " + ", ".join(f"{phase} {at:.2f}" for phase, at in apart.items()))
+
+
+def draw(result: dict[str, Any]) -> None:
+    """Draw the goodput of all jobs."""
+    groups = [
+        plot.Group(f"{what} every {FAULT_EVERY_S:.0f} s", result[f"goodput, {name}"])
+        for what, name in (("a worker is killed", "workers"), ("an agent or a node is killed", "nodes"))
+    ]
+    plot.write_shares(PLOT, "Goodput", "time spent in steps that count, 2 nodes with 2 workers, 2 cores", groups)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
     in_place_worker.py PIPE MODE FOLDER EVERY
 
 With MODE `plain` the state is a checkpoint that rank 0 writes every EVERY steps, and that all ranks load. With
-`in-place` it is committed every EVERY steps. Each step is told to PIPE: a word, the time, rank, world, step, pid.
+`in-place` it is committed every EVERY steps. Each step, and each phase before the first step of a world, is told to
+PIPE: a word, the time, rank, world, step, pid. All ranks have the same parameters when they are wrapped, so the wrap
+does not broadcast them again (`init_sync=False`).
 """
 
 import os
@@ -11,25 +13,32 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
 PIPE, MODE, FOLDER, EVERY = os.open(sys.argv[1], os.O_WRONLY), sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
 CHECKPOINT = FOLDER / "checkpoint.pt"
 WIDTH = 2500  # four layers of it are 25 million parameters, 100 MB
 
 
-def tell(what: str, step: int) -> None:
-    numbers = dist.get_rank(), dist.get_world_size(), step, os.getpid()
+def tell(what: str, step: int = 0) -> None:
+    numbers = os.environ["RANK"], os.environ["WORLD_SIZE"], step, os.getpid()
     os.write(PIPE, f"{what} {time.monotonic_ns()} {' '.join(map(str, numbers))}\n".encode())
+
+
+tell("began")
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+tell("imported")
 
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
-    return model, torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    tell("made")
+    return model, optimizer
 
 
 def step_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -39,15 +48,17 @@ def step_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def plain() -> None:
-    dist.init_process_group("gloo")
     model, optimizer = make()
+    dist.init_process_group("gloo")
+    tell("grouped")
     step = 0
     if CHECKPOINT.exists():
         kept = torch.load(CHECKPOINT)
         model.load_state_dict(kept["model"])
         step = kept["step"]
     tell("world", step)
-    wrapped = DistributedDataParallel(model)
+    wrapped = DistributedDataParallel(model, init_sync=False)
+    tell("wrapped", step)
     while True:
         step_of(wrapped, optimizer)
         step += 1
@@ -60,21 +71,30 @@ def plain() -> None:
 def in_place() -> None:
     from elastic_rs import elastic
 
+    class State(elastic.TorchState):
+        def sync(self) -> None:
+            tell("grouped", self.step)
+            super().sync()
+
     @elastic.run(backend="gloo")
-    def train(state: elastic.TorchState) -> None:
+    def train(state: State) -> None:
         tell("world", state.step)
-        wrapped = DistributedDataParallel(state.model)
-        while True:
-            step_of(wrapped, state.optimizer)
-            state.step += 1
-            tell("step", state.step)
-            if state.step % EVERY == 0:
-                state.commit()
-            else:
-                state.check_host_updates()
+        wrapped = DistributedDataParallel(state.model, init_sync=False)
+        tell("wrapped", state.step)
+        try:
+            while True:
+                step_of(wrapped, state.optimizer)
+                state.step += 1
+                tell("step", state.step)
+                if state.step % EVERY == 0:
+                    state.commit()
+                else:
+                    state.check_host_updates()
+        finally:
+            tell("stopped", state.step)
 
     model, optimizer = make()
-    train(elastic.TorchState(model=model, optimizer=optimizer, step=0))
+    train(State(model=model, optimizer=optimizer, step=0))
 
 
 {"plain": plain, "in-place": in_place}[MODE]()

@@ -1,9 +1,9 @@
-"""SVG plots with logarithmic scales: bars of ratios (how many times better ours is), and lines."""
+"""SVG plots: bars of ratios (how many times better ours is) and lines, with logarithmic scales, and bars of shares."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -109,6 +109,38 @@ def write_lines(path: Path, title: str, axes: tuple[str, str], series: Sequence[
         parts.extend(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{line.color}"/>' for x, y in places)
         parts.append(_text(places[-1][0] + 8, places[-1][1] + 4, line.label))
     path.write_text("\n".join([*parts, "</svg>\n"]))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Shares, 0 to 1, by name."""
+
+    label: str
+    shares: Mapping[str, float]
+
+
+def write_shares(path: Path, title: str, note: str, groups: Sequence[Group]) -> None:
+    """Write groups of bars of shares to a file."""
+    height = TOP + sum(ROW * (len(group.shares) + 2) for group in groups)
+    box = f'viewBox="0 0 {WIDTH} {height}"'
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {box} font-family="sans-serif" font-size="12">',
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        _text(12, 20, title, size=15, weight="bold"),
+        _text(12, 38, note),
+    ]
+    y = TOP
+    for group in groups:
+        parts.append(_text(LABEL, y + 13, group.label, weight="bold"))
+        for row, (label, share) in enumerate(group.shares.items(), 1):
+            top, width = y + ROW * row, PLOT * max(0.0, share)
+            bar = f'x="{LABEL}" y="{top + 3}" height="{ROW - 6}"'
+            parts.append(_text(LABEL - 8, top + 13, label, anchor="end"))
+            parts.append(f'<rect {bar} width="{PLOT}" fill="{GRID}"/>')
+            parts.append(f'<rect {bar} width="{width:.1f}" fill="{BETTER}"/>')
+            parts.append(_text(LABEL + PLOT + 10, top + 13, f"{share:.0%}"))
+        y += ROW * (len(group.shares) + 2)
+    path.write_text("\n".join([*parts, "</svg>", ""]))
 
 
 def _ticks(low: float, high: float) -> list[float]:
