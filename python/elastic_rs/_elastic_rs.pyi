@@ -1296,6 +1296,10 @@ class WorkerChannel:
         """
         What the last change or world changes: 0 nothing, 1 removed, 2 added, 3 both. 0 after a failure.
         """
+    def groupless(self, /) -> None:
+        """
+        Say that this worker has no process group yet, and lets the library make it. So it can be started before its node has joined.
+        """
     def guard_loops(self, /) -> int:
         """
         The same for a process group that exists already: the sockets in an epoll set with a listening socket. Returns their number.
@@ -1397,11 +1401,6 @@ class World:
     """
     A world, as one worker is told of it.
     """
-    @property
-    def flags(self, /) -> int:
-        """
-        What has changed since the last world: 0 nothing, 1 removed, 2 added, 3 both.
-        """
     @property
     def generation(self, /) -> int:
         """

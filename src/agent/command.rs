@@ -10,6 +10,9 @@ use crate::rendezvous::protocol::message::{Failure, Placement, Round, Survivor, 
 /// A command to the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
+    /// Find out whether a world runs, so that workers can be started before the join; answer with `on_outlook`, at most
+    /// [`LOOK_LIMIT`](super::machine::LOOK_LIMIT) later.
+    Look,
     /// Join the next round; answer with `on_placed` or `on_no_place`.
     Join {
         /// The workers that have parked, if those of this node survive.
@@ -22,6 +25,8 @@ pub enum Command {
         /// The workers to start. The others have parked.
         missing: BTreeSet<u32>,
     },
+    /// As [`Self::Start`], for all workers of a node that has not joined yet. Their place is the one that it will probably get.
+    StartAhead(Box<Placement>),
     /// Drop a start that has not been answered.
     CancelStart,
     /// Tell a worker its place in the world.
@@ -43,6 +48,8 @@ pub enum Command {
     },
     /// Tell the coordinator that all workers of this node attend.
     Attending(Round),
+    /// Tell the coordinator that the workers let the library make their process groups.
+    Groupless(Round),
     /// Answer the coordinator's change.
     Counted {
         /// The round that is to change.

@@ -13,6 +13,8 @@
 //!      └──────────────────┴───────────────────────────────┘
 //! ```
 //!
+//! A newcomer to a running job starts its workers before it joins, if they can wait for their world: [`ahead`].
+//!
 //! The step after a stop is known before the stop, or decided during it: after a failure the coordinator says whether to restart.
 //! [`first`] decides which failure was the first, [`in_place`] which workers survive the end of their world.
 
@@ -26,10 +28,12 @@ use crate::process::{Signal, StopPolicy};
 use crate::rendezvous::node::machine::JoinError;
 use crate::rendezvous::protocol::message::{Failure, Placement, Round, Verdict};
 
+mod ahead;
 mod endings;
 mod first;
 mod in_place;
 
+pub use ahead::{LOOK_LIMIT, PREPARE_LIMIT};
 pub use endings::LEAVE_LIMIT;
 use first::First;
 pub use first::WORDS_LIMIT;
@@ -45,6 +49,14 @@ const TELL_EVERY: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug)]
 enum Phase {
+    /// It is asked whether a world runs.
+    Looking,
+    /// Workers were started, and reach the function that waits for their world. The node joins then.
+    Preparing {
+        since: Instant,
+        /// When to log next that they have not.
+        tell_at: Instant,
+    },
     Joining,
     Running {
         left: BTreeSet<u32>,
@@ -119,10 +131,14 @@ pub struct AgentMachine {
 impl AgentMachine {
     /// An agent that joins its first round. `name` is its name in other nodes' messages.
     pub fn new(policy: Policy, name: String) -> Self {
+        let (phase, command) = match policy.in_place {
+            true => (Phase::Looking, Command::Look),
+            false => (Phase::Joining, Command::Join { survivors: None }),
+        };
         Self {
             policy,
             name,
-            phase: Phase::Joining,
+            phase,
             round: Round::default(),
             restarts: 0,
             first: None,
@@ -134,7 +150,7 @@ impl AgentMachine {
             in_company: false,
             resumes: false,
             leaving: None,
-            commands: vec![Command::Join { survivors: None }],
+            commands: vec![command],
         }
     }
 
@@ -173,6 +189,7 @@ impl AgentMachine {
     /// A worker ended with exit code 0.
     pub fn on_worker_succeeded(&mut self, local_rank: u32, now: Instant) {
         self.ended(local_rank);
+        self.stop_if_prepared_in_vain(local_rank);
         let Phase::Running { left } = &mut self.phase else { return };
         left.remove(&local_rank);
         if !left.is_empty() {
@@ -266,7 +283,7 @@ impl AgentMachine {
                     self.join();
                 }
             }
-            Phase::Joining | Phase::Stopping { .. } | Phase::Ended => {}
+            Phase::Looking | Phase::Preparing { .. } | Phase::Joining | Phase::Stopping { .. } | Phase::Ended => {}
         }
     }
 
@@ -282,6 +299,7 @@ impl AgentMachine {
         self.give_up_words_if_due(now);
         self.give_up_late_workers(now);
         self.leave_if_due(now);
+        self.look_after_preparation(now);
         let Phase::Finishing { since, until, tell_at } = &mut self.phase else { return };
         let unfinished = self.unfinished.as_deref().unwrap_or("the coordinator has not said whose");
         let waited = now.saturating_duration_since(*since);
@@ -309,7 +327,8 @@ impl AgentMachine {
             }
             Phase::Stopping { .. } => self.words_until(),
             Phase::Running { .. } => self.leaving.map(|(_, until)| until),
-            Phase::Joining | Phase::Ended => None,
+            Phase::Preparing { tell_at, .. } => Some(tell_at),
+            Phase::Looking | Phase::Joining | Phase::Ended => None,
         }
     }
 

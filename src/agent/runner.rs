@@ -23,7 +23,7 @@ use crate::process::{Exit, Exited, Signal, reap_strangers_as_process_1};
 use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::node::machine::{JoinError, View};
 use crate::rendezvous::node::session::Session;
-use crate::rendezvous::protocol::message::{Failure, Placement};
+use crate::rendezvous::protocol::message::{Failure, Placement, Running};
 use crate::wait::until;
 
 mod in_place;
@@ -75,6 +75,8 @@ pub struct Runner {
     worlds: BTreeMap<u32, World>,
     error_files: ErrorFiles,
     kills_before: OomKills,
+    /// Until when to find out whether a world runs, if that is to be found out.
+    looking_until: Option<Instant>,
     /// The state of the session's view that was last acted on.
     seen: Option<Seen>,
     steps: VecDeque<Step>,
@@ -115,6 +117,7 @@ impl Runner {
             worlds: BTreeMap::new(),
             error_files: ErrorFiles::new(),
             kills_before: OomKills::default(),
+            looking_until: None,
             seen: None,
             steps: VecDeque::new(),
             ending: None,
@@ -163,6 +166,10 @@ impl Runner {
             heard = in_place::next_of(&mut self.exchange) => self.on_heard(heard),
             (local_rank, words, complete) = words_of(&mut self.words) => {
                 self.machine.on_words(local_rank, words, complete);
+            }
+            running = outlook(self.session.as_deref(), self.looking_until) => {
+                self.looking_until = None;
+                self.machine.on_outlook(running.as_ref(), Instant::now());
             }
             view = change_of(self.session.as_deref(), self.seen.as_ref()) => self.on_view(&view),
             () = until([deadline, look_at].into_iter().flatten().min()) => {
@@ -351,6 +358,12 @@ async fn words_of(words: &mut Option<Words>) -> (u32, String, bool) {
         Some(words) => words.next().await,
         None => pending().await,
     }
+}
+
+/// Waits until it is known whether a world runs for which workers can be started before the join.
+async fn outlook(session: Option<&Session>, until: Option<Instant>) -> Option<Running> {
+    let Some(until) = until else { return pending().await };
+    tokio::time::timeout_at(until.into(), session?.outlook()).await.ok().flatten()
 }
 
 /// Waits until the session's view changes in a way that concerns the agent.

@@ -66,6 +66,11 @@ pub enum Heard {
         /// Number of the commit that its state has.
         commit: Option<u64>,
     },
+    /// It lets the library make its process group.
+    Groupless {
+        /// The worker's.
+        local_rank: u32,
+    },
     /// Its connection has ended.
     Gone {
         /// The worker's.
@@ -177,6 +182,7 @@ impl Heard {
             Heard::Hello { local_rank }
             | Heard::Ack { local_rank, .. }
             | Heard::Parked { local_rank, .. }
+            | Heard::Groupless { local_rank }
             | Heard::Gone { local_rank } => local_rank,
         }
     }
@@ -344,6 +350,7 @@ async fn read_all(
         let what = match message {
             ToAgent::Ack { seq, count } => Heard::Ack { local_rank, seq, count },
             ToAgent::Parked { commit } => Heard::Parked { local_rank, commit },
+            ToAgent::Groupless => Heard::Groupless { local_rank },
             ToAgent::Hello { .. } => return Err("it has said hello twice".to_owned()),
         };
         if heard.send((id, what)).await.is_err() {

@@ -124,7 +124,7 @@ impl News {
             ToWorker::PeerFailed { reason } => self.fail(reason),
             ToWorker::Refused { reason } => self.end(format!("the agent refuses this process: {reason}"), counted),
             ToWorker::World(world) => {
-                (self.reason, self.flags) = (world.reason.clone(), world.flags);
+                (self.reason, self.flags) = (world.reason.clone(), 0);
                 (self.passed, self.change, self.has_failed) = (None, None, false);
                 self.world = Some(world);
                 if self.place == Place::Parked {

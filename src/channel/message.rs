@@ -65,6 +65,8 @@ pub enum ToAgent {
         /// Number of the commit that its state has. `None`: the state was never synchronised or committed.
         commit: Option<u64>,
     },
+    /// The worker has reached `elastic_rs.elastic.run` without a process group, which the library makes.
+    Groupless,
 }
 
 /// A world, as one worker is told of it.
@@ -78,8 +80,6 @@ pub struct World {
     pub source: u32,
     /// Whether they do.
     pub sync: bool,
-    /// What has changed since the last world: 0 nothing, 1 removed, 2 added, 3 both.
-    pub flags: u8,
     /// Why the last world has ended, in words.
     pub reason: String,
 }

@@ -86,6 +86,17 @@ impl Channel {
         Ok(channel)
     }
 
+    /// Say that this worker has no process group yet, and lets the library make it. So it can be started before its node has joined.
+    ///
+    /// # Errors
+    /// [`ChannelError::Forked`].
+    pub fn groupless(&self) -> Result<(), ChannelError> {
+        self.here()?;
+        // A failure ends the connection, with a reason.
+        let _ = self.line.tell(ToAgent::Groupless);
+        Ok(())
+    }
+
     /// Count one check. `None`: there is no news, and the worker goes on. `Some` is the check's number, for [`Self::verdict`].
     ///
     /// # Errors

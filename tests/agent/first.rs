@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::commands::{does, placement};
+use crate::commands::{does, new_agent, placement};
 use elastic_rs::agent::machine::WORDS_LIMIT;
 use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
 use elastic_rs::process::{Signal, StopPolicy};
@@ -33,7 +33,7 @@ fn saying(words: &str, local_rank: u32) -> Failure {
 /// An agent that runs its three workers of round 1.
 fn running(budget: Budget) -> AgentMachine {
     let policy = Policy { budget, workers: 3, grace: GRACE, exit_barrier_timeout: None, in_place: true };
-    let mut agent = AgentMachine::new(policy, "node0".into());
+    let mut agent = new_agent(policy);
     place(&mut agent, 1);
     agent
 }

@@ -55,7 +55,7 @@ fn join(survivors: &[(u32, Option<u64>)]) -> Command {
 
 fn new_agent() -> AgentMachine {
     let policy = Policy { budget: Budget::Job, workers: 2, grace: GRACE, exit_barrier_timeout: None, in_place: true };
-    AgentMachine::new(policy, "node0".into())
+    commands::new_agent(policy)
 }
 
 /// An agent whose two workers run in round 1. Those of `attend` attend.

@@ -1,7 +1,7 @@
 //! The agent's state machine, event by event. `simulation/agent` tests it together with the rendezvous and workers.
 use std::time::{Duration, Instant};
 
-use crate::commands::{self, does};
+use crate::commands::{self, does, new_agent};
 use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
 use elastic_rs::process::{Signal, StopPolicy};
 use elastic_rs::rendezvous::node::machine::JoinError;
@@ -43,7 +43,7 @@ fn succeeded() -> Verdict {
 
 /// An agent that runs its workers of round 1.
 fn running(budget: Budget) -> AgentMachine {
-    let mut agent = AgentMachine::new(policy(budget), "node0".into());
+    let mut agent = new_agent(policy(budget));
     assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
     agent.on_placed(placement(1, 0), Instant::now());
     assert_eq!(does(&mut agent), [Command::Start { placement: Box::new(placement(1, 0)), missing: [0, 1].into() }]);
@@ -127,7 +127,7 @@ fn the_exit_barrier_ends_at_its_timeout() {
 #[test]
 fn a_finished_agent_logs_every_thirty_seconds_which_nodes_it_waits_for() {
     let begin = Instant::now();
-    let mut agent = AgentMachine::new(Policy { exit_barrier_timeout: None, ..policy(Budget::Job) }, "node0".into());
+    let mut agent = new_agent(Policy { exit_barrier_timeout: None, ..policy(Budget::Job) });
     agent.on_placed(placement(1, 0), Instant::now());
     agent.on_worker_succeeded(0, begin);
     agent.on_worker_succeeded(1, begin);
@@ -350,7 +350,7 @@ fn a_signal_during_another_stop_does_not_begin_a_second_grace() {
 
 #[test]
 fn a_signal_ends_an_agent_without_workers_at_once() {
-    let mut joining = AgentMachine::new(policy(Budget::Job), "node0".into());
+    let mut joining = new_agent(policy(Budget::Job));
     does(&mut joining);
     let mut deciding = running(Budget::Job);
     deciding.on_worker_failed(failure(0), false, Instant::now());
@@ -379,7 +379,7 @@ fn a_failed_join_ends_the_agent() {
         (timeout.clone(), Outcome::NoPlace(timeout)),
     ];
     for (error, outcome) in cases {
-        let mut agent = AgentMachine::new(policy(Budget::Job), "node0".into());
+        let mut agent = new_agent(policy(Budget::Job));
         does(&mut agent);
         agent.on_no_place(error);
         assert_eq!(does(&mut agent), [end(outcome)]);

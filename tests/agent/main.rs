@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 
+mod ahead;
 mod alone;
 #[path = "../store/alone.rs"]
 mod alone_process;

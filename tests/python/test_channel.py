@@ -60,7 +60,7 @@ def test_a_worker_changes_its_world(
     worker.world(2, {"RANK": "1", "WORLD_SIZE": "2", "EMPTY": ""}, "node b has joined")
     world = called.result(LIMIT_S)
     assert world.variables == {"RANK": "1", "WORLD_SIZE": "2", "EMPTY": ""}
-    assert (world.generation, world.source, world.sync, world.flags) == (2, 1, True, 2)
+    assert (world.generation, world.source, world.sync) == (2, 1, True)
     assert (world.reason, channel.reason) == ("node b has joined", "node b has joined")
     assert channel.check() == 0
 

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use elastic_rs::rendezvous::node::machine::{Change, NodeCommand, NodeMachine};
-use elastic_rs::rendezvous::protocol::capability::Capabilities;
+use elastic_rs::rendezvous::protocol::capability::{Capabilities, IN_PLACE, RUNNING};
 use elastic_rs::rendezvous::protocol::message::{
     ADDED, CoordinatorMessage, Hello, JoinWorkers, LARGEST_COUNT, NEVER, NodeId, NodeMessage, Placement, REMOVED,
-    Resume, Round, SURVIVORS_LIMIT, Survivor, Verdict,
+    Resume, Round, Running, SURVIVORS_LIMIT, Survivor, Verdict,
 };
 use elastic_rs::rendezvous::protocol::settings::Settings;
 
@@ -334,4 +334,42 @@ fn a_node_that_is_cut_off_during_a_change_has_no_part_in_it() {
     bench.node.fence_if_due(bench.now);
     assert!(bench.node.view().fenced.is_some());
     assert_eq!(bench.seen(), (None, None, 1));
+}
+
+#[test]
+fn a_node_knows_whether_a_world_runs_once_it_was_welcomed() {
+    let now = Instant::now();
+    let hello = Hello::new("job", NodeId(7), "host:1", Settings::new(1, 4));
+    let mut bench = Bench { node: NodeMachine::new(hello, "head:29400".into(), COORDINATOR_TIMEOUT, now), now };
+    assert_eq!(bench.node.outlook(), None);
+    bench.connect();
+    assert_eq!(bench.node.outlook(), Some(None));
+
+    bench.node.on_disconnected("reset".into(), false, now);
+    bench.node.on_connected(now);
+    let capabilities = Capabilities::of([IN_PLACE, RUNNING]);
+    bench.hear(CoordinatorMessage::Welcome { addr: "10.0.0.7".into(), hosted: false, capabilities });
+    assert_eq!(bench.node.outlook(), None, "it follows");
+    let running = Running {
+        round: ROUND,
+        world: 9,
+        nodes: 1,
+        workers: 2,
+        master_addr: "10.0.0.1\u{1b}[2J".into(),
+        master_port: 1,
+        restart: 0,
+    };
+    bench.hear(CoordinatorMessage::Running(running.clone()));
+    let told = bench.node.outlook().flatten().unwrap();
+    assert_eq!((told.round, told.workers), (ROUND, 2));
+    assert!(!told.master_addr.contains('\u{1b}'), "{}", told.master_addr);
+}
+
+#[test]
+fn a_member_says_once_that_its_workers_have_no_group_of_their_own() {
+    let mut bench = Bench::running();
+    bench.node.groupless(Round(2));
+    assert_eq!(bench.said(), [], "another round");
+    bench.node.groupless(ROUND);
+    assert_eq!(bench.said(), [NodeMessage::Groupless { round: ROUND }]);
 }

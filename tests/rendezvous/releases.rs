@@ -133,6 +133,7 @@ fn older_releases_read_the_messages_that_they_know() {
     let in_place = NodeMessage::JoinInPlace { join, survivors, check: Some(7) };
     assert_eq!(body(&in_place), [11, 3, 1, 0, 1, 1, b'r', 2, 1, 1, 1, 4, 1, 7]);
     assert_eq!(body(&NodeMessage::Parked { round }), [12, 5]);
+    assert_eq!(body(&NodeMessage::Groupless { round }), [13, 5]);
 
     assert_eq!(body(&CoordinatorMessage::Leaving { why: "x".into(), interrupts: true }), [11, 1, b'x', 1]);
     assert_eq!(body(&CoordinatorMessage::Change { round, flags: 3, reason: "x".into() }), [12, 5, 3, 1, b'x']);

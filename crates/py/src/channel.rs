@@ -32,6 +32,11 @@ impl WorkerChannel {
         detach(py, || Channel::connect(&path, limit)).map(Self).map_err(|error| raise(&error))
     }
 
+    /// Say that this worker has no process group yet, and lets the library make it. So it can be started before its node has joined.
+    fn groupless(&self) -> PyResult<()> {
+        self.0.groupless().map_err(|error| raise(&error))
+    }
+
     /// Count one check. 0: nothing happened. 1: the world changes at this check. 2: a peer failed.
     ///
     /// Waits only while it is not known at which check the world changes.
@@ -121,16 +126,14 @@ pub struct World {
     source: u32,
     /// Whether they do.
     sync: bool,
-    /// What has changed since the last world: 0 nothing, 1 removed, 2 added, 3 both.
-    flags: u8,
     /// Why the last world has ended, in words.
     reason: String,
 }
 
 impl From<message::World> for World {
     fn from(world: message::World) -> Self {
-        let message::World { variables, generation, source, sync, flags, reason } = world;
-        Self { variables: variables.into_iter().collect(), generation, source, sync, flags, reason }
+        let message::World { variables, generation, source, sync, reason } = world;
+        Self { variables: variables.into_iter().collect(), generation, source, sync, reason }
     }
 }
 

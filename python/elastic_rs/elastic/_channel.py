@@ -43,6 +43,9 @@ class Channel(Protocol):
     All raise ``OSError`` once the connection has ended.
     """
 
+    def groupless(self) -> None:
+        """Say that this worker has no process group yet, and that the library makes it."""
+
     def check(self) -> int:
         """Count one check, and return 0 to go on, 1 if the world changes at this check, 2 if a peer has failed."""
 

@@ -62,7 +62,7 @@ class Membership:
         if attendance.reason:
             _log.warning("this worker will be restarted when the world changes: %s", attendance.reason)
         if attendance.path is not None:
-            self._connect(attendance.path)
+            self._connect(attendance.path, groupless=not group.exists)
         self._group = group
         if group.exists and self.channel is not None:
             self.channel.guard_loops()
@@ -133,9 +133,11 @@ class Membership:
         took_s = time.monotonic() - started
         _log.info("rank %d of %d: process group made in %.3f s", _place.rank(), _place.size(), took_s)
 
-    def _connect(self, path: str) -> None:
+    def _connect(self, path: str, *, groupless: bool) -> None:
         try:
             self.channel = _channel.connect(path, CONNECT_LIMIT_S)
+            if groupless:
+                self.channel.groupless()
             world = self.channel.world()
         except OSError as error:
             self._disconnected(error)

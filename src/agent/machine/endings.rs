@@ -21,10 +21,11 @@ impl AgentMachine {
                 Phase::Finishing { .. } => self.end(Outcome::Succeeded),
                 Phase::Stopping { next: Next::Decide, .. } => self.fail_too_late(),
                 // The join that follows reports it.
-                Phase::Joining | Phase::Stopping { .. } | Phase::Ended => {}
+                Phase::Preparing { .. } => self.stop(SIGTERM, Next::Join),
+                Phase::Looking | Phase::Joining | Phase::Stopping { .. } | Phase::Ended => {}
             },
             Verdict::Stopped { .. } => {
-                if matches!(self.phase, Phase::Joining | Phase::Ended) || self.ends_after_stop() {
+                if matches!(self.phase, Phase::Looking | Phase::Joining | Phase::Ended) || self.ends_after_stop() {
                     return;
                 }
                 self.warn(format!("stopping all workers: the job was {verdict}"));
@@ -32,7 +33,7 @@ impl AgentMachine {
             }
             Verdict::Failed { cause: reason, failure, .. } => {
                 match &mut self.phase {
-                    Phase::Joining | Phase::Ended => return,
+                    Phase::Looking | Phase::Joining | Phase::Ended => return,
                     Phase::Stopping { next: Next::End(own), .. } => {
                         // The coordinator says whose failure was the first.
                         if failure.is_some() && matches!(**own, Outcome::Failed { .. }) {
@@ -91,7 +92,7 @@ impl AgentMachine {
             return self.leave_now(signal);
         }
         match &self.phase {
-            Phase::Running { .. } => self.stop(SIGTERM, Next::End(Box::new(outcome))),
+            Phase::Running { .. } | Phase::Preparing { .. } => self.stop(SIGTERM, Next::End(Box::new(outcome))),
             Phase::Joining if self.has_parked() => self.stop(SIGTERM, Next::End(Box::new(outcome))),
             Phase::Stopping { .. } => self.go_on_with(Next::End(Box::new(outcome))),
             _ => self.end(outcome),

@@ -84,13 +84,13 @@ impl AgentMachine {
             self.lost.get_or_insert(failure);
             return false;
         }
-        let runs = self.is_running() || self.raises();
+        let runs = self.is_running() || self.raises() || self.is_preparing();
         if runs && let Some((signal, _)) = self.leaving {
             self.leave_now(signal); // the failure is nobody's concern any more
             return false;
         }
         if runs {
-            if hopeless {
+            if hopeless || self.is_preparing() {
                 self.stop(SIGTERM, Next::Decide);
             } else {
                 self.break_up(&failure.to_string(), Next::Decide, now);
@@ -107,6 +107,9 @@ impl AgentMachine {
         let (failure, hopeless) = (first.failure.clone(), first.hopeless);
         if !matches!(self.phase, Phase::Stopping { next: Next::Decide, .. }) {
             return;
+        }
+        if self.is_new() {
+            return self.give_up_alone(failure);
         }
         if hopeless {
             self.warn(format!("{failure}; a restart cannot help"));
@@ -156,7 +159,7 @@ impl AgentMachine {
     }
 
     /// Adds this node's name, without which other nodes would say "this node".
-    fn of_this_node(&self, failure: Failure) -> Failure {
+    pub(super) fn of_this_node(&self, failure: Failure) -> Failure {
         Failure { node: self.name.clone(), ..failure }
     }
 

@@ -61,11 +61,13 @@ pub(super) struct Lives {
     raise_at: Option<u64>,
     /// What the last join brought.
     brought: Option<Vec<Survivor>>,
+    /// The workers let the library make their process groups.
+    groupless: bool,
 }
 
 impl Lives {
     /// A world is about to begin. Returns the workers that have to be started.
-    fn begin(&mut self, workers: u32, resume: Option<&Resume>) -> BTreeSet<u32> {
+    pub(super) fn begin(&mut self, workers: u32, resume: Option<&Resume>) -> BTreeSet<u32> {
         self.continues = matches!(resume, Some(Resume::Continue { survivors: 1.., .. }));
         self.attended = false;
         let life = |rank| self.of.get(&rank).copied().unwrap_or(Life::Missing);
@@ -85,13 +87,23 @@ impl Lives {
         self.which(|life| matches!(life, Life::Attends { .. })).collect()
     }
 
-    fn started(&self) -> Vec<u32> {
+    pub(super) fn started(&self) -> Vec<u32> {
         self.which(|life| life == Life::Started).collect()
     }
 
     /// Whether every worker runs and attends.
     fn all_attend(&self) -> bool {
         !self.of.is_empty() && !self.any(|life| !matches!(life, Life::Attends { .. }))
+    }
+
+    /// A worker that was started waits for its first world.
+    pub(super) fn park(&mut self, local_rank: u32) {
+        self.of.insert(local_rank, Life::Parked { commit: None });
+    }
+
+    /// Whether every worker waits for a world.
+    pub(super) fn all_wait(&self) -> bool {
+        !self.any(|life| !matches!(life, Life::Parked { .. }))
     }
 
     /// Whether workers can survive the end of their world, or could have.
@@ -135,9 +147,21 @@ impl Lives {
 impl AgentMachine {
     /// A worker has connected. It learns its world now, and hears of the end of it.
     pub fn on_worker_attends(&mut self, local_rank: u32) {
-        if let Some(Life::Started | Life::Attends { .. }) = self.lives.of.get(&local_rank) {
-            self.place(local_rank);
-            self.tell_if_all_attend();
+        match self.lives.of.get(&local_rank) {
+            Some(Life::Started) if self.is_preparing() => self.on_prepared(local_rank),
+            Some(Life::Started | Life::Attends { .. }) => {
+                self.place(local_rank);
+                self.tell_if_all_attend();
+            }
+            _ => {}
+        }
+    }
+
+    /// A worker lets the library make its process group, and so do the others: they run the same program.
+    pub fn on_worker_groupless(&mut self) {
+        self.lives.groupless = true;
+        if self.is_running() {
+            self.commands.push(Command::Groupless(self.round));
         }
     }
 
@@ -173,6 +197,9 @@ impl AgentMachine {
     fn tell_if_all_attend(&mut self) {
         if self.is_running() && self.lives.all_attend() {
             self.commands.push(Command::Attending(self.round));
+            if self.lives.groupless {
+                self.commands.push(Command::Groupless(self.round));
+            }
         }
     }
 

@@ -1,10 +1,12 @@
 //! Workers that change in place: their connections, and what they are told. Part of [`super`].
 
 use std::future::pending;
+use std::time::Instant;
 
-use super::Runner;
+use super::{Runner, Step};
 use crate::agent::crew::Crew;
 use crate::agent::environment::{AGENT, IN_PLACE, VARIES};
+use crate::agent::news::Seen;
 use crate::agent::policy::AgentOptions;
 use crate::channel::agent::{Exchange, Heard};
 use crate::channel::message::{ToWorker, World};
@@ -40,8 +42,17 @@ impl Runner {
             Heard::Hello { local_rank } => self.machine.on_worker_attends(local_rank),
             Heard::Ack { local_rank, seq, count } => self.machine.on_worker_counted(local_rank, seq, count),
             Heard::Parked { local_rank, commit } => self.machine.on_worker_parked(local_rank, commit),
+            Heard::Groupless { .. } => self.machine.on_worker_groupless(),
             Heard::Gone { local_rank } => self.machine.on_worker_deaf(local_rank),
         }
+    }
+
+    /// Have all workers started, in the place that this node will probably get.
+    pub(super) fn start_ahead(&mut self, placement: Box<Placement>) {
+        self.missing = (0..self.workers.local_world_size).collect();
+        self.seen = self.session.as_ref().map(|session| Seen::of(&session.view()));
+        self.place = Some(((*placement).clone(), Instant::now()));
+        self.steps.push_back(Step::Start(placement));
     }
 
     /// Keep the workers' places, and return those that are to be started.
@@ -86,7 +97,6 @@ fn world_of(spec: &WorkerSpec, placement: &Placement) -> World {
         generation: placement.round.0,
         source,
         sync,
-        flags: 0,
         reason: placement.reason.clone(),
     }
 }

@@ -1,12 +1,12 @@
 //! Carrying out the machine's commands. Part of [`super`].
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Runner, Step};
 use crate::agent::command::{Command, farewell_reason};
 use crate::agent::crew::Crew;
 use crate::agent::environment::Workers;
-use crate::agent::machine::SURVIVING;
+use crate::agent::machine::{LOOK_LIMIT, SURVIVING};
 use crate::agent::words::{Sources, Words};
 use crate::process::Signal;
 use crate::rendezvous::protocol::message::Placement;
@@ -28,6 +28,8 @@ impl Runner {
 
     fn perform_one(&mut self, command: Command) {
         match command {
+            Command::Look => self.looking_until = Some(Instant::now() + LOOK_LIMIT),
+            Command::StartAhead(placement) => self.start_ahead(placement),
             Command::Join { survivors } => {
                 if let Some(session) = &self.session {
                     session.bring(survivors);
@@ -68,6 +70,7 @@ impl Runner {
                 None => self.steps.push_back(Step::Barrier),
             },
             Command::Attending(round) => self.session.iter().for_each(|session| session.attending(round)),
+            Command::Groupless(round) => self.session.iter().for_each(|session| session.groupless(round)),
             Command::Counted { round, count } => {
                 self.session.iter().for_each(|session| session.counted(round, count));
             }

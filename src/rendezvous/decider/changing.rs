@@ -23,7 +23,7 @@ use super::resume::{self, Comer};
 use super::run::Run;
 use crate::rendezvous::protocol::capability::IN_PLACE;
 use crate::rendezvous::protocol::message::{
-    ADDED, CoordinatorMessage, LARGEST_COUNT, NEVER, NodeId, REMOVED, Resume, Round, WorkerRanks,
+    ADDED, CoordinatorMessage, LARGEST_COUNT, NEVER, NodeId, REMOVED, Resume, Round, Running, WorkerRanks,
 };
 use crate::rendezvous::protocol::text::tidy;
 
@@ -40,6 +40,29 @@ impl Run {
                 "round {round} can change in place: the workers of all its members attend (nodes: {nodes})"
             ));
         }
+    }
+
+    /// The workers of a member let the library make their process groups. All members run the same program.
+    pub(super) fn on_groupless(&mut self, id: NodeId, round: Round) {
+        if self.is_capable_member(id, round) {
+            self.in_place.set_groupless();
+        }
+    }
+
+    /// The world that runs, if a newcomer may start its workers before it joins.
+    pub(super) fn running(&self) -> Option<Running> {
+        let settled = self.changes_in_place() && self.in_place.is_groupless();
+        let world = self.current.world().filter(|_| settled)?;
+        let (master_addr, master_port) = world.master.clone()?;
+        Some(Running {
+            round: self.round(),
+            world: world.id,
+            nodes: world.size,
+            workers: world.workers.as_ref()?.first()?.world_size,
+            master_addr,
+            master_port,
+            restart: world.restart,
+        })
     }
 
     /// A member says how far its workers are.

@@ -11,7 +11,7 @@ use super::event::{Effect, Home, Reach, SessionId};
 use super::node::{Node, Status};
 use super::recovery::LARGEST_ROUND;
 use super::run::Run;
-use crate::rendezvous::protocol::capability::{ATTENDING, Capabilities};
+use crate::rendezvous::protocol::capability::{ATTENDING, Capabilities, IN_PLACE, RUNNING};
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, Placed};
 use crate::rendezvous::protocol::settings::Settings;
 
@@ -95,14 +95,14 @@ impl Run {
     fn welcome(&mut self, hello: &Hello, session: SessionId) {
         let Some(node) = self.roster.get(hello.node) else { return };
         let (addr, active, spare) = (node.addr(), node.status == Status::Active, self.is_spare(node));
-        self.send(
-            session,
-            CoordinatorMessage::Welcome {
-                addr,
-                hosted: self.is_host(hello.node),
-                capabilities: Capabilities::default(),
-            },
-        );
+        let new = hello.placed.is_none() && !hello.joining && hello.capabilities.has(IN_PLACE);
+        let running = self.running().filter(|_| new);
+        let mut capabilities = Capabilities::default();
+        capabilities.set(RUNNING, running.is_some());
+        self.send(session, CoordinatorMessage::Welcome { addr, hosted: self.is_host(hello.node), capabilities });
+        if let Some(running) = running {
+            self.send(session, CoordinatorMessage::Running(running));
+        }
         if self.is_bound() && differ(&self.settings, &hello.settings) {
             self.send(session, terms(&self.settings));
         }

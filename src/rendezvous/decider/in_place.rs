@@ -26,6 +26,8 @@ pub(super) struct InPlace {
     stopped_at: BTreeMap<NodeId, u64>,
     /// How the workers of the current world have begun.
     resume: Option<Resume>,
+    /// The current workers let the library make their process groups.
+    groupless: bool,
 }
 
 /// A change that members have been told of.
@@ -48,6 +50,16 @@ pub(super) enum Phase {
 }
 
 impl InPlace {
+    /// The workers of the current world let the library make their process groups.
+    pub fn set_groupless(&mut self) {
+        self.groupless = true;
+    }
+
+    /// Whether they do, as far as is known.
+    pub fn is_groupless(&self) -> bool {
+        self.groupless
+    }
+
     /// The change, if there is one.
     pub fn change(&self) -> Option<&Change> {
         self.change.as_ref()
@@ -108,7 +120,7 @@ impl InPlace {
     /// End the change: the members cannot stop together any more.
     pub fn break_off(&mut self) {
         let (stopped_at, resume) = (std::mem::take(&mut self.stopped_at), self.resume.take());
-        *self = Self { stopped_at, resume, ..Self::default() };
+        *self = Self { stopped_at, resume, groupless: self.groupless, ..Self::default() };
     }
 
     /// A node joins, whose workers have stopped at this check, if at any.

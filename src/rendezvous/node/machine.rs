@@ -10,7 +10,9 @@ use super::counterpart::Counterpart;
 use super::pending::{Joining, Link, Report, back_off};
 use crate::rendezvous::protocol::bounds::tidy_message;
 use crate::rendezvous::protocol::capability::Capabilities;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage, Placement, Survivor, Verdict};
+use crate::rendezvous::protocol::message::{
+    CoordinatorMessage, Hello, NodeMessage, Placement, Running, Survivor, Verdict,
+};
 
 mod in_place;
 mod joins;
@@ -46,6 +48,8 @@ pub struct NodeMachine {
     pub(in crate::rendezvous) left: bool,
     /// The optional messages that the coordinator understands.
     capabilities: Capabilities,
+    /// The world that ran when this node was welcomed, if its workers may be started before it joins.
+    running: Option<Running>,
     /// This node's part in changes in place.
     part: Part,
     /// The surviving workers of the next join.
@@ -102,6 +106,7 @@ impl NodeMachine {
             view: View { out_of_reach_since: Some(now), ..View::default() },
             left: false,
             capabilities: Capabilities::none(),
+            running: None,
             part: Part::default(),
             brings: None,
             hosted: false,
@@ -122,6 +127,7 @@ impl NodeMachine {
         self.link = Link::Up { welcomed: false, answered_at: now, beat_at };
         self.last_error = "it accepts connections, but has not answered yet".to_owned();
         self.beats.clear();
+        self.running = None;
         self.commands.push(NodeCommand::Send(NodeMessage::Hello(Box::new(self.hello.clone()))));
     }
 
@@ -196,6 +202,7 @@ impl NodeMachine {
             }
             CoordinatorMessage::Change { round, flags, reason } => self.on_change(round, flags, reason, now),
             CoordinatorMessage::RaiseAt { round, check } => self.on_raise_at(round, check),
+            CoordinatorMessage::Running(running) => self.running = Some(running),
             CoordinatorMessage::Withdrawn { progress } => {
                 self.withdrawing = false;
                 if let Some(joining) = self.joining.as_ref().filter(|joining| joining.withdrawn_at.is_some()) {

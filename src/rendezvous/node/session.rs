@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::line::{Endpoint, drive};
 use super::machine::{JoinError, NodeMachine, View};
 use super::seat::{Seat, Shared};
-use crate::rendezvous::protocol::message::{Failure, Hello, JoinWorkers, Placement, Round, Survivor, Verdict};
+use crate::rendezvous::protocol::message::{Failure, Hello, JoinWorkers, Placement, Round, Running, Survivor, Verdict};
 
 /// A node's session with the coordinator. Dropping it ends the connection without a `Leave`. [`Session::leave`] sends one.
 #[derive(Debug)]
@@ -161,6 +161,24 @@ impl Session {
     /// All living workers of `round` are connected to their agent: the node can change in place.
     pub fn attending(&self, round: Round) {
         self.ask(|machine| machine.attending(round));
+    }
+
+    /// The workers of `round` let `elastic_rs.elastic.run` make their process groups.
+    pub fn groupless(&self, round: Round) {
+        self.ask(|machine| machine.groupless(round));
+    }
+
+    /// Wait until it is known whether a world runs for which this node may start its workers before it joins, and return that world.
+    pub async fn outlook(&self) -> Option<Running> {
+        let mut steps = self.shared.steps.subscribe();
+        loop {
+            let known = self.shared.seat.lock().machine().outlook().map(Option::<&Running>::cloned);
+            if let Some(running) = known {
+                return running;
+            }
+            // The sender lives in `shared`: it cannot be gone.
+            let _ = steps.changed().await;
+        }
     }
 
     /// The workers of `round` have passed this many checks: the answer to the view's `change`.

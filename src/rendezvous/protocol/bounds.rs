@@ -2,8 +2,8 @@
 //! that could forge log lines.
 
 use super::message::{
-    ADDED, CoordinatorMessage, Failure, Hello, Join, JoinWorkers, Placed, Placement, REMOVED, Resume, SURVIVORS_LIMIT,
-    Verdict, Waits,
+    ADDED, CoordinatorMessage, Failure, Hello, Join, JoinWorkers, Placed, Placement, REMOVED, Resume, Running,
+    SURVIVORS_LIMIT, Verdict, Waits,
 };
 use super::settings::Settings;
 use super::text::{LOCAL_WORLD_SIZE_LIMIT, NAME_LIMIT_BYTES, check, cut, plain, tidy, tidy_lines, validate_run_id};
@@ -114,6 +114,9 @@ pub(in crate::rendezvous) fn tidy_message(message: CoordinatorMessage) -> Coordi
         Change { round, flags, reason } => {
             // A later release may know of further flags.
             Change { round, flags: flags & (REMOVED | ADDED), reason: plain(&reason) }
+        }
+        CoordinatorMessage::Running(running) => {
+            CoordinatorMessage::Running(Running { master_addr: plain(&running.master_addr), ..running })
         }
         Closed { verdict, spare } => Closed { verdict: tidy_verdict(&verdict), spare },
         Heartbeat { waits: told } => Heartbeat { waits: told.map(waits) },

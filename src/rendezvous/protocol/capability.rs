@@ -21,6 +21,12 @@ pub const IN_PLACE: &str = "in_place";
 /// [`NodeMessage::Attending`]: super::message::NodeMessage::Attending
 pub const ATTENDING: &str = "attending";
 
+/// Named by a coordinator whose [`Welcome`](super::message::CoordinatorMessage::Welcome) is followed by
+/// [`CoordinatorMessage::Running`].
+///
+/// [`CoordinatorMessage::Running`]: super::message::CoordinatorMessage::Running
+pub const RUNNING: &str = "running";
+
 /// The capabilities of this release.
 const OURS: [&str; 1] = [IN_PLACE];
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::capability::Capabilities;
 pub use super::ending::{Failure, Verdict};
 pub use super::place::{
-    HostSeat, Join, JoinWorkers, Placed, Placement, Resume, SURVIVORS_LIMIT, Survivor, WorkerRanks,
+    HostSeat, Join, JoinWorkers, Placed, Placement, Resume, Running, SURVIVORS_LIMIT, Survivor, WorkerRanks,
 };
 use super::settings::Settings;
 
@@ -112,6 +112,12 @@ pub enum NodeMessage {
     /// [`Self::Leave`].
     Parked {
         /// The round.
+        round: Round,
+    },
+    /// The workers of this node let `elastic_rs.elastic.run` make their process groups. So a newcomer's can be started before it joins:
+    /// see [`CoordinatorMessage::Running`].
+    Groupless {
+        /// The round they belong to.
         round: Round,
     },
 }
@@ -267,6 +273,9 @@ pub enum CoordinatorMessage {
         /// How the workers begin.
         resume: Resume,
     },
+    /// Follows [`Self::Welcome`] if that has the capability `RUNNING`: a world runs that can change in place, and the node may start its
+    /// workers before it joins, because they reach `elastic_rs.elastic.run` without a world.
+    Running(Running),
 }
 
 impl CoordinatorMessage {

@@ -177,6 +177,50 @@ impl fmt::Display for Resume {
     }
 }
 
+/// The world that runs, for a node that may start its workers before it joins.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Running {
+    /// The round.
+    pub round: Round,
+    /// The world's id: [`Placement::world`].
+    pub world: u64,
+    /// Number of nodes.
+    pub nodes: u32,
+    /// Number of workers.
+    pub workers: u32,
+    /// Address of rank 0.
+    pub master_addr: String,
+    /// Port of the round's worker store at rank 0.
+    pub master_port: u16,
+    /// The job's restart number.
+    pub restart: u32,
+}
+
+impl Running {
+    /// The place that a node with `workers` would get if it joined now and nothing else changed.
+    pub fn next_place(&self, workers: u32) -> Placement {
+        let world_size = self.workers.saturating_add(workers);
+        Placement {
+            round: self.round.next(),
+            rank: self.nodes,
+            world_size: self.nodes.saturating_add(1),
+            world: self.world,
+            master_addr: self.master_addr.clone(),
+            master_port: self.master_port,
+            reason: "workers are started ahead of the join".to_owned(),
+            restart: self.restart,
+            workers: Some(WorkerRanks {
+                first_rank: self.workers,
+                world_size,
+                first_role_rank: self.workers,
+                role_world_size: world_size,
+            }),
+            host: None,
+            resume: None,
+        }
+    }
+}
+
 /// The rank whose process hosted the coordinator that formed a round, and where that coordinator listened.
 ///
 /// A later coordinator with the same `place` and another `life` listens where that process did, so that process has ended.

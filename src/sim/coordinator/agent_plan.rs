@@ -84,7 +84,11 @@ fn draw_in_place(plan: &mut Plan, dice: &mut Dice) {
         hang: [0, 0, 5][dice.between(0, 2) as usize],
         die: [0, 5, 20][dice.between(0, 2) as usize],
         step: Duration::from_millis([1, 100, 1_000][dice.between(0, 2) as usize]),
+        groupless: false,
     };
+    // A worker that never gets to the library's function would keep its node from joining.
+    let all = plan.options.agents.in_place.hosts.len() == plan.options.hosts;
+    plan.options.agents.in_place.groupless = all && dice.chance(50);
 }
 
 /// SIGTERM, now and then twice.

@@ -18,9 +18,9 @@ fn any_to_worker() -> impl Strategy<Value = ToWorker> {
     // Reasons of one line, as they arrive.
     let reason = || "[a-z]{0,20}";
     let variable = ("[A-Z_]{1,12}", "[ -~]{0,20}");
-    let world = (vec(variable, 0..20), any::<u64>(), any::<u32>(), any::<bool>(), any::<u8>(), reason()).prop_map(
-        |(variables, generation, source, sync, flags, reason)| {
-            ToWorker::World(Box::new(World { variables, generation, source, sync, flags, reason }))
+    let world = (vec(variable, 0..20), any::<u64>(), any::<u32>(), any::<bool>(), reason()).prop_map(
+        |(variables, generation, source, sync, reason)| {
+            ToWorker::World(Box::new(World { variables, generation, source, sync, reason }))
         },
     );
     prop_oneof![

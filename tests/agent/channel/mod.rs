@@ -48,14 +48,7 @@ async fn silence(exchange: &mut Exchange) {
 
 fn world(generation: u64) -> World {
     let variables = [("RANK", "3"), ("WORLD_SIZE", "4")].map(|(name, value)| (name.to_owned(), value.to_owned()));
-    World {
-        variables: variables.into(),
-        generation,
-        source: 1,
-        sync: true,
-        flags: 2,
-        reason: "a node joins".to_owned(),
-    }
+    World { variables: variables.into(), generation, source: 1, sync: true, reason: "a node joins".to_owned() }
 }
 
 fn change(seq: u64) -> ToWorker {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class Agent:
         self.socket.bind(str(self.path))
         self.socket.listen()
         self.socket.settimeout(LIMIT_S)
+        self.groupless = False
+        """Whether it has said that the library makes its process group."""
         self.workers: list[Worker] = []
 
     def accept(self) -> Worker:
@@ -62,10 +65,15 @@ class Worker:
 
     def hear(self) -> Heard | None:
         """Return what the worker says next, or None at the end of the connection."""
-        head = self._bytes(4)
-        if not head:
-            return None
-        body = iter(self._bytes(struct.unpack("<I", head)[0]))
+        while head := self._bytes(4):
+            body = iter(self._bytes(struct.unpack("<I", head)[0]))
+            heard = self._heard(body)
+            assert list(body) == []
+            if heard is not None:
+                return heard
+        return None
+
+    def _heard(self, body: Iterator[int]) -> Heard | None:
         heard: Heard
         match number(body):
             case 0:
@@ -74,9 +82,11 @@ class Worker:
                 heard = ("ack", number(body), number(body))
             case 2:
                 heard = ("parked", number(body) if next(body) else None)
+            case 3:
+                self.groupless = True
+                return None
             case kind:
                 raise AssertionError(f"message {kind}")
-        assert list(body) == []
         return heard
 
     def _bytes(self, count: int) -> bytes:
@@ -97,9 +107,9 @@ class Worker:
         source: int = 1,
         sync: bool = True,
     ) -> None:
-        """Tell of a world, with flags 2."""
+        """Tell of a world."""
         pairs = b"".join(text(name) + text(value) for name, value in variables.items())
-        fields = varint(len(variables)) + pairs + varint(generation) + varint(source) + bytes([sync, 2]) + text(reason)
+        fields = varint(len(variables)) + pairs + varint(generation) + varint(source) + bytes([sync]) + text(reason)
         self._tell(1, fields)
 
     def change(self, seq: int, flags: int, reason: str) -> None:

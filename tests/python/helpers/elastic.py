@@ -20,7 +20,6 @@ class World:
     generation: int = 1
     source: int = 0
     sync: bool = True
-    flags: int = 0
     reason: str = "test"
 
 
@@ -43,6 +42,9 @@ class FakeChannel:
     calls: list[str] = field(default_factory=list)
     changes: list[tuple[int, int]] = field(default_factory=list)
     announced: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def groupless(self) -> None:
+        self.calls.append("groupless")
 
     def check(self) -> int:
         self.checks += 1

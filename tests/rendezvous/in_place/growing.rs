@@ -1,13 +1,13 @@
 //! Nodes join: members run on until the last call is over, and stop at one check.
 
 use elastic_rs::rendezvous::decider::standing::Standing;
-use elastic_rs::rendezvous::protocol::capability::Capabilities;
+use elastic_rs::rendezvous::protocol::capability::{Capabilities, RUNNING};
 use elastic_rs::rendezvous::protocol::message::{
-    ADDED, CoordinatorMessage, Hello, NEVER, NodeMessage, REMOVED, Round, Verdict,
+    ADDED, CoordinatorMessage, Hello, NEVER, NodeMessage, REMOVED, Round, Running, Verdict,
 };
 
 use super::{ROUND, SECOND, attended, formed, settings};
-use crate::bench::{Bench, hello, join};
+use crate::bench::{Bench, back, hello, join};
 
 #[test]
 fn members_run_on_until_the_newcomers_last_call_ends_and_stop_at_the_first_check_that_none_has_passed() {
@@ -99,6 +99,70 @@ fn an_attendance_in_another_round_or_without_the_capability_does_not_count() {
     bench.say(2, NodeMessage::Attending { round: Round(2) });
     bench.newcomer(3, 3);
     assert!(bench.stopped(&[1, 2]).contains("1 node waits to join"));
+}
+
+/// The world that a node is told of when it introduces itself.
+fn told_of(bench: &mut Bench, node: u64, hello: Hello) -> Option<Running> {
+    bench.greet(node, hello, node as u8);
+    match bench.last(node) {
+        CoordinatorMessage::Running(running) => Some(running.clone()),
+        CoordinatorMessage::Welcome { capabilities, .. } => {
+            assert!(!capabilities.has(RUNNING));
+            None
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_newcomer_hears_of_the_world_for_which_it_may_start_its_workers() {
+    let mut bench = attended(2, 4);
+    assert_eq!(told_of(&mut bench, 3, hello(3, &settings(1, 4))), None, "scripts may make the groups");
+    bench.say(1, NodeMessage::Groupless { round: ROUND });
+    let running = told_of(&mut bench, 4, hello(4, &settings(1, 4))).unwrap();
+    assert_eq!((running.round, running.nodes, running.workers, running.restart), (ROUND, 2, 4, 0));
+    let place = bench.place(1);
+    assert_eq!(
+        (running.world, &running.master_addr, running.master_port),
+        (place.world, &place.master_addr, place.master_port)
+    );
+    let next = running.next_place(2);
+    assert_eq!((next.round, next.rank, next.workers.unwrap().first_rank), (Round(2), 2, 4));
+}
+
+#[test]
+fn a_node_hears_of_no_world_that_is_about_to_end_or_that_it_cannot_wait_for() {
+    let ready = || {
+        let mut bench = attended(2, 4);
+        bench.say(2, NodeMessage::Groupless { round: ROUND });
+        bench
+    };
+    let new = hello(3, &settings(1, 4));
+    assert!(told_of(&mut ready(), 3, new.clone()).is_some());
+    assert_eq!(told_of(&mut ready(), 3, Hello { capabilities: Capabilities::none(), ..new.clone() }), None);
+    assert_eq!(told_of(&mut ready(), 3, Hello { joining: true, ..new.clone() }), None);
+    let mut bench = ready();
+    bench.leave(2);
+    assert_eq!(told_of(&mut bench, 3, new.clone()), None, "the world has lost a member");
+    let mut bench = attended(2, 4);
+    bench.say(1, NodeMessage::Groupless { round: Round(2) });
+    assert_eq!(told_of(&mut bench, 3, new), None, "another round");
+}
+
+#[test]
+fn workers_that_were_started_before_the_join_go_on_with_the_state_of_the_others() {
+    let mut bench = attended(2, 3);
+    bench.greet(3, hello(3, &settings(1, 3)), 3);
+    bench.say(3, back(0, &[(0, None), (1, None)], None));
+    assert_eq!(bench.change(1).0, ADDED);
+    bench.count(1, 8);
+    bench.count(2, 8);
+    bench.stop(1, 9);
+    bench.stop(2, 9);
+    for node in 1..=3 {
+        bench.assert_go_on(node, true, 6);
+    }
+    assert_eq!(bench.place(3).rank, 2);
 }
 
 #[test]

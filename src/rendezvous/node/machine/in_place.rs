@@ -7,9 +7,10 @@
 use std::time::{Duration, Instant};
 
 use super::{Change, NodeCommand, NodeMachine};
+use crate::rendezvous::node::counterpart::Counterpart;
 use crate::rendezvous::node::pending::Link;
-use crate::rendezvous::protocol::capability::{ATTENDING, IN_PLACE};
-use crate::rendezvous::protocol::message::{LARGEST_COUNT, NEVER, NodeMessage, Round, Survivor};
+use crate::rendezvous::protocol::capability::{ATTENDING, IN_PLACE, RUNNING};
+use crate::rendezvous::protocol::message::{LARGEST_COUNT, NEVER, NodeMessage, Round, Running, Survivor};
 use crate::rendezvous::protocol::text::tidy;
 
 /// Time within which the coordinator must name the check, as workers wait for it. The coordinator gives the members half of it to count.
@@ -38,6 +39,23 @@ impl NodeMachine {
             self.hello.capabilities.set(ATTENDING, true);
             self.say_in_place(NodeMessage::Attending { round });
         }
+    }
+
+    /// The workers of `round` let `elastic_rs.elastic.run` make their process groups.
+    pub fn groupless(&mut self, round: Round) {
+        if self.is_member(round) {
+            self.say_in_place(NodeMessage::Groupless { round });
+        }
+    }
+
+    /// The world that runs, if this node may start its workers before it joins. `None` until that is known: the coordinator has not
+    /// answered yet.
+    pub fn outlook(&self) -> Option<Option<&Running>> {
+        if !matches!(self.counterpart, Counterpart::Coordinator { .. }) {
+            return Some(None);
+        }
+        let known = self.ever_welcomed && (self.running.is_some() || !self.capabilities.has(RUNNING));
+        known.then_some(self.running.as_ref())
     }
 
     /// The workers of `round` have passed this many checks, and wait at the next one: the answer to the view's `change`.

@@ -29,6 +29,8 @@ pub struct InPlace {
     pub die: u64,
     /// Time between two checks.
     pub step: Duration,
+    /// The library makes the workers' process groups, so that they can be started before their node joins.
+    pub groupless: bool,
 }
 
 /// A worker.
@@ -170,9 +172,14 @@ impl Simulation {
         let now = self.now();
         let step = self.options.agents.in_place.step.max(Duration::from_millis(1));
         let ahead = self.engine.dice.between(0, 1);
+        let groupless = self.options.agents.in_place.groupless;
+        let joins = self.hosts[host].process.as_ref().is_some_and(|process| matches!(process.agent, Agent::Joining));
         let Some(member) = self.member(host, local_rank).filter(|member| member.process == process) else { return };
         match what {
-            Doing::Attend => member.attends = true,
+            Doing::Attend => {
+                member.attends = true;
+                member.parked = joins.then_some(None);
+            }
             Doing::Count { .. } => {
                 // Collectives keep all workers within one check of one another.
                 member.counted = Some((now.as_millis() / step.as_millis()) as u64 + ahead);
@@ -189,7 +196,12 @@ impl Simulation {
         let (commit, counted) = (member.commit, member.counted);
         let Some((_, ours)) = self.ours(host) else { return };
         match what {
-            Doing::Attend => ours.machine.on_worker_attends(local_rank),
+            Doing::Attend => {
+                ours.machine.on_worker_attends(local_rank);
+                if groupless {
+                    ours.machine.on_worker_groupless();
+                }
+            }
             Doing::Count { change } => ours.machine.on_worker_counted(local_rank, change, counted.unwrap_or(0)),
             Doing::Park => ours.machine.on_worker_parked(local_rank, commit),
         }

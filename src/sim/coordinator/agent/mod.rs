@@ -114,6 +114,8 @@ pub struct Ours {
     workers: u32,
     grace: Duration,
     seen: Option<Seen>,
+    /// Until when it looks for a running world.
+    looking_until: Option<Time>,
     ending: Option<Outcome>,
     first_rank: u32,
     /// Workers of the last generation that ended well.
@@ -158,6 +160,7 @@ impl Ours {
             workers,
             grace: agents.grace,
             seen: None,
+            looking_until: None,
             ending: None,
             first_rank: 0,
             succeeded: 0,

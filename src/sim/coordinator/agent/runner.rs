@@ -7,10 +7,10 @@ use super::super::event::Event;
 use super::super::host::{Agent, Exit, Host, Process};
 use super::super::simulation::Simulation;
 use super::{Ends, Ours, pid_of_workers};
-use crate::agent::machine::{LEAVE_LIMIT, WORDS_LIMIT};
+use crate::agent::machine::{LEAVE_LIMIT, LOOK_LIMIT, WORDS_LIMIT};
 use crate::agent::news::Seen;
 use crate::agent::{Command, Outcome};
-use crate::rendezvous::protocol::message::Failure;
+use crate::rendezvous::protocol::message::{Failure, Running};
 use crate::sim::engine::paths::{End, HostId};
 use crate::sim::engine::queue::Time;
 use crate::sim::worlds::Violation;
@@ -47,9 +47,16 @@ impl Simulation {
 
     /// Pass the session's view to the agent.
     fn hear(&mut self, host: HostId) -> Result<(), Violation> {
-        let instant = self.instant();
+        let (instant, at) = (self.instant(), self.now());
         let Some((process, ours)) = self.ours(host) else { return Ok(()) };
         let view = process.machine.view().clone();
+        if let Some(until) = ours.looking_until {
+            let running = process.machine.outlook().map(Option::<&Running>::cloned);
+            if running.is_some() || until <= at {
+                ours.looking_until = None;
+                ours.machine.on_outlook(running.flatten().as_ref(), instant);
+            }
+        }
         if let Some(outcome) = process.machine.take_outcome() {
             process.answers += 1;
             match outcome.clone() {
@@ -80,8 +87,18 @@ impl Simulation {
     }
 
     fn perform(&mut self, host: HostId, command: Command) -> Result<(), Violation> {
+        let now = self.now();
         let Some((process, ours)) = self.ours(host) else { return Ok(()) };
         match command {
+            Command::Look => {
+                let (pid, until) = (process.pid, now + LOOK_LIMIT);
+                ours.looking_until = Some(until);
+                self.engine.push(until, Event::AgentTick(host, pid));
+            }
+            Command::StartAhead(_) => {
+                ours.seen = Some(Seen::of(process.machine.view()));
+                self.start_ahead(host);
+            }
             Command::Join { survivors } => {
                 process.machine.bring(survivors);
                 self.ask(host);
@@ -92,6 +109,7 @@ impl Simulation {
             Command::Send { local_rank, message } => return self.tell_worker(host, local_rank, *message),
             Command::KillWorker { local_rank } => self.kill_worker(host, local_rank),
             Command::Attending(round) => process.machine.attending(round),
+            Command::Groupless(round) => process.machine.groupless(round),
             Command::Counted { round, count } => process.machine.counted(round, count),
             Command::Parked(round) => process.machine.parked(round),
             Command::WillLeave { round, signal } => {

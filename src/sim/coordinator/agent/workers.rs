@@ -24,15 +24,28 @@ impl Simulation {
         missing: BTreeSet<u32>,
     ) -> Result<(), Violation> {
         self.check_start(host, &placement, &missing)?;
+        let Some((process, ours)) = self.ours(host) else { return Ok(()) };
+        ours.first_rank = placement.workers.map_or(0, |ranks| ranks.first_rank);
+        process.agent = Agent::Running(placement);
+        self.begin_start(host, missing);
+        Ok(())
+    }
+
+    /// All workers are started, and their node has not joined.
+    pub(super) fn start_ahead(&mut self, host: HostId) {
+        let workers = self.ours(host).map_or(0, |(_, ours)| ours.workers);
+        self.begin_start(host, (0..workers).collect());
+    }
+
+    fn begin_start(&mut self, host: HostId, missing: BTreeSet<u32>) {
         self.generations += 1;
         let generation = self.generations;
         let Agents { bad_starts, bad_starts_until, .. } = self.options.agents;
         let bad = !missing.is_empty() && self.now() < bad_starts_until && self.engine.dice.chance(bad_starts);
         let at = self.now() + self.engine.dice.duration(self.options.agents.start);
-        let Some((process, ours)) = self.ours(host) else { return Ok(()) };
-        ours.first_rank = placement.workers.map_or(0, |ranks| ranks.first_rank);
-        ours.succeeded = 0;
-        process.agent = Agent::Running(placement);
+        if let Some((_, ours)) = self.ours(host) {
+            ours.succeeded = 0;
+        }
         let none = || Crew { generation, up: false, left: BTreeMap::new(), stopping: None };
         let crew = self.hosts[host].crew.get_or_insert_with(none);
         (crew.generation, crew.up) = (generation, false);
@@ -42,7 +55,6 @@ impl Simulation {
         }
         let happens = if bad { CrewEvent::NotStarted } else { CrewEvent::Started };
         self.engine.push(at, Event::Crew(host, generation, happens));
-        Ok(())
     }
 
     fn check_start(&mut self, host: HostId, placement: &Placement, missing: &BTreeSet<u32>) -> Result<(), Violation> {

@@ -239,6 +239,7 @@ impl Ledger {
             | NodeMessage::Heartbeat
             | NodeMessage::Done { .. }
             | NodeMessage::Attending { .. }
+            | NodeMessage::Groupless { .. }
             | NodeMessage::WillLeave { .. }
             | NodeMessage::Parked { .. } => {}
             NodeMessage::Failed { round, .. } => {

@@ -1,0 +1,93 @@
+//! A newcomer's workers are started before it joins. Part of [`super`].
+//!
+//! A start takes seconds to minutes: imports, data, the model. Without this the workers of the running world would have left it, and would
+//! wait for all of that. It is possible if they can change in place, and if the program lets `elastic_rs.elastic.run` make the process
+//! group: such a worker needs no world until it gets there. It is told a place that it will probably get, and its place when it has one
+//! (`docs/decisions/0076-a-newcomers-workers-are-started-before-it-joins.md`).
+
+use std::time::{Duration, Instant};
+
+use super::{AgentMachine, Phase, SIGTERM, TELL_EVERY};
+use crate::agent::command::Command;
+use crate::agent::machine::Next;
+use crate::agent::policy::{Budget, Outcome};
+use crate::rendezvous::protocol::message::{Failure, Round, Running};
+
+/// How long a node looks for a running world before it joins. Longer if the coordinator is slow to answer would do no good: there may
+/// be none yet.
+pub const LOOK_LIMIT: Duration = Duration::from_secs(1);
+/// How long workers that were started before the join may take to get there. As long as a join may take by default.
+pub const PREPARE_LIMIT: Duration = Duration::from_secs(600);
+
+impl AgentMachine {
+    /// Whether a world runs for which the workers may be started now.
+    pub fn on_outlook(&mut self, running: Option<&Running>, now: Instant) {
+        if !matches!(self.phase, Phase::Looking) {
+            return;
+        }
+        let Some(running) = running else { return self.join() };
+        if self.policy.budget == Budget::Job {
+            self.restarts = running.restart;
+        }
+        self.tell(format!(
+            "the job runs with {} workers on {} nodes, and can change in place: the workers of this node are started before it joins",
+            running.workers, running.nodes
+        ));
+        self.lives.begin(self.policy.workers, None);
+        self.phase = Phase::Preparing { since: now, tell_at: now + TELL_EVERY };
+        self.commands.push(Command::StartAhead(Box::new(running.next_place(self.policy.workers))));
+    }
+
+    pub(super) fn is_preparing(&self) -> bool {
+        matches!(self.phase, Phase::Preparing { .. })
+    }
+
+    /// Whether this node has never had a place.
+    pub(super) fn is_new(&self) -> bool {
+        self.round == Round::default()
+    }
+
+    /// A worker waits for its world. The node joins once all do.
+    pub(super) fn on_prepared(&mut self, local_rank: u32) {
+        self.lives.park(local_rank);
+        if self.lives.all_wait() {
+            self.survive = true;
+            self.join();
+        }
+    }
+
+    /// A worker has succeeded without a world. Whatever that means, the others do not wait for one in vain.
+    pub(super) fn stop_if_prepared_in_vain(&mut self, local_rank: u32) {
+        if self.is_preparing() {
+            self.warn(format!(
+                "the worker with local rank {local_rank} has ended before it was in a world; all workers are started again after the join"
+            ));
+            self.stop(SIGTERM, Next::Join);
+        }
+    }
+
+    /// A worker has failed before this node has joined. That concerns nobody else.
+    pub(super) fn give_up_alone(&mut self, failure: Failure) {
+        let failure = self.of_this_node(failure);
+        self.warn(format!("{failure}; this node had not joined yet, so it ends alone"));
+        let reason = failure.to_string();
+        self.end_after_stop(Outcome::Failed { cause: Some(Box::new(failure)), reason });
+    }
+
+    pub(super) fn look_after_preparation(&mut self, now: Instant) {
+        let Phase::Preparing { since, tell_at } = &mut self.phase else { return };
+        if now < *tell_at {
+            return;
+        }
+        *tell_at = now + TELL_EVERY;
+        let took = now.saturating_duration_since(*since);
+        let (missing, workers) = (self.lives.started().len(), self.policy.workers);
+        let what =
+            format!("{missing} of {workers} workers have not reached `elastic_rs.elastic.run` within {took:.0?}");
+        if took < PREPARE_LIMIT {
+            return self.warn(format!("{what}; this node joins when they have"));
+        }
+        self.warn(format!("{what}: this node joins without them, and starts all workers again"));
+        self.stop(SIGTERM, Next::Join);
+    }
+}

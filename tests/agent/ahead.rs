@@ -1,0 +1,220 @@
+//! The agent's machine with a newcomer's workers, which are started before the join. `in_place` has those of members.
+
+use std::time::{Duration, Instant};
+
+use elastic_rs::agent::machine::PREPARE_LIMIT;
+use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
+use elastic_rs::process::{Signal, StopPolicy};
+use elastic_rs::rendezvous::protocol::message::{Failure, Placement, Resume, Round, Running, Survivor, Verdict};
+
+use crate::commands::{self, does};
+
+const GRACE: Duration = Duration::from_secs(7);
+const SIGTERM: i32 = 15;
+
+fn running() -> Running {
+    Running {
+        round: Round(4),
+        world: 99,
+        nodes: 2,
+        workers: 6,
+        master_addr: "node0".into(),
+        master_port: 1234,
+        restart: 1,
+    }
+}
+
+fn looking() -> AgentMachine {
+    let policy = Policy { budget: Budget::Job, workers: 2, grace: GRACE, exit_barrier_timeout: None, in_place: true };
+    let mut agent = AgentMachine::new(policy, "node2".into());
+    assert_eq!(does(&mut agent), [Command::Look]);
+    agent
+}
+
+/// An agent whose workers are started ahead.
+fn preparing(now: Instant) -> AgentMachine {
+    let mut agent = looking();
+    agent.on_outlook(Some(&running()), now);
+    assert_eq!(does(&mut agent), [Command::StartAhead(Box::new(running().next_place(2)))]);
+    agent.on_started();
+    assert_eq!(does(&mut agent), []);
+    agent
+}
+
+/// An agent that has joined with both workers.
+fn joined() -> AgentMachine {
+    let mut agent = preparing(Instant::now());
+    agent.on_worker_attends(1);
+    agent.on_worker_groupless();
+    assert_eq!(does(&mut agent), [], "one is missing");
+    agent.on_worker_attends(0);
+    let both = [0, 1].map(|local_rank| Survivor { local_rank, commit: None });
+    assert_eq!(does(&mut agent), [Command::Join { survivors: Some(both.into()) }]);
+    agent
+}
+
+fn placement(resume: Option<Resume>) -> Placement {
+    Placement { resume, ..commands::placement(5) }
+}
+
+fn failure(local_rank: u32) -> Failure {
+    Failure {
+        node: String::new(),
+        role: "trainer".into(),
+        local_rank,
+        global_rank: 6 + local_rank,
+        pid: 100 + local_rank,
+        exit: "exit code 1".into(),
+        returncode: 1,
+        message: String::new(),
+        counts: true,
+    }
+}
+
+fn stop() -> Command {
+    Command::Stop(StopPolicy { signal: Signal(SIGTERM), grace: GRACE, ..StopPolicy::default() })
+}
+
+fn leave() -> Command {
+    Command::Leave { reason: "its agent got SIGTERM".into(), signal: SIGTERM }
+}
+
+fn join() -> Command {
+    Command::Join { survivors: None }
+}
+
+#[test]
+fn the_expected_place_follows_those_of_the_running_world() {
+    let place = running().next_place(2);
+    let ranks = place.workers.unwrap();
+    assert_eq!((place.round, place.rank, place.world_size, place.restart), (Round(5), 2, 3, 1));
+    assert_eq!((ranks.first_rank, ranks.world_size), (6, 8));
+}
+
+#[test]
+fn a_node_joins_at_once_if_no_world_runs() {
+    let mut agent = looking();
+    agent.on_outlook(None, Instant::now());
+    assert_eq!(does(&mut agent), [join()]);
+    agent.on_outlook(Some(&running()), Instant::now());
+    assert_eq!(does(&mut agent), [], "too late");
+}
+
+#[test]
+fn a_node_that_cannot_change_in_place_does_not_look() {
+    let policy = Policy { budget: Budget::Job, workers: 2, grace: GRACE, exit_barrier_timeout: None, in_place: false };
+    assert_eq!(does(&mut AgentMachine::new(policy, "node2".into())), [join()]);
+}
+
+#[test]
+fn workers_that_wait_for_a_world_get_it() {
+    let mut agent = joined();
+    let resume = Resume::Continue { source: 0, sync: true, survivors: 8 };
+    agent.on_placed(placement(Some(resume.clone())), Instant::now());
+    let start = Command::Start { placement: Box::new(placement(Some(resume))), missing: [].into() };
+    assert_eq!(does(&mut agent), [start]);
+    agent.on_started();
+    let place = |local_rank| Command::Place { local_rank };
+    let round = Round(5);
+    assert_eq!(does(&mut agent), [place(0), place(1), Command::Attending(round), Command::Groupless(round)]);
+}
+
+#[test]
+fn they_are_started_again_if_the_others_are() {
+    let mut agent = joined();
+    let placement = placement(Some(Resume::Restart { reason: "node1 had to stop its workers".into() }));
+    agent.on_placed(placement.clone(), Instant::now());
+    assert_eq!(does(&mut agent), [stop()]);
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [Command::Start { placement: Box::new(placement), missing: [0, 1].into() }]);
+}
+
+#[test]
+fn a_worker_that_connects_again_is_waited_for() {
+    let mut agent = preparing(Instant::now());
+    agent.on_worker_attends(0);
+    agent.on_worker_deaf(0);
+    agent.on_worker_attends(1);
+    assert_eq!(does(&mut agent), []);
+    agent.on_worker_attends(0);
+    assert!(matches!(&does(&mut agent)[..], [Command::Join { survivors: Some(both) }] if both.len() == 2));
+}
+
+#[test]
+fn a_failure_before_the_join_ends_this_node_alone() {
+    let mut agent = preparing(Instant::now());
+    agent.on_worker_attends(0);
+    agent.on_worker_exited_badly(failure(1), Instant::now());
+    assert_eq!(does(&mut agent), [stop(), Command::Listen { local_rank: 1 }]);
+    agent.on_worker_gone(1);
+    agent.on_words(1, "no such file".into(), true);
+    assert_eq!(does(&mut agent), [], "worker 0 is left");
+    agent.on_stopped();
+    let cause = Failure { node: "node2".into(), message: "no such file".into(), ..failure(1) };
+    let reason = cause.to_string();
+    let outcome = Outcome::Failed { cause: Some(Box::new(cause)), reason };
+    assert_eq!(does(&mut agent), [Command::End(Box::new(outcome))], "nothing is reported, and nothing is closed");
+}
+
+#[test]
+fn a_worker_that_cannot_be_started_ends_this_node_alone() {
+    let mut agent = looking();
+    agent.on_outlook(Some(&running()), Instant::now());
+    does(&mut agent);
+    agent.on_worker_failed(failure(0), false, Instant::now());
+    assert_eq!(does(&mut agent), [stop()]);
+    agent.on_stopped();
+    assert!(matches!(&does(&mut agent)[..], [Command::End(outcome)] if matches!(**outcome, Outcome::Failed { .. })));
+}
+
+#[test]
+fn workers_that_do_not_wait_for_a_world_are_started_after_the_join() {
+    let mut agent = preparing(Instant::now());
+    agent.on_worker_attends(0);
+    agent.on_worker_succeeded(1, Instant::now());
+    assert_eq!(does(&mut agent), [stop()]);
+    agent.on_worker_gone(1);
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [join()]);
+
+    let now = Instant::now();
+    let mut agent = preparing(now);
+    let mut at = agent.next_deadline().unwrap();
+    while at < now + PREPARE_LIMIT {
+        agent.on_tick(at);
+        assert_eq!(does(&mut agent), []);
+        at = agent.next_deadline().unwrap();
+    }
+    agent.on_tick(at);
+    assert_eq!(does(&mut agent), [stop()]);
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [join()]);
+}
+
+#[test]
+fn the_end_of_the_job_ends_the_preparation() {
+    let mut agent = preparing(Instant::now());
+    agent.on_closed(Verdict::AllDone { round: Round(4), nodes: 2 });
+    assert_eq!(does(&mut agent), [stop()]);
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [join()], "whose answer is that this node is not needed");
+
+    let mut agent = preparing(Instant::now());
+    agent.on_closed(Verdict::Failed { by: "node0".into(), cause: "a worker failed".into(), failure: None });
+    assert_eq!(does(&mut agent), [stop()]);
+    agent.on_stopped();
+    assert!(matches!(&does(&mut agent)[..], [Command::End(outcome)] if matches!(**outcome, Outcome::Failed { .. })));
+}
+
+#[test]
+fn a_signal_ends_the_preparation() {
+    let mut agent = preparing(Instant::now());
+    agent.on_signal(SIGTERM, Instant::now());
+    assert_eq!(does(&mut agent), [leave(), stop()]);
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [Command::End(Box::new(Outcome::Signal(SIGTERM)))]);
+
+    let mut agent = looking();
+    agent.on_signal(SIGTERM, Instant::now());
+    assert_eq!(does(&mut agent), [leave(), Command::End(Box::new(Outcome::Signal(SIGTERM)))]);
+}
