@@ -9,8 +9,8 @@ MAKEFLAGS += --no-print-directory
 VENV := build/venv
 PY := $(VENV)/bin/python
 # Arguments that are passed on: DEMO_ARGS to examples/demo.py, PYTEST_ARGS to pytest, BENCH_ARGS to benches/rendezvous.py,
-# STORE_BENCH_ARGS, PROCESS_BENCH_ARGS, AGENT_BENCH_ARGS, RUN_BENCH_ARGS, WARM_BENCH_ARGS and ETCD_BENCH_ARGS to the benchmark of that
-# name, and GPU_CHECK_ARGS to tools/gpu_check.py.
+# STORE_BENCH_ARGS, PROCESS_BENCH_ARGS, AGENT_BENCH_ARGS, RUN_BENCH_ARGS, WARM_BENCH_ARGS, ETCD_BENCH_ARGS and IN_PLACE_BENCH_ARGS to
+# the benchmark of that name, and GPU_CHECK_ARGS to tools/gpu_check.py.
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
@@ -201,7 +201,7 @@ check-stubs: build-tested ## check that the committed stub agrees with the Rust 
 	$(say) 'test: the stub agrees with the built module (mypy.stubtest)'
 	@$(PY) -m mypy.stubtest --allowlist tests/stubtest-allowlist.txt elastic_rs._elastic_rs
 
-bench: build ## run the benchmarks, write benches/results/ and plots in docs/; about half an hour
+bench: build ## run the benchmarks, write benches/results/ and plots in docs/; about two hours
 	$(say) 'bench: codec, table, server and channel alone (cargo bench)'
 	@cargo bench --quiet $(CARGO_FLAGS) -p elastic_rs_benches
 	$(say) 'bench: the store, PyTorch and elastic_rs (benches/store.py)'
@@ -220,6 +220,10 @@ bench: build ## run the benchmarks, write benches/results/ and plots in docs/; a
 	@$(PY) benches/run.py $(RUN_BENCH_ARGS)
 	$(say) 'bench: restarts, torchrun, cold and warm (benches/warm.py)'
 	@$(PY) benches/warm.py $(WARM_BENCH_ARGS)
+	$(say) 'bench: workers that survive, and goodput beside torchrun (benches/in_place.py, an hour)'
+	@$(PY) benches/in_place.py $(IN_PLACE_BENCH_ARGS)
+	$(say) 'bench: commits of the state (benches/elastic_state.py)'
+	@$(PY) benches/elastic_state.py
 	$(say) 'bench: the rendezvous on an etcd cluster (benches/rust_etcd.py)'
 	@$(with_etcd) $(PY) benches/rust_etcd.py $(ETCD_BENCH_ARGS)
 

@@ -7,6 +7,9 @@ a torchrun process on this machine with a separate loopback address.
 With ``make demo DEMO_ARGS="--backend rust-etcd"`` the nodes meet over an etcd cluster of three members on this machine.
 While they train, a member is killed with SIGKILL, and at last the node that holds rank 0 is.
 
+With ``make demo DEMO_ARGS=--in-place`` they train examples/digits_elastic.py: the workers that are healthy keep their
+processes, and go on with the state in their memory.
+
 The exit code is 0 only if all of this happened, and the network recognises at least 95 % of the test images.
 """
 
@@ -36,14 +39,14 @@ from demo_nodes import MARKER, Account, Line, Node, parent_of, processes_of, sto
 if TYPE_CHECKING:
     from etcd_cluster import Cluster
 
-SCRIPT = Path(__file__).resolve().with_name("digits_ddp.py")
+EXAMPLES = Path(__file__).resolve().parent
 NODES = {"A": "127.0.0.2", "B": "127.0.0.3", "C": "127.0.0.4"}
-TOOLS = SCRIPT.parents[1] / "tools"
+TOOLS = EXAMPLES.parent / "tools"
 WORKERS_PER_NODE = 2
 REQUIRED_ACCURACY = 0.95
 
 EPOCH = re.compile(r"epoch (\d+)/(\d+)  world (\d+)  loss ([\d.]+)  test accuracy ([\d.]+)")
-ORIGIN = re.compile(r"((?:resumed after epoch|starting with).*)  world (\d+)")
+ORIGIN = re.compile(r"((?:resumed after epoch|starting with|training from epoch).*)  world (\d+)")
 PLACED = re.compile(r"round \d+: rank \d+ of (\d+)")
 # [elastic_rs] 12:34:56.789 INFO rendezvous: message
 OURS = re.compile(r"\[elastic_rs\]\s*(?:[\d:.]+\s+)?(?:(?P<level>[A-Z]{4,})\s+)?(?:[\w.]+:\s+)?(?P<message>\S.*)")
@@ -91,6 +94,8 @@ class Demo:
     member_was_killed: bool = False
     lost: str | None = None  # the node that was killed
     told: dict[str, set[str]] = field(default_factory=dict)
+    kept: dict[str, bool] = field(default_factory=dict)
+    """Whether the workers that should keep their processes did, by event."""
 
     def run(self) -> None:
         self.endpoint = self.start_rendezvous()
@@ -101,12 +106,18 @@ class Demo:
         if self.cluster is not None:
             self.kill_member(self.cluster)
 
+        before = self.pids()
         self.account.say("demo", "node C is started while the others train", "event")
         self.start_node("C")
         self.change = Change("C was started", time.monotonic())
         self.follow(until=lambda: self.world == 3 * WORKERS_PER_NODE and self.epochs_in_world >= 6)
+        self.kept["a node joined"] = before < self.pids()
 
-        self.kill_worker()
+        killed = self.kill_worker()
+        if self.args.in_place:
+            before = self.pids() - {killed}
+            self.follow(until=lambda: self.change is None and self.epochs_in_world >= 3)
+            self.kept["a worker was killed"] = before < self.pids()
         if self.cluster is not None:
             self.follow(until=lambda: self.change is None and self.epochs_in_world >= 6)
             self.kill_node_of_rank_0()
@@ -155,7 +166,7 @@ class Demo:
             "--nnodes=2:3", f"--nproc-per-node={WORKERS_PER_NODE}", "--max-restarts=3",
             f"--rdzv-backend={self.args.backend}", f"--rdzv-endpoint={self.endpoint}", "--rdzv-id=digits",
             f"--rdzv-conf=last_call_timeout=1{lease}", f"--local-addr={NODES[name]}",
-            str(SCRIPT),
+            str(EXAMPLES / ("digits_elastic.py" if self.args.in_place else "digits_ddp.py")),
             f"--epochs={self.args.epochs}", f"--checkpoint={self.folder / 'digits.pt'}", "--min-epoch-time=0.25",
         ]  # fmt: skip
         env = os.environ | {
@@ -209,7 +220,7 @@ class Demo:
             self.on_epoch(line, match)
         elif match := ORIGIN.search(line.text):  # a new generation of workers
             self.epochs_in_world = 0
-            if self.killed_at_epoch is not None and match[1].startswith("resumed"):
+            if self.killed_at_epoch is not None and match[1].startswith(("resumed", "training from")):
                 self.resumed_after_kill = True
             origin = match[1].removesuffix(f" from {self.folder / 'digits.pt'}")
             self.account.say(line.node, f"{match[2]} workers connected: {origin}", at=line.at)
@@ -254,7 +265,11 @@ class Demo:
                     workers[int(env["RANK"])] = (pid, name)
         return workers
 
-    def kill_worker(self) -> None:
+    def pids(self) -> set[int]:
+        return {pid for pid, _ in self.workers().values()}
+
+    def kill_worker(self) -> int:
+        """Kill a worker, and return its process id."""
         workers = self.workers()
         candidates = [rank for rank, (_, name) in workers.items() if rank != 0 and name != "A"]
         rank = max(candidates, default=None) if self.args.kill_rank is None else self.args.kill_rank
@@ -265,6 +280,7 @@ class Demo:
         self.change = Change("the kill", time.monotonic())
         self.account.say("demo", f"rank {rank} on node {name} (pid {pid}) is killed with SIGKILL", "event")
         os.kill(pid, signal.SIGKILL)
+        return pid
 
     def verify(self) -> None:
         codes = {name: node.process.returncode for name, node in self.nodes.items()}
@@ -273,7 +289,7 @@ class Demo:
             (3 * WORKERS_PER_NODE in self.worlds, "the third node was admitted to the running job"),
             (
                 self.killed_at_epoch is not None and self.resumed_after_kill,
-                "training went on from a checkpoint after the kill",
+                f"training went on from a {'commit' if self.args.in_place else 'checkpoint'} after the kill",
             ),
             (self.change is None, "the full world trained again after the kill"),
             (self.epoch == self.args.epochs, f"all {self.args.epochs} epochs were trained"),
@@ -284,6 +300,10 @@ class Demo:
             expectations += [
                 (self.member_was_killed, "no worker was restarted when a member of etcd was killed"),
                 (self.lost is not None, "the other nodes trained on without the node that held rank 0"),
+            ]
+        if self.args.in_place:
+            expectations += [
+                (kept, f"the other workers kept their processes when {what}") for what, kept in self.kept.items()
             ]
         print()
         for held, text in expectations:
@@ -311,6 +331,9 @@ def main() -> int:
         "--backend",
         default="rust-c10d",
         help="how nodes meet: over a coordinator in node A, or over an etcd cluster (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--in-place", action="store_true", help="healthy workers keep their processes and the state in their memory"
     )
     args = parser.parse_args()
     args.epochs = args.epochs or (120 if args.backend == "rust-etcd" else 80)

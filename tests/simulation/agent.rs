@@ -30,9 +30,9 @@ fn invariants_hold_for_all_seeds() {
     if few {
         return;
     }
-    // Every kind of end must occur, or it is not tested.
-    for kind in ["succeeded", "not needed", "failed", "no place", "signal"] {
-        assert!(ends.contains_key(kind), "no agent ended as `{kind}`: {ends:?}");
+    // Every kind of end and of start must occur, or it is not tested.
+    for kind in ["succeeded", "not needed", "failed", "no place", "signal", "started ahead"] {
+        assert!(ends.contains_key(kind), "no agent was or ended as `{kind}`: {ends:?}");
     }
 }
 

@@ -32,13 +32,13 @@ fn check_among_strangers(seeds: impl IntoIterator<Item = u64>) -> BTreeMap<&'sta
 
 #[test]
 fn invariants_hold_for_all_seeds() {
-    check(asked_for(300));
+    check(asked_for(150));
 }
 
 /// The coordinator is in the process of the first host's agent, and stalls, ends and comes back with it.
 #[test]
 fn invariants_hold_with_the_coordinator_in_an_agents_process() {
-    live_through(asked_for(300), live_with_host, "simulation rendezvous::invariants_hold_with_the_coordinator");
+    live_through(asked_for(150), live_with_host, "simulation rendezvous::invariants_hold_with_the_coordinator");
 }
 
 /// Several runs on one coordinator, agents with another's address, other settings and versions, static ranks, and `rejoin_limit`.

@@ -12,7 +12,7 @@ use crate::agent::Outcome;
 use crate::sim::engine::dice::Dice;
 use crate::sim::engine::history::Failure;
 
-/// Number of agents by how they ended, as of [`kind_of`].
+/// Number of agents by how they ended, as of [`kind_of`], and of those whose workers were started before the join.
 pub type Counts = BTreeMap<&'static str, usize>;
 
 /// How an agent ended, in a word.
@@ -145,6 +145,9 @@ fn add_for_all(plan: &mut Plan, at: Duration, action: fn(usize) -> Action) {
 pub fn live(seed: u64, keep_history: bool) -> Result<(Report, Counts), Box<Failure>> {
     let (report, job) = live_plan(seed, &draw(seed), keep_history)?;
     let mut counts = Counts::new();
+    if job.ends().started_ahead > 0 {
+        counts.insert("started ahead", job.ends().started_ahead);
+    }
     for (_, outcome) in &job.ends().outcomes {
         *counts.entry(kind_of(outcome)).or_default() += 1;
     }

@@ -350,6 +350,7 @@ def test_a_peer_that_dies_while_the_group_is_made(node: Node) -> None:
 
 
 @pytest.mark.torchrun
+@pytest.mark.long
 def test_under_pytorchs_agent_a_failure_restarts_all_from_the_checkpoint(job: Job, tmp_path: Path) -> None:
     """Checks never raise there. The survivor's error is raised, and PyTorch's agent starts all workers again."""
     options = ["--fail-once", str(tmp_path / "failed"), "--checkpoint", str(tmp_path / "checkpoint")]

@@ -36,7 +36,7 @@ def chosen(cluster: Cluster, node: Process, which: str) -> Member:
 @pytest.mark.parametrize(
     ("which", "how"),
     [
-        ("connected", "kill"),
+        pytest.param("connected", "kill", marks=LONG),
         ("connected", "pause"),
         ("leader", "kill"),
         pytest.param("leader", "pause", marks=LONG),

@@ -6,15 +6,21 @@ steps.py --pause SECONDS      sleep in each step (0.02)
 steps.py --deaf               do not connect to the agent, as programs do that do not use elastic_rs.elastic
 steps.py --own-group          make the process group, as PyTorch's scripts do, before the state is run
 steps.py --stuck RANK         the worker that is first started with this rank ignores the end of its world
+steps.py --die-in PHASE       the worker that is first started with rank 1 is killed in this phase after a failure
 """
 
 import argparse
 import os
+import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+
+PHASES = ("restore", "leave", "group", "grouped", "reset", "sync", "synced")
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--until", type=Path, required=True)
@@ -23,6 +29,7 @@ parser.add_argument("--pause", type=float, default=0.02)
 parser.add_argument("--deaf", action="store_true")
 parser.add_argument("--own-group", action="store_true")
 parser.add_argument("--stuck", type=int)
+parser.add_argument("--die-in", choices=PHASES)
 args = parser.parse_args()
 first_rank, first_restart = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
@@ -44,6 +51,37 @@ def tell_world(at: int) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     restarts, generation = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["TORCHELASTIC_GENERATION"]
     say(f"WORLD rank={rank} world={world} step={at} pid={os.getpid()} generation={generation} restarts={restarts}")
+
+
+def die_in(phase: str, state: Any) -> None:
+    """Have this process killed when it gets to a phase of the next change after a failure."""
+    failed = False
+
+    def now(what: str) -> None:
+        if failed and what == phase:
+            say(f"DIES in {phase}")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def with_phases(before: str, call: Callable[..., Any], after: str = "") -> Callable[..., Any]:
+        def call_between(*args: Any, **kwargs: Any) -> Any:
+            now(before)
+            result = call(*args, **kwargs)
+            now(after)
+            return result
+
+        return call_between
+
+    def restore(call: Callable[[], None] = state.restore) -> None:
+        nonlocal failed
+        failed = True
+        now("restore")
+        call()
+
+    state.restore = restore
+    state.reset = with_phases("reset", state.reset)
+    state.sync = with_phases("sync", state.sync, "synced")
+    dist.destroy_process_group = with_phases("leave", dist.destroy_process_group)
+    dist.init_process_group = with_phases("group", dist.init_process_group, "grouped")
 
 
 def in_place() -> None:
@@ -69,6 +107,8 @@ def in_place() -> None:
     state = elastic.ObjectState(step=0, ones=0)
     if args.stuck == first_rank and first_restart == 0:
         state.restore = lambda: time.sleep(3600)  # type: ignore[method-assign]
+    if args.die_in and first_rank == 1 and first_restart == 0:
+        die_in(args.die_in, state)
     train(state)
     say(f"DONE steps={state.step} ones={state.ones}")
 

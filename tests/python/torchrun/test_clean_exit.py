@@ -25,7 +25,7 @@ def assert_clean(nodes: list[Process], world: int) -> None:
         ("rust", 1, 2),
         ("rust", 2, 1),
         ("run", 1, 2),
-        ("torch", 2, 1),
+        pytest.param("torch", 2, 1, marks=pytest.mark.long),
         pytest.param("run", 2, 1, marks=pytest.mark.long),
         *(pytest.param(agent, 2, 2, marks=pytest.mark.long) for agent in ("rust", "run", "torch")),
         pytest.param("torch", 1, 2, marks=pytest.mark.long),

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.torchrun
 
 
 @pytest.mark.cold
+@pytest.mark.parametrize("agent", ["rust", "run", pytest.param("torch", marks=pytest.mark.long)], indirect=True)
 def test_two_nodes_form_one_world_and_end_with_0(start: Start) -> None:
     nodes = [start(number, "--torch", nnodes="2", nproc=2) for number in (2, 3)]
     assert [node.wait() for node in nodes] == [0, 0]

@@ -126,8 +126,10 @@ def test_workers_get_the_same(both: Both) -> None:
     "flags",
     [
         ["--virtual-local-rank", "--nproc-per-node=2"],
-        ["--no-python", "--nproc-per-node=1", "--signals-to-handle=SIGTERM,SIGUSR1"],
-        ["--run-path", "--nproc-per-node=1"],
+        pytest.param(
+            ["--no-python", "--nproc-per-node=1", "--signals-to-handle=SIGTERM,SIGUSR1"], marks=pytest.mark.long
+        ),
+        pytest.param(["--run-path", "--nproc-per-node=1"], marks=pytest.mark.long),
         ["--nproc-per-node=2", "--local-ranks-filter=1"],
     ],
     ids=lambda flags: flags[0],
@@ -167,7 +169,7 @@ def test_without_a_log_folder_there_are_no_log_files(both: Both) -> None:
     assert first.shown() == second.shown() == ["err of 0", "out of 0"]
 
 
-@pytest.mark.parametrize("how", ["--exit=1:7", "--raise=0", "--record=1"])
+@pytest.mark.parametrize("how", ["--exit=1:7", "--raise=0", pytest.param("--record=1", marks=pytest.mark.long)])
 def test_a_failure_is_reported_alike(both: Both, how: str, tmp_path: Path) -> None:
     own = tmp_path / "error.json"
     first, second = both(

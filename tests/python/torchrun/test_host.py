@@ -27,8 +27,16 @@ def start_with_host(start: Start, others: int, *worker: str | Path, **how: str) 
     return nodes
 
 
-@OURS
-@pytest.mark.parametrize("whole_job", [False, True], ids=["agent", "job"])
+@pytest.mark.parametrize(
+    ("agent", "whole_job"),
+    [
+        ("rust", True),
+        ("run", False),
+        pytest.param("rust", False, marks=pytest.mark.long),
+        pytest.param("run", True, marks=pytest.mark.long),
+    ],
+    indirect=["agent"],
+)
 def test_a_job_of_one_node_runs_on_after_a_pause_of_more_than_a_lease(
     start: Start, job: Job, tmp_path: Path, whole_job: bool
 ) -> None:

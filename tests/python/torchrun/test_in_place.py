@@ -103,6 +103,7 @@ def test_a_node_joins_and_one_leaves_without_losing_a_step(start: Start, done: P
     until_step(first)
     marks = first.mark(), second.mark()
     third = start(4, *flags, nnodes="1:3", nproc=2, script=STEPS)
+    third.line("the workers of this node are started before it joins")
     joined = worlds_of(third, 6, workers=2)
     after = worlds_of(first, 6, workers=2, since=marks[0]) | worlds_of(second, 6, workers=2, since=marks[1])
     assert pids(after) == pids(before)
@@ -124,6 +125,43 @@ def test_a_node_joins_and_one_leaves_without_losing_a_step(start: Start, done: P
     steps = {int(line[1]) for line in counted}
     assert steps == set(range(1, max(steps) + 1))
     assert len({(line[1], line[2]) for line in counted}) == len(steps), "each step was made once"
+
+
+@run_alone
+def test_a_newcomer_whose_workers_fail_ends_alone(start: Start, done: Path, tmp_path: Path) -> None:
+    first = start(2, "--until", done, nnodes="1:2", nproc=1, script=STEPS, restarts=0)
+    world_of(first, 1)
+    at = until_step(first)
+    (fails := tmp_path / "fails.py").write_text("raise ValueError('no such data set')\n")
+    second = start(3, nnodes="1:2", nproc=2, script=fails, restarts=0)
+    assert second.wait() == 1
+    second.line("ended with exit code 1; this node had not joined yet, so it ends alone")
+    assert any("no such data set" in line for line in second.lines), second.tail()
+    until_step(first, at + 20)
+    assert not any("the world is about to change" in line for line in first.lines), first.tail()
+    ended_well(done, first)
+
+
+@LONG
+@run_alone
+def test_a_spare_has_its_workers_ready(start: Start, done: Path) -> None:
+    flags: list[Any] = ["--until", done]
+    first = start(2, *flags, nnodes="2", nproc=1, script=STEPS)
+    first.line("hosts the coordinator")
+    second = start(3, *flags, nnodes="2", nproc=1, script=STEPS)
+    before = world_of(first, 2)
+    until_step(first)
+    spare = start(4, *flags, nnodes="2", nproc=1, script=STEPS)
+    spare.line("the workers of this node are started before it joins")
+    spare.line("is a spare")
+    mark = first.mark()
+    second.signal(signal.SIGKILL)
+    after, stands_in = world_of(first, 2, since=mark), world_of(spare, 2)
+    assert after["pid"] == before["pid"]
+    assert after["step"] == stands_in["step"] > 0
+    assert_nothing_was_restarted(first, spare)
+    second.wait()
+    ended_well(done, first, spare)
 
 
 @run_alone
@@ -150,6 +188,30 @@ def test_the_others_survive_a_killed_agent_or_guard(start: Start, job: Job, done
     assert after["pid"] == before[host]["pid"]
     assert after["step"] % 5 == 0
     ended_well(done, kept, *(() if who == "agent" else (lost,)))
+
+
+@run_alone
+@pytest.mark.parametrize(
+    "phase",
+    ["sync", *(pytest.param(it, marks=LONG) for it in ("restore", "leave", "group", "grouped", "reset", "synced"))],
+)
+def test_a_second_worker_may_be_killed_in_any_phase_of_a_change(start: Start, done: Path, phase: str) -> None:
+    nodes = [start(number, "--until", done, "--die-in", phase, nnodes="2", nproc=2, script=STEPS) for number in (2, 3)]
+    before = [worlds_of(node, 4, workers=2) for node in nodes]
+    until_step(nodes[0])
+    mine = next(i for i, worlds in enumerate(before) if 0 in worlds)
+    node, other = nodes[mine], nodes[1 - mine]
+    mark = other.mark()
+    os.kill(before[1 - mine][3]["pid"], signal.SIGKILL)
+    node.line(f"DIES in {phase}")
+    after = worlds_of(node, 4, workers=2, since=node.mark())
+    assert after[0]["pid"] == before[mine][0]["pid"]
+    assert after[1]["pid"] != before[mine][1]["pid"]
+    assert len({world["step"] for world in after.values()}) == 1
+    assert after[0]["step"] % 5 == 0
+    until_step(other, after[0]["step"] + 5, since=mark)
+    assert_nothing_was_restarted(*nodes)
+    ended_well(done, *nodes)
 
 
 @LONG

@@ -66,7 +66,9 @@ def network() -> Iterator[Network]:
     network.close()
 
 
-@pytest.mark.parametrize("agent", ["rust", "run", pytest.param("torch", marks=pytest.mark.long)], indirect=True)
+@pytest.mark.parametrize(
+    "agent", ["rust", *(pytest.param(agent, marks=pytest.mark.long) for agent in ("run", "torch"))], indirect=True
+)
 def test_a_node_that_is_cut_off_stops_before_the_others_go_on(
     network: Network, start: Start, job: Job, tmp_path: Path
 ) -> None:

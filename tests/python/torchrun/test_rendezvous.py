@@ -74,6 +74,9 @@ def test_a_fault_of_one_node_ends_only_that_node(start: Start, tmp_path: Path, f
     assert [node.wait() for node in (host, again)] == [0, 0]
 
 
+@pytest.mark.parametrize(
+    "agent", ["run", *(pytest.param(it, marks=pytest.mark.long) for it in ("rust", "torch"))], indirect=True
+)
 def test_a_join_timeout_names_the_nodes_that_joined_and_the_number_missing(start: Start) -> None:
     # Pains row 9: PyTorch's message is empty.
     host = start(2, nnodes="3", conf="join_timeout=8")

@@ -132,6 +132,8 @@ pub struct Ours {
 pub struct Ends {
     /// The outcome of each agent that ended, in order.
     pub outcomes: Vec<(HostId, Outcome)>,
+    /// How often the workers of a node were started before it joined.
+    pub started_ahead: usize,
     /// The cause that the first agent of a failed job reported.
     cause: Option<Option<Box<Failure>>>,
 }

@@ -97,6 +97,7 @@ impl Simulation {
             }
             Command::StartAhead(_) => {
                 ours.seen = Some(Seen::of(process.machine.view()));
+                self.ends.started_ahead += 1;
                 self.start_ahead(host);
             }
             Command::Join { survivors } => {
