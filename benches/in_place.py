@@ -13,7 +13,8 @@ each phase:
 
 Goodput is the part of the time that was spent in steps that count, while a fault happens every 15 s. In the first
 measurement a worker is killed. In the second, the agent of a node, or the agent and its workers, by turns; they are
-started again after 1 s, and the whole job when it has ended or stood still for 60 s.
+started again after 1 s, and the whole job when it has ended or stood still for 60 s. What is left of a node is killed
+before it is started again, as if it were a container.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ STILL_LIMIT_S = 60.0
 START_AGAIN_S = 1.0
 PHASES = ("stopped", "began", "imported", "made", "grouped", "world", "wrapped")
 """What workers tell before the first step of a world, in this order."""
-MARKER = "ELASTIC_RS_BENCH_ID"
+MARKER, NODE = "ELASTIC_RS_BENCH_ID", "ELASTIC_RS_BENCH_NODE"
 RUN = ["elastic_rs.run", "--rdzv-backend=c10d"]
 KINDS = {
     "torchrun": (["torch.distributed.run", "--rdzv-backend=c10d"], "plain"),
@@ -101,6 +102,7 @@ class Job:
         script = [str(WORKER), str(self.pipe), mode, str(self.folder), str(EVERY)]
         command = [sys.executable, "-m", *launcher, *flags, conf, "--max-restarts=100000", *script]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", MARKER: self.id}
+        env[NODE] = self.id_of(len(self.nodes) if number is None else number)
         number = len(self.nodes) if number is None else number
         with (self.folder / f"{number}.log").open("ab") as log:
             self.nodes[number:] = [
@@ -108,6 +110,9 @@ class Job:
                 *self.nodes[number + 1 :],
             ]
         return self.nodes[number]
+
+    def id_of(self, node: int) -> str:
+        return f"{self.id}-{node}"
 
     def read(self, timeout_s: float) -> list[Told]:
         """Return what is told within this time, as soon as there is something."""
@@ -285,6 +290,8 @@ class Faults:
     def mend(self) -> None:
         if self.down is not None and time.monotonic() >= self.down[0]:
             node, self.down = self.down[1], None
+            for pid in processes_with(f"{NODE}={self.job.id_of(node)}"):
+                kill(pid)
             self.job.start_node(node)
 
     def _kill_node(self, number: int, *, workers: bool) -> None:
