@@ -11,7 +11,8 @@ each phase:
 - a node joins: from the moment when the last worker that was started has made its model;
 - from SIGTERM of a node.
 
-Goodput is the part of the time that was spent in steps that count, while a fault happens every 15 s. In the first
+Goodput is the part of the time that was spent in steps that count, while a fault happens every 15 s. A step of fewer
+workers counts as the part of a step that their number is: it has seen so much less data. In the first
 measurement a worker is killed. In the second, the agent of a node, or the agent and its workers, by turns; they are
 started again after 1 s, and the whole job when it has ended or stood still for 60 s. What is left of a node is killed
 before it is started again, as if it were a container.
@@ -310,11 +311,13 @@ def goodput(kind: str, seconds: float, *, of_nodes: bool) -> float:
         faults = Faults(job, pids, of_nodes)
         began, first = time.monotonic(), max(told.step for told in job.history)
         fault_at, stepped_at, reached = began + FAULT_EVERY_S, began, first
+        sizes: dict[int, int] = {}  # of the world in which each step was made last
         while (now := time.monotonic()) < began + seconds:
             for told in job.read(min(0.2, began + seconds - now)):
                 pids[told.rank] = told.pid
                 if told.what == "step":
                     stepped_at, reached = time.monotonic(), told.step
+                    sizes[told.step] = told.world
             faults.mend()
             if time.monotonic() >= fault_at:
                 fault_at += FAULT_EVERY_S
@@ -325,7 +328,8 @@ def goodput(kind: str, seconds: float, *, of_nodes: bool) -> float:
                 stepped_at = time.monotonic()
                 for number in range(2):
                     job.start_node(number)
-        return (reached - first) * pace / (time.monotonic() - began)
+        steps_of_four = sum(size for step, size in sizes.items() if first < step <= reached) / 4
+        return steps_of_four * pace / (time.monotonic() - began)
 
 
 def main() -> int:
