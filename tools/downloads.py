@@ -1,0 +1,84 @@
+"""Programs that tests start and that are downloaded once, into the cache of ``tools/environment.py``.
+
+``find_etcd.py`` and ``find_slurm.py`` say which program they want and from where. What they share is here: limits for a
+network that swallows packets, one line that says why a download failed, and a folder that is complete or made again.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import environment
+
+LIMIT_S = 300.0  # for a download; both tools have shorter limits for a silent network
+# A question to a network that swallows packets must not hold `make test` up.
+PIP = ["--quiet", "--timeout=15", "--retries=2", "--no-deps"]
+APT = ["-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=15", "-o", "Acquire::https::Timeout=15"]
+
+
+class NotHereError(Exception):
+    """This way does not lead to a program. The text says why, in one line."""
+
+
+def kept(folder: Path, pins: str, said: str, install: Callable[[Path], None], works: Callable[[Path], bool]) -> Path:
+    """Return this folder of the cache, filled by ``install`` first if it is not complete.
+
+    Args:
+        folder: what ``environment.cached`` has named.
+        pins: what the folder holds, written into it at the end.
+        said: what the user reads before a download.
+        install: fills the empty folder.
+        works: whether the programs in it run on this machine.
+    """
+    if not (folder / environment.STAMP).exists():
+        with environment.incomplete(folder) as lock:
+            if lock is not None:
+                print(f"    installing {said} into {folder} (once)", flush=True)
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                install(folder)
+                if not works(folder):
+                    raise NotHereError(f"{said} in {folder} does not run on this machine")
+                (folder / environment.STAMP).write_text(pins)
+    return folder
+
+
+def debian(folder: Path, packages: Sequence[str], *, needed: bool = False) -> None:
+    """Download packages of Debian and unpack them into the folder. Nothing is installed, and root is not needed.
+
+    apt-get checks their hashes.
+
+    Args:
+        folder: where to.
+        packages: their names.
+        needed: also what they depend on and this machine lacks.
+    """
+    for tool in ("apt-get", "dpkg-deb"):
+        if shutil.which(tool) is None:
+            raise NotHereError(f"Debian's {packages[0]}: there is no {tool}")
+    if needed:
+        plan = run(["apt-get", "--simulate", "--no-install-recommends", "install", *packages])
+        packages = re.findall(r"^Inst (\S+)", plan, re.MULTILINE)
+    if not packages:
+        raise NotHereError("Debian's packages are installed already")
+    run(["apt-get", *APT, "--quiet", "download", *packages], folder)
+    for package in folder.glob("*.deb"):
+        run(["dpkg-deb", "--extract", package, folder])
+        package.unlink()
+
+
+def run(command: Sequence[str | Path], cwd: Path | None = None) -> str:
+    """Run a command, and return what it printed."""
+    shown = f"`{Path(command[0]).name} {' '.join(map(str, command[1:4]))} …`"
+    try:
+        told = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise NotHereError(f"{shown} has not ended in {LIMIT_S:.0f} s") from None
+    if told.returncode:
+        lines = told.stderr.strip().splitlines() or [f"exit code {told.returncode}"]
+        raise NotHereError(f"{shown}: {lines[-1]}")
+    return told.stdout
