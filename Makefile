@@ -32,9 +32,10 @@ TESTED_WHEEL := --profile dev --features experimental-inspect,elastic_rs/sim
 # The interpreter for pyo3's build. If it followed PATH, every change of PATH would rebuild pyo3.
 export PYO3_PYTHON := $(CURDIR)/$(PY)
 
-# Tests find etcd by the variable ETCD. If it is not set, tools/find_etcd.py gets a binary, or says why there is none; tests that need
-# it are skipped then.
+# Tests find etcd by the variable ETCD, and Slurm by SLURM. If one is not set, tools/find_etcd.py or tools/find_slurm.py gets it, or says
+# why there is none; tests that need it are skipped then.
 with_etcd = ETCD=$$($(PY) tools/find_etcd.py) && export ETCD &&
+with_slurm = SLURM=$$($(PY) tools/find_slurm.py) && export SLURM &&
 
 say = @printf '\n==> %s\n'
 
@@ -59,7 +60,7 @@ setup: ## install PyTorch and tools outside the tree, once; see tools/environmen
 	if [ -n "$${PYTHON:-}" ] && [ "$$python" != "$$PYTHON" ]; then \
 		echo "warning: PYTHON=$$PYTHON is not a Python >= 3.11; using $$python" >&2; fi; \
 	"$$python" tools/environment.py
-	@$(if $(filter setup,$(MAKECMDGOALS)),$(PY) tools/find_etcd.py >/dev/null)
+	@$(if $(filter setup,$(MAKECMDGOALS)),$(PY) tools/find_etcd.py >/dev/null; $(PY) tools/find_slurm.py >/dev/null)
 
 build: require-cargo setup ## build the wheel into dist/ and install it into build/venv
 	$(say) 'build: wheel (maturin, release)'
@@ -87,7 +88,8 @@ test-long: build ## run randomised tests with many more cases, and all tests on 
 	$(say) 'test-long: $(LONG_SEQUENCES) sequences of store operations, PyTorch and elastic_rs (pytest)'
 	@ELASTIC_RS_DIFFERENTIAL=$(LONG_SEQUENCES) $(PY) -m pytest tests/python/store/test_differential.py $(PYTEST_ARGS)
 	$(say) 'test-long: all Python tests on the release wheel, including long ones (pytest)'
-	@$(with_etcd) ELASTIC_RS_FAULT_SECONDS=$(LONG_FAULT_SECONDS) $(PYTEST) tests/python -m 'long or not long' $(PYTEST_ARGS)
+	@$(PY) tools/environment.py --ray
+	@$(with_etcd) $(with_slurm) ELASTIC_RS_FAULT_SECONDS=$(LONG_FAULT_SECONDS) $(PYTEST) tests/python -m 'long or not long' $(PYTEST_ARGS)
 	$(say) 'test-long: codec and table, $(LONG_CASES) cases of each property (proptest)'
 	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store properties::
 	$(say) 'test-long: rendezvous and agents, $(LONG_SEEDS) simulated jobs'
@@ -171,7 +173,7 @@ build-tested: require-cargo setup
 
 test-python: build-tested check-stubs ## build a wheel for tests, check the stub, run pytest with real torchrun processes
 	$(say) 'test: Python (pytest)'
-	@$(with_etcd) $(PYTEST) tests/python $(PYTEST_ARGS)
+	@$(with_etcd) $(with_slurm) $(PYTEST) tests/python $(PYTEST_ARGS)
 
 # The oldest supported PyTorch, and one in between. The tests are those of the agent, the handler, and torchrun with them.
 COMPAT_TORCH ?= 2.6.0 2.9.1

@@ -1,6 +1,6 @@
 """Make the Python environments of this checkout, or do nothing if they exist.
 
-There are two environments, because one of them is large, and two folders of packages for tests:
+There are two environments, because one of them is large, and three folders of packages for tests:
 
 - The *shared* environment, outside the tree, holds PyTorch (5.6 GB) and the tools. Every checkout with the same pins
   uses it: ``${ELASTIC_RS_CACHE:-${XDG_CACHE_HOME:-~/.cache}/elastic_rs}/venv-<hash of the pins and the interpreter>``.
@@ -14,6 +14,9 @@ There are two environments, because one of them is large, and two folders of pac
 - ``clients-<hash>`` holds programs of other projects that tests launch (``requirements/clients.txt``). They are
   installed without dependencies, so that none brings another PyTorch, and only their tests see them (``build/clients``
   is a link).
+- ``engines-<hash>`` holds what tests of ``examples`` need of cluster managers (``requirements/engines.txt``), in the
+  same way (``build/engines``). ``python tools/environment.py --ray`` adds Ray (``requirements/ray.txt``, 80 MB), which
+  only long tests need, as ``build/ray``.
 
 The stamp that marks the shared environment as complete is written last. Without the stamp the environment is made
 again, because pip takes an incompletely installed package for an installed one. Downloads come from pip's cache then.
@@ -46,20 +49,28 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements" / "dev.txt"
 PLUGINS = ROOT / "requirements" / "plugins.txt"
 CLIENTS = ROOT / "requirements" / "clients.txt"
+ENGINES = ROOT / "requirements" / "engines.txt"
+RAY = ROOT / "requirements" / "ray.txt"
 STAMP = "elastic_rs-complete"
 # Programs of the shared environment that are called by name. They are native binaries, so a link is enough.
 LINKED_TOOLS = ("maturin", "ruff")
 
 
 def main() -> int:
-    version = sys.argv[1] if len(sys.argv) > 1 else None
+    with_ray = sys.argv[1:2] == ["--ray"]
+    version = sys.argv[1] if len(sys.argv) > 1 and not with_ray else None
     pins = requirements(version)
     shared = cached("venv", pins)
     if not (shared / STAMP).exists():
         make_shared(shared, pins)
-    beside = {kind: make_beside(kind, file, shared) for kind, file in (("plugins", PLUGINS), ("clients", CLIENTS))}
-    link(ROOT / "build" / "clients", beside["clients"])
-    make_local(ROOT / "build" / (f"venv-torch-{version}" if version else "venv"), shared, beside["plugins"])
+    link(ROOT / "build" / "clients", make_beside("clients", CLIENTS, shared))
+    for kind, file in (("engines", ENGINES), *([("ray", RAY)] if with_ray else [])):
+        try:
+            link(ROOT / "build" / kind, make_beside(kind, file, shared))
+        except subprocess.CalledProcessError as failure:  # pip has said why
+            print(f"    {file.relative_to(ROOT)}: pip ended with {failure.returncode}; tests that need it are skipped")
+    plugins = make_beside("plugins", PLUGINS, shared)
+    make_local(ROOT / "build" / (f"venv-torch-{version}" if version else "venv"), shared, plugins)
     return 0
 
 
@@ -109,7 +120,7 @@ def make_beside(kind: str, file: Path, shared: Path) -> Path:
             return folder
         print(f"    installing {kind} into {folder} (once; small)", flush=True)
         shutil.rmtree(folder, ignore_errors=True)
-        options = ["--quiet", "--no-deps", "--target", folder, "-r", file]
+        options = ["--quiet", "--timeout=15", "--retries=2", "--no-deps", "--target", folder, "-r", file]
         subprocess.run([*pip_install(shared / "bin" / "python"), *options], pass_fds=[lock], check=True)
         (folder / STAMP).write_text(file.read_text())
     return folder
