@@ -1,0 +1,140 @@
+"""``examples/slurm`` under a real Slurm: what it does when a node is lost, and when the time is over."""
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.machines import Lan
+from helpers.procs import Job
+from helpers.slurm import Slurm, Submitted
+
+from .conftest import EXAMPLES, SCRIPTS, WORKER
+
+RECIPE = EXAMPLES / "slurm" / "train.sbatch"
+ARRAY = EXAMPLES / "slurm" / "array.sbatch"
+# A silent node is lost after three of these intervals.
+CONF = "last_call_timeout=1,keep_alive_interval=1"
+SETTINGS = {"NPROC": "1", "RDZV_CONF": CONF}
+
+
+@pytest.fixture
+def slurm(job: Job, lan: Lan) -> Iterator[Slurm]:
+    """Start Slurm with three nodes, as tools/find_slurm.py has found it."""
+    if not (installed := os.environ.get("SLURM")):
+        pytest.skip("no Slurm: the variable SLURM is set by `make`, see tools/find_slurm.py")
+    if os.geteuid() != 0:
+        pytest.skip("Slurm's daemons need root")
+    slurm = Slurm(job, lan, Path(installed), ["n1", "n2", "n3"])
+    slurm.start()
+    yield slurm
+    job.kill_leftovers()  # the daemons
+
+
+def worlds(submitted: Submitted, size: int, *, since: int = 0) -> None:
+    """Wait until all workers of a world of that size have met."""
+    for rank in range(size):
+        submitted.output.line(rf"SUM rank={rank} world={size}", since=since)
+
+
+def test_a_node_is_lost_and_the_others_train_on(slurm: Slurm, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    submitted = slurm.sbatch("--nodes=3", RECIPE, WORKER, "--until", done, env=SETTINGS)
+    worlds(submitted, 3)
+    mark = submitted.output.mark()
+    slurm.lose("n3")
+    worlds(submitted, 2, since=mark)
+    slurm.until_down("n3")
+    assert submitted.field("JobState") == "RUNNING", "--no-kill"
+    done.touch()
+    submitted.until("COMPLETED")
+    assert submitted.field("Restarts") == "0"
+
+
+@pytest.mark.long
+def test_the_first_node_is_lost_and_the_job_starts_again_on_others(slurm: Slurm, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    env = SETTINGS | {"RDZV_CONF": f"{CONF},coordinator_timeout=5"}
+    submitted = slurm.sbatch("--nodes=2", RECIPE, WORKER, "--until", done, env=env)
+    worlds(submitted, 2)
+    assert submitted.field("BatchHost") == "n1"
+    mark = submitted.output.mark()
+    slurm.lose("n1")
+    worlds(submitted, 2, since=mark)
+    assert submitted.field("BatchHost") == "n2"
+    assert submitted.field("Restarts") == "1"
+    done.touch()
+    submitted.until("COMPLETED")
+
+
+@pytest.mark.long
+def test_too_few_nodes_are_left_and_the_job_goes_back_into_the_queue(slurm: Slurm, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    env = SETTINGS | {"MIN_NODES": "2", "RDZV_CONF": f"{CONF},join_timeout=8"}
+    submitted = slurm.sbatch("--nodes=2", RECIPE, WORKER, "--until", done, env=env)
+    worlds(submitted, 2)
+    mark = submitted.output.mark()
+    slurm.lose("n2")
+    submitted.output.line(r"lost: n2: back into the queue, restart 1", since=mark)
+    worlds(submitted, 2, since=mark)
+    done.touch()
+    submitted.until("COMPLETED")
+
+
+@pytest.mark.long
+def test_the_time_is_nearly_over_and_workers_save_and_go_on_after_a_requeue(slurm: Slurm, tmp_path: Path) -> None:
+    done, saved = tmp_path / "done", tmp_path / "saved"
+    script = SCRIPTS / "preempted.py"
+    submitted = slurm.sbatch("--nodes=2", RECIPE, script, saved, "--until", done, env=SETTINGS)
+    submitted.output.line(r"BEGIN rank=0 world=2 step=0")
+    submitted.output.line(r"BEGIN rank=1 world=2 step=0")
+    # What `--signal=B:USR1@120` does 120 s before the time limit, of which the shortest is a minute.
+    slurm.ask("scancel", "--batch", "--signal=USR1", submitted.number)
+    step = submitted.output.line(r"SAVED step=(\d+)")[1]
+    submitted.output.line(r"the time is over: back into the queue, restart 1")
+    submitted.output.line(rf"BEGIN rank=\d world=2 step={step}\b")
+    done.touch()
+    submitted.until("COMPLETED")
+
+
+@pytest.mark.long
+def test_a_job_that_failed_is_not_requeued(slurm: Slurm) -> None:
+    submitted = slurm.sbatch("--nodes=2", RECIPE, WORKER, "--fail", "1:7", env=SETTINGS | {"MAX_RESTARTS": "0"})
+    submitted.until("FAILED")
+    assert submitted.field("ExitCode") == "1:0"
+    assert submitted.field("Restarts") == "0"
+    submitted.output.line(r"exitcode\s*: 7")
+
+
+@pytest.mark.long
+def test_an_element_of_an_array_is_lost_and_comes_back(slurm: Slurm, tmp_path: Path) -> None:
+    command = ["elastic-rs", "store", "serve", "--port=29400", "--drain-timeout=1"]
+    coordinator = slurm.on_login(*command)
+    coordinator.line("listening on")
+    done = tmp_path / "done"
+    env = SETTINGS | {"MIN_NODES": "2", "RDZV_ENDPOINT": "login:29400"}
+    submitted = slurm.sbatch("--array=0-2", ARRAY, WORKER, "--until", done, env=env)
+    worlds(submitted, 3)
+    mark = submitted.output.mark()
+    slurm.lose("n3")
+    worlds(submitted, 2, since=mark)
+    slurm.until_down("n3")
+    mark = submitted.output.mark()
+    slurm.boot("n3")
+    worlds(submitted, 3, since=mark)
+    done.touch()
+    for element in range(3):
+        submitted.until("COMPLETED", element)
+
+
+@pytest.mark.parametrize("recipe", [RECIPE, ARRAY], ids=lambda path: path.name)
+def test_the_options_of_a_recipe_are_those_that_the_page_explains(recipe: Path) -> None:
+    text = recipe.read_text()
+    subprocess.run(["bash", "-n", str(recipe)], check=True)
+    page = (EXAMPLES.parent / "docs" / "clusters.md").read_text()
+    options = re.findall(r"^#SBATCH (--[\w-]+)", text, re.MULTILINE)
+    assert {"--requeue", "--open-mode", "--signal"} <= set(options)
+    for option in options:
+        assert f"`{option}" in page, option
