@@ -129,6 +129,39 @@ def test_an_element_of_an_array_is_lost_and_comes_back(slurm: Slurm, tmp_path: P
         submitted.until("COMPLETED", element)
 
 
+@pytest.mark.long
+def test_the_time_of_an_element_is_over_and_it_comes_back(slurm: Slurm, tmp_path: Path) -> None:
+    slurm.on_login("elastic-rs", "store", "serve", "--port=29400", "--drain-timeout=1").line("listening on")
+    done = tmp_path / "done"
+    env = SETTINGS | {"RDZV_ENDPOINT": "login:29400"}
+    script = SCRIPTS / "preempted.py"
+    submitted = slurm.sbatch("--array=0-2", ARRAY, script, tmp_path / "saved", "--until", done, env=env)
+    for rank in range(3):
+        submitted.output.line(rf"BEGIN rank={rank} world=3")
+    mark = submitted.output.mark()
+    slurm.ask("scancel", "--batch", "--signal=USR1", f"{submitted.number}_1")
+    submitted.output.line(r"the time is over: back into the queue", since=mark)
+    submitted.output.line(r"BEGIN rank=0 world=2", since=mark)
+    for rank in range(3):
+        submitted.output.line(rf"BEGIN rank={rank} world=3", since=mark)
+    assert submitted.field("Restarts", 1) == "1"
+    done.touch()
+    for element in range(3):
+        submitted.until("COMPLETED", element)
+
+
+@pytest.mark.long
+def test_a_job_that_is_cancelled_leaves_no_workers(slurm: Slurm, job: Job, tmp_path: Path) -> None:
+    submitted = slurm.sbatch("--nodes=2", RECIPE, WORKER, "--until", tmp_path / "never", env=SETTINGS)
+    worlds(submitted, 2)
+    workers = [pid for pid, env in job._marked() if "RANK" in env]
+    assert len(workers) >= 2
+    slurm.ask("scancel", submitted.number)
+    job.until_gone(*workers)
+    submitted.until("CANCELLED")
+    assert submitted.field("Restarts") == "0"
+
+
 @pytest.mark.parametrize("recipe", [RECIPE, ARRAY], ids=lambda path: path.name)
 def test_the_options_of_a_recipe_are_those_that_the_page_explains(recipe: Path) -> None:
     text = recipe.read_text()

@@ -50,7 +50,7 @@ SlurmdParameters=config_overrides
 SchedulerParameters=sched_interval=1,sched_min_interval=0
 SlurmdTimeout=5
 SlurmctldTimeout=30
-MessageTimeout=3
+MessageTimeout=5
 TCPTimeout=2
 KillWait=5
 ReturnToService=2

@@ -1,4 +1,4 @@
-"""A worker that counts steps with the others, writes the count when it gets SIGUSR1, and begins with what was written.
+"""A worker that counts steps with the others, writes the count when it gets SIGTERM, and begins with what was written.
 
 preempted.py CHECKPOINT --until FILE    run until the file exists, then end well
 """
@@ -32,7 +32,7 @@ def ask(_: int, __: object) -> None:
     asked = True
 
 
-signal.signal(signal.SIGUSR1, ask)
+signal.signal(signal.SIGTERM, ask)
 store.barrier("start", world)
 step = int(args.checkpoint.read_text()) if args.checkpoint.exists() else 0
 say(f"BEGIN rank={rank} world={world} step={step}")
