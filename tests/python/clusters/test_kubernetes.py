@@ -2,7 +2,7 @@
 
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +104,11 @@ def test_the_rules_for_failed_pods_hold_for_the_container_that_there_is() -> Non
         assert int(grace) < template["spec"]["terminationGracePeriodSeconds"]
 
 
-def job_set(job: Job, lan: Lan, done: Path) -> Pods:
+def job_set(job: Job, lan: Lan, done: Path, more: Mapping[str, str] | None = None) -> Pods:
     (replicas,) = replicated("jobset.yaml")
     (template,) = pod_templates(replicas)
     instead = {"=gpu": "=1", "--nnodes=3:4": "--nnodes=2:3", "/workspace/train.py": f"{WORKER} --until {done}"}
+    instead |= more or {}
     # The Job's controller sets it.
     env = {"JOB_COMPLETION_INDEX": "{index}", "CONF": CONF}
     return Pods(job, lan, template, name="train-node-0", subdomain="train", env=env, instead=instead)
@@ -170,6 +171,34 @@ def test_pods_are_lost_and_replaced_also_the_one_with_the_coordinator(
     place(first, 3)
     done.touch()
     assert [pod.process.wait() for pod in (first, second, third)] == [0, 0, 0]
+
+
+@pytest.mark.long
+def test_the_first_pod_is_drained_and_the_others_wait_for_it(job: Job, lan: Lan, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    pods = job_set(job, lan, done)
+    running = [pods.start(index) for index in range(3)]
+    first, *others = running
+    for pod in running:
+        place(pod, 3)
+    marks = [pod.process.mark() for pod in others]
+    first.terminate()
+    assert first.process.wait() == 143, "not 1 or 2, which fail the Job"
+    for pod, mark in zip(others, marks, strict=True):
+        pod.process.line(r"restarting all workers|coordinator", since=mark)
+    first = pods.start(0)
+    for pod, mark in zip(others, marks, strict=True):
+        place(pod, 3, since=mark)
+    place(first, 3)
+    done.touch()
+    assert [pod.process.wait() for pod in (first, *others)] == [0, 0, 0]
+
+
+@pytest.mark.long
+def test_a_job_that_fails_ends_all_pods_with_the_code_that_fails_the_job(job: Job, lan: Lan) -> None:
+    pods = job_set(job, lan, Path("/never"), {"--until /never": "--fail 1:7", "--max-restarts=3": "--max-restarts=0"})
+    running = [pods.start(index) for index in range(3)]
+    assert [pod.process.wait() for pod in running] == [1, 1, 1]
 
 
 def test_a_stateful_set_is_scaled_while_it_trains(job: Job, lan: Lan, tmp_path: Path) -> None:
