@@ -47,7 +47,7 @@ OUTPUT = RESULTS / "in_place.json"
 PLOT = Path(__file__).resolve().parents[1] / "docs" / "goodput.svg"
 WORKER = Path(__file__).with_name("in_place_worker.py")
 MEASURED = ("changes", "workers", "nodes")
-LIMIT_S = 120.0
+LIMIT_S = 60.0
 WORKERS = 2
 EVERY = 5
 """Steps between two commits, or two checkpoints."""
@@ -80,6 +80,10 @@ class Told:
     world: int
     step: int
     pid: int
+
+
+class TooLateError(Exception):
+    """A job has not got there in LIMIT_S: PyTorch's does not always."""
 
 
 class Job:
@@ -135,7 +139,7 @@ class Job:
                 if done(told):
                     return told
         logs = "\n".join((self.folder / f"{i}.log").read_text()[-2000:] for i in range(len(self.nodes)))
-        raise SystemExit(f"error: {self.kind} has not got there in {LIMIT_S:.0f} s\n{logs}")
+        raise TooLateError(f"{self.kind} has not got there in {LIMIT_S:.0f} s\n{logs}")
 
     def stepped(self, world: int, after: float) -> float:
         """Wait until all workers of a world of this size have made a step after this time. Return when the last has."""
@@ -369,10 +373,13 @@ def changes(kinds: Sequence[str], repetitions: int) -> dict[str, dict[str, list[
     for number in range(repetitions):
         for kind in kinds if number % 2 == 0 else reversed(kinds):
             with job_of(kind) as job:
-                found[kind]["killed"].append(kill_worker(job, number))
-                joined, left = join_and_leave(job)
-                found[kind]["joined"].append(joined)
-                found[kind]["left"].append(left)
+                try:
+                    found[kind]["killed"].append(kill_worker(job, number))
+                    joined, left = join_and_leave(job)
+                    found[kind]["joined"].append(joined)
+                    found[kind]["left"].append(left)
+                except TooLateError as error:
+                    print(error, file=sys.stderr)
     return found
 
 
@@ -381,6 +388,9 @@ def show(found: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
         print(f"{change}:")
         for kind, by_change in found.items():
             entries = by_change[change]
+            if not entries:
+                print(f"  {kind:<20} not within {LIMIT_S:.0f} s")
+                continue
             times = [entry["s"] for entry in entries]
             numbers = [name for name in entries[0] if name not in ("s", "phases")]
             more = ", ".join(f"{name} {statistics.median(entry[name] for entry in entries):.2f}" for name in numbers)
