@@ -1025,6 +1025,11 @@ class Step:
         Of ``end``: ``succeeded``, ``not_needed`` (a spare), ``failed``, ``no_place`` or ``signal``.
         """
     @property
+    def placement(self, /) -> Placement | None:
+        """
+        Of ``start``: the node's place, or the one that it will probably get if it has not joined yet.
+        """
+    @property
     def reason(self, /) -> str | None:
         """
         Of the outcome ``failed``: the reason, in words.

@@ -81,6 +81,15 @@ impl Step {
         }
     }
 
+    /// Of ``start``: the node's place, or the one that it will probably get if it has not joined yet.
+    #[getter]
+    fn placement(&self) -> Option<Placement> {
+        match &self.0 {
+            runner::Step::Start(placement) => Some(Placement((**placement).clone())),
+            _ => None,
+        }
+    }
+
     /// Of ``end``: ``succeeded``, ``not_needed`` (a spare), ``failed``, ``no_place`` or ``signal``.
     #[getter]
     fn outcome(&self) -> Option<&'static str> {

@@ -222,6 +222,9 @@ class LocalElasticAgent(TorchLocalElasticAgent):
                 if left < self._remaining_restarts:
                     self._remaining_restarts = left
                     self._enter(WorkerState.FAILED)
+                if self._handler is not None and self._generation == 0:
+                    assert step.placement is not None
+                    self._take(step.placement)  # the workers are started before the join
                 self._start(agent)
                 self._enter(WorkerState.HEALTHY)
             case "reap":
@@ -249,23 +252,25 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         if isinstance(place, _elastic_rs.Failure):
             # The job failed for good while this node waited for its place.
             return RunResult(WorkerState.FAILED, failures=failures_of(place, [], 0, {}, None, make=ProcessFailure))
-        self._generation = place.round
         agent.placed(place)
         return None
 
     @measured("SimpleElasticAgent._rendezvous")
     def _join_ours(self, handler: NodeHandler) -> Placement | Failure:
-        group, spec = self._group, self._group.spec
         with self.record_duration("RENDEZVOUS"):
             place = handler.join()
         if isinstance(place, _elastic_rs.Placement):
-            with self.record_duration("ASSIGN_WORKER_RANKS"):
-                group.workers = workers_of(place, spec.local_world_size)
-            self._place, group.store = place, None
-            group.group_rank, group.group_world_size = place.rank, place.world_size
-            group.master_addr = spec.master_addr or place.master_addr
-            group.master_port = spec.master_port or place.master_port
+            self._take(place)
         return place
+
+    def _take(self, place: Placement) -> None:
+        group, spec = self._group, self._group.spec
+        with self.record_duration("ASSIGN_WORKER_RANKS"):
+            group.workers = workers_of(place, spec.local_world_size)
+        self._generation, self._place, group.store = place.round, place, None
+        group.group_rank, group.group_world_size = place.rank, place.world_size
+        group.master_addr = spec.master_addr or place.master_addr
+        group.master_port = spec.master_port or place.master_port
 
     @measured("LocalElasticAgent._start_workers")
     def _start(self, agent: Agent) -> None:

@@ -93,7 +93,7 @@ def test_the_others_survive_a_killed_worker(start: Start, done: Path, own_group:
     assert ones == 4 * steps
 
 
-@run_alone
+@pytest.mark.parametrize("agent", ["rust", pytest.param("run", marks=LONG)], indirect=True)
 def test_a_node_joins_and_one_leaves_without_losing_a_step(start: Start, done: Path) -> None:
     flags: list[Any] = ["--until", done, "--commit-every", 1000]
     first = start(2, *flags, nnodes="1:3", nproc=2, script=STEPS)
