@@ -46,7 +46,7 @@ def test_random_faults(start: Start, job: Job, tmp_path: Path, faults: int) -> N
     dice = random.Random(SEED)  # replayable
     result = tmp_path / "result"
     epochs = max(2, EPOCHS * faults // 10)
-    conf = "last_call_timeout=0.5,settle_timeout=0.5"
+    conf = "last_call_timeout=0.5,settle_timeout=0.5,rejoin_limit=0"  # nodes leave dozens of times
 
     def node(number: int) -> Process:
         return start(number, result, epochs, LENGTH, nnodes="1:3", nproc=2, restarts=100_000, script=LEDGER, conf=conf)
