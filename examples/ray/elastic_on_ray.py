@@ -17,6 +17,9 @@ import subprocess
 import sys
 from typing import Any
 
+# Ray reads it when it is imported: every line of every worker is shown, also one that looks like another.
+os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+
 import ray
 from ray.exceptions import RayActorError
 from ray.util import get_node_ip_address
@@ -135,5 +138,4 @@ def wait_for_all(running: dict[str, tuple[Any, Any]], code: int) -> int:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # every line of every worker is shown
     sys.exit(main())

@@ -39,7 +39,6 @@ class Cluster:
             "PYTHONPATH": str(RAY),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_DEDUP_LOGS": "0",
             "RAY_TMPDIR": short,
         }
         self._machine = lan.machine("head")
