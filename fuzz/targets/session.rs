@@ -113,7 +113,8 @@ impl World {
                 }
             }
             let session = SessionId(connection.id);
-            match (decode_frame::<NodeMessage>(&mut connection.buffer), connection.introduced) {
+            let message = decode_frame::<NodeMessage>(&mut connection.buffer);
+            match (message.map(|message| message.map(NodeMessage::incoming)), connection.introduced) {
                 (Ok(None), _) => return,
                 (Ok(Some(NodeMessage::Hello(hello))), false) => {
                     connection.introduced = true;

@@ -13,6 +13,7 @@ use std::time::Duration;
 pub use allowed::{Allowed, Given, Least, Value};
 pub use scope::{Backend, Scope};
 
+use super::protocol::rules::Rules;
 use super::protocol::settings::{self, OnPartition, Settings};
 
 /// A key of `--rdzv-conf`.
@@ -129,6 +130,9 @@ keys! {
     /// gloo's, also those with NCCL's, or none (off).
     in_place: InPlace = InPlace::Gloo, Allowed::OneOf(&["off", "gloo", "nccl"]),
         Scope::c10d("workers are restarted there");
+    /// How often the world may change after its first round, by restarts and changes of membership together. After that the job
+    /// ends with an error. Not given: as often as it has to.
+    reset_limit: Option<u32> = None, Allowed::Whole(0, i32::MAX as u32), Scope::c10d(COUNTED_BY_A_COORDINATOR);
     /// How to speak to etcd, if the endpoint does not begin with `http://` or `https://`. Not given: `http`.
     protocol: Option<Protocol> = None, Allowed::OneOf(&["http", "https"]), Scope::ETCD;
     /// File with the certificates of the authorities that may vouch for etcd's members. Not given: the system's.
@@ -144,6 +148,9 @@ keys! {
     /// Beginning of all keys at etcd.
     key_prefix or "etcd_prefix": String = DEFAULT_KEY_PREFIX.to_owned(), Allowed::Text, Scope::ETCD;
 }
+
+/// Why `rust-etcd` has no such key.
+const COUNTED_BY_A_COORDINATOR: &str = "a coordinator counts, and there is none";
 
 /// The default of `key_prefix`, as in PyTorch's `etcd-v2`.
 pub const DEFAULT_KEY_PREFIX: &str = "/torch/elastic/rendezvous";
@@ -332,6 +339,7 @@ impl Conf {
             rejoin_window: self.rejoin_window,
             on_partition: self.on_partition,
             ranks_as_asked: false,
+            rules: Rules { reset_limit: self.reset_limit },
         }
     }
 }

@@ -13,6 +13,7 @@ mod machine;
 mod node;
 mod node_in_place;
 mod releases;
+mod resets;
 mod same_decisions;
 mod session;
 mod texts;

@@ -153,7 +153,7 @@ impl CellNode {
                 outcome.replies.push(self.welcome());
                 outcome.replies.extend(self.catch_up(run));
             }
-            NodeMessage::Hello(_) => {}
+            NodeMessage::Hello(_) | NodeMessage::HelloAsking { .. } => {}
             NodeMessage::Join(join) => {
                 if !known && run.closed().is_none() {
                     let own = Box::new(Hello { joining: true, ..author.hello.clone() });

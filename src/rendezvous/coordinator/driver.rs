@@ -232,7 +232,7 @@ async fn read_hello(reader: &mut OwnedReadHalf, buffer: &mut BytesMut) -> Result
             Ok(0) | Err(_) => return Err(None),
         }
     }
-    match read_message(reader, buffer).await? {
+    match read_message::<NodeMessage>(reader, buffer).await?.map(NodeMessage::incoming) {
         Some(NodeMessage::Hello(hello)) => Ok(hello),
         Some(_) => Err(Some(CodecError::Malformed(0))),
         None => Err(None),

@@ -35,6 +35,9 @@ impl Run {
             return;
         }
         self.advance_change(now);
+        if self.close_if_out_of_resets() {
+            return;
+        }
         let enough = self.roster.waiting().len() >= self.settings.min_nodes as usize;
         let nobody_runs = self.roster.active().is_empty();
         if nobody_runs && enough && self.roster.counts().unreachable == 0 {
@@ -57,6 +60,24 @@ impl Run {
             self.close(Verdict::AllDone { round: self.round(), nodes });
         }
         done
+    }
+
+    /// Close the rendezvous if the world must change and has changed as often as it may. Returns whether it did.
+    fn close_if_out_of_resets(&mut self) -> bool {
+        let change = self.in_place.change().map(|change| change.reason.as_str());
+        let why = self.current.interrupted().or(change).filter(|_| self.current.world().is_some());
+        let Some((limit, why)) = self.settings.rules.reset_limit.zip(why).filter(|_| !self.has_resets_left()) else {
+            return false;
+        };
+        let cause = format!("{why}; no resets left: the world may change {limit} times (reset_limit)");
+        let failure = self.current.failure().cloned().map(Box::new);
+        self.close(Verdict::Failed { by: "the coordinator".to_owned(), cause, failure });
+        true
+    }
+
+    /// Whether the world may change once more.
+    pub(super) fn has_resets_left(&self) -> bool {
+        self.settings.rules.reset_limit.is_none_or(|limit| self.current.resets() < limit)
     }
 
     /// Stop waiting for members of a world that this coordinator did not form, once all have reported or their time is over.

@@ -58,6 +58,9 @@ pub(in crate::rendezvous) struct Current {
     closed: Option<Verdict>,
     /// The world was full and undisturbed when the rendezvous was closed. A node that waited then was a spare.
     full_at_close: bool,
+    /// Number of worlds after the first one. Not in a cell, where nothing limits it.
+    #[serde(skip)]
+    resets: u32,
 }
 
 impl Current {
@@ -143,17 +146,26 @@ impl Current {
 
     /// Make a new world the current one.
     pub fn form(&mut self, world: World) {
-        self.world = Some(world);
-        self.settle();
+        if self.world.is_some() {
+            self.resets = self.resets.saturating_add(1);
+        }
+        self.begin(world);
     }
 
-    /// Adopt a world that this coordinator did not form.
+    /// Adopt a world that this coordinator did not form. Rounds before it were worlds too.
     pub fn adopt(&mut self, placed: &Placed) {
-        self.form(World::of(placed));
+        self.resets = u32::try_from(placed.round.0.saturating_sub(1)).unwrap_or(u32::MAX);
+        self.begin(World::of(placed));
     }
 
-    fn settle(&mut self) {
+    fn begin(&mut self, world: World) {
+        self.world = Some(world);
         (self.interrupted, self.failure, self.told) = (None, None, false);
+    }
+
+    /// Number of worlds after the first one.
+    pub fn resets(&self) -> u32 {
+        self.resets
     }
 
     /// Whether a node's claim to a place in the current world can be true: no other node has that rank. Records the rank if it is

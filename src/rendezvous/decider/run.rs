@@ -140,7 +140,7 @@ impl Run {
 
     fn on_message(&mut self, id: NodeId, session: SessionId, message: NodeMessage, now: Instant) -> bool {
         match message {
-            NodeMessage::Hello(_) => {
+            NodeMessage::Hello(_) | NodeMessage::HelloAsking { .. } => {
                 self.end(session, "a second Hello on one session".to_owned());
                 return false;
             }
@@ -338,8 +338,8 @@ impl Run {
 
     /// The number of waiting nodes, if the world would re-form for them.
     pub(super) fn joinable(&self) -> u32 {
-        if self.roster.counts().done > 0 {
-            // The job is about to end: growing it would restart workers that have finished.
+        if self.roster.counts().done > 0 || !self.has_resets_left() {
+            // The job is about to end, and growing it would restart workers that have finished. Or growing would end it.
             0
         } else if self.running_count() < self.settings.max_nodes as usize {
             self.waiting_count()

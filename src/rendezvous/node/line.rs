@@ -62,7 +62,7 @@ pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>,
                 NodeCommand::Probe => probing = Some(Box::pin(speaks_c10d(&host, port, CONNECT_TIMEOUT))),
                 NodeCommand::Send(message) => {
                     if let Some(connection) = &mut connection {
-                        codec::encode_frame(&message, &mut connection.outgoing);
+                        codec::encode_frame(&message.outgoing(), &mut connection.outgoing);
                     }
                 }
             }

@@ -13,6 +13,7 @@ pub use super::ending::{Failure, Verdict};
 pub use super::place::{
     HostSeat, Join, JoinWorkers, Placed, Placement, Resume, Running, SURVIVORS_LIMIT, Survivor, WorkerRanks,
 };
+use super::rules::Asks;
 use super::settings::Settings;
 
 /// First bytes of a session's connection. `E` is no query code of c10d, so one look tells the two protocols apart.
@@ -75,7 +76,7 @@ pub enum NodeMessage {
         /// The round they belonged to.
         round: Round,
     },
-    // These and all later ones are sent only to a coordinator with the capability `IN_PLACE`.
+    // These are sent only to a coordinator with the capability `IN_PLACE`.
     /// All living workers of this node are connected to their agent, so that the node can change in place.
     Attending {
         /// The round they belong to.
@@ -119,6 +120,13 @@ pub enum NodeMessage {
     Groupless {
         /// The round they belong to.
         round: Round,
+    },
+    /// A [`Self::Hello`] that asks for what older coordinators do not know. They refuse it.
+    HelloAsking {
+        /// The introduction.
+        hello: Box<Hello>,
+        /// What it asks for besides.
+        asks: Box<Asks>,
     },
 }
 

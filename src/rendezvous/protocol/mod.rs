@@ -3,6 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | [`settings`] | a node's settings: min and max nodes, time limits |
+//! | [`rules`] | what a job asks beyond the settings of earlier releases |
 //! | [`message`] | the messages |
 //! | [`place`], [`ending`] | what messages hold: places in rounds; how a worker failed, and how a job ended |
 //! | [`capability`] | what a peer of another release understands |
@@ -18,5 +19,6 @@ pub mod ending;
 pub(crate) mod frames;
 pub mod message;
 pub mod place;
+pub mod rules;
 pub mod settings;
 pub mod text;

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::rules::Rules;
+
 /// Settings of one rendezvous, as each node brings them.
 ///
 /// `min_nodes` and `max_nodes`, among others, must agree between all nodes of a run. All other limits are those of the first node that
@@ -41,6 +43,9 @@ pub struct Settings {
     /// In every round ranks follow the ranks that nodes ask for, whoever was in the round before. Must agree between all nodes, as
     /// `min_nodes`. Default false: survivors keep their ranks, and what is asked for orders newcomers.
     pub ranks_as_asked: bool,
+    /// What older releases do not know. Sent in [`NodeMessage::HelloAsking`](super::message::NodeMessage::HelloAsking).
+    #[serde(skip)]
+    pub rules: Rules,
 }
 
 /// What a node does that is cut off from the coordinator: see [`crate::rendezvous::node::fence`].

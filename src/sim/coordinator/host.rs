@@ -161,7 +161,7 @@ pub(super) fn node_bytes(message: &NodeMessage) -> Bytes {
     if matches!(message, NodeMessage::Hello(_)) {
         encode_preamble(&mut bytes);
     }
-    encode_frame(message, &mut bytes);
+    encode_frame(&message.clone().outgoing(), &mut bytes);
     bytes.freeze()
 }
 

@@ -95,7 +95,7 @@ impl Coordinator {
         if !peer.opened {
             return Ok(None);
         }
-        decode_frame(&mut peer.buffer)
+        Ok(decode_frame::<NodeMessage>(&mut peer.buffer)?.map(NodeMessage::incoming))
     }
 
     /// The state that decides the future, for [`super::explore`].

@@ -235,6 +235,7 @@ impl Ledger {
                 *highest = (*count).max(*highest);
             }
             NodeMessage::Hello(_)
+            | NodeMessage::HelloAsking { .. }
             | NodeMessage::Close(_)
             | NodeMessage::Heartbeat
             | NodeMessage::Done { .. }
