@@ -16,8 +16,9 @@ use tokio::time::{sleep, timeout};
 
 use crate::net::listen::{BindError, bind_all, bind_wildcard};
 use crate::net::local::{is_local, is_own_name};
-use crate::rendezvous::coordinator::driver::{self, Incoming};
+use crate::rendezvous::coordinator::driver::{self, Incoming, Shown};
 use crate::rendezvous::coordinator::machine::Machine;
+use crate::rendezvous::decider::hosts::Exclusions;
 use crate::rendezvous::protocol::message::MAGIC;
 use crate::store::server::{Controller, ServerOptions, StoreServer, Upgrade, Upgraded};
 use crate::threads;
@@ -34,6 +35,7 @@ pub struct Host {
     store: StoreServer,
     addresses: Vec<SocketAddr>,
     sessions: watch::Receiver<usize>,
+    exclusions: watch::Receiver<Exclusions>,
     thread: Option<JoinHandle<()>>,
     started_by: u32,
 }
@@ -141,14 +143,16 @@ impl Host {
         let (hello_timeout, log_period) = (options.hello_timeout, options.log_period);
         let store = StoreServer::start(listeners, options)?;
         let (count, sessions) = watch::channel(0);
+        let (excluded, exclusions) = watch::channel(Exclusions::new());
+        let shown = Shown { sessions: count, exclusions: excluded };
         let ends_store = EndsStore(store.controller());
         let machine = Machine::at_home(home(&addresses));
         let run = move || {
             let _ends_store = ends_store;
-            run(&runtime, machine, upgraded, count, hello_timeout, log_period);
+            run(&runtime, machine, upgraded, shown, hello_timeout, log_period);
         };
         let thread = threads::spawn(format!("host-{port}"), run)?;
-        Ok(Self { store, addresses, sessions, thread: Some(thread), started_by: process::id() })
+        Ok(Self { store, addresses, sessions, exclusions, thread: Some(thread), started_by: process::id() })
     }
 
     /// The port it listens on.
@@ -174,6 +178,11 @@ impl Host {
     /// The sessions of this host, to wait for their end without borrowing the host.
     pub fn sessions(&self) -> Sessions {
         Sessions(self.sessions.clone())
+    }
+
+    /// The hosts that are kept out of its jobs, to watch them.
+    pub fn exclusions(&self) -> watch::Receiver<Exclusions> {
+        self.exclusions.clone()
     }
 
     /// The users of this host, sessions and store clients, to wait for their end without borrowing the host.
@@ -267,7 +276,7 @@ fn run(
     runtime: &Runtime,
     machine: Machine,
     mut upgraded: mpsc::UnboundedReceiver<Upgraded>,
-    count: watch::Sender<usize>,
+    shown: Shown,
     hello_timeout: Duration,
     log_period: Duration,
 ) {
@@ -288,7 +297,7 @@ fn run(
     };
     runtime.block_on(async {
         tokio::spawn(handing_over);
-        driver::run(machine, incoming, count, hello_timeout, log_period).await;
+        driver::run(machine, incoming, shown, hello_timeout, log_period).await;
     });
 }
 

@@ -5,6 +5,7 @@
 //! numbers, and suggests a key for an unknown one.
 
 mod allowed;
+mod judging;
 mod scope;
 
 use std::fmt;
@@ -13,7 +14,7 @@ use std::time::Duration;
 pub use allowed::{Allowed, Given, Least, Value};
 pub use scope::{Backend, Scope};
 
-use super::protocol::rules::Rules;
+use super::protocol::rules;
 use super::protocol::settings::{self, OnPartition, Settings};
 
 /// A key of `--rdzv-conf`.
@@ -130,6 +131,21 @@ keys! {
     /// gloo's, also those with NCCL's, or none (off).
     in_place: InPlace = InPlace::Gloo, Allowed::OneOf(&["off", "gloo", "nccl"]),
         Scope::c10d("workers are restarted there");
+    /// How often a round may have its first failure on one host within `host_failures_window`. After that the host is out of the job.
+    /// 0: as often as it has to. Not given: 0, or 1 with a cool-down.
+    host_failures: Option<u32> = None, Allowed::Whole(0, rules::LARGEST_HOST_FAILURES),
+        Scope::c10d(COUNTED_BY_A_COORDINATOR);
+    /// See `host_failures`.
+    host_failures_window: Duration = rules::HOST_FAILURES_WINDOW, Allowed::seconds(Least::AboveZero, settings::LONGEST_WAIT),
+        Scope::c10d(COUNTED_BY_A_COORDINATOR);
+    /// How long a host is out the first time. Each further time it is twice as long. Not given: for the job.
+    blacklist_cooldown_min: Option<Duration> = None, Allowed::seconds(Least::AboveZero, settings::LONGEST_WAIT),
+        Scope::c10d(COUNTED_BY_A_COORDINATOR);
+    /// How long a host is out at most.
+    blacklist_cooldown_max: Option<Duration> = None, Allowed::seconds(Least::AboveZero, settings::LONGEST_WAIT),
+        Scope::c10d(COUNTED_BY_A_COORDINATOR);
+    /// The name of this node's host. Hosts behind one address are told apart by it.
+    host_name: Option<String> = None, Allowed::Text, Scope::c10d(COUNTED_BY_A_COORDINATOR);
     /// How often the world may change after its first round, by restarts and changes of membership together. After that the job
     /// ends with an error. Not given: as often as it has to.
     reset_limit: Option<u32> = None, Allowed::Whole(0, i32::MAX as u32), Scope::c10d(COUNTED_BY_A_COORDINATOR);
@@ -311,7 +327,7 @@ impl Conf {
                 return Err(format!("--rdzv-conf has `{needs}` without `{needed}`: give both"));
             }
         }
-        Ok(())
+        self.check_rules()
     }
 
     /// Replace one value. Its range is not checked.
@@ -339,7 +355,7 @@ impl Conf {
             rejoin_window: self.rejoin_window,
             on_partition: self.on_partition,
             ranks_as_asked: false,
-            rules: Rules { reset_limit: self.reset_limit },
+            rules: self.rules(),
         }
     }
 }

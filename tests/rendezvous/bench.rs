@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use elastic_rs::rendezvous::coordinator::machine::{Command, Machine};
 use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
+use elastic_rs::rendezvous::decider::hosts::Exclusion;
 use elastic_rs::rendezvous::protocol::message::{
     CoordinatorMessage, Failure, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placement, Round, Survivor,
 };
@@ -16,6 +17,8 @@ pub struct Bench {
     pub said: Vec<(SessionId, CoordinatorMessage)>,
     pub ended: Vec<SessionId>,
     pub notes: Vec<String>,
+    /// The hosts that are kept out, as last told.
+    pub excluded: Vec<Exclusion>,
 }
 
 pub fn hello(node: u64, settings: &Settings) -> Hello {
@@ -38,7 +41,14 @@ pub fn failure() -> Box<Failure> {
 
 impl Bench {
     pub fn new() -> Self {
-        Self { machine: Machine::new(), now: Instant::now(), said: Vec::new(), ended: Vec::new(), notes: Vec::new() }
+        Self {
+            machine: Machine::new(),
+            now: Instant::now(),
+            said: Vec::new(),
+            ended: Vec::new(),
+            notes: Vec::new(),
+            excluded: Vec::new(),
+        }
     }
 
     /// A machine with nodes 1 to `count` as members of round 1.
@@ -75,6 +85,7 @@ impl Bench {
                 Command::Send { session, message } => self.said.push((session, message)),
                 Command::End { session } => self.ended.push(session),
                 Command::Note { text, .. } => self.notes.push(text),
+                Command::Exclusions { hosts, .. } => self.excluded = hosts,
             }
         }
     }

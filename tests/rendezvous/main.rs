@@ -8,6 +8,7 @@ mod claims;
 mod decisions;
 mod etcd_node;
 mod hostile;
+mod hosts;
 mod in_place;
 mod machine;
 mod node;

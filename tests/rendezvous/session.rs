@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use elastic_rs::rendezvous::coordinator::driver::{self, Incoming};
+use elastic_rs::rendezvous::coordinator::driver::{self, Incoming, Shown};
 use elastic_rs::rendezvous::coordinator::machine::Machine;
+use elastic_rs::rendezvous::decider::hosts::Exclusions;
 use elastic_rs::rendezvous::node::machine::{JoinError, View};
 use elastic_rs::rendezvous::node::session::Session;
 use elastic_rs::rendezvous::protocol::codec;
@@ -27,6 +28,7 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Coordinator {
     pub address: SocketAddr,
     sessions: watch::Receiver<usize>,
+    pub exclusions: watch::Receiver<Exclusions>,
     task: JoinHandle<()>,
 }
 
@@ -48,6 +50,8 @@ impl Coordinator {
         let address = listener.local_addr().unwrap();
         let (sender, incoming) = mpsc::unbounded_channel();
         let (count, sessions) = watch::channel(0);
+        let (excluded, exclusions) = watch::channel(Exclusions::new());
+        let shown = Shown { sessions: count, exclusions: excluded };
         let task = tokio::spawn(async move {
             let accepting = async {
                 loop {
@@ -59,14 +63,17 @@ impl Coordinator {
             };
             tokio::select! {
                 () = accepting => {}
-                () = driver::run(Machine::new(), incoming, count, PATIENCE, PATIENCE) => {}
+                () = driver::run(Machine::new(), incoming, shown, PATIENCE, PATIENCE) => {}
             }
         });
-        Self { address, sessions, task }
+        Self { address, sessions, exclusions, task }
     }
 
     pub fn session(&self, number: u128, settings: Settings) -> Session {
-        let hello = hello_of(number, settings);
+        self.open(hello_of(number, settings))
+    }
+
+    pub fn open(&self, hello: Hello) -> Session {
         Session::open(&Handle::current(), hello, "127.0.0.1", self.address.port(), PATIENCE)
     }
 

@@ -36,7 +36,7 @@ fn said(machine: &mut Machine) -> Vec<CoordinatorMessage> {
             Command::Note { run_id, text } => {
                 assert!(!format!("{run_id}{text}").contains(char::is_control), "{text:?}")
             }
-            Command::End { .. } => {}
+            Command::Exclusions { .. } | Command::End { .. } => {}
         }
     }
     messages

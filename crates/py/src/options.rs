@@ -61,6 +61,7 @@ impl NodeOptions {
             capabilities: if may_change { Capabilities::default() } else { Capabilities::none() },
             local_addr: self.local_addr.clone(),
             node_rank: self.config.0.node_rank,
+            host_name: self.config.0.host_name.clone(),
             hosts,
             process: elastic_rs::host::process_number(),
             ..Hello::new(self.run_id.clone(), NodeId(rand::random()), self.name.clone(), settings)

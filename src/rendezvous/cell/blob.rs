@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::rendezvous::decider::admission::Departures;
 use crate::rendezvous::decider::durable::{Durable, LARGEST_NUMBER, Times};
+use crate::rendezvous::decider::hosts::Departures;
 use crate::rendezvous::decider::node::{Origin, Status};
 use crate::rendezvous::decider::round::Pace;
 use crate::rendezvous::decider::run::Run;

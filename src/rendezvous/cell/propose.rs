@@ -51,7 +51,7 @@ impl Outcome {
                 Effect::Note(text) => self.notes.push(text),
                 Effect::Send { session, message } if session == MY_SESSION => self.replies.push(message),
                 // Other nodes derive their messages from the state.
-                Effect::Send { .. } | Effect::End { .. } | Effect::HostLeft { .. } => {}
+                Effect::Send { .. } | Effect::End { .. } | Effect::HostLeft { .. } | Effect::Exclusions => {}
             }
         }
     }

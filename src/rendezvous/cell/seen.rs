@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::blob::Blob;
-use crate::rendezvous::decider::admission::Departures;
 use crate::rendezvous::decider::durable::Times;
+use crate::rendezvous::decider::hosts::Departures;
 use crate::rendezvous::decider::round::Pace;
 use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::protocol::message::{Hello, NodeId};

@@ -21,6 +21,7 @@ use tokio::time::{Instant, timeout};
 use super::machine::{Command, Machine};
 use crate::bounded_log::BoundedLog;
 use crate::rendezvous::decider::event::{Ends, SessionId};
+use crate::rendezvous::decider::hosts::Exclusions;
 use crate::rendezvous::protocol::codec::{self, CodecError};
 use crate::rendezvous::protocol::frames::read_message;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage};
@@ -63,7 +64,16 @@ enum Event {
     Gone { session: SessionId },
 }
 
-/// Serve sessions until `incoming` is closed. `sessions` always has the number of connected ones.
+/// What others may want to know of a coordinator.
+#[derive(Debug)]
+pub struct Shown {
+    /// The number of connected sessions.
+    pub sessions: watch::Sender<usize>,
+    /// The hosts that are kept out.
+    pub exclusions: watch::Sender<Exclusions>,
+}
+
+/// Serve sessions until `incoming` is closed. `shown` is always up to date.
 ///
 /// A connection without a `Hello` after `hello_timeout` is closed. Refused sessions, sessions that are ended for their messages,
 /// and decisions are logged one by one up to a bound in each `log_period`, and then counted.
@@ -72,7 +82,7 @@ enum Event {
 pub async fn run(
     mut machine: Machine,
     mut incoming: mpsc::UnboundedReceiver<Incoming>,
-    sessions: watch::Sender<usize>,
+    shown: Shown,
     hello_timeout: Duration,
     log_period: Duration,
 ) {
@@ -102,8 +112,10 @@ pub async fn run(
             () = until(machine.next_deadline()) => machine.on_tick(Instant::now().into_std()),
             () = &mut summarising => {}
         }
-        perform(&mut machine, &mut writers, &log);
-        sessions.send_if_modified(|count| std::mem::replace(count, machine.session_count()) != machine.session_count());
+        perform(&mut machine, &mut writers, &shown.exclusions, &log);
+        shown
+            .sessions
+            .send_if_modified(|count| std::mem::replace(count, machine.session_count()) != machine.session_count());
     }
     drop((writers, events, writing));
     let _ = timeout(LAST_WORDS, written.recv()).await;
@@ -124,7 +136,12 @@ fn on_event(event: Event, machine: &mut Machine, writers: &mut HashMap<SessionId
     }
 }
 
-fn perform(machine: &mut Machine, writers: &mut HashMap<SessionId, mpsc::Sender<BytesMut>>, log: &BoundedLog) {
+fn perform(
+    machine: &mut Machine,
+    writers: &mut HashMap<SessionId, mpsc::Sender<BytesMut>>,
+    exclusions: &watch::Sender<Exclusions>,
+    log: &BoundedLog,
+) {
     for command in machine.take_commands() {
         match command {
             Command::Send { session, message } => {
@@ -146,6 +163,12 @@ fn perform(machine: &mut Machine, writers: &mut HashMap<SessionId, mpsc::Sender<
             }
             Command::End { session } => {
                 writers.remove(&session);
+            }
+            Command::Exclusions { run_id, hosts } => {
+                exclusions.send_if_modified(|all| match hosts.is_empty() {
+                    true => all.remove(&run_id).is_some(),
+                    false => all.insert(run_id, hosts.clone()).as_ref() != Some(&hosts),
+                });
             }
             Command::Note { run_id, text } => {
                 let nodes = machine.run(&run_id).map_or(0, |run| run.nodes().len());

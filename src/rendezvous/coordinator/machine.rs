@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use crate::rendezvous::decider::event::{Effect, Ends, Event, Home, Reach, SessionId};
+use crate::rendezvous::decider::hosts::Exclusion;
 use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, NodeMessage};
 use crate::rendezvous::protocol::settings::STALL;
@@ -35,6 +36,13 @@ pub enum Command {
         run_id: String,
         /// The text.
         text: String,
+    },
+    /// The hosts that are kept out of a run have changed.
+    Exclusions {
+        /// The run's id.
+        run_id: String,
+        /// All of them.
+        hosts: Vec<Exclusion>,
     },
 }
 
@@ -202,6 +210,10 @@ impl Machine {
                     self.commands.push(Command::End { session });
                 }
                 Effect::Note(text) => self.commands.push(Command::Note { run_id: run_id.to_owned(), text }),
+                Effect::Exclusions => {
+                    let hosts = entry.run.exclusions(now);
+                    self.commands.push(Command::Exclusions { run_id: run_id.to_owned(), hosts });
+                }
                 Effect::HostLeft { why, interrupts } => {
                     left = Some(Leaving { run_id: run_id.to_owned(), interrupts, why });
                 }
@@ -280,6 +292,7 @@ impl Machine {
                 true => format!("{left}: it is forgotten"),
                 false => format!("{left}, and {VACANT_RUNS} other runs have lost their nodes since: it is forgotten"),
             };
+            self.commands.push(Command::Exclusions { run_id: run_id.clone(), hosts: Vec::new() });
             self.commands.push(Command::Note { run_id, text });
         }
     }

@@ -1,17 +1,14 @@
-//! Admission of nodes: one agent to a place, the node that gave the run its settings, and how often each host's nodes have left.
+//! Admission of nodes: one agent to a place, the node that gave the run its settings, and what is remembered of each host.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::time::Instant;
 
-use super::node::{Node, Origin};
+use super::hosts::Hosts;
+use super::node::Node;
 use crate::rendezvous::protocol::message::NodeId;
-use crate::rendezvous::protocol::settings::Settings;
 
 /// Number of replaced agents that are remembered.
 const MOST_REPLACED: usize = 10_000;
-/// Number of hosts with remembered departures.
-const MOST_ORIGINS: usize = 10_000;
 
 /// The state of admission.
 #[derive(Clone, Debug, Default)]
@@ -20,15 +17,15 @@ pub(in crate::rendezvous) struct Admission {
     places: BTreeMap<Place, NodeId>,
     /// Agents that a newer agent has replaced. They may not come back.
     replaced: BTreeSet<NodeId>,
-    departures: Departures,
+    hosts: Hosts,
     /// The node that gave the run its settings.
     bound_to: Option<NodeId>,
 }
 
 impl Admission {
-    /// Whether no replaced agent and no departure is remembered.
+    /// Whether no replaced agent and no host is remembered.
     pub fn is_blank(&self) -> bool {
-        self.replaced.is_empty() && self.departures.0.is_empty()
+        self.replaced.is_empty() && self.hosts.is_blank()
     }
 
     /// Give a node its place, even if another node holds it.
@@ -77,14 +74,14 @@ impl Admission {
         self.bound_to = Some(id);
     }
 
-    /// When nodes left a running world, by host.
-    pub fn departures(&self) -> &Departures {
-        &self.departures
+    /// What is remembered of each host.
+    pub fn hosts(&self) -> &Hosts {
+        &self.hosts
     }
 
-    /// The same, to add to it.
-    pub fn departures_mut(&mut self) -> &mut Departures {
-        &mut self.departures
+    /// The same, to change it.
+    pub fn hosts_mut(&mut self) -> &mut Hosts {
+        &mut self.hosts
     }
 }
 
@@ -115,46 +112,5 @@ impl Place {
         let agent = node.node_rank.map_or_else(|| Agent::Name(node.name.clone()), Agent::Rank);
         let addr = node.ends.map(|ends| ends.peer);
         Self { addr, process: addr.is_none_or(|addr| addr.is_loopback()).then_some(node.process), agent }
-    }
-}
-
-/// When nodes of each host left a running world, within `rejoin_window`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::rendezvous) struct Departures(BTreeMap<Origin, VecDeque<Instant>>);
-
-impl Departures {
-    /// Departures read from a shared cell.
-    pub fn of(known: BTreeMap<Origin, VecDeque<Instant>>) -> Self {
-        Self(known)
-    }
-
-    /// All departures by host, the earliest first.
-    pub fn iter(&self) -> impl Iterator<Item = (&Origin, &VecDeque<Instant>)> {
-        self.0.iter()
-    }
-
-    /// Record that a running node of this host has left.
-    pub fn add(&mut self, origin: Origin, settings: &Settings, now: Instant) {
-        if settings.rejoin_limit == 0 {
-            return;
-        }
-        self.0.retain(|_, times| times.back().is_some_and(|at| now.duration_since(*at) < settings.rejoin_window));
-        if self.0.len() >= MOST_ORIGINS
-            && !self.0.contains_key(&origin)
-            && let Some(oldest) = self.0.iter().min_by_key(|(_, times)| times.back().copied()).map(|(at, _)| at.clone())
-        {
-            self.0.remove(&oldest);
-        }
-        let times = self.0.entry(origin).or_default();
-        times.push_back(now);
-        while times.len() > settings.rejoin_limit as usize {
-            times.pop_front();
-        }
-    }
-
-    /// Number of departures from this host in the last `rejoin_window`.
-    pub fn recent(&self, origin: &Origin, settings: &Settings, now: Instant) -> usize {
-        let recent = |at: &&Instant| now.duration_since(**at) < settings.rejoin_window;
-        self.0.get(origin).map_or(0, |times| times.iter().filter(recent).count())
     }
 }

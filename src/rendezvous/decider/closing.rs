@@ -31,6 +31,7 @@ impl Run {
 
     fn advance(&mut self, now: Instant) {
         self.end_recall(now);
+        self.release_hosts(now);
         if self.close_if_all_done() {
             return;
         }
@@ -180,6 +181,7 @@ impl Run {
             workers,
         });
         self.recovery.settle();
+        self.admission.hosts_mut().await_loss(None);
         self.deadlines.set(Deadline::EndRecall, None);
         self.deadlines.set(Deadline::CloseRound, None);
         self.pace.ready_since = None;
@@ -195,6 +197,9 @@ impl Run {
     fn next_members(&self) -> Vec<NodeId> {
         let candidate = |(id, node): (NodeId, &Node)| {
             let Status::Waiting { join, arrival } = &node.status else { return None };
+            if node.out {
+                return None;
+            }
             let last_rank = self.roster.last_rank(node);
             let order = (last_rank.is_none(), if last_rank.is_some() { 0 } else { *arrival });
             let last_rank = last_rank.filter(|_| !self.settings.ranks_as_asked);

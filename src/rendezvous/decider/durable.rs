@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::admission::Departures;
 use super::deadlines::Deadline;
 use super::event::{Reach, SessionId};
+use super::hosts::{Departures, Hosts};
 use super::node::{Node, Status};
 use super::recovery::Recovery;
 use super::roster::Roster;
@@ -165,7 +165,7 @@ impl Run {
         run.pace = times.pace;
         let worlds: BTreeSet<_> = durable.current.world().map(|world| world.id).into_iter().collect();
         run.recovery = Recovery::with_worlds(worlds, durable.named);
-        *run.admission.departures_mut() = times.departures.clone();
+        *run.admission.hosts_mut() = Hosts::with_departures(times.departures.clone());
         run.deadlines.set(Deadline::LoseNode, run.roster.next_lost_at());
         run
     }
@@ -182,7 +182,7 @@ impl Run {
         Times {
             heard: self.roster.iter().map(|(id, node)| (id, (node.heard_at, node.suspect))).collect(),
             pace: self.pace,
-            departures: self.admission.departures().clone(),
+            departures: self.admission.hosts().departures(),
         }
     }
 

@@ -110,6 +110,8 @@ pub enum Effect {
     },
     /// Log a decision and its reason.
     Note(String),
+    /// The hosts that are kept out have changed: [`Run::exclusions`](super::run::Run::exclusions).
+    Exclusions,
     /// The node in the coordinator's own process has left. That process ends, and every run with it.
     HostLeft {
         /// The node and its reason, in words.

@@ -77,11 +77,11 @@ impl Run {
     fn readmit(&mut self, hello: &Hello, mut newer: Node) {
         self.apply_terms(&mut newer);
         if let Some(known) = self.roster.get(hello.node) {
-            let Node { placed, done, .. } = *known;
+            let Node { placed, done, out, .. } = *known;
             let status = known.status.clone();
             let attends = status == Status::Active && placed == hello.placed.map(|place| (place.round, place.rank));
             let attending = known.attending || (attends && hello.capabilities.has(ATTENDING));
-            let node = Node { status, placed, done, attending, ..newer };
+            let node = Node { status, placed, done, attending, out, ..newer };
             self.admission.reseat(hello.node, Some(known), &node);
             self.roster.insert(hello.node, node);
         }
@@ -135,7 +135,7 @@ impl Run {
             .then(|| format!("{} was replaced by a newer agent from the same address ({})", hello.name, newer.addr()));
         replaced
             .or_else(|| self.disagreement(&hello.name, &hello.settings))
-            .or_else(|| self.flapping(hello, newer, now))
+            .or_else(|| self.kept_out(hello, newer, now))
     }
 
     /// Compare a node's settings with the run's. Returns the difference if the run's settings are fixed and the node's do not fit.
@@ -171,22 +171,6 @@ impl Run {
                 budget(ours.max_restarts)
             )
         })
-    }
-
-    /// Decide whether a node may come back. Returns the reason if not: nodes of its host left the running job too often. A running
-    /// member is never rejected.
-    fn flapping(&self, hello: &Hello, newer: &Node, now: Instant) -> Option<String> {
-        let (limit, origin) = (self.settings.rejoin_limit, newer.origin());
-        let runs = hello.placed.is_some_and(|placed| placed.active && self.knows_world(&placed));
-        let exempt = limit == 0 || runs || self.knows(hello.node) || self.current.closed().is_some();
-        if exempt || self.admission.departures().recent(&origin, &self.settings, now) < limit as usize {
-            return None;
-        }
-        Some(format!(
-            "nodes at {origin} left the running job {limit} times within {:.0?} (rejoin_limit, rejoin_window): check why \
-             they exit, or raise rejoin_limit",
-            self.settings.rejoin_window
-        ))
     }
 
     /// Reject the present nodes if a member of a running world reports and they ask for other settings. They reached a restarted

@@ -8,7 +8,8 @@
 //! | `round` | the current world, why it must re-form, the job's restarts, how the rendezvous was closed |
 //! | `recovery` | worlds formed before this coordinator restarted, and how far a node's claim to a place in one is believed |
 //! | `in_place` | a change of the world that its workers live through |
-//! | `admission` | which agent holds which place, and how often each host's nodes have left |
+//! | `admission` | which agent holds which place |
+//! | [`hosts`] | how often each host's nodes have left or failed first, and which hosts are kept out |
 //! | `deadlines` | when to decide again if no event comes |
 //!
 //! The steps of a decision are methods of [`Run`](run::Run), grouped by what triggers them:
@@ -20,6 +21,7 @@
 //! | `hello` | a node introduces itself: rejected, back, or new; which node's settings the run uses |
 //! | `report` | a node asks for a place, or reports how its workers ended |
 //! | `host` | the process that hosts the coordinator ends |
+//! | `exclusion` | hosts are put out of the job for their failures, and let in again |
 //! | `changing` | members that can change in place stop their workers at one check |
 //! | `closing`, [`ranks`], `resume` | a round closes: when, with which nodes, with which ranks, and whose workers live on |
 //! | `durable` | conversion between a run and its state in a shared cell |
@@ -32,9 +34,11 @@ mod closing;
 mod deadlines;
 pub(in crate::rendezvous) mod durable;
 pub mod event;
+mod exclusion;
 mod facts;
 mod hello;
 mod host;
+pub mod hosts;
 mod in_place;
 pub mod node;
 mod progress;

@@ -26,13 +26,26 @@ pub enum Status {
     Active,
 }
 
-/// A node's host, for counting departures by host.
+/// A node's host, for counting departures and failures by host.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(in crate::rendezvous) enum Origin {
     /// The address of the node's connection.
     Peer(IpAddr),
     /// Over a shared cell: the address that the node states.
     Named(String),
+    /// The name that the node gives its host, at the address of its connection. Hosts behind one address are told apart by it.
+    Host(String, IpAddr),
+}
+
+impl Origin {
+    /// The address, and the name that its nodes give it.
+    pub(super) fn parts(&self) -> (String, Option<String>) {
+        match self {
+            Self::Peer(addr) => (addr.to_string(), None),
+            Self::Named(addr) => (addr.clone(), None),
+            Self::Host(name, addr) => (addr.to_string(), Some(name.clone())),
+        }
+    }
 }
 
 impl std::fmt::Display for Origin {
@@ -40,6 +53,7 @@ impl std::fmt::Display for Origin {
         match self {
             Self::Peer(addr) => addr.fmt(f),
             Self::Named(addr) => addr.fmt(f),
+            Self::Host(name, addr) => write!(f, "{name} ({addr})"),
         }
     }
 }
@@ -49,6 +63,8 @@ impl std::fmt::Display for Origin {
 pub(in crate::rendezvous) struct Node {
     pub name: String,
     pub local_addr: Option<String>,
+    /// The name that it gives its host.
+    pub host_name: Option<String>,
     /// The ends of its connection. `None` over a shared cell.
     pub ends: Option<Ends>,
     /// The random number of its process ([`Hello::process`]).
@@ -68,6 +84,8 @@ pub(in crate::rendezvous) struct Node {
     /// Its lease has ended. It is lost after a further [`LAST_LOOK`].
     pub suspect: bool,
     pub status: Status,
+    /// Its host is out: while it waits, no round counts it.
+    pub out: bool,
     /// Last place: round and rank.
     pub placed: Option<(Round, u32)>,
     /// Its workers of the current round have all succeeded.
@@ -90,6 +108,7 @@ impl Node {
         Self {
             name: hello.name.clone(),
             local_addr: hello.local_addr.clone(),
+            host_name: hello.host_name.clone(),
             ends,
             process: hello.process,
             capabilities,
@@ -101,6 +120,7 @@ impl Node {
             heard_at: now,
             suspect: false,
             status: Status::Idle,
+            out: false,
             placed: None,
             done: false,
             attending: false,
@@ -118,9 +138,10 @@ impl Node {
 
     /// The node's host.
     pub fn origin(&self) -> Origin {
-        match &self.ends {
-            Some(ends) => Origin::Peer(ends.peer),
-            None => Origin::Named(self.addr()),
+        match (&self.ends, &self.host_name) {
+            (Some(ends), None) => Origin::Peer(ends.peer),
+            (Some(ends), Some(name)) => Origin::Host(name.clone(), ends.peer),
+            (None, _) => Origin::Named(self.addr()),
         }
     }
 
@@ -131,7 +152,12 @@ impl Node {
 
     /// Whether the node waits for a place in the next round.
     pub fn waits(&self) -> bool {
-        matches!(self.status, Status::Waiting { .. })
+        matches!(self.status, Status::Waiting { .. }) && !self.out
+    }
+
+    /// Whether the node waits until its host is let in again.
+    pub fn is_kept_out(&self) -> bool {
+        matches!(self.status, Status::Waiting { .. }) && self.out
     }
 
     /// When the node is lost, unless it is heard from.

@@ -66,7 +66,15 @@ impl Run {
     /// The progress for a node that waits for a place, or has finished and waits for the others to finish.
     pub(in crate::rendezvous) fn waits(&self, node: &Node, now: Instant) -> Option<Waits> {
         match node.status {
-            Status::Waiting { .. } => Some(Waits { progress: self.progress(now), spare: self.is_spare(node) }),
+            Status::Waiting { .. } => {
+                let out = self.admission.hosts().out_text(&node.origin(), now).filter(|_| node.out);
+                let progress = self.progress(now);
+                let progress = match out {
+                    Some(out) => format!("{out}; {progress}"),
+                    None => progress,
+                };
+                Some(Waits { progress, spare: self.is_spare(node) })
+            }
             Status::Active if node.done => {
                 let (done, all) = (self.roster.counts().done, self.roster.active().len());
                 let have = if done == 1 { "has" } else { "have" };
@@ -102,6 +110,9 @@ impl Run {
         let expected = waiting.len() + active.len();
         if expected < min_nodes {
             text += &format!("; {} more needed", min_nodes - expected);
+        }
+        if let Some(out) = self.admission.hosts().describe(now) {
+            text += &format!("; {out}");
         }
         if let Some(reason) = self.current.interrupted() {
             text += &format!("; re-forming because {reason}");

@@ -17,10 +17,13 @@ impl Run {
         if let Err(reason) = join.validate() {
             return self.end(session, reason);
         }
+        if self.turns_out(id, session, now) {
+            return;
+        }
         self.take_join(id, session, join, check, now);
         if self.roster.get(id).is_some_and(|node| self.is_spare(node)) {
-            let waits = Waits { progress: self.progress(now), spare: true };
-            self.send(session, CoordinatorMessage::Waits(waits));
+            let waits = self.roster.get(id).and_then(|node| self.waits(node, now));
+            waits.into_iter().for_each(|waits| self.send(session, CoordinatorMessage::Waits(waits)));
         }
     }
 
@@ -59,8 +62,10 @@ impl Run {
         let next = self.roster.next_arrival();
         self.roster.set_status(id, Status::Waiting { join, arrival: arrival.unwrap_or(next) });
         self.in_place.stop_at(id, check);
+        let out = self.must_stay_out(id, now);
+        self.roster.set_out(id, out);
         let new = self.roster.get(id).is_some_and(|node| self.roster.last_rank(node).is_none());
-        if new {
+        if new && !out {
             self.pace.newcomer_since.get_or_insert(now);
         }
         if arrival.is_none() {
@@ -72,7 +77,7 @@ impl Run {
 
     /// Handle a worker's failure. Only the first failure of a round is counted. A later one, or one after members were told to
     /// re-form, is taken for a consequence.
-    pub(super) fn on_failed(&mut self, id: NodeId, session: SessionId, round: Round, failure: &Failure) {
+    pub(super) fn on_failed(&mut self, id: NodeId, session: SessionId, round: Round, failure: &Failure, now: Instant) {
         let Some(node) = self.roster.get(id).filter(|_| self.current.closed().is_none()) else { return };
         if !self.is_current(node, round) {
             return self.stale(node.label(), session, round);
@@ -83,13 +88,16 @@ impl Run {
             return self.send(session, self.status());
         }
         let unreachable = self.roster.of(self.roster.active()).find(|(_, node)| node.session.is_none());
-        if let Some(gone) = unreachable.map(|(_, node)| node.label()) {
+        if let Some((gone_id, gone)) = unreachable.map(|(id, node)| (id, node.label())) {
             // Workers notice that a peer's connection is gone before the reconnect grace of the peer's agent is over.
+            self.admission.hosts_mut().await_loss(Some(gone_id));
             let reason = format!("{failure}; not counted, since the connection of {gone} has ended");
             return self.interrupt_by(&reason, Failure { counts: false, ..failure });
         }
+        let (origin, rank) = (node.origin(), failure.global_rank);
         if !failure.counts {
-            return self.interrupt_by(&failure.to_string(), failure);
+            self.interrupt_by(&failure.to_string(), failure);
+            return self.strike(&origin, Some(rank), now);
         }
         match self.settings.max_restarts {
             Some(limit) if self.current.restart() >= limit => {
@@ -109,6 +117,7 @@ impl Run {
                 });
                 let reason = format!("{failure}; restart {number}{of}; will restart worker group");
                 self.interrupt_by(&reason, failure);
+                self.strike(&origin, Some(rank), now);
             }
         }
     }

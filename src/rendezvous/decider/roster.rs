@@ -174,6 +174,11 @@ impl Roster {
         self.update(id, |node| node.map(|node| Node { status, done: false, attending: false, ..node }));
     }
 
+    /// Record whether a node's host is out.
+    pub fn set_out(&mut self, id: NodeId, out: bool) {
+        self.update(id, |node| node.map(|node| Node { out, ..node }));
+    }
+
     /// Record that a node's workers of the current round have all succeeded.
     pub fn set_done(&mut self, id: NodeId) {
         self.update(id, |node| node.map(|node| Node { done: true, ..node }));

@@ -175,7 +175,7 @@ impl Run {
                 self.effects.push(Effect::End { session });
             }
             NodeMessage::Close(verdict) => self.close(tidy_verdict(&verdict)),
-            NodeMessage::Failed { round, failure } => self.on_failed(id, session, round, &failure),
+            NodeMessage::Failed { round, failure } => self.on_failed(id, session, round, &failure, now),
             NodeMessage::Done { round } => self.on_done(id, session, round),
             NodeMessage::Attending { round } => self.on_attending(id, round),
             NodeMessage::Groupless { round } => self.on_groupless(id, round),
@@ -214,15 +214,6 @@ impl Run {
         self.stand_down(id, what);
     }
 
-    /// Count a departure against the node's host, if the node ran workers.
-    pub(super) fn count_departure(&mut self, id: NodeId, now: Instant) {
-        let open = self.current.closed().is_none();
-        let running = self.roster.get(id).filter(|node| open && node.status == Status::Active && !node.done);
-        if let Some(origin) = running.map(Node::origin) {
-            self.admission.departures_mut().add(origin, &self.settings, now);
-        }
-    }
-
     /// Forget a node and free its place.
     pub(super) fn remove(&mut self, id: NodeId) {
         self.in_place.forget(id);
@@ -233,8 +224,13 @@ impl Run {
     /// Log that a node is lost, and remove it.
     fn lose(&mut self, id: NodeId, what: &str, now: Instant) {
         let Some(node) = self.roster.get(id) else { return };
+        let origin = node.origin();
         self.note(format!("{} {what}", node.label()));
+        let first = self.is_first_failure(id);
         self.depart(id, what, now);
+        if first {
+            self.strike(&origin, None, now);
+        }
         self.remove(id);
     }
 
@@ -285,6 +281,7 @@ impl Run {
         self.deadlines.set(Deadline::Change, None);
         self.deadlines.set(Deadline::CloseRound, None);
         self.deadlines.set(Deadline::EndRecall, None);
+        self.deadlines.set(Deadline::LetIn, None);
     }
 
     /// End a session for a reason that reconnecting would not change.
@@ -348,13 +345,13 @@ impl Run {
         }
     }
 
-    /// Whether a waiting node is a spare: the job is full and undisturbed, or was so when it was closed.
+    /// Whether a waiting node is a spare: the job is full and undisturbed, or was so when it was closed, or the node's host is out.
     pub(in crate::rendezvous) fn is_spare(&self, node: &Node) -> bool {
         let full = match self.current.closed() {
             Some(_) => self.current.full_at_close(),
             None => self.is_full(),
         };
-        full && node.waits()
+        (full && node.waits()) || node.is_kept_out()
     }
 
     /// Whether the world runs and has no reason to re-form.

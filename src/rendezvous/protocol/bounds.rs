@@ -17,6 +17,7 @@ impl Hello {
         validate_run_id(&self.run_id)?;
         check("name", &self.name, NAME_LIMIT_BYTES)?;
         check("address", self.local_addr.as_deref().unwrap_or_default(), NAME_LIMIT_BYTES)?;
+        check("host_name", self.host_name.as_deref().unwrap_or_default(), NAME_LIMIT_BYTES)?;
         self.settings.validate()?;
         self.capabilities.validate()?;
         self.placed.map_or(Ok(()), |placed| placed.validate(&self.settings))

@@ -148,6 +148,9 @@ pub struct Hello {
     pub process: u64,
     /// The rank the user gave this node, if any.
     pub node_rank: Option<u32>,
+    /// The name of the node's host, as whoever starts the agents calls it. Sent in [`NodeMessage::HelloAsking`].
+    #[serde(skip)]
+    pub host_name: Option<String>,
     /// The node's settings.
     pub settings: Settings,
     /// The last round this node was placed in, if any.
@@ -171,6 +174,7 @@ impl Hello {
             local_addr: None,
             process: 0,
             node_rank: None,
+            host_name: None,
             settings,
             placed: None,
             joining: false,

@@ -118,7 +118,7 @@ impl Settings {
             let given = self.rejoin_limit;
             return Err(format!("rejoin_limit is `{given}`, must be from 0 to {LARGEST_REJOIN_LIMIT}"));
         }
-        Ok(())
+        self.rules.validate()
     }
 }
 

@@ -210,7 +210,7 @@ impl Simulation {
                 Command::Send { session, .. } | Command::End { session } => {
                     coordinator.host_of(*session).is_some_and(|host| strangers.run_of(host) == run)
                 }
-                Command::Note { run_id: of, .. } => *of == run_id(run),
+                Command::Note { run_id: of, .. } | Command::Exclusions { run_id: of, .. } => *of == run_id(run),
             };
             let ledger = &mut self.ledgers[run];
             let rounds = ledger.rounds;
@@ -243,6 +243,7 @@ impl Simulation {
                     self.coordinator.machine.on_disconnected(session, now);
                 }
                 Command::Note { text, .. } => self.engine.remark(|| format!("coordinator: {text}")),
+                Command::Exclusions { hosts, .. } => self.engine.remark(|| format!("kept out: {hosts:?}")),
             }
         }
         self.arm_coordinator();

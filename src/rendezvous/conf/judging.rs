@@ -1,0 +1,40 @@
+//! The keys by which a coordinator judges hosts and a job: how they go together, and the [`Rules`] that they make.
+
+use super::Conf;
+use crate::rendezvous::protocol::rules::{Cooldown, Rules};
+
+impl Conf {
+    /// Check the values that depend on one another.
+    pub(super) fn check_rules(&self) -> Result<(), String> {
+        let seconds = |time: Option<std::time::Duration>| time.map(|time| time.as_secs_f64());
+        check_pair(
+            ("blacklist_cooldown_min", seconds(self.blacklist_cooldown_min)),
+            ("blacklist_cooldown_max", seconds(self.blacklist_cooldown_max)),
+        )
+    }
+
+    /// What the coordinator is asked for.
+    pub(super) fn rules(&self) -> Rules {
+        let cooldown = self.blacklist_cooldown_min.zip(self.blacklist_cooldown_max);
+        let cooldown = cooldown.map(|(min, max)| Cooldown { min, max });
+        Rules {
+            host_failures: self.host_failures.unwrap_or(u32::from(cooldown.is_some())),
+            host_failures_window: self.host_failures_window,
+            cooldown,
+            reset_limit: self.reset_limit,
+        }
+    }
+}
+
+/// Check two keys that need one another, of which the second must not be smaller.
+fn check_pair(least: (&str, Option<f64>), most: (&str, Option<f64>)) -> Result<(), String> {
+    match (least, most) {
+        ((given, Some(_)), (missing, None)) | ((missing, None), (given, Some(_))) => {
+            Err(format!("--rdzv-conf has `{given}` without `{missing}`: give both"))
+        }
+        ((least, Some(min)), (most, Some(max))) if min > max => {
+            Err(format!("--rdzv-conf {most} is `{max}`, must be at least {least} (`{min}`)"))
+        }
+        _ => Ok(()),
+    }
+}

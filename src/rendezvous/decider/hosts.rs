@@ -1,0 +1,351 @@
+//! What is remembered of each host, and which hosts are kept out of the job.
+//!
+//! - **Departures.** Nodes of the host have left a running world, whatever the cause. With `rejoin_limit` of them within `rejoin_window`
+//!   no node of the host is let in, until fewer are that recent.
+//! - **First failures.** The failure that made a world re-form happened at the host: a worker of it failed first, or the node itself was
+//!   lost. With `host_failures` of them within `host_failures_window` the host is *out*: for the job or, with a cool-down, for a while.
+//!   The cool-down doubles with each time. A day without a first failure takes one doubling back.
+//!
+//! **Workers before hosts.** A worker that fails first on one host, and under the same rank on another, is itself the cause. What it did
+//! counts against no host, also in retrospect.
+//!
+//! The instants are the decider's own clock's. A coordinator that is restarted has forgotten everything here.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use super::node::Origin;
+use crate::rendezvous::protocol::message::NodeId;
+use crate::rendezvous::protocol::rules::{Cooldown, Rules};
+use crate::rendezvous::protocol::settings::Settings;
+
+/// Number of hosts that are remembered. The ones that were quiet for longest are forgotten first.
+const MOST_HOSTS: usize = 10_000;
+/// Number of ranks that are remembered as the cause of their own failures.
+const MOST_BLAMED: usize = 1_000;
+/// First failures of a host that are remembered, as a multiple of `host_failures`. Some may turn out to be a worker's.
+const REMEMBERED: usize = 2;
+/// Number of hosts that a text names.
+const SHOWN: usize = 4;
+/// The time without a first failure that takes one doubling of the cool-down back.
+const FORGIVES_AFTER: Duration = Duration::from_secs(24 * 3600);
+
+/// The hosts that are kept out, by run id. Runs without such hosts are not in it.
+pub type Exclusions = BTreeMap<String, Vec<Exclusion>>;
+
+/// A host that is kept out of a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exclusion {
+    /// The address from which its nodes connect.
+    pub addr: String,
+    /// Its name, if its nodes have said one (`host_name`).
+    pub name: Option<String>,
+    /// When its nodes are let in again. `None`: not in this job.
+    pub until: Option<Instant>,
+    /// Why, in words.
+    pub why: String,
+}
+
+/// When nodes of each host left a running world: the part of [`Hosts`] that a shared cell holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in crate::rendezvous) struct Departures(BTreeMap<Origin, VecDeque<Instant>>);
+
+impl Departures {
+    /// Departures read from a shared cell.
+    pub fn of(known: BTreeMap<Origin, VecDeque<Instant>>) -> Self {
+        Self(known)
+    }
+
+    /// All departures by host, the earliest first.
+    pub fn iter(&self) -> impl Iterator<Item = (&Origin, &VecDeque<Instant>)> {
+        self.0.iter()
+    }
+}
+
+/// What follows from a first failure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Judged {
+    /// First failures are not counted.
+    Ignored,
+    /// The host has had as many within the window.
+    Counted(usize),
+    /// The worker is the cause. These hosts are let in again.
+    Worker { freed: Vec<Origin> },
+    /// The host is out from now on.
+    Out,
+}
+
+/// A first failure.
+#[derive(Clone, Copy, Debug)]
+struct Strike {
+    at: Instant,
+    /// The rank of the worker that failed. `None`: the node was lost.
+    rank: Option<u32>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Record {
+    departures: VecDeque<Instant>,
+    strikes: VecDeque<Strike>,
+    /// How often the host was put out. See [`FORGIVES_AFTER`].
+    times_out: u32,
+}
+
+impl Record {
+    fn last(&self) -> Option<Instant> {
+        self.departures.back().copied().max(self.strikes.back().map(|strike| strike.at))
+    }
+
+    /// How often the host was put out, less what time has forgiven.
+    fn weight(&self, now: Instant) -> u32 {
+        let quiet = self.strikes.back().map_or(Duration::MAX, |strike| now.saturating_duration_since(strike.at));
+        let forgiven = u32::try_from(quiet.as_secs() / FORGIVES_AFTER.as_secs()).unwrap_or(u32::MAX);
+        self.times_out.saturating_sub(forgiven)
+    }
+
+    fn recent(&self, rules: &Rules, now: Instant) -> usize {
+        self.strikes.iter().filter(|strike| is_recent(strike.at, rules.host_failures_window, now)).count()
+    }
+
+    fn matters(&self, settings: &Settings, now: Instant) -> bool {
+        let departed = self.departures.back().is_some_and(|at| is_recent(*at, settings.rejoin_window, now));
+        departed || self.recent(&settings.rules, now) > 0 || self.weight(now) > 0
+    }
+}
+
+/// A host that is out because of its first failures.
+#[derive(Clone, Debug)]
+struct Out {
+    until: Option<Instant>,
+    why: String,
+}
+
+impl Out {
+    fn holds(&self, now: Instant) -> bool {
+        self.until.is_none_or(|until| now < until)
+    }
+}
+
+/// What is remembered of each host.
+#[derive(Clone, Debug, Default)]
+pub(in crate::rendezvous) struct Hosts {
+    records: BTreeMap<Origin, Record>,
+    out: BTreeMap<Origin, Out>,
+    /// Ranks whose workers were the cause of their own failures, and when last.
+    blamed: BTreeMap<u32, Instant>,
+    /// The member whose connection had ended when a worker failed. If it is lost, that was the first failure of the round.
+    awaited: Option<NodeId>,
+}
+
+impl Hosts {
+    /// Whether nothing is remembered.
+    pub fn is_blank(&self) -> bool {
+        self.records.is_empty() && self.out.is_empty()
+    }
+
+    /// The departures of all hosts.
+    pub fn departures(&self) -> Departures {
+        let of = |(origin, record): (&Origin, &Record)| (origin.clone(), record.departures.clone());
+        Departures(self.records.iter().map(of).filter(|(_, times)| !times.is_empty()).collect())
+    }
+
+    /// What is known of departures alone, as read from a shared cell.
+    pub fn with_departures(known: Departures) -> Self {
+        let of = |(origin, departures)| (origin, Record { departures, ..Record::default() });
+        Self { records: known.0.into_iter().map(of).collect(), ..Self::default() }
+    }
+
+    /// Record that a running node of this host has left.
+    pub fn depart(&mut self, origin: &Origin, settings: &Settings, now: Instant) {
+        if settings.rejoin_limit > 0 {
+            let times = &mut self.record(origin, settings, now).departures;
+            times.push_back(now);
+            while times.len() > settings.rejoin_limit as usize {
+                times.pop_front();
+            }
+        }
+    }
+
+    /// Record a first failure at this host: of the worker with this rank, or of the node itself.
+    pub(super) fn strike(&mut self, origin: &Origin, rank: Option<u32>, settings: &Settings, now: Instant) -> Judged {
+        let rules = &settings.rules;
+        if rules.host_failures == 0 {
+            return Judged::Ignored;
+        }
+        if let Some(rank) = rank.filter(|rank| self.is_own_fault(*rank, origin, rules, now)) {
+            return Judged::Worker { freed: self.blame(rank, rules, now) };
+        }
+        let limit = rules.host_failures as usize;
+        let record = self.record(origin, settings, now);
+        let weight = record.weight(now);
+        record.strikes.push_back(Strike { at: now, rank });
+        while record.strikes.len() > REMEMBERED * limit {
+            record.strikes.pop_front();
+        }
+        let count = record.recent(rules, now);
+        if count < limit {
+            return Judged::Counted(count);
+        }
+        record.times_out = weight.saturating_add(1);
+        let until = rules.cooldown.map(|cooldown| now + lasts(cooldown, weight));
+        let window = rules.host_failures_window;
+        let why = match count {
+            1 => "the first failure of a round was there (host_failures)".to_owned(),
+            _ => format!(
+                "{count} rounds had their first failure there within {window:.0?} (host_failures, host_failures_window)"
+            ),
+        };
+        if self.out.len() >= MOST_HOSTS {
+            self.out.pop_first();
+        }
+        self.out.insert(origin.clone(), Out { until, why });
+        Judged::Out
+    }
+
+    /// Whether this worker is the cause of its failures: it has failed on another host too.
+    fn is_own_fault(&mut self, rank: u32, origin: &Origin, rules: &Rules, now: Instant) -> bool {
+        let window = rules.host_failures_window;
+        self.blamed.retain(|_, at| is_recent(*at, window, now));
+        let there = |strike: &Strike| strike.rank == Some(rank) && is_recent(strike.at, window, now);
+        let mut others = self.records.iter().filter(|(other, _)| *other != origin);
+        self.blamed.contains_key(&rank) || others.any(|(_, record)| record.strikes.iter().any(there))
+    }
+
+    /// Count the failures of this worker against no host. Returns the hosts that are let in again.
+    fn blame(&mut self, rank: u32, rules: &Rules, now: Instant) -> Vec<Origin> {
+        if self.blamed.len() >= MOST_BLAMED {
+            self.blamed.pop_first();
+        }
+        self.blamed.insert(rank, now);
+        let mut freed = Vec::new();
+        for (origin, record) in &mut self.records {
+            let before = record.strikes.len();
+            record.strikes.retain(|strike| strike.rank != Some(rank));
+            let enough = record.recent(rules, now) >= rules.host_failures as usize;
+            if record.strikes.len() < before && !enough && self.out.remove(origin).is_some() {
+                record.times_out = record.times_out.saturating_sub(1);
+                freed.push(origin.clone());
+            }
+        }
+        freed
+    }
+
+    /// Let in the hosts whose time is over. Returns them.
+    pub fn release(&mut self, now: Instant) -> Vec<Origin> {
+        let over: Vec<_> =
+            self.out.iter().filter(|(_, out)| !out.holds(now)).map(|(origin, _)| origin.clone()).collect();
+        over.iter().for_each(|origin| _ = self.out.remove(origin));
+        over
+    }
+
+    /// When the first host is let in again.
+    pub fn next_release(&self) -> Option<Instant> {
+        self.out.values().filter_map(|out| out.until).min()
+    }
+
+    /// Until when a host is out because of its first failures, if it is. `Some(None)`: for the job.
+    pub fn out_until(&self, origin: &Origin, now: Instant) -> Option<Option<Instant>> {
+        self.out.get(origin).filter(|out| out.holds(now)).map(|out| out.until)
+    }
+
+    /// That a host is out, and for how long, in words.
+    pub fn out_text(&self, origin: &Origin, now: Instant) -> Option<String> {
+        let out = self.out.get(origin).filter(|out| out.holds(now))?;
+        Some(format!("host {origin} is out {}: {}", left(out.until, now), out.why))
+    }
+
+    /// Why no new node of this host is let in, if none is. With a cool-down it is let in, and waits.
+    pub fn refusal(&self, origin: &Origin, settings: &Settings, now: Instant) -> Option<String> {
+        if self.out_until(origin, now) == Some(None) {
+            let text = self.out_text(origin, now)?;
+            return Some(format!("{text}; look for a fault of the host, or raise host_failures"));
+        }
+        let until = self.flaps_until(origin, settings, now)?;
+        let (limit, window) = (settings.rejoin_limit, settings.rejoin_window);
+        Some(format!(
+            "nodes at {origin} left the running job {limit} times within {window:.0?} (rejoin_limit, rejoin_window): check why \
+             they exit, or raise rejoin_limit; the host is out {}",
+            left(Some(until), now)
+        ))
+    }
+
+    /// Until when nodes of a host have left too often, if they have.
+    fn flaps_until(&self, origin: &Origin, settings: &Settings, now: Instant) -> Option<Instant> {
+        let times = &self.records.get(origin)?.departures;
+        let first = times.len().checked_sub(settings.rejoin_limit as usize).filter(|_| settings.rejoin_limit > 0)?;
+        times.get(first).map(|at| *at + settings.rejoin_window).filter(|until| now < *until)
+    }
+
+    /// All hosts that are kept out.
+    pub fn exclusions(&self, settings: &Settings, now: Instant) -> Vec<Exclusion> {
+        let of = |origin: &Origin, until, why| {
+            let (addr, name) = origin.parts();
+            Exclusion { addr, name, until, why }
+        };
+        let out = self.out.iter().filter(|(_, out)| out.holds(now));
+        let out = out.map(|(origin, out)| of(origin, out.until, out.why.clone()));
+        let flapping =
+            self.records.keys().filter(|origin| self.out_until(origin, now).is_none()).filter_map(|origin| {
+                let until = self.flaps_until(origin, settings, now)?;
+                Some(of(origin, Some(until), self.refusal(origin, settings, now)?))
+            });
+        out.chain(flapping).collect()
+    }
+
+    /// The hosts that are out because of their first failures, in words, if any is.
+    pub fn describe(&self, now: Instant) -> Option<String> {
+        let out: Vec<_> = self.out.iter().filter(|(_, out)| out.holds(now)).collect();
+        let named = |(origin, out): &(&Origin, &Out)| format!("{origin} {}", left(out.until, now));
+        let mut names: Vec<_> = out.iter().take(SHOWN).map(named).collect();
+        if out.len() > SHOWN {
+            names.push(format!("and {} more", out.len() - SHOWN));
+        }
+        (!names.is_empty()).then(|| format!("hosts that are out (host_failures): {}", names.join(", ")))
+    }
+
+    /// A worker failed while the connection of this member had ended.
+    pub fn await_loss(&mut self, id: Option<NodeId>) {
+        self.awaited = id;
+    }
+
+    /// Whether the loss of this member explains an earlier failure of the round.
+    pub fn is_awaited(&self, id: NodeId) -> bool {
+        self.awaited == Some(id)
+    }
+
+    /// The record of a host, which is made if there is none.
+    fn record(&mut self, origin: &Origin, settings: &Settings, now: Instant) -> &mut Record {
+        let (count, known) = (self.records.len(), self.records.contains_key(origin));
+        if !known && (count.is_power_of_two() || count >= MOST_HOSTS) {
+            self.records.retain(|_, record| record.matters(settings, now));
+        }
+        if !known
+            && self.records.len() >= MOST_HOSTS
+            && let Some(oldest) = self.records.iter().min_by_key(|(_, record)| record.last()).map(|(of, _)| of.clone())
+        {
+            self.records.remove(&oldest);
+        }
+        self.records.entry(origin.clone()).or_default()
+    }
+}
+
+fn is_recent(at: Instant, window: Duration, now: Instant) -> bool {
+    now.saturating_duration_since(at) < window
+}
+
+/// How long a host is out that was put out `before` times.
+fn lasts(cooldown: Cooldown, before: u32) -> Duration {
+    let doubled = 1_u32.checked_shl(before).and_then(|times| cooldown.min.checked_mul(times));
+    doubled.map_or(cooldown.max, |lasts| lasts.min(cooldown.max))
+}
+
+/// How long something holds, in words.
+fn left(until: Option<Instant>, now: Instant) -> String {
+    match until {
+        None => "for the job".to_owned(),
+        Some(until) => format!("for {:.1} s more", until.saturating_duration_since(now).as_secs_f64()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,169 @@
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn host(number: u8) -> Origin {
+    Origin::Peer([10, 0, 0, number].into())
+}
+
+fn settings(host_failures: u32, cooldown: Option<(u64, u64)>) -> Settings {
+    let seconds = |(min, max)| Cooldown { min: Duration::from_secs(min), max: Duration::from_secs(max) };
+    let rules = Rules { host_failures, cooldown: cooldown.map(seconds), ..Rules::default() };
+    Settings { rules, ..Settings::new(1, 4) }
+}
+
+/// A test's hosts, with a clock.
+struct Bench {
+    hosts: Hosts,
+    settings: Settings,
+    now: Instant,
+}
+
+impl Bench {
+    fn new(settings: Settings) -> Self {
+        Self { hosts: Hosts::default(), settings, now: Instant::now() }
+    }
+
+    fn strike(&mut self, number: u8, rank: Option<u32>) -> Judged {
+        self.hosts.strike(&host(number), rank, &self.settings, self.now)
+    }
+
+    /// How long a host is out now. `Some(None)`: for the job.
+    fn out_for(&self, number: u8) -> Option<Option<Duration>> {
+        Some(self.hosts.out_until(&host(number), self.now)?.map(|until| until - self.now))
+    }
+}
+
+#[test]
+fn a_host_is_out_for_the_job_after_as_many_first_failures_within_the_window() {
+    let mut bench = Bench::new(settings(3, None));
+    for (wait, expected) in
+        [(0, Judged::Counted(1)), (3000, Judged::Counted(2)), (601, Judged::Counted(2)), (10, Judged::Out)]
+    {
+        bench.now += wait * SECOND;
+        assert_eq!(bench.strike(1, Some(0)), expected);
+    }
+    assert_eq!((bench.out_for(1), bench.out_for(2)), (Some(None), None));
+    bench.now += 1000 * HOUR;
+    assert_eq!(bench.out_for(1), Some(None), "for the job");
+    assert_eq!((bench.hosts.release(bench.now), bench.hosts.next_release()), (vec![], None));
+    let text = bench.hosts.refusal(&host(1), &bench.settings, bench.now).unwrap();
+    assert_eq!(
+        text,
+        "host 10.0.0.1 is out for the job: 3 rounds had their first failure there within 3600s (host_failures, \
+         host_failures_window); look for a fault of the host, or raise host_failures"
+    );
+}
+
+#[test]
+fn without_a_limit_nothing_is_counted() {
+    let mut bench = Bench::new(settings(0, None));
+    for _ in 0..100 {
+        assert_eq!(bench.strike(1, None), Judged::Ignored);
+    }
+    assert!(bench.hosts.is_blank());
+}
+
+#[test]
+fn the_cool_down_doubles_up_to_its_maximum_and_a_day_takes_one_doubling_back() {
+    let mut bench = Bench::new(settings(1, Some((10, 60))));
+    for expected in [10, 20, 40, 60, 60] {
+        assert_eq!(bench.strike(1, None), Judged::Out);
+        assert_eq!(bench.out_for(1), Some(Some(expected * SECOND)));
+        assert_eq!(bench.hosts.next_release(), Some(bench.now + expected * SECOND));
+        bench.now += expected * SECOND;
+        assert_eq!(bench.out_for(1), None, "its time is over");
+        assert_eq!(bench.hosts.release(bench.now), [host(1)]);
+    }
+    // Five times out. Four days later once, and two days after that not at all.
+    for (days, expected) in [(4, 20), (2, 10), (40, 10)] {
+        bench.now += days * 24 * HOUR;
+        assert_eq!(bench.strike(1, None), Judged::Out);
+        assert_eq!(bench.out_for(1), Some(Some(expected * SECOND)), "after {days} days");
+    }
+}
+
+#[test]
+fn a_cool_down_after_several_failures_begins_with_the_last_of_them() {
+    let mut bench = Bench::new(settings(2, Some((10, 100))));
+    assert_eq!((bench.strike(1, None), bench.strike(1, None)), (Judged::Counted(1), Judged::Out));
+    bench.now += 10 * SECOND;
+    assert_eq!(bench.hosts.release(bench.now), [host(1)]);
+    assert_eq!((bench.strike(1, None), bench.out_for(1)), (Judged::Out, Some(Some(20 * SECOND))), "within the window");
+}
+
+#[test]
+fn a_worker_that_fails_on_two_hosts_is_the_cause_and_they_are_let_in() {
+    let mut bench = Bench::new(settings(1, None));
+    assert_eq!(bench.strike(1, Some(3)), Judged::Out);
+    assert_eq!(bench.strike(2, Some(3)), Judged::Worker { freed: vec![host(1)] });
+    assert_eq!((bench.out_for(1), bench.out_for(2)), (None, None));
+    bench.now += HOUR / 2;
+    assert_eq!(bench.strike(3, Some(3)), Judged::Worker { freed: vec![] }, "it is known by now");
+    assert_eq!(bench.strike(3, Some(4)), Judged::Out, "another worker");
+    bench.now += HOUR;
+    assert_eq!(bench.strike(1, Some(3)), Judged::Out, "long forgotten");
+}
+
+#[test]
+fn a_host_with_other_failures_stays_out_when_a_worker_is_the_cause_of_one() {
+    let mut bench = Bench::new(settings(2, None));
+    for rank in [Some(3), Some(5), None] {
+        bench.strike(1, rank);
+    }
+    assert_eq!(bench.strike(2, Some(5)), Judged::Worker { freed: vec![] });
+    assert_eq!(bench.out_for(1), Some(None), "two others are enough");
+    assert_eq!(bench.strike(2, Some(3)), Judged::Worker { freed: vec![host(1)] });
+    assert_eq!(bench.out_for(1), None, "one is not");
+}
+
+#[test]
+fn departures_keep_a_host_out_until_the_oldest_is_over() {
+    let settings = Settings { rejoin_limit: 2, rejoin_window: 100 * SECOND, ..settings(0, None) };
+    let mut bench = Bench::new(settings);
+    for _ in 0..3 {
+        bench.hosts.depart(&host(1), &bench.settings, bench.now);
+        bench.now += 10 * SECOND;
+    }
+    let text = bench.hosts.refusal(&host(1), &bench.settings, bench.now).unwrap();
+    assert!(text.starts_with("nodes at 10.0.0.1 left the running job 2 times within 100s (rejoin_limit"), "{text}");
+    assert!(text.ends_with("; the host is out for 80.0 s more"), "{text}");
+    let exclusions = bench.hosts.exclusions(&bench.settings, bench.now);
+    assert_eq!(exclusions.len(), 1);
+    assert_eq!((exclusions[0].addr.as_str(), exclusions[0].until), ("10.0.0.1", Some(bench.now + 80 * SECOND)));
+    bench.now += 80 * SECOND;
+    assert_eq!(bench.hosts.refusal(&host(1), &bench.settings, bench.now), None);
+    assert_eq!(bench.hosts.exclusions(&bench.settings, bench.now), []);
+}
+
+#[test]
+fn only_so_many_hosts_are_remembered_and_the_quietest_is_forgotten_first() {
+    let mut bench = Bench::new(settings(5, None));
+    let origin = |number: u32| Origin::Peer(std::net::Ipv4Addr::from(number).into());
+    for number in 0..MOST_HOSTS as u32 + 10 {
+        bench.hosts.strike(&origin(number), None, &bench.settings, bench.now);
+        bench.now += Duration::from_millis(1);
+    }
+    assert_eq!(bench.hosts.records.len(), MOST_HOSTS);
+    assert!(!bench.hosts.records.contains_key(&origin(9)) && bench.hosts.records.contains_key(&origin(10)));
+    for rank in 0..MOST_BLAMED as u32 + 10 {
+        bench.strike(1, Some(rank));
+        bench.strike(2, Some(rank));
+    }
+    assert_eq!(bench.hosts.blamed.len(), MOST_BLAMED);
+}
+
+#[test]
+fn an_exclusion_has_the_name_that_nodes_give_their_host() {
+    let mut bench = Bench::new(settings(1, None));
+    let origin = Origin::Host("node7".to_owned(), [10, 0, 0, 1].into());
+    bench.hosts.strike(&origin, None, &bench.settings, bench.now);
+    let exclusions = bench.hosts.exclusions(&bench.settings, bench.now);
+    let [Exclusion { addr, name: Some(name), until: None, why }] = &exclusions[..] else { panic!("{exclusions:?}") };
+    assert_eq!((addr.as_str(), name.as_str()), ("10.0.0.1", "node7"));
+    assert_eq!(why, "the first failure of a round was there (host_failures)");
+    assert_eq!(bench.out_for(1), None, "another host behind the same address");
+    let described = bench.hosts.describe(bench.now).unwrap();
+    assert_eq!(described, "hosts that are out (host_failures): node7 (10.0.0.1) for the job");
+}
