@@ -11,6 +11,7 @@ use elastic_rs::rendezvous::protocol::codec::{encode_frame, encode_preamble};
 use elastic_rs::rendezvous::protocol::message::{
     Failure, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Verdict,
 };
+use elastic_rs::rendezvous::protocol::rules::{Cooldown, Rules, WorkerBounds};
 use elastic_rs::rendezvous::protocol::settings::Settings;
 use serde_json::Value;
 
@@ -160,8 +161,31 @@ fn rendezvous() {
         message: "first line\nsecond".into(),
         counts: true,
     };
-    say(&mut script, 2, &NodeMessage::Failed { round: Round(1), failure: Box::new(failure) });
+    say(&mut script, 2, &NodeMessage::Failed { round: Round(1), failure: Box::new(failure.clone()) });
     write("session", "one-is-done-and-one-fails", &script);
+
+    let mut script = Vec::new();
+    for node in 0..3 {
+        let NodeMessage::Hello(mut asking) = hello(node.into(), None) else { return };
+        asking.host_name = Some(format!("rack{node}"));
+        asking.settings.rules = Rules {
+            workers: Some(WorkerBounds { min: 2, max: 5 }),
+            host_failures: 1,
+            cooldown: Some(Cooldown { min: Duration::from_secs(2), max: Duration::from_secs(9) }),
+            reset_limit: Some(3),
+            ..Rules::default()
+        };
+        open(&mut script, node, &NodeMessage::Hello(asking).outgoing());
+        let join = Join { round: Round(0), store_port: 1, node_rank: None, workers: workers(2) };
+        say(&mut script, node, &NodeMessage::Join(join));
+    }
+    say(&mut script, 2, &NodeMessage::Failed { round: Round(1), failure: Box::new(failure) });
+    for node in 0..3 {
+        let join = Join { round: Round(1), store_port: 1, node_rank: None, workers: workers(2) };
+        say(&mut script, node, &NodeMessage::Join(join));
+    }
+    script.extend_from_slice(&[1, 200]); // four seconds
+    write("session", "a-host-is-kept-out-for-a-while", &script);
 }
 
 /// Write states of nodes over a shared cell: one node waits, a world of two runs, one node has gone, closed, and an invalid state.

@@ -819,6 +819,10 @@ class Placement:
         Global and role rank of this node's first worker, the number of workers, and the number of those with its role. None if a
         node has not sent its number of workers.
         """
+    def workers_of(self, /, offered: SupportsIndex) -> int:
+        """
+        How many workers this node starts, which has offered this number: as many, or fewer if rounds count workers.
+        """
     @property
     def world_size(self, /) -> int:
         """

@@ -9,7 +9,7 @@ pub struct Workers {
     pub run_id: String,
     /// The workers' role.
     pub role: String,
-    /// Workers on this node.
+    /// Workers that this node offers.
     pub local_world_size: u32,
     /// Restarts that the job may have, or each node with PyTorch's way of counting.
     pub max_restarts: u32,
@@ -69,7 +69,7 @@ pub fn variables(
         ("GROUP_RANK", placement.rank.to_string()),
         ("ROLE_RANK", (ranks.first_role_rank + local_rank).to_string()),
         ("ROLE_NAME", workers.role.clone()),
-        ("LOCAL_WORLD_SIZE", workers.local_world_size.to_string()),
+        ("LOCAL_WORLD_SIZE", placement.workers_of(workers.local_world_size).to_string()),
         ("WORLD_SIZE", ranks.world_size.to_string()),
         ("GROUP_WORLD_SIZE", placement.world_size.to_string()),
         ("ROLE_WORLD_SIZE", ranks.role_world_size.to_string()),

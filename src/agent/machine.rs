@@ -107,6 +107,8 @@ pub struct AgentMachine {
     name: String,
     phase: Phase,
     round: Round,
+    /// Workers of this node in the current world.
+    workers: u32,
     restarts: u32,
     first: Option<First>,
     /// The job was declared a success while workers of this node still run: no other node is left to wait for.
@@ -136,6 +138,7 @@ impl AgentMachine {
             false => (Phase::Joining, Command::Join { survivors: None }),
         };
         Self {
+            workers: policy.workers,
             policy,
             name,
             phase,
@@ -160,6 +163,7 @@ impl AgentMachine {
             return;
         }
         self.round = placement.round;
+        self.workers = placement.workers_of(self.policy.workers);
         if self.policy.budget == Budget::Job {
             self.restarts = placement.restart;
         }
@@ -188,6 +192,9 @@ impl AgentMachine {
 
     /// A worker ended with exit code 0.
     pub fn on_worker_succeeded(&mut self, local_rank: u32, now: Instant) {
+        if self.is_surplus(local_rank) {
+            return;
+        }
         self.ended(local_rank);
         self.stop_if_prepared_in_vain(local_rank);
         let Phase::Running { left } = &mut self.phase else { return };

@@ -21,7 +21,7 @@ pub enum Budget {
 pub struct Policy {
     /// Who counts restarts.
     pub budget: Budget,
-    /// Workers on this node. Above zero.
+    /// Workers that this node offers. Above zero. A placement may ask for fewer.
     pub workers: u32,
     /// How long workers may take to end after the stop signal, on every path. Default 30 s, as PyTorch's.
     pub grace: Duration,

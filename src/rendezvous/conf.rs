@@ -131,6 +131,10 @@ keys! {
     /// gloo's, also those with NCCL's, or none (off).
     in_place: InPlace = InPlace::Gloo, Allowed::OneOf(&["off", "gloo", "nccl"]),
         Scope::c10d("workers are restarted there");
+    /// Fewest workers of a world, on however many nodes. Needs `max_workers`.
+    min_workers: Option<u32> = None, Allowed::Whole(1, rules::MOST_WORKERS), Scope::c10d(COUNTED_BY_A_COORDINATOR);
+    /// Most workers of a world. A round closes at once when as many wait. The node that would pass it starts fewer.
+    max_workers: Option<u32> = None, Allowed::Whole(1, rules::MOST_WORKERS), Scope::c10d(COUNTED_BY_A_COORDINATOR);
     /// How often a round may have its first failure on one host within `host_failures_window`. After that the host is out of the job.
     /// 0: as often as it has to. Not given: 0, or 1 with a cool-down.
     host_failures: Option<u32> = None, Allowed::Whole(0, rules::LARGEST_HOST_FAILURES),

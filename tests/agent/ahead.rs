@@ -18,6 +18,7 @@ fn running() -> Running {
         world: 99,
         nodes: 2,
         workers: 6,
+        room: None,
         master_addr: "node0".into(),
         master_port: 1234,
         restart: 1,
@@ -89,6 +90,39 @@ fn the_expected_place_follows_those_of_the_running_world() {
     let ranks = place.workers.unwrap();
     assert_eq!((place.round, place.rank, place.world_size, place.restart), (Round(5), 2, 3, 1));
     assert_eq!((ranks.first_rank, ranks.world_size), (6, 8));
+}
+
+/// A world that counts workers has room for fewer than the node has.
+#[test]
+fn as_many_workers_are_started_ahead_as_there_is_room_for() {
+    let mut agent = looking();
+    let running = Running { room: Some(1), ..running() };
+    agent.on_outlook(Some(&running), Instant::now());
+    let place = running.next_place(2);
+    assert_eq!((place.local_world_size, place.workers.map(|ranks| ranks.world_size)), (Some(1), Some(7)));
+    assert_eq!(does(&mut agent), [Command::StartAhead(Box::new(place))]);
+    agent.on_started();
+    agent.on_worker_attends(0);
+    let one = vec![Survivor { local_rank: 0, commit: None }];
+    assert_eq!(does(&mut agent), [Command::Join { survivors: Some(one) }], "nobody is missing");
+}
+
+/// Another node has taken the room meanwhile.
+#[test]
+fn a_worker_without_a_place_is_ended_alone() {
+    let mut agent = joined();
+    let resume = Some(Resume::Continue { source: 3, sync: true, survivors: 7 });
+    let place = Placement { local_world_size: Some(1), ..placement(resume) };
+    agent.on_placed(place.clone(), Instant::now());
+    let start = Command::Start { placement: Box::new(place), missing: [].into() };
+    assert_eq!(does(&mut agent), [Command::KillWorker { local_rank: 1 }, start]);
+    agent.on_started();
+    assert_eq!(does(&mut agent)[0], Command::Place { local_rank: 0 });
+    agent.on_worker_exited_badly(failure(1), Instant::now());
+    agent.on_worker_gone(1);
+    assert_eq!(does(&mut agent), [], "nobody minds its end");
+    agent.on_worker_succeeded(0, Instant::now());
+    assert_eq!(does(&mut agent), [Command::Done(Round(5))]);
 }
 
 #[test]

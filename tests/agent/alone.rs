@@ -15,6 +15,7 @@ pub fn alone() -> Placement {
         restart: 0,
         workers: None,
         host: None,
+        local_world_size: None,
         resume: None,
     }
 }

@@ -18,6 +18,7 @@ pub fn placement(round: u64) -> Placement {
         restart: 0,
         workers: None,
         host: None,
+        local_world_size: None,
         resume: None,
     }
 }

@@ -1,4 +1,5 @@
-//! `elastic-run`'s front end over a cell in a file. Ranks, restarts and failures come from the cell, as they do from a coordinator.
+//! `elastic-run`'s front end over a cell in a file. Ranks, restarts and failures come from the cell, as they do from a coordinator. And over
+//! a coordinator, in a world that counts workers.
 
 use std::fs;
 use std::io;
@@ -11,11 +12,15 @@ use elastic_rs::frontend::node::{Node, NodeOptions, Reach};
 use elastic_rs::rendezvous::cell::driver::{CellDriver, Step};
 use elastic_rs::rendezvous::cell::node::CellCommand;
 use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::node::session::Session;
 use elastic_rs::rendezvous::protocol::message::{Hello, NodeId};
+use elastic_rs::rendezvous::protocol::rules::{Rules, WorkerBounds};
+use elastic_rs::rendezvous::protocol::settings::Settings;
 
 use rustix::fs::{FlockOperation, flock};
+use tokio::runtime::Handle;
 
-use crate::node::{options, settings};
+use crate::node::{host, options, settings};
 use crate::process::support::{Folder, LIMIT, Traces, within};
 
 /// A cell in a file. A write takes effect if the file still has what this node last read or wrote.
@@ -75,6 +80,14 @@ async fn node(cell: &Path, number: u128, max_restarts: u32, script: &str, traces
     let (name, addr) = (format!("node{number}"), format!("127.0.0.{number}"));
     let hello = Hello::new("job", NodeId(number), name.clone(), settings(2, 2, max_restarts));
     let (session, driver) = CellDriver::new(Hello { local_addr: Some(addr.clone()), ..hello });
+    let serving = tokio::spawn(serve(driver, File { path: cell.to_owned(), known: None }));
+    let ended = launch(session, name, addr, script, traces).await;
+    within(serving).await.unwrap();
+    ended
+}
+
+/// Run the node of this session as `elastic-run` does.
+async fn launch(session: Session, name: String, addr: String, script: &str, traces: &Traces) -> Ended {
     let node = NodeOptions {
         run_id: "job".into(),
         name: name.clone(),
@@ -95,10 +108,7 @@ async fn node(cell: &Path, number: u128, max_restarts: u32, script: &str, traces
         warm: None,
     };
     let signals = Signals::take(&[]).unwrap();
-    let serving = tokio::spawn(serve(driver, File { path: cell.to_owned(), known: None }));
-    let ended = within(run(job, node, signals.receiver().unwrap())).await.unwrap();
-    within(serving).await.unwrap();
-    ended
+    within(run(job, node, signals.receiver().unwrap())).await.unwrap()
 }
 
 /// Run two nodes. Returns how each ended, and the sorted lines that workers wrote to the file `lines`.
@@ -142,4 +152,33 @@ async fn a_failure_without_restarts_left_ends_all_nodes_of_a_cell() {
     assert_eq!(causes[0], (3, "SIGKILL".to_owned()));
     assert_eq!(causes[0], causes[1]);
     assert_eq!(lines, Vec::<String>::new());
+}
+
+/// Two nodes with two workers each, in a world of three workers.
+#[tokio::test]
+async fn the_node_that_would_pass_the_maximum_starts_one_worker() {
+    let traces = Traces::new();
+    let folder = Folder::new(&traces);
+    let lines = folder.0.join("lines");
+    let script = format!(
+        "echo $RANK of $WORLD_SIZE >> {0}\necho local $LOCAL_RANK of $LOCAL_WORLD_SIZE, role of $ROLE_WORLD_SIZE >> {0}",
+        lines.display()
+    );
+    let rules = Rules { workers: Some(WorkerBounds { min: 3, max: 3 }), ..Rules::default() };
+    let (host, settings) = (host(), Settings { rules, ..settings(1, 9, 0) });
+    let node = |number: u128| {
+        let (name, addr) = (format!("node{number}"), format!("127.0.0.{number}"));
+        let hello = Hello::new("job", NodeId(number), name.clone(), settings.clone());
+        let hello = Hello { local_addr: Some(addr.clone()), ..hello };
+        let session = Session::open(&Handle::current(), hello, "127.0.0.1", host.port(), LIMIT);
+        launch(session, name, addr, &script, &traces)
+    };
+    let (one, two) = tokio::join!(node(1), node(2));
+    assert_eq!([one.outcome, two.outcome], [Outcome::Succeeded, Outcome::Succeeded]);
+    let text = fs::read_to_string(lines).unwrap();
+    let mut lines: Vec<_> = text.lines().collect();
+    lines.sort_unstable();
+    let (ranks, local) = lines.split_at(3);
+    assert_eq!(ranks, ["0 of 3", "1 of 3", "2 of 3"]);
+    assert_eq!(local, ["local 0 of 1, role of 3", "local 0 of 2, role of 3", "local 1 of 2, role of 3"]);
 }

@@ -50,6 +50,29 @@ fn running(budget: Budget) -> AgentMachine {
     agent
 }
 
+/// The place of a node in a world that counts workers.
+#[test]
+fn a_place_for_fewer_workers_starts_fewer_and_the_node_has_finished_with_them() {
+    let mut agent = AgentMachine::new(policy(Budget::Job), "node0".into());
+    agent.on_outlook(None, Instant::now());
+    does(&mut agent);
+    let fewer = Placement { local_world_size: Some(1), ..placement(1, 0) };
+    agent.on_placed(fewer.clone(), Instant::now());
+    assert_eq!(does(&mut agent), [Command::Start { placement: Box::new(fewer), missing: [0].into() }]);
+    agent.on_started();
+    agent.on_interrupted(Round(1), "a node waits", Instant::now());
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [stop(SIGTERM), Command::Join { survivors: None }]);
+    // The next world has room for both.
+    agent.on_placed(Placement { local_world_size: Some(2), ..placement(2, 0) }, Instant::now());
+    assert!(matches!(&does(&mut agent)[..], [Command::Start { missing, .. }] if missing.len() == 2));
+    agent.on_started();
+    agent.on_worker_succeeded(0, Instant::now());
+    assert_eq!(does(&mut agent), []);
+    agent.on_worker_succeeded(1, Instant::now());
+    assert_eq!(does(&mut agent), [Command::Done(Round(2))]);
+}
+
 fn stop(signal: i32) -> Command {
     Command::Stop(StopPolicy { signal: Signal(signal), grace: GRACE, ..StopPolicy::default() })
 }

@@ -19,7 +19,6 @@ fn settings(min: u32, max: u32, host_failures: u32, cooldown: Option<(u64, u64)>
     let seconds = |(min, max)| Cooldown { min: Duration::from_secs(min), max: Duration::from_secs(max) };
     Settings {
         rules: Rules { host_failures, cooldown: cooldown.map(seconds), ..Rules::default() },
-        last_call_timeout: Duration::ZERO,
         settle_timeout: Duration::ZERO,
         ..Settings::new(min, max)
     }

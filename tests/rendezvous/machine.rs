@@ -144,7 +144,7 @@ fn a_host_that_comes_and_goes_is_not_let_in_for_ever() {
     }
     bench.greet(200, hello(200, &settings), 9);
     let text = "nodes at 10.0.0.9 left the running job 3 times within 600s (rejoin_limit, rejoin_window): check why they \
-                exit, or raise rejoin_limit";
+                exit, or raise rejoin_limit; the host is out for 594.0 s more";
     assert_eq!(bench.rejection(200), text);
     bench.greet(201, hello(201, &settings), 8);
     assert!(matches!(bench.last(201), CoordinatorMessage::Welcome { .. }), "other hosts are not concerned");

@@ -17,5 +17,6 @@ mod releases;
 mod resets;
 mod same_decisions;
 mod session;
+mod slots;
 mod texts;
 mod unread;

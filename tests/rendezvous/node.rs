@@ -37,6 +37,7 @@ fn place(round: u64) -> CoordinatorMessage {
         restart: 0,
         workers: None,
         host: None,
+        local_world_size: None,
         resume: None,
     })
 }

@@ -75,6 +75,7 @@ impl Bench {
             restart: 0,
             workers: None,
             host: None,
+            local_world_size: None,
             resume: None,
         };
         let resume = Resume::Continue { source: 1, sync: true, survivors: 3 };
@@ -355,6 +356,7 @@ fn a_node_knows_whether_a_world_runs_once_it_was_welcomed() {
         world: 9,
         nodes: 1,
         workers: 2,
+        room: None,
         master_addr: "10.0.0.1\u{1b}[2J".into(),
         master_port: 1,
         restart: 0,

@@ -28,6 +28,7 @@ fn placement() -> Placement {
         restart: 0,
         workers: None,
         host: None,
+        local_world_size: None,
         resume: None,
     }
 }

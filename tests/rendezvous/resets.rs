@@ -128,7 +128,7 @@ fn a_hello_without_rules_is_that_of_older_releases() {
     let plain = hello(1, &Settings::new(1, 2));
     assert_eq!(sent(plain.clone()), (0, plain));
     let asking = hello(1, &settings(1, 2, 5));
-    assert_eq!(sent(asking.clone()), (13, asking));
+    assert_eq!(sent(asking.clone()), (14, asking));
 }
 
 /// A second introduction ends the session, whatever it asks for.

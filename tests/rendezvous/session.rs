@@ -272,7 +272,12 @@ async fn a_finished_node_waits_for_the_last_live_member() {
 async fn a_session_connects_to_a_coordinator_that_starts_late() {
     // No process serves this port during the session's first tries.
     let address = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let absent = Coordinator { address, sessions: watch::channel(0).1, task: tokio::spawn(async {}) };
+    let absent = Coordinator {
+        address,
+        sessions: watch::channel(0).1,
+        exclusions: watch::channel(Exclusions::new()).1,
+        task: tokio::spawn(async {}),
+    };
     let session = absent.session(1, Settings::new(1, 1));
     let join = tokio::spawn(async move { session.join(1, None, None, PATIENCE).await });
     let _coordinator = Coordinator::start_at(address).await;
@@ -306,6 +311,7 @@ async fn the_error_names_a_server_that_is_no_coordinator() {
     let absent = Coordinator {
         address: listener.local_addr().unwrap(),
         sessions: watch::channel(0).1,
+        exclusions: watch::channel(Exclusions::new()).1,
         task: tokio::spawn(async {}),
     };
     let mut servers = JoinSet::new();

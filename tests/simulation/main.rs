@@ -5,6 +5,7 @@ mod cell;
 mod elastic;
 mod etcd;
 mod explore;
+mod hosts;
 mod pytorch;
 mod rendezvous;
 mod scenarios;

@@ -259,7 +259,7 @@ impl Agent {
                 .map(|variables| (local_rank, BTreeMap::from_iter(variables)))
                 .map_err(PyValueError::new_err)
         };
-        (0..self.workers.local_world_size).map(variables).collect()
+        (0..placement.workers_of(self.workers.local_world_size)).map(variables).collect()
     }
 
     /// Answers ``start``: start these programs. Returns their process ids by local rank. The result is empty if one could not be

@@ -56,6 +56,7 @@ impl Placement {
             restart: 0,
             workers: Some(workers),
             host: None,
+            local_world_size: None,
             resume: None,
         })
     }
@@ -66,6 +67,11 @@ impl Placement {
     fn workers(&self) -> Option<(u32, u32, u32, u32)> {
         let ranks = self.0.workers?;
         Some((ranks.first_rank, ranks.first_role_rank, ranks.world_size, ranks.role_world_size))
+    }
+
+    /// How many workers this node starts, which has offered this number: as many, or fewer if rounds count workers.
+    fn workers_of(&self, offered: u32) -> u32 {
+        self.0.workers_of(offered)
     }
 
     /// The job's restart number.

@@ -266,7 +266,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
     def _take(self, place: Placement) -> None:
         group, spec = self._group, self._group.spec
         with self.record_duration("ASSIGN_WORKER_RANKS"):
-            group.workers = workers_of(place, spec.local_world_size)
+            group.workers = workers_of(place, place.workers_of(spec.local_world_size))
         self._generation, self._place, group.store = place.round, place, None
         group.group_rank, group.group_world_size = place.rank, place.world_size
         group.master_addr = spec.master_addr or place.master_addr

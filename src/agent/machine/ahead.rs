@@ -33,9 +33,11 @@ impl AgentMachine {
             "the job runs with {} workers on {} nodes, and can change in place: the workers of this node are started before it joins",
             running.workers, running.nodes
         ));
-        self.lives.begin(self.policy.workers, None);
+        let place = running.next_place(self.policy.workers);
+        self.workers = place.workers_of(self.policy.workers);
+        self.lives.begin(self.workers, None);
         self.phase = Phase::Preparing { since: now, tell_at: now + TELL_EVERY };
-        self.commands.push(Command::StartAhead(Box::new(running.next_place(self.policy.workers))));
+        self.commands.push(Command::StartAhead(Box::new(place)));
     }
 
     pub(super) fn is_preparing(&self) -> bool {
@@ -81,7 +83,7 @@ impl AgentMachine {
         }
         *tell_at = now + TELL_EVERY;
         let took = now.saturating_duration_since(*since);
-        let (missing, workers) = (self.lives.started().len(), self.policy.workers);
+        let (missing, workers) = (self.lives.started().len(), self.workers);
         let what =
             format!("{missing} of {workers} workers have not reached `elastic_rs.elastic.run` within {took:.0?}");
         if took < PREPARE_LIMIT {

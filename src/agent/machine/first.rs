@@ -44,6 +44,9 @@ impl AgentMachine {
     /// A worker ended with another exit than code 0. Its words are not known yet: the failure's message is empty.
     pub fn on_worker_exited_badly(&mut self, failure: Failure, now: Instant) {
         let local_rank = failure.local_rank;
+        if self.is_surplus(local_rank) {
+            return;
+        }
         self.ended(local_rank);
         if self.take_first(failure, Some(now + WORDS_LIMIT), false, now) {
             self.commands.push(Command::Listen { local_rank });

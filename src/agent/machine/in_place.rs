@@ -367,7 +367,13 @@ impl AgentMachine {
             self.warn(format!("restarting all workers: {reason}"));
             return self.stop(SIGTERM, Next::Start(Box::new(placement)));
         }
-        let lost = self.lost.take();
+        let lost = self.lost.take().filter(|failure| !self.is_surplus(failure.local_rank));
+        for Survivor { local_rank, .. } in self.lives.parked() {
+            if self.is_surplus(local_rank) {
+                self.tell(format!("the worker with local rank {local_rank} has no place in this round, and is ended"));
+                self.commands.push(Command::KillWorker { local_rank });
+            }
+        }
         self.start(placement);
         if let Some(failure) = lost {
             // The world counts on a worker that has died.
@@ -375,10 +381,15 @@ impl AgentMachine {
         }
     }
 
+    /// Whether a worker has no place in the world that this node is in, or was in last. Nobody minds its end.
+    pub(super) fn is_surplus(&self, local_rank: u32) -> bool {
+        local_rank >= self.workers
+    }
+
     /// Start the workers of a round that were not parked.
     pub(super) fn start(&mut self, placement: Placement) {
-        let missing = self.lives.begin(self.policy.workers, placement.resume.as_ref());
-        self.phase = Phase::Running { left: (0..self.policy.workers).collect() };
+        let missing = self.lives.begin(self.workers, placement.resume.as_ref());
+        self.phase = Phase::Running { left: (0..self.workers).collect() };
         self.commands.push(Command::Start { placement: Box::new(placement), missing });
     }
 

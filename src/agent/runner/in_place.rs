@@ -47,9 +47,9 @@ impl Runner {
         }
     }
 
-    /// Have all workers started, in the place that this node will probably get.
+    /// Have the workers started in the place that this node will probably get.
     pub(super) fn start_ahead(&mut self, placement: Box<Placement>) {
-        self.missing = (0..self.workers.local_world_size).collect();
+        self.missing = (0..placement.workers_of(self.workers.local_world_size)).collect();
         self.seen = self.session.as_ref().map(|session| Seen::of(&session.view()));
         self.place = Some(((*placement).clone(), Instant::now()));
         self.steps.push_back(Step::Start(placement));

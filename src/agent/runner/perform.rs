@@ -118,9 +118,9 @@ impl Runner {
     /// Log which ranks and processes the workers are.
     pub(super) fn tell_start(&self) {
         let Some(crew) = &self.crew else { return };
-        let Some((Placement { round, rank, workers: Some(ranks), .. }, _)) = &self.place else { return };
+        let Some((placement @ Placement { round, rank, workers: Some(ranks), .. }, _)) = &self.place else { return };
         let Workers { run_id, role, local_world_size, max_restarts, .. } = &self.workers;
-        let (first, last) = (ranks.first_rank, ranks.first_rank + local_world_size - 1);
+        let (first, last) = (ranks.first_rank, ranks.first_rank + placement.workers_of(*local_world_size) - 1);
         let pids: Vec<String> = crew.pids().values().map(u32::to_string).collect();
         tracing::info!(
             target: "elastic_rs::agent",

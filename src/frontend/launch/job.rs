@@ -94,7 +94,7 @@ impl Job {
             let args = args.iter().map(|arg| argument(arg, local_rank)).collect();
             Ok(WorkerSpec { args, env, stdout, stderr: overheard(stderr), ..WorkerSpec::new(local_rank, program) })
         };
-        (0..self.agent.workers.local_world_size).map(worker).collect()
+        (0..placement.workers_of(self.agent.workers.local_world_size)).map(worker).collect()
     }
 
     /// The template of workers that inherit this environment.
@@ -205,6 +205,7 @@ mod tests {
             restart: 2,
             workers: Some(WorkerRanks { first_rank: 6, world_size: 8, first_role_rank: 6, role_world_size: 8 }),
             host: None,
+            local_world_size: None,
             resume: None,
         }
     }
@@ -287,6 +288,14 @@ mod tests {
         let workers = Job { fixed, ..job() }.workers(&placement(), 3, None, &inherited()).unwrap();
         assert_eq!((of(&workers[0], "MASTER_ADDR"), of(&workers[0], "MASTER_PORT")), ("node0", "29500"));
         assert_eq!(of(&workers[0], "TORCHELASTIC_RESTART_COUNT"), "3");
+    }
+
+    #[test]
+    fn a_place_for_fewer_workers_starts_fewer() {
+        let placement = Placement { local_world_size: Some(1), ..placement() };
+        let workers = job().workers(&placement, 0, None, &inherited()).unwrap();
+        assert_eq!(workers.iter().map(|worker| of(worker, "LOCAL_WORLD_SIZE")).collect::<Vec<_>>(), ["1"]);
+        assert_eq!(of(&workers[0], "RANK"), "6");
     }
 
     #[test]

@@ -140,7 +140,7 @@ impl Launch {
     }
 
     async fn start(&mut self, placement: Placement) -> Result<(), LaunchError> {
-        let making = self.attempt(placement.round.0);
+        let making = self.attempt(&placement);
         let attempt = match heeding(&mut self.signals, &mut self.runner, making).await {
             None => return Ok(()),
             Some(Ok((folders, attempt))) => {
@@ -195,7 +195,7 @@ impl Launch {
     /// may hang.
     fn attempt(
         &self,
-        round: u64,
+        placement: &Placement,
     ) -> impl Future<Output = io::Result<(Option<Arc<LogFolders>>, Option<AttemptFolder>)>> + use<> {
         let log_dir = match &self.job.log_folder {
             LogFolder::Nowhere => None,
@@ -203,7 +203,8 @@ impl Launch {
             LogFolder::In(folder) => Some(Some(folder.clone())),
         };
         let (known, workers) = (self.folders.clone(), &self.job.agent.workers);
-        let (run_id, count) = (workers.run_id.clone(), workers.local_world_size);
+        let (run_id, count) = (workers.run_id.clone(), placement.workers_of(workers.local_world_size));
+        let round = placement.round.0;
         async move {
             let Some(log_dir) = log_dir else { return Ok((None, None)) };
             let made = spawn_blocking(move || {

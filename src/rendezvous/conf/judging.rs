@@ -1,7 +1,7 @@
 //! The keys by which a coordinator judges hosts and a job: how they go together, and the [`Rules`] that they make.
 
 use super::Conf;
-use crate::rendezvous::protocol::rules::{Cooldown, Rules};
+use crate::rendezvous::protocol::rules::{Cooldown, Rules, WorkerBounds};
 
 impl Conf {
     /// Check the values that depend on one another.
@@ -10,7 +10,8 @@ impl Conf {
         check_pair(
             ("blacklist_cooldown_min", seconds(self.blacklist_cooldown_min)),
             ("blacklist_cooldown_max", seconds(self.blacklist_cooldown_max)),
-        )
+        )?;
+        check_pair(("min_workers", self.min_workers.map(f64::from)), ("max_workers", self.max_workers.map(f64::from)))
     }
 
     /// What the coordinator is asked for.
@@ -18,6 +19,7 @@ impl Conf {
         let cooldown = self.blacklist_cooldown_min.zip(self.blacklist_cooldown_max);
         let cooldown = cooldown.map(|(min, max)| Cooldown { min, max });
         Rules {
+            workers: self.min_workers.zip(self.max_workers).map(|(min, max)| WorkerBounds { min, max }),
             host_failures: self.host_failures.unwrap_or(u32::from(cooldown.is_some())),
             host_failures_window: self.host_failures_window,
             cooldown,

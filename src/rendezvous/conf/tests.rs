@@ -247,3 +247,24 @@ fn a_text_has_a_bound_and_no_control_characters() {
         assert!(error.contains("must be a text of 1 to 4096 bytes"), "{error}");
     }
 }
+
+#[test]
+fn keys_in_pairs_need_one_another_and_rise() {
+    for (least, most) in [("blacklist_cooldown_min", "blacklist_cooldown_max"), ("min_workers", "max_workers")] {
+        for (given, missing) in [(least, most), (most, least)] {
+            let error = read(&[(given, "5")]).unwrap_err();
+            assert_eq!(error, format!("--rdzv-conf has `{given}` without `{missing}`: give both"));
+        }
+        let error = read(&[(least, "5"), (most, "4")]).unwrap_err();
+        assert_eq!(error, format!("--rdzv-conf {most} is `4`, must be at least {least} (`5`)"));
+        assert!(read(&[(least, "5"), (most, "5")]).is_ok());
+    }
+}
+
+#[test]
+fn a_host_is_out_after_one_failure_if_only_a_cool_down_is_given() {
+    let cooldown = [("blacklist_cooldown_min", "10"), ("blacklist_cooldown_max", "60")];
+    let failures = |entries: &[_]| read(entries).unwrap().settings(1, 2).rules.host_failures;
+    assert_eq!((failures(&[]), failures(&cooldown)), (0, 1));
+    assert_eq!(failures(&[cooldown[0], cooldown[1], ("host_failures", "3")]), 3);
+}

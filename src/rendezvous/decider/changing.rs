@@ -14,13 +14,13 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use super::closing::join;
 use super::deadlines::Deadline;
 use super::event::SessionId;
 use super::in_place::{COUNT_WITHIN, Change, Phase, RETURN_WITHIN};
 use super::node::Status;
 use super::resume::{self, Comer};
 use super::run::Run;
+use super::size::Seat;
 use crate::rendezvous::protocol::capability::IN_PLACE;
 use crate::rendezvous::protocol::message::{
     ADDED, CoordinatorMessage, LARGEST_COUNT, NEVER, NodeId, REMOVED, Resume, Round, Running, WorkerRanks,
@@ -54,11 +54,14 @@ impl Run {
         let settled = self.changes_in_place() && self.in_place.is_groupless();
         let world = self.current.world().filter(|_| settled)?;
         let (master_addr, master_port) = world.master.clone()?;
+        let workers = world.workers.as_ref()?.first()?.world_size;
+        let room = self.bounds().map(|bounds| bounds.max.saturating_sub(workers));
         Some(Running {
             round: self.round(),
             world: world.id,
             nodes: world.size,
-            workers: world.workers.as_ref()?.first()?.world_size,
+            workers,
+            room: room.filter(|room| *room > 0),
             master_addr,
             master_port,
             restart: world.restart,
@@ -149,16 +152,16 @@ impl Run {
     }
 
     /// How the workers of a world of these members begin. `ranks` has those of their workers, if known.
-    pub(super) fn resume_of(&self, members: &[NodeId], ranks: Option<&[WorkerRanks]>) -> Resume {
-        let comer = |(rank, id): (usize, &NodeId)| {
-            let node = self.roster.get(*id)?;
+    pub(super) fn resume_of(&self, members: &[Seat], ranks: Option<&[WorkerRanks]>) -> Resume {
+        let comer = |(rank, seat): (usize, &Seat)| {
+            let node = self.roster.get(seat.id)?;
             Some(Comer {
                 label: node.label(),
                 returning: self.roster.last_rank(node).is_some(),
                 capable: node.capabilities.has(IN_PLACE),
-                check: self.in_place.stopped_at(*id),
+                check: self.in_place.stopped_at(seat.id),
                 first_rank: ranks.and_then(|ranks| ranks.get(rank)).map(|ranks| ranks.first_rank),
-                workers: join(node).and_then(|join| join.workers.as_ref()),
+                workers: seat.workers.clone(),
             })
         };
         resume::resume(&members.iter().enumerate().filter_map(comer).collect::<Vec<_>>())
@@ -190,7 +193,7 @@ impl Run {
             }
             return None; // newcomers are announced by a `Status`
         }
-        let full = self.roster.active().len() + self.roster.waiting().len() >= self.settings.max_nodes as usize;
+        let full = self.would_be_full();
         let last_call_ends = self.pace.newcomer_since.map(|since| since + self.settings.last_call_timeout);
         let due = last_call_ends.filter(|_| !asked && !full).unwrap_or(now);
         if due > now {

@@ -4,9 +4,10 @@ use std::time::Instant;
 
 use super::deadlines::Deadline;
 use super::node::{Node, Status};
-use super::ranks::{self, Candidate};
+use super::ranks;
 use super::round::World;
 use super::run::Run;
+use super::size::nodes;
 use crate::rendezvous::protocol::capability::IN_PLACE;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, JoinWorkers, NodeId, Placement, Round, Verdict};
 use crate::rendezvous::protocol::settings::LAST_LOOK;
@@ -39,7 +40,7 @@ impl Run {
         if self.close_if_out_of_resets() {
             return;
         }
-        let enough = self.roster.waiting().len() >= self.settings.min_nodes as usize;
+        let enough = self.is_enough();
         let nobody_runs = self.roster.active().is_empty();
         if nobody_runs && enough && self.roster.counts().unreachable == 0 {
             let ready_since = *self.pace.ready_since.get_or_insert(now);
@@ -112,14 +113,13 @@ impl Run {
         }
     }
 
-    /// When the next round closes, and why then. Requires that at least `min_nodes` wait and no member runs.
+    /// When the next round closes, and why then. Requires that enough wait and no member runs.
     fn closing(&self, ready_since: Instant) -> (Instant, String) {
-        let (waiting, max) = (self.roster.waiting().len(), self.settings.max_nodes as usize);
         // Members of a world that this coordinator did not form may still run: no round closes before they have reported.
         let hold_until = self.deadlines.get(Deadline::EndRecall).max(self.recovery.strangers_until());
         let hold_until = hold_until.unwrap_or(ready_since);
-        if waiting >= max {
-            return (ready_since.max(hold_until), format!("the maximum of {} is reached", nodes(max)));
+        if let Some(reason) = self.is_full_round() {
+            return (ready_since.max(hold_until), reason);
         }
         if let Some(change) = self.in_place.change() {
             return (ready_since.max(hold_until), format!("the world changed in place: {}", change.reason));
@@ -145,21 +145,15 @@ impl Run {
         ((since + last_call).max(hold_until), format!("the last call of {:.1} s ended", last_call.as_secs_f64()))
     }
 
-    /// Whether a world of the waiting nodes would have a member of the last world, and be no larger than it.
-    pub(super) fn shrinks(&self) -> bool {
-        let waiting = self.roster.waiting().len();
-        self.roster.counts().returning > 0 && self.current.size().is_some_and(|size| waiting <= size)
-    }
-
     /// Form the next world.
     fn complete(&mut self, why_now: &str, now: Instant) {
-        let members = self.next_members();
-        let joins = || members.iter().map(|id| self.roster.get(*id)).map(|node| Some((node?, join(node?)?)));
-        let master =
-            joins().next().flatten().map(|(node, join)| (self.reachable_addr(node, &members), join.store_port));
-        let brought: Option<Vec<JoinWorkers>> = joins().map(|joined| joined?.1.workers.clone()).collect();
+        let seats = self.next_members();
+        let members: Vec<NodeId> = seats.iter().map(|seat| seat.id).collect();
+        let first = members.first().and_then(|id| self.roster.get(*id));
+        let master = first.and_then(|node| Some((self.reachable_addr(node, &members), join(node)?.store_port)));
+        let brought: Option<Vec<JoinWorkers>> = seats.iter().map(|seat| seat.workers.clone()).collect();
         let workers = brought.map(|brought| ranks::assign_workers(&brought));
-        let resume = self.resume_of(&members, workers.as_deref());
+        let resume = self.resume_of(&seats, workers.as_deref());
         let survive = members.iter().filter_map(|id| self.roster.get(*id)).any(has_survivors);
         let round = self.next_round();
         self.roster.begin_round(round, &members);
@@ -179,6 +173,7 @@ impl Run {
             members: (0..).zip(members.iter().copied()).collect(),
             restart: self.current.restart(),
             workers,
+            claimed_workers: None,
         });
         self.recovery.settle();
         self.admission.hosts_mut().await_loss(None);
@@ -191,24 +186,6 @@ impl Run {
                 self.send(session, message);
             }
         }
-    }
-
-    /// The members of the next world, by rank. Up to `max_nodes`: first members of the last world, then newcomers by arrival.
-    fn next_members(&self) -> Vec<NodeId> {
-        let candidate = |(id, node): (NodeId, &Node)| {
-            let Status::Waiting { join, arrival } = &node.status else { return None };
-            if node.out {
-                return None;
-            }
-            let last_rank = self.roster.last_rank(node);
-            let order = (last_rank.is_none(), if last_rank.is_some() { 0 } else { *arrival });
-            let last_rank = last_rank.filter(|_| !self.settings.ranks_as_asked);
-            Some((order, Candidate { key: id, last_rank, node_rank: join.node_rank, addr: node.addr() }))
-        };
-        let mut waiting: Vec<_> = self.roster.iter().filter_map(candidate).collect();
-        waiting.sort_by_key(|(order, _)| *order);
-        waiting.truncate(self.settings.max_nodes as usize);
-        ranks::assign(waiting.into_iter().map(|(_, candidate)| candidate).collect())
     }
 
     /// The message that tells a member of the current world its place. `None` if this coordinator did not form the world.
@@ -226,13 +203,17 @@ impl Run {
             restart: world.restart,
             workers: world.workers.as_ref().and_then(|workers| workers.get(rank as usize)).copied(),
             host: self.host_seat(),
+            local_world_size: self.bounds().and_then(|_| world.local_world_size(rank)),
             resume: None,
         };
         let node = world.members.get(&rank).and_then(|id| self.roster.get(*id));
         let resume = self.in_place.resume().filter(|_| node.is_some_and(|node| node.capabilities.has(IN_PLACE)));
-        Some(match resume.cloned() {
-            Some(resume) => CoordinatorMessage::CompleteInPlace { placement, resume },
-            None => CoordinatorMessage::Complete(placement),
+        Some(match (placement.local_world_size, resume.cloned()) {
+            (Some(local_world_size), resume) => {
+                CoordinatorMessage::CompleteWorkers { placement, resume, local_world_size }
+            }
+            (None, Some(resume)) => CoordinatorMessage::CompleteInPlace { placement, resume },
+            (None, None) => CoordinatorMessage::Complete(placement),
         })
     }
 
@@ -303,8 +284,4 @@ pub(super) fn join(node: &Node) -> Option<&crate::rendezvous::protocol::message:
 fn world_id(round: Round, members: &[NodeId]) -> u64 {
     let bytes = members.iter().flat_map(|id| id.0.to_le_bytes()).chain(round.0.to_le_bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
-fn nodes(count: usize) -> String {
-    if count == 1 { "1 node".to_owned() } else { format!("{count} nodes") }
 }

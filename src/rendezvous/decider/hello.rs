@@ -57,7 +57,7 @@ impl Run {
         if let Some(placed) = hello.placed {
             if self.adopts(&placed, now) {
                 self.bind(hello.node, &hello.settings, now);
-                self.recall(placed, &node, now);
+                self.recall(placed, hello.world_workers, &node, now);
             }
             self.apply_claim(placed, &mut node, hello, now);
             if node.placed.is_some() {
@@ -149,6 +149,17 @@ impl Run {
                 "{name} asks for {} nodes, but run `{id}` was opened for {}: give every node the same `--nnodes`",
                 theirs.node_counts(),
                 ours.node_counts()
+            ));
+        }
+        if ours.rules.workers != theirs.rules.workers {
+            let words = |settings: &Settings| match settings.rules.workers {
+                Some(bounds) => format!("{bounds} workers"),
+                None => "any number of workers".to_owned(),
+            };
+            return Some(format!(
+                "{name} asks for {}, but run `{id}` was opened for {}: give every node the same `min_workers` and `max_workers`",
+                words(theirs),
+                words(ours)
             ));
         }
         if ours.ranks_as_asked != theirs.ranks_as_asked {
@@ -290,7 +301,7 @@ impl Run {
     }
 
     /// Adopt the world that a node claims, and wait one lease for its other members to report. This coordinator was restarted.
-    fn recall(&mut self, placed: Placed, node: &Node, now: Instant) {
+    fn recall(&mut self, placed: Placed, workers: Option<u32>, node: &Node, now: Instant) {
         let lease = self.settings.lease();
         self.note(format!(
             "{} was placed in round {} of {} nodes, which this coordinator does not know: it was restarted, and waits \
@@ -307,7 +318,7 @@ impl Run {
             // These nodes are told below, and stop. A node that is cut off stops by itself within its lease.
             self.recovery.hold_for_strangers(until);
         }
-        self.current.adopt(&placed);
+        self.current.adopt(&placed, workers);
         self.pace.ready_since = None;
         let open = self.current.closed().is_none();
         self.deadlines.set(Deadline::EndRecall, open.then_some(until));

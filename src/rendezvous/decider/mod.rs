@@ -23,7 +23,7 @@
 //! | `host` | the process that hosts the coordinator ends |
 //! | `exclusion` | hosts are put out of the job for their failures, and let in again |
 //! | `changing` | members that can change in place stop their workers at one check |
-//! | `closing`, [`ranks`], `resume` | a round closes: when, with which nodes, with which ranks, and whose workers live on |
+//! | `closing`, `size`, [`ranks`], `resume` | a round closes: when, with which nodes and how many workers, with which ranks, and whose workers live on |
 //! | `durable` | conversion between a run and its state in a shared cell |
 //! | `facts` | what others ask about a run |
 //! | [`standing`], `progress` | the current decision, and its reason in words |
@@ -49,4 +49,5 @@ mod resume;
 pub(in crate::rendezvous) mod roster;
 pub(in crate::rendezvous) mod round;
 pub mod run;
+mod size;
 pub mod standing;

@@ -155,6 +155,16 @@ impl Node {
         matches!(self.status, Status::Waiting { .. }) && !self.out
     }
 
+    /// Number of workers that the node offers for the next round.
+    pub fn slots(&self) -> usize {
+        match &self.status {
+            Status::Waiting { join, .. } if self.waits() => {
+                join.workers.as_ref().map_or(0, |workers| workers.local_world_size as usize)
+            }
+            _ => 0,
+        }
+    }
+
     /// Whether the node waits until its host is let in again.
     pub fn is_kept_out(&self) -> bool {
         matches!(self.status, Status::Waiting { .. }) && self.out

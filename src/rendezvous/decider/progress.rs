@@ -19,7 +19,6 @@ impl Run {
 
     /// Determine the decision from the current state.
     pub(in crate::rendezvous) fn judge_standing(&self) -> Standing {
-        let enough = self.roster.waiting().len() >= self.settings.min_nodes as usize;
         let close_at = self.deadlines.get(Deadline::CloseRound);
         match () {
             () if self.current.closed().is_some() => Standing::Closed,
@@ -28,7 +27,7 @@ impl Run {
             () if !self.roster.active().is_empty() && self.waiting_for_members() == 0 => Standing::Undisturbed,
             () if !self.roster.active().is_empty() && self.changes_in_place() => Standing::Changing,
             () if !self.roster.active().is_empty() => Standing::Reforming,
-            () if !enough => Standing::Gathering,
+            () if !self.is_enough() => Standing::Gathering,
             () if self.roster.counts().unreachable > 0 => Standing::Reconnecting,
             () if close_at.is_some() && close_at == self.recovery.strangers_until() => Standing::Fencing,
             () if self.shrinks() => Standing::Settling,
@@ -51,9 +50,9 @@ impl Run {
             Standing::Reforming if self.current.interrupted().is_some() => None,
             Standing::Reforming => Some(format!("members of round {} must stop: {}", self.round(), self.why())),
             Standing::Gathering => Some(format!(
-                "round {} has {waiting} of at least {} nodes{}",
+                "round {} has {}{}",
                 self.next_round(),
-                self.settings.min_nodes,
+                self.gathering_text(),
                 self.roster.list(self.roster.waiting())
             )),
             _ => {
@@ -88,15 +87,8 @@ impl Run {
 
     /// Describe the next round: which nodes have joined, how many are missing, why it does not close, and when it will.
     pub fn progress(&self, now: Instant) -> String {
-        let min_nodes = self.settings.min_nodes as usize;
         let (waiting, active) = (self.roster.waiting(), self.roster.active());
-        let mut text = format!(
-            "round {}: {} of {} nodes have joined{}",
-            self.next_round(),
-            waiting.len(),
-            self.settings.node_counts(),
-            self.roster.list(waiting),
-        );
+        let mut text = format!("round {}: {}{}", self.next_round(), self.joined_text(), self.roster.list(waiting));
         if !active.is_empty() {
             let (running, round) = (active.len(), self.round());
             if self.waiting_for_members() == 0 {
@@ -107,9 +99,8 @@ impl Run {
                 text += &format!("; {running} still to come back from round {round}{}", self.roster.list(active));
             }
         }
-        let expected = waiting.len() + active.len();
-        if expected < min_nodes {
-            text += &format!("; {} more needed", min_nodes - expected);
+        if let Some(needed) = self.needed_text() {
+            text += &format!("; {needed}");
         }
         if let Some(out) = self.admission.hosts().describe(now) {
             text += &format!("; {out}");

@@ -6,7 +6,7 @@ use super::event::SessionId;
 use super::node::{Node, Status};
 use super::run::Run;
 use crate::rendezvous::protocol::bounds::tidy_failure;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, Failure, Join, NodeId, Round, Verdict, Waits};
+use crate::rendezvous::protocol::message::{CoordinatorMessage, Failure, Join, NodeId, Round, Verdict};
 
 impl Run {
     /// A node asks for a place. `check`: the check of a change in place at which its workers have stopped, if they have.
@@ -37,6 +37,14 @@ impl Run {
         self.bind(id, &asked, now);
         let Some(node) = self.roster.get(id) else { return };
         let label = node.label();
+        if self.bounds().is_some() && join.workers.is_none() {
+            let reason = format!(
+                "run `{}` counts workers (min_workers, max_workers), and the agent of {label} does not tell how many it has: it is \
+                 PyTorch's (`--rdzv-conf agent=torch`)",
+                self.id
+            );
+            return self.end(session, reason);
+        }
         let mut arrival = None;
         match (&node.status, node.placed) {
             // This join belongs to a completed round. The completion was lost with the connection that it was sent on.
@@ -69,9 +77,8 @@ impl Run {
             self.pace.newcomer_since.get_or_insert(now);
         }
         if arrival.is_none() {
-            let known = self.roster.waiting().len() + self.roster.active().len();
             let verb = if new { "joined" } else { "is back" };
-            self.note(format!("{label} {verb} ({known} of {} nodes)", self.settings.node_counts()));
+            self.note(format!("{label} {verb} ({})", self.known_text()));
         }
     }
 

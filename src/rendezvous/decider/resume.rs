@@ -6,7 +6,7 @@ use crate::rendezvous::protocol::message::{JoinWorkers, Resume, Survivor};
 
 /// A member of the next world.
 #[derive(Clone, Debug)]
-pub(super) struct Comer<'a> {
+pub(super) struct Comer {
     /// Its name in messages.
     pub label: String,
     /// Whether it was a member of the last world.
@@ -17,13 +17,13 @@ pub(super) struct Comer<'a> {
     pub check: Option<u64>,
     /// Global rank of its first worker, if known.
     pub first_rank: Option<u32>,
-    /// Its workers, if it has told them.
-    pub workers: Option<&'a JoinWorkers>,
+    /// Its workers in the next world, if it has told them.
+    pub workers: Option<JoinWorkers>,
 }
 
-impl Comer<'_> {
+impl Comer {
     fn survivors(&self) -> &[Survivor] {
-        self.workers.and_then(|workers| workers.survivors.as_deref()).unwrap_or_default()
+        self.workers.as_ref().and_then(|workers| workers.survivors.as_deref()).unwrap_or_default()
     }
 
     /// The survivors, by global rank, with their last commits.
@@ -35,7 +35,7 @@ impl Comer<'_> {
     /// Why workers of other nodes cannot go on beside this one's.
     fn obstacle(&self) -> Option<String> {
         let label = &self.label;
-        match self.workers {
+        match &self.workers {
             _ if !self.capable => Some(format!("{label} has a release or an agent that cannot change in place")),
             None => Some(format!("the agent of {label} does not tell its number of workers")),
             Some(workers) if self.returning && workers.survivors.is_none() => Some(format!(
@@ -47,7 +47,7 @@ impl Comer<'_> {
 
     /// Whether all its workers live, have stopped at this check, and have this commit.
     fn is_whole(&self, check: Option<u64>, commit: Option<u64>) -> bool {
-        let all = self.workers.is_some_and(JoinWorkers::have_all_survived);
+        let all = self.workers.as_ref().is_some_and(JoinWorkers::have_all_survived);
         let alike = self.survivors().iter().all(|survivor| survivor.commit == commit);
         self.returning && self.check == check && all && alike
     }
@@ -61,7 +61,7 @@ impl Comer<'_> {
 ///   of a node that missed it have an older state, whatever their commit.
 /// - States are equal only if no worker is new, all have stopped at one check, and their commits are equal. Workers that were told of a
 ///   failure have gone back to their commit, and those that had stopped at the check before have not.
-pub(super) fn resume(members: &[Comer<'_>]) -> Resume {
+pub(super) fn resume(members: &[Comer]) -> Resume {
     const ALL_NEW: Resume = Resume::Continue { source: 0, sync: true, survivors: 0 };
     let best = |returning: bool| {
         let commits = members.iter().filter(|member| member.returning == returning).flat_map(Comer::commits);
@@ -93,14 +93,14 @@ mod tests {
         JoinWorkers { role: "trainer".into(), local_world_size: 2, survivors: survivors.map(named) }
     }
 
-    fn member(rank: u32, workers: &JoinWorkers) -> Comer<'_> {
+    fn member(rank: u32, workers: &JoinWorkers) -> Comer {
         Comer {
             label: format!("node{rank}"),
             returning: true,
             capable: true,
             check: Some(100),
             first_rank: Some(2 * rank),
-            workers: Some(workers),
+            workers: Some(workers.clone()),
         }
     }
 
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn one_member_that_cannot_change_in_place_restarts_all() {
         let (whole, stopped) = (workers(BOTH), workers(None));
-        let reason = |members: &[Comer<'_>]| match resume(members) {
+        let reason = |members: &[Comer]| match resume(members) {
             Resume::Restart { reason } => reason,
             other => panic!("{other:?}"),
         };

@@ -35,6 +35,8 @@ pub(in crate::rendezvous) struct Counts {
     pub connected: usize,
     /// Connected nodes that wait or run.
     pub present: usize,
+    /// Workers that the waiting nodes offer.
+    pub slots: usize,
 }
 
 impl Counts {
@@ -47,7 +49,7 @@ impl Counts {
     }
 
     fn for_each(&mut self, other: Self, of: impl Fn(usize, usize) -> usize) {
-        let Self { returning, unreachable, done, attending, connected, present } = *self;
+        let Self { returning, unreachable, done, attending, connected, present, slots } = *self;
         *self = Self {
             returning: of(returning, other.returning),
             unreachable: of(unreachable, other.unreachable),
@@ -55,6 +57,7 @@ impl Counts {
             attending: of(attending, other.attending),
             connected: of(connected, other.connected),
             present: of(present, other.present),
+            slots: of(slots, other.slots),
         };
     }
 }
@@ -314,6 +317,7 @@ impl Roster {
             attending: usize::from(node.status == Status::Active && node.attending),
             connected: usize::from(node.session.is_some()),
             present: usize::from(node.session.is_some() && node.status != Status::Idle),
+            slots: node.slots(),
         }
     }
 

@@ -26,11 +26,28 @@ pub(in crate::rendezvous) struct World {
     pub restart: u32,
     /// Ranks of workers by the node's rank, if every member sent its number of workers.
     pub workers: Option<Vec<WorkerRanks>>,
+    /// Number of workers of a world that this coordinator did not form, as a member claims it. Not in a cell.
+    #[serde(skip)]
+    pub claimed_workers: Option<u32>,
 }
 
 impl World {
+    /// Number of workers, if it is known.
+    pub fn worker_count(&self) -> Option<u32> {
+        let first = self.workers.as_ref().and_then(|workers| workers.first());
+        first.map(|ranks| ranks.world_size).or(self.claimed_workers)
+    }
+
+    /// Number of workers of the node with this rank, if it is known.
+    pub fn local_world_size(&self, rank: u32) -> Option<u32> {
+        let workers = self.workers.as_ref()?;
+        let own = workers.get(rank as usize)?;
+        let next = workers.get(rank as usize + 1).map_or(own.world_size, |next| next.first_rank);
+        Some(next.saturating_sub(own.first_rank))
+    }
+
     /// A world that this coordinator did not form, as a member claims it.
-    fn of(placed: &Placed) -> Self {
+    fn of(placed: &Placed, workers: Option<u32>) -> Self {
         Self {
             id: placed.world,
             size: placed.world_size,
@@ -39,6 +56,7 @@ impl World {
             members: BTreeMap::new(),
             restart: placed.restart,
             workers: None,
+            claimed_workers: workers,
         }
     }
 }
@@ -152,10 +170,10 @@ impl Current {
         self.begin(world);
     }
 
-    /// Adopt a world that this coordinator did not form. Rounds before it were worlds too.
-    pub fn adopt(&mut self, placed: &Placed) {
+    /// Adopt a world that this coordinator did not form, with this number of workers if that is known. Rounds before it were worlds too.
+    pub fn adopt(&mut self, placed: &Placed, workers: Option<u32>) {
         self.resets = u32::try_from(placed.round.0.saturating_sub(1)).unwrap_or(u32::MAX);
-        self.begin(World::of(placed));
+        self.begin(World::of(placed, workers));
     }
 
     fn begin(&mut self, world: World) {

@@ -4,15 +4,15 @@
 //! node over a shared cell calls it on the cell's content. [`Run::next_deadline`] says when to send [`Event::Tick`] at the latest;
 //! an earlier tick does no harm.
 //!
-//! A round closes when no member of the last one is still running, at least `min_nodes` wait, and one of these holds:
+//! A round closes when no member of the last one is still running, at least `min_nodes` and `min_workers` wait, and one of these holds:
 //!
-//! - `max_nodes` wait;
+//! - `max_nodes` or `max_workers` wait;
 //! - all members of the last round are back, and no newcomer waits;
 //! - some members are back, no more nodes wait than the last world had, and `settle_timeout` has passed;
 //! - more nodes wait than the last world had, or no member is back, and `last_call_timeout` has passed.
 //!
 //! Members that can change in place are not told to stop when nodes wait to join: [`super::changing`] has the rules. Once all of them
-//! have stopped for a change, the round closes as soon as `min_nodes` wait.
+//! have stopped for a change, the round closes as soon as enough wait.
 //!
 //! Only the decider's clock decides whether a node is alive. A node is lost `reconnect_grace` after its connection broke, or when
 //! its lease ends in silence.
@@ -338,7 +338,7 @@ impl Run {
         if self.roster.counts().done > 0 || !self.has_resets_left() {
             // The job is about to end, and growing it would restart workers that have finished. Or growing would end it.
             0
-        } else if self.running_count() < self.settings.max_nodes as usize {
+        } else if self.has_room(self.running_count()) {
             self.waiting_count()
         } else {
             0

@@ -6,7 +6,7 @@ pub enum Standing {
     /// The run has no nodes.
     #[default]
     Vacant,
-    /// Fewer than `min_nodes` nodes wait.
+    /// Fewer than `min_nodes` nodes wait, or fewer than `min_workers` workers.
     Gathering,
     /// The world runs and has no reason to re-form.
     Undisturbed,

@@ -200,6 +200,9 @@ impl NodeMachine {
             CoordinatorMessage::CompleteInPlace { placement, resume } => {
                 self.on_complete(Placement { resume: Some(resume), ..placement });
             }
+            CoordinatorMessage::CompleteWorkers { placement, resume, local_world_size } => {
+                self.on_complete(Placement { resume, local_world_size: Some(local_world_size), ..placement });
+            }
             CoordinatorMessage::Change { round, flags, reason } => self.on_change(round, flags, reason, now),
             CoordinatorMessage::RaiseAt { round, check } => self.on_raise_at(round, check),
             CoordinatorMessage::Running(running) => self.running = Some(running),

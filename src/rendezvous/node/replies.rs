@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::machine::{NodeCommand, NodeMachine};
-use super::pending::{Link, Report, SLOW_TRIES};
+use super::pending::{Joining, Link, Report, SLOW_TRIES};
 use crate::rendezvous::protocol::message::{Failure, NodeMessage, Placed, Placement, Verdict, Waits};
 use crate::rendezvous::protocol::settings::Settings;
 
@@ -40,12 +40,15 @@ impl NodeMachine {
         }
     }
 
-    pub(in crate::rendezvous) fn on_complete(&mut self, placement: Placement) {
+    pub(in crate::rendezvous) fn on_complete(&mut self, mut placement: Placement) {
         // A place that arrives after this node has given up is ignored. The withdrawal tells the coordinator.
-        let wanted = self.joining.as_ref().is_some_and(|j| j.withdrawn_at.is_none() && placement.round > j.join.round);
-        if !wanted {
-            return;
-        }
+        let wanted = |j: &&Joining| j.withdrawn_at.is_none() && placement.round > j.join.round;
+        let Some(joining) = self.joining.as_ref().filter(wanted) else { return };
+        // No coordinator has a node start more workers than it has offered.
+        let offered = joining.join.workers.as_ref().map_or(0, |workers| workers.local_world_size);
+        placement.local_world_size = placement.local_world_size.filter(|size| (1..=offered).contains(size));
+        let counts = self.hello.settings.rules.workers.is_some();
+        self.hello.world_workers = placement.workers.filter(|_| counts).map(|ranks| ranks.world_size);
         let Placement { round, rank, world_size, world, restart, host, .. } = placement;
         self.hello.placed = Some(Placed { round, rank, world_size, world, active: true, restart, host });
         (self.view.restart, self.view.failure) = (restart, None);

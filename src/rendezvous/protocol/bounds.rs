@@ -89,7 +89,8 @@ impl JoinWorkers {
 /// What a coordinator says, with its texts tidied: a node logs them, and whatever listens at the endpoint may have written them.
 pub(in crate::rendezvous) fn tidy_message(message: CoordinatorMessage) -> CoordinatorMessage {
     use CoordinatorMessage::{
-        Change, Closed, Complete, CompleteInPlace, Ended, Heartbeat, Leaving, Rejected, Status, Welcome, Withdrawn,
+        Change, Closed, Complete, CompleteInPlace, CompleteWorkers, Ended, Heartbeat, Leaving, Rejected, Status,
+        Welcome, Withdrawn,
     };
     let failed = |failure: Box<Failure>| Box::new(tidy_failure(&failure, plain(&failure.node)));
     let waits = |waits: Waits| Waits { progress: plain(&waits.progress), ..waits };
@@ -107,11 +108,13 @@ pub(in crate::rendezvous) fn tidy_message(message: CoordinatorMessage) -> Coordi
             Status { waiting, reason: plain(&reason), restart, failure: failure.map(failed) }
         }
         Complete(placement) => Complete(placed(placement)),
-        CompleteInPlace { placement, resume: Resume::Restart { reason } } => {
-            let resume = Resume::Restart { reason: plain(&reason) };
-            CompleteInPlace { placement: placed(placement), resume }
+        CompleteInPlace { placement, resume } => {
+            CompleteInPlace { placement: placed(placement), resume: tidy_resume(resume) }
         }
-        CompleteInPlace { placement, resume } => CompleteInPlace { placement: placed(placement), resume },
+        CompleteWorkers { placement, resume, local_world_size } => {
+            let resume = resume.map(tidy_resume);
+            CompleteWorkers { placement: placed(placement), resume, local_world_size }
+        }
         Change { round, flags, reason } => {
             // A later release may know of further flags.
             Change { round, flags: flags & (REMOVED | ADDED), reason: plain(&reason) }
@@ -125,6 +128,13 @@ pub(in crate::rendezvous) fn tidy_message(message: CoordinatorMessage) -> Coordi
         CoordinatorMessage::Stale { .. } | CoordinatorMessage::Terms { .. } | CoordinatorMessage::RaiseAt { .. } => {
             message
         }
+    }
+}
+
+fn tidy_resume(resume: Resume) -> Resume {
+    match resume {
+        Resume::Restart { reason } => Resume::Restart { reason: plain(&reason) },
+        Resume::Continue { .. } => resume,
     }
 }
 

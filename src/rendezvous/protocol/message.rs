@@ -155,6 +155,9 @@ pub struct Hello {
     pub settings: Settings,
     /// The last round this node was placed in, if any.
     pub placed: Option<Placed>,
+    /// Number of workers of that round, if rounds count workers. Sent in [`NodeMessage::HelloAsking`].
+    #[serde(skip)]
+    pub world_workers: Option<u32>,
     /// The node waits for its next place, and its [`Join`] follows.
     pub joining: bool,
     /// The node's own process hosts a coordinator. A coordinator believes this only of its own process.
@@ -177,6 +180,7 @@ impl Hello {
             host_name: None,
             settings,
             placed: None,
+            world_workers: None,
             joining: false,
             hosts: false,
             capabilities: Capabilities::default(),
@@ -260,7 +264,7 @@ pub enum CoordinatorMessage {
         /// Whether the node's world must re-form, because a member with running workers was in that process.
         interrupts: bool,
     },
-    // These and all later ones are sent only to a node with the capability `IN_PLACE`.
+    // These are sent only to a node with the capability `IN_PLACE`.
     /// The world changes: all its workers are to stop at one check. Answered by [`NodeMessage::Counted`]. Followed by
     /// [`Self::RaiseAt`], or by a [`Self::Status`] if the members cannot stop together.
     Change {
@@ -288,13 +292,25 @@ pub enum CoordinatorMessage {
     /// Follows [`Self::Welcome`] if that has the capability `RUNNING`: a world runs that can change in place, and the node may start its
     /// workers before it joins, because they reach `elastic_rs.elastic.run` without a world.
     Running(Running),
+    /// As [`Self::Complete`] or [`Self::CompleteInPlace`], with the number of workers that the node starts. Sent only if rounds count
+    /// workers, which older releases do not ask for.
+    CompleteWorkers {
+        /// The place.
+        placement: Placement,
+        /// How the workers begin, for a node with the capability `IN_PLACE`.
+        resume: Option<Resume>,
+        /// [`Placement::local_world_size`].
+        local_world_size: u32,
+    },
 }
 
 impl CoordinatorMessage {
     /// The place that it gives the node, if it gives one.
     pub fn placement(&self) -> Option<&Placement> {
         match self {
-            Self::Complete(placement) | Self::CompleteInPlace { placement, .. } => Some(placement),
+            Self::Complete(placement)
+            | Self::CompleteInPlace { placement, .. }
+            | Self::CompleteWorkers { placement, .. } => Some(placement),
             _ => None,
         }
     }

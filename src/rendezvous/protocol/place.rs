@@ -137,12 +137,25 @@ pub struct Placement {
     pub workers: Option<WorkerRanks>,
     /// The rank of the coordinator's host, if a member is.
     pub host: Option<HostSeat>,
+    /// How many workers this node starts, if rounds count workers: as many as it has offered, or fewer. Sent in
+    /// [`CoordinatorMessage::CompleteWorkers`].
+    ///
+    /// [`CoordinatorMessage::CompleteWorkers`]: super::message::CoordinatorMessage::CompleteWorkers
+    #[serde(skip)]
+    pub local_world_size: Option<u32>,
     /// How the survivors of the last round go on. `None`: the coordinator does not know of survivors, or there is none. They have to
     /// be restarted then. Sent in [`CoordinatorMessage::CompleteInPlace`].
     ///
     /// [`CoordinatorMessage::CompleteInPlace`]: super::message::CoordinatorMessage::CompleteInPlace
     #[serde(skip)]
     pub resume: Option<Resume>,
+}
+
+impl Placement {
+    /// How many workers this node starts, which has offered this number.
+    pub fn workers_of(&self, offered: u32) -> u32 {
+        self.local_world_size.unwrap_or(offered)
+    }
 }
 
 /// How the workers of a new world begin. The same for all its members.
@@ -188,6 +201,8 @@ pub struct Running {
     pub nodes: u32,
     /// Number of workers.
     pub workers: u32,
+    /// How many more workers it may have, if rounds count workers and it is not full.
+    pub room: Option<u32>,
     /// Address of rank 0.
     pub master_addr: String,
     /// Port of the round's worker store at rank 0.
@@ -197,8 +212,9 @@ pub struct Running {
 }
 
 impl Running {
-    /// The place that a node with `workers` would get if it joined now and nothing else changed.
+    /// The place that a node which offers `workers` would get if it joined now and nothing else changed.
     pub fn next_place(&self, workers: u32) -> Placement {
+        let workers = self.room.map_or(workers, |room| room.min(workers));
         let world_size = self.workers.saturating_add(workers);
         Placement {
             round: self.round.next(),
@@ -216,6 +232,7 @@ impl Running {
                 role_world_size: world_size,
             }),
             host: None,
+            local_world_size: self.room.map(|_| workers),
             resume: None,
         }
     }

@@ -3,6 +3,7 @@
 //! A node that asks for any of it introduces itself with [`NodeMessage::HelloAsking`], which older coordinators refuse. All other nodes
 //! say [`NodeMessage::Hello`], so that they can be mixed with older releases.
 
+use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -15,9 +16,12 @@ pub const HOST_FAILURES_WINDOW: Duration = Duration::from_secs(3600);
 /// First failures are remembered one by one.
 pub const LARGEST_HOST_FAILURES: u32 = 1_000;
 
-/// The rules of one rendezvous. Those of the first node that joins hold for all nodes.
+/// The rules of one rendezvous. `workers` must agree between all nodes, as `min_nodes` does. The others are those of the first node that
+/// joins, for all nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rules {
+    /// How many workers a world has, on however many nodes. `None`: as many as its nodes have.
+    pub workers: Option<WorkerBounds>,
     /// How often a round may have its first failure on one host within `host_failures_window` before the host is out. 0: as often as it
     /// has to.
     pub host_failures: u32,
@@ -32,7 +36,33 @@ pub struct Rules {
 
 impl Default for Rules {
     fn default() -> Self {
-        Self { host_failures: 0, host_failures_window: HOST_FAILURES_WINDOW, cooldown: None, reset_limit: None }
+        Self {
+            workers: None,
+            host_failures: 0,
+            host_failures_window: HOST_FAILURES_WINDOW,
+            cooldown: None,
+            reset_limit: None,
+        }
+    }
+}
+
+/// Fewest and most workers of a world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerBounds {
+    /// At least 1.
+    pub min: u32,
+    /// At least `min`, at most [`MOST_WORKERS`].
+    pub max: u32,
+}
+
+/// Most workers of a world: ranks are numbers of 32 bits with a sign.
+pub const MOST_WORKERS: u32 = i32::MAX as u32;
+
+/// `2`, or `2 to 4`.
+impl fmt::Display for WorkerBounds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { min, max } = self;
+        if min == max { write!(f, "{min}") } else { write!(f, "{min} to {max}") }
     }
 }
 
@@ -51,6 +81,13 @@ impl Rules {
     /// # Errors
     /// A sentence naming the rule, the value and what is allowed.
     pub(super) fn validate(&self) -> Result<(), String> {
+        if let Some(WorkerBounds { min, max }) =
+            self.workers.filter(|WorkerBounds { min, max }| *min < 1 || max < min || *max > MOST_WORKERS)
+        {
+            return Err(format!(
+                "min_workers and max_workers are `{min}` and `{max}`, must be from 1 to {MOST_WORKERS}, and rising"
+            ));
+        }
         if self.host_failures > LARGEST_HOST_FAILURES {
             let given = self.host_failures;
             return Err(format!("host_failures is `{given}`, must be from 0 to {LARGEST_HOST_FAILURES}"));
@@ -76,17 +113,20 @@ pub struct Asks {
     pub rules: Rules,
     /// [`Hello::host_name`].
     pub host_name: Option<String>,
+    /// [`Hello::world_workers`].
+    pub world_workers: Option<u32>,
 }
 
 impl Hello {
     /// What this node asks for beyond the settings of earlier releases.
     fn asks(&self) -> Asks {
-        Asks { rules: self.settings.rules.clone(), host_name: self.host_name.clone() }
+        let (rules, host_name) = (self.settings.rules.clone(), self.host_name.clone());
+        Asks { rules, host_name, world_workers: self.world_workers }
     }
 
     fn asking(self, asks: Asks) -> Self {
-        let Asks { rules, host_name } = asks;
-        Self { settings: Settings { rules, ..self.settings }, host_name, ..self }
+        let Asks { rules, host_name, world_workers } = asks;
+        Self { settings: Settings { rules, ..self.settings }, host_name, world_workers, ..self }
     }
 }
 

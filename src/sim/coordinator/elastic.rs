@@ -119,7 +119,7 @@ impl Simulation {
         if !self.is_elastic(host) {
             return Ok(());
         }
-        let count = worker_count(host);
+        let count = placement.workers_of(worker_count(host));
         let Some(Process { workers, .. }) = &mut self.hosts[host].process else { return Ok(()) };
         let survive = !workers.living.is_empty();
         let before: Vec<_> = (0..count).map(|local_rank| workers.living.get(&local_rank).copied()).collect();

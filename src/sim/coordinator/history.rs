@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use super::host::Host;
 use super::ledger::{agree, check_settled};
-use super::options::Action;
+use super::options::{Action, run_id};
 use super::plan::Plan;
 use super::simulation::Simulation;
 use crate::rendezvous::protocol::message::Verdict;
@@ -83,7 +84,12 @@ impl History for Simulation {
 
     fn check_settled(&mut self) -> Result<(), Violation> {
         let mut runs = 0..self.options.strangers.runs();
-        runs.try_for_each(|run| check_settled(self.hosts_of(run), &self.settings_in_force(run)?))
+        runs.try_for_each(|run| {
+            let of = self.machine().run(&run_id(run));
+            let out = |host: &Host| host.process.as_ref().is_some_and(|it| of.is_some_and(|run| run.is_out(it.id)));
+            let hosts = self.hosts_of(run).filter(|(_, host)| !out(host));
+            check_settled(hosts, &self.settings_in_force(run)?)
+        })
     }
 
     fn close(&mut self) -> Vec<HostId> {

@@ -76,6 +76,11 @@ impl Coordinator {
         self.peers.get(&conn).map(|peer| peer.host)
     }
 
+    /// The address that a connection has.
+    pub fn address_of(&self, conn: SessionId) -> Option<IpAddr> {
+        self.peers.get(&conn).map(|peer| address(peer.seen_as))
+    }
+
     pub fn forget(&mut self, conn: SessionId) {
         self.peers.remove(&conn);
     }

@@ -203,7 +203,7 @@ impl Simulation {
 
     /// Check the decisions of each run separately: runs do not affect one another.
     fn judge(&mut self, commands: &[Command]) -> Result<(), Violation> {
-        let life = self.coordinator.incarnation;
+        let (life, now) = (self.coordinator.incarnation, self.instant());
         for run in 0..self.ledgers.len() {
             let (coordinator, strangers) = (&self.coordinator, &self.options.strangers);
             let concerns = |command: &&Command| match command {
@@ -213,6 +213,16 @@ impl Simulation {
                 Command::Note { run_id: of, .. } | Command::Exclusions { run_id: of, .. } => *of == run_id(run),
             };
             let ledger = &mut self.ledgers[run];
+            for command in commands.iter().filter(concerns) {
+                match command {
+                    Command::Send { session, message } => {
+                        let (place, addr) = (message.placement(), coordinator.address_of(*session));
+                        place.zip(addr).map_or(Ok(()), |(place, addr)| ledger.check_host(place, addr, now))?;
+                    }
+                    Command::Exclusions { hosts, .. } => ledger.on_exclusions(hosts),
+                    Command::End { .. } | Command::Note { .. } => {}
+                }
+            }
             let rounds = ledger.rounds;
             coordinator.machine.check().map_err(Violation::contract)?;
             ledger.check_decision(&coordinator.machine, commands.iter().filter(concerns), life)?;

@@ -111,6 +111,7 @@ pub struct Crew {
 #[derive(Clone, Debug)]
 pub struct Ours {
     pub(super) machine: AgentMachine,
+    /// Those of the current world.
     workers: u32,
     grace: Duration,
     seen: Option<Seen>,
@@ -138,7 +139,7 @@ pub struct Ends {
     cause: Option<Option<Box<Failure>>>,
 }
 
-/// Number of workers on a host.
+/// Number of workers that a host offers.
 pub(super) fn worker_count(host: HostId) -> u32 {
     1 + host as u32 % 3
 }

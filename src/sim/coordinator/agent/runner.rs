@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::super::event::Event;
 use super::super::host::{Agent, Exit, Host, Process};
 use super::super::simulation::Simulation;
-use super::{Ends, Ours, pid_of_workers};
+use super::{Ends, Ours, pid_of_workers, worker_count};
 use crate::agent::machine::{LEAVE_LIMIT, LOOK_LIMIT, WORDS_LIMIT};
 use crate::agent::news::Seen;
 use crate::agent::{Command, Outcome};
@@ -95,7 +95,8 @@ impl Simulation {
                 ours.looking_until = Some(until);
                 self.engine.push(until, Event::AgentTick(host, pid));
             }
-            Command::StartAhead(_) => {
+            Command::StartAhead(place) => {
+                ours.workers = place.workers_of(worker_count(host));
                 ours.seen = Some(Seen::of(process.machine.view()));
                 self.ends.started_ahead += 1;
                 self.start_ahead(host);

@@ -7,7 +7,7 @@ use super::super::event::Event;
 use super::super::host::Agent;
 use super::super::simulation::Simulation;
 use super::in_place::Member;
-use super::{Agents, Crew, CrewEvent};
+use super::{Agents, Crew, CrewEvent, worker_count};
 use crate::process::{self, Signal, StopPolicy, Stopping};
 use crate::rendezvous::protocol::message::Placement;
 use crate::sim::engine::paths::HostId;
@@ -71,8 +71,11 @@ impl Simulation {
             let text = format!("host{host} makes restart {} of at most {allowed:?}", placement.restart);
             return Err(Violation::contract(text));
         }
-        let ready = ready.len() as u32;
+        // Those that have no place are about to end.
+        let count = placement.workers_of(worker_count(host));
+        let ready = ready.iter().filter(|(rank, _)| **rank < count).count() as u32;
         let Some((_, ours)) = self.ours(host) else { return Ok(()) };
+        ours.workers = count;
         if ready + missing.len() as u32 != ours.workers {
             let text = format!("host{host} starts {missing:?} beside {ready} workers, of {}", ours.workers);
             return Err(Violation::contract(text));

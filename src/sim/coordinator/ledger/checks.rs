@@ -1,15 +1,19 @@
 //! What must be true of the coordinator's decisions, of what nodes are told, and of a settled job. Part of [`super`].
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
+use super::super::agent::worker_count;
 use super::super::event::Loss;
 use super::super::host::{Agent, Host, Process};
 use super::completion::check_told_again;
 use super::{Ledger, OTHER_SETTINGS};
 use crate::rendezvous::coordinator::machine::{Command, Machine};
+use crate::rendezvous::decider::hosts::Exclusion;
 use crate::rendezvous::node::machine::JoinError;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeId, NodeMessage, Placement, Resume, Round};
+use crate::rendezvous::protocol::rules::WorkerBounds;
 use crate::rendezvous::protocol::settings::{OnPartition, Settings};
 use crate::sim::engine::paths::HostId;
 use crate::sim::engine::queue::Time;
@@ -61,7 +65,8 @@ impl Ledger {
                 completed.entry(placement.round).or_default().push((said.node, placement));
             }
             match message {
-                CoordinatorMessage::CompleteInPlace { placement, resume } => {
+                CoordinatorMessage::CompleteInPlace { placement, resume }
+                | CoordinatorMessage::CompleteWorkers { placement, resume: Some(resume), .. } => {
                     resumes.entry(placement.round).or_default().push(resume);
                 }
                 CoordinatorMessage::RaiseAt { round, check } => self.check_raise_at(*round, *check)?,
@@ -88,6 +93,19 @@ impl Ledger {
             }
         }
         Ok(())
+    }
+
+    /// Checks that no node at this address gets a place in a new world, if its host is kept out.
+    pub(in crate::sim::coordinator) fn check_host(
+        &self,
+        placement: &Placement,
+        addr: IpAddr,
+        now: Instant,
+    ) -> Result<(), Violation> {
+        let addr = addr.to_string();
+        let holds = |host: &&Exclusion| host.addr == addr && host.until.is_none_or(|until| now < until);
+        let out = self.excluded.iter().find(holds).filter(|_| placement.round > self.highest);
+        ensure(out.is_none(), || format!("{addr} has a place in round {}, and is kept out: {out:?}", placement.round))
     }
 
     /// Checks that no two worlds run at once among the hosts that are `awake`. A node of an earlier world was cut off, and must have
@@ -182,5 +200,20 @@ pub fn check_settled<'a>(
     let live: Vec<_> = hosts.filter_map(|(number, host)| Some((number, host.process.as_ref()?))).collect();
     let running: Vec<_> = live.iter().filter_map(|(number, process)| process.held(*number)).collect();
     let stopping = live.iter().filter(|(_, process)| matches!(process.agent, Agent::Stopping { .. })).count();
-    worlds::check_settled(live.len(), stopping, &running, settings)
+    match settings.rules.workers {
+        None => worlds::check_settled(live.len(), stopping, &running, settings),
+        Some(bounds) => check_settled_workers(&live, stopping, bounds),
+    }
+}
+
+/// The same if rounds count workers: as many run as may. The number of nodes is not limited.
+fn check_settled_workers(live: &[(HostId, &Process)], stopping: usize, bounds: WorkerBounds) -> Result<(), Violation> {
+    let offered: u32 = live.iter().map(|(host, _)| worker_count(*host)).sum();
+    let expected = if offered < bounds.min { 0 } else { offered.min(bounds.max) };
+    let places = || live.iter().filter_map(|(_, process)| process.running());
+    let run: u32 = places().filter_map(|place| place.local_world_size).sum();
+    let rounds: BTreeSet<_> = places().map(|place| place.round).collect();
+    ensure(run == expected && stopping == 0 && rounds.len() <= 1, || {
+        format!("{offered} workers are offered (of {bounds}), {run} run in {rounds:?}, which should be {expected}")
+    })
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Ledger, Told, agree};
 use crate::rendezvous::protocol::message::{NodeId, Placement, Round};
+use crate::rendezvous::protocol::rules::WorkerBounds;
 use crate::rendezvous::protocol::settings::Settings;
 use crate::sim::worlds::{self, Held, Violation, ensure_contract as ensure};
 
@@ -54,6 +55,7 @@ impl Ledger {
         self.check_ranks(life, round, &members)?;
         self.check_restart(round, first.restart)?;
         check_workers(round, places)?;
+        check_bounds(round, places, &settings)?;
         for (rank, node) in members.iter().enumerate() {
             self.places.insert(*node, (round, rank as u32, first.world));
             self.gone.remove(node);
@@ -152,6 +154,18 @@ fn check_workers(round: Round, places: &[(NodeId, &Placement)]) -> Result<(), Vi
     let same = firsts.iter().all(|(_, workers)| workers.world_size == last.world_size);
     ensure(rising && dense && same && firsts.len() == places.len(), || {
         format!("round {round}: ranks of workers do not fit together: {firsts:?}")
+    })
+}
+
+/// Checks that the number of workers is allowed, and that each node starts as many as there are ranks for it.
+fn check_bounds(round: Round, places: &[(NodeId, &Placement)], settings: &Settings) -> Result<(), Violation> {
+    let Some(WorkerBounds { min, max }) = settings.rules.workers else { return Ok(()) };
+    let sizes: Option<Vec<u32>> = places.iter().map(|(_, place)| place.local_world_size).collect();
+    let total = sizes.iter().flatten().sum::<u32>();
+    let told = places.iter().filter_map(|(_, place)| place.workers).all(|ranks| ranks.world_size == total);
+    let none_is_empty = sizes.iter().flatten().all(|size| *size > 0);
+    ensure(sizes.is_some() && told && none_is_empty && (min..=max).contains(&total), || {
+        format!("round {round} has {total} workers, not {min} to {max}: {sizes:?}")
     })
 }
 

@@ -37,7 +37,10 @@ impl Ledger {
             let survivors = said.and_then(|said| said.survivors.as_ref());
             let returns = last.contains_key(node);
             obstacle |= (returns && survivors.is_none()) || placement.workers.is_none();
-            let ranks = survivors.into_iter().flatten().map(|survivor| {
+            let size = placement.local_world_size.unwrap_or(u32::MAX);
+            // Survivors without a place end.
+            let placed = survivors.into_iter().flatten().filter(|survivor| survivor.local_rank < size);
+            let ranks = placed.map(|survivor| {
                 let first_rank = placement.workers.map_or(0, |workers| workers.first_rank);
                 (survivor.commit, first_rank + survivor.local_rank)
             });

@@ -18,6 +18,7 @@ pub use checks::check_settled;
 use super::options::run_id;
 use crate::rendezvous::coordinator::machine::Machine;
 use crate::rendezvous::decider::event::SessionId;
+use crate::rendezvous::decider::hosts::Exclusion;
 use crate::rendezvous::protocol::message::{Hello, Join, NodeId, NodeMessage, Placed, Round, Survivor};
 use crate::rendezvous::protocol::settings::{OnPartition, Settings};
 
@@ -89,6 +90,10 @@ pub struct Ledger {
     /// The check at which members of a round were told to stop, by this life.
     raised: BTreeMap<Round, u64>,
     closed: bool,
+    /// The hosts that are kept out, as the coordinator has told its driver.
+    excluded: Vec<Exclusion>,
+    /// How often a host was put out.
+    pub exclusions: u64,
     /// Messages from nodes and to nodes.
     pub messages: (u64, u64),
     /// Rounds that were completed.
@@ -117,6 +122,8 @@ impl Ledger {
             counted: BTreeMap::new(),
             raised: BTreeMap::new(),
             closed: false,
+            excluded: Vec::new(),
+            exclusions: 0,
             messages: (0, 0),
             rounds: 0,
         }
@@ -146,6 +153,15 @@ impl Ledger {
         self.counted.clear();
         self.raised.clear();
         self.closed = false;
+        self.excluded.clear();
+    }
+
+    /// The coordinator tells its driver which hosts are kept out. Members of a host that flaps (`rejoin_limit`) stay.
+    pub(super) fn on_exclusions(&mut self, hosts: &[Exclusion]) {
+        let out: Vec<_> = hosts.iter().filter(|host| host.why.contains("host_failures")).cloned().collect();
+        let known = |host: &Exclusion| self.excluded.iter().any(|known| known.addr == host.addr);
+        self.exclusions += out.iter().filter(|host| !known(host)).count() as u64;
+        self.excluded = out;
     }
 
     /// The network tells the coordinator that a connection has ended.
@@ -270,6 +286,7 @@ pub(super) const OTHER_SETTINGS: &str = "give every node the same";
 
 /// Whether nodes with these settings may belong to one run.
 pub(super) fn agree(one: &Settings, other: &Settings) -> bool {
-    let of = |settings: &Settings| (settings.min_nodes, settings.max_nodes, settings.max_restarts);
+    let of =
+        |settings: &Settings| (settings.min_nodes, settings.max_nodes, settings.rules.workers, settings.max_restarts);
     of(one) == of(other)
 }
