@@ -1,9 +1,10 @@
-//! Histories of jobs that keep hosts out and whose worlds count workers: the plans of [`super::plan`] with such rules, and with hosts that
-//! fail again and again.
+//! Histories of jobs that keep hosts out and whose worlds count workers: the plans of [`super::plan`] and [`super::agent_plan`] with such
+//! rules, and with hosts that fail again and again.
 
 use std::time::Duration;
 
 use super::agent::worker_count;
+use super::agent_plan;
 use super::history::{Report, live_plan};
 use super::options::{Action, Options};
 use super::plan::Plan;
@@ -25,7 +26,11 @@ pub struct Outcome {
 
 /// Draw a plan with such rules.
 pub fn draw(seed: u64) -> Plan {
-    let mut plan = if seed.is_multiple_of(4) { Plan::draw_with_host(seed) } else { Plan::draw(seed) };
+    let mut plan = match seed % 4 {
+        0 => Plan::draw_with_host(seed),
+        1 => agent_plan::draw(seed),
+        _ => Plan::draw(seed),
+    };
     // A separate generator, so that the rest of a seed's plan is the same as without these rules.
     let mut dice = Dice::new(seed ^ 0x0510);
     let hosts = plan.options.hosts;
