@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use elastic_rs::etcd::{Client, ClientOptions, Endpoints, TlsFiles};
-use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_parent_process_death_signal, waitpid};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
@@ -166,8 +166,11 @@ impl Cluster {
         }
     }
 
+    /// Stop a member, and wait until all its threads stand still: one of them may answer a request before that.
     pub fn pause(&self, place: usize) {
         self.signal(place, Signal::STOP);
+        let child = self.members[place].child.as_ref().unwrap();
+        waitpid(Some(Pid::from_child(child)), WaitOptions::UNTRACED).unwrap();
     }
 
     pub fn resume(&self, place: usize) {
