@@ -35,7 +35,7 @@ def test_values_come_as_text_or_as_numbers() -> None:
         ("join_timeuot", "did you mean `join_timeout`?"),
         ("last_call", "did you mean `last_call_timeout`?"),
         ("ishost", "did you mean `is_host`?"),
-        ("zzz", "known are agent, cas_backoff_max_seconds"),
+        ("zzz", "known are agent, blacklist_cooldown_max"),
     ],
 )
 def test_an_unknown_key_is_named_with_the_nearest_known_one(key: str, suggested: str) -> None:

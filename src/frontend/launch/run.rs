@@ -106,8 +106,10 @@ impl Launch {
         let workers = &self.job.agent.workers;
         let workers = JoinWorkers::new(workers.role.clone(), workers.local_world_size);
         let joining = async {
-            // The other nodes of a running job train on meanwhile.
-            if let Some(template) = &self.template {
+            // The other nodes of a running job train on while a newcomer's template loads.
+            if let Some(template) = &self.template
+                && self.runner.placement().is_none()
+            {
                 template.ready().await;
             }
             self.node.join(Some(workers)).await
