@@ -101,14 +101,14 @@ class Job:
 
     def start_node(self, number: int | None = None) -> subprocess.Popen[bytes]:
         """Start a node: another one, or the one of this number again."""
+        number = len(self.nodes) if number is None else number
         launcher, mode = KINDS[self.kind]
         flags = ["--nnodes=1:3", f"--nproc-per-node={WORKERS}", f"--rdzv-endpoint=127.0.0.1:{self.port}", "--rdzv-id=x"]
         conf = "--rdzv-conf=last_call_timeout=1"
         script = [str(WORKER), str(self.pipe), mode, str(self.folder), str(EVERY)]
         command = [sys.executable, "-m", *launcher, *flags, conf, "--max-restarts=100000", *script]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", MARKER: self.id}
-        env[NODE] = self.id_of(len(self.nodes) if number is None else number)
-        number = len(self.nodes) if number is None else number
+        env[NODE] = self.id_of(number)
         with (self.folder / f"{number}.log").open("ab") as log:
             self.nodes[number:] = [
                 subprocess.Popen(command, env=env, stdout=log, stderr=log),
@@ -120,7 +120,7 @@ class Job:
         return f"{self.id}-{node}"
 
     def read(self, timeout_s: float) -> list[Told]:
-        """Return what is told within this time, as soon as there is something."""
+        """Wait at most this long for messages of workers, and return those that have arrived."""
         if not select.select([self._reader], [], [], max(0.0, timeout_s))[0]:
             return []
         *lines, self._unread = (self._unread + os.read(self._reader, 1 << 16)).split(b"\n")

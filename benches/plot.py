@@ -44,13 +44,7 @@ def _svg(title: str, note: str, bars: Sequence[Bar]) -> str:
 
     height = TOP + ROW * len(bars) + 34
     bottom = TOP + ROW * len(bars)
-    box = f'viewBox="0 0 {WIDTH} {height}"'
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {box} font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        _text(12, 20, title, size=15, weight="bold"),
-        _text(12, 38, note),
-    ]
+    parts = _head(WIDTH, height, title, note)
     for tick in _ticks(low, high):
         at = x(tick)
         parts.append(_line(at, TOP - 6, bottom, TEXT if tick == 1 else GRID))
@@ -89,14 +83,8 @@ def write_lines(path: Path, title: str, axes: tuple[str, str], series: Sequence[
         share_y = math.log(value[1] / low_y) / math.log(high_y / low_y)
         return left + (right - left) * share_x, bottom - (bottom - top) * share_y
 
-    box = f'viewBox="0 0 {width} {height}"'
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {box} font-family="sans-serif" font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        _text(12, 20, title, size=15, weight="bold"),
-        _text(12, 40, f"upwards: {axes[1]}"),
-        _text(right, height - 12, axes[0], anchor="end"),
-    ]
+    parts = _head(width, height, title, f"upwards: {axes[1]}")
+    parts.append(_text(right, height - 12, axes[0], anchor="end"))
     for power in range(round(math.log10(low_y)), round(math.log10(high_y)) + 1):
         y = place((low_x, 10.0**power))[1]
         parts.append(f'<line x1="{left}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="{GRID}"/>')
@@ -122,13 +110,7 @@ class Group:
 def write_shares(path: Path, title: str, note: str, groups: Sequence[Group]) -> None:
     """Write groups of bars of shares to a file."""
     height = TOP + sum(ROW * (len(group.shares) + 2) for group in groups)
-    box = f'viewBox="0 0 {WIDTH} {height}"'
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {box} font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        _text(12, 20, title, size=15, weight="bold"),
-        _text(12, 38, note),
-    ]
+    parts = _head(WIDTH, height, title, note)
     y = TOP
     for group in groups:
         parts.append(_text(LABEL, y + 13, group.label, weight="bold"))
@@ -141,6 +123,17 @@ def write_shares(path: Path, title: str, note: str, groups: Sequence[Group]) -> 
             parts.append(_text(LABEL + PLOT + 10, top + 13, f"{share:.0%}"))
         y += ROW * (len(group.shares) + 2)
     path.write_text("\n".join([*parts, "</svg>", ""]))
+
+
+def _head(width: int, height: int, title: str, note: str) -> list[str]:
+    """Return the beginning of a plot: its size, title, and a line below that."""
+    box = f'viewBox="0 0 {width} {height}"'
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {box} font-family="sans-serif" font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        _text(12, 20, title, size=15, weight="bold"),
+        _text(12, 38, note),
+    ]
 
 
 def _ticks(low: float, high: float) -> list[float]:
