@@ -13,8 +13,7 @@ use crate::agent::machine::Next;
 use crate::agent::policy::{Budget, Outcome};
 use crate::rendezvous::protocol::message::{Failure, Round, Running};
 
-/// How long a node looks for a running world before it joins. Longer if the coordinator is slow to answer would do no good: there may
-/// be none yet.
+/// How long a node waits to hear of a running world before it joins. There may be no coordinator yet, so it does not wait longer.
 pub const LOOK_LIMIT: Duration = Duration::from_secs(1);
 /// How long workers that were started before the join may take to get there. As long as a join may take by default.
 pub const PREPARE_LIMIT: Duration = Duration::from_secs(600);
