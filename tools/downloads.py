@@ -24,6 +24,25 @@ class NotHereError(Exception):
     """This way does not lead to a program. The text says why, in one line."""
 
 
+def first_of(ways: Sequence[Callable[[], Path]], missing: str) -> Path | None:
+    """Return what the first of these ways leads to, or say why none does.
+
+    Args:
+        ways: raise ``NotHereError`` if they do not lead there.
+        missing: what the user reads before the reasons.
+    """
+    reasons = []
+    for way in ways:
+        try:
+            return way()
+        except NotHereError as error:
+            reasons.append(str(error))
+    print(f"    {missing} What was tried:")
+    for reason in reasons:
+        print(f"      {reason}")
+    return None
+
+
 def kept(folder: Path, pins: str, said: str, install: Callable[[Path], None], works: Callable[[Path], bool]) -> Path:
     """Return this folder of the cache, filled by ``install`` first if it is not complete.
 

