@@ -17,7 +17,8 @@ import subprocess
 from pathlib import Path
 from types import TracebackType
 
-HOLD = ["sh", "-c", "echo up; exec cat"]  # runs until its stdin is closed
+from helpers.holders import hold
+
 # Runs in the container's namespaces. `/proc` is the container's own already.
 CONTAINER = """
 hostname "$1" && mount --bind "$2/hosts" /etc/hosts && mount --bind "$2/nsswitch.conf" /etc/nsswitch.conf
@@ -121,12 +122,7 @@ class Lan:
         return ["nsenter", f"--target={holder.pid}", *user, "--net"]
 
     def _hold(self, *command: str) -> subprocess.Popen[str]:
-        holder = subprocess.Popen([*command, *HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._holders.append(holder)
-        assert holder.stdout is not None
-        if holder.stdout.readline() != "up\n":
-            raise OSError(f"`{' '.join(command)}` ended with exit code {holder.wait()}")
-        return holder
+        return hold(self._holders, *command)
 
     def _run(self, holder: subprocess.Popen[str], command: str) -> None:
         subprocess.run([*self._under(holder), *command.split()], check=True, capture_output=True)

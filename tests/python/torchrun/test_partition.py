@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.holders import hold
 from helpers.procs import Job
 
 from .conftest import FAMILY, Start, place
 
 pytestmark = [pytest.mark.torchrun]
 SHORT_LEASE = "last_call_timeout=1,keep_alive_interval=0.5,keep_alive_max_attempt=3"
-HOLD = ["sh", "-c", "echo up; exec cat"]  # runs until its stdin is closed
 
 
 class Network:
@@ -43,12 +43,7 @@ class Network:
             holder.communicate()
 
     def _hold(self, *command: str) -> subprocess.Popen[str]:
-        holder = subprocess.Popen([*command, *HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._holders.append(holder)
-        assert holder.stdout is not None
-        if holder.stdout.readline() != "up\n":
-            raise OSError(f"`{' '.join(command)}` ended with exit code {holder.wait()}")
-        return holder
+        return hold(self._holders, *command)
 
     def _run(self, number: int, command: str) -> None:
         subprocess.run([*self.inside(number), *command.split()], check=True, capture_output=True)
