@@ -394,6 +394,23 @@ fn an_abandoned_place_is_given_up() {
 }
 
 #[test]
+fn a_node_without_a_place_does_not_fail_the_job() {
+    // Its workers were started before it joined, and one has failed.
+    let now = Instant::now();
+    let mut node = connected(now);
+    node.take_commands();
+    let failed = || Verdict::Failed { by: "10.0.0.8".into(), cause: "exit code 1".into(), failure: None };
+    node.close(failed());
+    assert_eq!(node.take_commands(), []);
+    assert_eq!(node.view().closed, None);
+    node.join(1, None, None, seconds(60), now);
+    node.on_message(place(1), now);
+    node.take_commands();
+    node.close(failed());
+    assert_eq!(node.take_commands(), [NodeCommand::Send(NodeMessage::Close(failed()))]);
+}
+
+#[test]
 fn a_closed_rendezvous_needs_no_coordinator() {
     // The job has succeeded elsewhere, and the host has left. Workers of this node may still be running.
     let now = Instant::now();

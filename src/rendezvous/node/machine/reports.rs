@@ -31,9 +31,10 @@ impl NodeMachine {
         self.report = Some(report);
     }
 
-    /// End the job on all nodes.
+    /// End the job on all nodes. The failure of a node that has never had a place does not: it concerns nobody else.
     pub fn close(&mut self, verdict: Verdict) {
-        if self.left || self.view.closed.is_some() {
+        let concerns_nobody = verdict.is_failure() && self.hello.placed.is_none();
+        if self.left || self.view.closed.is_some() || concerns_nobody {
             return;
         }
         let verdict = self.closing.get_or_insert_with(|| tidy_verdict(&verdict)).clone();
