@@ -131,15 +131,20 @@ impl Simulation {
     /// Closes a run in one of the ways in which runs end. Returns the host that does it, if any lives.
     fn close_run(&mut self, run: usize) -> Option<HostId> {
         let now = self.now();
-        let by = self.hosts_of(run).find(|(_, host)| host.process.is_some())?.0;
-        let verdict = match (self.options.seed + run as u64) % 3 {
+        let any = self.hosts_of(run).find(|(_, host)| host.process.is_some())?.0;
+        let running = self.hosts_of(run).map(|(host, _)| host).filter(|host| self.running(*host).is_some());
+        let running: Vec<_> = running.collect();
+        let way = (self.options.seed + run as u64) % 3;
+        // Only a node that has had a place can fail the job.
+        let by = if way == 1 { running.first().copied().unwrap_or(any) } else { any };
+        let verdict = match way {
             0 => Some(Verdict::Succeeded { by: format!("host{by}") }),
-            1 => Some(Verdict::Failed { by: format!("host{by}"), cause: "exit code 1".to_owned(), failure: None }),
+            1 if !running.is_empty() => {
+                Some(Verdict::Failed { by: format!("host{by}"), cause: "exit code 1".to_owned(), failure: None })
+            }
             // All workers succeed, if any run.
             _ => None,
         };
-        let running = self.hosts_of(run).map(|(host, _)| host).filter(|host| self.running(*host).is_some());
-        let running: Vec<_> = running.collect();
         match verdict.or_else(|| running.is_empty().then(|| Verdict::Succeeded { by: format!("host{by}") })) {
             Some(verdict) => {
                 let failed = verdict.is_failure();
