@@ -7,7 +7,7 @@ use elastic_rs::sim::cell::live;
 
 #[test]
 fn invariants_hold_for_all_seeds() {
-    let lived = live_through(asked_for(200), live, "simulation cell::invariants_hold_for_all_seeds");
+    let lived = live_through(asked_for(100), live, "simulation cell::invariants_hold_for_all_seeds");
     assert!(lived.iter().any(|report| report.rounds > 0), "histories without a round prove nothing");
 }
 

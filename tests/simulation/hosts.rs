@@ -16,13 +16,13 @@ fn sum(all: impl IntoIterator<Item = Outcome>) -> Outcome {
 
 #[test]
 fn invariants_hold_for_all_seeds() {
-    let seeds = asked_for(300);
-    let few = seeds.end - seeds.start < 300;
+    let seeds = asked_for(100);
+    let few = seeds.end - seeds.start < 100;
     let lived = live_through(seeds, live, "simulation hosts::invariants_hold_for_all_seeds");
     let all = sum(lived.into_iter().map(|(_, outcome)| outcome));
     println!("{all:?}");
     // Both must happen often, or they are not tested.
-    assert!(few || (all.exclusions >= 100 && all.cut >= 100), "{all:?}");
+    assert!(few || (all.exclusions >= 30 && all.cut >= 30), "{all:?}");
 }
 
 #[test]
@@ -36,10 +36,10 @@ fn a_seed_determines_a_history() {
 /// One in a hundred fails in each minute.
 #[test]
 fn a_thousand_hosts_that_fail_stay_a_job() {
-    let plan = many_hosts(1, 1000, 3);
+    let plan = many_hosts(1, 1000, 1);
     let live = |seed, keep| live_as(seed, &plan, keep);
     let lived = live_through([1], live, "simulation hosts::a_thousand_hosts_that_fail_stay_a_job");
     let (report, outcome) = &lived[0];
     println!("{report:?} {outcome:?}");
-    assert!(report.rounds >= 10 && outcome.exclusions >= 3, "{report:?} {outcome:?}");
+    assert!(report.rounds >= 5 && outcome.exclusions >= 3, "{report:?} {outcome:?}");
 }

@@ -44,8 +44,8 @@ fn invariants_hold_with_the_coordinator_in_an_agents_process() {
 /// Several runs on one coordinator, agents with another's address, other settings and versions, static ranks, and `rejoin_limit`.
 #[test]
 fn invariants_hold_among_strangers() {
-    let seeds = asked_for(300);
-    let all = seeds.end - seeds.start >= 300;
+    let seeds = asked_for(150);
+    let all = seeds.end - seeds.start >= 150;
     let refusals = check_among_strangers(seeds);
     println!("{refusals:?}");
     // Every kind of refusal must occur, or it is not tested.
