@@ -1,36 +1,65 @@
-//! Log lines of a node over a shared cell. Its decisions are tested in `simulation/cell`.
+//! Log lines of a node over a shared cell, and its answers when two write at once. Its decisions are tested in `simulation/cell`.
+
 use std::time::{Duration, Instant};
 
 use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode};
 use elastic_rs::rendezvous::node::report::Reporter;
-use elastic_rs::rendezvous::protocol::message::{Hello, NodeId};
+use elastic_rs::rendezvous::node::view::JoinError;
+use elastic_rs::rendezvous::protocol::message::{Hello, NodeId, Verdict};
 use elastic_rs::rendezvous::protocol::settings::Settings;
+
+fn node(number: u128, nodes: u32, now: Instant) -> CellNode {
+    let hello = Hello::new("job", NodeId(number), format!("host:{number}"), Settings::new(nodes, nodes));
+    let mut node = CellNode::new(Hello { local_addr: Some(format!("node{number}")), ..hello }, now);
+    node.ask(|node| node.join(1, None, None, Duration::from_secs(600), now), now);
+    node
+}
+
+/// Perform reads and writes until there are none.
+fn perform(node: &mut CellNode, cell: &mut Option<Vec<u8>>, now: Instant) {
+    node.on_tick(now);
+    while let Some(command) = node.take_command() {
+        match command {
+            CellCommand::Read => node.on_state(cell.as_deref(), now),
+            CellCommand::Write(bytes) => {
+                *cell = Some(bytes);
+                node.on_written(now);
+            }
+        }
+    }
+}
 
 #[test]
 fn a_waiting_node_logs_what_it_waits_for() {
     // Pains row 9: silence for ten minutes, then an error.
     let mut now = Instant::now();
-    let hello = Hello::new("job", NodeId(1), "host:1", Settings::new(2, 2));
-    let hello = Hello { local_addr: Some("node1".into()), ..hello };
-    let mut node = CellNode::new(hello, now);
+    let mut node = node(1, 2, now);
     let mut reporter = Reporter::default();
-    node.ask(|node| node.join(1, None, None, Duration::from_secs(600), now), now);
     let (mut cell, mut told) = (None, Vec::new());
     for _ in 0..310 {
-        node.on_tick(now);
-        while let Some(command) = node.take_command() {
-            match command {
-                CellCommand::Read => node.on_state(cell.as_deref(), now),
-                CellCommand::Write(bytes) => {
-                    cell = Some(bytes);
-                    node.on_written(now);
-                }
-            }
-        }
+        perform(&mut node, &mut cell, now);
         told.extend(reporter.look(node.machine(), now));
         now += Duration::from_millis(100);
     }
     assert_eq!(told.len(), 1, "{told:?}");
     assert!(told[0].starts_with("waiting for 3s: "), "{told:?}");
     assert!(told[0].contains("node1"), "{told:?}");
+}
+
+#[test]
+fn a_spare_whose_join_meets_the_close_ends_as_a_spare() {
+    let now = Instant::now();
+    let (mut first, mut spare, mut cell) = (node(1, 1, now), node(2, 1, now), None);
+    perform(&mut first, &mut cell, now);
+    assert!(matches!(first.take_outcome(), Some(Ok(_))));
+    spare.on_tick(now);
+    assert_eq!(spare.take_command(), Some(CellCommand::Read));
+    spare.on_state(cell.as_deref(), now);
+    assert!(matches!(spare.take_command(), Some(CellCommand::Write(_))), "it writes its join");
+    // The job ends before that arrives.
+    let verdict = Verdict::Succeeded { by: "node1".into() };
+    first.ask(|node| node.close(verdict.clone()), now);
+    perform(&mut first, &mut cell, now);
+    spare.on_conflict(cell.as_deref(), now);
+    assert_eq!(spare.take_outcome(), Some(Err(JoinError::Closed { verdict, spare: true })));
 }

@@ -70,7 +70,9 @@ impl CellNode {
     pub(super) fn catch_up(&self, run: &Run) -> Vec<CoordinatorMessage> {
         let me = self.hello.node;
         if let Some(verdict) = run.closed().cloned() {
-            return vec![CoordinatorMessage::Closed { verdict, spare: run.waits_as_spare(me) }];
+            // The job may have been closed while the join of this node was being written.
+            let was_spare = self.machine.joining.as_ref().is_some_and(|joining| joining.spare);
+            return vec![CoordinatorMessage::Closed { verdict, spare: was_spare || run.waits_as_spare(me) }];
         }
         let mine = self.machine.hello.placed.map(|placed| (placed.round, placed.rank));
         match run.seat(me) {
