@@ -10,6 +10,7 @@ pub mod agent;
 mod bounded_log;
 pub mod channel;
 pub mod devices;
+pub mod discovery;
 pub mod etcd;
 pub mod frontend;
 #[cfg(feature = "io")]

@@ -10,7 +10,7 @@ pub(super) const TAIL_BYTES: usize = 8 << 10;
 
 /// A part of a stream that can be written between the lines of other workers.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Part<'a> {
+pub(crate) enum Part<'a> {
     /// A line with its end: `\n`, `\r` or `\r\n`.
     Line(&'a [u8]),
     /// A line without an end: the last of its stream, or a piece of one that is too long.
@@ -19,9 +19,27 @@ pub(super) enum Part<'a> {
     Newline,
 }
 
+impl Part<'_> {
+    /// Append it with a prefix, as whole lines.
+    pub(crate) fn append_to(&self, out: &mut Vec<u8>, prefix: &[u8]) {
+        match self {
+            Part::Newline => out.push(b'\n'),
+            Part::Line(line) => {
+                out.extend_from_slice(prefix);
+                out.extend_from_slice(line);
+            }
+            Part::Unended(line) => {
+                out.extend_from_slice(prefix);
+                out.extend_from_slice(line);
+                out.push(b'\n');
+            }
+        }
+    }
+}
+
 /// The part of a stream that is not a whole line yet.
 #[derive(Debug, Default)]
-pub(super) struct Lines {
+pub(crate) struct Lines {
     partial: Vec<u8>,
     after_return: bool,
 }
@@ -30,7 +48,7 @@ impl Lines {
     /// Takes the next bytes, and passes every part that they complete to `emit`.
     ///
     /// `\r` ends a line at once, because a progress bar writes nothing after it until its next step.
-    pub(super) fn feed(&mut self, mut chunk: &[u8], mut emit: impl FnMut(Part<'_>)) {
+    pub(crate) fn feed(&mut self, mut chunk: &[u8], mut emit: impl FnMut(Part<'_>)) {
         if self.after_return && !chunk.is_empty() {
             self.after_return = false;
             if let Some(rest) = chunk.strip_prefix(b"\n") {
@@ -62,7 +80,7 @@ impl Lines {
     }
 
     /// The stream has ended: passes the rest to `emit`.
-    pub(super) fn finish(&mut self, mut emit: impl FnMut(Part<'_>)) {
+    pub(crate) fn finish(&mut self, mut emit: impl FnMut(Part<'_>)) {
         if !self.partial.is_empty() {
             emit(Part::Unended(&self.partial));
             self.partial = Vec::new();

@@ -32,7 +32,8 @@ pub(super) mod source;
 mod stream;
 
 use read_end::ReadEnd;
-use sink::{Filtered, Sink};
+use sink::Filtered;
+pub(crate) use sink::Sink;
 use source::{Source, Which};
 use stream::{Copied, Stream};
 

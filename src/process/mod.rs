@@ -63,7 +63,11 @@ pub(crate) use group::member::{Member, Start};
 #[cfg(feature = "io")]
 pub(crate) use guard::forked::{ForkedGuard, GuardDescriptors, block_signals};
 #[cfg(feature = "io")]
+pub(crate) use lines::{Lines, Part};
+#[cfg(feature = "io")]
 pub use logs::FilterOptions;
+#[cfg(feature = "io")]
+pub(crate) use logs::Sink;
 #[cfg(feature = "io")]
 pub(crate) use message::Order;
 #[cfg(feature = "io")]

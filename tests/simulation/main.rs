@@ -2,6 +2,7 @@
 
 mod agent;
 mod cell;
+mod discovery;
 mod elastic;
 mod etcd;
 mod explore;

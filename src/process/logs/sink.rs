@@ -14,7 +14,7 @@ use super::super::spawn::create;
 use super::super::spec::Filter;
 
 /// The console's side of one of the two streams, for all workers of a group. Writes only whole lines.
-pub(super) struct Sink {
+pub(crate) struct Sink {
     /// `None` once it cannot be written any more.
     console: Option<File>,
     /// Bytes that the console did not take, because it is a file on a full disk.
@@ -46,18 +46,7 @@ impl Sink {
 
     /// Takes a part of a stream for the console; see [`flush`](Self::flush).
     pub fn push(&mut self, prefix: &[u8], part: &Part<'_>) {
-        match part {
-            Part::Newline => self.out.push(b'\n'),
-            Part::Line(line) => {
-                self.out.extend_from_slice(prefix);
-                self.out.extend_from_slice(line);
-            }
-            Part::Unended(line) => {
-                self.out.extend_from_slice(prefix);
-                self.out.extend_from_slice(line);
-                self.out.push(b'\n');
-            }
-        }
+        part.append_to(&mut self.out, prefix);
         if self.out.len() >= FLUSH_BYTES {
             self.flush();
         }
@@ -139,7 +128,7 @@ impl LogFile {
 }
 
 /// A filter's file.
-pub(super) struct Filtered {
+pub(crate) struct Filtered {
     file: LogFile,
     texts: Vec<Finder<'static>>,
     out: Vec<u8>,

@@ -1,0 +1,391 @@
+//! One agent: the process through which it runs (`ssh`, or the agent itself on the driver's machine), and its three streams.
+//!
+//! Its standard input carries what it is to do, and its end tells it to leave: so an agent notices when this process dies, or when
+//! the connection is lost. Variables travel there too, and never on a command line, which everybody on a host can read.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use parking_lot::Mutex;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::unix::pipe;
+use tokio::sync::mpsc;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+use super::endings::Ending;
+use super::greeting::{Ear, Said};
+use super::hosts::Host;
+use super::machine::{AgentId, Word};
+use super::output::{Output, Stream};
+use crate::process::{Lines, Part};
+
+/// How agents are started.
+#[derive(Clone, Debug)]
+pub struct Launching {
+    /// `ssh` and its options. Never empty.
+    pub ssh: Vec<OsString>,
+    /// The Python on other hosts.
+    pub remote_python: String,
+    /// The Python on this machine.
+    pub python: OsString,
+    /// What each agent is told, one line, which the driver does not look into.
+    pub letter: Bytes,
+    /// The port of the coordinator.
+    pub port: u16,
+}
+
+/// The module that an agent's Python runs.
+const MODULE: &str = "elastic_rs._hosted";
+
+/// Options of `ssh` after the user's own, which win. Nobody is there to be asked, and a silent connection ends after 45 s.
+const SSH_OPTIONS: [&str; 7] =
+    ["-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"];
+
+impl Launching {
+    /// The command line that starts an agent on this host.
+    pub fn command(&self, host: &Host) -> Vec<OsString> {
+        if host.is_here() {
+            return vec![self.python.clone(), "-m".into(), MODULE.into()];
+        }
+        let remote = format!("exec {} -m {MODULE}", quoted(&self.remote_python));
+        let more = SSH_OPTIONS.iter().map(OsString::from).chain([OsString::from(&host.name), remote.into()]);
+        self.ssh.iter().cloned().chain(more).collect()
+    }
+}
+
+/// A word of a shell's command line.
+fn quoted(word: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+:@%,".contains(&byte);
+    if !word.is_empty() && word.bytes().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+/// News of an agent.
+#[derive(Debug)]
+pub(super) enum News {
+    /// It runs.
+    Up { version: String },
+    /// It has ended, or could not be started.
+    Ended(Ending),
+}
+
+/// An order to an agent's connection.
+#[derive(Debug)]
+pub(super) enum Order {
+    /// Pass this on.
+    Tell(Word),
+    /// End the connection.
+    Kill,
+}
+
+/// What belongs to one agent while it lives.
+pub(super) struct Connection {
+    pub(super) agent: AgentId,
+    pub(super) host: Host,
+    pub(super) command: Vec<OsString>,
+    /// The first lines of its standard input.
+    pub(super) first: BytesMut,
+    pub(super) token: String,
+    pub(super) orders: mpsc::UnboundedReceiver<Order>,
+    pub(super) news: mpsc::UnboundedSender<(AgentId, News)>,
+    pub(super) output: Output,
+}
+
+/// What the tasks of one connection know together.
+#[derive(Debug, Default)]
+struct Known {
+    up: bool,
+    /// What came on standard error before the agent was up: why it does not come up, if it does not.
+    held: VecDeque<Vec<u8>>,
+    outcome: Option<String>,
+}
+
+/// Lines of standard error that are kept until the agent is up.
+const HELD_LINES: usize = 20;
+/// Bytes of each of them.
+const HELD_BYTES: usize = 400;
+/// How long streams may stay open after the process has ended: a background process of `ssh` may hold them.
+const DRAIN: Duration = Duration::from_secs(5);
+const READ_BYTES: usize = 64 << 10;
+
+impl Connection {
+    /// Starts the process, and serves it until it has ended. The last news is its end.
+    pub(super) async fn serve(mut self) {
+        let command = std::mem::take(&mut self.command);
+        let started =
+            spawn_blocking(move || spawn(&command)).await.map_err(io::Error::other).and_then(|started| started);
+        let ending = match started.and_then(Process::new) {
+            Ok(process) => self.accompany(process).await,
+            Err(error) => Ending { words: vec![error.to_string()], ..Ending::default() },
+        };
+        // The driver may have ended.
+        let _ = self.news.send((self.agent, News::Ended(ending)));
+    }
+
+    async fn accompany(&mut self, process: Process) -> Ending {
+        let Process { child, end, stdin, stdout, stderr } = process;
+        let known = Arc::new(Mutex::new(Known::default()));
+        let prefix = format!("[{}] ", self.host.name).into_bytes();
+        let ear = Ear::new(&self.token);
+        let heard =
+            hear(stdout, ear, prefix.clone(), known.clone(), self.output.clone(), (self.agent, self.news.clone()));
+        let overheard = overhear(stderr, prefix, known.clone(), self.output.clone());
+        let mut reading = tokio::spawn(async move { tokio::join!(heard, overheard) });
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let status = self.write_until(ended(child, end), stdin, pid).await;
+        if timeout(DRAIN, &mut reading).await.is_err() {
+            reading.abort();
+        }
+        let mut known = known.lock();
+        let words = if known.up { VecDeque::new() } else { std::mem::take(&mut known.held) };
+        let mut words: Vec<String> = words.iter().map(|line| readable(line)).filter(|line| !line.is_empty()).collect();
+        let (code, signal) = match status {
+            Ok(status) => (status.code(), status.signal()),
+            Err(error) => {
+                words.push(error.to_string());
+                (None, None)
+            }
+        };
+        Ending { code, signal, outcome: known.outcome.take(), words }
+    }
+
+    /// Writes to the agent, and carries out orders, until the process has ended.
+    async fn write_until(
+        &mut self,
+        ended: impl Future<Output = io::Result<ExitStatus>>,
+        stdin: pipe::Sender,
+        pid: Option<Pid>,
+    ) -> io::Result<ExitStatus> {
+        let mut ended = std::pin::pin!(ended);
+        let mut stdin = Some(stdin);
+        let mut waiting = std::mem::take(&mut self.first);
+        loop {
+            tokio::select! {
+                status = &mut ended => return status,
+                written = write(&mut stdin, &waiting) => match written {
+                    Ok(count) => waiting.advance(count),
+                    // It does not read any longer, and is about to end.
+                    Err(_) => stdin = None,
+                },
+                order = self.orders.recv() => match order {
+                    Some(Order::Tell(Word::Leave)) => waiting.extend_from_slice(b"leave\n"),
+                    Some(Order::Tell(Word::Signal(number))) => waiting.extend_from_slice(format!("signal {number}\n").as_bytes()),
+                    // Without a driver as without a connection.
+                    Some(Order::Kill) | None => {
+                        drop(stdin.take());
+                        if let Some(pid) = pid {
+                            // It may have ended.
+                            let _ = kill_process_group(pid, Signal::KILL);
+                        }
+                        return ended.await;
+                    }
+                },
+            }
+        }
+    }
+}
+
+async fn write(stdin: &mut Option<pipe::Sender>, bytes: &[u8]) -> io::Result<usize> {
+    match stdin {
+        Some(stdin) if !bytes.is_empty() => stdin.write(bytes).await,
+        _ => std::future::pending().await,
+    }
+}
+
+/// Reads the agent's standard output.
+async fn hear(
+    mut stdout: pipe::Receiver,
+    ear: Ear,
+    prefix: Vec<u8>,
+    known: Arc<Mutex<Known>>,
+    output: Output,
+    (agent, news): (AgentId, mpsc::UnboundedSender<(AgentId, News)>),
+) {
+    let mut lines = Lines::default();
+    let mut buffer = vec![0; READ_BYTES];
+    loop {
+        let count = stdout.read(&mut buffer).await.unwrap_or(0);
+        let mut piece = Vec::new();
+        let mut said = Vec::new();
+        let emit = |part: Part<'_>| match &part {
+            Part::Line(line) | Part::Unended(line) => match ear.hear(line) {
+                None => part.append_to(&mut piece, &prefix),
+                Some((before, words)) => {
+                    said.extend(words);
+                    if !before.is_empty() {
+                        Part::Unended(before).append_to(&mut piece, &prefix);
+                    }
+                }
+            },
+            Part::Newline => part.append_to(&mut piece, &prefix),
+        };
+        if count == 0 {
+            lines.finish(emit)
+        } else {
+            lines.feed(&buffer[..count], emit)
+        }
+        for words in said {
+            match words {
+                Said::Up { version } => {
+                    let held = {
+                        let mut known = known.lock();
+                        known.up = true;
+                        std::mem::take(&mut known.held)
+                    };
+                    let mut before = Vec::new();
+                    held.iter().for_each(|line| Part::Line(line).append_to(&mut before, &prefix));
+                    output.write(Stream::Stderr, before).await;
+                    let _ = news.send((agent, News::Up { version }));
+                }
+                Said::Ended { outcome } => known.lock().outcome = Some(outcome),
+            }
+        }
+        output.write(Stream::Stdout, piece).await;
+        if count == 0 {
+            return;
+        }
+    }
+}
+
+/// Reads the agent's standard error, and that of `ssh`.
+async fn overhear(mut stderr: pipe::Receiver, prefix: Vec<u8>, known: Arc<Mutex<Known>>, output: Output) {
+    let mut lines = Lines::default();
+    let mut buffer = vec![0; READ_BYTES];
+    loop {
+        let count = stderr.read(&mut buffer).await.unwrap_or(0);
+        let mut piece = Vec::new();
+        {
+            let mut known = known.lock();
+            let emit = |part: Part<'_>| match &part {
+                Part::Line(line) | Part::Unended(line) if !known.up => {
+                    if known.held.len() == HELD_LINES {
+                        known.held.pop_front();
+                    }
+                    let mut line = line[..line.len().min(HELD_BYTES)].trim_ascii_end().to_vec();
+                    line.push(b'\n');
+                    known.held.push_back(line);
+                }
+                part => part.append_to(&mut piece, &prefix),
+            };
+            if count == 0 { lines.finish(emit) } else { lines.feed(&buffer[..count], emit) }
+        }
+        output.write(Stream::Stderr, piece).await;
+        if count == 0 {
+            return;
+        }
+    }
+}
+
+fn readable(line: &[u8]) -> String {
+    String::from_utf8_lossy(line).chars().filter(|char| !char.is_control()).collect::<String>().trim().to_owned()
+}
+
+/// A process that runs.
+struct Process {
+    child: Child,
+    /// Readable once it has ended. `None` where the kernel has no pidfds.
+    end: Option<AsyncFd<OwnedFd>>,
+    stdin: pipe::Sender,
+    stdout: pipe::Receiver,
+    stderr: pipe::Receiver,
+}
+
+impl Process {
+    fn new(mut child: Child) -> io::Result<Self> {
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        let missing = || io::Error::other("a stream of the process is missing");
+        let stdin = OwnedFd::from(child.stdin.take().ok_or_else(missing)?);
+        let stdout = OwnedFd::from(child.stdout.take().ok_or_else(missing)?);
+        let stderr = OwnedFd::from(child.stderr.take().ok_or_else(missing)?);
+        Ok(Self {
+            child,
+            // SAFETY: an `OwnedFd` always refers to the same open descriptor until it is dropped.
+            end: pidfd.map(|fd| unsafe { AsyncFd::register(fd) }).transpose()?,
+            stdin: pipe::Sender::from_owned_fd(stdin)?,
+            stdout: pipe::Receiver::from_owned_fd(stdout)?,
+            stderr: pipe::Receiver::from_owned_fd(stderr)?,
+        })
+    }
+}
+
+/// Starts the program in a session of its own: a terminal's Ctrl-C is the driver's, and `ssh` cannot ask anybody.
+fn spawn(command: &[OsString]) -> io::Result<Child> {
+    let (program, args) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+    let mut made = std::process::Command::new(program);
+    made.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // SAFETY: two system calls that a forked child may make.
+    unsafe {
+        made.pre_exec(|| {
+            // The threads of this library block all signals, and a program begins with the mask of its starter.
+            let mut none = std::mem::zeroed();
+            libc::sigemptyset(&mut none);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
+            rustix::process::setsid().map(drop).map_err(Into::into)
+        });
+    }
+    made.spawn().map_err(|error| {
+        let name = program.to_string_lossy();
+        io::Error::new(error.kind(), format!("`{name}`: {error}"))
+    })
+}
+
+async fn ended(mut child: Child, end: Option<AsyncFd<OwnedFd>>) -> io::Result<ExitStatus> {
+    if let Some(end) = &end {
+        let _ = end.readable().await?;
+    }
+    spawn_blocking(move || child.wait()).await.map_err(io::Error::other)?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launching() -> Launching {
+        Launching {
+            ssh: vec!["ssh".into(), "-p".into(), "2222".into()],
+            remote_python: "/opt/my env/bin/python".to_owned(),
+            python: "/usr/bin/python3".into(),
+            letter: Bytes::new(),
+            port: 0,
+        }
+    }
+
+    #[test]
+    fn users_options_come_first_and_nothing_secret_is_on_the_command_line() {
+        let host = Host::new("me@node1", 2).unwrap();
+        let words: Vec<String> =
+            launching().command(&host).iter().map(|word| word.to_str().unwrap().to_owned()).collect();
+        assert_eq!(words[..3], ["ssh", "-p", "2222"]);
+        assert!(words.contains(&"BatchMode=yes".to_owned()));
+        assert_eq!(words[words.len() - 2..], ["me@node1", "exec '/opt/my env/bin/python' -m elastic_rs._hosted"]);
+    }
+
+    #[test]
+    fn no_ssh_is_needed_on_the_drivers_machine() {
+        let here = Host::new("localhost", 2).unwrap();
+        assert_eq!(launching().command(&here), ["/usr/bin/python3", "-m", "elastic_rs._hosted"]);
+    }
+
+    #[test]
+    fn words_of_a_shell_are_quoted_if_they_have_to_be() {
+        for (word, expected) in
+            [("/usr/bin/python3.11", "/usr/bin/python3.11"), ("it's", r"'it'\''s'"), ("", "''"), ("$x", "'$x'")]
+        {
+            assert_eq!(quoted(word), expected);
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Drives [`machine::Driver`]: agents' connections, discovery's lists, signals and exclusions come in; starts, words and kills go
+//! out.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::time::Instant;
+
+use bytes::BytesMut;
+use tokio::sync::mpsc;
+
+pub use super::agent::Launching;
+use super::agent::{Connection, News, Order};
+use super::endings::Ending;
+use super::hosts::Host;
+use super::machine::{self, AgentId, Command, End, Rules};
+use super::output::Output;
+use crate::process::Consoles;
+use crate::wait::until;
+
+/// What comes from outside.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// Discovery has found these hosts.
+    Found(Vec<Host>),
+    /// Discovery has failed, for this reason.
+    DiscoveryFailed(String),
+    /// The coordinator keeps out these hosts, until then (for the job without a time), for this reason.
+    Excluded(BTreeMap<String, (Option<Instant>, String)>),
+    /// This process got a signal.
+    Signal(i32),
+}
+
+/// Starts agents on the hosts that are found, and keeps them going until the job is over. When this returns no connection is left.
+///
+/// # Errors
+/// There is no descriptor or thread for the output.
+pub async fn drive(rules: Rules, launching: Launching, mut inputs: mpsc::UnboundedReceiver<Input>) -> io::Result<End> {
+    let (output, written) = Output::start(Consoles::own()?)?;
+    let (news_in, mut news) = mpsc::unbounded_channel();
+    let mut driving = Driving {
+        machine: machine::Driver::new(rules, Instant::now()),
+        launching,
+        orders: BTreeMap::new(),
+        news: news_in,
+        output,
+    };
+    let end = loop {
+        if let Some(end) = driving.perform() {
+            break end;
+        }
+        let deadline = driving.machine.next_deadline(Instant::now());
+        tokio::select! {
+            Some(input) = inputs.recv() => driving.on_input(input),
+            Some((agent, news)) = news.recv() => driving.on_news(agent, news),
+            () = until(deadline) => driving.machine.on_tick(Instant::now()),
+        }
+    };
+    // Connections that have not ended are killed now, and let the output go.
+    drop(driving);
+    written.wait().await;
+    Ok(end)
+}
+
+struct Driving {
+    machine: machine::Driver,
+    launching: Launching,
+    orders: BTreeMap<AgentId, mpsc::UnboundedSender<Order>>,
+    news: mpsc::UnboundedSender<(AgentId, News)>,
+    output: Output,
+}
+
+impl Driving {
+    fn on_input(&mut self, input: Input) {
+        let now = Instant::now();
+        match input {
+            Input::Found(hosts) => self.machine.on_found(&hosts, now),
+            Input::DiscoveryFailed(why) => self.machine.on_discovery_failed(&why, now),
+            Input::Excluded(hosts) => self.machine.on_excluded(hosts, now),
+            Input::Signal(signal) => self.machine.on_signal(signal, now),
+        }
+    }
+
+    fn on_news(&mut self, agent: AgentId, news: News) {
+        let now = Instant::now();
+        match news {
+            News::Up { version } => self.machine.on_up(agent, &version, now),
+            News::Ended(ending) => {
+                self.orders.remove(&agent);
+                self.machine.on_ended(agent, &ending, now);
+            }
+        }
+    }
+
+    /// Carries out what the machine has decided. Gives the end of the job.
+    fn perform(&mut self) -> Option<End> {
+        while let Some(command) = self.machine.poll_command() {
+            match command {
+                Command::Start { agent, host, age } => self.start(agent, host, age),
+                Command::Tell { agent, word } => self.order(agent, Order::Tell(word)),
+                Command::Kill { agent } => self.order(agent, Order::Kill),
+                Command::Say { warns: true, text } => tracing::warn!(target: "elastic_rs::discovery", "{text}"),
+                Command::Say { warns: false, text } => tracing::info!(target: "elastic_rs::discovery", "{text}"),
+                Command::End(end) => return Some(end),
+            }
+        }
+        None
+    }
+
+    fn start(&mut self, agent: AgentId, host: Host, age: u64) {
+        let token = format!("{:032x}", rand::random::<u128>());
+        let first = self.first_lines(&host, age, &token);
+        let first = match first {
+            Ok(first) => first,
+            Err(error) => {
+                let ending = Ending { words: vec![error.to_string()], ..Ending::default() };
+                return self.machine.on_ended(agent, &ending, Instant::now());
+            }
+        };
+        let (sender, orders) = mpsc::unbounded_channel();
+        self.orders.insert(agent, sender);
+        let command = self.launching.command(&host);
+        let (news, output) = (self.news.clone(), self.output.clone());
+        tokio::spawn(Connection { agent, host, command, first, token, orders, news, output }.serve());
+    }
+
+    /// What this agent is told, and then what all are.
+    fn first_lines(&self, host: &Host, age: u64, token: &str) -> serde_json::Result<BytesMut> {
+        let own = serde_json::json!({
+            "token": token,
+            "host": host.name,
+            "slots": host.slots,
+            "age": age,
+            "port": self.launching.port,
+            "remote": !host.is_here(),
+        });
+        let mut lines = serde_json::to_vec(&own)?;
+        lines.push(b'\n');
+        lines.extend_from_slice(&self.launching.letter);
+        lines.push(b'\n');
+        Ok(BytesMut::from(&lines[..]))
+    }
+
+    fn order(&mut self, agent: AgentId, order: Order) {
+        if let Some(orders) = self.orders.get(&agent) {
+            // It may have ended, which is among the news then.
+            let _ = orders.send(order);
+        }
+    }
+}

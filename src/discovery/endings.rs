@@ -1,0 +1,175 @@
+//! Why an agent ended, in words that say what to do.
+
+use std::time::Duration;
+
+use super::hosts::Host;
+use crate::process::Signal;
+
+/// How the program through which an agent ran has ended: `ssh`, or on the driver's machine the agent itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ending {
+    /// What it called `exit` with. `None`: it could not be started, or a signal ended it.
+    pub code: Option<i32>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+    /// What the agent said of its part, as [`super::greeting::Said::Ended`] has it.
+    pub outcome: Option<String>,
+    /// The last lines that it wrote to standard error before the agent was up, or why it could not be started.
+    pub words: Vec<String>,
+}
+
+/// What an ending means for the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Meaning {
+    /// The job has succeeded.
+    Succeeded,
+    /// The job has failed.
+    Failed,
+    /// The agent runs on without the driver.
+    Detached,
+    /// Only this host cannot go on.
+    Trouble,
+}
+
+/// How many of the last lines an error repeats.
+const SHOWN_LINES: usize = 3;
+/// `ssh`'s own exit code: it could not connect, or the connection ended.
+const SSH_FAILED: i32 = 255;
+/// A shell's exit code for a program that it does not find.
+const NOT_FOUND: i32 = 127;
+/// `elastic-run`'s exit code for a command line that is not valid on that host.
+const USAGE: i32 = 2;
+
+impl Ending {
+    /// What it means for the job.
+    pub fn meaning(&self) -> Meaning {
+        match self.outcome.as_deref() {
+            Some("succeeded" | "not_needed") => Meaning::Succeeded,
+            Some("failed") => Meaning::Failed,
+            Some("detached") => Meaning::Detached,
+            _ => Meaning::Trouble,
+        }
+    }
+
+    /// Why an agent that was not told to leave has ended. `up`: it had said that it runs.
+    pub fn why(&self, host: &Host, python: &str, up: bool) -> String {
+        let has = |text: &str| self.words.iter().any(|line| line.contains(text));
+        let said = self.said();
+        if let Some(signal) = self.signal {
+            return format!("{} was ended by {}{said}", self.program(host), Signal(signal));
+        }
+        match self.code {
+            None => format!("cannot start {}{said}", self.program(host)),
+            Some(SSH_FAILED) if up && !host.is_here() => {
+                "the connection was lost, or a signal ended the agent; ssh ended with 255".to_owned() + &said
+            }
+            Some(SSH_FAILED) if !host.is_here() => format!("ssh cannot connect{said}{}", ssh_hint(&self.words)),
+            Some(code) if !up && has("No module named") && has("elastic_rs") => {
+                format!("elastic_rs is not installed for `{python}` there (exit code {code}){said}")
+            }
+            Some(NOT_FOUND) if !up => format!("there is no `{python}` (--remote-python names another){said}"),
+            Some(code) if !up => format!("the agent did not start (exit code {code}){said}"),
+            Some(USAGE) => "the agent cannot run there (exit code 2); its error is in its output".to_owned() + &said,
+            Some(code) => match self.outcome.as_deref() {
+                Some("no_place") => "the agent could not join the job; its error is in its output".to_owned(),
+                _ => format!("the agent ended with exit code {code}"),
+            },
+        }
+    }
+
+    /// The last lines, after a colon; empty if there are none.
+    pub fn said(&self) -> String {
+        let last = self.words[self.words.len().saturating_sub(SHOWN_LINES)..].join("; ");
+        if last.is_empty() { last } else { format!(": {last}") }
+    }
+
+    fn program(&self, host: &Host) -> &'static str {
+        if host.is_here() { "the agent" } else { "ssh" }
+    }
+}
+
+/// What to do about `ssh`'s most common errors.
+fn ssh_hint(words: &[String]) -> &'static str {
+    let has = |text: &str| words.iter().any(|line| line.contains(text));
+    if has("REMOTE HOST IDENTIFICATION HAS CHANGED") {
+        "; the host's key is not the one in known_hosts: find out why, then `ssh-keygen -R HOST`"
+    } else if has("Host key verification failed") {
+        "; known_hosts does not have the host's key: connect once by hand, or use ssh-keyscan"
+    } else if has("Permission denied") {
+        "; the driver cannot answer questions: an agent or a key without a passphrase has to let it in"
+    } else {
+        ""
+    }
+}
+
+/// Why a host whose agent has said nothing was given up.
+pub fn start_timed_out(after: Duration) -> String {
+    format!("no agent has started there after {} s (--start-timeout)", after.as_secs_f64())
+}
+
+/// Why an agent of another version cannot be used.
+pub fn other_version(there: &str, here: &str) -> String {
+    format!("it has elastic_rs {there}, and the driver {here}: install the same version on all hosts")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(code: i32, words: &[&str]) -> Ending {
+        Ending { code: Some(code), words: words.iter().map(|&line| line.to_owned()).collect(), ..Ending::default() }
+    }
+
+    fn why(ending: &Ending, up: bool) -> String {
+        ending.why(&Host::new("node1", 1).unwrap(), "/opt/bin/python", up)
+    }
+
+    #[test]
+    fn an_outcome_says_what_an_ending_means_for_the_job() {
+        for (outcome, meaning) in [
+            (Some("succeeded"), Meaning::Succeeded),
+            (Some("not_needed"), Meaning::Succeeded),
+            (Some("failed"), Meaning::Failed),
+            (Some("detached"), Meaning::Detached),
+            (Some("no_place"), Meaning::Trouble),
+            (Some("signal"), Meaning::Trouble),
+            (None, Meaning::Trouble),
+        ] {
+            let ending = Ending { outcome: outcome.map(str::to_owned), ..ended(0, &[]) };
+            assert_eq!(ending.meaning(), meaning, "{outcome:?}");
+        }
+    }
+
+    #[test]
+    fn troubles_before_the_agent_is_up_are_named() {
+        let refused = why(&ended(255, &["me@node1: Permission denied (publickey)."]), false);
+        assert!(
+            refused.starts_with("ssh cannot connect: me@node1: Permission denied (publickey).; the driver"),
+            "{refused}"
+        );
+        let changed = ["@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @", "Host key verification failed."];
+        assert!(why(&ended(255, &changed), false).ends_with("`ssh-keygen -R HOST`"));
+        assert!(why(&ended(255, &changed[1..]), false).contains("known_hosts does not have"));
+        let unknown = "ssh: Could not resolve hostname node1: Name or service not known";
+        assert_eq!(why(&ended(255, &[unknown]), false), format!("ssh cannot connect: {unknown}"));
+        let module = "/opt/bin/python: No module named elastic_rs";
+        assert_eq!(
+            why(&ended(1, &[module]), false),
+            format!("elastic_rs is not installed for `/opt/bin/python` there (exit code 1): {module}")
+        );
+        assert!(why(&ended(127, &["bash: not found"]), false).starts_with("there is no `/opt/bin/python` (--remote-"));
+        let none = Ending { words: vec!["No such file or directory".to_owned()], ..Ending::default() };
+        assert_eq!(why(&none, false), "cannot start ssh: No such file or directory");
+    }
+
+    #[test]
+    fn troubles_of_an_agent_that_was_up_are_named() {
+        assert!(why(&ended(255, &[]), true).starts_with("the connection was lost"));
+        assert!(why(&ended(2, &[]), true).starts_with("the agent cannot run there"));
+        assert_eq!(why(&ended(143, &[]), true), "the agent ended with exit code 143");
+        let killed = Ending { signal: Some(9), ..Ending::default() };
+        assert_eq!(why(&killed, true), "ssh was ended by SIGKILL");
+        let here = Host::new("localhost", 1).unwrap();
+        assert_eq!(killed.why(&here, "python", true), "the agent was ended by SIGKILL");
+    }
+}

@@ -1,0 +1,122 @@
+//! The end of the job: agents that are left get their time, and then are killed.
+
+use std::time::{Duration, Instant};
+
+use super::{Agent, Command, Driver, End, Host, Meaning, Stage, Verdict, Word};
+use crate::process::Signal;
+
+/// The job is over.
+#[derive(Clone, Debug)]
+pub(super) struct Over {
+    end: End,
+    /// When the agents that are left are killed; `None`: they were.
+    kill_at: Option<Instant>,
+    /// When nobody is waited for any longer.
+    end_at: Instant,
+    /// How many signals came.
+    signals: u32,
+    told: bool,
+}
+
+/// How long killed processes may take to be gone.
+const KILL: Duration = Duration::from_secs(5);
+
+impl Driver {
+    /// This signal came: agents do as if it had come to them. The second is passed on too, and the third kills.
+    pub fn on_signal(&mut self, signal: i32, now: Instant) {
+        let name = Signal(signal);
+        let over = self.over.get_or_insert_with(|| Over {
+            end: End { verdict: Verdict::Signal(signal), reason: format!("{name}") },
+            kill_at: Some(now + self.rules.grace),
+            end_at: now + self.rules.grace + KILL,
+            signals: 0,
+            told: false,
+        });
+        over.signals += 1;
+        if over.signals > 2 {
+            over.kill_at = over.kill_at.map(|_| now);
+        }
+        let text = match over.signals {
+            1 => format!("received {name}: all agents are told; a second signal kills workers, a third one the agents"),
+            2 => format!("received {name} again: agents kill what is left of their workers"),
+            _ => format!("received {name} again: what is left is killed"),
+        };
+        self.say(true, text);
+        self.tell_all(Word::Signal(signal));
+        self.review(now);
+    }
+
+    /// An agent has said how the job ended. The others hear it from the coordinator.
+    pub(super) fn on_job_ended(&mut self, meaning: Meaning, host: &Host, now: Instant) {
+        let (verdict, reason) = match meaning {
+            Meaning::Succeeded => (Verdict::Succeeded, format!("the job has succeeded, as the agent on {host} says")),
+            _ => (Verdict::Failed, format!("the job has failed; the agent on {host} has printed the report")),
+        };
+        self.end(verdict, reason, now);
+        self.kill_those_that_start();
+    }
+
+    /// The driver gives the job up: all agents leave.
+    pub(super) fn give_up(&mut self, reason: String, now: Instant) {
+        if self.over.is_none() {
+            self.end(Verdict::GivenUp, reason, now);
+            self.tell_all(Word::Leave);
+        }
+    }
+
+    pub(super) fn end(&mut self, verdict: Verdict, reason: String, now: Instant) {
+        let (kill_at, end_at) = (Some(now + self.rules.grace), now + self.rules.grace + KILL);
+        self.over = Some(Over { end: End { verdict, reason }, kill_at, end_at, signals: 0, told: false });
+    }
+
+    fn tell_all(&mut self, word: Word) {
+        for (id, agent) in &self.agents {
+            if matches!(agent.stage, Stage::Up | Stage::Leaving { kill_at: Some(_) }) {
+                self.commands.push_back(Command::Tell { agent: *id, word });
+            }
+        }
+        self.kill_those_that_start();
+    }
+
+    fn kill_those_that_start(&mut self) {
+        self.kill_if(|agent| matches!(agent.stage, Stage::Starting { .. }));
+    }
+
+    fn kill_if(&mut self, which: impl Fn(&Agent) -> bool) {
+        for (id, agent) in &mut self.agents {
+            let killed = matches!(agent.stage, Stage::Leaving { kill_at: None } | Stage::Refused { .. });
+            if !killed && which(agent) {
+                agent.stage = Stage::Leaving { kill_at: None };
+                self.commands.push_back(Command::Kill { agent: *id });
+            }
+        }
+    }
+
+    /// Carries the end on. True if the job is over.
+    pub(super) fn review_end(&mut self, now: Instant) -> bool {
+        let Some(over) = &mut self.over else { return false };
+        let (left, end_at) = (self.agents.len(), over.end_at);
+        let kills = over.kill_at.take_if(|at| *at <= now || left == 0).is_some() && left > 0;
+        let ends = !over.told && (left == 0 || end_at <= now);
+        over.told |= ends;
+        let end = over.end.clone();
+        if kills {
+            let hosts: Vec<String> = self.agents.values().map(|agent| agent.host.to_string()).collect();
+            self.say(true, format!("agents that have not ended are killed: {}", hosts.join(", ")));
+            self.kill_if(|_| true);
+        }
+        if ends {
+            if left > 0 {
+                self.say(true, format!("{left} killed connections have not ended, and are waited for no longer"));
+            }
+            self.commands.push_back(Command::End(end));
+        }
+        true
+    }
+
+    /// The next time of the end, if the job is over and the end was not told.
+    pub(super) fn end_deadline(&self) -> Option<Option<Instant>> {
+        let over = self.over.as_ref()?;
+        Some((!over.told).then(|| over.kill_at.unwrap_or(over.end_at)))
+    }
+}

@@ -1,0 +1,207 @@
+//! The comparison of what is with what should be, after every event.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use super::{Agent, AgentId, Command, Driver, Host, Stage, Verdict, Word};
+use crate::discovery::endings::start_timed_out;
+use crate::discovery::manager::Known;
+
+impl Driver {
+    /// Act on the present state: agents that have to leave, hosts that need an agent, limits that have passed.
+    pub(super) fn review(&mut self, now: Instant) {
+        if self.review_end(now) {
+            return;
+        }
+        self.look_at_discovery(now);
+        self.look_at_agents(now);
+        self.start_missing(now);
+        self.look_at_size(now);
+        self.review_end(now);
+    }
+
+    /// When to call [`Driver::on_tick`].
+    pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
+        if let Some(deadline) = self.end_deadline() {
+            return deadline;
+        }
+        let discovery = self.silent_at();
+        let short = self.short_since.and_then(|since| since.checked_add(self.rules.elastic_timeout));
+        let agents = self.agents.values().filter_map(|agent| match agent.stage {
+            Stage::Starting { until } => Some(until),
+            Stage::Leaving { kill_at } => kill_at,
+            Stage::Up | Stage::Refused { .. } => None,
+        });
+        let waiting = self.manager.hosts().iter().filter(|known| self.agent_of(&known.host.name).is_none());
+        let starts = waiting.filter_map(|known| {
+            let name = &known.host.name;
+            let delay = self.places.get(name).and_then(|place| place.not_before);
+            let excluded = self.excluded.get(name).copied().flatten();
+            [delay, excluded, self.manager.back_at(name, now)].into_iter().flatten().filter(|at| *at > now).min()
+        });
+        discovery.into_iter().chain(short).chain(agents).chain(starts).min()
+    }
+
+    /// When discovery's silence is to be told. A list that cannot change is heard once.
+    fn silent_at(&self) -> Option<Instant> {
+        let known = self.discovery.told_silent || self.rules.fixed && self.discovery.answered;
+        self.discovery.heard_at.checked_add(self.rules.discovery_timeout).filter(|_| !known)
+    }
+
+    fn look_at_discovery(&mut self, now: Instant) {
+        if self.silent_at().is_none_or(|at| at > now) {
+            return;
+        }
+        self.discovery.told_silent = true;
+        let silent = self.rules.discovery_timeout.as_secs_f64();
+        if self.discovery.answered {
+            self.say(true, format!("host discovery has not answered for {silent:.0} s, and its last list stays"));
+        } else {
+            self.give_up(format!("host discovery has not answered within {silent:.0} s (--discovery-timeout)"), now);
+        }
+    }
+
+    /// Agents that have to leave, and those whose time has passed.
+    fn look_at_agents(&mut self, now: Instant) {
+        if self.over.is_some() {
+            return;
+        }
+        let kill_at = now.checked_add(self.rules.grace);
+        let mut told = Vec::new();
+        let hosts = self.manager.hosts().iter();
+        let wanted: BTreeMap<&str, u32> = hosts.map(|known| (&*known.host.name, known.host.slots)).collect();
+        for (id, agent) in &mut self.agents {
+            let wanted = wanted.get(&*agent.host.name) == Some(&agent.host.slots);
+            match agent.stage {
+                Stage::Starting { .. } if !wanted => {
+                    agent.stage = Stage::Leaving { kill_at: None };
+                    self.commands.push_back(Command::Kill { agent: *id });
+                }
+                Stage::Starting { until } if until <= now => {
+                    agent.stage = Stage::Refused { why: start_timed_out(self.rules.start_timeout) };
+                    self.commands.push_back(Command::Kill { agent: *id });
+                }
+                Stage::Up if !wanted => {
+                    agent.stage = Stage::Leaving { kill_at };
+                    self.commands.push_back(Command::Tell { agent: *id, word: Word::Leave });
+                    told.push(agent.host.to_string());
+                }
+                Stage::Leaving { kill_at: Some(at) } if at <= now => {
+                    agent.stage = Stage::Leaving { kill_at: None };
+                    self.commands.push_back(Command::Kill { agent: *id });
+                }
+                _ => {}
+            }
+        }
+        for host in told {
+            self.say(false, format!("the agent on {host} is told to leave"));
+        }
+    }
+
+    fn start_missing(&mut self, now: Instant) {
+        if self.over.is_some() {
+            return;
+        }
+        let may_start = |known: &&Known| {
+            let name = &known.host.name;
+            let place = self.places.get(name);
+            let may_start = |at: Option<Instant>| at.is_none_or(|at| at <= now);
+            let idle = place.is_none_or(|it| it.agent.is_none() && !it.detached && may_start(it.not_before));
+            idle && !self.is_excluded(name, now)
+        };
+        let missing: Vec<(Host, u64)> =
+            self.manager.available(now).filter(may_start).map(|known| (known.host.clone(), known.age)).collect();
+        for (host, age) in missing {
+            let agent = AgentId(self.next_agent);
+            self.next_agent += 1;
+            let until = now + self.rules.start_timeout;
+            self.agents.insert(agent, Agent { host: host.clone(), stage: Stage::Starting { until } });
+            let place = self.places.entry(host.name.clone()).or_default();
+            (place.agent, place.not_before) = (Some(agent), None);
+            self.commands.push_back(Command::Start { agent, host, age });
+        }
+    }
+
+    /// Whether the agents that run have enough slots, or may still get them.
+    fn look_at_size(&mut self, now: Instant) {
+        if self.over.is_some() || !self.discovery.answered {
+            return;
+        }
+        if self.rules.detach {
+            return self.look_at_detached(now);
+        }
+        let min = self.rules.min_slots;
+        let up = self.agents.values().filter(|agent| agent.stage == Stage::Up).map(|agent| agent.host.slots);
+        let up: u64 = up.map(u64::from).sum();
+        if up >= u64::from(min) {
+            self.short_since = None;
+            return;
+        }
+        let since = *self.short_since.get_or_insert(now);
+        let usable = self.manager.hosts().iter().filter(|known| !self.is_out_for_the_job(&known.host.name, now));
+        let usable: u64 = usable.map(|known| u64::from(known.host.slots)).sum();
+        if self.rules.fixed && usable < u64::from(min) {
+            let reason = format!("{usable} slots are left, and --min-np is {min}: {}", self.troubles());
+            return self.give_up(reason, now);
+        }
+        let waited = now.saturating_duration_since(since);
+        if waited >= self.rules.elastic_timeout {
+            let waited = waited.as_secs_f64();
+            let reason = format!(
+                "{up} slots had an agent for {waited:.0} s (--elastic-timeout), and --min-np is {min}: {}",
+                self.troubles()
+            );
+            self.give_up(reason, now);
+        }
+    }
+
+    /// Whether nobody is left to be started.
+    fn look_at_detached(&mut self, now: Instant) {
+        let runs_on = |name: &str| self.places.get(name).is_some_and(|place| place.detached);
+        let hosts = self.manager.hosts();
+        if hosts.iter().any(|known| !runs_on(&known.host.name) && !self.is_out_for_the_job(&known.host.name, now)) {
+            return;
+        }
+        let running = hosts.iter().filter(|known| runs_on(&known.host.name));
+        let slots: u64 = running.map(|known| u64::from(known.host.slots)).sum();
+        let (all, min) = (self.manager.hosts().len(), self.rules.min_slots);
+        if slots >= u64::from(min) {
+            let reason = format!("agents with {slots} slots run on without the driver");
+            return self.end(Verdict::Succeeded, reason, now);
+        }
+        let reason = format!(
+            "agents with {slots} slots run on, and --min-np is {min}: they wait for more until their join_timeout; of {all} \
+             hosts these have none: {}",
+            self.troubles()
+        );
+        self.give_up(reason, now);
+    }
+
+    /// What is wrong with each host, in words.
+    fn troubles(&self) -> String {
+        let troubles: Vec<String> = self
+            .manager
+            .hosts()
+            .iter()
+            .filter_map(|known| {
+                let name = &known.host.name;
+                let last = self.places.get(name).and_then(|place| place.last.clone());
+                let excluded = || self.excluded.contains_key(name).then(|| "its workers failed too often".to_owned());
+                last.or_else(excluded).map(|why| format!("host `{name}`: {why}"))
+            })
+            .collect();
+        match (troubles.is_empty(), self.manager.hosts().is_empty()) {
+            (false, _) => troubles.join("; "),
+            (true, true) => "there is no host".to_owned(),
+            (true, false) => "the hosts have no more".to_owned(),
+        }
+    }
+
+    fn agent_of(&self, name: &str) -> Option<AgentId> {
+        self.places.get(name)?.agent
+    }
+
+    fn is_excluded(&self, name: &str, now: Instant) -> bool {
+        self.excluded.get(name).is_some_and(|until| until.is_none_or(|until| now < until))
+    }
+}

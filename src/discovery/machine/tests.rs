@@ -1,0 +1,379 @@
+use super::*;
+use crate::discovery::hosts::parse_list;
+
+const fn s(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn rules(min_slots: u32, fixed: bool) -> Rules {
+    Rules {
+        min_slots,
+        fixed,
+        detach: false,
+        start_timeout: s(30),
+        elastic_timeout: s(600),
+        discovery_timeout: s(20),
+        grace: s(40),
+        host_failures: 3,
+        window: s(3600),
+        range: None,
+        version: "1.0".to_owned(),
+        python: "python3".to_owned(),
+    }
+}
+
+/// A driver under a clock that the test moves.
+struct Bench {
+    driver: Driver,
+    now: Instant,
+    said: Vec<String>,
+    /// What is to be done, apart from what is to be said.
+    waiting: Vec<Command>,
+}
+
+impl Bench {
+    fn new(rules: Rules) -> Self {
+        let now = Instant::now();
+        Self { driver: Driver::new(rules, now), now, said: Vec::new(), waiting: Vec::new() }
+    }
+
+    fn with(min_slots: u32, hosts: &str) -> (Self, Vec<AgentId>) {
+        let mut bench = Self::new(rules(min_slots, false));
+        let agents = bench.found(hosts);
+        for agent in &agents {
+            bench.driver.on_up(*agent, "1.0", bench.now);
+        }
+        assert_eq!(bench.commands(), []);
+        (bench, agents)
+    }
+
+    /// The agents that are started because of this list.
+    fn found(&mut self, hosts: &str) -> Vec<AgentId> {
+        let hosts = if hosts.is_empty() { Vec::new() } else { parse_list(hosts, 1).unwrap() };
+        self.driver.on_found(&hosts, self.now);
+        self.commands().iter().filter_map(started).collect()
+    }
+
+    fn ended(&mut self, agent: AgentId, code: i32, outcome: Option<&str>, words: &[&str]) {
+        let words = words.iter().map(|&line| line.to_owned()).collect();
+        let ending = Ending { code: Some(code), signal: None, outcome: outcome.map(str::to_owned), words };
+        self.driver.on_ended(agent, &ending, self.now);
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.now += time;
+        self.driver.on_tick(self.now);
+    }
+
+    fn drain(&mut self) {
+        while let Some(command) = self.driver.poll_command() {
+            match command {
+                Command::Say { text, .. } => self.said.push(text),
+                command => self.waiting.push(command),
+            }
+        }
+    }
+
+    /// What to do since the last call.
+    fn commands(&mut self) -> Vec<Command> {
+        self.drain();
+        std::mem::take(&mut self.waiting)
+    }
+
+    fn said(&mut self, part: &str) -> bool {
+        self.drain();
+        self.said.iter().any(|text| text.contains(part))
+    }
+
+    fn end(&mut self) -> Option<(Verdict, String)> {
+        self.commands().into_iter().find_map(|command| match command {
+            Command::End(End { verdict, reason }) => Some((verdict, reason)),
+            _ => None,
+        })
+    }
+}
+
+fn started(command: &Command) -> Option<AgentId> {
+    match command {
+        Command::Start { agent, .. } => Some(*agent),
+        _ => None,
+    }
+}
+
+fn tell(agent: AgentId, word: Word) -> Command {
+    Command::Tell { agent, word }
+}
+
+#[test]
+fn every_host_gets_one_agent_and_its_age() {
+    let mut bench = Bench::new(rules(2, false));
+    bench.driver.on_found(&parse_list("b:2,a:4", 1).unwrap(), bench.now);
+    let ages: Vec<_> = bench.commands();
+    let expected = [("b", 2, 0), ("a", 4, 1)].map(|(name, slots, age)| Command::Start {
+        agent: AgentId(age),
+        host: Host { name: name.to_owned(), slots },
+        age,
+    });
+    assert_eq!(ages, expected);
+    bench.driver.on_found(&parse_list("a:4,b:2", 1).unwrap(), bench.now);
+    assert_eq!(bench.commands(), [], "the same list changes nothing");
+    assert_eq!(bench.found("a:4,b:2,c:1"), [AgentId(2)]);
+}
+
+#[test]
+fn a_host_that_vanishes_has_its_agent_leave_and_is_killed_after_the_grace() {
+    let (mut bench, agents) = Bench::with(1, "a:2,b:2");
+    assert_eq!(bench.found("a:2"), []);
+    bench.pass(s(39));
+    assert_eq!(bench.commands(), []);
+    bench.pass(s(1));
+    assert_eq!(bench.commands(), [Command::Kill { agent: agents[1] }]);
+    bench.ended(agents[1], 255, None, &[]);
+    assert_eq!(bench.commands(), [], "nobody is started on a host that is not in the list");
+    assert!(bench.said("the agent on b:2 has left"));
+    assert_eq!(bench.found("a:2,b:2").len(), 1, "a host that is back is used again");
+}
+
+#[test]
+fn a_host_that_comes_back_while_its_agent_leaves_gets_the_next_one_after_that() {
+    let (mut bench, agents) = Bench::with(1, "a:2,b:2");
+    bench.driver.on_found(&parse_list("a:2", 1).unwrap(), bench.now);
+    assert_eq!(bench.commands(), [tell(agents[1], Word::Leave)]);
+    assert_eq!(bench.found("a:2,b:2"), []);
+    bench.ended(agents[1], 143, Some("signal"), &[]);
+    assert_eq!(bench.commands().iter().filter_map(started).count(), 1);
+}
+
+#[test]
+fn a_host_with_other_slots_gets_another_agent() {
+    let (mut bench, agents) = Bench::with(1, "a:2");
+    bench.driver.on_found(&parse_list("a:4", 1).unwrap(), bench.now);
+    assert_eq!(bench.commands(), [tell(agents[0], Word::Leave)]);
+    bench.ended(agents[0], 143, Some("signal"), &[]);
+    let [Command::Start { host, .. }] = &bench.commands()[..] else { panic!("not started") };
+    assert_eq!(host.slots, 4);
+}
+
+#[test]
+fn discovery_that_fails_at_its_first_call_ends_the_job_and_later_changes_nothing() {
+    let mut bench = Bench::new(rules(1, false));
+    bench.driver.on_discovery_failed("exit code 1", bench.now);
+    let reason = "host discovery failed at its first call: exit code 1".to_owned();
+    assert_eq!(bench.end(), Some((Verdict::GivenUp, reason)));
+
+    let (mut bench, agents) = Bench::with(1, "a:2");
+    for _ in 0..3 {
+        bench.driver.on_discovery_failed("line 1 is `junk here`", bench.now);
+    }
+    assert_eq!(bench.found(""), [], "an empty list is a failure too");
+    assert_eq!(bench.driver.agents().map(|(id, ..)| id).collect::<Vec<_>>(), agents);
+    assert_eq!(bench.said.iter().filter(|text| text.contains("its last list stays")).count(), 2, "{:?}", bench.said);
+    assert_eq!(bench.found("a:2"), []);
+    assert!(bench.said("works again"));
+}
+
+#[test]
+fn discovery_that_never_answers_ends_the_job_and_later_is_told_once() {
+    let mut bench = Bench::new(rules(1, false));
+    assert_eq!(bench.driver.next_deadline(bench.now), Some(bench.now + s(20)));
+    bench.pass(s(20));
+    let (verdict, reason) = bench.end().unwrap();
+    assert_eq!(verdict, Verdict::GivenUp);
+    assert!(reason.contains("has not answered within 20 s (--discovery-timeout)"), "{reason}");
+
+    let (mut bench, _) = Bench::with(1, "a:2");
+    bench.pass(s(20));
+    bench.pass(s(20));
+    assert_eq!(bench.commands(), []);
+    assert_eq!(bench.said.iter().filter(|text| text.contains("has not answered for 20 s")).count(), 1);
+    assert_eq!(bench.driver.next_deadline(bench.now), None);
+}
+
+#[test]
+fn an_agent_that_does_not_start_is_tried_again_and_its_host_kept_out_at_last() {
+    let (mut bench, _) = Bench::with(1, "a:2");
+    let mut agent = bench.found("a:2,b:2")[0];
+    for (attempt, delay) in [(1, 1), (2, 2)] {
+        bench.ended(agent, 255, None, &["ssh: connect to host b port 22: Connection refused"]);
+        assert!(bench.said(&format!("Connection refused; next try in {delay} s ({attempt} of 3)")), "{:?}", bench.said);
+        bench.pass(s(delay) - Duration::from_millis(1));
+        assert_eq!(bench.commands(), []);
+        assert_eq!(bench.driver.next_deadline(bench.now), Some(bench.now + Duration::from_millis(1)));
+        bench.pass(Duration::from_millis(1));
+        agent = bench.commands().iter().find_map(started).unwrap();
+    }
+    bench.ended(agent, 255, None, &[]);
+    assert!(bench.said("it is out for the job (3 of 3, --host-failures)"));
+    bench.pass(s(10_000));
+    assert_eq!(bench.commands(), []);
+}
+
+#[test]
+fn a_host_that_is_out_comes_back_after_its_cool_down_if_it_is_listed() {
+    let range = Some(Range { shortest: s(10), longest: s(60) });
+    let mut bench = Bench::new(Rules { range, host_failures: 1, ..rules(1, false) });
+    let agents = bench.found("a:2,b:2");
+    bench.driver.on_up(agents[0], "1.0", bench.now);
+    bench.ended(agents[1], 127, None, &[]);
+    assert!(bench.said("there is no `python3`"), "{:?}", bench.said);
+    assert!(bench.said("it is out for 10 s"));
+    bench.pass(s(9));
+    assert_eq!(bench.commands(), []);
+    bench.pass(s(1));
+    let [Command::Start { host, age, .. }] = &bench.commands()[..] else { panic!("not started") };
+    assert_eq!((&*host.name, *age), ("b", 2), "it is the youngest now");
+}
+
+#[test]
+fn troubles_long_ago_do_not_count() {
+    let mut bench = Bench::new(Rules { elastic_timeout: s(10_000), ..rules(1, false) });
+    let mut agent = bench.found("a:2")[0];
+    for _ in 0..5 {
+        bench.ended(agent, 255, None, &[]);
+        bench.pass(s(3601));
+        agent = bench.commands().iter().find_map(started).unwrap();
+        bench.driver.on_up(agent, "1.0", bench.now);
+    }
+    assert!(!bench.said("it is out"));
+}
+
+#[test]
+fn an_agent_that_says_nothing_is_killed_at_its_limit() {
+    let mut bench = Bench::new(rules(1, false));
+    let agent = bench.found("a:2")[0];
+    bench.driver.on_found(&parse_list("a:2", 1).unwrap(), bench.now + s(29));
+    bench.pass(s(30));
+    assert_eq!(bench.commands(), [Command::Kill { agent }]);
+    bench.ended(agent, 255, None, &["debug: waiting"]);
+    assert!(
+        bench.said("no agent has started there after 30 s (--start-timeout): debug: waiting; next try"),
+        "{:?}",
+        bench.said
+    );
+}
+
+#[test]
+fn an_agent_of_another_version_is_refused_and_both_are_named() {
+    let mut bench = Bench::new(rules(1, false));
+    let agent = bench.found("a:2")[0];
+    bench.driver.on_up(agent, "0.9", bench.now);
+    assert_eq!(bench.commands(), [Command::Kill { agent }]);
+    bench.ended(agent, 255, None, &[]);
+    assert!(bench.said("it has elastic_rs 0.9, and the driver 1.0"), "{:?}", bench.said);
+}
+
+#[test]
+fn the_job_ends_as_an_agent_says_once_all_have_ended() {
+    for (code, outcome, verdict) in [(0, "succeeded", Verdict::Succeeded), (1, "failed", Verdict::Failed)] {
+        let (mut bench, agents) = Bench::with(2, "a:2,b:2");
+        let starting = bench.found("a:2,b:2,c:2")[0];
+        bench.ended(agents[0], code, Some(outcome), &[]);
+        assert_eq!(
+            bench.commands(),
+            [Command::Kill { agent: starting }],
+            "nobody is told: the others hear it themselves"
+        );
+        bench.ended(starting, 255, None, &[]);
+        bench.ended(agents[1], code, Some(outcome), &[]);
+        assert_eq!(bench.end().map(|(verdict, _)| verdict), Some(verdict));
+        assert_eq!(bench.driver.next_deadline(bench.now), None);
+    }
+}
+
+#[test]
+fn agents_that_do_not_end_with_the_job_are_killed_and_at_last_not_waited_for() {
+    let (mut bench, agents) = Bench::with(1, "a:2,b:2");
+    bench.ended(agents[0], 0, Some("succeeded"), &[]);
+    bench.pass(s(40));
+    assert_eq!(bench.commands(), [Command::Kill { agent: agents[1] }]);
+    bench.pass(s(5));
+    assert_eq!(bench.end().map(|(verdict, _)| verdict), Some(Verdict::Succeeded));
+}
+
+#[test]
+fn signals_are_passed_on_and_the_third_kills() {
+    let (mut bench, agents) = Bench::with(1, "a:2,b:2");
+    let starting = bench.found("a:2,b:2,c:1")[0];
+    bench.driver.on_signal(2, bench.now);
+    let word = Word::Signal(2);
+    let kill = |agent| Command::Kill { agent };
+    assert_eq!(bench.commands(), [tell(agents[0], word), tell(agents[1], word), kill(starting)]);
+    bench.driver.on_signal(2, bench.now);
+    assert_eq!(bench.commands(), [tell(agents[0], word), tell(agents[1], word)]);
+    bench.driver.on_signal(2, bench.now);
+    assert_eq!(bench.commands(), [tell(agents[0], word), tell(agents[1], word), kill(agents[0]), kill(agents[1])]);
+    for agent in [starting, agents[0], agents[1]] {
+        bench.ended(agent, 130, Some("signal"), &[]);
+    }
+    assert_eq!(bench.end(), Some((Verdict::Signal(2), "SIGINT".to_owned())));
+}
+
+#[test]
+fn fixed_hosts_that_can_never_be_enough_end_the_job_at_once() {
+    let mut bench = Bench::new(Rules { host_failures: 1, ..rules(4, true) });
+    let agents = bench.found("a:2,b:2");
+    bench.driver.on_up(agents[0], "1.0", bench.now);
+    bench.ended(agents[1], 255, None, &["ssh: Could not resolve hostname b"]);
+    assert_eq!(bench.commands(), [tell(agents[0], Word::Leave)]);
+    bench.ended(agents[0], 143, Some("signal"), &[]);
+    let (verdict, reason) = bench.end().unwrap();
+    assert_eq!(verdict, Verdict::GivenUp);
+    assert!(reason.starts_with("2 slots are left, and --min-np is 4: host `b`: ssh cannot connect: "), "{reason}");
+}
+
+#[test]
+fn too_few_slots_end_the_job_after_the_elastic_timeout() {
+    let (mut bench, agents) = Bench::with(4, "a:2,b:2");
+    bench.driver.on_found(&parse_list("a:2", 1).unwrap(), bench.now);
+    bench.ended(agents[1], 143, Some("signal"), &[]);
+    bench.commands();
+    for _ in 0..59 {
+        bench.pass(s(10));
+        bench.driver.on_found(&parse_list("a:2", 1).unwrap(), bench.now);
+        assert_eq!(bench.commands(), []);
+    }
+    bench.pass(s(10));
+    assert_eq!(bench.commands(), [tell(agents[0], Word::Leave)]);
+    bench.ended(agents[0], 143, Some("signal"), &[]);
+    let (_, reason) = bench.end().unwrap();
+    assert!(reason.starts_with("2 slots had an agent for 600 s (--elastic-timeout), and --min-np is 4"), "{reason}");
+}
+
+#[test]
+fn the_coordinators_exclusions_are_heeded() {
+    let (mut bench, agents) = Bench::with(1, "a:2,b:2,c:2");
+    let out = |name: &str, until: Option<Instant>| (name.to_owned(), (until, "3 failures".to_owned()));
+    let excluded = BTreeMap::from([out("b", Some(bench.now + s(100))), out("c", None)]);
+    bench.driver.on_excluded(excluded, bench.now);
+    assert_eq!(bench.commands(), [], "agents of hosts that are out wait or end by themselves");
+    assert!(bench.said("host `b` is out for 100 s: 3 failures") && bench.said("host `c` is out for the job"));
+    bench.ended(agents[1], 1, Some("no_place"), &[]);
+    bench.ended(agents[2], 1, Some("no_place"), &[]);
+    bench.pass(s(99));
+    assert_eq!(bench.commands(), []);
+    bench.pass(s(1));
+    assert_eq!(bench.commands().iter().filter_map(started).count(), 1, "b is back, and c never is");
+    assert!(!bench.said("host `c`: the agent"), "its end was expected");
+}
+
+#[test]
+fn detached_agents_run_on_and_the_driver_ends_when_all_are_started() {
+    let mut bench = Bench::new(Rules { detach: true, host_failures: 1, ..rules(4, true) });
+    let agents = bench.found("a:2,b:2,c:2");
+    for agent in &agents[..2] {
+        bench.driver.on_up(*agent, "1.0", bench.now);
+        bench.ended(*agent, 0, Some("detached"), &[]);
+        assert_eq!(bench.commands(), []);
+    }
+    bench.ended(agents[2], 255, None, &["refused"]);
+    let (verdict, reason) = bench.end().unwrap();
+    assert_eq!((verdict, &*reason), (Verdict::Succeeded, "agents with 4 slots run on without the driver"));
+
+    let mut bench = Bench::new(Rules { detach: true, host_failures: 1, ..rules(4, true) });
+    let agents = bench.found("a:2,b:2");
+    bench.ended(agents[0], 0, Some("detached"), &[]);
+    bench.ended(agents[1], 255, None, &["refused"]);
+    let (verdict, reason) = bench.end().unwrap();
+    assert_eq!(verdict, Verdict::GivenUp);
+    assert!(reason.contains("--min-np is 4") && reason.contains("host `b`: ssh cannot connect: refused"), "{reason}");
+}
