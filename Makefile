@@ -36,6 +36,8 @@ export PYO3_PYTHON := $(CURDIR)/$(PY)
 # why there is none; tests that need it are skipped then.
 with_etcd = ETCD=$$($(PY) tools/find_etcd.py) && export ETCD &&
 with_slurm = SLURM=$$($(PY) tools/find_slurm.py) && export SLURM &&
+# The same for an SSH server, which Python tests start on loopback.
+with_sshd = SSHD=$$($(PY) tools/find_sshd.py) && export SSHD &&
 
 say = @printf '\n==> %s\n'
 
@@ -71,7 +73,8 @@ build: require-cargo setup ## build the wheel into dist/ and install it into bui
 
 demo: build ## train on two nodes, add a third node, kill a worker, finish; about 90 s
 	$(say) 'demo: examples/demo.py'
-	@$(if $(findstring etcd,$(DEMO_ARGS)),$(with_etcd)) $(PY) examples/demo.py $(DEMO_ARGS)
+	@$(if $(findstring etcd,$(DEMO_ARGS)),$(with_etcd)) $(if $(findstring --hosts,$(DEMO_ARGS)),$(with_sshd) $(PY) examples/demo_hosts.py,$(PY) examples/demo.py) \
+		$(filter-out --hosts,$(DEMO_ARGS))
 
 # mypy is one of the Python tests here, so that it runs beside tests that wait.
 test: check-fmt check-clippy check-purity check-ruff test-rust test-python ## run all checks of CI
@@ -89,11 +92,11 @@ test-long: build ## run randomised tests with many more cases, and all tests on 
 	@ELASTIC_RS_DIFFERENTIAL=$(LONG_SEQUENCES) $(PY) -m pytest tests/python/store/test_differential.py $(PYTEST_ARGS)
 	$(say) 'test-long: all Python tests on the release wheel, including long ones (pytest)'
 	@$(PY) tools/environment.py --ray
-	@$(with_etcd) $(with_slurm) ELASTIC_RS_FAULT_SECONDS=$(LONG_FAULT_SECONDS) $(PYTEST) tests/python -m 'long or not long' $(PYTEST_ARGS)
+	@$(with_etcd) $(with_slurm) $(with_sshd) ELASTIC_RS_FAULT_SECONDS=$(LONG_FAULT_SECONDS) $(PYTEST) tests/python -m 'long or not long' $(PYTEST_ARGS)
 	$(say) 'test-long: codec and table, $(LONG_CASES) cases of each property (proptest)'
 	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store properties::
 	$(say) 'test-long: rendezvous and agents, $(LONG_SEEDS) simulated jobs'
-	@ELASTIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test simulation -- --nocapture rendezvous:: cell:: etcd:: agent::
+	@ELASTIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test simulation -- --nocapture rendezvous:: cell:: etcd:: agent:: discovery::
 	$(say) 'test-long: exhaustive exploration of small jobs, with more time and more faults'
 	@ELASTIC_RS_EXPLORE_LONG=1 cargo test --quiet --release $(CARGO_FLAGS) --all-features --test simulation -- --nocapture explore::
 
@@ -173,7 +176,7 @@ build-tested: require-cargo setup
 
 test-python: build-tested check-stubs ## build a wheel for tests, check the stub, run pytest with real torchrun processes
 	$(say) 'test: Python (pytest)'
-	@$(with_etcd) $(with_slurm) $(PYTEST) tests/python $(PYTEST_ARGS)
+	@$(with_etcd) $(with_slurm) $(with_sshd) $(PYTEST) tests/python $(PYTEST_ARGS)
 
 # The oldest supported PyTorch, and one in between. The tests are those of the agent, the handler, and torchrun with them.
 COMPAT_TORCH ?= 2.6.0 2.9.1
@@ -219,6 +222,8 @@ bench: build ## run the benchmarks, write benches/results/ and plots in docs/; a
 	@$(PY) benches/channel.py
 	$(say) 'bench: the launcher, torchrun and elastic-run (benches/run.py)'
 	@$(PY) benches/run.py $(RUN_BENCH_ARGS)
+	$(say) 'bench: agents that a driver starts by ssh (benches/hosts.py)'
+	@$(with_sshd) $(PY) benches/hosts.py
 	$(say) 'bench: restarts, torchrun, cold and warm (benches/warm.py)'
 	@$(PY) benches/warm.py $(WARM_BENCH_ARGS)
 	$(say) 'bench: workers that survive, and goodput beside torchrun (benches/in_place.py, an hour)'

@@ -283,6 +283,125 @@ class CellSession:
         """
 
 @final
+class Driver:
+    """
+    Starts an agent on each host that discovery finds, until the job has ended.
+    """
+    def __new__(cls, /, options: DriverOptions) -> Driver:
+        """
+        Raises ``ValueError`` for invalid options.
+        """
+    def command(self, /, host: str) -> list[str]:
+        """
+        The command line that starts an agent on a host.
+
+        Raises ``ValueError`` if the host's name is not allowed.
+        """
+    def failed(self, /, why: str) -> None:
+        """
+        Discovery has failed, for this reason.
+        """
+    def found(self, /, hosts: SupportsGetItem[int, tuple[str, SupportsIndex]]) -> None:
+        """
+        Discovery has found these hosts, each with its slots.
+
+        Raises ``ValueError`` if a host's name or slots are not allowed, or a host is there twice; nothing changes then.
+        """
+    def run(self, /, signals: SupportsGetItem[int, SupportsIndex], *, host: Host | None = None) -> tuple[str, int | None, str]:
+        """
+        Start agents until the job has ended, and return the verdict (``succeeded``, ``failed``, ``given_up`` or ``signal``), the
+        signal's number, and why.
+
+        ``host`` has the coordinator, if it is here: hosts that it keeps out get no agent.
+
+        Call it once, in the main thread. These signals end the job. Python runs no signal handlers meanwhile.
+
+        Raises ``OSError`` if there is no descriptor or thread left.
+        """
+
+@final
+class DriverOptions:
+    """
+    The options of a driver. Times are in seconds.
+    """
+    def __new__(self, /, min_slots: SupportsIndex, fixed: bool, detach: bool, start_timeout_s: SupportsFloat | SupportsIndex, elastic_timeout_s: SupportsFloat | SupportsIndex, discovery_timeout_s: SupportsFloat | SupportsIndex, grace_s: SupportsFloat | SupportsIndex, host_failures: SupportsIndex, window_s: SupportsFloat | SupportsIndex, cooldown_s: tuple[SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex] | None, ssh: SupportsGetItem[int, str], remote_python: str, python: str, letter: str, port: SupportsIndex) -> DriverOptions: ...
+    @property
+    def cooldown_s(self, /) -> tuple[float, float] | None:
+        """
+        The shortest and the longest time that a host is kept out; None: for the job.
+        """
+    @property
+    def detach(self, /) -> bool:
+        """
+        Agents run on without the driver, which ends when all are started.
+        """
+    @property
+    def discovery_timeout_s(self, /) -> float:
+        """
+        How long discovery may be silent.
+        """
+    @property
+    def elastic_timeout_s(self, /) -> float:
+        """
+        How long the agents that run may have fewer than ``min_slots``.
+        """
+    @property
+    def fixed(self, /) -> bool:
+        """
+        The list of hosts cannot change.
+        """
+    @property
+    def grace_s(self, /) -> float:
+        """
+        How long an agent that has to leave may take.
+        """
+    @property
+    def host_failures(self, /) -> int:
+        """
+        After how many troubles a host is kept out.
+        """
+    @property
+    def letter(self, /) -> str:
+        """
+        What each agent is told: one line.
+        """
+    @property
+    def min_slots(self, /) -> int:
+        """
+        Fewest workers of the job.
+        """
+    @property
+    def port(self, /) -> int:
+        """
+        The coordinator's port.
+        """
+    @property
+    def python(self, /) -> str:
+        """
+        The Python on this machine.
+        """
+    @property
+    def remote_python(self, /) -> str:
+        """
+        The Python on other hosts.
+        """
+    @property
+    def ssh(self, /) -> list[str]:
+        """
+        ``ssh`` and its options.
+        """
+    @property
+    def start_timeout_s(self, /) -> float:
+        """
+        How long an agent may take to say that it runs.
+        """
+    @property
+    def window_s(self, /) -> float:
+        """
+        Troubles longer ago than this do not count.
+        """
+
+@final
 class EtcdClient:
     """
     A client of an etcd cluster. Keys are ``str`` (sent as UTF-8) or ``bytes``.
@@ -599,6 +718,36 @@ class Host:
         Wait until nobody is connected, node or store client, at most ``timeout_s``. True if all have gone.
 
         Does not stop the host: it serves everybody meanwhile, including new connections.
+        """
+
+@final
+class HostTable:
+    """
+    The hosts of a job by age, and those that are kept out of it.
+    """
+    def __new__(cls, /, *, cooldown_s: tuple[SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex] | None = None) -> HostTable:
+        """
+        ``cooldown_s``: the shortest and the longest time that a host is kept out; None: for ever.
+
+        Raises ``ValueError`` if that is no range.
+        """
+    def available(self, /) -> list[tuple[str, int]]:
+        """
+        The hosts that may be used, with their slots, the oldest first.
+        """
+    def blacklist(self, /, host: str) -> None:
+        """
+        Keep a host out, since it has failed.
+        """
+    def is_blacklisted(self, /, host: str) -> bool:
+        """
+        Whether a host is kept out.
+        """
+    def update(self, /, hosts: SupportsGetItem[int, tuple[str, SupportsIndex]]) -> int:
+        """
+        Take a new list of hosts, and return what has changed since the last one: 0 nothing, 1 removed, 2 added, 3 both.
+
+        Raises ``ValueError`` as :meth:`Driver.found`.
         """
 
 @final
@@ -1471,6 +1620,13 @@ def launch(session: Session, options: LaunchOptions, *, fixed_master: tuple[str,
 def log_folder_name(run_id: str) -> str:
     """
     Return the run id as the beginning of a log folder's name: without slashes, and short enough for a file system.
+    """
+
+def parse_hosts(text: str, *, form: str, default_slots: SupportsIndex) -> list[tuple[str, int]]:
+    """
+    Parse hosts: ``list`` (``a:8,b:8``), ``lines`` (what a script prints) or ``hostfile``. A host without slots has ``default_slots``.
+
+    Raises ``ValueError`` with the place, its text and what is allowed.
     """
 
 def rehearse(command: SupportsGetItem[int, str]) -> None:

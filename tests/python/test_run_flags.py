@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from elastic_rs import run
 from elastic_rs.rendezvous._config import RendezvousConfig
-from elastic_rs.run import _flags, _options
+from elastic_rs.run import _flags, _host_flags, _options
 from torch.distributed.run import get_args_parser
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ VALUES = ("0", "1", "3", "2:4", "2.5", "-1", "", "text", "fork", "node", "core-c
 SCRIPT = ["train.py", "--lr", "1", "--", "--nnodes=9"]
 
 
-OWN = {"warm_start", "in_place"}
+OWN = {"warm_start", "in_place", *_host_flags.FLAGS}
 """Flags that torchrun does not have."""
 
 

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use elastic_rs::host::{Claim, HostError, Sessions, claim};
+use elastic_rs::rendezvous::decider::hosts::Exclusions;
 use elastic_rs::store::server::ServerOptions;
 use elastic_rs::store::server::limits::{Amount, LIMITS, Limit};
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyOSError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use tokio::sync::watch;
 
 use crate::conf::seconds;
 use crate::runtime::{block_on, detach};
@@ -98,6 +100,11 @@ impl Host {
     /// Whether it listens on loopback alone.
     pub fn is_on_loopback(&self) -> bool {
         self.0.lock().is_on_loopback()
+    }
+
+    /// The hosts that its coordinator keeps out, as they change.
+    pub fn exclusions(&self) -> watch::Receiver<Exclusions> {
+        self.0.lock().exclusions()
     }
 
     /// To wait for their end without borrowing the host.

@@ -8,6 +8,7 @@ mod awaitable;
 mod cell;
 mod channel;
 mod conf;
+mod driver;
 mod errors;
 mod etcd;
 mod etcd_client;
@@ -37,6 +38,8 @@ mod _elastic_rs {
     use crate::channel::{WorkerChannel, World};
     #[pymodule_export]
     use crate::conf::RendezvousConfig;
+    #[pymodule_export]
+    use crate::driver::{Driver, DriverOptions, HostTable, parse_hosts};
     #[pymodule_export]
     use crate::etcd::EtcdOptions;
     #[pymodule_export]

@@ -16,13 +16,14 @@ try:
 
     from elastic_rs.run._command_line import PROG, UsageError, fail
     from elastic_rs.run._flags import parse
+    from elastic_rs.run._host_flags import is_driver
 except KeyboardInterrupt:
     # As in `main`, which is not defined yet.
     raise SystemExit(130) from None
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from elastic_rs._elastic_rs import Launched, LaunchOptions
     from elastic_rs.run._options import Rendezvous
@@ -35,17 +36,20 @@ FAILED = 1
 INTERRUPTED = 130
 
 
-def main(args: Sequence[str] | None = None) -> int:
+def main(args: Sequence[str] | None = None, *, told: Callable[[str], None] = lambda _: None) -> int:
     """Run the workers of one node until the job has ended, or check the node (``doctor``), and return the exit code.
+
+    With hosts (``-H`` and the like) agents on those do that, which are started here.
 
     Call it in the main thread. A command line that is not understood ends the process with 2.
 
     Args:
         args: the command line; that of this process if None.
+        told: called with :attr:`elastic_rs._elastic_rs.Launched.outcome`, if this node gets so far.
     """
     argv = sys.argv[1:] if args is None else list(args)
     try:
-        return _run(argv)
+        return _run(argv, told)
     except UsageError as error:
         fail(str(error), hint=error.hint)
     except KeyboardInterrupt:
@@ -53,7 +57,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _run(argv: Sequence[str]) -> int:
+def _run(argv: Sequence[str], told: Callable[[str], None]) -> int:
     if argv[:1] == ["doctor"]:
         from elastic_rs import doctor
 
@@ -65,6 +69,10 @@ def _run(argv: Sequence[str]) -> int:
     from elastic_rs.run import _options, _script
 
     show_logs_if_asked()
+    if is_driver(args):
+        from elastic_rs.run._driver import drive
+
+        return drive(argv, args)
     if why := _options.why_torch(args):
         from elastic_rs.run._torch import hand_over
 
@@ -76,10 +84,10 @@ def _run(argv: Sequence[str]) -> int:
     if not meeting.fixed and meeting.etcd is None and not args.rdzv_endpoint:
         warn_of_no_endpoint(meeting.nodes[1], meeting.port)
     _prepare_environment(args, options.workers.local_world_size)
-    return _take_part(meeting, local_addr, options)
+    return _take_part(meeting, local_addr, options, told)
 
 
-def _take_part(meeting: Rendezvous, local_addr: str | None, options: LaunchOptions) -> int:
+def _take_part(meeting: Rendezvous, local_addr: str | None, options: LaunchOptions, told: Callable[[str], None]) -> int:
     """Meet the other nodes, run the workers, and return the exit code."""
     from elastic_rs import _elastic_rs
     from elastic_rs.rendezvous._node import claim, why_not_host
@@ -126,6 +134,7 @@ def _take_part(meeting: Rendezvous, local_addr: str | None, options: LaunchOptio
     finally:
         if host is not None:
             host.stop()
+    told(launched.outcome)
     hint = why_not_host(why, started) if why and not session.was_welcomed else ""
     if host is not None and (launched.reason or "").startswith("could not reach the coordinator"):
         hint = f"this process hosts it, so `{meeting.host}` must be an address of this machine"

@@ -106,6 +106,12 @@ class Parser(argparse.ArgumentParser):
         text = "\n".join(map(filled, keys))
         return f"{super().format_help()}\nkeys of --rdzv-conf and their defaults, times in seconds:\n{text}\n"
 
+    def _get_option_tuples(self, option_string: str) -> Any:
+        # Flags that torchrun does not have must not make its users' abbreviations ambiguous.
+        found = super()._get_option_tuples(option_string)
+        double = option_string.startswith("--")
+        return [match for match in found if not (double and getattr(match[0], "exact", False))]
+
     def error(self, message: str) -> NoReturn:
         # argparse names all spellings of a flag: `argument --max-restarts/--max_restarts: …`.
         if message.startswith("ambiguous option: "):

@@ -29,6 +29,7 @@ from elastic_rs.run._command_line import (
     unknown_flag,
     whole,
 )
+from elastic_rs.run._host_flags import add_host_flags
 
 __all__ = ["parse", "parser"]
 
@@ -48,6 +49,9 @@ examples:
   the same over an etcd cluster, where no node matters
     elastic-run --nnodes=2:4 --nproc-per-node=gpu --rdzv-backend=rust-etcd \\
         --rdzv-endpoint=etcd0:2379,etcd1:2379,etcd2:2379 --rdzv-id=job42 train.py
+  from one place: agents on two hosts by ssh, or on those that a script prints, which may change
+    elastic-run -H node1:8,node2:8 train.py
+    elastic-run --host-discovery-script=./hosts.sh --min-np=8 --max-restarts=10 train.py
   fixed ranks, on the second of two nodes
     elastic-run --nnodes=2 --node-rank=1 --master-addr=node0 --master-port=29500 train.py
   check this node, and whether it finds the others
@@ -95,6 +99,7 @@ def parser(usage: str = USAGE, description: str = DESCRIPTION, epilog: str = EPI
         formatter_class=Help,
     )
     _add_size(made.add_argument_group("size of the job"))
+    add_host_flags(made.add_argument_group("hosts on which this command starts agents itself, by ssh"))
     _add_rendezvous(made.add_argument_group("how nodes find each other"))
     _add_static(made.add_argument_group("fixed ranks (--rdzv-backend=static, the default)"))
     _add_script(made.add_argument_group("what to run"))

@@ -1,0 +1,151 @@
+"""``python -m elastic_rs._hosted``: the agent on a host, which a driver started by ``ssh``.
+
+Its standard input has a line for this agent, a line for all agents of the job, and then words of the driver, one in
+each line. The end of the input means that the driver or the connection is gone: the node leaves the job then. What the
+agent says of itself on standard output is told from its workers' output by a token.
+
+It says that it runs before it imports what only the job needs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+
+from elastic_rs import _elastic_rs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import IO, Any
+
+    Say = Callable[[dict[str, Any]], None]
+
+
+def main() -> int:
+    """Run the agent, and return its exit code."""
+    words = _own_input()
+    try:
+        own = json.loads(words.readline())
+        say = _voice(own["token"])
+        say({"up": {"version": _elastic_rs.VERSION}})
+        job = json.loads(words.readline())
+    except ValueError:
+        return 1  # the driver has gone
+    _settle(job)
+    if job["detach"]:
+        if _detach(job, own, say):
+            return 0
+        words.close()
+        say = _nobody
+    else:
+        leave = int(job["leave"])
+        _start(lambda: _listen(words, leave))
+    from elastic_rs import run
+
+    return run.main(_command_line(own, job), told=lambda outcome: say({"ended": {"outcome": outcome}}))
+
+
+def _own_input() -> IO[bytes]:
+    """Take standard input away from workers, which inherit it."""
+    words = os.fdopen(os.dup(0), "rb")
+    _replace(0, os.open(os.devnull, os.O_RDONLY))
+    return words
+
+
+def _replace(descriptor: int, by: int) -> None:
+    os.dup2(by, descriptor)
+    os.close(by)
+
+
+def _voice(token: str) -> Say:
+    def say(words: dict[str, Any]) -> None:
+        # One write: a worker may write at the same time. Without a driver nobody hears it.
+        try:
+            os.write(1, f"elastic_rs-agent {token} {json.dumps(words)}\n".encode())
+        except OSError:
+            return
+
+    return say
+
+
+def _nobody(_: dict[str, Any]) -> None:
+    """Say it to nobody."""
+
+
+def _settle(job: dict[str, Any]) -> None:
+    """Go where the driver is, and take its variables."""
+    from elastic_rs.run._host_flags import VARIABLES
+
+    try:
+        os.chdir(job["cwd"])
+    except OSError as error:
+        shown = os.fsencode(job["cwd"]).decode(errors="replace")
+        sys.exit(f"elastic-run: error: cannot go to the driver's folder `{shown}`: {error.strerror}")
+    sys.path[0] = job["cwd"]  # as if it had been started there
+    os.environ.update(job["env"])
+    for name in VARIABLES:
+        os.environ.pop(name, None)
+
+
+def _detach(job: dict[str, Any], own: dict[str, Any], say: Say) -> bool:
+    """Go on in a process that needs no connection, and whose output goes to a file. True in the one that has it."""
+    path = os.path.join(job["cwd"], f"{job['log']}-{own['age']}.log")  # noqa: PTH118 - pathlib is not imported yet
+    try:
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        sys.exit(f"elastic-run: error: cannot write the agent's output to `{path}`: {error.strerror}")
+    child = os.fork()
+    if child:
+        sys.stderr.write(f"elastic-run: the agent is pid {child}, and its output is in {path}\n")
+        say({"ended": {"outcome": "detached"}})
+        return True
+    os.setsid()
+    os.dup2(log, 1)
+    _replace(2, log)
+    return False
+
+
+def _command_line(own: dict[str, Any], job: dict[str, Any]) -> list[str]:
+    """Return the command line of ``elastic-run`` on this host."""
+    # "client-address client-port server-address server-port": the driver, as this host sees it.
+    driver = os.environ.get("SSH_CONNECTION", "").split(" ", 1)[0] if own["remote"] else ""
+    driver = driver.partition("%")[0] or "127.0.0.1"
+    endpoint = job["endpoint"] or (f"[{driver}]:{own['port']}" if ":" in driver else f"{driver}:{own['port']}")
+    is_host = int(job["detach"] and own["age"] == 0)
+    conf = f"{job['conf']},host_name={own['host']},node_rank={own['age']},is_host={is_host}"
+    ours = [f"--nproc-per-node={own['slots']}", f"--rdzv-endpoint={endpoint}", f"--rdzv-conf={conf}"]
+    script = job["script"]
+    return [*job["flags"], *ours, *(["--"] if script[0].startswith("-") else []), *script]
+
+
+def _start(run: Callable[[], None]) -> None:
+    """Start a thread that takes no signals: the main thread has them."""
+    thread = threading.Thread(target=run, name="elastic_rs-driver", daemon=True)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _listen(words: IO[bytes], leave: int) -> None:
+    """Do what the driver says, until there is no driver."""
+    leaving = False
+    for line in words:
+        word, _, number = line.decode(errors="replace").strip().partition(" ")
+        if word == "leave" and not leaving:
+            os.kill(os.getpid(), leave)
+        elif word == "signal" and number.isdecimal() and int(number) in signal.valid_signals():
+            os.kill(os.getpid(), int(number))
+        leaving |= word in {"leave", "signal"}
+    if not leaving:
+        # A second signal would take their grace from the workers.
+        os.kill(os.getpid(), leave)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

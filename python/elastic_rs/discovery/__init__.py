@@ -1,0 +1,29 @@
+"""Which hosts a job may use: for ``elastic-run --host-discovery``, and for drivers of your own.
+
+A subclass of :class:`HostDiscovery` says which hosts there are now, and how many workers each takes::
+
+    class Mine(HostDiscovery):
+        def find_available_hosts_and_slots(self) -> dict[str, int]:
+            return {"node1": 8, "node2": 8}
+
+    elastic-run --host-discovery=my_module:Mine --min-np=8 train.py
+
+The classes have the names and methods of ``horovod.runner.elastic.discovery``.
+"""
+
+from elastic_rs.discovery._clusters import DnsHosts, SlurmHosts
+from elastic_rs.discovery._manager import DiscoveredHosts, HostManager, HostUpdateResult
+from elastic_rs.discovery._sources import DiscoveryError, FileHosts, FixedHosts, HostDiscovery, HostDiscoveryScript
+
+__all__ = [
+    "DiscoveredHosts",
+    "DiscoveryError",
+    "DnsHosts",
+    "FileHosts",
+    "FixedHosts",
+    "HostDiscovery",
+    "HostDiscoveryScript",
+    "HostManager",
+    "HostUpdateResult",
+    "SlurmHosts",
+]

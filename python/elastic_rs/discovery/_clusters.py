@@ -1,0 +1,88 @@
+"""Hosts that a cluster's own directory names: Slurm, and DNS (a headless service of Kubernetes)."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import socket
+import subprocess
+
+from elastic_rs.discovery._sources import DiscoveryError, HostDiscovery
+
+__all__ = ["DnsHosts", "SlurmHosts"]
+
+TIMEOUT_S = 20.0
+GONE = ("down", "drain", "drng", "fail", "maint", "boot", "pow", "unk", "no_respond", "reboot", "inval")
+"""Beginnings of states of nodes that start nothing."""
+
+
+class SlurmHosts(HostDiscovery):
+    """The nodes of this Slurm job that are up.
+
+    Slots are those of ``SLURM_NTASKS_PER_NODE``, else ``SLURM_GPUS_ON_NODE``, else ``slots``. Each call asks Slurm's
+    controller, by ``sinfo``; a ``--discovery-interval`` of 10 s or more spares it.
+    """
+
+    def __init__(self, slots: int = 1) -> None:
+        self._nodes = os.environ.get("SLURM_JOB_NODELIST") or os.environ.get("SLURM_NODELIST") or ""
+        if not self._nodes:
+            raise ValueError("SLURM_JOB_NODELIST is not set: this is no Slurm job")
+        # `4(x2)` is a number per group of nodes; only the first is the number of each task step.
+        for name in ("SLURM_NTASKS_PER_NODE", "SLURM_GPUS_ON_NODE"):
+            if found := re.match(r"[1-9]\d*", os.environ.get(name, "")):
+                slots = int(found[0])
+                break
+        self._slots = slots
+
+    def find_available_hosts_and_slots(self) -> dict[str, int]:
+        """Return the nodes in Slurm's order.
+
+        Raises:
+            DiscoveryError: ``sinfo`` fails or says something else.
+        """
+        told = _told(["sinfo", "--noheader", "--Node", f"--nodes={self._nodes}", "--format=%N %t"])
+        hosts: dict[str, int] = {}
+        for line in told.splitlines():
+            name, _, state = line.strip().partition(" ")
+            # `*` after the state: the node does not respond.
+            if name and state and not state.endswith("*") and not state.startswith(GONE):
+                hosts[name] = self._slots
+        return hosts
+
+
+class DnsHosts(HostDiscovery):
+    """All addresses of a name, such as a headless service of Kubernetes."""
+
+    def __init__(self, name: str, slots: int = 1) -> None:
+        if not name:
+            raise ValueError("no name is given whose addresses are the hosts")
+        self._name = name
+        self._slots = slots
+
+    def find_available_hosts_and_slots(self) -> dict[str, int]:
+        """Return the addresses, in the order of their numbers.
+
+        Raises:
+            DiscoveryError: the name has no address now.
+        """
+        try:
+            found = socket.getaddrinfo(self._name, None, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise DiscoveryError(f"`{self._name}` cannot be resolved: {error.strerror or error}") from None
+        addresses = {ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found}
+        ordered = sorted(addresses, key=lambda address: (address.version, int(address)))
+        return {str(address): self._slots for address in ordered}
+
+
+def _told(command: list[str]) -> str:
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise DiscoveryError(f"`{command[0]}` has not ended within {TIMEOUT_S:g} s") from None
+    except OSError as error:
+        raise DiscoveryError(f"`{command[0]}` cannot be run: {error.strerror}") from None
+    if told.returncode:
+        lines = told.stderr.strip().splitlines() or [f"exit code {told.returncode}"]
+        raise DiscoveryError(f"`{command[0]}`: {lines[-1][:200]}")
+    return told.stdout

@@ -1,0 +1,89 @@
+"""Horovod's view of a job's hosts, over the core's table."""
+
+from __future__ import annotations
+
+from enum import IntFlag
+from typing import TYPE_CHECKING
+
+from elastic_rs._elastic_rs import HostTable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elastic_rs.discovery._sources import HostDiscovery
+
+__all__ = ["DiscoveredHosts", "HostManager", "HostUpdateResult"]
+
+
+class HostUpdateResult(IntFlag):
+    """What has changed: the values of Horovod's class of this name."""
+
+    no_update = 0
+    removed = 1
+    added = 2
+    mixed = removed | added
+
+
+class DiscoveredHosts:
+    """The hosts that may be used, as they were at one time."""
+
+    def __init__(self, host_slots: Sequence[tuple[str, int]]) -> None:
+        self._slots = dict(host_slots)
+
+    @property
+    def host_slots(self) -> dict[str, int]:
+        """The slots of each host."""
+        return dict(self._slots)
+
+    @property
+    def available_hosts(self) -> set[str]:
+        """The names of the hosts."""
+        return set(self._slots)
+
+    @property
+    def host_assignment_order(self) -> list[str]:
+        """The names, the oldest host first. This is the order of ranks."""
+        return list(self._slots)
+
+    def get_slots(self, host: str) -> int:
+        """Return the slots of a host; 0 if it may not be used."""
+        return self._slots.get(host, 0)
+
+    def has_host_assignment(self) -> bool:
+        """Whether there is a host at all."""
+        return bool(self._slots)
+
+    def count_available_slots(self) -> int:
+        """Return the slots of all hosts together."""
+        return sum(self._slots.values())
+
+
+class HostManager:
+    """The hosts that a discovery finds, in order of age, without those that are kept out.
+
+    Args:
+        discovery: where hosts come from.
+        cooldown_range: seconds that a host is kept out, the first time and at most; None: for ever.
+    """
+
+    def __init__(self, discovery: HostDiscovery, cooldown_range: tuple[float, float] | None = None) -> None:
+        self._discovery = discovery
+        self._table = HostTable(cooldown_s=cooldown_range)
+
+    @property
+    def current_hosts(self) -> DiscoveredHosts:
+        """The hosts that may be used now. The object does not change later."""
+        return DiscoveredHosts(self._table.available())
+
+    def update_available_hosts(self) -> HostUpdateResult:
+        """Ask the discovery, and return what has changed since the last time."""
+        found = self._discovery.find_available_hosts_and_slots()
+        return HostUpdateResult(self._table.update(list(found.items())))
+
+    def blacklist(self, host: str) -> None:
+        """Keep a host out, since it has failed."""
+        self._table.blacklist(host)
+
+    def is_blacklisted(self, host: str) -> bool:
+        """Whether a host is kept out."""
+        return self._table.is_blacklisted(host)

@@ -1,0 +1,65 @@
+"""The thread that asks a discovery again and again, and hands the answers to the core."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import TYPE_CHECKING, Protocol
+
+from elastic_rs.discovery._sources import DiscoveryError
+
+if TYPE_CHECKING:
+    from elastic_rs.discovery._sources import HostDiscovery
+
+__all__ = ["Poll"]
+
+
+class Listener(Protocol):
+    """Hears what a discovery finds: ``elastic_rs._elastic_rs.Driver``."""
+
+    def found(self, hosts: list[tuple[str, int]]) -> None: ...
+    def failed(self, why: str) -> None: ...
+
+
+class Poll:
+    """Asks a discovery.
+
+    Args:
+        discovery: whom to ask.
+        listener: who hears the answers.
+        interval_s: time between two questions; None: one question is enough.
+    """
+
+    def __init__(self, discovery: HostDiscovery, listener: Listener, interval_s: float | None) -> None:
+        self._discovery = discovery
+        self._listener = listener
+        self._interval_s = interval_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="elastic_rs-discovery", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread. It takes no signals."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self._thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def stop(self) -> None:
+        """Ask no more. A question that is under way is not waited for."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        self.ask()
+        while self._interval_s is not None and not self._stopped.wait(self._interval_s):
+            self.ask()
+
+    def ask(self) -> None:
+        """Ask once."""
+        try:
+            found = self._discovery.find_available_hosts_and_slots()
+            self._listener.found([(str(host), int(slots)) for host, slots in found.items()])
+        except DiscoveryError as error:
+            self._listener.failed(str(error))
+        except Exception as error:  # noqa: BLE001 - whatever a user's class raises
+            self._listener.failed(f"{type(error).__name__}: {error}")

@@ -1,0 +1,343 @@
+"""``elastic-run`` with hosts: hosts the coordinator, and has the core start an agent on each host."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+from elastic_rs import _elastic_rs
+from elastic_rs.discovery._sources import DiscoveryError, FileHosts, FixedHosts, HostDiscovery, HostDiscoveryScript
+from elastic_rs.rendezvous._config import (
+    DEFAULT_PORT,
+    RUST_C10D,
+    config_of,
+    parse_conf,
+    parse_endpoint,
+)
+from elastic_rs.run import _options
+from elastic_rs.run._command_line import PROG, UsageError
+from elastic_rs.run._host_flags import DEFAULTS, rest_of
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping, Sequence
+
+    from elastic_rs._elastic_rs import Driver, Host
+
+__all__ = ["drive"]
+
+logger = logging.getLogger("elastic_rs.run")
+
+FAILED = 1
+GOODBYE_S = 15.0
+"""Time that an agent may take to leave, beyond the grace of its workers."""
+NO_LIMIT = 2**31 - 1
+MOST_NODES = 65535
+LAST_CALL_S = 2
+"""Agents are started together, so the stragglers of a start are near."""
+
+OF_A_LOGIN = {
+    *("_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "HOST", "HOME", "USER", "LOGNAME", "SHELL", "MAIL"),
+    *("DISPLAY", "XAUTHORITY"),
+}
+"""Variables of this host's login. The other hosts have their own."""
+OF_A_SESSION = ("SSH_", "XDG_", "DBUS_", "BASH_FUNC_")
+
+
+def drive(argv: Sequence[str], args: argparse.Namespace) -> int:
+    """Run a job on hosts until it has ended, and return the exit code.
+
+    Raises:
+        UsageError: the command line is not valid.
+    """
+    _check(args)
+    slots = _default_slots(args)
+    discovery, fixed = _discovery_of(args, slots)
+    least, most = _bounds(args, fixed)
+    endpoint, port = _endpoint_of(args)
+    if args.detach:
+        endpoint = _endpoint_of_detached(args, fixed)
+    signals = _options.signals_of(args.signals_to_handle)
+    flags = [*rest_of(argv, args), f"--nnodes=1:{MOST_NODES}"]
+    letter = _letter(args, flags, _conf_of(args, (least, most)), endpoint, signals)
+    if args.dry_run:
+        options = _options_of(args, least, fixed is not None, letter, port)
+        return _show(_elastic_rs.Driver(options), discovery, letter, port)
+    if args.detach:
+        driver = _elastic_rs.Driver(_options_of(args, least, True, letter, port))
+        return _run(driver, None, discovery, None, signals)
+    try:
+        host = _elastic_rs.Host.listen(None, port)
+    except OSError as error:
+        return _cannot(f"cannot host the coordinator at port {port}: {error.strerror or error}")
+    try:
+        driver = _elastic_rs.Driver(_options_of(args, least, fixed is not None, letter, host.port))
+        logger.info("this process hosts the coordinator at port %d", host.port)
+        return _run(driver, host, discovery, None if fixed else _of(args, "discovery_interval"), signals)
+    finally:
+        host.stop()
+
+
+def _run(
+    driver: Driver, host: Host | None, discovery: HostDiscovery, interval_s: float | None, signals: list[int]
+) -> int:
+    from elastic_rs.discovery._poll import Poll
+
+    poll = Poll(discovery, driver, interval_s)
+    poll.start()
+    try:
+        verdict, signal, reason = driver.run(signals, host=host)
+    except OSError as error:
+        return _cannot(f"cannot start the driver: {error}")
+    finally:
+        poll.stop()
+    match verdict:
+        case "succeeded":
+            logger.info("%s", reason)
+            return 0
+        case "signal":
+            return 128 + (signal or 0)
+        case "failed":
+            sys.stderr.write(f"{PROG}: {reason}\n")
+            return FAILED
+        case _:
+            return _cannot(reason)
+
+
+def _cannot(text: str) -> int:
+    sys.stderr.write(f"{PROG}: error: {text}\n")
+    return FAILED
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Check what cannot be combined with hosts."""
+    if args.nnodes != "1:1":
+        raise UsageError(
+            f"--nnodes is `{args.nnodes}`, must not be given with hosts: --min-np and --max-np count workers"
+        )
+    if args.standalone:
+        raise UsageError("--standalone must not be given with hosts: agents on other hosts could not join")
+    if args.rdzv_backend not in {"static", "c10d", RUST_C10D}:
+        raise UsageError(f"--rdzv-backend is `{args.rdzv_backend}`, must be c10d with hosts: the driver hosts it")
+    if args.node_rank or args.master_port is not None:
+        raise UsageError("--node-rank and --master-port must not be given with hosts: they have ranks by age")
+    if args.local_addr:
+        raise UsageError("--local-addr must not be given with hosts: each has its own")
+    if why := _options.why_torch(args):
+        raise UsageError(f"{why} must not be given with hosts: it needs PyTorch's launcher")
+    _options.command_of(args)
+
+
+def _of(args: argparse.Namespace, name: str) -> Any:
+    given = getattr(args, name)
+    return DEFAULTS[name] if given is None else given
+
+
+def _default_slots(args: argparse.Namespace) -> int:
+    """Return the slots of a host without a number."""
+    if args.slots_per_host is not None:
+        slots: int = args.slots_per_host
+    elif args.nproc_per_node.isdecimal():
+        slots = int(args.nproc_per_node)
+    else:
+        raise UsageError(
+            f"--nproc-per-node is `{args.nproc_per_node}`, must be a number with hosts: the driver does not know what "
+            "they have; HOST:SLOTS or --slots-per-host says it"
+        )
+    if not 0 < slots <= _options.MAX_WORKERS:
+        raise UsageError(f"--slots-per-host is `{slots}`, must be from 1 to {_options.MAX_WORKERS}")
+    return slots
+
+
+def _discovery_of(args: argparse.Namespace, slots: int) -> tuple[HostDiscovery, dict[str, int] | None]:
+    """Return where hosts come from, and which they are if they never change."""
+    try:
+        if args.hosts is not None:
+            fixed = dict(_elastic_rs.parse_hosts(args.hosts, form="list", default_slots=slots))
+            return FixedHosts(fixed), fixed
+        if args.hostfile is not None:
+            fixed = FileHosts(args.hostfile, slots).find_available_hosts_and_slots()
+            return FixedHosts(fixed), fixed
+        if args.host_discovery_script is not None:
+            return HostDiscoveryScript(
+                args.host_discovery_script, slots, timeout_s=_of(args, "discovery_timeout")
+            ), None
+    except (ValueError, DiscoveryError) as error:
+        flag = (
+            "-H" if args.hosts is not None else "--hostfile" if args.hostfile is not None else "--host-discovery-script"
+        )
+        raise UsageError(f"{flag}: {error}") from None
+    return _named(args.host_discovery, slots), None
+
+
+def _named(text: str, slots: int) -> HostDiscovery:
+    """Read ``--host-discovery``."""
+    from elastic_rs.discovery import DnsHosts, SlurmHosts
+
+    kind, colon, rest = text.partition(":")
+    try:
+        if text == "slurm":
+            return SlurmHosts(slots)
+        if kind == "dns" and colon:
+            return DnsHosts(rest, slots)
+        if kind == "file" and colon:
+            return FileHosts(rest, slots)
+    except ValueError as error:
+        raise UsageError(f"--host-discovery is `{text}`: {error}") from None
+    if not colon or not kind or not rest:
+        raise UsageError(f"--host-discovery is `{text}`, must be slurm, dns:NAME, file:PATH or MODULE:CLASS")
+    sys.path.insert(0, "")  # the current folder
+    try:
+        made = getattr(importlib.import_module(kind), rest)()
+    except Exception as error:  # noqa: BLE001 - whatever a user's module raises
+        raise UsageError(f"--host-discovery is `{text}`, which fails: {type(error).__name__}: {error}") from None
+    finally:
+        sys.path.remove("")
+    if not hasattr(made, "find_available_hosts_and_slots"):
+        raise UsageError(f"--host-discovery is `{text}`, which has no method find_available_hosts_and_slots")
+    found: HostDiscovery = made
+    return found
+
+
+def _bounds(args: argparse.Namespace, fixed: Mapping[str, int] | None) -> tuple[int, int]:
+    """Return the fewest and the most workers."""
+    total = sum(fixed.values()) if fixed is not None else None
+    if total == 0:
+        raise UsageError("the list of hosts is empty, must name a host")
+    least = args.min_np if args.min_np is not None else min(total or 1, args.max_np or total or 1)
+    most = args.max_np if args.max_np is not None else total or NO_LIMIT
+    if least > most:
+        raise UsageError(
+            f"--min-np is `{least}`, must not be above --max-np or the slots of all hosts, which is {most}"
+        )
+    if total is not None and least > total:
+        raise UsageError(f"--min-np is `{least}`, must not be above the {total} slots of all hosts")
+    return least, most
+
+
+def _endpoint_of(args: argparse.Namespace) -> tuple[str | None, int]:
+    """Read ``--rdzv-endpoint``: what agents are told, if it is given, and the coordinator's port."""
+    if not args.rdzv_endpoint:
+        return None, 0
+    try:
+        _, port = parse_endpoint(args.rdzv_endpoint, None)
+    except ValueError as error:
+        raise UsageError(f"--rdzv-endpoint: {error}") from None
+    if port == 0:
+        raise UsageError("--rdzv-endpoint: the port is `0`, must be one that the agents can know")
+    return args.rdzv_endpoint, port
+
+
+def _endpoint_of_detached(args: argparse.Namespace, fixed: Mapping[str, int] | None) -> str:
+    """Return where agents meet that run on without the driver: at the first host."""
+    if args.rdzv_endpoint:
+        given: str = args.rdzv_endpoint
+        return given
+    if fixed is None:
+        raise UsageError("--detach needs --rdzv-endpoint=HOST:PORT, the first host, if hosts are not -H or --hostfile")
+    first = next(iter(fixed)).rpartition("@")[2]
+    if first == "localhost" and len(fixed) > 1:
+        raise UsageError("--detach needs --rdzv-endpoint=HOST:PORT if `localhost` is the first of several hosts")
+    return f"[{first}]:{DEFAULT_PORT}" if ":" in first else f"{first}:{DEFAULT_PORT}"
+
+
+def _conf_of(args: argparse.Namespace, bounds: tuple[int, int]) -> str:
+    """Return ``--rdzv-conf`` of the agents."""
+    try:
+        given = parse_conf(args.rdzv_conf)
+        ours = {} if "last_call_timeout" in given else {"last_call_timeout": str(LAST_CALL_S)}
+        ours |= {"min_workers": str(bounds[0]), "max_workers": str(bounds[1])} | _judging(args)
+        if doubled := sorted(given.keys() & (ours.keys() | {"host_name", "is_host", "node_rank"})):
+            raise UsageError(f"--rdzv-conf has {doubled[0]}, which the driver gives the agents itself")
+        config_of(given | ours)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return ",".join(f"{key}={value}" for key, value in (given | ours).items())
+
+
+def _judging(args: argparse.Namespace) -> dict[str, str]:
+    """Return the keys that say which hosts the coordinator keeps out, and how often the world may change."""
+    keys = {}
+    if args.reset_limit is not None:
+        keys["reset_limit"] = str(args.reset_limit)
+    if args.blacklist_cooldown_range is not None:
+        low, high = args.blacklist_cooldown_range
+        keys |= {"blacklist_cooldown_min": f"{low:g}", "blacklist_cooldown_max": f"{high:g}"}
+    if args.host_failures is not None or args.blacklist_cooldown_range is None:
+        keys["host_failures"] = str(args.host_failures or 3)
+    return keys
+
+
+def _letter(args: argparse.Namespace, flags: list[str], conf: str, endpoint: str | None, signals: list[int]) -> str:
+    """Return what every agent is told."""
+    import signal
+    import uuid
+
+    run_id = str(uuid.uuid4()) if args.rdzv_id in {"", "none"} else args.rdzv_id
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in OF_A_LOGIN and not name.startswith(OF_A_SESSION)
+    }
+    return json.dumps(
+        {
+            "cwd": os.getcwd(),  # noqa: PTH109 - as the shell has it
+            "env": env,
+            "flags": [*flags, "--rdzv-backend=c10d", f"--rdzv-id={run_id}"],
+            "conf": conf,
+            "endpoint": endpoint,
+            "detach": args.detach,
+            "log": f"elastic-run-{run_id.replace('/', '_')[:100]}" if args.detach else None,
+            "script": [args.training_script, *args.training_script_args],
+            "leave": int(signal.SIGTERM) if signal.SIGTERM in signals else signals[0],
+        }
+    )
+
+
+def _options_of(args: argparse.Namespace, least: int, fixed: bool, letter: str, port: int) -> _elastic_rs.DriverOptions:
+    ssh = shlex.split(_of(args, "ssh"))
+    if not ssh:
+        raise UsageError("--ssh is empty, must be a program")
+    cooldown = args.blacklist_cooldown_range
+    timeout_s, interval_s = _of(args, "discovery_timeout"), _of(args, "discovery_interval")
+    return _elastic_rs.DriverOptions(
+        min_slots=least,
+        fixed=fixed,
+        detach=args.detach,
+        start_timeout_s=_of(args, "start_timeout"),
+        elastic_timeout_s=_of(args, "elastic_timeout"),
+        # A script is killed at its limit, and that is told. Only what cannot be killed is judged by its silence.
+        discovery_timeout_s=timeout_s + interval_s + 1,
+        grace_s=_options.grace_of(args) + GOODBYE_S,
+        host_failures=args.host_failures or (3 if cooldown is None else 1),
+        window_s=3600.0,
+        cooldown_s=cooldown,
+        ssh=ssh,
+        remote_python=args.remote_python or sys.executable,
+        python=sys.executable,
+        letter=letter,
+        port=port,
+    )
+
+
+def _show(driver: Driver, discovery: HostDiscovery, letter: str, port: int) -> int:
+    """Print what would be run where."""
+    try:
+        hosts = discovery.find_available_hosts_and_slots()
+        commands = {host: driver.command(host) for host in hosts}
+    except Exception as error:  # noqa: BLE001 - whatever a user's class raises
+        return _cannot(f"host discovery fails: {error}")
+    job = json.loads(letter)
+    print(f"coordinator  here, at {f'port {port}' if port else 'any free port'}")
+    for age, (host, slots) in enumerate(hosts.items()):
+        print(f"host         {host}, {slots} slots: {shlex.join(commands[host])}")
+        own = [f"--nproc-per-node={slots}", f"--rdzv-conf={job['conf']},host_name={host},node_rank={age}"]
+        print(f"  there      elastic-run {shlex.join([*job['flags'], *own, *job['script']])}")
+    print(f"  in         {job['cwd']}")
+    print(f"  variables  {' '.join(sorted(job['env']))}")
+    return 0

@@ -1,0 +1,76 @@
+"""Fixtures of jobs whose agents a driver starts by ssh."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from helpers.procs import MARKER, Job, Process
+from ssh_server import CannotServeError, SshServer
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+FAMILY = SCRIPTS / "family.py"
+
+Drive = Callable[..., Process]
+
+
+@pytest.fixture
+def server(job: Job, tmp_path: Path, port: int) -> Iterator[SshServer]:
+    """Return an SSH server that is node0, node1, ..."""
+    program = os.environ.get("SSHD")
+    if not program:
+        pytest.skip("no sshd: `make test` gets one (tools/find_sshd.py), or SSHD=/path/to/sshd names one")
+    folder = tmp_path / "ssh"
+    folder.mkdir()
+    try:
+        server = SshServer(program, folder, port, {MARKER: job.id})
+    except CannotServeError as error:
+        pytest.skip(str(error))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def drive(job: Job, tmp_path: Path) -> Drive:
+    """Return a function that starts a driver: ``drive(*flags, *worker's arguments)``."""
+
+    def drive(
+        *flags: str, worker: tuple[str | Path, ...] = (), script: Path = FAMILY, cwd: Path | None = None, **env: str
+    ) -> Process:
+        command = [sys.executable, "-m", "elastic_rs.run", *flags, str(script), *map(str, worker)]
+        env = {"ELASTIC_RS_LOG": "info", "XDG_CACHE_HOME": str(tmp_path), **env}
+        if cwd is not None:
+            command = ["env", f"--chdir={cwd}", *command]
+        return job.start(command, name=f"driver{len(job.processes)}", env=env)
+
+    return drive
+
+
+class Listing:
+    """A discovery script, and the list that it prints."""
+
+    def __init__(self, folder: Path) -> None:
+        self.list = folder / "list"
+        self.script = folder / "hosts.sh"
+        self.script.write_text(f"#!/bin/sh\nexec cat {self.list}\n")
+        self.script.chmod(0o755)
+
+    def write(self, *hosts: str) -> None:
+        new = self.list.with_suffix(".new")
+        new.write_text("".join(f"{host}\n" for host in hosts))
+        new.rename(self.list)
+
+
+@pytest.fixture
+def listing(tmp_path: Path) -> Listing:
+    """Return a discovery script that prints what the test says."""
+    return Listing(tmp_path)
+
+
+def place(driver: Process, host: str, world: int, *, since: int = 0) -> dict[str, str]:
+    """Wait for a worker on the host in a world of that size, and return the values that it printed."""
+    line = driver.line(rf"^\[{host}\] WORKER .*\bworld={world}\b.*", since=since).group()
+    return dict(word.split("=", 1) for word in line.split()[2:])

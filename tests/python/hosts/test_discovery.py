@@ -1,0 +1,204 @@
+"""``elastic_rs.discovery``: what finds hosts, and Horovod's view of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from elastic_rs.discovery import (
+    DiscoveryError,
+    DnsHosts,
+    FileHosts,
+    FixedHosts,
+    HostDiscovery,
+    HostDiscoveryScript,
+    HostManager,
+    HostUpdateResult,
+    SlurmHosts,
+)
+from elastic_rs.discovery._poll import Poll
+
+
+def program(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+# horovod test/single/test_elastic_discovery.py: TestHostDiscoveryScript.
+def test_a_script_prints_hosts_with_given_and_default_slots(tmp_path: Path) -> None:
+    script = program(tmp_path / "s", "echo host-1:2; echo; echo host-2; echo '[::1]:4'")
+    found = HostDiscoveryScript(script, 8).find_available_hosts_and_slots()
+    assert list(found.items()) == [("host-1", 2), ("host-2", 8), ("::1", 4)]
+    assert HostDiscoveryScript(program(tmp_path / "none", "true")).find_available_hosts_and_slots() == {}
+    assert HostDiscoveryScript("echo a:1").find_available_hosts_and_slots() == {"a": 1}
+
+
+def test_a_script_that_does_not_say_hosts_is_an_error_that_says_why(tmp_path: Path) -> None:
+    for text, expected in [
+        ("echo oops >&2; exit 3", "has ended with exit code 3: oops"),
+        ("kill -9 $$", "has ended with SIGKILL"),
+        ("echo a:1; echo 'b c'", "printed line 2 is `b c`, must be HOST or HOST:SLOTS"),
+        ("echo a:1; echo a:2", "printed line 2 is `a:2`, but line 1 is that host already"),
+        ("head -c 2000000 /dev/zero", "a list of hosts has more than 1048576 bytes"),
+    ]:
+        with pytest.raises(DiscoveryError, match=expected.replace("(", r"\(")):
+            HostDiscoveryScript(program(tmp_path / "s", text)).find_available_hosts_and_slots()
+    with pytest.raises(DiscoveryError, match="cannot be run: No such file or directory"):
+        HostDiscoveryScript(tmp_path / "absent").find_available_hosts_and_slots()
+
+
+def test_a_script_that_never_ends_is_killed_with_what_it_started(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    script = program(tmp_path / "s", f"sleep 1000 & echo $! > {told}; echo a:1; wait")
+    began = time.monotonic()
+    with pytest.raises(DiscoveryError, match=r"has not ended within 0\.5 s, and was killed"):
+        HostDiscoveryScript(script, timeout_s=0.5).find_available_hosts_and_slots()
+    assert time.monotonic() - began < 10
+    assert not alive(int(told.read_text()))
+
+
+def test_a_child_in_the_background_holds_nothing_up(tmp_path: Path) -> None:
+    script = program(tmp_path / "s", "sleep 1000 & echo a:1")
+    began = time.monotonic()
+    assert HostDiscoveryScript(script, timeout_s=60).find_available_hosts_and_slots() == {"a": 1}
+    assert time.monotonic() - began < 30
+
+
+def test_a_file_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    hosts = FileHosts(path, 2)
+    with pytest.raises(DiscoveryError, match="cannot be read: No such file"):
+        hosts.find_available_hosts_and_slots()
+    path.write_text("a slots=4 # four\nb\n")
+    assert hosts.find_available_hosts_and_slots() == {"a": 4, "b": 2}
+    path.write_text("b:1\n")
+    assert hosts.find_available_hosts_and_slots() == {"b": 1}
+
+
+def test_a_name_has_its_addresses_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [(None, None, None, "", (address, 0)) for address in ("10.0.0.10", "fd00::2", "10.0.0.9", "10.0.0.10")]
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: entries)
+    found = DnsHosts("workers.job.svc", 8).find_available_hosts_and_slots()
+    assert list(found.items()) == [("10.0.0.9", 8), ("10.0.0.10", 8), ("fd00::2", 8)]
+
+
+def test_a_name_without_an_address_is_an_error() -> None:
+    with pytest.raises(DiscoveryError, match=r"`no-such-name\.invalid` cannot be resolved"):
+        DnsHosts("no-such-name.invalid").find_available_hosts_and_slots()
+
+
+def test_nodes_of_slurm_are_those_that_are_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="SLURM_JOB_NODELIST is not set"):
+        monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+        SlurmHosts()
+    program(
+        tmp_path / "sinfo", 'echo "$@" >&2; printf "n1 alloc\\nn2 down*\\nn3 mix\\nn4 drain\\nn5 idle*\\nn6 comp\\n"'
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-6]")
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "4(x2)")
+    assert SlurmHosts().find_available_hosts_and_slots() == {"n1": 4, "n3": 4, "n6": 4}
+    program(tmp_path / "sinfo", "echo 'slurm_load_node: Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(DiscoveryError, match=r"`sinfo`: .*Unable to contact"):
+        SlurmHosts().find_available_hosts_and_slots()
+
+
+class Changing(HostDiscovery):
+    def __init__(self, *answers: dict[str, int]) -> None:
+        self.answers = list(answers)
+
+    def find_available_hosts_and_slots(self) -> dict[str, int]:
+        return self.answers.pop(0)
+
+
+# horovod test/single/test_elastic_discovery.py: TestHostManager.
+def test_a_manager_tells_what_has_changed_and_keeps_the_order_of_age() -> None:
+    manager = HostManager(
+        Changing({"a": 2}, {"a": 2, "b": 2}, {"b": 2, "a": 4}, {"b": 2, "c": 2}, {"b": 2, "c": 2}, {"b": 2, "c": 1})
+    )
+    expected = ["added", "added", "added", "mixed", "no_update", "removed"]
+    orders = [["a"], ["a", "b"], ["a", "b"], ["b", "c"], ["b", "c"], ["b", "c"]]
+    for result, order in zip(expected, orders, strict=True):
+        before = manager.current_hosts
+        slots = before.host_slots
+        assert manager.update_available_hosts() is HostUpdateResult[result]
+        assert manager.current_hosts.host_assignment_order == order
+        assert before.host_slots == slots, "an earlier view does not change"
+    assert manager.current_hosts.count_available_slots() == 3
+
+
+def test_a_blacklisted_host_takes_its_slots_and_comes_back_after_its_cooldown() -> None:
+    hosts = {"a": 2, "b": 2}
+    manager = HostManager(FixedHosts(hosts), (0.2, 1.0))
+    manager.update_available_hosts()
+    manager.blacklist("a")
+    assert manager.is_blacklisted("a")
+    assert manager.current_hosts.host_slots == {"b": 2}
+    assert manager.current_hosts.get_slots("a") == 0
+    deadline = time.monotonic() + 30
+    while manager.is_blacklisted("a") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert manager.update_available_hosts() is HostUpdateResult.added
+    assert manager.current_hosts.host_assignment_order == ["b", "a"], "it has lost its age"
+    for_ever = HostManager(FixedHosts(hosts))
+    for_ever.update_available_hosts()
+    for_ever.blacklist("b")
+    assert for_ever.update_available_hosts() is HostUpdateResult.no_update
+    assert for_ever.current_hosts.available_hosts == {"a"}
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def found(self, hosts: list[tuple[str, int]]) -> None:
+        self.told.append(hosts)
+
+    def failed(self, why: str) -> None:
+        self.told.append(why)
+
+
+def test_whatever_a_users_class_does_is_told_and_ends_nothing() -> None:
+    answers: list[Any] = [None, {"a": "x"}, RuntimeError("no list today"), {"a": 2}]
+
+    class Strange(HostDiscovery):
+        def find_available_hosts_and_slots(self) -> dict[str, int]:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return dict(answer) if answer is not None else answer
+
+    heard = Heard()
+    poll = Poll(Strange(), heard, None)
+    for _ in range(4):
+        poll.ask()
+    assert heard.told[3] == [("a", 2)]
+    kinds = [str(told).partition(":")[0] for told in heard.told[:3]]
+    assert kinds == ["AttributeError", "ValueError", "RuntimeError"]
+
+
+def test_the_poll_takes_no_signals() -> None:
+    masks: list[set[signal.Signals]] = []
+
+    class Masks(HostDiscovery):
+        def find_available_hosts_and_slots(self) -> dict[str, int]:
+            masks.append(set(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+            return {}
+
+    poll = Poll(Masks(), Heard(), None)
+    poll.start()
+    poll._thread.join(30)
+    assert signal.SIGTERM in masks[0]
+    assert signal.SIGINT in masks[0]

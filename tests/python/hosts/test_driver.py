@@ -1,0 +1,269 @@
+"""A driver with real hosts: an SSH server on loopback, ``ssh``, agents and workers."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .conftest import place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from helpers.procs import Job, Process
+    from ssh_server import SshServer
+
+    from .conftest import Drive, Listing
+
+FAST = ("--rdzv-conf=last_call_timeout=0.5", "--discovery-interval=0.2", "--shutdown-timeout=5")
+
+
+def ssh_of(job: Job, driver: Process, host: str) -> int:
+    """Return the pid of the driver's connection with a host."""
+    for pid in job.pids():
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if words[0] == b"ssh" and host.encode() in words and int(stat[1]) == driver.pid:
+            return pid
+    raise AssertionError(f"no connection with {host}")
+
+
+def test_hosts_of_a_list_run_one_job_in_their_order(server: SshServer, drive: Drive, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    driver = drive("-H", "node1:1,node0:2", f"--ssh={server.command()}", worker=("--until", done))
+    # Horovod's assignment: by host, in the order of the list, consecutive ranks.
+    assert place(driver, "node1", 3)["rank"] == "0"
+    ranks = {place(driver, "node0", 3)["rank"]}
+    mark = next(at for at, line in enumerate(driver.lines) if line.startswith("[node0] WORKER"))
+    ranks.add(place(driver, "node0", 3, since=mark + 1)["rank"])
+    assert ranks == {"1", "2"}
+    done.touch()
+    assert driver.wait() == 0
+
+
+def test_variables_reach_workers_and_no_command_line(server: SshServer, drive: Drive, job: Job, tmp_path: Path) -> None:
+    script, done = tmp_path / "show.py", tmp_path / "done"
+    script.write_text(
+        "import os, pathlib, time\n"
+        "print('secret is', os.environ['SECRET'], 'in', os.getcwd(), os.environ.get('PET_HOSTS'), flush=True)\n"
+        f"while not pathlib.Path({str(done)!r}).exists(): time.sleep(0.05)\n"
+    )
+    driver = drive(f"--ssh={server.command()}", script=script, SECRET="hunter two\n✓", PET_HOSTS="node0")
+    driver.line(r"^\[node0\] secret is hunter two$")
+    driver.line(rf"^\[node0\] ✓ in {re.escape(os.getcwd())} None$")  # noqa: PTH109
+    lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in job.pids()]
+    assert any(line.startswith(b"ssh\0") for line in lines)
+    assert not any(b"hunter" in line for line in lines)
+    done.touch()
+    assert driver.wait() == 0
+
+
+# horovod test/integration: hosts A, A+B, B. The script's list changes while the job runs.
+def test_hosts_are_added_and_removed_while_the_job_runs(
+    server: SshServer, drive: Drive, listing: Listing, tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    listing.write("node0:1")
+    driver = drive(
+        f"--host-discovery-script={listing.script}",
+        *FAST,
+        f"--ssh={server.command()}",
+        "--min-np=1",
+        worker=("--until", done),
+    )
+    place(driver, "node0", 1)
+    mark = driver.mark()
+    listing.write("node0:1", "node1:2")
+    assert place(driver, "node0", 3, since=mark)["rank"] == "0"
+    place(driver, "node1", 3, since=mark)
+    mark = driver.mark()
+    listing.write("node1:2")
+    driver.line(r"the agent on node0:1 is told to leave", since=mark)
+    assert place(driver, "node1", 2, since=mark)["restarts"] == "0", "a host that leaves costs no restart"
+    driver.line(r"the agent on node0:1 has left", since=mark)
+    done.touch()
+    assert driver.wait() == 0
+
+
+def test_a_lost_connection_makes_the_node_leave_and_come_back(
+    server: SshServer, drive: Drive, job: Job, tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    driver = drive("-H", "node0:1,node1:1", "--min-np=1", *FAST, f"--ssh={server.command()}", worker=("--until", done))
+    place(driver, "node0", 2)
+    before = int(place(driver, "node1", 2)["pid"])
+    mark = driver.mark()
+    os.kill(ssh_of(job, driver, "node1"), signal.SIGKILL)
+    driver.line(r"host `node1`: ssh was ended by SIGKILL; next try in 1 s \(1 of 3\)", since=mark)
+    job.until_gone(before)
+    place(driver, "node1", 2, since=mark)
+    done.touch()
+    assert driver.wait() == 0
+
+
+def test_agents_end_with_their_driver(server: SshServer, drive: Drive, job: Job) -> None:
+    driver = drive("-H", "node0:1,node1:1", "--shutdown-timeout=5", f"--ssh={server.command()}")
+    for host in ("node0", "node1"):
+        place(driver, host, 2)
+    pids = [pid for pid in job.pids() if pid != driver.pid]
+    assert len(pids) >= 8, "two connections, agents, guards and workers"
+    driver.signal(signal.SIGKILL)
+    assert driver.wait() == -signal.SIGKILL
+    job.until_gone(*pids)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_to_the_driver_ends_the_job(server: SshServer, drive: Drive, job: Job, name: str) -> None:
+    driver = drive("-H", "node0:1,localhost:1", "--shutdown-timeout=5", f"--ssh={server.command()}")
+    pids = [int(place(driver, host, 2)["pid"]) for host in ("node0", "localhost")]
+    number = signal.Signals[name]
+    driver.signal(number)
+    assert driver.wait() == 128 + number
+    job.until_gone(*pids)
+    assert sum(f"Received {int(number)} death signal" in line for line in driver.lines) == 2
+
+
+def test_a_job_that_fails_ends_the_driver_with_1_and_its_report(server: SshServer, drive: Drive) -> None:
+    driver = drive("-H", "node0:1,node1:1", *FAST, f"--ssh={server.command()}", worker=("--raise", "1"))
+    assert driver.wait() == 1
+    driver.line(r"^\[node1\] .*ChildFailedError")
+    driver.line(r"elastic-run: the job has failed; the agent on node\d:1 has printed the report$")
+
+
+def test_no_ssh_is_needed_on_this_machine(drive: Drive, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    driver = drive("-H", "localhost:2", "--ssh=/nonexistent", worker=("--until", done))
+    place(driver, "localhost", 2)
+    done.touch()
+    assert driver.wait() == 0
+
+
+def test_bad_hosts_are_named_and_the_others_undisturbed(
+    server: SshServer, drive: Drive, listing: Listing, tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    listing.write("node0:1")
+    driver = drive(
+        f"--host-discovery-script={listing.script}",
+        *FAST,
+        f"--ssh={server.command()}",
+        "--host-failures=1",
+        worker=("--until", done),
+    )
+    place(driver, "node0", 1)
+    mark = driver.mark()
+    listing.write("node0:1", "no-such-host.invalid:1")
+    driver.line(
+        r"host `no-such-host.invalid`: ssh cannot connect: .*Could not resolve.*; it is out for the job", since=mark
+    )
+    listing.write("node0:1", "two words")
+    driver.line(r"host discovery failed, and its last list stays: .*line 2 is `two words`, must be HOST", since=mark)
+    listing.write("node0:1", "node0:2")
+    driver.line(r"line 2 is `node0:2`, but line 1 is that host already", since=mark)
+    listing.write("node0:1", "node1:0")
+    driver.line(r"line 2 is `node1:0`, its slots must be a number from 1 to 65535", since=mark)
+    listing.write()
+    driver.line(r"its last list stays: it names no host", since=mark)
+    listing.script.unlink()
+    driver.line(r"hosts.sh` cannot be run: No such file", since=mark)
+    assert not any("WORKER" in line for line in driver.lines[mark:])
+    done.touch()
+    assert driver.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("ssh", "expected"),
+    [
+        ({"key": "stranger"}, r"ssh cannot connect: .*Permission denied.*; the driver cannot answer questions"),
+        (
+            {"known": "nothing"},
+            r"ssh cannot connect: .*verification failed.*; known_hosts does not have the host's key",
+        ),
+        ({"known": "changed"}, r"ssh cannot connect: .*has changed.*; the host's key is not the one in known_hosts"),
+    ],
+    ids=["refused key", "unknown host key", "changed host key"],
+)
+def test_a_host_that_ssh_does_not_enter_ends_a_fixed_job_with_the_reason(
+    server: SshServer, drive: Drive, ssh: dict[str, str], expected: str
+) -> None:
+    (server.folder / "nothing").touch()
+    server.known_hosts("changed", "stranger")
+    driver = drive("-H", "node0:1", "--host-failures=1", f"--ssh={server.command(**ssh)}")
+    assert driver.wait() == 1
+    driver.line(rf"^elastic-run: error: 0 slots are left, and --min-np is 1: host `node0`: {expected}")
+
+
+def test_an_agent_that_cannot_be_is_named(server: SshServer, drive: Drive, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    other = tmp_path / "other"
+    other.write_text(
+        f"#!{sys.executable}\nimport json\ntoken = json.loads(input())['token']\n"
+        "print('elastic_rs-agent', token, json.dumps({'up': {'version': '0.0.1'}}), flush=True)\ninput()\ninput()\n"
+    )
+    other.chmod(0o755)
+    for python, expected in [
+        ("/no/python", r"there is no `/no/python` \(--remote-python names another\)"),
+        (str(bare), r"elastic_rs is not installed for `.*bare` there"),
+        (str(other), r"it has elastic_rs 0.0.1, and the driver \d+\.\d+\.\d+: install the same version"),
+    ]:
+        driver = drive("-H", "node0:1", "--host-failures=1", f"--remote-python={python}", f"--ssh={server.command()}")
+        assert driver.wait() == 1
+        driver.line(rf"^elastic-run: error: .*host `node0`: {expected}")
+
+
+def test_an_ssh_that_hangs_is_given_up_at_its_limit(drive: Drive, tmp_path: Path) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\necho about to hang >&2\nexec sleep 1000\n")
+    ssh.chmod(0o755)
+    driver = drive("-H", "node0:1", "--host-failures=1", "--start-timeout=0.5", f"--ssh={ssh}")
+    assert driver.wait(limit_s=30) == 1
+    driver.line(r"host `node0`: no agent has started there after 0.5 s \(--start-timeout\): about to hang")
+
+
+def test_a_script_that_does_not_exist_there_is_told(server: SshServer, drive: Drive, tmp_path: Path) -> None:
+    driver = drive("-H", "node0:1", "--host-failures=1", f"--ssh={server.command()}", script=tmp_path / "none.py")
+    assert driver.wait() == 1
+    driver.line(r"^\[node0\] elastic-run: error: the script `.*none.py` does not exist")
+    driver.line(r"host `node0`: the agent cannot run there \(exit code 2\)")
+
+
+def test_a_dry_run_starts_nothing(drive: Drive) -> None:
+    driver = drive("-H", "node0:2,localhost", "--dry-run", "--max-restarts=3", worker=("--until", "x"))
+    assert driver.wait() == 0
+    driver.line(r"^host         node0, 2 slots: ssh -T -o BatchMode=yes .* node0 'exec .* -m elastic_rs._hosted'")
+    driver.line(r"^  there      elastic-run --max-restarts=3 .*--nproc-per-node=2 .*node_rank=0 .*family.py --until x$")
+    driver.line(r"^host         localhost, 1 slots: .* -m elastic_rs._hosted")
+    assert not any("] WORKER " in line for line in driver.lines)
+
+
+def test_detached_agents_outlive_the_driver_and_the_connections(
+    server: SshServer, drive: Drive, job: Job, tmp_path: Path, free_port: Callable[[], int]
+) -> None:
+    done = tmp_path / "done"
+    driver = drive(
+        *("-H", "node0:1,node1:1", "--detach", "--rdzv-id=far", f"--rdzv-endpoint=127.0.0.2:{free_port()}"),
+        f"--ssh={server.command()}",
+        worker=("--until", done),
+        cwd=tmp_path,
+    )
+    assert driver.wait() == 0
+    driver.line(r"agents with 2 slots run on without the driver$")
+    logs = [tmp_path / f"elastic-run-far-{age}.log" for age in (0, 1)]
+    left = [int(driver.line(rf"the agent is pid (\d+), and its output is in {log}$")[1]) for log in logs]
+    for rank, log in enumerate(logs):
+        deadline = time.monotonic() + 120
+        while f"WORKER rank={rank} world=2" not in log.read_text():
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ssh\0") for pid in job.pids())
+    done.touch()
+    job.until_gone(*left)

@@ -1,0 +1,102 @@
+"""Command lines with hosts that are refused, and what is passed on to agents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from elastic_rs.run import _flags, _host_flags
+from helpers.command_lines import said
+
+
+def test_the_list_of_flags_is_that_of_the_parser() -> None:
+    dests = {action.dest for action in _host_flags._only()._actions}
+    assert dests == set(_host_flags.FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["-H", "a:2", "--hostfile=x"], "-H and --hostfile are given, must be one of them"),
+        (["--min-np=2"], "--min-np is given without hosts, which -H, --hostfile, --host-discovery-script or"),
+        (
+            ["-H", "a:2", "--nnodes=2"],
+            "--nnodes is `2`, must not be given with hosts: --min-np and --max-np count workers",
+        ),
+        (["-H", "a:2", "--min-np=3"], "--min-np is `3`, must not be above"),
+        (["-H", "a:2", "--min-np=2", "--max-np=1"], "--min-np is `2`, must not be above --max-np"),
+        (["-H", "a:0"], "-H: entry 1 is `a:0`, its slots must be a number from 1 to 65535"),
+        (["-H", "a:1,a:2"], "-H: entry 2 is `a:2`, but entry 1 is that host already"),
+        (["-H", "-oProxyCommand=x"], "--hosts: expected one argument"),
+        (["--hosts=-oProxyCommand=x"], "-H: entry 1 is `-oProxyCommand=x`, must be HOST or HOST:SLOTS"),
+        (["--hostfile=/no/file"], "--hostfile: `/no/file` cannot be read: No such file or directory"),
+        (
+            ["--host-discovery=nothing"],
+            "--host-discovery is `nothing`, must be slurm, dns:NAME, file:PATH or MODULE:CLASS",
+        ),
+        (["--host-discovery=no.module:X"], "--host-discovery is `no.module:X`, which fails: ModuleNotFoundError"),
+        (["--host-discovery=builtins:object"], "which has no method find_available_hosts_and_slots"),
+        (["-H", "a", "--nproc-per-node=gpu"], "--nproc-per-node is `gpu`, must be a number with hosts"),
+        (
+            ["-H", "a", "--blacklist-cooldown-range", "10", "5"],
+            "--blacklist-cooldown-range is `10.0 5.0`, must be LOW and",
+        ),
+        (["-H", "a", "--start-timeout=0"], "--start-timeout is `0.0`, must be above 0"),
+        (["-H", "a", "--rdzv-backend=etcd"], "--rdzv-backend is `etcd`, must be c10d with hosts"),
+        (["-H", "a", "--rdzv-conf=is_host=1"], "--rdzv-conf has is_host, which the driver gives the agents itself"),
+        (["-H", "a", "--rdzv-conf=lat_call_timeout=1"], "last_call_timeout"),
+        (["-H", "a", "--standalone"], "--standalone must not be given with hosts"),
+        (["-H", "a", "--ssh="], "--ssh is empty, must be a program"),
+        (["--host-discovery-script="], "--host-discovery-script: the discovery script is empty"),
+    ],
+)
+def test_errors_name_the_flag_the_value_and_what_is_allowed(
+    capsys: pytest.CaptureFixture[str], argv: list[str], expected: str
+) -> None:
+    assert expected in said(capsys, *argv, "train.py")
+
+
+def test_a_bad_line_of_a_host_file_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("node1 slots=2\nnode2 cpus=2\n")
+    assert "line 2 is `node2 cpus=2`, must be HOST slots=N or HOST:N" in said(capsys, f"--hostfile={path}", "train.py")
+
+
+def test_variables_set_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_HOSTS", "a:2")
+    monkeypatch.setenv("PET_MIN_NP", "1")
+    monkeypatch.setenv("PET_BLACKLIST_COOLDOWN_RANGE", "1,5")
+    args = _flags.parse(["train.py"])
+    assert _host_flags.is_driver(args)
+    assert (args.hosts, args.min_np, args.blacklist_cooldown_range) == ("a:2", 1, (1.0, 5.0))
+
+
+def test_agents_get_the_other_flags_in_their_order() -> None:
+    argv = [
+        *("-Ha:2", "--tee", "3", "--min_np=2", "-r", "0:3", "--blacklist-cooldown-range", "1", "5"),
+        *(
+            "--warm-start=torch",
+            "--max-restarts=3",
+            "--ssh",
+            "ssh -p 1",
+            "--dry-run",
+            "-m",
+            "train",
+            "-H",
+            "--min-np=7",
+        ),
+    ]
+    args = _flags.parse(argv)
+    assert _host_flags.is_driver(args)
+    assert args.training_script_args == ["-H", "--min-np=7"]
+    rest = ["--tee", "3", "-r", "0:3", "--warm-start=torch", "--max-restarts=3", "-m"]
+    assert _host_flags.rest_of(argv, args) == rest
+
+
+def test_abbreviations_of_torchruns_flags_mean_what_they_did() -> None:
+    args = _flags.parse(["--stan", "--redir=3", "train.py"])
+    assert (args.standalone, args.redirects) == (True, "3")
+    # Without this rule `--host` and the like would take `--h` from `--help`.
+    with pytest.raises(SystemExit) as ended:
+        _flags.parse(["--h"])
+    assert ended.value.code == 0

@@ -1,0 +1,167 @@
+"""How many workers a driver's job has, and which hosts are kept out of it, with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from helpers.procs import _above
+
+from .conftest import place
+
+if TYPE_CHECKING:
+    from helpers.procs import Job
+    from ssh_server import SshServer
+
+    from .conftest import Drive, Listing
+
+FAST = ("--rdzv-conf=last_call_timeout=0.5", "--discovery-interval=0.2", "--shutdown-timeout=5")
+FLAKY = """
+import os, pathlib, sys, time
+bad, done, ran = map(pathlib.Path, sys.argv[1:])
+address = os.environ.get("SSH_CONNECTION", "? ? ? ?").split()[2]
+words = {name.lower(): os.environ[name] for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")}
+os.write(1, f"WORKER rank={words['rank']} world={words['world_size']} at={address}\\n".encode())
+with ran.open("a") as file:
+    file.write(f"{address}\\n")
+while not done.exists():
+    if bad.exists() and address == bad.read_text():
+        sys.exit(3)
+    time.sleep(0.05)
+"""
+
+
+def test_the_host_that_would_pass_max_np_starts_fewer_workers(server: SshServer, drive: Drive, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    driver = drive("-H", "node0:2,node1:2", "--max-np=3", f"--ssh={server.command()}", worker=("--until", done))
+    ranks = []
+    since = 0
+    for _ in range(3):
+        driver.line(r"^\[node\d\] WORKER .*world=3", since=since)
+        since = next(at for at, line in enumerate(driver.lines) if at >= since and "] WORKER " in line) + 1
+        ranks.append(driver.lines[since - 1].split()[0] + driver.lines[since - 1].split()[2])
+    assert sorted(ranks) == ["[node0]rank=0", "[node0]rank=1", "[node1]rank=2"]
+    done.touch()
+    assert driver.wait() == 0
+    assert sum("] WORKER " in line for line in driver.lines) == 3
+
+
+def test_a_spare_host_steps_in_for_one_that_vanishes(
+    server: SshServer, drive: Drive, listing: Listing, tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    listing.write("node0:1", "node1:1", "node2:1")
+    driver = drive(
+        *(f"--host-discovery-script={listing.script}", *FAST, "--min-np=1", "--max-np=2", f"--ssh={server.command()}"),
+        worker=("--until", done),
+    )
+    place(driver, "node1", 2)
+    driver.line(r"an agent runs on node2:1")
+    mark = driver.mark()
+    listing.write("node0:1", "node2:1")
+    place(driver, "node2", 2, since=mark)
+    done.touch()
+    assert driver.wait() == 0
+
+
+# horovod test/integration: min-np not reached in time.
+def test_too_few_slots_end_the_job_after_the_elastic_timeout(server: SshServer, drive: Drive, listing: Listing) -> None:
+    listing.write("node0:1")
+    driver = drive(
+        *(f"--host-discovery-script={listing.script}", "--min-np=2", "--elastic-timeout=2", "--discovery-interval=0.2"),
+        *("--shutdown-timeout=2", f"--ssh={server.command()}"),
+    )
+    assert driver.wait() == 1
+    driver.line(r"^elastic-run: error: 1 slots had an agent for \d+ s \(--elastic-timeout\), and --min-np is 2: ")
+    assert not any("WORKER" in line for line in driver.lines)
+
+
+# horovod test/integration: rank 0 is killed, and host B goes on.
+def test_the_others_go_on_without_the_host_of_rank_0(server: SshServer, drive: Drive, job: Job, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    driver = drive(
+        *("-H", "node0:1,node1:1", *FAST, "--min-np=1", "--host-failures=1", f"--ssh={server.command()}"),
+        worker=("--until", done),
+    )
+    rank_0 = int(place(driver, "node0", 2)["pid"])
+    place(driver, "node1", 2)
+    mark = driver.mark()
+    os.kill(next(pid for pid in _above(rank_0) if _is_agent(pid)), signal.SIGKILL)
+    assert place(driver, "node1", 1, since=mark)["rank"] == "0"
+    driver.line(r"host `node0`: the connection was lost, or a signal ended the agent", since=mark)
+    job.until_gone(rank_0)
+    done.touch()
+    assert driver.wait() == 0
+
+
+def _is_agent(pid: int) -> bool:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().endswith(b"-m\0elastic_rs._hosted\0")
+
+
+# horovod test/integration: a failed worker takes its host out, which comes back after its cool-down (resurrect).
+def test_a_host_whose_worker_fails_is_out_and_comes_back(server: SshServer, drive: Drive, tmp_path: Path) -> None:
+    script, bad, done, ran = (tmp_path / name for name in ("flaky.py", "bad", "done", "ran"))
+    script.write_text(FLAKY)
+    address = server.names["node1"]
+    driver = drive(
+        *("-H", "node0:1,node1:1", "--min-np=1", *FAST, "--max-restarts=9", f"--ssh={server.command()}"),
+        *("--blacklist-cooldown-range", "3", "60"),
+        worker=(bad, done, ran),
+        script=script,
+    )
+    driver.line(r"^\[node1\] WORKER rank=1 world=2")
+    mark = driver.mark()
+    bad.write_text(address)
+    driver.line(r"host `node1` is out for [1-3] s: ", since=mark)
+    driver.line(r"^\[node0\] WORKER rank=0 world=1", since=mark)
+    bad.unlink()
+    driver.line(r"^\[node1\] WORKER rank=1 world=2", since=mark)
+    done.touch()
+    assert driver.wait() == 0
+
+
+def test_without_a_cool_down_a_host_is_out_for_the_job(server: SshServer, drive: Drive, tmp_path: Path) -> None:
+    script, bad, done, ran = (tmp_path / name for name in ("flaky.py", "bad", "done", "ran"))
+    script.write_text(FLAKY)
+    bad.write_text(server.names["node1"])
+    driver = drive(
+        *("-H", "node0:1,node1:1", "--min-np=1", *FAST, "--max-restarts=9", f"--ssh={server.command()}"),
+        "--host-failures=2",
+        worker=(bad, done, ran),
+        script=script,
+    )
+    driver.line(r"host `node1` is out for the job: ")
+    mark = driver.mark()
+    driver.line(r"^\[node0\] WORKER rank=0 world=1")
+    done.touch()
+    assert driver.wait() == 0
+    assert not any(line.startswith("[node1] WORKER") for line in driver.lines[mark:])
+    assert ran.read_text().split().count(server.names["node1"]) == 2
+
+
+# horovod test/integration: reset limit 1 fails, 2 passes.
+@pytest.mark.parametrize(("limit", "code"), [(1, 1), (2, 0)])
+def test_resets_are_limited(server: SshServer, drive: Drive, listing: Listing, limit: int, code: int) -> None:
+    done = listing.script.with_name("done")
+    hosts = ["node0:1", "node1:1", "node2:1"]
+    listing.write(*hosts)
+    driver = drive(
+        *(f"--host-discovery-script={listing.script}", *FAST, "--min-np=1", f"--reset-limit={limit}"),
+        f"--ssh={server.command()}",
+        worker=("--until", done),
+    )
+    place(driver, "node0", 3)
+    mark = driver.mark()
+    listing.write(*hosts[:2])
+    place(driver, "node0", 2, since=mark)
+    mark = driver.mark()
+    listing.write(*hosts[:1])
+    if code == 0:
+        place(driver, "node0", 1, since=mark)
+        done.touch()
+    assert driver.wait() == code
+    if code:
+        driver.line(r"no resets left")
