@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode};
 use elastic_rs::rendezvous::protocol::codec::{encode_frame, encode_preamble};
+use elastic_rs::rendezvous::protocol::cooldown::Cooldown;
 use elastic_rs::rendezvous::protocol::message::{
     Failure, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Verdict,
 };
-use elastic_rs::rendezvous::protocol::rules::{Cooldown, Rules, WorkerBounds};
+use elastic_rs::rendezvous::protocol::rules::{Rules, WorkerBounds};
 use elastic_rs::rendezvous::protocol::settings::Settings;
 use serde_json::Value;
 

@@ -10,10 +10,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::cooldown::Range;
 use super::endings::{Ending, Meaning, other_version};
 use super::hosts::Host;
 use super::manager::HostManager;
+use crate::rendezvous::protocol::cooldown::Cooldown;
 
 mod over;
 mod review;
@@ -43,7 +43,7 @@ pub struct Rules {
     /// Troubles longer ago than this do not count.
     pub window: Duration,
     /// For how long a host is kept out; for the whole job without it.
-    pub range: Option<Range>,
+    pub cooldown: Option<Cooldown>,
     /// The driver's version, which agents must have.
     pub version: String,
     /// The Python that agents are started with, for messages.
@@ -187,7 +187,7 @@ impl Driver {
     /// A driver that knows no host yet.
     pub fn new(rules: Rules, now: Instant) -> Self {
         Self {
-            manager: HostManager::new(rules.range),
+            manager: HostManager::new(rules.cooldown),
             rules,
             agents: BTreeMap::new(),
             places: BTreeMap::new(),

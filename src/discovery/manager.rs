@@ -4,10 +4,10 @@
 //! first appeared in, a change is judged by comparing lists, and times are monotonic.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::cooldown::{Cooldown, Range};
 use super::hosts::Host;
+use crate::rendezvous::protocol::cooldown::{Cooldown, TimesOut};
 
 /// The known hosts.
 #[derive(Clone, Debug, Default)]
@@ -16,9 +16,19 @@ pub struct HostManager {
     hosts: Vec<Known>,
     /// How many hosts were ever added.
     added: u64,
-    range: Option<Range>,
-    /// Of hosts that have failed, whether they are known now or not.
-    out: BTreeMap<String, Cooldown>,
+    cooldown: Option<Cooldown>,
+    /// The hosts that have failed, whether they are known now or not.
+    failed: BTreeMap<String, Failed>,
+}
+
+/// A host that has failed.
+#[derive(Clone, Debug)]
+struct Failed {
+    /// The last time.
+    at: Instant,
+    times_out: TimesOut,
+    /// Until when it is kept out; `None`: for the whole job.
+    until: Option<Instant>,
 }
 
 /// A host, and its age.
@@ -47,9 +57,9 @@ pub const REMOVED: u8 = 1;
 pub const ADDED: u8 = 2;
 
 impl HostManager {
-    /// A manager that knows no host yet. Without a range, hosts that fail are out for the whole job.
-    pub fn new(range: Option<Range>) -> Self {
-        Self { range, ..Self::default() }
+    /// A manager that knows no host yet. Without a cool-down, hosts that fail are out for the whole job.
+    pub fn new(cooldown: Option<Cooldown>) -> Self {
+        Self { cooldown, ..Self::default() }
     }
 
     /// Take a new list. Known hosts keep their order, and new ones follow in that of the list.
@@ -75,9 +85,16 @@ impl HostManager {
         update
     }
 
-    /// Keep a host out, since it has failed. It loses its age.
+    /// Keep a host out, since it has failed. It loses its age. A host that is out already stays out for as long as before.
     pub fn blacklist(&mut self, name: &str, now: Instant) {
-        self.out.entry(name.to_owned()).or_default().fail(self.range, now);
+        if self.is_blacklisted(name, now) {
+            return;
+        }
+        let before = self.failed.get(name);
+        let quiet = before.map_or(Duration::MAX, |failed| now.saturating_duration_since(failed.at));
+        let mut times_out = before.map(|failed| failed.times_out).unwrap_or_default();
+        let until = times_out.put_out(quiet, self.cooldown).and_then(|lasts| now.checked_add(lasts));
+        self.failed.insert(name.to_owned(), Failed { at: now, times_out, until });
         if let Some(at) = self.hosts.iter().position(|known| known.host.name == name) {
             let known = self.hosts.remove(at);
             self.append(known.host);
@@ -86,12 +103,12 @@ impl HostManager {
 
     /// Whether a host is kept out, known or not.
     pub fn is_blacklisted(&self, name: &str, now: Instant) -> bool {
-        self.out.get(name).is_some_and(|cooldown| cooldown.is_out(now))
+        self.failed.get(name).is_some_and(|failed| failed.until.is_none_or(|until| now < until))
     }
 
     /// When a host that is kept out may come back. `None` if it is not out, or for the whole job.
     pub fn back_at(&self, name: &str, now: Instant) -> Option<Instant> {
-        self.out.get(name)?.back_at(now)
+        self.failed.get(name)?.until.filter(|until| now < *until)
     }
 
     /// All hosts of the last list, the oldest first.
@@ -122,8 +139,6 @@ pub fn difference(before: &[Host], after: &[Host]) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::discovery::hosts::parse_list;
 
@@ -159,7 +174,7 @@ mod tests {
     fn a_host_that_vanished_or_failed_comes_back_as_the_youngest() {
         let now = Instant::now();
         let mut manager =
-            HostManager::new(Some(Range { shortest: Duration::from_secs(10), longest: Duration::from_secs(60) }));
+            HostManager::new(Some(Cooldown { min: Duration::from_secs(10), max: Duration::from_secs(60) }));
         manager.update(&hosts("a,b,c"));
         manager.update(&hosts("b,c"));
         manager.update(&hosts("a,b,c"));
@@ -169,8 +184,12 @@ mod tests {
         assert!(manager.is_blacklisted("b", now));
         let back = manager.back_at("b", now).unwrap();
         assert_eq!(order(&manager, back), ["c:1", "a:1", "b:1"]);
+        manager.blacklist("b", now + Duration::from_secs(5));
+        assert_eq!(manager.back_at("b", now), Some(back), "a host that is out is not punished twice");
+        manager.blacklist("b", back);
+        assert_eq!(manager.back_at("b", back), Some(back + Duration::from_secs(20)));
         let ages: Vec<_> = manager.hosts().iter().map(|known| known.age).collect();
-        assert_eq!(ages, [2, 3, 4], "no age is given twice");
+        assert_eq!(ages, [2, 3, 5], "no age is given twice");
     }
 
     #[test]

@@ -7,7 +7,6 @@
 //! | part | what |
 //! |---|---|
 //! | [`hosts`] | `-H`, host files and the lines of a script ↔ hosts (pure) |
-//! | [`cooldown`] | for how long a bad host is kept out (pure) |
 //! | [`manager`] | the known hosts by age, and which of them may be used (pure) |
 //! | [`endings`] | why an agent ended, in words that say what to do (pure) |
 //! | [`machine`] | what the driver does about what happens: starts, leaves, kills, the end of the job (pure) |
@@ -18,7 +17,6 @@
 
 #[cfg(feature = "io")]
 mod agent;
-pub mod cooldown;
 #[cfg(feature = "io")]
 pub mod driver;
 pub mod endings;

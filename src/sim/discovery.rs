@@ -13,10 +13,10 @@ use super::engine::history::Failure;
 use super::engine::queue::Time;
 use super::engine::{Engine, Happens, Model};
 use super::worlds::{Violation, ensure_contract};
-use crate::discovery::cooldown::Range;
 use crate::discovery::endings::Ending;
 use crate::discovery::hosts::Host;
 use crate::discovery::machine::{AgentId, Command, Driver, Rules, Verdict, Word};
+use crate::rendezvous::protocol::cooldown::Cooldown;
 
 /// A cluster, and how many faults it has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -175,7 +175,7 @@ impl Job {
             grace: GRACE,
             host_failures: engine.dice.between(1, 4) as u32,
             window: Duration::from_secs(3600),
-            range: Some(Range { shortest: Duration::from_secs(5), longest: LONGEST_OUT }),
+            cooldown: Some(Cooldown { min: Duration::from_secs(5), max: LONGEST_OUT }),
             version: "1".to_owned(),
             python: "python3".to_owned(),
         };

@@ -7,10 +7,11 @@ use crate::session::{Coordinator, PATIENCE, until_view};
 use elastic_rs::rendezvous::decider::event::SessionId;
 use elastic_rs::rendezvous::decider::hosts::Exclusion;
 use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::protocol::cooldown::Cooldown;
 use elastic_rs::rendezvous::protocol::message::{
     CoordinatorMessage, Failure, Hello, JoinWorkers, NodeId, NodeMessage, Round, Waits,
 };
-use elastic_rs::rendezvous::protocol::rules::{Cooldown, Rules};
+use elastic_rs::rendezvous::protocol::rules::Rules;
 use elastic_rs::rendezvous::protocol::settings::Settings;
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -8,7 +8,6 @@ use std::panic;
 use std::time::Instant;
 
 use bytes::Bytes;
-use elastic_rs::discovery::cooldown::Range;
 use elastic_rs::discovery::driver::{Input, Launching, drive};
 use elastic_rs::discovery::hosts::{self, Host as HostSlots, HostsError};
 use elastic_rs::discovery::machine::{Rules, Verdict};
@@ -16,6 +15,7 @@ use elastic_rs::discovery::manager::{HostManager, difference};
 use elastic_rs::frontend::launch::Signals;
 use elastic_rs::process::Signal;
 use elastic_rs::rendezvous::decider::hosts::Exclusions;
+use elastic_rs::rendezvous::protocol::cooldown::Cooldown;
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -76,7 +76,7 @@ impl DriverOptions {
             grace: seconds("grace", self.grace_s)?,
             host_failures: self.host_failures,
             window: seconds("host_failures_window", self.window_s)?,
-            range: range(self.cooldown_s)?,
+            cooldown: cooldown(self.cooldown_s)?,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             python: self.remote_python.clone(),
         })
@@ -96,12 +96,12 @@ impl DriverOptions {
     }
 }
 
-fn range(cooldown_s: Option<(f64, f64)>) -> PyResult<Option<Range>> {
-    let Some((shortest, longest)) = cooldown_s else { return Ok(None) };
-    let range = Range { shortest: seconds("cooldown", shortest)?, longest: seconds("cooldown", longest)? };
-    if range.shortest.is_zero() || range.shortest > range.longest {
+fn cooldown(cooldown_s: Option<(f64, f64)>) -> PyResult<Option<Cooldown>> {
+    let Some((low, high)) = cooldown_s else { return Ok(None) };
+    let range = Cooldown { min: seconds("cooldown", low)?, max: seconds("cooldown", high)? };
+    if range.min.is_zero() || range.min > range.max {
         return Err(PyValueError::new_err(format!(
-            "the cool-down is `{shortest}` to `{longest}` seconds, must begin above zero and not end before it begins"
+            "the cool-down is `{low}` to `{high}` seconds, must begin above zero and not end before it begins"
         )));
     }
     Ok(Some(range))
@@ -254,7 +254,7 @@ impl HostTable {
     #[new]
     #[pyo3(signature = (*, cooldown_s = None))]
     fn new(cooldown_s: Option<(f64, f64)>) -> PyResult<Self> {
-        let manager = HostManager::new(range(cooldown_s)?);
+        let manager = HostManager::new(cooldown(cooldown_s)?);
         Ok(Self(Mutex::new(Table { manager, told: Vec::new() })))
     }
 

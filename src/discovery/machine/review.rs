@@ -141,14 +141,14 @@ impl Driver {
         let usable = self.manager.hosts().iter().filter(|known| !self.is_out_for_the_job(&known.host.name, now));
         let usable: u64 = usable.map(|known| u64::from(known.host.slots)).sum();
         if self.rules.fixed && usable < u64::from(min) {
-            let reason = format!("{usable} slots are left, and --min-np is {min}: {}", self.troubles());
+            let reason = format!("slots left: {usable}, must be at least {min} (--min-np): {}", self.troubles());
             return self.give_up(reason, now);
         }
         let waited = now.saturating_duration_since(since);
         if waited >= self.rules.elastic_timeout {
             let waited = waited.as_secs_f64();
             let reason = format!(
-                "{up} slots had an agent for {waited:.0} s (--elastic-timeout), and --min-np is {min}: {}",
+                "slots with an agent for {waited:.0} s (--elastic-timeout): {up}, must be at least {min} (--min-np): {}",
                 self.troubles()
             );
             self.give_up(reason, now);
@@ -170,8 +170,8 @@ impl Driver {
             return self.end(Verdict::Succeeded, reason, now);
         }
         let reason = format!(
-            "agents with {slots} slots run on, and --min-np is {min}: they wait for more until their join_timeout; of {all} \
-             hosts these have none: {}",
+            "slots with an agent: {slots}, must be at least {min} (--min-np); the agents wait for more until their \
+             join_timeout; of {all} hosts these have none: {}",
             self.troubles()
         );
         self.give_up(reason, now);
@@ -193,7 +193,7 @@ impl Driver {
         match (troubles.is_empty(), self.manager.hosts().is_empty()) {
             (false, _) => troubles.join("; "),
             (true, true) => "there is no host".to_owned(),
-            (true, false) => "the hosts have no more".to_owned(),
+            (true, false) => "no further host is known".to_owned(),
         }
     }
 

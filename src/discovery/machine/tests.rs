@@ -16,7 +16,7 @@ fn rules(min_slots: u32, fixed: bool) -> Rules {
         grace: s(40),
         host_failures: 3,
         window: s(3600),
-        range: None,
+        cooldown: None,
         version: "1.0".to_owned(),
         python: "python3".to_owned(),
     }
@@ -210,8 +210,8 @@ fn an_agent_that_does_not_start_is_tried_again_and_its_host_kept_out_at_last() {
 
 #[test]
 fn a_host_that_is_out_comes_back_after_its_cool_down_if_it_is_listed() {
-    let range = Some(Range { shortest: s(10), longest: s(60) });
-    let mut bench = Bench::new(Rules { range, host_failures: 1, ..rules(1, false) });
+    let cooldown = Some(Cooldown { min: s(10), max: s(60) });
+    let mut bench = Bench::new(Rules { cooldown, host_failures: 1, ..rules(1, false) });
     let agents = bench.found("a:2,b:2");
     bench.driver.on_up(agents[0], "1.0", bench.now);
     bench.ended(agents[1], 127, None, &[]);
@@ -318,7 +318,10 @@ fn fixed_hosts_that_can_never_be_enough_end_the_job_at_once() {
     bench.ended(agents[0], 143, Some("signal"), &[]);
     let (verdict, reason) = bench.end().unwrap();
     assert_eq!(verdict, Verdict::GivenUp);
-    assert!(reason.starts_with("2 slots are left, and --min-np is 4: host `b`: ssh cannot connect: "), "{reason}");
+    assert!(
+        reason.starts_with("slots left: 2, must be at least 4 (--min-np): host `b`: ssh cannot connect: "),
+        "{reason}"
+    );
 }
 
 #[test]
@@ -336,7 +339,10 @@ fn too_few_slots_end_the_job_after_the_elastic_timeout() {
     assert_eq!(bench.commands(), [tell(agents[0], Word::Leave)]);
     bench.ended(agents[0], 143, Some("signal"), &[]);
     let (_, reason) = bench.end().unwrap();
-    assert!(reason.starts_with("2 slots had an agent for 600 s (--elastic-timeout), and --min-np is 4"), "{reason}");
+    assert!(
+        reason.starts_with("slots with an agent for 600 s (--elastic-timeout): 2, must be at least 4 (--min-np)"),
+        "{reason}"
+    );
 }
 
 #[test]
@@ -375,5 +381,9 @@ fn detached_agents_run_on_and_the_driver_ends_when_all_are_started() {
     bench.ended(agents[1], 255, None, &["refused"]);
     let (verdict, reason) = bench.end().unwrap();
     assert_eq!(verdict, Verdict::GivenUp);
-    assert!(reason.contains("--min-np is 4") && reason.contains("host `b`: ssh cannot connect: refused"), "{reason}");
+    assert!(
+        reason.contains("slots with an agent: 2, must be at least 4 (--min-np)")
+            && reason.contains("host `b`: ssh cannot connect: refused"),
+        "{reason}"
+    );
 }

@@ -15,8 +15,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::node::Origin;
+use crate::rendezvous::protocol::cooldown::TimesOut;
 use crate::rendezvous::protocol::message::NodeId;
-use crate::rendezvous::protocol::rules::{Cooldown, Rules};
+use crate::rendezvous::protocol::rules::Rules;
 use crate::rendezvous::protocol::settings::Settings;
 
 /// Number of hosts that are remembered. The ones that were quiet for longest are forgotten first.
@@ -27,8 +28,6 @@ const MOST_BLAMED: usize = 1_000;
 const REMEMBERED: usize = 2;
 /// Number of hosts that a text names.
 const SHOWN: usize = 4;
-/// The time without a first failure that takes one doubling of the cool-down back.
-const FORGIVES_AFTER: Duration = Duration::from_secs(24 * 3600);
 
 /// The hosts that are kept out, by run id. Runs without such hosts are not in it.
 pub type Exclusions = BTreeMap<String, Vec<Exclusion>>;
@@ -87,8 +86,7 @@ struct Strike {
 struct Record {
     departures: VecDeque<Instant>,
     strikes: VecDeque<Strike>,
-    /// How often the host was put out. See [`FORGIVES_AFTER`].
-    times_out: u32,
+    times_out: TimesOut,
 }
 
 impl Record {
@@ -96,11 +94,9 @@ impl Record {
         self.departures.back().copied().max(self.strikes.back().map(|strike| strike.at))
     }
 
-    /// How often the host was put out, less what time has forgiven.
-    fn weight(&self, now: Instant) -> u32 {
-        let quiet = self.strikes.back().map_or(Duration::MAX, |strike| now.saturating_duration_since(strike.at));
-        let forgiven = u32::try_from(quiet.as_secs() / FORGIVES_AFTER.as_secs()).unwrap_or(u32::MAX);
-        self.times_out.saturating_sub(forgiven)
+    /// The time since the last first failure.
+    fn quiet(&self, now: Instant) -> Duration {
+        self.strikes.back().map_or(Duration::MAX, |strike| now.saturating_duration_since(strike.at))
     }
 
     fn recent(&self, rules: &Rules, now: Instant) -> usize {
@@ -109,7 +105,7 @@ impl Record {
 
     fn matters(&self, settings: &Settings, now: Instant) -> bool {
         let departed = self.departures.back().is_some_and(|at| is_recent(*at, settings.rejoin_window, now));
-        departed || self.recent(&settings.rules, now) > 0 || self.weight(now) > 0
+        departed || self.recent(&settings.rules, now) > 0 || self.times_out.after(self.quiet(now)) > 0
     }
 }
 
@@ -177,7 +173,7 @@ impl Hosts {
         }
         let limit = rules.host_failures as usize;
         let record = self.record(origin, settings, now);
-        let weight = record.weight(now);
+        let quiet = record.quiet(now);
         record.strikes.push_back(Strike { at: now, rank });
         while record.strikes.len() > REMEMBERED * limit {
             record.strikes.pop_front();
@@ -186,8 +182,7 @@ impl Hosts {
         if count < limit {
             return Judged::Counted(count);
         }
-        record.times_out = weight.saturating_add(1);
-        let until = rules.cooldown.map(|cooldown| now + lasts(cooldown, weight));
+        let until = record.times_out.put_out(quiet, rules.cooldown).map(|lasts| now + lasts);
         let window = rules.host_failures_window;
         let why = match count {
             1 => "the first failure of a round was there (host_failures)".to_owned(),
@@ -223,7 +218,7 @@ impl Hosts {
             record.strikes.retain(|strike| strike.rank != Some(rank));
             let enough = record.recent(rules, now) >= rules.host_failures as usize;
             if record.strikes.len() < before && !enough && self.out.remove(origin).is_some() {
-                record.times_out = record.times_out.saturating_sub(1);
+                record.times_out.take_back();
                 freed.push(origin.clone());
             }
         }
@@ -331,12 +326,6 @@ impl Hosts {
 
 fn is_recent(at: Instant, window: Duration, now: Instant) -> bool {
     now.saturating_duration_since(at) < window
-}
-
-/// How long a host is out that was put out `before` times.
-fn lasts(cooldown: Cooldown, before: u32) -> Duration {
-    let doubled = 1_u32.checked_shl(before).and_then(|times| cooldown.min.checked_mul(times));
-    doubled.map_or(cooldown.max, |lasts| lasts.min(cooldown.max))
 }
 
 /// How long something holds, in words.

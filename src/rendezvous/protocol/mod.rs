@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`settings`] | a node's settings: min and max nodes, time limits |
 //! | [`rules`] | what a job asks beyond the settings of earlier releases |
+//! | [`cooldown`] | for how long a host is kept out |
 //! | [`message`] | the messages |
 //! | [`place`], [`ending`] | what messages hold: places in rounds; how a worker failed, and how a job ended |
 //! | [`capability`] | what a peer of another release understands |
@@ -14,6 +15,7 @@
 pub mod bounds;
 pub mod capability;
 pub mod codec;
+pub mod cooldown;
 pub mod ending;
 #[cfg(feature = "io")]
 pub(crate) mod frames;

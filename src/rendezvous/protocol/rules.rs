@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::cooldown::Cooldown;
 use super::message::{Hello, NodeMessage};
 use super::settings::{LONGEST_WAIT, Settings};
 
@@ -58,21 +59,16 @@ pub struct WorkerBounds {
 /// Most workers of a world: ranks are numbers of 32 bits with a sign.
 pub const MOST_WORKERS: u32 = i32::MAX as u32;
 
-/// `2`, or `2 to 4`.
+/// `2`, `2 to 4`, or `2 or more`.
 impl fmt::Display for WorkerBounds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { min, max } = self;
-        if min == max { write!(f, "{min}") } else { write!(f, "{min} to {max}") }
+        match *max {
+            max if max == *min => write!(f, "{min}"),
+            MOST_WORKERS => write!(f, "{min} or more"),
+            max => write!(f, "{min} to {max}"),
+        }
     }
-}
-
-/// How long a host is out: `min` at first, twice as long each time, `max` at most.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cooldown {
-    /// Above zero.
-    pub min: Duration,
-    /// At least `min`.
-    pub max: Duration,
 }
 
 impl Rules {
