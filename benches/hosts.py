@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import queue
 import re
 import shlex
 import signal
@@ -21,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,37 +50,49 @@ def serving(names: int) -> Iterator[SshServer]:
             server.stop()
 
 
-@contextlib.contextmanager
-def driving(server: SshServer, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a driver whose workers wait, and end it."""
-    command = [sys.executable, "-m", "elastic_rs.run", f"--ssh={server.command()}", "--shutdown-timeout=2", *flags]
-    worker = ["--no-python", "sleep", "100000"]
-    env = os.environ | {"ELASTIC_RS_LOG": "info", "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [*command, *worker], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
-    )
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=60)
+class Driver:
+    """A driver whose workers wait."""
 
+    def __init__(self, server: SshServer, *flags: str) -> None:
+        command = [sys.executable, "-m", "elastic_rs.run", f"--ssh={server.command()}", "--shutdown-timeout=2", *flags]
+        env = os.environ | {"ELASTIC_RS_LOG": "info", "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [*command, "--no-python", "sleep", "100000"],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._lines: queue.SimpleQueue[tuple[float, str]] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+        self._seen: list[str] = []
 
-def until(process: subprocess.Popen[str], pattern: str, count: int = 1) -> float:
-    """Wait for so many lines, and return when the last one came."""
-    deadline = time.monotonic() + LIMIT_S
-    seen = []
-    assert process.stdout is not None
-    for line in process.stdout:
-        seen.append(line)
-        if re.search(pattern, line):
-            count -= 1
-        if count == 0:
-            return time.monotonic()
-        if time.monotonic() > deadline:
-            break
-    raise SystemExit(f"error: no line like `{pattern}`:\n{''.join(seen[-20:])}")
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(LIMIT_S)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put((time.monotonic(), line))
+
+    def until(self, pattern: str, count: int = 1) -> float:
+        """Wait for so many lines, and return when the last one came."""
+        deadline = time.monotonic() + LIMIT_S
+        while True:
+            try:
+                at, line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                shown = "".join(self._seen[-20:])
+                raise SystemExit(f"error: no line like `{pattern}` within {LIMIT_S:g} s:\n{shown}") from None
+            self._seen.append(line)
+            count -= re.search(pattern, line) is not None
+            if count == 0:
+                return at
 
 
 def added(server: SshServer, repetitions: int) -> list[float]:
@@ -94,18 +108,18 @@ def added(server: SshServer, repetitions: int) -> list[float]:
         f"if text.count('node') > 1 and not os.path.exists({str(told)!r}):\n"
         f"    pathlib.Path({str(told)!r}).write_text(str(time.monotonic()))\n"
     )
+    command = shlex.join([sys.executable, "-I", "-S", str(script)])
     for number in range(repetitions + 1):
         listing.write_text("node0:1\n")
         told.unlink(missing_ok=True)
-        discovery = f"--host-discovery-script={sys.executable} -I -S {shlex.quote(str(script))}"
-        with driving(
-            server, discovery, "--discovery-interval=0.2", "--min-np=1", "--rdzv-conf=last_call_timeout=5"
-        ) as run:
-            until(run, r"rank 0 of 1")
+        flags = ("--discovery-interval=0.2", "--min-np=1", "--rdzv-conf=last_call_timeout=1")
+        with Driver(server, f"--host-discovery-script={command}", *flags) as driver:
+            driver.until(r"rank 0 of 1,")
             listing.write_text("node0:1\nnode1:1\n")
-            joined = until(run, r"joined")
+            joined = driver.until(r"\) joined \(2 nodes")
             if number:  # the first one fills caches
                 found.append(joined - float(told.read_text()))
+                print(f"host added, agent joined: {found[-1]:.3f} s", flush=True)
     return found
 
 
@@ -122,8 +136,8 @@ def many(server: SshServer, count: int) -> float:
     """Measure the seconds until all agents run."""
     hosts = ",".join(f"node{number}" for number in range(count))
     began = time.monotonic()
-    with driving(server, "-H", hosts, "--start-timeout=120") as run:
-        return until(run, r"an agent runs on node", count) - began
+    with Driver(server, "-H", hosts, "--start-timeout=120") as driver:
+        return driver.until(r"an agent runs on node", count) - began
 
 
 def main() -> int:
@@ -134,7 +148,10 @@ def main() -> int:
     with serving(args.agents) as server:
         joins = added(server, args.repetitions)
         parallel_ssh(server, args.agents)
-        pairs = [(parallel_ssh(server, args.agents), many(server, args.agents)) for _ in range(3)]
+        pairs = []
+        for _ in range(3):
+            pairs.append((parallel_ssh(server, args.agents), many(server, args.agents)))
+            print(f"{args.agents} times ssh HOST true: {pairs[-1][0]:.2f} s, agents: {pairs[-1][1]:.2f} s", flush=True)
     ssh_s, agents_s = (statistics.median(times) for times in zip(*pairs, strict=True))
     print(f"host added, agent joined: median {statistics.median(joins):.3f} s, at most {max(joins):.3f} s")
     times = agents_s / ssh_s
