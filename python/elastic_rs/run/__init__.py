@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from elastic_rs._elastic_rs import Launched, LaunchOptions
+    from elastic_rs.discovery import HostDiscovery
     from elastic_rs.run._options import Rendezvous
 
 __all__ = ["main"]
@@ -36,7 +37,12 @@ FAILED = 1
 INTERRUPTED = 130
 
 
-def main(args: Sequence[str] | None = None, *, told: Callable[[str], None] = lambda _: None) -> int:
+def main(
+    args: Sequence[str] | None = None,
+    *,
+    discovery: HostDiscovery | None = None,
+    told: Callable[[str], None] = lambda _: None,
+) -> int:
     """Run the workers of one node until the job has ended, or check the node (``doctor``), and return the exit code.
 
     With hosts (``-H`` and the like) agents on those do that, which are started here.
@@ -45,11 +51,12 @@ def main(args: Sequence[str] | None = None, *, told: Callable[[str], None] = lam
 
     Args:
         args: the command line; that of this process if None.
+        discovery: finds the hosts, instead of ``-H`` and the like.
         told: called with :attr:`elastic_rs._elastic_rs.Launched.outcome`, if this node gets so far.
     """
     argv = sys.argv[1:] if args is None else list(args)
     try:
-        return _run(argv, told)
+        return _run(argv, discovery, told)
     except UsageError as error:
         fail(str(error), hint=error.hint)
     except KeyboardInterrupt:
@@ -57,7 +64,7 @@ def main(args: Sequence[str] | None = None, *, told: Callable[[str], None] = lam
         return INTERRUPTED
 
 
-def _run(argv: Sequence[str], told: Callable[[str], None]) -> int:
+def _run(argv: Sequence[str], discovery: HostDiscovery | None, told: Callable[[str], None]) -> int:
     if argv[:1] == ["doctor"]:
         from elastic_rs import doctor
 
@@ -69,10 +76,10 @@ def _run(argv: Sequence[str], told: Callable[[str], None]) -> int:
     from elastic_rs.run import _options, _script
 
     show_logs_if_asked()
-    if is_driver(args):
+    if is_driver(args, discovers=discovery is not None):
         from elastic_rs.run._driver import drive
 
-        return drive(argv, args)
+        return drive(argv, args, discovery)
     if why := _options.why_torch(args):
         from elastic_rs.run._torch import hand_over
 

@@ -49,15 +49,20 @@ OF_A_LOGIN = {
 OF_A_SESSION = ("SSH_", "XDG_", "DBUS_", "BASH_FUNC_")
 
 
-def drive(argv: Sequence[str], args: argparse.Namespace) -> int:
+def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | None = None) -> int:
     """Run a job on hosts until it has ended, and return the exit code.
+
+    Args:
+        argv: the command line.
+        args: what it says.
+        given: finds the hosts, if no flag does.
 
     Raises:
         UsageError: the command line is not valid.
     """
     _check(args)
     slots = _default_slots(args)
-    discovery, fixed = _discovery_of(args, slots)
+    discovery, fixed = _discovery_of(args, slots) if given is None else (given, _fixed(given))
     least, most = _bounds(args, fixed)
     endpoint, port = _endpoint_of(args)
     if args.detach:
@@ -173,6 +178,10 @@ def _discovery_of(args: argparse.Namespace, slots: int) -> tuple[HostDiscovery, 
         )
         raise UsageError(f"{flag}: {error}") from None
     return _named(args.host_discovery, slots), None
+
+
+def _fixed(discovery: HostDiscovery) -> dict[str, int] | None:
+    return discovery.find_available_hosts_and_slots() if isinstance(discovery, FixedHosts) else None
 
 
 def _named(text: str, slots: int) -> HostDiscovery:

@@ -113,17 +113,18 @@ VARIABLES = tuple(f"PET_{dest.upper()}" for dest in FLAGS)
 """Variables that agents must not see: they would become drivers."""
 
 
-def is_driver(args: argparse.Namespace) -> bool:
-    """Whether the command line names hosts.
+def is_driver(args: argparse.Namespace, *, discovers: bool = False) -> bool:
+    """Whether the command line names hosts, or the caller has a discovery that does.
 
     Raises:
         UsageError: it names them in two ways, or has flags that mean nothing without hosts.
     """
     given = [dest for dest in FLAGS if getattr(args, dest) is not None and getattr(args, dest) is not False]
     sources = [dest for dest in given if dest in SOURCES]
-    if len(sources) > 1:
-        raise UsageError(f"{' and '.join(map(_flag, sources))} are given, must be one of them")
-    if given and not sources:
+    ways = [*map(_flag, sources), *(["discovery"] if discovers else [])]
+    if len(ways) > 1:
+        raise UsageError(f"{' and '.join(ways)} are given, must be one of them")
+    if given and not ways:
         raise UsageError(
             f"{_flag(given[0])} is given without hosts, which {', '.join(map(_flag, SOURCES[:-1]))} or "
             f"{_flag(SOURCES[-1])} names"
@@ -131,7 +132,7 @@ def is_driver(args: argparse.Namespace) -> bool:
     for dest in given:
         value = getattr(args, dest)
         setattr(args, dest, _number(dest, value) if dest not in {*SOURCES, "ssh", "remote_python"} else value)
-    return bool(sources)
+    return bool(ways)
 
 
 def _flag(dest: str) -> str:

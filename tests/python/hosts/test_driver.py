@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .conftest import place
+from .conftest import FAMILY, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,7 +154,7 @@ def test_bad_hosts_are_named_and_the_others_undisturbed(
         f"--host-discovery-script={listing.script}",
         *FAST,
         f"--ssh={server.command()}",
-        "--host-failures=1",
+        *("--host-failures=1", "--discovery-timeout=1"),
         worker=("--until", done),
     )
     place(driver, "node0", 1)
@@ -171,6 +171,8 @@ def test_bad_hosts_are_named_and_the_others_undisturbed(
     driver.line(r"line 2 is `node1:0`, its slots must be a number from 1 to 65535", since=mark)
     listing.write()
     driver.line(r"its last list stays: it names no host", since=mark)
+    listing.script.write_text("#!/bin/sh\nexec sleep 1000\n")
+    driver.line(r"its last list stays: `.*hosts.sh` has not ended within 1 s, and was killed", since=mark)
     listing.script.unlink()
     driver.line(r"hosts.sh` cannot be run: No such file", since=mark)
     assert not any("WORKER" in line for line in driver.lines[mark:])
@@ -197,7 +199,59 @@ def test_a_host_that_ssh_does_not_enter_ends_a_fixed_job_with_the_reason(
     server.known_hosts("changed", "stranger")
     driver = drive("-H", "node0:1", "--host-failures=1", f"--ssh={server.command(**ssh)}")
     assert driver.wait() == 1
-    driver.line(rf"^elastic-run: error: 0 slots are left, and --min-np is 1: host `node0`: {expected}")
+    driver.line(rf"^elastic-run: error: slots left: 0, must be at least 1 \(--min-np\): host `node0`: {expected}")
+
+
+# horovod test/single/test_elastic_driver.py: a host fails before the rendezvous, and the other one's workers remain.
+def test_a_host_that_fails_before_the_rendezvous_leaves_the_others(
+    server: SshServer, drive: Drive, tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    ssh = server.command(ports={"node1": 1})
+    driver = drive(
+        *("-H", "node0:2,node1:2", "--min-np=2", "--host-failures=1", *FAST, f"--ssh={ssh}"), worker=("--until", done)
+    )
+    driver.line(r"host `node1`: ssh cannot connect: .*Connection refused; it is out for the job")
+    place(driver, "node0", 2)
+    done.touch()
+    assert driver.wait() == 0
+
+
+# The same in which the job cannot do without.
+def test_a_job_whose_hosts_are_all_lost_ends_with_the_reason(server: SshServer, drive: Drive, job: Job) -> None:
+    driver = drive("-H", "node0:1,node1:1", "--host-failures=1", *FAST, f"--ssh={server.command()}")
+    pids = [int(place(driver, host, 2)["pid"]) for host in ("node0", "node1")]
+    os.kill(ssh_of(job, driver, "node0"), signal.SIGKILL)
+    assert driver.wait() == 1
+    driver.line(
+        r"^elastic-run: error: slots left: 1, must be at least 2 \(--min-np\): host `node0`: ssh was ended by SIGKILL"
+    )
+    job.until_gone(*pids)
+
+
+MINE = """
+from elastic_rs import run
+from elastic_rs.discovery import HostDiscovery
+
+class Mine(HostDiscovery):
+    def find_available_hosts_and_slots(self):
+        return {"localhost": 2}
+
+if __name__ == "__main__":
+    raise SystemExit(run.main(["--min-np=2", "SCRIPT", "--until", "done"], discovery=Mine()))
+"""
+
+
+@pytest.mark.parametrize("way", ["flag", "function"])
+def test_a_class_of_the_users_finds_hosts(job: Job, drive: Drive, tmp_path: Path, way: str) -> None:
+    (tmp_path / "mine.py").write_text(MINE.replace("SCRIPT", str(FAMILY)))
+    if way == "flag":
+        driver = drive("--host-discovery=mine:Mine", "--min-np=2", worker=("--until", "done"), cwd=tmp_path)
+    else:
+        driver = job.start(["env", f"--chdir={tmp_path}", sys.executable, "mine.py"], name="driver")
+    place(driver, "localhost", 2)
+    (tmp_path / "done").touch()
+    assert driver.wait() == 0
 
 
 def test_an_agent_that_cannot_be_is_named(server: SshServer, drive: Drive, tmp_path: Path) -> None:

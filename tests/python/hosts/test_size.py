@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
     from .conftest import Drive, Listing
 
-FAST = ("--rdzv-conf=last_call_timeout=0.5", "--discovery-interval=0.2", "--shutdown-timeout=5")
+CHANGING = ("--rdzv-conf=last_call_timeout=0.5", "--discovery-interval=0.2", "--shutdown-timeout=5")
+# The first world has all hosts, however slowly they start. Later ones do not wait for a last call.
+FIXED = ("--rdzv-conf=last_call_timeout=100", "--shutdown-timeout=5", "--min-np=1")
 FLAKY = """
 import os, pathlib, sys, time
 bad, done, ran = map(pathlib.Path, sys.argv[1:])
@@ -37,28 +39,33 @@ while not done.exists():
 def test_the_host_that_would_pass_max_np_starts_fewer_workers(server: SshServer, drive: Drive, tmp_path: Path) -> None:
     done = tmp_path / "done"
     driver = drive("-H", "node0:2,node1:2", "--max-np=3", f"--ssh={server.command()}", worker=("--until", done))
-    ranks = []
-    since = 0
-    for _ in range(3):
-        driver.line(r"^\[node\d\] WORKER .*world=3", since=since)
-        since = next(at for at, line in enumerate(driver.lines) if at >= since and "] WORKER " in line) + 1
-        ranks.append(driver.lines[since - 1].split()[0] + driver.lines[since - 1].split()[2])
-    assert sorted(ranks) == ["[node0]rank=0", "[node0]rank=1", "[node1]rank=2"]
+    for rank in range(3):
+        driver.line(rf"^\[node\d\] WORKER rank={rank} world=3 ")
     done.touch()
     assert driver.wait() == 0
-    assert sum("] WORKER " in line for line in driver.lines) == 3
+    workers = [line.split()[:3] for line in driver.lines if "] WORKER " in line]
+    assert sorted(rank for _, _, rank in workers) == ["rank=0", "rank=1", "rank=2"]
+    # The host whose agent joined last starts one worker.
+    assert sorted([host for host, _, _ in workers].count(f"[{host}]") for host in ("node0", "node1")) == [1, 2]
 
 
 def test_a_spare_host_steps_in_for_one_that_vanishes(
     server: SshServer, drive: Drive, listing: Listing, tmp_path: Path
 ) -> None:
     done = tmp_path / "done"
-    listing.write("node0:1", "node1:1", "node2:1")
+    listing.write("node0:1", "node1:1")
     driver = drive(
-        *(f"--host-discovery-script={listing.script}", *FAST, "--min-np=1", "--max-np=2", f"--ssh={server.command()}"),
+        *(
+            f"--host-discovery-script={listing.script}",
+            *CHANGING,
+            "--min-np=1",
+            "--max-np=2",
+            f"--ssh={server.command()}",
+        ),
         worker=("--until", done),
     )
     place(driver, "node1", 2)
+    listing.write("node0:1", "node1:1", "node2:1")
     driver.line(r"an agent runs on node2:1")
     mark = driver.mark()
     listing.write("node0:1", "node2:1")
@@ -71,11 +78,11 @@ def test_a_spare_host_steps_in_for_one_that_vanishes(
 def test_too_few_slots_end_the_job_after_the_elastic_timeout(server: SshServer, drive: Drive, listing: Listing) -> None:
     listing.write("node0:1")
     driver = drive(
-        *(f"--host-discovery-script={listing.script}", "--min-np=2", "--elastic-timeout=2", "--discovery-interval=0.2"),
+        *(f"--host-discovery-script={listing.script}", "--min-np=2", "--elastic-timeout=5", "--discovery-interval=0.2"),
         *("--shutdown-timeout=2", f"--ssh={server.command()}"),
     )
     assert driver.wait() == 1
-    driver.line(r"^elastic-run: error: 1 slots had an agent for \d+ s \(--elastic-timeout\), and --min-np is 2: ")
+    driver.line(r"^elastic-run: error: slots with an agent for \d+ s \(--elastic-timeout\): 1, must be at least 2 ")
     assert not any("WORKER" in line for line in driver.lines)
 
 
@@ -83,13 +90,16 @@ def test_too_few_slots_end_the_job_after_the_elastic_timeout(server: SshServer, 
 def test_the_others_go_on_without_the_host_of_rank_0(server: SshServer, drive: Drive, job: Job, tmp_path: Path) -> None:
     done = tmp_path / "done"
     driver = drive(
-        *("-H", "node0:1,node1:1", *FAST, "--min-np=1", "--host-failures=1", f"--ssh={server.command()}"),
+        *("-H", "node0:1,node1:1", *FIXED, "--host-failures=1", f"--ssh={server.command()}"),
         worker=("--until", done),
     )
-    rank_0 = int(place(driver, "node0", 2)["pid"])
+    first = place(driver, "node0", 2)
+    assert first["rank"] == "0"
+    rank_0 = int(first["pid"])
     place(driver, "node1", 2)
     mark = driver.mark()
-    os.kill(next(pid for pid in _above(rank_0) if _is_agent(pid)), signal.SIGKILL)
+    # Its guard is a fork of the agent, with the same command line, and stands between the two.
+    os.kill([pid for pid in _above(rank_0) if _is_agent(pid)][-1], signal.SIGKILL)
     assert place(driver, "node1", 1, since=mark)["rank"] == "0"
     driver.line(r"host `node0`: the connection was lost, or a signal ended the agent", since=mark)
     job.until_gone(rank_0)
@@ -107,7 +117,7 @@ def test_a_host_whose_worker_fails_is_out_and_comes_back(server: SshServer, driv
     script.write_text(FLAKY)
     address = server.names["node1"]
     driver = drive(
-        *("-H", "node0:1,node1:1", "--min-np=1", *FAST, "--max-restarts=9", f"--ssh={server.command()}"),
+        *("-H", "node0:1,node1:1", *FIXED, "--max-restarts=9", f"--ssh={server.command()}"),
         *("--blacklist-cooldown-range", "3", "60"),
         worker=(bad, done, ran),
         script=script,
@@ -128,14 +138,14 @@ def test_without_a_cool_down_a_host_is_out_for_the_job(server: SshServer, drive:
     script.write_text(FLAKY)
     bad.write_text(server.names["node1"])
     driver = drive(
-        *("-H", "node0:1,node1:1", "--min-np=1", *FAST, "--max-restarts=9", f"--ssh={server.command()}"),
+        *("-H", "node0:1,node1:1", *FIXED, "--max-restarts=9", f"--ssh={server.command()}"),
         "--host-failures=2",
         worker=(bad, done, ran),
         script=script,
     )
     driver.line(r"host `node1` is out for the job: ")
     mark = driver.mark()
-    driver.line(r"^\[node0\] WORKER rank=0 world=1")
+    driver.line(r"^\[node0\] WORKER rank=0 world=1", since=mark)
     done.touch()
     assert driver.wait() == 0
     assert not any(line.startswith("[node1] WORKER") for line in driver.lines[mark:])
@@ -146,22 +156,21 @@ def test_without_a_cool_down_a_host_is_out_for_the_job(server: SshServer, drive:
 @pytest.mark.parametrize(("limit", "code"), [(1, 1), (2, 0)])
 def test_resets_are_limited(server: SshServer, drive: Drive, listing: Listing, limit: int, code: int) -> None:
     done = listing.script.with_name("done")
-    hosts = ["node0:1", "node1:1", "node2:1"]
-    listing.write(*hosts)
+    listing.write("node0:1")
     driver = drive(
-        *(f"--host-discovery-script={listing.script}", *FAST, "--min-np=1", f"--reset-limit={limit}"),
+        *(f"--host-discovery-script={listing.script}", *CHANGING, "--min-np=1", f"--reset-limit={limit}"),
         f"--ssh={server.command()}",
         worker=("--until", done),
     )
-    place(driver, "node0", 3)
+    place(driver, "node0", 1)
     mark = driver.mark()
-    listing.write(*hosts[:2])
+    listing.write("node0:1", "node1:1")
     place(driver, "node0", 2, since=mark)
     mark = driver.mark()
-    listing.write(*hosts[:1])
+    listing.write("node0:1")
     if code == 0:
         place(driver, "node0", 1, since=mark)
         done.touch()
     assert driver.wait() == code
     if code:
-        driver.line(r"no resets left")
+        driver.line(r"no resets left: the world may change 1 times \(reset_limit\)")
