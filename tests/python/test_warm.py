@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 from helpers.warm import COLD, DUMP, SCRIPTS, WARM, dumped, run, said, script
 
 
-@pytest.mark.parametrize("how", ["script", "torch", "relative", "module"])
+@pytest.mark.parametrize("how", ["script", pytest.param("torch", marks=pytest.mark.long), "relative", "module"])
 def test_a_warm_worker_finds_what_a_cold_one_finds(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:

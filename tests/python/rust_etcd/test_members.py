@@ -37,7 +37,7 @@ def chosen(cluster: Cluster, node: Process, which: str) -> Member:
     ("which", "how"),
     [
         pytest.param("connected", "kill", marks=LONG),
-        ("connected", "pause"),
+        pytest.param("connected", "pause", marks=LONG),
         ("leader", "kill"),
         pytest.param("leader", "pause", marks=LONG),
         pytest.param("follower", "kill", marks=LONG),
@@ -122,6 +122,7 @@ def test_a_silent_majority_stops_workers_at_the_end_of_their_lease(
     assert "TWO WORLDS" not in "\n".join(line for node in both for line in node.lines)
 
 
+@LONG
 def test_a_member_may_be_replaced(own_cluster: Callable[..., Cluster], nodes: Nodes, job: Job, tmp_path: Path) -> None:
     done, cluster = tmp_path / "done", own_cluster()
     both = nodes.world((2, 3), cluster.endpoint, "--until", done)

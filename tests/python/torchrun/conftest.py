@@ -37,13 +37,16 @@ def shutdown_timeout(seconds: int, agent: str) -> list[str]:
 
 RENDEZVOUS_ALONE = {"test_host", "test_host_of_its_own", "test_listening", "test_rendezvous"}
 """Files that try the rendezvous or its host, which any agent uses alike. With PyTorch's agent they are long."""
+CORE_ALONE = {"test_host", "test_host_of_its_own", "test_process_1", "test_silent_names", "test_without_pidfd"}
+"""Files that try what the core does alike for torchrun and for elastic-run. With torchrun they are long."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        if params.get("agent") == "torch" and item.path.stem in RENDEZVOUS_ALONE:
+        agent, file = params.get("agent"), item.path.stem
+        if (agent == "torch" and file in RENDEZVOUS_ALONE) or (agent == "rust" and file in CORE_ALONE):
             item.add_marker(pytest.mark.long)
 
 

@@ -22,9 +22,9 @@ def assert_clean(nodes: list[Process], world: int) -> None:
 @pytest.mark.parametrize(
     ("agent", "nnodes", "nproc"),
     [
-        ("rust", 1, 2),
         ("rust", 2, 1),
         ("run", 1, 2),
+        pytest.param("rust", 1, 2, marks=pytest.mark.long),
         pytest.param("torch", 2, 1, marks=pytest.mark.long),
         pytest.param("run", 2, 1, marks=pytest.mark.long),
         *(pytest.param(agent, 2, 2, marks=pytest.mark.long) for agent in ("rust", "run", "torch")),

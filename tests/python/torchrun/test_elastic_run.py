@@ -125,7 +125,7 @@ def test_workers_get_the_same(both: Both) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--virtual-local-rank", "--nproc-per-node=2"],
+        pytest.param(["--virtual-local-rank", "--nproc-per-node=2"], marks=pytest.mark.long),
         pytest.param(
             ["--no-python", "--nproc-per-node=1", "--signals-to-handle=SIGTERM,SIGUSR1"], marks=pytest.mark.long
         ),

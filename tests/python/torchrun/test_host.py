@@ -30,10 +30,10 @@ def start_with_host(start: Start, others: int, *worker: str | Path, **how: str) 
 @pytest.mark.parametrize(
     ("agent", "whole_job"),
     [
-        ("rust", True),
+        ("run", True),
         ("run", False),
-        pytest.param("rust", False, marks=pytest.mark.long),
-        pytest.param("run", True, marks=pytest.mark.long),
+        ("rust", True),
+        ("rust", False),
     ],
     indirect=["agent"],
 )

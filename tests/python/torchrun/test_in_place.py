@@ -190,11 +190,9 @@ def test_the_others_survive_a_killed_agent_or_guard(start: Start, job: Job, done
     ended_well(done, kept, *(() if who == "agent" else (lost,)))
 
 
+@LONG
 @run_alone
-@pytest.mark.parametrize(
-    "phase",
-    ["sync", *(pytest.param(it, marks=LONG) for it in ("restore", "leave", "group", "grouped", "reset", "synced"))],
-)
+@pytest.mark.parametrize("phase", ["sync", "restore", "leave", "group", "grouped", "reset", "synced"])
 def test_a_second_worker_may_be_killed_in_any_phase_of_a_change(start: Start, done: Path, phase: str) -> None:
     nodes = [start(number, "--until", done, "--die-in", phase, nnodes="2", nproc=2, script=STEPS) for number in (2, 3)]
     before = [worlds_of(node, 4, workers=2) for node in nodes]

@@ -29,6 +29,7 @@ def test_workers_train_over_a_restart_and_start_processes(job: Job) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("agent", ["run"], indirect=True)
 def test_nodes_come_and_go(start: Start, job: Job, tmp_path: Path) -> None:
     done, warm = tmp_path / "done", ["--warm-start=torch"]

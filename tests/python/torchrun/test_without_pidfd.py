@@ -16,9 +16,10 @@ WITHOUT = [sys.executable, str(SCRIPTS / "without_pidfd.py")]
 cases = pytest.mark.parametrize(
     ("agent", "error"),
     [
-        ("rust", "ENOSYS"),
+        ("run", "ENOSYS"),
         ("run", "EPERM"),
-        *(pytest.param(*case, marks=pytest.mark.long) for case in (("rust", "EPERM"), ("run", "ENOSYS"))),
+        ("rust", "ENOSYS"),
+        ("rust", "EPERM"),
     ],
     indirect=["agent"],
 )
