@@ -8,8 +8,8 @@ MAKEFLAGS += --no-print-directory
 # tools/environment.py makes both environments. Its opening lines say why there are two.
 VENV := build/venv
 PY := $(VENV)/bin/python
-# Arguments that are passed on: DEMO_ARGS to examples/demo.py, PYTEST_ARGS to pytest, BENCH_ARGS to benches/rendezvous.py,
-# STORE_BENCH_ARGS, PROCESS_BENCH_ARGS, AGENT_BENCH_ARGS, RUN_BENCH_ARGS, WARM_BENCH_ARGS, ETCD_BENCH_ARGS and IN_PLACE_BENCH_ARGS to
+# Arguments that are passed on: DEMO_ARGS to examples/demo.py, or with --hosts to demo_hosts.py, PYTEST_ARGS to pytest, BENCH_ARGS to
+# benches/rendezvous.py, STORE_BENCH_ARGS, PROCESS_BENCH_ARGS, AGENT_BENCH_ARGS, RUN_BENCH_ARGS, WARM_BENCH_ARGS, ETCD_BENCH_ARGS and IN_PLACE_BENCH_ARGS to
 # the benchmark of that name, and GPU_CHECK_ARGS to tools/gpu_check.py.
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
@@ -62,7 +62,7 @@ setup: ## install PyTorch and tools outside the tree, once; see tools/environmen
 	if [ -n "$${PYTHON:-}" ] && [ "$$python" != "$$PYTHON" ]; then \
 		echo "warning: PYTHON=$$PYTHON is not a Python >= 3.11; using $$python" >&2; fi; \
 	"$$python" tools/environment.py
-	@$(if $(filter setup,$(MAKECMDGOALS)),$(PY) tools/find_etcd.py >/dev/null; $(PY) tools/find_slurm.py >/dev/null)
+	@$(if $(filter setup,$(MAKECMDGOALS)),$(PY) tools/find_etcd.py >/dev/null; $(PY) tools/find_slurm.py >/dev/null; $(PY) tools/find_sshd.py >/dev/null)
 
 build: require-cargo setup ## build the wheel into dist/ and install it into build/venv
 	$(say) 'build: wheel (maturin, release)'

@@ -172,7 +172,7 @@ def serving(folder: Path, marker: str) -> Iterator[object]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="A job whose hosts come, go and fail.")
-    parser.add_argument("--epochs", type=int, default=100, help="epochs to train (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=250, help="epochs to train (default: %(default)s)")
     parser.add_argument("--time-limit", type=float, default=300, metavar="SECONDS", help="(default: %(default)s)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="elastic_rs-demo-") as name:

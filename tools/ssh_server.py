@@ -61,7 +61,8 @@ class SshServer:
             "KbdInteractiveAuthentication no",
             "PermitRootLogin yes",
             "MaxStartups 1000",
-            *([f"SetEnv {' '.join(f'{name}={value}' for name, value in variables.items())}"] if variables else []),
+            # bash reads the user's .bashrc in the first shell of a connection, which may take longer than all else.
+            f"SetEnv SHLVL=1 {' '.join(f'{name}={value}' for name, value in (variables or {}).items())}",
         ]
         config = folder / "sshd_config"
         config.write_text("\n".join(lines) + "\n")

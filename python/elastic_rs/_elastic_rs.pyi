@@ -324,7 +324,7 @@ class DriverOptions:
     """
     The options of a driver. Times are in seconds.
     """
-    def __new__(self, /, min_slots: SupportsIndex, fixed: bool, detach: bool, start_timeout_s: SupportsFloat | SupportsIndex, elastic_timeout_s: SupportsFloat | SupportsIndex, discovery_timeout_s: SupportsFloat | SupportsIndex, grace_s: SupportsFloat | SupportsIndex, host_failures: SupportsIndex, window_s: SupportsFloat | SupportsIndex, cooldown_s: tuple[SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex] | None, ssh: SupportsGetItem[int, str], remote_python: str, python: str, letter: str, port: SupportsIndex) -> DriverOptions: ...
+    def __new__(self, /, min_slots: SupportsIndex, fixed: bool, detach: bool, start_timeout_s: SupportsFloat | SupportsIndex, elastic_timeout_s: SupportsFloat | SupportsIndex, discovery_timeout_s: SupportsFloat | SupportsIndex, grace_s: SupportsFloat | SupportsIndex, host_failures: SupportsIndex, window_s: SupportsFloat | SupportsIndex, cooldown_s: tuple[SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex] | None, ssh: SupportsGetItem[int, str], remote_python: str, python: str, job: str, port: SupportsIndex) -> DriverOptions: ...
     @property
     def cooldown_s(self, /) -> tuple[float, float] | None:
         """
@@ -361,9 +361,9 @@ class DriverOptions:
         After how many troubles a host is kept out.
         """
     @property
-    def letter(self, /) -> str:
+    def job(self, /) -> str:
         """
-        What each agent is told: one line.
+        The job, which each agent gets: one line.
         """
     @property
     def min_slots(self, /) -> int:

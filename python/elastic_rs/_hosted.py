@@ -1,14 +1,15 @@
 """``python -m elastic_rs._hosted``: the agent on a host, which a driver started by ``ssh``.
 
-Its standard input has a line for this agent, a line for all agents of the job, and then words of the driver, one in
-each line. The end of the input means that the driver or the connection is gone: the node leaves the job then. What the
-agent says of itself on standard output is told from its workers' output by a token.
+Its standard input has a line for this agent, a line for all agents of the job, and then requests of the driver, one in
+each line. The end of the input means that the driver or the connection is gone: the node leaves the job then. The agent
+reports on standard output. A token tells its reports from its workers' output.
 
-It says that it runs before it imports what only the job needs.
+It reports that it runs before it imports what only the job needs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -22,38 +23,38 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import IO, Any
 
-    Say = Callable[[dict[str, Any]], None]
+    Report = Callable[[dict[str, Any]], None]
 
 
 def main() -> int:
     """Run the agent, and return its exit code."""
-    words = _own_input()
+    requests = _take_input()
     try:
-        own = json.loads(words.readline())
-        say = _voice(own["token"])
-        say({"up": {"version": _elastic_rs.VERSION}})
-        job = json.loads(words.readline())
+        own = json.loads(requests.readline())
+        report = _reporter(own["token"])
+        report({"up": {"version": _elastic_rs.VERSION}})
+        job = json.loads(requests.readline())
     except ValueError:
         return 1  # the driver has gone
-    _settle(job)
+    _enter(job)
     if job["detach"]:
-        if _detach(job, own, say):
+        if _detach(job, own, report):
             return 0
-        words.close()
-        say = _nobody
+        requests.close()
+        report = _report_to_nobody
     else:
         leave = int(job["leave"])
-        _start(lambda: _listen(words, leave))
+        _start(lambda: _obey(requests, leave))
     from elastic_rs import run
 
-    return run.main(_command_line(own, job), told=lambda outcome: say({"ended": {"outcome": outcome}}))
+    return run.main(_command_line(own, job), told=lambda outcome: report({"ended": {"outcome": outcome}}))
 
 
-def _own_input() -> IO[bytes]:
-    """Take standard input away from workers, which inherit it."""
-    words = os.fdopen(os.dup(0), "rb")
+def _take_input() -> IO[bytes]:
+    """Move standard input elsewhere, since workers would inherit it."""
+    requests = os.fdopen(os.dup(0), "rb")
     _replace(0, os.open(os.devnull, os.O_RDONLY))
-    return words
+    return requests
 
 
 def _replace(descriptor: int, by: int) -> None:
@@ -61,23 +62,21 @@ def _replace(descriptor: int, by: int) -> None:
     os.close(by)
 
 
-def _voice(token: str) -> Say:
-    def say(words: dict[str, Any]) -> None:
-        # One write: a worker may write at the same time. Without a driver nobody hears it.
-        try:
-            os.write(1, f"elastic_rs-agent {token} {json.dumps(words)}\n".encode())
-        except OSError:
-            return
+def _reporter(token: str) -> Report:
+    def report(what: dict[str, Any]) -> None:
+        # One write, because a worker may write at the same time. The driver may be gone.
+        with contextlib.suppress(OSError):
+            os.write(1, f"elastic_rs-agent {token} {json.dumps(what)}\n".encode())
 
-    return say
+    return report
 
 
-def _nobody(_: dict[str, Any]) -> None:
-    """Say it to nobody."""
+def _report_to_nobody(_: dict[str, Any]) -> None:
+    """A detached agent has no driver."""
 
 
-def _settle(job: dict[str, Any]) -> None:
-    """Go where the driver is, and take its variables."""
+def _enter(job: dict[str, Any]) -> None:
+    """Change to the driver's working folder, and take its variables."""
     from elastic_rs.run._host_flags import VARIABLES
 
     try:
@@ -91,8 +90,8 @@ def _settle(job: dict[str, Any]) -> None:
         os.environ.pop(name, None)
 
 
-def _detach(job: dict[str, Any], own: dict[str, Any], say: Say) -> bool:
-    """Go on in a process that needs no connection, and whose output goes to a file. True in the one that has it."""
+def _detach(job: dict[str, Any], own: dict[str, Any], report: Report) -> bool:
+    """Fork a process that goes on without the connection, and whose output goes to a file. True in the parent."""
     path = os.path.join(job["cwd"], f"{job['log']}-{own['age']}.log")  # noqa: PTH118 - pathlib is not imported yet
     try:
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -101,7 +100,7 @@ def _detach(job: dict[str, Any], own: dict[str, Any], say: Say) -> bool:
     child = os.fork()
     if child:
         sys.stderr.write(f"elastic-run: the agent is pid {child}, and its output is in {path}\n")
-        say({"ended": {"outcome": "detached"}})
+        report({"ended": {"outcome": "detached"}})
         return True
     os.setsid()
     os.dup2(log, 1)
@@ -132,10 +131,10 @@ def _start(run: Callable[[], None]) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _listen(words: IO[bytes], leave: int) -> None:
-    """Do what the driver says, until there is no driver."""
+def _obey(requests: IO[bytes], leave: int) -> None:
+    """Carry out the driver's requests. Leave when their stream ends."""
     leaving = False
-    for line in words:
+    for line in requests:
         word, _, number = line.decode(errors="replace").strip().partition(" ")
         if word == "leave" and not leaving:
             os.kill(os.getpid(), leave)

@@ -1,7 +1,7 @@
 //! One agent: the process through which it runs (`ssh`, or the agent itself on the driver's machine), and its three streams.
 //!
-//! Its standard input carries what it is to do, and its end tells it to leave: so an agent notices when this process dies, or when
-//! the connection is lost. Variables travel there too, and never on a command line, which everybody on a host can read.
+//! Its standard input carries the job, its variables included, and then requests. Command lines would show variables to everybody on
+//! a host. The end of the input tells the agent to leave, so it notices when this process dies or the connection is lost.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -23,10 +23,10 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::endings::Ending;
-use super::greeting::{Ear, Said};
 use super::hosts::Host;
-use super::machine::{AgentId, Word};
+use super::machine::{AgentId, Request};
 use super::output::{Output, Stream};
+use super::reports::{Report, ReportFilter};
 use crate::process::{Lines, Part};
 
 /// How agents are started.
@@ -38,8 +38,8 @@ pub struct Launching {
     pub remote_python: String,
     /// The Python on this machine.
     pub python: OsString,
-    /// What each agent is told, one line, which the driver does not look into.
-    pub letter: Bytes,
+    /// The job: one line, which all agents get, and which the driver does not parse.
+    pub job: Bytes,
     /// The port of the coordinator.
     pub port: u16,
 }
@@ -86,7 +86,7 @@ pub(super) enum News {
 #[derive(Debug)]
 pub(super) enum Order {
     /// Pass this on.
-    Tell(Word),
+    Tell(Request),
     /// End the connection.
     Kill,
 }
@@ -104,9 +104,9 @@ pub(super) struct Connection {
     pub(super) output: Output,
 }
 
-/// What the tasks of one connection know together.
+/// State that the tasks of one connection share.
 #[derive(Debug, Default)]
-struct Known {
+struct Shared {
     up: bool,
     /// What came on standard error before the agent was up: why it does not come up, if it does not.
     held: VecDeque<Vec<u8>>,
@@ -128,38 +128,39 @@ impl Connection {
         let started =
             spawn_blocking(move || spawn(&command)).await.map_err(io::Error::other).and_then(|started| started);
         let ending = match started.and_then(Process::new) {
-            Ok(process) => self.accompany(process).await,
-            Err(error) => Ending { words: vec![error.to_string()], ..Ending::default() },
+            Ok(process) => self.run(process).await,
+            Err(error) => Ending { last_lines: vec![error.to_string()], ..Ending::default() },
         };
         // The driver may have ended.
         let _ = self.news.send((self.agent, News::Ended(ending)));
     }
 
-    async fn accompany(&mut self, process: Process) -> Ending {
+    async fn run(&mut self, process: Process) -> Ending {
         let Process { child, end, stdin, stdout, stderr } = process;
-        let known = Arc::new(Mutex::new(Known::default()));
+        let shared = Arc::new(Mutex::new(Shared::default()));
         let prefix = format!("[{}] ", self.host.name).into_bytes();
-        let ear = Ear::new(&self.token);
-        let heard =
-            hear(stdout, ear, prefix.clone(), known.clone(), self.output.clone(), (self.agent, self.news.clone()));
-        let overheard = overhear(stderr, prefix, known.clone(), self.output.clone());
-        let mut reading = tokio::spawn(async move { tokio::join!(heard, overheard) });
+        let reports = ReportFilter::new(&self.token);
+        let news = (self.agent, self.news.clone());
+        let out = read_stdout(stdout, reports, prefix.clone(), shared.clone(), self.output.clone(), news);
+        let err = read_stderr(stderr, prefix, shared.clone(), self.output.clone());
+        let mut reading = tokio::spawn(async move { tokio::join!(out, err) });
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let status = self.write_until(ended(child, end), stdin, pid).await;
         if timeout(DRAIN, &mut reading).await.is_err() {
             reading.abort();
         }
-        let mut known = known.lock();
-        let words = if known.up { VecDeque::new() } else { std::mem::take(&mut known.held) };
-        let mut words: Vec<String> = words.iter().map(|line| readable(line)).filter(|line| !line.is_empty()).collect();
+        let mut shared = shared.lock();
+        let held = if shared.up { VecDeque::new() } else { std::mem::take(&mut shared.held) };
+        let mut last_lines: Vec<String> =
+            held.iter().map(|line| readable(line)).filter(|line| !line.is_empty()).collect();
         let (code, signal) = match status {
             Ok(status) => (status.code(), status.signal()),
             Err(error) => {
-                words.push(error.to_string());
+                last_lines.push(error.to_string());
                 (None, None)
             }
         };
-        Ending { code, signal, outcome: known.outcome.take(), words }
+        Ending { code, signal, outcome: shared.outcome.take(), last_lines }
     }
 
     /// Writes to the agent, and carries out orders, until the process has ended.
@@ -181,8 +182,8 @@ impl Connection {
                     Err(_) => stdin = None,
                 },
                 order = self.orders.recv() => match order {
-                    Some(Order::Tell(Word::Leave)) => waiting.extend_from_slice(b"leave\n"),
-                    Some(Order::Tell(Word::Signal(number))) => waiting.extend_from_slice(format!("signal {number}\n").as_bytes()),
+                    Some(Order::Tell(Request::Leave)) => waiting.extend_from_slice(b"leave\n"),
+                    Some(Order::Tell(Request::Signal(number))) => waiting.extend_from_slice(format!("signal {number}\n").as_bytes()),
                     // Without a driver as without a connection.
                     Some(Order::Kill) | None => {
                         drop(stdin.take());
@@ -206,11 +207,11 @@ async fn write(stdin: &mut Option<pipe::Sender>, bytes: &[u8]) -> io::Result<usi
 }
 
 /// Reads the agent's standard output.
-async fn hear(
+async fn read_stdout(
     mut stdout: pipe::Receiver,
-    ear: Ear,
+    reports: ReportFilter,
     prefix: Vec<u8>,
-    known: Arc<Mutex<Known>>,
+    shared: Arc<Mutex<Shared>>,
     output: Output,
     (agent, news): (AgentId, mpsc::UnboundedSender<(AgentId, News)>),
 ) {
@@ -219,12 +220,12 @@ async fn hear(
     loop {
         let count = stdout.read(&mut buffer).await.unwrap_or(0);
         let mut piece = Vec::new();
-        let mut said = Vec::new();
+        let mut found = Vec::new();
         let emit = |part: Part<'_>| match &part {
-            Part::Line(line) | Part::Unended(line) => match ear.hear(line) {
+            Part::Line(line) | Part::Unended(line) => match reports.split(line) {
                 None => part.append_to(&mut piece, &prefix),
-                Some((before, words)) => {
-                    said.extend(words);
+                Some((before, report)) => {
+                    found.extend(report);
                     if !before.is_empty() {
                         Part::Unended(before).append_to(&mut piece, &prefix);
                     }
@@ -237,20 +238,20 @@ async fn hear(
         } else {
             lines.feed(&buffer[..count], emit)
         }
-        for words in said {
-            match words {
-                Said::Up { version } => {
+        for report in found {
+            match report {
+                Report::Up { version } => {
                     let held = {
-                        let mut known = known.lock();
-                        known.up = true;
-                        std::mem::take(&mut known.held)
+                        let mut shared = shared.lock();
+                        shared.up = true;
+                        std::mem::take(&mut shared.held)
                     };
                     let mut before = Vec::new();
                     held.iter().for_each(|line| Part::Line(line).append_to(&mut before, &prefix));
                     output.write(Stream::Stderr, before).await;
                     let _ = news.send((agent, News::Up { version }));
                 }
-                Said::Ended { outcome } => known.lock().outcome = Some(outcome),
+                Report::Ended { outcome } => shared.lock().outcome = Some(outcome),
             }
         }
         output.write(Stream::Stdout, piece).await;
@@ -261,22 +262,22 @@ async fn hear(
 }
 
 /// Reads the agent's standard error, and that of `ssh`.
-async fn overhear(mut stderr: pipe::Receiver, prefix: Vec<u8>, known: Arc<Mutex<Known>>, output: Output) {
+async fn read_stderr(mut stderr: pipe::Receiver, prefix: Vec<u8>, shared: Arc<Mutex<Shared>>, output: Output) {
     let mut lines = Lines::default();
     let mut buffer = vec![0; READ_BYTES];
     loop {
         let count = stderr.read(&mut buffer).await.unwrap_or(0);
         let mut piece = Vec::new();
         {
-            let mut known = known.lock();
+            let mut shared = shared.lock();
             let emit = |part: Part<'_>| match &part {
-                Part::Line(line) | Part::Unended(line) if !known.up => {
-                    if known.held.len() == HELD_LINES {
-                        known.held.pop_front();
+                Part::Line(line) | Part::Unended(line) if !shared.up => {
+                    if shared.held.len() == HELD_LINES {
+                        shared.held.pop_front();
                     }
                     let mut line = line[..line.len().min(HELD_BYTES)].trim_ascii_end().to_vec();
                     line.push(b'\n');
-                    known.held.push_back(line);
+                    shared.held.push_back(line);
                 }
                 part => part.append_to(&mut piece, &prefix),
             };
@@ -359,7 +360,7 @@ mod tests {
             ssh: vec!["ssh".into(), "-p".into(), "2222".into()],
             remote_python: "/opt/my env/bin/python".to_owned(),
             python: "/usr/bin/python3".into(),
-            letter: Bytes::new(),
+            job: Bytes::new(),
             port: 0,
         }
     }

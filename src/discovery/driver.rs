@@ -96,7 +96,7 @@ impl Driving {
         while let Some(command) = self.machine.poll_command() {
             match command {
                 Command::Start { agent, host, age } => self.start(agent, host, age),
-                Command::Tell { agent, word } => self.order(agent, Order::Tell(word)),
+                Command::Tell { agent, request } => self.order(agent, Order::Tell(request)),
                 Command::Kill { agent } => self.order(agent, Order::Kill),
                 Command::Say { warns: true, text } => tracing::warn!(target: "elastic_rs::discovery", "{text}"),
                 Command::Say { warns: false, text } => tracing::info!(target: "elastic_rs::discovery", "{text}"),
@@ -112,7 +112,7 @@ impl Driving {
         let first = match first {
             Ok(first) => first,
             Err(error) => {
-                let ending = Ending { words: vec![error.to_string()], ..Ending::default() };
+                let ending = Ending { last_lines: vec![error.to_string()], ..Ending::default() };
                 return self.machine.on_ended(agent, &ending, Instant::now());
             }
         };
@@ -123,7 +123,7 @@ impl Driving {
         tokio::spawn(Connection { agent, host, command, first, token, orders, news, output }.serve());
     }
 
-    /// What this agent is told, and then what all are.
+    /// The first lines of an agent's input: what is the agent's own, and the job.
     fn first_lines(&self, host: &Host, age: u64, token: &str) -> serde_json::Result<BytesMut> {
         let own = serde_json::json!({
             "token": token,
@@ -135,7 +135,7 @@ impl Driving {
         });
         let mut lines = serde_json::to_vec(&own)?;
         lines.push(b'\n');
-        lines.extend_from_slice(&self.launching.letter);
+        lines.extend_from_slice(&self.launching.job);
         lines.push(b'\n');
         Ok(BytesMut::from(&lines[..]))
     }

@@ -12,10 +12,10 @@ pub struct Ending {
     pub code: Option<i32>,
     /// The signal that ended it.
     pub signal: Option<i32>,
-    /// What the agent said of its part, as [`super::greeting::Said::Ended`] has it.
+    /// What the agent reported ([`super::reports::Report::Ended`]).
     pub outcome: Option<String>,
     /// The last lines that it wrote to standard error before the agent was up, or why it could not be started.
-    pub words: Vec<String>,
+    pub last_lines: Vec<String>,
 }
 
 /// What an ending means for the job.
@@ -53,7 +53,7 @@ impl Ending {
 
     /// Why an agent that was not told to leave has ended. `up`: it had said that it runs.
     pub fn why(&self, host: &Host, python: &str, up: bool) -> String {
-        let has = |text: &str| self.words.iter().any(|line| line.contains(text));
+        let has = |text: &str| self.last_lines.iter().any(|line| line.contains(text));
         let said = self.said();
         if let Some(signal) = self.signal {
             return format!("{} was ended by {}{said}", self.program(host), Signal(signal));
@@ -63,7 +63,7 @@ impl Ending {
             Some(SSH_FAILED) if up && !host.is_here() => {
                 "the connection was lost, or a signal ended the agent; ssh ended with 255".to_owned() + &said
             }
-            Some(SSH_FAILED) if !host.is_here() => format!("ssh cannot connect{said}{}", ssh_hint(&self.words)),
+            Some(SSH_FAILED) if !host.is_here() => format!("ssh cannot connect{said}{}", ssh_hint(&self.last_lines)),
             Some(code) if !up && has("No module named") && has("elastic_rs") => {
                 format!("elastic_rs is not installed for `{python}` there (exit code {code}){said}")
             }
@@ -79,7 +79,7 @@ impl Ending {
 
     /// The last lines, after a colon; empty if there are none.
     pub fn said(&self) -> String {
-        let last = self.words[self.words.len().saturating_sub(SHOWN_LINES)..].join("; ");
+        let last = self.last_lines[self.last_lines.len().saturating_sub(SHOWN_LINES)..].join("; ");
         if last.is_empty() { last } else { format!(": {last}") }
     }
 
@@ -89,8 +89,8 @@ impl Ending {
 }
 
 /// What to do about `ssh`'s most common errors.
-fn ssh_hint(words: &[String]) -> &'static str {
-    let has = |text: &str| words.iter().any(|line| line.contains(text));
+fn ssh_hint(lines: &[String]) -> &'static str {
+    let has = |text: &str| lines.iter().any(|line| line.contains(text));
     if has("REMOTE HOST IDENTIFICATION HAS CHANGED") {
         "; the host's key is not the one in known_hosts: find out why, then `ssh-keygen -R HOST`"
     } else if has("Host key verification failed") {
@@ -117,7 +117,11 @@ mod tests {
     use super::*;
 
     fn ended(code: i32, words: &[&str]) -> Ending {
-        Ending { code: Some(code), words: words.iter().map(|&line| line.to_owned()).collect(), ..Ending::default() }
+        Ending {
+            code: Some(code),
+            last_lines: words.iter().map(|&line| line.to_owned()).collect(),
+            ..Ending::default()
+        }
     }
 
     fn why(ending: &Ending, up: bool) -> String {
@@ -158,7 +162,7 @@ mod tests {
             format!("elastic_rs is not installed for `/opt/bin/python` there (exit code 1): {module}")
         );
         assert!(why(&ended(127, &["bash: not found"]), false).starts_with("there is no `/opt/bin/python` (--remote-"));
-        let none = Ending { words: vec!["No such file or directory".to_owned()], ..Ending::default() };
+        let none = Ending { last_lines: vec!["No such file or directory".to_owned()], ..Ending::default() };
         assert_eq!(why(&none, false), "cannot start ssh: No such file or directory");
     }
 

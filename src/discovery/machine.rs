@@ -1,11 +1,12 @@
-//! What the driver does about what happens: hosts come and go, agents start, end and are lost, signals arrive.
+//! The driver's decisions: what it does when hosts come and go, when agents start, end or are lost, and when signals arrive.
 //!
-//! There is one agent on each host of the list that is not kept out. A host that vanishes, or gets another number of slots, has its
-//! agent leave first. A host whose agent ends by itself is tried again after a delay, and kept out after [`Rules::host_failures`]
-//! troubles within [`Rules::window`]. Failures of workers are the coordinator's to count, whose exclusions are heeded here.
+//! The driver keeps one agent on each listed host that is not kept out. When a host vanishes or gets another number of slots, its
+//! agent is told to leave. When an agent ends by itself, its host has had *trouble*: the driver tries again after a delay, and keeps
+//! the host out after [`Rules::host_failures`] troubles within [`Rules::window`]. The coordinator counts failures of workers, and
+//! the driver starts no agent on a host that the coordinator keeps out.
 //!
-//! The job is over when an agent says so, when a signal comes, or when the driver gives up. Then no agent is started any more, and
-//! those that are left have [`Rules::grace`] to end. [`Command::End`] is the last command, and is given once.
+//! The job is over when an agent reports it, when a signal comes, or when the driver gives up. From then on no agent is started, and
+//! the agents that are left have [`Rules::grace`] to end. [`Command::End`] is the last command, and is given once.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -21,7 +22,7 @@ mod review;
 #[cfg(test)]
 mod tests;
 
-/// What the driver decides by.
+/// The driver's limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
     /// Fewest workers of a job. Above zero.
@@ -30,19 +31,19 @@ pub struct Rules {
     pub fixed: bool,
     /// Agents run on without the driver, which ends when all are started.
     pub detach: bool,
-    /// How long an agent may take to say that it runs.
+    /// Limit from an agent's start to its report that it runs.
     pub start_timeout: Duration,
-    /// How long the agents that run may have fewer than `min_slots` together.
+    /// How long the running agents together may have fewer than `min_slots`.
     pub elastic_timeout: Duration,
-    /// How long discovery may be silent.
+    /// Limit for one answer of discovery.
     pub discovery_timeout: Duration,
-    /// How long an agent that has to leave may take: its workers' grace, and the goodbye.
+    /// Limit for an agent that was told to leave: its workers' grace period, and its goodbye to the coordinator.
     pub grace: Duration,
-    /// After how many troubles a host is kept out. Above zero.
+    /// Number of troubles within `window` after which a host is kept out. Above zero.
     pub host_failures: u32,
-    /// Troubles longer ago than this do not count.
+    /// Troubles before that do not count.
     pub window: Duration,
-    /// For how long a host is kept out; for the whole job without it.
+    /// How long a host is kept out. `None`: for the whole job.
     pub cooldown: Option<Cooldown>,
     /// The driver's version, which agents must have.
     pub version: String,
@@ -50,60 +51,60 @@ pub struct Rules {
     pub python: String,
 }
 
-/// An agent, or what is to become one. Never used twice.
+/// Identifies an agent from its start on. Never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AgentId(pub u64);
 
 /// What to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Start an agent. Its end, also if it cannot be started, is told by [`Driver::on_ended`].
+    /// Start an agent. Report its end by [`Driver::on_ended`], also if it cannot be started.
     Start {
-        /// What it is called.
+        /// Its identity.
         agent: AgentId,
-        /// Where.
+        /// The host to start it on.
         host: Host,
         /// The host's number by age, which gives the order of ranks.
         age: u64,
     },
-    /// Tell an agent something.
+    /// Send an agent a request.
     Tell {
-        /// Which.
+        /// The agent.
         agent: AgentId,
-        /// What.
-        word: Word,
+        /// The request.
+        request: Request,
     },
-    /// End the connection with an agent at once. On another host it leaves by itself then.
+    /// End the connection with an agent at once. An agent on another host then leaves by itself.
     Kill {
-        /// Which.
+        /// The agent.
         agent: AgentId,
     },
-    /// Tell the operator.
+    /// Log a message for the operator.
     Say {
-        /// Whether something is wrong.
+        /// Whether it is a warning.
         warns: bool,
-        /// In words.
+        /// The message.
         text: String,
     },
     /// The driver has ended.
     End(End),
 }
 
-/// What an agent is told.
+/// What the driver asks of an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Word {
+pub enum Request {
     /// Leave the job, and end. Workers get their grace.
     Leave,
-    /// Do as if this signal had come.
+    /// Act as if this signal had been sent to the agent.
     Signal(i32),
 }
 
 /// How the driver's work ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
-    /// Why, for the exit code.
+    /// The reason as the exit code has it.
     pub verdict: Verdict,
-    /// Why, in words.
+    /// The reason in words.
     pub reason: String,
 }
 
@@ -126,7 +127,7 @@ pub struct Driver {
     rules: Rules,
     manager: HostManager,
     agents: BTreeMap<AgentId, Agent>,
-    places: BTreeMap<String, Place>,
+    states: BTreeMap<String, HostState>,
     next_agent: u64,
     /// Hosts that the coordinator keeps out, and until when; for the whole job without a time.
     excluded: BTreeMap<String, Option<Instant>>,
@@ -145,23 +146,23 @@ struct Agent {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Nothing was heard of it yet.
+    /// It has not reported that it runs.
     Starting { until: Instant },
     /// It runs.
     Up,
     /// It was told to leave, and is killed at this time; `None`: it was killed.
     Leaving { kill_at: Option<Instant> },
-    /// It was killed for this reason, for which it has not ended yet.
+    /// It was killed for this reason, and its end has not been reported yet.
     Refused { why: String },
 }
 
 /// What is remembered of a host.
 #[derive(Clone, Debug, Default)]
-struct Place {
+struct HostState {
     agent: Option<AgentId>,
     /// An agent runs on there without the driver.
     detached: bool,
-    /// When its agents ended by themselves, within the window.
+    /// The times at which its agents ended by themselves, within the window.
     troubles: VecDeque<Instant>,
     /// The last trouble, in words.
     last: Option<String>,
@@ -171,11 +172,11 @@ struct Place {
 #[derive(Clone, Debug)]
 struct Discovery {
     heard_at: Instant,
-    /// There was a list.
+    /// It has given a list at least once.
     answered: bool,
-    /// Its silence was told.
-    told_silent: bool,
-    /// The failure that was told last.
+    /// Its present silence was logged.
+    logged_silence: bool,
+    /// The failure that was logged last.
     failure: Option<String>,
 }
 
@@ -190,10 +191,10 @@ impl Driver {
             manager: HostManager::new(rules.cooldown),
             rules,
             agents: BTreeMap::new(),
-            places: BTreeMap::new(),
+            states: BTreeMap::new(),
             next_agent: 0,
             excluded: BTreeMap::new(),
-            discovery: Discovery { heard_at: now, answered: false, told_silent: false, failure: None },
+            discovery: Discovery { heard_at: now, answered: false, logged_silence: false, failure: None },
             short_since: None,
             over: None,
             commands: VecDeque::new(),
@@ -252,10 +253,10 @@ impl Driver {
     /// The connection with an agent has ended, or there was none.
     pub fn on_ended(&mut self, agent: AgentId, ending: &Ending, now: Instant) {
         let Some(Agent { host, stage }) = self.agents.remove(&agent) else { return };
-        let place = self.places.entry(host.name.clone()).or_default();
-        place.agent = None;
+        let state = self.states.entry(host.name.clone()).or_default();
+        state.agent = None;
         let meaning = ending.meaning();
-        place.detached |= meaning == Meaning::Detached;
+        state.detached |= meaning == Meaning::Detached;
         if self.over.is_none() && matches!(meaning, Meaning::Succeeded | Meaning::Failed) {
             self.on_job_ended(meaning, &host, now);
         } else if meaning == Meaning::Detached {
@@ -301,27 +302,27 @@ impl Driver {
 
     fn heard(&mut self, now: Instant) {
         self.discovery.heard_at = now;
-        self.discovery.told_silent = false;
+        self.discovery.logged_silence = false;
     }
 
     /// A host's agent has ended by itself.
     fn on_trouble(&mut self, host: &Host, why: &str, now: Instant) {
         let (window, limit) = (self.rules.window, self.rules.host_failures as usize);
-        let place = self.places.entry(host.name.clone()).or_default();
-        place.troubles.retain(|at| now.saturating_duration_since(*at) < window);
-        place.troubles.push_back(now);
-        place.last = Some(why.to_owned());
-        let count = place.troubles.len();
+        let state = self.states.entry(host.name.clone()).or_default();
+        state.troubles.retain(|at| now.saturating_duration_since(*at) < window);
+        state.troubles.push_back(now);
+        state.last = Some(why.to_owned());
+        let count = state.troubles.len();
         if count < limit {
             let doubling =
                 u32::try_from(count - 1).map_or(u32::MAX, |step| 1_u32.checked_shl(step).unwrap_or(u32::MAX));
             let delay = FIRST_DELAY.saturating_mul(doubling).min(LONGEST_DELAY);
-            place.not_before = now.checked_add(delay);
+            state.not_before = now.checked_add(delay);
             let delay = delay.as_secs();
             return self.say(true, format!("host `{}`: {why}; next try in {delay} s ({count} of {limit})", host.name));
         }
-        place.troubles.clear();
-        place.not_before = None;
+        state.troubles.clear();
+        state.not_before = None;
         self.manager.blacklist(&host.name, now);
         let how_long = match self.manager.back_at(&host.name, now) {
             Some(back) => for_seconds(back, now),

@@ -1,4 +1,4 @@
-//! What all agents print: whole lines with a prefix, on this process's own streams.
+//! Prints the output of all agents on this process's own streams: whole lines with a prefix.
 //!
 //! A thread writes, since a console may block. Agents' connections are read no faster than it writes.
 

@@ -55,8 +55,8 @@ pub struct DriverOptions {
     pub remote_python: String,
     /// The Python on this machine.
     pub python: OsString,
-    /// What each agent is told: one line.
-    pub letter: String,
+    /// The job, which each agent gets: one line.
+    pub job: String,
     /// The coordinator's port.
     pub port: u16,
 }
@@ -83,14 +83,14 @@ impl DriverOptions {
     }
 
     fn launching(&self) -> PyResult<Launching> {
-        if self.ssh.is_empty() || self.letter.contains('\n') {
-            return Err(PyValueError::new_err("ssh must name a program, and the letter must be one line"));
+        if self.ssh.is_empty() || self.job.contains('\n') {
+            return Err(PyValueError::new_err("ssh must name a program, and the job must be one line"));
         }
         Ok(Launching {
             ssh: self.ssh.clone(),
             remote_python: self.remote_python.clone(),
             python: self.python.clone(),
-            letter: Bytes::from(self.letter.clone().into_bytes()),
+            job: Bytes::from(self.job.clone().into_bytes()),
             port: self.port,
         })
     }

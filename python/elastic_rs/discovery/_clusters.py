@@ -14,7 +14,7 @@ __all__ = ["DnsHosts", "SlurmHosts"]
 
 TIMEOUT_S = 20.0
 GONE = ("down", "drain", "drng", "fail", "maint", "boot", "pow", "unk", "no_respond", "reboot", "inval")
-"""Beginnings of states of nodes that start nothing."""
+"""Prefixes of states in which a node starts nothing."""
 
 
 class SlurmHosts(HostDiscovery):
@@ -28,7 +28,7 @@ class SlurmHosts(HostDiscovery):
         self._nodes = os.environ.get("SLURM_JOB_NODELIST") or os.environ.get("SLURM_NODELIST") or ""
         if not self._nodes:
             raise ValueError("SLURM_JOB_NODELIST is not set: this is no Slurm job")
-        # `4(x2)` is a number per group of nodes; only the first is the number of each task step.
+        # `4(x2)` is the number per node for each group of equal nodes. The first group stands for all.
         for name in ("SLURM_NTASKS_PER_NODE", "SLURM_GPUS_ON_NODE"):
             if found := re.match(r"[1-9]\d*", os.environ.get(name, "")):
                 slots = int(found[0])

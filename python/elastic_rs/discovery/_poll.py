@@ -15,7 +15,7 @@ __all__ = ["Poll"]
 
 
 class Listener(Protocol):
-    """Hears what a discovery finds: ``elastic_rs._elastic_rs.Driver``."""
+    """Gets what a discovery finds: ``elastic_rs._elastic_rs.Driver``."""
 
     def found(self, hosts: list[tuple[str, int]]) -> None: ...
     def failed(self, why: str) -> None: ...
@@ -25,9 +25,9 @@ class Poll:
     """Asks a discovery.
 
     Args:
-        discovery: whom to ask.
-        listener: who hears the answers.
-        interval_s: time between two questions; None: one question is enough.
+        discovery: finds the hosts.
+        listener: gets the answers.
+        interval_s: time between an answer and the next call; None: call once.
     """
 
     def __init__(self, discovery: HostDiscovery, listener: Listener, interval_s: float | None) -> None:
@@ -46,7 +46,7 @@ class Poll:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def stop(self) -> None:
-        """Ask no more. A question that is under way is not waited for."""
+        """Stop asking. A call in progress is not waited for."""
         self._stopped.set()
 
     def _run(self) -> None:

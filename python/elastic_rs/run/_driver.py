@@ -39,7 +39,7 @@ GOODBYE_S = 15.0
 NO_LIMIT = 2**31 - 1
 MOST_NODES = 65535
 LAST_CALL_S = 2
-"""Agents are started together, so the stragglers of a start are near."""
+"""Agents start at the same time, so the last one joins soon after the first."""
 
 OF_A_LOGIN = {
     *("_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "HOST", "HOME", "USER", "LOGNAME", "SHELL", "MAIL"),
@@ -69,19 +69,19 @@ def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | 
         endpoint = _endpoint_of_detached(args, fixed)
     signals = _options.signals_of(args.signals_to_handle)
     flags = [*rest_of(argv, args), f"--nnodes=1:{MOST_NODES}"]
-    letter = _letter(args, flags, _conf_of(args, (least, most)), endpoint, signals)
+    job = _job(args, flags, _conf_of(args, (least, most)), endpoint, signals)
     if args.dry_run:
-        options = _options_of(args, least, fixed is not None, letter, port)
-        return _show(_elastic_rs.Driver(options), discovery, letter, port)
+        options = _options_of(args, least, fixed is not None, job, port)
+        return _show(_elastic_rs.Driver(options), discovery, job, port)
     if args.detach:
-        driver = _elastic_rs.Driver(_options_of(args, least, True, letter, port))
+        driver = _elastic_rs.Driver(_options_of(args, least, True, job, port))
         return _run(driver, None, discovery, None, signals)
     try:
         host = _elastic_rs.Host.listen(None, port)
     except OSError as error:
         return _cannot(f"cannot host the coordinator at port {port}: {error.strerror or error}")
     try:
-        driver = _elastic_rs.Driver(_options_of(args, least, fixed is not None, letter, host.port))
+        driver = _elastic_rs.Driver(_options_of(args, least, fixed is not None, job, host.port))
         logger.info("this process hosts the coordinator at port %d", host.port)
         return _run(driver, host, discovery, None if fixed else _of(args, "discovery_interval"), signals)
     finally:
@@ -282,8 +282,8 @@ def _judging(args: argparse.Namespace) -> dict[str, str]:
     return keys
 
 
-def _letter(args: argparse.Namespace, flags: list[str], conf: str, endpoint: str | None, signals: list[int]) -> str:
-    """Return what every agent is told."""
+def _job(args: argparse.Namespace, flags: list[str], conf: str, endpoint: str | None, signals: list[int]) -> str:
+    """Return the job as every agent gets it: one line of JSON."""
     import signal
     import uuid
 
@@ -308,7 +308,7 @@ def _letter(args: argparse.Namespace, flags: list[str], conf: str, endpoint: str
     )
 
 
-def _options_of(args: argparse.Namespace, least: int, fixed: bool, letter: str, port: int) -> _elastic_rs.DriverOptions:
+def _options_of(args: argparse.Namespace, least: int, fixed: bool, job: str, port: int) -> _elastic_rs.DriverOptions:
     ssh = shlex.split(_of(args, "ssh"))
     if not ssh:
         raise UsageError("--ssh is empty, must be a program")
@@ -329,24 +329,24 @@ def _options_of(args: argparse.Namespace, least: int, fixed: bool, letter: str, 
         ssh=ssh,
         remote_python=args.remote_python or sys.executable,
         python=sys.executable,
-        letter=letter,
+        job=job,
         port=port,
     )
 
 
-def _show(driver: Driver, discovery: HostDiscovery, letter: str, port: int) -> int:
+def _show(driver: Driver, discovery: HostDiscovery, job: str, port: int) -> int:
     """Print what would be run where."""
     try:
         hosts = discovery.find_available_hosts_and_slots()
         commands = {host: driver.command(host) for host in hosts}
     except Exception as error:  # noqa: BLE001 - whatever a user's class raises
         return _cannot(f"host discovery fails: {error}")
-    job = json.loads(letter)
+    told = json.loads(job)
     print(f"coordinator  here, at {f'port {port}' if port else 'any free port'}")
     for age, (host, slots) in enumerate(hosts.items()):
         print(f"host         {host}, {slots} slots: {shlex.join(commands[host])}")
-        own = [f"--nproc-per-node={slots}", f"--rdzv-conf={job['conf']},host_name={host},node_rank={age}"]
-        print(f"  there      elastic-run {shlex.join([*job['flags'], *own, *job['script']])}")
-    print(f"  in         {job['cwd']}")
-    print(f"  variables  {' '.join(sorted(job['env']))}")
+        own = [f"--nproc-per-node={slots}", f"--rdzv-conf={told['conf']},host_name={host},node_rank={age}"]
+        print(f"  there      elastic-run {shlex.join([*told['flags'], *own, *told['script']])}")
+    print(f"  in         {told['cwd']}")
+    print(f"  variables  {' '.join(sorted(told['env']))}")
     return 0

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULTS", "FLAGS", "VARIABLES", "add_host_flags", "is_driver", "rest_of"]
 
 SOURCES = ("hosts", "hostfile", "host_discovery_script", "host_discovery")
-"""The flags of which one says which hosts there are, as attributes."""
+"""The flags that name hosts, as attributes. One of them makes the command a driver."""
 
 DEFAULTS = {
     "start_timeout": 30.0,
@@ -23,11 +23,11 @@ DEFAULTS = {
     "discovery_timeout": 30.0,
     "ssh": "ssh",
 }
-"""Of flags that are not given. A flag is known to be given by its value, which is None otherwise."""
+"""Defaults of flags. The parsed value of a flag that is not given is None."""
 
 
 class Given(argparse.Action):
-    """As :class:`elastic_rs.run._command_line.Env`, for the flags of this module. They cannot be abbreviated."""
+    """A flag of this module: ``PET_`` and its name is its variable, and it cannot be abbreviated."""
 
     exact = True
 

@@ -1,8 +1,8 @@
-//! The end of the job: agents that are left get their time, and then are killed.
+//! The end of the job: agents that are left get a grace period, and then are killed.
 
 use std::time::{Duration, Instant};
 
-use super::{Agent, Command, Driver, End, Host, Meaning, Stage, Verdict, Word};
+use super::{Agent, Command, Driver, End, Host, Meaning, Request, Stage, Verdict};
 use crate::process::Signal;
 
 /// The job is over.
@@ -11,10 +11,11 @@ pub(super) struct Over {
     end: End,
     /// When the agents that are left are killed; `None`: they were.
     kill_at: Option<Instant>,
-    /// When nobody is waited for any longer.
+    /// When the driver ends, even if agents are left.
     end_at: Instant,
-    /// How many signals came.
+    /// Number of signals so far.
     signals: u32,
+    /// [`Command::End`] was given.
     told: bool,
 }
 
@@ -22,7 +23,7 @@ pub(super) struct Over {
 const KILL: Duration = Duration::from_secs(5);
 
 impl Driver {
-    /// This signal came: agents do as if it had come to them. The second is passed on too, and the third kills.
+    /// The driver got this signal: pass it on to all agents. The third one kills what is left.
     pub fn on_signal(&mut self, signal: i32, now: Instant) {
         let name = Signal(signal);
         let over = self.over.get_or_insert_with(|| Over {
@@ -42,11 +43,11 @@ impl Driver {
             _ => format!("received {name} again: what is left is killed"),
         };
         self.say(true, text);
-        self.tell_all(Word::Signal(signal));
+        self.tell_all(Request::Signal(signal));
         self.review(now);
     }
 
-    /// An agent has said how the job ended. The others hear it from the coordinator.
+    /// An agent has reported how the job ended. The coordinator tells the others.
     pub(super) fn on_job_ended(&mut self, meaning: Meaning, host: &Host, now: Instant) {
         let (verdict, reason) = match meaning {
             Meaning::Succeeded => (Verdict::Succeeded, format!("the job has succeeded, as the agent on {host} says")),
@@ -60,7 +61,7 @@ impl Driver {
     pub(super) fn give_up(&mut self, reason: String, now: Instant) {
         if self.over.is_none() {
             self.end(Verdict::GivenUp, reason, now);
-            self.tell_all(Word::Leave);
+            self.tell_all(Request::Leave);
         }
     }
 
@@ -69,10 +70,10 @@ impl Driver {
         self.over = Some(Over { end: End { verdict, reason }, kill_at, end_at, signals: 0, told: false });
     }
 
-    fn tell_all(&mut self, word: Word) {
+    fn tell_all(&mut self, request: Request) {
         for (id, agent) in &self.agents {
             if matches!(agent.stage, Stage::Up | Stage::Leaving { kill_at: Some(_) }) {
-                self.commands.push_back(Command::Tell { agent: *id, word });
+                self.commands.push_back(Command::Tell { agent: *id, request });
             }
         }
         self.kill_those_that_start();

@@ -1,14 +1,14 @@
-//! The comparison of what is with what should be, after every event.
+//! After every event: compare the agents that run with those that should.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use super::{Agent, AgentId, Command, Driver, Host, Stage, Verdict, Word};
+use super::{Agent, AgentId, Command, Driver, Host, Request, Stage, Verdict};
 use crate::discovery::endings::start_timed_out;
 use crate::discovery::manager::Known;
 
 impl Driver {
-    /// Act on the present state: agents that have to leave, hosts that need an agent, limits that have passed.
+    /// Tell agents to leave, start missing ones, and act on limits that have passed.
     pub(super) fn review(&mut self, now: Instant) {
         if self.review_end(now) {
             return;
@@ -35,16 +35,16 @@ impl Driver {
         let waiting = self.manager.hosts().iter().filter(|known| self.agent_of(&known.host.name).is_none());
         let starts = waiting.filter_map(|known| {
             let name = &known.host.name;
-            let delay = self.places.get(name).and_then(|place| place.not_before);
+            let delay = self.states.get(name).and_then(|state| state.not_before);
             let excluded = self.excluded.get(name).copied().flatten();
             [delay, excluded, self.manager.back_at(name, now)].into_iter().flatten().filter(|at| *at > now).min()
         });
         discovery.into_iter().chain(short).chain(agents).chain(starts).min()
     }
 
-    /// When discovery's silence is to be told. A list that cannot change is heard once.
+    /// When discovery's silence is to be logged. A list that cannot change is given once.
     fn silent_at(&self) -> Option<Instant> {
-        let known = self.discovery.told_silent || self.rules.fixed && self.discovery.answered;
+        let known = self.discovery.logged_silence || self.rules.fixed && self.discovery.answered;
         self.discovery.heard_at.checked_add(self.rules.discovery_timeout).filter(|_| !known)
     }
 
@@ -52,7 +52,7 @@ impl Driver {
         if self.silent_at().is_none_or(|at| at > now) {
             return;
         }
-        self.discovery.told_silent = true;
+        self.discovery.logged_silence = true;
         let silent = self.rules.discovery_timeout.as_secs_f64();
         if self.discovery.answered {
             self.say(true, format!("host discovery has not answered for {silent:.0} s, and its last list stays"));
@@ -61,7 +61,7 @@ impl Driver {
         }
     }
 
-    /// Agents that have to leave, and those whose time has passed.
+    /// Tell agents to leave whose host has vanished or has other slots, and kill those whose time has passed.
     fn look_at_agents(&mut self, now: Instant) {
         if self.over.is_some() {
             return;
@@ -83,7 +83,7 @@ impl Driver {
                 }
                 Stage::Up if !wanted => {
                     agent.stage = Stage::Leaving { kill_at };
-                    self.commands.push_back(Command::Tell { agent: *id, word: Word::Leave });
+                    self.commands.push_back(Command::Tell { agent: *id, request: Request::Leave });
                     told.push(agent.host.to_string());
                 }
                 Stage::Leaving { kill_at: Some(at) } if at <= now => {
@@ -104,9 +104,9 @@ impl Driver {
         }
         let may_start = |known: &&Known| {
             let name = &known.host.name;
-            let place = self.places.get(name);
+            let state = self.states.get(name);
             let may_start = |at: Option<Instant>| at.is_none_or(|at| at <= now);
-            let idle = place.is_none_or(|it| it.agent.is_none() && !it.detached && may_start(it.not_before));
+            let idle = state.is_none_or(|it| it.agent.is_none() && !it.detached && may_start(it.not_before));
             idle && !self.is_excluded(name, now)
         };
         let missing: Vec<(Host, u64)> =
@@ -116,13 +116,13 @@ impl Driver {
             self.next_agent += 1;
             let until = now + self.rules.start_timeout;
             self.agents.insert(agent, Agent { host: host.clone(), stage: Stage::Starting { until } });
-            let place = self.places.entry(host.name.clone()).or_default();
-            (place.agent, place.not_before) = (Some(agent), None);
+            let state = self.states.entry(host.name.clone()).or_default();
+            (state.agent, state.not_before) = (Some(agent), None);
             self.commands.push_back(Command::Start { agent, host, age });
         }
     }
 
-    /// Whether the agents that run have enough slots, or may still get them.
+    /// Give up if the running agents have had too few slots for too long, or can never have enough.
     fn look_at_size(&mut self, now: Instant) {
         if self.over.is_some() || !self.discovery.answered {
             return;
@@ -155,9 +155,9 @@ impl Driver {
         }
     }
 
-    /// Whether nobody is left to be started.
+    /// End once each host has its detached agent, or can never have one.
     fn look_at_detached(&mut self, now: Instant) {
-        let runs_on = |name: &str| self.places.get(name).is_some_and(|place| place.detached);
+        let runs_on = |name: &str| self.states.get(name).is_some_and(|state| state.detached);
         let hosts = self.manager.hosts();
         if hosts.iter().any(|known| !runs_on(&known.host.name) && !self.is_out_for_the_job(&known.host.name, now)) {
             return;
@@ -185,7 +185,7 @@ impl Driver {
             .iter()
             .filter_map(|known| {
                 let name = &known.host.name;
-                let last = self.places.get(name).and_then(|place| place.last.clone());
+                let last = self.states.get(name).and_then(|state| state.last.clone());
                 let excluded = || self.excluded.contains_key(name).then(|| "its workers failed too often".to_owned());
                 last.or_else(excluded).map(|why| format!("host `{name}`: {why}"))
             })
@@ -198,7 +198,7 @@ impl Driver {
     }
 
     fn agent_of(&self, name: &str) -> Option<AgentId> {
-        self.places.get(name)?.agent
+        self.states.get(name)?.agent
     }
 
     fn is_excluded(&self, name: &str, now: Instant) -> bool {

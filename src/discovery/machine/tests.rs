@@ -55,8 +55,8 @@ impl Bench {
     }
 
     fn ended(&mut self, agent: AgentId, code: i32, outcome: Option<&str>, words: &[&str]) {
-        let words = words.iter().map(|&line| line.to_owned()).collect();
-        let ending = Ending { code: Some(code), signal: None, outcome: outcome.map(str::to_owned), words };
+        let last_lines = words.iter().map(|&line| line.to_owned()).collect();
+        let ending = Ending { code: Some(code), signal: None, outcome: outcome.map(str::to_owned), last_lines };
         self.driver.on_ended(agent, &ending, self.now);
     }
 
@@ -100,8 +100,8 @@ fn started(command: &Command) -> Option<AgentId> {
     }
 }
 
-fn tell(agent: AgentId, word: Word) -> Command {
-    Command::Tell { agent, word }
+fn tell(agent: AgentId, request: Request) -> Command {
+    Command::Tell { agent, request }
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn a_host_that_vanishes_has_its_agent_leave_and_is_killed_after_the_grace() {
 fn a_host_that_comes_back_while_its_agent_leaves_gets_the_next_one_after_that() {
     let (mut bench, agents) = Bench::with(1, "a:2,b:2");
     bench.driver.on_found(&parse_list("a:2", 1).unwrap(), bench.now);
-    assert_eq!(bench.commands(), [tell(agents[1], Word::Leave)]);
+    assert_eq!(bench.commands(), [tell(agents[1], Request::Leave)]);
     assert_eq!(bench.found("a:2,b:2"), []);
     bench.ended(agents[1], 143, Some("signal"), &[]);
     assert_eq!(bench.commands().iter().filter_map(started).count(), 1);
@@ -148,7 +148,7 @@ fn a_host_that_comes_back_while_its_agent_leaves_gets_the_next_one_after_that() 
 fn a_host_with_other_slots_gets_another_agent() {
     let (mut bench, agents) = Bench::with(1, "a:2");
     bench.driver.on_found(&parse_list("a:4", 1).unwrap(), bench.now);
-    assert_eq!(bench.commands(), [tell(agents[0], Word::Leave)]);
+    assert_eq!(bench.commands(), [tell(agents[0], Request::Leave)]);
     bench.ended(agents[0], 143, Some("signal"), &[]);
     let [Command::Start { host, .. }] = &bench.commands()[..] else { panic!("not started") };
     assert_eq!(host.slots, 4);
@@ -295,13 +295,16 @@ fn signals_are_passed_on_and_the_third_kills() {
     let (mut bench, agents) = Bench::with(1, "a:2,b:2");
     let starting = bench.found("a:2,b:2,c:1")[0];
     bench.driver.on_signal(2, bench.now);
-    let word = Word::Signal(2);
+    let request = Request::Signal(2);
     let kill = |agent| Command::Kill { agent };
-    assert_eq!(bench.commands(), [tell(agents[0], word), tell(agents[1], word), kill(starting)]);
+    assert_eq!(bench.commands(), [tell(agents[0], request), tell(agents[1], request), kill(starting)]);
     bench.driver.on_signal(2, bench.now);
-    assert_eq!(bench.commands(), [tell(agents[0], word), tell(agents[1], word)]);
+    assert_eq!(bench.commands(), [tell(agents[0], request), tell(agents[1], request)]);
     bench.driver.on_signal(2, bench.now);
-    assert_eq!(bench.commands(), [tell(agents[0], word), tell(agents[1], word), kill(agents[0]), kill(agents[1])]);
+    assert_eq!(
+        bench.commands(),
+        [tell(agents[0], request), tell(agents[1], request), kill(agents[0]), kill(agents[1])]
+    );
     for agent in [starting, agents[0], agents[1]] {
         bench.ended(agent, 130, Some("signal"), &[]);
     }
@@ -314,7 +317,7 @@ fn fixed_hosts_that_can_never_be_enough_end_the_job_at_once() {
     let agents = bench.found("a:2,b:2");
     bench.driver.on_up(agents[0], "1.0", bench.now);
     bench.ended(agents[1], 255, None, &["ssh: Could not resolve hostname b"]);
-    assert_eq!(bench.commands(), [tell(agents[0], Word::Leave)]);
+    assert_eq!(bench.commands(), [tell(agents[0], Request::Leave)]);
     bench.ended(agents[0], 143, Some("signal"), &[]);
     let (verdict, reason) = bench.end().unwrap();
     assert_eq!(verdict, Verdict::GivenUp);
@@ -336,7 +339,7 @@ fn too_few_slots_end_the_job_after_the_elastic_timeout() {
         assert_eq!(bench.commands(), []);
     }
     bench.pass(s(10));
-    assert_eq!(bench.commands(), [tell(agents[0], Word::Leave)]);
+    assert_eq!(bench.commands(), [tell(agents[0], Request::Leave)]);
     bench.ended(agents[0], 143, Some("signal"), &[]);
     let (_, reason) = bench.end().unwrap();
     assert!(

@@ -180,6 +180,14 @@ def test_bad_hosts_are_named_and_the_others_undisturbed(
     assert driver.wait() == 0
 
 
+# horovod test/single/test_elastic_discovery.py: the first failure ends the job.
+def test_a_script_that_fails_at_its_first_call_ends_the_job(drive: Drive, listing: Listing) -> None:
+    listing.script.write_text("#!/bin/sh\necho no cluster >&2\nexit 3\n")
+    driver = drive(f"--host-discovery-script={listing.script}")
+    assert driver.wait() == 1
+    driver.line(r"host discovery failed at its first call: `.*hosts.sh` has ended with exit code 3: no cluster$")
+
+
 @pytest.mark.parametrize(
     ("ssh", "expected"),
     [

@@ -15,8 +15,10 @@ use super::engine::{Engine, Happens, Model};
 use super::worlds::{Violation, ensure_contract};
 use crate::discovery::endings::Ending;
 use crate::discovery::hosts::Host;
-use crate::discovery::machine::{AgentId, Command, Driver, Rules, Verdict, Word};
+use crate::discovery::machine::{AgentId, Command, Driver, Request, Rules, Verdict};
 use crate::rendezvous::protocol::cooldown::Cooldown;
+
+mod faults;
 
 /// A cluster, and how many faults it has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -125,19 +127,7 @@ const ENDS_WITHIN: Duration = Duration::from_secs(40 + 5 + 1);
 /// # Errors
 /// The first invariant that breaks.
 pub fn live(seed: u64, keep_history: bool) -> Result<Report, Box<Failure>> {
-    let mut dice = Dice::new(seed ^ 0x6469_7363);
-    let mut draw = |most| dice.between(0, most);
-    let cluster = Cluster {
-        hosts: 1 + draw(11),
-        minutes: 1 + draw(9),
-        losses: draw(12),
-        flaps: draw(12),
-        refusals: draw(4),
-        hangs: draw(4),
-        script_faults: draw(4),
-        exclusions: draw(3),
-    };
-    live_in(seed, cluster, keep_history)
+    live_in(seed, Cluster::draw(&mut Dice::new(seed ^ 0x6469_7363)), keep_history)
 }
 
 /// Lives through the history of a seed in this cluster.
@@ -207,51 +197,6 @@ impl Job {
         ensure_contract(self.ended == Some(Verdict::Succeeded), || format!("the driver has ended: {:?}", self.ended))
     }
 
-    /// Adds the faults, and gives the time at which the last one has passed.
-    fn plan(&mut self) -> Time {
-        let cluster = self.report.cluster.clone();
-        let end = Duration::from_secs(60 * cluster.minutes);
-        let hosts = cluster.hosts;
-        let mut add = |count: u64, longest: u64, make: &mut dyn FnMut(&mut Dice) -> (Event, Option<Event>)| {
-            for _ in 0..count {
-                let at = self.engine.dice.duration((Duration::from_secs(5), end));
-                let (event, undo) = make(&mut self.engine.dice);
-                let lasts = self.engine.dice.duration((Duration::from_millis(1), Duration::from_secs(longest)));
-                self.engine.push(at, event);
-                if let Some(undo) = undo {
-                    self.engine.push((at + lasts).min(end), undo);
-                }
-            }
-        };
-        let pick = |dice: &mut Dice| dice.between(0, hosts - 1);
-        add(cluster.losses, 1, &mut |dice| (Event::Lose(pick(dice)), None));
-        add(cluster.flaps, 60, &mut |dice| {
-            let (host, gone) = (pick(dice), dice.chance(70));
-            let slots = dice.between(1, 8) as u32;
-            (Event::List(host, !gone, slots), Some(Event::List(host, true, slots)))
-        });
-        for (count, health) in [(cluster.refusals, Health::Refuses), (cluster.hangs, Health::Hangs)] {
-            add(count, 120, &mut |dice| {
-                let host = pick(dice);
-                (Event::Set(host, health), Some(Event::Set(host, Health::Good)))
-            });
-        }
-        add(cluster.script_faults, 60, &mut |dice| {
-            let fault = [Script::Fails, Script::Hangs, Script::Empty][dice.between(0, 2) as usize];
-            (Event::Script(fault), Some(Event::Script(Script::Good)))
-        });
-        add(cluster.exclusions, 60, &mut |dice| {
-            let (host, seconds) = (pick(dice), dice.between(1, 50));
-            (Event::Exclude(host, Some(Duration::from_secs(seconds))), Some(Event::Exclude(host, None)))
-        });
-        end + Duration::from_secs(1)
-    }
-
-    fn calm(&mut self) {
-        self.script = Script::Good;
-        self.hosts.iter_mut().for_each(|host| (host.health, host.listed) = (Health::Good, true));
-    }
-
     fn check_settled(&self) -> Result<(), Violation> {
         for Truth { host, .. } in &self.hosts {
             let agents: Vec<_> = self.agents.values().filter(|agent| agent.host.name == host.name).collect();
@@ -302,7 +247,7 @@ impl Job {
             ensure_contract(self.ended.is_none(), || format!("{command:?} after the end"))?;
             match command {
                 Command::Start { agent, host, .. } => self.start(agent, host)?,
-                Command::Tell { agent, word } => self.tell(agent, word)?,
+                Command::Tell { agent, request } => self.tell(agent, request)?,
                 Command::Kill { agent } => self.kill(agent)?,
                 Command::Say { text, .. } => self.engine.remark(|| text),
                 Command::End(end) => {
@@ -334,11 +279,11 @@ impl Job {
         Ok(())
     }
 
-    fn tell(&mut self, agent: AgentId, word: Word) -> Result<(), Violation> {
+    fn tell(&mut self, agent: AgentId, request: Request) -> Result<(), Violation> {
         // It may end at the same time.
         let Some(told) = self.agents.get_mut(&agent) else { return Ok(()) };
-        ensure_contract(told.up && !told.killed && !told.leaving && word == Word::Leave, || {
-            format!("{told:?} is told {word:?}")
+        ensure_contract(told.up && !told.killed && !told.leaving && request == Request::Leave, || {
+            format!("{told:?} is told {request:?}")
         })?;
         told.leaving = true;
         self.report.leaves += 1;
