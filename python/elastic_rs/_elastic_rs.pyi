@@ -45,9 +45,13 @@ class Agent:
         """
     def environments(self, /) -> dict[int, dict[str, str]]:
         """
-        The variables of the round's workers by local rank, which override those that they inherit.
+        The variables of the workers that are to be started by local rank, which override those that they inherit.
 
         Raises ``ValueError`` if there are fewer GPUs than workers with ``virtual_local_rank``.
+        """
+    def error_files(self, /) -> dict[int, str]:
+        """
+        Where the last round's workers may have recorded exceptions, by local rank.
         """
     def exits(self, /) -> list[tuple[int, int, int]]:
         """

@@ -27,6 +27,14 @@ pub enum Command {
     },
     /// As [`Self::Start`], for all workers of a node that has not joined yet. Their place is the one that it will probably get.
     StartAhead(Box<Placement>),
+    /// Start missing workers while the others leave their world, in a place that they will probably get; answer as to [`Self::Start`]. The
+    /// workers that are left are not placed.
+    Replace {
+        /// The expected place.
+        placement: Box<Placement>,
+        /// The workers to start.
+        missing: BTreeSet<u32>,
+    },
     /// Drop a start that has not been answered.
     CancelStart,
     /// Tell a worker its place in the world.

@@ -98,7 +98,7 @@ impl Crew {
         }
     }
 
-    /// Where to read a worker's last words.
+    /// Where to read a worker's last words, unless it is gone.
     pub(super) fn stderr_end(&self, local_rank: u32) -> StderrEnd {
         match self {
             Self::Spawned(Spawned(groups)) => {

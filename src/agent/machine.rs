@@ -13,7 +13,8 @@
 //!      └──────────────────┴───────────────────────────────┘
 //! ```
 //!
-//! A newcomer to a running job starts its workers before it joins, if they can wait for their world: [`ahead`].
+//! A newcomer to a running job starts its workers before it joins, if they can wait for their world: [`ahead`]. So do members with
+//! workers that are missing: [`replace`].
 //!
 //! The step after a stop is known before the stop, or decided during it: after a failure the coordinator says whether to restart.
 //! [`first`] decides which failure was the first, [`in_place`] which workers survive the end of their world.
@@ -32,14 +33,17 @@ mod ahead;
 mod endings;
 mod first;
 mod in_place;
+mod lives;
+mod replace;
 
 pub use ahead::{LOOK_LIMIT, PREPARE_LIMIT};
 pub use endings::LEAVE_LIMIT;
 use first::First;
 pub use first::WORDS_LIMIT;
-use in_place::Lives;
 pub(super) use in_place::SURVIVING;
 pub use in_place::{PARK_LIMIT, RAISE_LIMIT};
+use lives::Lives;
+pub use replace::REPLACE_LIMIT;
 
 /// SIGTERM's number, the same on every platform PyTorch's agent runs on.
 const SIGTERM: i32 = 15;
@@ -107,6 +111,8 @@ pub struct AgentMachine {
     name: String,
     phase: Phase,
     round: Round,
+    /// This node's place in the current world.
+    place: Option<Box<Placement>>,
     /// Workers of this node in the current world.
     workers: u32,
     restarts: u32,
@@ -143,6 +149,7 @@ impl AgentMachine {
             name,
             phase,
             round: Round::default(),
+            place: None,
             restarts: 0,
             first: None,
             closed_well: false,
@@ -163,6 +170,7 @@ impl AgentMachine {
             return;
         }
         self.round = placement.round;
+        self.place = Some(Box::new(placement.clone()));
         self.workers = placement.workers_of(self.policy.workers);
         if self.policy.budget == Budget::Job {
             self.restarts = placement.restart;
@@ -307,6 +315,7 @@ impl AgentMachine {
         self.give_up_late_workers(now);
         self.leave_if_due(now);
         self.look_after_preparation(now);
+        self.stop_holding_join_up(now);
         let Phase::Finishing { since, until, tell_at } = &mut self.phase else { return };
         let unfinished = self.unfinished.as_deref().unwrap_or("the coordinator has not said whose");
         let waited = now.saturating_duration_since(*since);
@@ -332,7 +341,7 @@ impl AgentMachine {
                 let leave_at = self.leaving.map(|(_, until)| until);
                 [Some(until), leave_at, self.words_until()].into_iter().flatten().min()
             }
-            Phase::Stopping { .. } => self.words_until(),
+            Phase::Stopping { .. } => [self.held_up_until(), self.words_until()].into_iter().flatten().min(),
             Phase::Running { .. } => self.leaving.map(|(_, until)| until),
             Phase::Preparing { tell_at, .. } => Some(tell_at),
             Phase::Looking | Phase::Joining | Phase::Ended => None,
@@ -388,6 +397,7 @@ impl AgentMachine {
         if let Phase::Stopping { next, .. } = &mut self.phase {
             *next = follows;
             self.proceed();
+            self.start_missing_ahead();
         }
     }
 
@@ -402,6 +412,8 @@ impl AgentMachine {
                     self.commands.push(Command::Parked(self.round));
                     self.leave_now(signal);
                 }
+                // Workers are being started, and the next world waits for them.
+                (_, None) if !self.lives.asked.is_empty() => {}
                 (_, None) => {
                     self.survive = true;
                     self.join();

@@ -23,6 +23,8 @@ pub struct Policy {
     pub budget: Budget,
     /// Workers that this node offers. Above zero. A placement may ask for fewer.
     pub workers: u32,
+    /// Restarts that the job may have, as far as this node knows. The coordinator decides.
+    pub max_restarts: u32,
     /// How long workers may take to end after the stop signal, on every path. Default 30 s, as PyTorch's.
     pub grace: Duration,
     /// How long to wait for the other nodes' workers once all of ours have succeeded. Default `None`: for as long as they run.
@@ -60,6 +62,7 @@ impl AgentOptions {
         Policy {
             budget: self.budget,
             workers: self.workers.local_world_size,
+            max_restarts: self.workers.max_restarts,
             grace: self.grace,
             exit_barrier_timeout: self.exit_barrier_timeout,
             in_place: self.in_place != InPlace::Off,

@@ -19,7 +19,7 @@ use super::sleepers::{Sleeper, Sleepers};
 use super::words::Words;
 use crate::channel::agent::Exchange;
 use crate::channel::message::World;
-use crate::process::{Exit, Exited, Signal, reap_strangers_as_process_1};
+use crate::process::{Exit, Exited, Signal, StderrEnd, reap_strangers_as_process_1};
 use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::node::machine::{JoinError, View};
 use crate::rendezvous::node::session::Session;
@@ -28,8 +28,10 @@ use crate::wait::until;
 
 mod in_place;
 mod perform;
+mod replace;
 mod start;
 
+use replace::Ahead;
 pub use start::{Programs, START_PATIENCE};
 
 /// How long killed workers may take to be gone.
@@ -71,6 +73,8 @@ pub struct Runner {
     in_place: InPlace,
     /// The workers that the start under way is to start.
     missing: BTreeSet<u32>,
+    /// Workers that were started ahead of the next round.
+    ahead: Ahead,
     /// The places of the round's workers, for those that attend.
     worlds: BTreeMap<u32, World>,
     error_files: ErrorFiles,
@@ -82,6 +86,8 @@ pub struct Runner {
     steps: VecDeque<Step>,
     ending: Option<Box<Outcome>>,
     exits: Vec<Exited>,
+    /// Where to read the last words of workers that have ended.
+    stderr_ends: BTreeMap<u32, StderrEnd>,
     /// Adopted workers whose ends the front end has reported.
     reaped: VecDeque<Exited>,
     /// The words of the first worker that failed in the round.
@@ -114,6 +120,7 @@ impl Runner {
             exchange,
             in_place,
             missing: BTreeSet::new(),
+            ahead: Ahead::default(),
             worlds: BTreeMap::new(),
             error_files: ErrorFiles::new(),
             kills_before: OomKills::default(),
@@ -122,6 +129,7 @@ impl Runner {
             steps: VecDeque::new(),
             ending: None,
             exits: Vec::new(),
+            stderr_ends: BTreeMap::new(),
             reaped: VecDeque::new(),
             words: None,
             said: BTreeMap::new(),
@@ -185,6 +193,7 @@ impl Runner {
         self.seen = self.session.as_ref().map(|_| Seen::placed(&placement));
         self.place = Some((placement.clone(), Instant::now()));
         self.words = None; // words of the round before are no longer needed
+        self.take_over_ahead();
         self.machine.on_placed(placement, Instant::now());
     }
 
@@ -273,6 +282,12 @@ impl Runner {
         self.place.as_ref().map(|(placement, _)| placement)
     }
 
+    /// The start that the front end was asked for is answered, or no longer wanted.
+    fn start_answered(&mut self) {
+        self.answered(|step| matches!(step, Step::Start(_)));
+        self.ahead.start_is_answered();
+    }
+
     fn answered(&mut self, which: impl Fn(&Step) -> bool) {
         self.steps.retain(|step| !which(step));
     }
@@ -292,7 +307,9 @@ impl Runner {
     fn on_exited(&mut self, exited: Exited) {
         let now = Instant::now();
         let Exited { local_rank, pid, exit, .. } = exited;
-        self.exits.push(exited);
+        let stderr_end = self.crew.as_ref().map(|crew| crew.stderr_end(local_rank)).unwrap_or_default();
+        self.stderr_ends.insert(local_rank, stderr_end);
+        self.note_exit(exited);
         if exit.is_success() {
             self.machine.on_worker_succeeded(local_rank, now);
         } else {

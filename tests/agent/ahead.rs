@@ -26,7 +26,14 @@ fn running() -> Running {
 }
 
 fn looking() -> AgentMachine {
-    let policy = Policy { budget: Budget::Job, workers: 2, grace: GRACE, exit_barrier_timeout: None, in_place: true };
+    let policy = Policy {
+        budget: Budget::Job,
+        workers: 2,
+        max_restarts: 3,
+        grace: GRACE,
+        exit_barrier_timeout: None,
+        in_place: true,
+    };
     let mut agent = AgentMachine::new(policy, "node2".into());
     assert_eq!(does(&mut agent), [Command::Look]);
     agent
@@ -136,7 +143,14 @@ fn a_node_joins_at_once_if_no_world_runs() {
 
 #[test]
 fn a_node_that_cannot_change_in_place_does_not_look() {
-    let policy = Policy { budget: Budget::Job, workers: 2, grace: GRACE, exit_barrier_timeout: None, in_place: false };
+    let policy = Policy {
+        budget: Budget::Job,
+        workers: 2,
+        max_restarts: 3,
+        grace: GRACE,
+        exit_barrier_timeout: None,
+        in_place: false,
+    };
     assert_eq!(does(&mut AgentMachine::new(policy, "node2".into())), [join()]);
 }
 

@@ -32,7 +32,8 @@ fn saying(words: &str, local_rank: u32) -> Failure {
 
 /// An agent that runs its three workers of round 1.
 fn running(budget: Budget) -> AgentMachine {
-    let policy = Policy { budget, workers: 3, grace: GRACE, exit_barrier_timeout: None, in_place: true };
+    let policy =
+        Policy { budget, workers: 3, max_restarts: 3, grace: GRACE, exit_barrier_timeout: None, in_place: true };
     let mut agent = new_agent(policy);
     place(&mut agent, 1);
     agent

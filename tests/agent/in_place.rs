@@ -54,7 +54,14 @@ fn join(survivors: &[(u32, Option<u64>)]) -> Command {
 }
 
 fn new_agent() -> AgentMachine {
-    let policy = Policy { budget: Budget::Job, workers: 2, grace: GRACE, exit_barrier_timeout: None, in_place: true };
+    let policy = Policy {
+        budget: Budget::Job,
+        workers: 2,
+        max_restarts: 3,
+        grace: GRACE,
+        exit_barrier_timeout: None,
+        in_place: true,
+    };
     commands::new_agent(policy)
 }
 
@@ -197,6 +204,14 @@ fn a_parked_worker_that_ends_fails_the_round_that_counts_on_it() {
     assert_eq!(does(&mut agent), []);
     agent.on_worker_gone(0);
     assert_eq!(does(&mut agent), [join(&[])]);
+    // Nothing is left of it when the round begins.
+    let mut agent = joining();
+    agent.on_worker_exited_badly(failure(0), now);
+    agent.on_worker_gone(0);
+    agent.on_placed(placement(2, Some(going_on(1))), now);
+    agent.on_words(0, String::new(), true);
+    agent.on_interrupted(Round(2), "rank 0 failed", now);
+    assert_eq!(does(&mut agent).last(), Some(&join(&[])));
 }
 
 #[test]

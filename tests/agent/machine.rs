@@ -12,7 +12,14 @@ const SIGTERM: i32 = 15;
 const SIGINT: i32 = 2;
 
 fn policy(budget: Budget) -> Policy {
-    Policy { budget, workers: 2, grace: GRACE, exit_barrier_timeout: Some(Duration::from_secs(20)), in_place: true }
+    Policy {
+        budget,
+        workers: 2,
+        max_restarts: 3,
+        grace: GRACE,
+        exit_barrier_timeout: Some(Duration::from_secs(20)),
+        in_place: true,
+    }
 }
 
 fn placement(round: u64, restart: u32) -> Placement {

@@ -16,4 +16,5 @@ mod in_place;
 mod machine;
 mod node;
 mod process;
+mod replace;
 mod runner;

@@ -31,7 +31,7 @@ fn invariants_hold_for_all_seeds() {
         return;
     }
     // Every kind of end and of start must occur, or it is not tested.
-    for kind in ["succeeded", "not needed", "failed", "no place", "signal", "started ahead"] {
+    for kind in ["succeeded", "not needed", "failed", "no place", "signal", "started ahead", "replaced ahead"] {
         assert!(ends.contains_key(kind), "no agent was or ended as `{kind}`: {ends:?}");
     }
 }

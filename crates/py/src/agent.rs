@@ -1,6 +1,7 @@
 //! `Agent`: one node's agent, with Python as its front end. Its steps, and its outcome.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::pin::pin;
@@ -246,16 +247,16 @@ impl Agent {
         self.runner.blocking_lock().no_place(JoinError::Connection(reason));
     }
 
-    /// The variables of the round's workers by local rank, which override those that they inherit.
+    /// The variables of the workers that are to be started by local rank, which override those that they inherit.
     ///
     /// Raises ``ValueError`` if there are fewer GPUs than workers with ``virtual_local_rank``.
     fn environments(&self) -> PyResult<BTreeMap<u32, BTreeMap<&'static str, String>>> {
         let runner = self.runner.blocking_lock();
-        let placement = runner.placement().ok_or_else(|| PyValueError::new_err("this node has no place"))?;
+        let placement = runner.place_to_start().ok_or_else(|| PyValueError::new_err("this node has no place"))?;
         let ranks = placement.workers.ok_or_else(|| PyValueError::new_err("the placement has no ranks of workers"))?;
         let inherited = |name: &str| std::env::var(name).ok();
         let variables = |local_rank| {
-            environment::variables(&self.workers, placement, &ranks, runner.restarts(), local_rank, inherited)
+            environment::variables(&self.workers, placement, &ranks, runner.restarts_told(), local_rank, inherited)
                 .map(|variables| (local_rank, BTreeMap::from_iter(variables)))
                 .map_err(PyValueError::new_err)
         };
@@ -350,6 +351,12 @@ impl Agent {
     fn exits(&self) -> Vec<(u32, u32, i32)> {
         let exited = |exited: &elastic_rs::process::Exited| (exited.local_rank, exited.pid, exited.exit.returncode());
         self.runner.blocking_lock().exits().iter().map(exited).collect()
+    }
+
+    /// Where the last round's workers may have recorded exceptions, by local rank.
+    fn error_files(&self) -> BTreeMap<u32, OsString> {
+        let runner = self.runner.blocking_lock();
+        runner.error_files().iter().map(|(rank, file)| (*rank, file.into())).collect()
     }
 
     /// The number of restarts after failures: the job's, or this node's if it counts for itself.

@@ -51,8 +51,8 @@ def line_prefixes(template: str | None, role: str, workers: list[Worker]) -> dic
     }
 
 
-def start_programs(agent: Agent, generation: Generation, consoles: Consoles) -> tuple[dict[int, int], dict[int, str]]:
-    """Start the entry point, a program. Return process ids, if all could be started, and error files."""
+def start_programs(agent: Agent, generation: Generation, consoles: Consoles) -> dict[int, int]:
+    """Start the entry point, a program. Return process ids, if all could be started."""
     spec, prefixes = generation.spec, generation.prefixes
     logs = generation.logs_specs.reify(generation.envs)
     args = generation.args
@@ -73,7 +73,7 @@ def start_programs(agent: Agent, generation: Generation, consoles: Consoles) -> 
     # Older versions of torch do not have them.
     out, err = getattr(spec, "duplicate_stdout_filters", None), getattr(spec, "duplicate_stderr_filters", None)
     with consoles.of(stdout=bool(_teed(logs.tee_stdouts)), stderr=bool(_teed(logs.tee_stderrs))) as (stdout, stderr):
-        pids = agent.start(
+        return agent.start(
             commands,
             error_files=error_files,
             stdout_filter=(logs.filtered_stdout, out) if out else None,
@@ -81,7 +81,6 @@ def start_programs(agent: Agent, generation: Generation, consoles: Consoles) -> 
             stdout_fd=stdout,
             stderr_fd=stderr,
         )
-    return pids, error_files
 
 
 def _teed(files: dict[int, str]) -> set[int]:

@@ -110,7 +110,6 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         self._functions: Functions | None = None
         self._consoles = Consoles()
         self._signal: SignalException | None = None
-        self._error_files: dict[int, str] = {}
         self._generation = 0
         if self._handler is not None:
             self._handler.serve_agent(spec.role, spec.local_world_size, spec.max_restarts)
@@ -222,9 +221,11 @@ class LocalElasticAgent(TorchLocalElasticAgent):
                 if left < self._remaining_restarts:
                     self._remaining_restarts = left
                     self._enter(WorkerState.FAILED)
-                if self._handler is not None and self._generation == 0:
+                if self._handler is not None:
                     assert step.placement is not None
-                    self._take(step.placement)  # the workers are started before the join
+                    if step.placement.round != self._generation:  # these workers are started before the join
+                        self._end_helpers()
+                        self._take(step.placement)
                 self._start(agent)
                 self._enter(WorkerState.HEALTHY)
             case "reap":
@@ -284,14 +285,11 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         prefixes = line_prefixes(self._log_line_prefix_template, spec.role, group.workers)
         generation = Generation(spec, ByGeneration(self._logs_specs, self._generation), envs, prefixes)
         if isinstance(spec.entrypoint, str):
-            pids, error_files = start_programs(agent, generation, self._consoles)
-            # The others have survived the round before, and write into the files that they have.
-            self._error_files.update((rank, error_files[rank]) for rank in pids if rank in error_files)
+            pids = start_programs(agent, generation, self._consoles)
         else:
             self._functions = Functions(generation, self._start_method)
-            self._error_files = self._functions.error_files
             pids = self._functions.start()
-            agent.adopt(pids, error_files=self._error_files)
+            agent.adopt(pids, error_files=self._functions.error_files)
         for local_rank, pid in pids.items():
             worker = group.workers[local_rank]
             worker.id = pid
@@ -321,7 +319,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
                 self._enter(WorkerState.FAILED)
                 exits, first_rank = agent.exits(), group.workers[0].global_rank
                 failures = failures_of(
-                    step.failure, exits, first_rank, self._error_files, step.reason, make=ProcessFailure
+                    step.failure, exits, first_rank, agent.error_files(), step.reason, make=ProcessFailure
                 )
                 result = RunResult(WorkerState.FAILED, failures=failures)
             case "signal":

@@ -47,7 +47,18 @@ impl AgentMachine {
         if self.is_surplus(local_rank) {
             return;
         }
+        let ahead = self.lives.is_ahead(local_rank) && !self.is_running();
         self.ended(local_rank);
+        if ahead {
+            self.lose_until_placed(failure);
+        } else {
+            self.take_failure(failure, now);
+        }
+    }
+
+    /// A worker has ended. Its words are to be collected if that is the first failure.
+    pub(super) fn take_failure(&mut self, failure: Failure, now: Instant) {
+        let local_rank = failure.local_rank;
         if self.take_first(failure, Some(now + WORDS_LIMIT), false, now) {
             self.commands.push(Command::Listen { local_rank });
         }
@@ -57,6 +68,9 @@ impl AgentMachine {
     ///
     /// `hopeless`: starting it again on this node cannot help (it holds a device in uninterruptible sleep), so the job ends.
     pub fn on_worker_failed(&mut self, failure: Failure, hopeless: bool, now: Instant) {
+        if !self.lives.asked.is_empty() {
+            return self.on_not_started_ahead(&failure);
+        }
         if self.take_first(failure, None, hopeless, now) {
             self.decide();
         }
@@ -83,8 +97,7 @@ impl AgentMachine {
     /// False if it is not the first failure, or no workers run.
     fn take_first(&mut self, failure: Failure, words_until: Option<Instant>, hopeless: bool, now: Instant) -> bool {
         if self.is_brought(failure.local_rank) {
-            // The coordinator hears of it when the round that counts on this worker is complete.
-            self.lost.get_or_insert(failure);
+            self.lose_until_placed(failure);
             return false;
         }
         let runs = self.is_running() || self.raises() || self.is_preparing();
@@ -101,6 +114,11 @@ impl AgentMachine {
             self.first = Some(First { failure, words_until, hopeless, decided: false, has_late_words: false });
         }
         runs
+    }
+
+    /// The coordinator hears of this failure when the round that counts on this worker is complete.
+    fn lose_until_placed(&mut self, failure: Failure) {
+        self.lost.get_or_insert(failure);
     }
 
     /// Decides what follows from the first failure, once, unless something else has been decided meanwhile.
@@ -126,6 +144,7 @@ impl AgentMachine {
             Budget::Job => {
                 let survive = self.parks();
                 self.commands.push(Command::Report { failure: Box::new(failure), survive });
+                self.start_missing_ahead(); // the others have to hear of the failure first
             }
             Budget::Node(0) => {
                 self.warn(format!("{failure}; no restarts left on this node"));
@@ -164,6 +183,11 @@ impl AgentMachine {
     /// Adds this node's name, without which other nodes would say "this node".
     pub(super) fn of_this_node(&self, failure: Failure) -> Failure {
         Failure { node: self.name.clone(), ..failure }
+    }
+
+    /// Whether the first failure has been reported.
+    pub(super) fn first_is_decided(&self) -> bool {
+        self.first.as_ref().is_some_and(|first| first.decided)
     }
 
     /// When to stop waiting for the words of the first failure.

@@ -12,9 +12,9 @@
 //! program may not use the API. A world that continues another is an exception: its new workers run the program of the others, so
 //! one that does not attend yet is killed, and counts as missing.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use super::lives::{Life, Lives};
 use super::{AgentMachine, Next, Phase, SIGTERM, Way};
 use crate::agent::command::Command;
 use crate::channel::message::ToWorker;
@@ -26,129 +26,12 @@ pub const PARK_LIMIT: Duration = Duration::from_secs(30);
 /// How long workers may take to reach the check at which the world changes: the step that they are in.
 pub const RAISE_LIMIT: Duration = Duration::from_secs(300);
 
-/// A worker's part in its world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Life {
-    /// It is to be started.
-    Missing,
-    /// It was started, and does not attend.
-    Started,
-    /// It is connected, and works in its world.
-    Attends {
-        /// Its answer to the change that it was told of: the number of its last check.
-        counted: Option<u64>,
-    },
-    /// It has left its world, and waits for the next one.
-    Parked {
-        /// The number of its last commit. `None`: it has never had the job's state.
-        commit: Option<u64>,
-    },
-    /// It has ended. Processes that it started may be left.
-    Ended,
-}
-
-/// The lives of a node's workers.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Lives {
-    of: BTreeMap<u32, Life>,
-    /// Workers of the world before are in this one, so that new ones will attend.
-    continues: bool,
-    /// A worker of this world has attended.
-    attended: bool,
-    /// The change that the workers were told of.
-    change: Option<u64>,
-    /// The check of that change, once it is known.
-    raise_at: Option<u64>,
-    /// What the last join brought.
-    brought: Option<Vec<Survivor>>,
-    /// The workers let the library make their process groups.
-    groupless: bool,
-}
-
-impl Lives {
-    /// A world is about to begin. Returns the workers that have to be started.
-    pub(super) fn begin(&mut self, workers: u32, resume: Option<&Resume>) -> BTreeSet<u32> {
-        self.continues = matches!(resume, Some(Resume::Continue { survivors: 1.., .. }));
-        self.attended = false;
-        let life = |rank| self.of.get(&rank).copied().unwrap_or(Life::Missing);
-        self.of = (0..workers).map(|rank| (rank, life(rank))).collect();
-        self.which(|life| !matches!(life, Life::Parked { .. })).collect()
-    }
-
-    fn which(&self, is: impl Fn(Life) -> bool) -> impl Iterator<Item = u32> {
-        self.of.iter().filter(move |(_, life)| is(**life)).map(|(rank, _)| *rank)
-    }
-
-    fn any(&self, is: impl Fn(Life) -> bool) -> bool {
-        self.of.values().any(|life| is(*life))
-    }
-
-    fn attending(&self) -> Vec<u32> {
-        self.which(|life| matches!(life, Life::Attends { .. })).collect()
-    }
-
-    pub(super) fn started(&self) -> Vec<u32> {
-        self.which(|life| life == Life::Started).collect()
-    }
-
-    /// Whether every worker runs and attends.
-    fn all_attend(&self) -> bool {
-        !self.of.is_empty() && !self.any(|life| !matches!(life, Life::Attends { .. }))
-    }
-
-    /// A worker that was started waits for its first world.
-    pub(super) fn park(&mut self, local_rank: u32) {
-        self.of.insert(local_rank, Life::Parked { commit: None });
-    }
-
-    /// Whether every worker waits for a world.
-    pub(super) fn all_wait(&self) -> bool {
-        !self.any(|life| !matches!(life, Life::Parked { .. }))
-    }
-
-    /// Whether workers can survive the end of their world, or could have.
-    fn can_park(&self) -> bool {
-        self.continues || (self.attended && self.started().is_empty())
-    }
-
-    /// Whether no worker is in a world any more.
-    fn all_parked(&self) -> bool {
-        !self.any(|life| matches!(life, Life::Started | Life::Attends { .. }))
-    }
-
-    fn parked(&self) -> Vec<Survivor> {
-        let survivor = |(rank, life): (&u32, &Life)| match life {
-            Life::Parked { commit } => Some(Survivor { local_rank: *rank, commit: *commit }),
-            _ => None,
-        };
-        self.of.iter().filter_map(survivor).collect()
-    }
-
-    fn forget_counts(&mut self) {
-        self.raise_at = None;
-        for life in self.of.values_mut() {
-            if let Life::Attends { counted } = life {
-                *counted = None;
-            }
-        }
-    }
-
-    /// The largest count of all workers, if each has answered.
-    fn counted(&self) -> Option<u64> {
-        let count = |life: &Life| match life {
-            Life::Attends { counted } => *counted,
-            _ => None,
-        };
-        let counts: Option<Vec<u64>> = self.of.values().map(count).collect();
-        counts?.into_iter().max()
-    }
-}
-
 impl AgentMachine {
     /// A worker has connected. It learns its world now, and hears of the end of it.
     pub fn on_worker_attends(&mut self, local_rank: u32) {
         match self.lives.of.get(&local_rank) {
             Some(Life::Started) if self.is_preparing() => self.on_prepared(local_rank),
+            Some(Life::Ahead { .. }) => self.waits_ahead(local_rank, true),
             Some(Life::Started | Life::Attends { .. }) => {
                 self.place(local_rank);
                 self.tell_if_all_attend();
@@ -167,6 +50,9 @@ impl AgentMachine {
 
     /// A worker has closed its connection. It ends, or has stopped to use the API.
     pub fn on_worker_deaf(&mut self, local_rank: u32) {
+        if self.lives.is_ahead(local_rank) {
+            return self.waits_ahead(local_rank, false);
+        }
         let Some(life) = self.lives.of.get_mut(&local_rank) else { return };
         if !matches!(life, Life::Attends { .. } | Life::Parked { .. }) {
             return;
@@ -180,10 +66,15 @@ impl AgentMachine {
 
     /// The workers run: those that were missing were started, and those that had parked got their places.
     pub fn on_started(&mut self) {
-        let parked: Vec<_> = self.lives.which(|life| matches!(life, Life::Parked { .. })).collect();
-        let missing = self.lives.of.values_mut().filter(|life| **life == Life::Missing);
-        missing.for_each(|life| *life = Life::Started);
-        parked.into_iter().for_each(|local_rank| self.place(local_rank));
+        if !self.lives.asked.is_empty() {
+            return self.on_started_ahead();
+        }
+        let waits = |life| matches!(life, Life::Parked { .. } | Life::Ahead { waits: true });
+        let waiting: Vec<_> = self.lives.which(waits).collect();
+        let new =
+            self.lives.of.values_mut().filter(|life| matches!(life, Life::Missing | Life::Ahead { waits: false }));
+        new.for_each(|life| *life = Life::Started);
+        waiting.into_iter().for_each(|local_rank| self.place(local_rank));
         self.tell_if_all_attend();
     }
 
@@ -228,6 +119,7 @@ impl AgentMachine {
         if let Some(life) = self.lives.of.get_mut(&local_rank) {
             *life = Life::Missing;
             self.look_at_parked();
+            self.start_missing_ahead();
         }
     }
 
@@ -287,6 +179,7 @@ impl AgentMachine {
         }
         self.phase = Phase::Stopping { next, over: false, way: Way::Park { until: now + PARK_LIMIT, late: false } };
         self.look_at_parked();
+        self.start_missing_ahead();
     }
 
     /// Whether every worker of this node attends.
@@ -359,7 +252,8 @@ impl AgentMachine {
     /// The round was completed. Workers that were parked go on in it, or are stopped because those of another node were.
     pub(super) fn begin_world(&mut self, placement: Placement, now: Instant) {
         let continues = matches!(placement.resume, Some(Resume::Continue { .. }));
-        if !continues && !self.lives.parked().is_empty() {
+        let waits = |life| matches!(life, Life::Parked { .. } | Life::Ahead { .. });
+        if !continues && self.lives.any(waits) {
             let reason = match &placement.resume {
                 Some(Resume::Restart { reason }) => reason,
                 _ => "the coordinator was replaced by one that cannot form a world of workers that survive",
@@ -368,7 +262,8 @@ impl AgentMachine {
             return self.stop(SIGTERM, Next::Start(Box::new(placement)));
         }
         let lost = self.lost.take().filter(|failure| !self.is_surplus(failure.local_rank));
-        for Survivor { local_rank, .. } in self.lives.parked() {
+        let waiting: Vec<_> = self.lives.which(waits).collect();
+        for local_rank in waiting {
             if self.is_surplus(local_rank) {
                 self.tell(format!("the worker with local rank {local_rank} has no place in this round, and is ended"));
                 self.commands.push(Command::KillWorker { local_rank });
@@ -377,7 +272,8 @@ impl AgentMachine {
         self.start(placement);
         if let Some(failure) = lost {
             // The world counts on a worker that has died.
-            self.on_worker_exited_badly(failure, now);
+            self.lives.tried.insert(failure.local_rank);
+            self.take_failure(failure, now);
         }
     }
 

@@ -30,6 +30,7 @@ impl Runner {
         match command {
             Command::Look => self.looking_until = Some(Instant::now() + LOOK_LIMIT),
             Command::StartAhead(placement) => self.start_ahead(placement),
+            Command::Replace { placement, missing } => self.replace(placement, missing),
             Command::Join { survivors } => {
                 if let Some(session) = &self.session {
                     session.bring(survivors);
@@ -40,7 +41,7 @@ impl Runner {
                 self.missing = missing;
                 self.steps.push_back(Step::Start(placement));
             }
-            Command::CancelStart => self.answered(|step| matches!(step, Step::Start(_))),
+            Command::CancelStart => self.start_answered(),
             Command::Place { local_rank } => self.place_worker(local_rank),
             Command::Send { local_rank, message } => {
                 if let Some(exchange) = &self.exchange {
@@ -51,7 +52,7 @@ impl Runner {
                 self.crew.iter_mut().for_each(|crew| crew.kill_worker(local_rank));
             }
             Command::Stop(policy) => {
-                self.answered(|step| matches!(step, Step::Start(_)));
+                self.start_answered();
                 match &mut self.crew {
                     Some(crew) => crew.begin_stop(policy),
                     None => self.machine.on_stopped(),
@@ -139,7 +140,7 @@ impl Runner {
         let killed = exited.is_some_and(|exited| exited.exit.returncode() == -Signal::KILL.0);
         let sources = Sources {
             error_file: self.error_files.get(&local_rank).cloned(),
-            stderr_end: self.crew.as_ref().map(|crew| crew.stderr_end(local_rank)).unwrap_or_default(),
+            stderr_end: self.stderr_ends.get(&local_rank).cloned().unwrap_or_default(),
             kills_before: killed.then_some(self.kills_before),
             front_end: matches!(self.crew, Some(Crew::Adopted(_))),
         };

@@ -99,6 +99,9 @@ impl Runner {
 
     /// An answer to [`Step::Start`]: these workers run, beside those that have survived.
     pub fn started(&mut self, crew: Crew, error_files: ErrorFiles) {
+        if self.ahead.is_asked_for() {
+            return self.started_ahead(crew, error_files);
+        }
         if self.crew.is_none() {
             self.error_files.clear();
         }
@@ -109,8 +112,9 @@ impl Runner {
 
     /// The round's workers are complete.
     fn resumed(&mut self) {
-        self.answered(|step| matches!(step, Step::Start(_)));
+        self.start_answered();
         self.exits.clear();
+        self.stderr_ends.clear();
         self.said.clear();
         self.sleepers.forget();
         self.kills_before = OomKills::now();
@@ -121,11 +125,13 @@ impl Runner {
 
     /// An answer to [`Step::Start`]: the worker `local_rank` cannot be started, and none runs.
     pub fn not_started(&mut self, local_rank: u32, reason: &str) {
-        self.answered(|step| matches!(step, Step::Start(_)));
-        self.exits.clear(); // they are of the round before
-        if self.crew.is_none() {
-            self.error_files.clear();
+        if !self.ahead.is_asked_for() {
+            self.exits.clear(); // they are of the round before
+            if self.crew.is_none() {
+                self.error_files.clear();
+            }
         }
+        self.start_answered();
         let failure = self.failure(local_rank, 0, ("a failure to start".to_owned(), 1), reason.to_owned());
         self.machine.on_worker_failed(failure, false, Instant::now());
     }

@@ -189,7 +189,7 @@ impl Launch {
     fn restarts(&self, placement: &Placement) -> u32 {
         match self.job.fixed {
             Some(Fixed { .. }) => u32::try_from(placement.round.0.saturating_sub(1)).unwrap_or(u32::MAX),
-            None => self.runner.restarts(),
+            None => self.runner.restarts_told(),
         }
     }
 

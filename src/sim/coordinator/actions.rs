@@ -193,7 +193,8 @@ impl Simulation {
         self.hosts[host].process = Some(process);
         let agents = &self.options.agents;
         if agents.hosts.contains(&host) {
-            self.hosts[host].ours = Some(Ours::new(host, host::name(host, pid), agents));
+            let max_restarts = self.options.settings.max_restarts;
+            self.hosts[host].ours = Some(Ours::new(host, host::name(host, pid), agents, max_restarts));
             return self.after_node(host);
         }
         self.join(host)

@@ -12,7 +12,8 @@ use crate::agent::Outcome;
 use crate::sim::engine::dice::Dice;
 use crate::sim::engine::history::Failure;
 
-/// Number of agents by how they ended, as of [`kind_of`], and of those whose workers were started before the join.
+/// Number of agents by how they ended, as of [`kind_of`], of those whose workers were started before the join,
+/// and of workers that were started before their node had its next place.
 pub type Counts = BTreeMap<&'static str, usize>;
 
 /// How an agent ended, in a word.
@@ -147,6 +148,9 @@ pub fn live(seed: u64, keep_history: bool) -> Result<(Report, Counts), Box<Failu
     let mut counts = Counts::new();
     if job.ends().started_ahead > 0 {
         counts.insert("started ahead", job.ends().started_ahead);
+    }
+    if job.ends().replaced_ahead > 0 {
+        counts.insert("replaced ahead", job.ends().replaced_ahead);
     }
     for (_, outcome) in &job.ends().outcomes {
         *counts.entry(kind_of(outcome)).or_default() += 1;

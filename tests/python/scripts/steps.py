@@ -6,6 +6,7 @@ steps.py --pause SECONDS      sleep in each step (0.02)
 steps.py --deaf               do not connect to the agent, as programs do that do not use elastic_rs.elastic
 steps.py --own-group          make the process group, as PyTorch's scripts do, before the state is run
 steps.py --stuck RANK         the worker that is first started with this rank ignores the end of its world
+steps.py --fail-at-restart N  a worker that is first started at the Nth restart fails before it is in a world
 steps.py --die-in PHASE       the worker that is first started with rank 1 is killed in this phase after a failure
 """
 
@@ -29,6 +30,7 @@ parser.add_argument("--pause", type=float, default=0.02)
 parser.add_argument("--deaf", action="store_true")
 parser.add_argument("--own-group", action="store_true")
 parser.add_argument("--stuck", type=int)
+parser.add_argument("--fail-at-restart", type=int)
 parser.add_argument("--die-in", choices=PHASES)
 args = parser.parse_args()
 first_rank, first_restart = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -104,6 +106,8 @@ def in_place() -> None:
 
     if args.own_group:
         dist.init_process_group("gloo")
+    if args.fail_at_restart == first_restart:
+        raise ValueError("no such data set")
     state = elastic.ObjectState(step=0, ones=0)
     if args.stuck == first_rank and first_restart == 0:
         state.restore = lambda: time.sleep(3600)  # type: ignore[method-assign]

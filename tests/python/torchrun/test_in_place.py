@@ -1,6 +1,7 @@
 """Workers that survive a change of their world: `elastic_rs.elastic` with real nodes, and gloo."""
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,15 @@ def assert_nothing_was_restarted(*nodes: Process) -> None:
     assert not [line for node in nodes for line in node.lines if "restarting all workers" in line]
 
 
+def started_ahead(node: Process, next_round: int = 2) -> list[int]:
+    """Return the workers that the node has started before it had its place in that round."""
+    lines = node.lines
+    placed = next(at for at, line in enumerate(lines) if re.search(rf" round {next_round}: rank \d+ of ", line))
+    found = re.compile(r"is started again, ahead of the next round: .*")
+    before = [match.group() for line in lines[:placed] if (match := found.search(line))]
+    return [int(pid) for text in before for pid in re.findall(r"with pid (\d+)", text)]
+
+
 @pytest.mark.parametrize(
     ("agent", "own_group"),
     [("run", False), ("rust", True), *(pytest.param(*case, marks=LONG) for case in (("run", True), ("rust", False)))],
@@ -85,12 +95,35 @@ def test_the_others_survive_a_killed_worker(start: Start, done: Path, own_group:
     assert every[0]["step"] % 5 == 0
     assert {world["restarts"] for world in every} == {1}
     assert_nothing_was_restarted(*nodes)
+    # Its successor was started before the next round, unless the script needs its place from the start.
+    ahead = started_ahead(nodes[1])
+    assert ahead == ([] if own_group else [after[1][victim]["pid"]])
+    assert started_ahead(nodes[0]) == []
     ended_well(done, *nodes)
     # No step was lost or counted twice.
     ends = {line for node in nodes for line in node.lines if line.startswith("DONE")}
     assert len(ends) == 1
     steps, ones = (int(word.split("=")[1]) for word in ends.pop().split()[1:])
     assert ones == 4 * steps
+
+
+@run_alone
+def test_a_successor_that_fails_before_its_round_costs_one_restart(start: Start, done: Path) -> None:
+    flags: list[Any] = ["--until", done, "--fail-at-restart", 1]
+    nodes = [start(number, *flags, nnodes="2", nproc=2, script=STEPS) for number in (2, 3)]
+    before = [worlds_of(node, 4, workers=2) for node in nodes]
+    until_step(nodes[0])
+    marks = [node.mark() for node in nodes]
+    victim, other = sorted(before[1])
+    os.kill(before[1][victim]["pid"], signal.SIGKILL)
+    nodes[1].line("ended with exit code 1")
+    after = [worlds_of(node, 4, workers=2, since=mark) for node, mark in zip(nodes, marks, strict=True)]
+    assert pids(after[0]) == pids(before[0])
+    assert after[1][other]["pid"] == before[1][other]["pid"]
+    assert {world["restarts"] for worlds in after for world in worlds.values()} == {2}
+    assert len(started_ahead(nodes[1])) == 1
+    assert any("no such data set" in line for line in nodes[1].lines), nodes[1].tail()
+    ended_well(done, *nodes)
 
 
 @pytest.mark.parametrize("agent", ["rust", pytest.param("run", marks=LONG)], indirect=True)

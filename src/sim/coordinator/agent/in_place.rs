@@ -42,6 +42,8 @@ pub(super) struct Member {
     pub up: bool,
     /// It is connected.
     pub attends: bool,
+    /// It was started before its node had the place for it.
+    pub ahead: bool,
     /// The world that it is in.
     pub world: Option<(Round, u64)>,
     /// The number of its last commit, while it is in no world.
@@ -60,6 +62,7 @@ impl Member {
             process,
             up: false,
             attends: false,
+            ahead: false,
             world: None,
             parked: None,
             commit: None,
@@ -102,6 +105,7 @@ impl Simulation {
         let Placement { round, world, resume, .. } = placement.clone();
         let Some(member) = self.member(host, local_rank) else { return Ok(()) };
         let survived = member.parked.take().is_some();
+        let ahead = std::mem::take(&mut member.ahead);
         if member.world.is_some_and(|before| before != (round, world)) {
             let text = format!("local rank {local_rank} of host{host} is placed in round {round}: {member:?}");
             return Err(Violation::contract(text));
@@ -109,7 +113,7 @@ impl Simulation {
         member.world = Some((round, world));
         (member.counted, member.failed) = (None, false);
         let Some(Resume::Continue { sync, survivors, .. }) = resume else {
-            return match survived {
+            return match survived || ahead {
                 true => Err(Violation::contract(format!("a worker of host{host} survives into {resume:?}"))),
                 false => Ok(()),
             };
@@ -120,6 +124,7 @@ impl Simulation {
         if sync {
             // Whatever the source has committed: the same for all.
             member.commit = Some(round.0 * 1000);
+            self.ends.replaced_ahead += usize::from(ahead);
             return Ok(());
         }
         let commit = member.commit;
@@ -178,7 +183,7 @@ impl Simulation {
         match what {
             Doing::Attend => {
                 member.attends = true;
-                member.parked = joins.then_some(None);
+                member.parked = (joins && !member.ahead).then_some(None);
             }
             Doing::Count { .. } => {
                 // Collectives keep all workers within one check of one another.

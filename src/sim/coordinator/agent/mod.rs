@@ -135,6 +135,8 @@ pub struct Ends {
     pub outcomes: Vec<(HostId, Outcome)>,
     /// How often the workers of a node were started before it joined.
     pub started_ahead: usize,
+    /// How many workers of a node were started while the others left their world, and got their place later.
+    pub replaced_ahead: usize,
     /// The cause that the first agent of a failed job reported.
     cause: Option<Option<Box<Failure>>>,
 }
@@ -149,11 +151,12 @@ fn pid_of_workers(host: HostId) -> u32 {
 }
 
 impl Ours {
-    pub(super) fn new(host: HostId, name: String, agents: &Agents) -> Self {
+    pub(super) fn new(host: HostId, name: String, agents: &Agents, max_restarts: Option<u32>) -> Self {
         let workers = worker_count(host);
         let policy = Policy {
             budget: agents.restarts_left.map_or(Budget::Job, Budget::Node),
             workers,
+            max_restarts: max_restarts.unwrap_or(u32::MAX),
             grace: agents.grace,
             exit_barrier_timeout: agents.exit_barrier_timeout,
             in_place: true,

@@ -106,6 +106,7 @@ impl Simulation {
                 self.ask(host);
             }
             Command::Start { placement, missing } => return self.start_workers(host, *placement, missing),
+            Command::Replace { missing, .. } => self.start_ahead_of_round(host, missing),
             Command::CancelStart => self.cancel_start(host),
             Command::Place { local_rank } => return self.place_worker(host, local_rank),
             Command::Send { local_rank, message } => return self.tell_worker(host, local_rank, *message),

@@ -9,7 +9,7 @@ use super::super::simulation::Simulation;
 use super::in_place::Member;
 use super::{Agents, Crew, CrewEvent, worker_count};
 use crate::process::{self, Signal, StopPolicy, Stopping};
-use crate::rendezvous::protocol::message::Placement;
+use crate::rendezvous::protocol::message::{Placement, Resume};
 use crate::sim::engine::paths::HostId;
 use crate::sim::worlds::Violation;
 
@@ -37,6 +37,13 @@ impl Simulation {
         self.begin_start(host, (0..workers).collect());
     }
 
+    /// Missing workers are started while the others leave their world.
+    pub(super) fn start_ahead_of_round(&mut self, host: HostId, missing: BTreeSet<u32>) {
+        self.begin_start(host, missing.clone());
+        let crew = self.hosts[host].crew.iter_mut().flat_map(|crew| &mut crew.left);
+        crew.filter(|(rank, _)| missing.contains(*rank)).for_each(|(_, member)| member.ahead = true);
+    }
+
     fn begin_start(&mut self, host: HostId, missing: BTreeSet<u32>) {
         self.generations += 1;
         let generation = self.generations;
@@ -59,8 +66,10 @@ impl Simulation {
 
     fn check_start(&mut self, host: HostId, placement: &Placement, missing: &BTreeSet<u32>) -> Result<(), Violation> {
         let others = self.hosts[host].crew.iter().flat_map(|crew| &crew.left);
+        let goes_on = matches!(placement.resume, Some(Resume::Continue { .. }));
         let (ready, parked): (Vec<_>, Vec<_>) = others.partition(|(rank, member)| {
-            member.parked.is_some() && !missing.contains(rank) && placement.resume.is_some()
+            let waits = member.parked.is_some() && placement.resume.is_some() || member.ahead && member.up && goes_on;
+            waits && !missing.contains(rank)
         });
         if !parked.is_empty() {
             let text = format!("host{host} starts round {} while {parked:?} run in another world", placement.round);

@@ -1,0 +1,138 @@
+//! The lives of a node's workers, as far as they can change in place. Part of [`super`].
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::rendezvous::protocol::message::{Resume, Survivor};
+
+/// A worker's part in its world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Life {
+    /// It is to be started.
+    Missing,
+    /// It was started, and does not attend.
+    Started,
+    /// It is connected, and works in its world.
+    Attends {
+        /// Its answer to the change that it was told of: the number of its last check.
+        counted: Option<u64>,
+    },
+    /// It has left its world, and waits for the next one.
+    Parked {
+        /// The number of its last commit. `None`: it has never had the job's state.
+        commit: Option<u64>,
+    },
+    /// It was started for a world that its node has no place in yet: see [`super::replace`].
+    Ahead {
+        /// It is connected, and waits for that world.
+        waits: bool,
+    },
+    /// It has ended. Processes that it started may be left.
+    Ended,
+}
+
+/// The lives of a node's workers.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Lives {
+    pub(super) of: BTreeMap<u32, Life>,
+    /// Workers of the world before are in this one, so that new ones will attend.
+    continues: bool,
+    /// A worker of this world has attended.
+    pub(super) attended: bool,
+    /// The change that the workers were told of.
+    pub(super) change: Option<u64>,
+    /// The check of that change, once it is known.
+    pub(super) raise_at: Option<u64>,
+    /// What the last join brought.
+    pub(super) brought: Option<Vec<Survivor>>,
+    /// The workers let the library make their process groups.
+    pub(super) groupless: bool,
+    /// Workers whose start ahead of the next world has been asked for, and has not been answered.
+    pub(super) asked: BTreeSet<u32>,
+    /// Workers that are not started ahead of the next world, because that has been tried.
+    pub(super) tried: BTreeSet<u32>,
+}
+
+impl Lives {
+    /// A world is about to begin. Returns the workers that have to be started.
+    pub(super) fn begin(&mut self, workers: u32, resume: Option<&Resume>) -> BTreeSet<u32> {
+        self.continues = matches!(resume, Some(Resume::Continue { survivors: 1.., .. }));
+        self.attended = false;
+        self.tried.clear();
+        let life = |rank| self.of.get(&rank).copied().unwrap_or(Life::Missing);
+        self.of = (0..workers).map(|rank| (rank, life(rank))).collect();
+        self.which(|life| !matches!(life, Life::Parked { .. } | Life::Ahead { .. })).collect()
+    }
+
+    pub(super) fn which(&self, is: impl Fn(Life) -> bool) -> impl Iterator<Item = u32> {
+        self.of.iter().filter(move |(_, life)| is(**life)).map(|(rank, _)| *rank)
+    }
+
+    pub(super) fn any(&self, is: impl Fn(Life) -> bool) -> bool {
+        self.of.values().any(|life| is(*life))
+    }
+
+    pub(super) fn attending(&self) -> Vec<u32> {
+        self.which(|life| matches!(life, Life::Attends { .. })).collect()
+    }
+
+    pub(super) fn started(&self) -> Vec<u32> {
+        self.which(|life| life == Life::Started).collect()
+    }
+
+    /// Whether every worker runs and attends.
+    pub(super) fn all_attend(&self) -> bool {
+        !self.of.is_empty() && !self.any(|life| !matches!(life, Life::Attends { .. }))
+    }
+
+    /// A worker that was started waits for its first world.
+    pub(super) fn park(&mut self, local_rank: u32) {
+        self.of.insert(local_rank, Life::Parked { commit: None });
+    }
+
+    /// Whether every worker waits for a world.
+    pub(super) fn all_wait(&self) -> bool {
+        !self.any(|life| !matches!(life, Life::Parked { .. }))
+    }
+
+    /// Whether workers can survive the end of their world, or could have.
+    pub(super) fn can_park(&self) -> bool {
+        self.continues || (self.attended && self.started().is_empty())
+    }
+
+    /// Whether no worker is in a world any more.
+    pub(super) fn all_parked(&self) -> bool {
+        !self.any(|life| matches!(life, Life::Started | Life::Attends { .. }))
+    }
+
+    pub(super) fn parked(&self) -> Vec<Survivor> {
+        let survivor = |(rank, life): (&u32, &Life)| match life {
+            Life::Parked { commit } => Some(Survivor { local_rank: *rank, commit: *commit }),
+            _ => None,
+        };
+        self.of.iter().filter_map(survivor).collect()
+    }
+
+    /// Whether a worker was started for a world that has not begun.
+    pub(super) fn is_ahead(&self, local_rank: u32) -> bool {
+        matches!(self.of.get(&local_rank), Some(Life::Ahead { .. }))
+    }
+
+    pub(super) fn forget_counts(&mut self) {
+        self.raise_at = None;
+        for life in self.of.values_mut() {
+            if let Life::Attends { counted } = life {
+                *counted = None;
+            }
+        }
+    }
+
+    /// The largest count of all workers, if each has answered.
+    pub(super) fn counted(&self) -> Option<u64> {
+        let count = |life: &Life| match life {
+            Life::Attends { counted } => *counted,
+            _ => None,
+        };
+        let counts: Option<Vec<u64>> = self.of.values().map(count).collect();
+        counts?.into_iter().max()
+    }
+}

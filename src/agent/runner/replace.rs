@@ -1,0 +1,90 @@
+//! Workers that are started ahead of the round in which they get their places. Part of [`super`].
+
+use std::collections::BTreeSet;
+
+use super::{ErrorFiles, Runner, Step};
+use crate::agent::crew::Crew;
+use crate::process::Exited;
+use crate::rendezvous::protocol::message::Placement;
+
+/// What is known of these workers. It is kept apart until the round: if the job ends before that, it reports the workers that they stand
+/// in for.
+#[derive(Debug, Default)]
+pub(super) struct Ahead {
+    /// The start that the front end was asked for is theirs.
+    asked_for: bool,
+    /// Their process ids.
+    pids: BTreeSet<u32>,
+    error_files: ErrorFiles,
+    exits: Vec<Exited>,
+}
+
+impl Ahead {
+    pub(super) fn is_asked_for(&self) -> bool {
+        self.asked_for
+    }
+
+    pub(super) fn start_is_answered(&mut self) {
+        self.asked_for = false;
+    }
+}
+
+impl Runner {
+    /// Have missing workers started in the place that this node will probably get.
+    pub(super) fn replace(&mut self, placement: Box<Placement>, missing: BTreeSet<u32>) {
+        self.missing = missing;
+        self.ahead.asked_for = true;
+        self.steps.push_back(Step::Start(placement));
+    }
+
+    /// These workers run, beside those that leave their world.
+    pub(super) fn started_ahead(&mut self, crew: Crew, error_files: ErrorFiles) {
+        self.start_answered();
+        let pids = crew.pids();
+        let them: Vec<_> = pids.iter().map(|(rank, pid)| format!("local rank {rank} with pid {pid}")).collect();
+        tracing::info!(
+            target: "elastic_rs::agent",
+            "{}{} is started again, ahead of the next round: {}",
+            self.whose(),
+            self.entrypoint,
+            them.join(", ")
+        );
+        self.ahead.pids.extend(pids.values());
+        self.ahead.error_files.extend(error_files);
+        Crew::add(&mut self.crew, crew);
+        self.expect_workers();
+        self.machine.on_started();
+    }
+
+    /// A worker has ended.
+    pub(super) fn note_exit(&mut self, exited: Exited) {
+        match self.ahead.pids.contains(&exited.pid) {
+            true => self.ahead.exits.push(exited),
+            false => self.exits.push(exited),
+        }
+    }
+
+    /// The round of these workers begins.
+    pub(super) fn take_over_ahead(&mut self) {
+        let Ahead { error_files, exits, .. } = std::mem::take(&mut self.ahead);
+        self.error_files.extend(error_files);
+        self.exits.extend(exits);
+    }
+
+    /// The place for which workers are to be started, or this node's if none are.
+    pub fn place_to_start(&self) -> Option<&Placement> {
+        let asked_for = self.steps.iter().find_map(|step| match step {
+            Step::Start(placement) => Some(&**placement),
+            _ => None,
+        });
+        asked_for.or(self.placement())
+    }
+
+    /// The number of restarts that the workers which are to be started are told.
+    pub fn restarts_told(&self) -> u32 {
+        match self.place_to_start() {
+            Some(placement) if self.ahead.asked_for => placement.restart,
+            _ => self.restarts(),
+        }
+    }
+}
