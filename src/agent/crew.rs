@@ -191,13 +191,25 @@ struct Member {
     number: u32,
     /// Its exit has been reported.
     told: bool,
-    /// The task that waits for its end. `None`: a thread waits, which ends with the worker.
-    watch: Option<tokio::task::JoinHandle<()>>,
+    watch: Watch,
+}
+
+/// What waits for the end of an adopted worker.
+#[derive(Debug)]
+enum Watch {
+    Task(tokio::task::JoinHandle<()>),
+    /// It ends with the worker.
+    Thread,
+    /// Nothing. Its parent, a fork server, had reaped it before it was adopted, so the id may be another process's by now.
+    Gone,
 }
 
 impl Member {
     /// Signals its process group if it leads one, else the process.
     fn signal(&self, signal: Signal) {
+        if matches!(self.watch, Watch::Gone) {
+            return;
+        }
         let Some(signal) = rustix::process::Signal::from_named_raw(signal.0) else { return };
         // ESRCH: it has ended, or it leads no group.
         if kill_process_group(self.pid, signal).is_err() {
@@ -214,7 +226,7 @@ impl Adopted {
     /// Take over these processes, ids by local rank. Needs a tokio runtime.
     ///
     /// # Errors
-    /// A process does not exist, or cannot be watched.
+    /// A process cannot be watched.
     pub fn new(pids: &BTreeMap<u32, u32>) -> io::Result<Self> {
         let (sender, ends) = mpsc::unbounded_channel();
         let mut members = BTreeMap::new();
@@ -307,23 +319,22 @@ impl Adopted {
 impl Drop for Adopted {
     fn drop(&mut self) {
         for member in self.members.values() {
-            if let Some(watch) = &member.watch {
-                watch.abort();
+            if let Watch::Task(task) = &member.watch {
+                task.abort();
             }
             member.signal(Signal::KILL);
         }
     }
 }
 
-/// Sends to `ends` when a child of this process has ended.
-fn watch(
-    pid: Pid,
-    local_rank: u32,
-    ends: mpsc::UnboundedSender<End>,
-) -> io::Result<Option<tokio::task::JoinHandle<()>>> {
+/// Sends to `ends` when a child of this process, or of its fork server, has ended.
+fn watch(pid: Pid, local_rank: u32, ends: mpsc::UnboundedSender<End>) -> io::Result<Watch> {
     let handle = match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(handle) => handle,
-        Err(Errno::SRCH) => return Err(Errno::SRCH.into()),
+        Err(Errno::SRCH) => {
+            let _ = ends.send(End { local_rank, exit: None });
+            return Ok(Watch::Gone);
+        }
         // This kernel has no pidfds.
         Err(_) => {
             // It has to be a child of this process.
@@ -332,12 +343,12 @@ fn watch(
                 let ended = waitid(WaitId::Pid(pid), LOOK);
                 let _ = ends.send(End { local_rank, exit: seen(ended) });
             })?;
-            return Ok(None);
+            return Ok(Watch::Thread);
         }
     };
     // SAFETY: an `OwnedFd` refers to the same open descriptor until it is dropped.
     let handle: AsyncFd<OwnedFd> = unsafe { AsyncFd::register(handle) }?;
-    Ok(Some(tokio::spawn(async move {
+    Ok(Watch::Task(tokio::spawn(async move {
         // An error means that the runtime ends.
         if handle.readable().await.is_ok() {
             let ended = waitid(WaitId::Pid(pid), LOOK | WaitIdOptions::NOHANG);

@@ -205,6 +205,22 @@ async fn adopted_workers_are_stopped_together_and_reaped_by_the_front_end() {
     assert_eq!(node.exits().len(), 2);
 }
 
+/// Children of a fork server are reaped by it, at any time.
+#[tokio::test]
+async fn a_worker_that_has_gone_before_it_is_adopted_has_failed() {
+    let mut node = Node::new(None, Budget::Node(0), 2);
+    node.placed().await;
+    let mut children = Children::new(&node.traces, &["pause", "exit 3"]);
+    let exit = children.reap(1);
+    node.runner.started(children.adopted(), ErrorFiles::new());
+    let Step::Reap { local_rank: 1 } = node.next().await else { panic!("not the one that failed") };
+    node.runner.reaped(1, exit, String::new());
+    let Step::Reap { local_rank: 0 } = node.next().await else { panic!("not the other") };
+    node.runner.reaped(0, children.reap(0), String::new());
+    let cause = node.cause().await;
+    assert_eq!((cause.local_rank, cause.exit.as_str()), (1, "exit code 3"));
+}
+
 #[tokio::test]
 async fn adopted_workers_that_succeed_do_not_stop_the_others() {
     let mut node = Node::new(None, Budget::Node(0), 2);
