@@ -36,6 +36,12 @@ fn invariants_hold_for_all_seeds() {
     }
 }
 
+/// It hangs at the agreed check, and the other nodes have joined again.
+#[test]
+fn a_worker_that_hangs_in_the_last_change_is_waited_for() {
+    check([859]);
+}
+
 #[test]
 fn a_seed_determines_a_history() {
     for seed in 0..10 {

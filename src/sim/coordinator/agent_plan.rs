@@ -9,6 +9,7 @@ use super::history::{Report, live_plan};
 use super::options::Action;
 use super::plan::Plan;
 use crate::agent::Outcome;
+use crate::agent::machine::RAISE_LIMIT;
 use crate::sim::engine::dice::Dice;
 use crate::sim::engine::history::Failure;
 
@@ -42,6 +43,10 @@ pub fn draw(seed: u64) -> Plan {
     if dice.chance(15) {
         // `restart_budget=node`: the coordinator counts no restarts.
         plan.options.agents.restarts_left = plan.options.settings.max_restarts.take();
+    }
+    if plan.options.agents.in_place.hang > 0 {
+        // The last worker that hangs may be given so long before it is replaced.
+        plan.calm_at += RAISE_LIMIT;
     }
     plan
 }
