@@ -36,7 +36,6 @@ class Group:
         """Take the existing group as it is, or say how it will be made."""
         self.exists = dist.is_initialized()
         """Whether there is a group for the present world."""
-        self._at_exit = False
         if self.exists:
             name = dist.get_backend()
             self._backend = None if name == "undefined" else str(name)
@@ -46,14 +45,13 @@ class Group:
             self._backend, self._timeout = backend or default_backend(), timeout
             self.backends = _decisions.backend_names(self._backend)
             os.environ.update(_decisions.nccl_variables(os.environ, self.backends))
+        if self.backends == {"gloo"}:  # destroying NCCL's may wait for a peer that has failed
+            atexit.register(_destroy_at_exit)
         self._hooks: tuple[Any, Any] | None = None
         self._aborter: _Aborter | None = None
 
     def make(self) -> None:
         """Make the group of the world that the environment describes: of one worker without a launcher."""
-        if not self._at_exit and self.backends == {"gloo"}:  # destroying NCCL's may wait for a peer that has failed
-            atexit.register(_destroy_at_exit)
-            self._at_exit = True
         before = sys.excepthook
         if "RANK" in os.environ:
             # By the environment, as a script does that makes the group itself: a newcomer may run such a script.
@@ -190,5 +188,6 @@ def _timeout_of_default_group() -> timedelta | None:
 
 
 def _destroy_at_exit() -> None:
+    # A group with threads that is still there when the process ends may abort it.
     if dist.is_initialized():
         dist.destroy_process_group()
