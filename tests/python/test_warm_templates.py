@@ -176,7 +176,8 @@ def test_another_program_has_no_template(job: Job) -> None:
 def test_a_changed_script_is_read_again(job: Job, tmp_path: Path) -> None:
     text = """
         import pathlib, sys
-        pathlib.Path(__file__).write_text("import sys; print('changed', 'elastic_rs.warm._fork_server' in sys.modules)")
+        text = "import sys; forked = 'elastic_rs.warm._fork_server' in sys.modules; print(f'changed {forked}')"
+        pathlib.Path(__file__).write_text(text)
         sys.exit(1)
     """
     agent = run(job, WARM, script(tmp_path, text), restarts=1)

@@ -62,7 +62,7 @@ def test_a_job_that_fails_while_a_template_loads_starts_no_worker_there(start: S
     (tmp_path / "slow.py").write_text(f"open({str(gate)!r}).read()\n")
     text = """
         import os, signal, sys
-        print("RAN", os.environ["TORCHELASTIC_RESTART_COUNT"])
+        print(f"RAN {os.environ['TORCHELASTIC_RESTART_COUNT']}")
         signal.pause() if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else sys.exit(3)
     """
     train = script(tmp_path, text)
