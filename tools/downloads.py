@@ -1,7 +1,8 @@
 """Programs that tests start and that are downloaded once, into the cache of ``tools/environment.py``.
 
-``find_etcd.py`` and ``find_slurm.py`` say which program they want and from where. What they share is here: limits for a
-network that swallows packets, one line that says why a download failed, and a folder that is complete or made again.
+``find_etcd.py``, ``find_slurm.py`` and ``find_sshd.py`` choose a program and the places to get it from. They share the
+functions here, which put limits on a network that swallows packets, say in one line why a download failed, and fill a
+folder of the cache completely or not at all.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def first_of(ways: Sequence[Callable[[], Path]], missing: str) -> Path | None:
             return way()
         except NotHereError as error:
             reasons.append(str(error))
-    print(f"    {missing} What was tried:")
+    print(f"    {missing} These ways failed:")
     for reason in reasons:
         print(f"      {reason}")
     return None

@@ -22,10 +22,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import downloads
 import environment
-from downloads import NotHereError, debian, kept
+from downloads import NotHereError
 
-PACKAGES = ("openssh-server", "libwrap0")
+PACKAGES = ["openssh-server", "libwrap0"]
+SAID = "an SSH server"
 WRAPPER = """\
 #!/bin/sh
 LD_LIBRARY_PATH="{libraries}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}" exec "{program}" "$@"
@@ -48,16 +50,9 @@ def find() -> Path | None:
                 f"error: SSHD is `{named}`, must be an OpenSSH server that runs here; unset it to let make get one"
             )
         return chosen(path)
-    reasons = []
-    for way in (from_path, from_debian):
-        try:
-            return chosen(way())
-        except NotHereError as error:
-            reasons.append(str(error))
-    print("    no sshd: tests that need it are skipped. SSHD=/path/to/sshd names one. What was tried:")
-    for reason in reasons:
-        print(f"      {reason}")
-    return None
+    missing = "no sshd: tests that need it are skipped. SSHD=/path/to/sshd names one."
+    found = downloads.first_of((from_path, from_debian), missing)
+    return None if found is None else chosen(found)
 
 
 def chosen(path: str | Path) -> Path:
@@ -87,15 +82,17 @@ def from_path() -> Path:
 
 def from_debian() -> Path:
     def install(folder: Path) -> None:
-        debian(folder, PACKAGES)
+        downloads.debian(folder, PACKAGES)
         libraries = ":".join(map(str, sorted({path.parent for path in folder.glob("**/libwrap.so.*")})))
         wrapper = folder / "sshd"
         wrapper.write_text(WRAPPER.format(libraries=libraries, program=folder / "usr/sbin/sshd"))
         wrapper.chmod(0o755)
 
+    def works(folder: Path) -> bool:
+        return version_of(folder / "sshd") is not None
+
     pins = f"{' '.join(PACKAGES)} {platform.machine()}"
-    folder = environment.cached("sshd-debian", pins)
-    return kept(folder, pins, "an SSH server", install, lambda folder: version_of(folder / "sshd") is not None) / "sshd"
+    return downloads.kept(environment.cached("sshd-debian", pins), pins, SAID, install, works) / "sshd"
 
 
 if __name__ == "__main__":
