@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.procs import Job, Process
+from helpers.workers import place
 
 pytestmark = [pytest.mark.torchrun]
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -53,12 +54,6 @@ def start(job: Job, endpoint: str, name: str, agent: str) -> Start:
         return job.start(command, name=f"node{number}", env={"ELASTIC_RS_LOG": "info"})
 
     return start
-
-
-def place(node: Process, world: int, *, since: int = 0) -> dict[str, str]:
-    """Wait for a worker of the node in a world of that size, and return the values that it printed."""
-    line = node.line(rf"WORKER .*\bworld={world}\b.*", since=since).group()
-    return dict(word.split("=", 1) for word in line.split()[1:])
 
 
 def test_nodes_meet_and_their_workers_share_rank_0s_store(start: Start) -> None:

@@ -13,6 +13,7 @@ from etcd_cluster import Cluster, Member, Tls
 
 from .procs import Job, Process
 from .relays import Relays
+from .workers import place
 
 DATA = Path(__file__).parents[2] / "data" / "etcd"
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -135,12 +136,6 @@ class Nodes:
         for node in nodes:
             place(node, len(numbers))
         return nodes
-
-
-def place(node: Process, world: int, *, since: int = 0) -> dict[str, str]:
-    """Wait for a worker of the node in a world of that size, and return the values that it printed."""
-    line = node.line(rf"WORKER .*\bworld={world}\b.*", since=since).group()
-    return dict(word.split("=", 1) for word in line.split()[1:])
 
 
 @contextlib.contextmanager

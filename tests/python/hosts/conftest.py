@@ -68,9 +68,3 @@ class Listing:
 def listing(tmp_path: Path) -> Listing:
     """Return a discovery script that prints what the test says."""
     return Listing(tmp_path)
-
-
-def place(driver: Process, host: str, world: int, *, since: int = 0) -> dict[str, str]:
-    """Wait for a worker on the host in a world of that size, and return the values that it printed."""
-    line = driver.line(rf"^\[{host}\] WORKER .*\bworld={world}\b.*", since=since).group()
-    return dict(word.split("=", 1) for word in line.split()[2:])

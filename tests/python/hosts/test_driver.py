@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.workers import place
 
-from .conftest import FAMILY, place
+from .conftest import FAMILY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,10 +40,10 @@ def test_hosts_of_a_list_run_one_job_in_their_order(server: SshServer, drive: Dr
     done = tmp_path / "done"
     driver = drive("-H", "node1:1,node0:2", f"--ssh={server.command()}", worker=("--until", done))
     # Horovod's assignment: by host, in the order of the list, consecutive ranks.
-    assert place(driver, "node1", 3)["rank"] == "0"
-    ranks = {place(driver, "node0", 3)["rank"]}
+    assert place(driver, 3, host="node1")["rank"] == "0"
+    ranks = {place(driver, 3, host="node0")["rank"]}
     mark = next(at for at, line in enumerate(driver.lines) if line.startswith("[node0] WORKER"))
-    ranks.add(place(driver, "node0", 3, since=mark + 1)["rank"])
+    ranks.add(place(driver, 3, host="node0", since=mark + 1)["rank"])
     assert ranks == {"1", "2"}
     done.touch()
     assert driver.wait() == 0
@@ -78,15 +79,15 @@ def test_hosts_are_added_and_removed_while_the_job_runs(
         "--min-np=1",
         worker=("--until", done),
     )
-    place(driver, "node0", 1)
+    place(driver, 1, host="node0")
     mark = driver.mark()
     listing.write("node0:1", "node1:2")
-    assert place(driver, "node0", 3, since=mark)["rank"] == "0"
-    place(driver, "node1", 3, since=mark)
+    assert place(driver, 3, host="node0", since=mark)["rank"] == "0"
+    place(driver, 3, host="node1", since=mark)
     mark = driver.mark()
     listing.write("node1:2")
     driver.line(r"the agent on node0:1 is told to leave", since=mark)
-    assert place(driver, "node1", 2, since=mark)["restarts"] == "0", "a host that leaves costs no restart"
+    assert place(driver, 2, host="node1", since=mark)["restarts"] == "0", "a host that leaves costs no restart"
     driver.line(r"the agent on node0:1 has left", since=mark)
     done.touch()
     assert driver.wait() == 0
@@ -97,13 +98,13 @@ def test_a_lost_connection_makes_the_node_leave_and_come_back(
 ) -> None:
     done = tmp_path / "done"
     driver = drive("-H", "node0:1,node1:1", "--min-np=1", *FAST, f"--ssh={server.command()}", worker=("--until", done))
-    place(driver, "node0", 2)
-    before = int(place(driver, "node1", 2)["pid"])
+    place(driver, 2, host="node0")
+    before = int(place(driver, 2, host="node1")["pid"])
     mark = driver.mark()
     os.kill(ssh_of(job, driver, "node1"), signal.SIGKILL)
     driver.line(r"host `node1`: ssh was ended by SIGKILL; next try in 1 s \(1 of 3\)", since=mark)
     job.until_gone(before)
-    place(driver, "node1", 2, since=mark)
+    place(driver, 2, host="node1", since=mark)
     done.touch()
     assert driver.wait() == 0
 
@@ -111,7 +112,7 @@ def test_a_lost_connection_makes_the_node_leave_and_come_back(
 def test_agents_end_with_their_driver(server: SshServer, drive: Drive, job: Job) -> None:
     driver = drive("-H", "node0:1,node1:1", "--shutdown-timeout=5", f"--ssh={server.command()}")
     for host in ("node0", "node1"):
-        place(driver, host, 2)
+        place(driver, 2, host=host)
     pids = [pid for pid in job.pids() if pid != driver.pid]
     assert len(pids) >= 8, "two connections, agents, guards and workers"
     driver.signal(signal.SIGKILL)
@@ -122,7 +123,7 @@ def test_agents_end_with_their_driver(server: SshServer, drive: Drive, job: Job)
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_a_signal_to_the_driver_ends_the_job(server: SshServer, drive: Drive, job: Job, name: str) -> None:
     driver = drive("-H", "node0:1,localhost:1", "--shutdown-timeout=5", f"--ssh={server.command()}")
-    pids = [int(place(driver, host, 2)["pid"]) for host in ("node0", "localhost")]
+    pids = [int(place(driver, 2, host=host)["pid"]) for host in ("node0", "localhost")]
     number = signal.Signals[name]
     driver.signal(number)
     assert driver.wait() == 128 + number
@@ -140,7 +141,7 @@ def test_a_job_that_fails_ends_the_driver_with_1_and_its_report(server: SshServe
 def test_no_ssh_is_needed_on_this_machine(drive: Drive, tmp_path: Path) -> None:
     done = tmp_path / "done"
     driver = drive("-H", "localhost:2", "--ssh=/nonexistent", worker=("--until", done))
-    place(driver, "localhost", 2)
+    place(driver, 2, host="localhost")
     done.touch()
     assert driver.wait() == 0
 
@@ -157,7 +158,7 @@ def test_bad_hosts_are_named_and_the_others_undisturbed(
         *("--host-failures=1", "--discovery-timeout=1"),
         worker=("--until", done),
     )
-    place(driver, "node0", 1)
+    place(driver, 1, host="node0")
     mark = driver.mark()
     listing.write("node0:1", "no-such-host.invalid:1")
     driver.line(
@@ -220,7 +221,7 @@ def test_a_host_that_fails_before_the_rendezvous_leaves_the_others(
         *("-H", "node0:2,node1:2", "--min-np=2", "--host-failures=1", *FAST, f"--ssh={ssh}"), worker=("--until", done)
     )
     driver.line(r"host `node1`: ssh cannot connect: .*Connection refused; it is out for the job")
-    place(driver, "node0", 2)
+    place(driver, 2, host="node0")
     done.touch()
     assert driver.wait() == 0
 
@@ -228,7 +229,7 @@ def test_a_host_that_fails_before_the_rendezvous_leaves_the_others(
 # The same in which the job cannot do without.
 def test_a_job_whose_hosts_are_all_lost_ends_with_the_reason(server: SshServer, drive: Drive, job: Job) -> None:
     driver = drive("-H", "node0:1,node1:1", "--host-failures=1", *FAST, f"--ssh={server.command()}")
-    pids = [int(place(driver, host, 2)["pid"]) for host in ("node0", "node1")]
+    pids = [int(place(driver, 2, host=host)["pid"]) for host in ("node0", "node1")]
     os.kill(ssh_of(job, driver, "node0"), signal.SIGKILL)
     assert driver.wait() == 1
     driver.line(
@@ -257,7 +258,7 @@ def test_a_class_of_the_users_finds_hosts(job: Job, drive: Drive, tmp_path: Path
         driver = drive("--host-discovery=mine:Mine", "--min-np=2", worker=("--until", "done"), cwd=tmp_path)
     else:
         driver = job.start(["env", f"--chdir={tmp_path}", sys.executable, "mine.py"], name="driver")
-    place(driver, "localhost", 2)
+    place(driver, 2, host="localhost")
     (tmp_path / "done").touch()
     assert driver.wait() == 0
 

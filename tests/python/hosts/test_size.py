@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers.procs import _above
-
-from .conftest import place
+from helpers.workers import place
 
 if TYPE_CHECKING:
     from helpers.procs import Job
@@ -64,12 +63,12 @@ def test_a_spare_host_steps_in_for_one_that_vanishes(
         ),
         worker=("--until", done),
     )
-    place(driver, "node1", 2)
+    place(driver, 2, host="node1")
     listing.write("node0:1", "node1:1", "node2:1")
     driver.line(r"an agent runs on node2:1")
     mark = driver.mark()
     listing.write("node0:1", "node2:1")
-    place(driver, "node2", 2, since=mark)
+    place(driver, 2, host="node2", since=mark)
     done.touch()
     assert driver.wait() == 0
 
@@ -93,14 +92,14 @@ def test_the_others_go_on_without_the_host_of_rank_0(server: SshServer, drive: D
         *("-H", "node0:1,node1:1", *FIXED, "--host-failures=1", f"--ssh={server.command()}"),
         worker=("--until", done),
     )
-    first = place(driver, "node0", 2)
+    first = place(driver, 2, host="node0")
     assert first["rank"] == "0"
     rank_0 = int(first["pid"])
-    place(driver, "node1", 2)
+    place(driver, 2, host="node1")
     mark = driver.mark()
     # Its guard is a fork of the agent, with the same command line, and stands between the two.
     os.kill([pid for pid in _above(rank_0) if _is_agent(pid)][-1], signal.SIGKILL)
-    assert place(driver, "node1", 1, since=mark)["rank"] == "0"
+    assert place(driver, 1, host="node1", since=mark)["rank"] == "0"
     driver.line(r"host `node0`: the connection was lost, or a signal ended the agent", since=mark)
     job.until_gone(rank_0)
     done.touch()
@@ -162,14 +161,14 @@ def test_resets_are_limited(server: SshServer, drive: Drive, listing: Listing, l
         f"--ssh={server.command()}",
         worker=("--until", done),
     )
-    place(driver, "node0", 1)
+    place(driver, 1, host="node0")
     mark = driver.mark()
     listing.write("node0:1", "node1:1")
-    place(driver, "node0", 2, since=mark)
+    place(driver, 2, host="node0", since=mark)
     mark = driver.mark()
     listing.write("node0:1")
     if code == 0:
-        place(driver, "node0", 1, since=mark)
+        place(driver, 1, host="node0", since=mark)
         done.touch()
     assert driver.wait() == code
     if code:

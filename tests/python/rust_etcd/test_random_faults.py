@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 from etcd_cluster import Member
-from helpers.etcd import CONF, FRESH_READS, LEASE_S, Nodes, Relayed, place, undisturbed, version_of
+from helpers.etcd import CONF, FRESH_READS, LEASE_S, Nodes, Relayed, undisturbed, version_of
 from helpers.procs import Job, Process
+from helpers.workers import place
 
 SECONDS = float(os.environ.get("ELASTIC_RS_FAULT_SECONDS", "120"))
 SEED = int(os.environ.get("ELASTIC_RS_FAULT_SEED") or random.randrange(1 << 32))

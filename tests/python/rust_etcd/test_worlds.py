@@ -10,8 +10,9 @@ from urllib.parse import quote
 import pytest
 from etcd_admin import Admin
 from etcd_cluster import Cluster
-from helpers.etcd import LEASE_S, PREFIX, SHORT_CONF, SHORT_LEASE_S, Nodes, node_keys, place
+from helpers.etcd import LEASE_S, PREFIX, SHORT_CONF, SHORT_LEASE_S, Nodes, node_keys
 from helpers.procs import Job
+from helpers.workers import place
 
 RUN_LEASE_S = 7200
 AGENTS = pytest.mark.parametrize("by", ["run", pytest.param("rust", marks=pytest.mark.torchrun)])

@@ -16,12 +16,6 @@ FAMILY = SCRIPTS / "family.py"
 Start = Callable[..., Process]
 
 
-def place(node: Process, world: int, *, since: int = 0) -> dict[str, str]:
-    """Wait for a worker of the node in a world of that size, and return the values that it printed."""
-    line = node.line(rf"WORKER .*\bworld={world}\b.*", since=since).group()
-    return dict(word.split("=", 1) for word in line.split()[1:])
-
-
 @functools.cache
 def _flags_of_torchrun() -> set[str]:
     from torch.distributed.run import get_args_parser

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 from helpers.procs import Job, Process
+from helpers.workers import place
 from torch.distributed.run import get_args_parser
 
-from .conftest import FAMILY, SCRIPTS, WORKER, Start, place
+from .conftest import FAMILY, SCRIPTS, WORKER, Start
 
 pytestmark = [pytest.mark.torchrun]
 

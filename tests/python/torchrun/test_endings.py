@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from helpers.procs import Job, Process
+from helpers.workers import place
 
-from .conftest import FAMILY, Start, place, shutdown_timeout
+from .conftest import FAMILY, Start, shutdown_timeout
 
 pytestmark = [
     pytest.mark.torchrun,

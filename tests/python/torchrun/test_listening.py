@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from helpers.procs import Process
+from helpers.workers import place
 
-from .conftest import Start, place
+from .conftest import Start
 
 pytestmark = [pytest.mark.torchrun]
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from helpers.holders import hold
 from helpers.procs import Job
+from helpers.workers import place
 
-from .conftest import FAMILY, Start, place
+from .conftest import FAMILY, Start
 
 pytestmark = [pytest.mark.torchrun]
 SHORT_LEASE = "last_call_timeout=1,keep_alive_interval=0.5,keep_alive_max_attempt=3"

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from helpers.procs import Job, Process
+from helpers.workers import place
 
-from .conftest import FAMILY, Start, place
+from .conftest import FAMILY, Start
 
 pytestmark = [
     pytest.mark.torchrun,

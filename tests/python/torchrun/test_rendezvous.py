@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from helpers.procs import Job, Process
+from helpers.workers import place
 
-from .conftest import FAMILY, Start, place
+from .conftest import FAMILY, Start
 from .test_host_of_its_own import serve
 
 pytestmark = [pytest.mark.torchrun]

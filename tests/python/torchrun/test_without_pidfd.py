@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from helpers.procs import Job
+from helpers.workers import place
 
-from .conftest import FAMILY, SCRIPTS, Start, place
+from .conftest import FAMILY, SCRIPTS, Start
 
 pytestmark = [pytest.mark.torchrun]
 
