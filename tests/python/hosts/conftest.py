@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,9 @@ from ssh_server import CannotServeError, SshServer
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 FAMILY = SCRIPTS / "family.py"
+
+# Rounds close and hosts are asked for soon, and an agent does not wait long for workers that ignore SIGTERM.
+FAST = ("--rdzv-conf=last_call_timeout=0.5", "--discovery-interval=0.2", "--shutdown-timeout=5")
 
 Drive = Callable[..., Process]
 
@@ -49,6 +53,12 @@ def drive(job: Job, tmp_path: Path) -> Drive:
     return drive
 
 
+@pytest.fixture
+def drive_fast(drive: Drive, server: SshServer) -> Drive:
+    """Return ``drive`` with short times, and with ``ssh`` to the server's hosts."""
+    return functools.partial(drive, *FAST, f"--ssh={server.command()}")
+
+
 class Listing:
     """A discovery script, and the list that it prints."""
 
@@ -57,6 +67,7 @@ class Listing:
         self.script = folder / "hosts.sh"
         self.script.write_text(f"#!/bin/sh\nexec cat {self.list}\n")
         self.script.chmod(0o755)
+        self.flag = f"--host-discovery-script={self.script}"
 
     def write(self, *hosts: str) -> None:
         new = self.list.with_suffix(".new")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers.workers import place
 
-from .conftest import FAMILY
+from .conftest import FAMILY, FAST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ssh_server import SshServer
 
     from .conftest import Drive, Listing
-
-FAST = ("--rdzv-conf=last_call_timeout=0.5", "--discovery-interval=0.2", "--shutdown-timeout=5")
 
 
 def ssh_of(job: Job, driver: Process, host: str) -> int:
@@ -67,18 +65,10 @@ def test_variables_reach_workers_and_no_command_line(server: SshServer, drive: D
 
 
 # horovod test/integration: hosts A, A+B, B. The script's list changes while the job runs.
-def test_hosts_are_added_and_removed_while_the_job_runs(
-    server: SshServer, drive: Drive, listing: Listing, tmp_path: Path
-) -> None:
+def test_hosts_are_added_and_removed_while_the_job_runs(drive_fast: Drive, listing: Listing, tmp_path: Path) -> None:
     done = tmp_path / "done"
     listing.write("node0:1")
-    driver = drive(
-        f"--host-discovery-script={listing.script}",
-        *FAST,
-        f"--ssh={server.command()}",
-        "--min-np=1",
-        worker=("--until", done),
-    )
+    driver = drive_fast(listing.flag, "--min-np=1", worker=("--until", done))
     place(driver, 1, host="node0")
     mark = driver.mark()
     listing.write("node0:1", "node1:2")
@@ -93,11 +83,9 @@ def test_hosts_are_added_and_removed_while_the_job_runs(
     assert driver.wait() == 0
 
 
-def test_a_lost_connection_makes_the_node_leave_and_come_back(
-    server: SshServer, drive: Drive, job: Job, tmp_path: Path
-) -> None:
+def test_a_lost_connection_makes_the_node_leave_and_come_back(drive_fast: Drive, job: Job, tmp_path: Path) -> None:
     done = tmp_path / "done"
-    driver = drive("-H", "node0:1,node1:1", "--min-np=1", *FAST, f"--ssh={server.command()}", worker=("--until", done))
+    driver = drive_fast("-H", "node0:1,node1:1", "--min-np=1", worker=("--until", done))
     place(driver, 2, host="node0")
     before = int(place(driver, 2, host="node1")["pid"])
     mark = driver.mark()
@@ -131,8 +119,8 @@ def test_a_signal_to_the_driver_ends_the_job(server: SshServer, drive: Drive, jo
     assert sum(f"Received {int(number)} death signal" in line for line in driver.lines) == 2
 
 
-def test_a_job_that_fails_ends_the_driver_with_1_and_its_report(server: SshServer, drive: Drive) -> None:
-    driver = drive("-H", "node0:1,node1:1", *FAST, f"--ssh={server.command()}", worker=("--raise", "1"))
+def test_a_job_that_fails_ends_the_driver_with_1_and_its_report(drive_fast: Drive) -> None:
+    driver = drive_fast("-H", "node0:1,node1:1", worker=("--raise", "1"))
     assert driver.wait() == 1
     driver.line(r"^\[node1\] .*ChildFailedError")
     driver.line(r"elastic-run: the job has failed; the agent on node\d:1 has printed the report$")
@@ -146,18 +134,10 @@ def test_no_ssh_is_needed_on_this_machine(drive: Drive, tmp_path: Path) -> None:
     assert driver.wait() == 0
 
 
-def test_bad_hosts_are_named_and_the_others_undisturbed(
-    server: SshServer, drive: Drive, listing: Listing, tmp_path: Path
-) -> None:
+def test_bad_hosts_are_named_and_the_others_undisturbed(drive_fast: Drive, listing: Listing, tmp_path: Path) -> None:
     done = tmp_path / "done"
     listing.write("node0:1")
-    driver = drive(
-        f"--host-discovery-script={listing.script}",
-        *FAST,
-        f"--ssh={server.command()}",
-        *("--host-failures=1", "--discovery-timeout=1"),
-        worker=("--until", done),
-    )
+    driver = drive_fast(listing.flag, "--host-failures=1", "--discovery-timeout=1", worker=("--until", done))
     place(driver, 1, host="node0")
     mark = driver.mark()
     listing.write("node0:1", "no-such-host.invalid:1")
@@ -184,7 +164,7 @@ def test_bad_hosts_are_named_and_the_others_undisturbed(
 # horovod test/single/test_elastic_discovery.py: the first failure ends the job.
 def test_a_script_that_fails_at_its_first_call_ends_the_job(drive: Drive, listing: Listing) -> None:
     listing.script.write_text("#!/bin/sh\necho no cluster >&2\nexit 3\n")
-    driver = drive(f"--host-discovery-script={listing.script}")
+    driver = drive(listing.flag)
     assert driver.wait() == 1
     driver.line(r"host discovery failed at its first call: `.*hosts.sh` has ended with exit code 3: no cluster$")
 
@@ -227,8 +207,8 @@ def test_a_host_that_fails_before_the_rendezvous_leaves_the_others(
 
 
 # The same in which the job cannot do without.
-def test_a_job_whose_hosts_are_all_lost_ends_with_the_reason(server: SshServer, drive: Drive, job: Job) -> None:
-    driver = drive("-H", "node0:1,node1:1", "--host-failures=1", *FAST, f"--ssh={server.command()}")
+def test_a_job_whose_hosts_are_all_lost_ends_with_the_reason(drive_fast: Drive, job: Job) -> None:
+    driver = drive_fast("-H", "node0:1,node1:1", "--host-failures=1")
     pids = [int(place(driver, 2, host=host)["pid"]) for host in ("node0", "node1")]
     os.kill(ssh_of(job, driver, "node0"), signal.SIGKILL)
     assert driver.wait() == 1

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from .conftest import Drive, Listing
 
-CHANGING = ("--rdzv-conf=last_call_timeout=0.5", "--discovery-interval=0.2", "--shutdown-timeout=5")
 # The first world has all hosts, however slowly they start. Later ones do not wait for a last call.
 FIXED = ("--rdzv-conf=last_call_timeout=100", "--shutdown-timeout=5", "--min-np=1")
 FLAKY = """
@@ -48,21 +47,10 @@ def test_the_host_that_would_pass_max_np_starts_fewer_workers(server: SshServer,
     assert sorted([host for host, _, _ in workers].count(f"[{host}]") for host in ("node0", "node1")) == [1, 2]
 
 
-def test_a_spare_host_steps_in_for_one_that_vanishes(
-    server: SshServer, drive: Drive, listing: Listing, tmp_path: Path
-) -> None:
+def test_a_spare_host_steps_in_for_one_that_vanishes(drive_fast: Drive, listing: Listing, tmp_path: Path) -> None:
     done = tmp_path / "done"
     listing.write("node0:1", "node1:1")
-    driver = drive(
-        *(
-            f"--host-discovery-script={listing.script}",
-            *CHANGING,
-            "--min-np=1",
-            "--max-np=2",
-            f"--ssh={server.command()}",
-        ),
-        worker=("--until", done),
-    )
+    driver = drive_fast(listing.flag, "--min-np=1", "--max-np=2", worker=("--until", done))
     place(driver, 2, host="node1")
     listing.write("node0:1", "node1:1", "node2:1")
     driver.line(r"an agent runs on node2:1")
@@ -77,7 +65,7 @@ def test_a_spare_host_steps_in_for_one_that_vanishes(
 def test_too_few_slots_end_the_job_after_the_elastic_timeout(server: SshServer, drive: Drive, listing: Listing) -> None:
     listing.write("node0:1")
     driver = drive(
-        *(f"--host-discovery-script={listing.script}", "--min-np=2", "--elastic-timeout=5", "--discovery-interval=0.2"),
+        *(listing.flag, "--min-np=2", "--elastic-timeout=5", "--discovery-interval=0.2"),
         *("--shutdown-timeout=2", f"--ssh={server.command()}"),
     )
     assert driver.wait() == 1
@@ -153,14 +141,10 @@ def test_without_a_cool_down_a_host_is_out_for_the_job(server: SshServer, drive:
 
 # horovod test/integration: reset limit 1 fails, 2 passes.
 @pytest.mark.parametrize(("limit", "code"), [(1, 1), (2, 0)])
-def test_resets_are_limited(server: SshServer, drive: Drive, listing: Listing, limit: int, code: int) -> None:
+def test_resets_are_limited(drive_fast: Drive, listing: Listing, limit: int, code: int) -> None:
     done = listing.script.with_name("done")
     listing.write("node0:1")
-    driver = drive(
-        *(f"--host-discovery-script={listing.script}", *CHANGING, "--min-np=1", f"--reset-limit={limit}"),
-        f"--ssh={server.command()}",
-        worker=("--until", done),
-    )
+    driver = drive_fast(listing.flag, "--min-np=1", f"--reset-limit={limit}", worker=("--until", done))
     place(driver, 1, host="node0")
     mark = driver.mark()
     listing.write("node0:1", "node1:1")
