@@ -1,16 +1,12 @@
 //! The agent's machine with a newcomer's workers, which are started before the join. `in_place` has those of members.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use elastic_rs::agent::machine::PREPARE_LIMIT;
-use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
-use elastic_rs::process::{Signal, StopPolicy};
+use elastic_rs::agent::{AgentMachine, Command, Outcome, Policy};
 use elastic_rs::rendezvous::protocol::message::{Failure, Placement, Resume, Round, Running, Survivor, Verdict};
 
-use crate::commands::{self, does};
-
-const GRACE: Duration = Duration::from_secs(7);
-const SIGTERM: i32 = 15;
+use crate::commands::{self, SIGTERM, does, killed, stop};
 
 fn running() -> Running {
     Running {
@@ -26,15 +22,7 @@ fn running() -> Running {
 }
 
 fn looking() -> AgentMachine {
-    let policy = Policy {
-        budget: Budget::Job,
-        workers: 2,
-        max_restarts: 3,
-        grace: GRACE,
-        exit_barrier_timeout: None,
-        in_place: true,
-    };
-    let mut agent = AgentMachine::new(policy, "node2".into());
+    let mut agent = AgentMachine::new(commands::policy(), "node2".into());
     assert_eq!(does(&mut agent), [Command::Look]);
     agent
 }
@@ -63,24 +51,6 @@ fn joined() -> AgentMachine {
 
 fn placement(resume: Option<Resume>) -> Placement {
     Placement { resume, ..commands::placement(5) }
-}
-
-fn failure(local_rank: u32) -> Failure {
-    Failure {
-        node: String::new(),
-        role: "trainer".into(),
-        local_rank,
-        global_rank: 6 + local_rank,
-        pid: 100 + local_rank,
-        exit: "exit code 1".into(),
-        returncode: 1,
-        message: String::new(),
-        counts: true,
-    }
-}
-
-fn stop() -> Command {
-    Command::Stop(StopPolicy { signal: Signal(SIGTERM), grace: GRACE, ..StopPolicy::default() })
 }
 
 fn leave() -> Command {
@@ -125,7 +95,7 @@ fn a_worker_without_a_place_is_ended_alone() {
     assert_eq!(does(&mut agent), [Command::KillWorker { local_rank: 1 }, start]);
     agent.on_started();
     assert_eq!(does(&mut agent)[0], Command::Place { local_rank: 0 });
-    agent.on_worker_exited_badly(failure(1), Instant::now());
+    agent.on_worker_exited_badly(killed(1), Instant::now());
     agent.on_worker_gone(1);
     assert_eq!(does(&mut agent), [], "nobody minds its end");
     agent.on_worker_succeeded(0, Instant::now());
@@ -143,14 +113,7 @@ fn a_node_joins_at_once_if_no_world_runs() {
 
 #[test]
 fn a_node_that_cannot_change_in_place_does_not_look() {
-    let policy = Policy {
-        budget: Budget::Job,
-        workers: 2,
-        max_restarts: 3,
-        grace: GRACE,
-        exit_barrier_timeout: None,
-        in_place: false,
-    };
+    let policy = Policy { in_place: false, ..commands::policy() };
     assert_eq!(does(&mut AgentMachine::new(policy, "node2".into())), [join()]);
 }
 
@@ -172,7 +135,7 @@ fn they_are_started_again_if_the_others_are() {
     let mut agent = joined();
     let placement = placement(Some(Resume::Restart { reason: "node1 had to stop its workers".into() }));
     agent.on_placed(placement.clone(), Instant::now());
-    assert_eq!(does(&mut agent), [stop()]);
+    assert_eq!(does(&mut agent), [stop(SIGTERM)]);
     agent.on_stopped();
     assert_eq!(does(&mut agent), [Command::Start { placement: Box::new(placement), missing: [0, 1].into() }]);
 }
@@ -192,13 +155,13 @@ fn a_worker_that_connects_again_is_waited_for() {
 fn a_failure_before_the_join_ends_this_node_alone() {
     let mut agent = preparing(Instant::now());
     agent.on_worker_attends(0);
-    agent.on_worker_exited_badly(failure(1), Instant::now());
-    assert_eq!(does(&mut agent), [stop(), Command::Listen { local_rank: 1 }]);
+    agent.on_worker_exited_badly(killed(1), Instant::now());
+    assert_eq!(does(&mut agent), [stop(SIGTERM), Command::Listen { local_rank: 1 }]);
     agent.on_worker_gone(1);
     agent.on_words(1, "no such file".into(), true);
     assert_eq!(does(&mut agent), [], "worker 0 is left");
     agent.on_stopped();
-    let cause = Failure { node: "node2".into(), message: "no such file".into(), ..failure(1) };
+    let cause = Failure { node: "node2".into(), message: "no such file".into(), ..killed(1) };
     let reason = cause.to_string();
     let outcome = Outcome::Failed { cause: Some(Box::new(cause)), reason };
     assert_eq!(does(&mut agent), [Command::End(Box::new(outcome))], "nothing is reported, and nothing is closed");
@@ -209,8 +172,8 @@ fn a_worker_that_cannot_be_started_ends_this_node_alone() {
     let mut agent = looking();
     agent.on_outlook(Some(&running()), Instant::now());
     does(&mut agent);
-    agent.on_worker_failed(failure(0), false, Instant::now());
-    assert_eq!(does(&mut agent), [stop()]);
+    agent.on_worker_failed(killed(0), false, Instant::now());
+    assert_eq!(does(&mut agent), [stop(SIGTERM)]);
     agent.on_stopped();
     assert!(matches!(&does(&mut agent)[..], [Command::End(outcome)] if matches!(**outcome, Outcome::Failed { .. })));
 }
@@ -220,7 +183,7 @@ fn workers_that_do_not_wait_for_a_world_are_started_after_the_join() {
     let mut agent = preparing(Instant::now());
     agent.on_worker_attends(0);
     agent.on_worker_succeeded(1, Instant::now());
-    assert_eq!(does(&mut agent), [stop()]);
+    assert_eq!(does(&mut agent), [stop(SIGTERM)]);
     agent.on_worker_gone(1);
     agent.on_stopped();
     assert_eq!(does(&mut agent), [join()]);
@@ -234,7 +197,7 @@ fn workers_that_do_not_wait_for_a_world_are_started_after_the_join() {
         at = agent.next_deadline().unwrap();
     }
     agent.on_tick(at);
-    assert_eq!(does(&mut agent), [stop()]);
+    assert_eq!(does(&mut agent), [stop(SIGTERM)]);
     agent.on_stopped();
     assert_eq!(does(&mut agent), [join()]);
 }
@@ -243,13 +206,13 @@ fn workers_that_do_not_wait_for_a_world_are_started_after_the_join() {
 fn the_end_of_the_job_ends_the_preparation() {
     let mut agent = preparing(Instant::now());
     agent.on_closed(Verdict::AllDone { round: Round(4), nodes: 2 });
-    assert_eq!(does(&mut agent), [stop()]);
+    assert_eq!(does(&mut agent), [stop(SIGTERM)]);
     agent.on_stopped();
     assert_eq!(does(&mut agent), [join()], "whose answer is that this node is not needed");
 
     let mut agent = preparing(Instant::now());
     agent.on_closed(Verdict::Failed { by: "node0".into(), cause: "a worker failed".into(), failure: None });
-    assert_eq!(does(&mut agent), [stop()]);
+    assert_eq!(does(&mut agent), [stop(SIGTERM)]);
     agent.on_stopped();
     assert!(matches!(&does(&mut agent)[..], [Command::End(outcome)] if matches!(**outcome, Outcome::Failed { .. })));
 }
@@ -258,7 +221,7 @@ fn the_end_of_the_job_ends_the_preparation() {
 fn a_signal_ends_the_preparation() {
     let mut agent = preparing(Instant::now());
     agent.on_signal(SIGTERM, Instant::now());
-    assert_eq!(does(&mut agent), [leave(), stop()]);
+    assert_eq!(does(&mut agent), [leave(), stop(SIGTERM)]);
     agent.on_stopped();
     assert_eq!(does(&mut agent), [Command::End(Box::new(Outcome::Signal(SIGTERM)))]);
 

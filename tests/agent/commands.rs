@@ -1,9 +1,26 @@
-//! What the tests of the agent's machine share: a place in a round, and the commands that follow an event.
+//! What the tests of the agent's machine share: its policy, a place in a round, a failure, and the commands that follow an event.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use elastic_rs::agent::{AgentMachine, Command, Policy};
-use elastic_rs::rendezvous::protocol::message::{Placement, Round};
+use elastic_rs::agent::{AgentMachine, Budget, Command, Policy};
+use elastic_rs::process::{Signal, StopPolicy};
+use elastic_rs::rendezvous::protocol::message::{Failure, Placement, Round};
+
+pub const SIGTERM: i32 = 15;
+/// How long workers may take to end after the signal.
+pub const GRACE: Duration = Duration::from_secs(7);
+
+/// The policy of a node with two workers that can change in place. The job may be restarted three times.
+pub fn policy() -> Policy {
+    Policy {
+        budget: Budget::Job,
+        workers: 2,
+        max_restarts: 3,
+        grace: GRACE,
+        exit_barrier_timeout: None,
+        in_place: true,
+    }
+}
 
 /// A place in a round of two nodes.
 pub fn placement(round: u64) -> Placement {
@@ -21,6 +38,26 @@ pub fn placement(round: u64) -> Placement {
         local_world_size: None,
         resume: None,
     }
+}
+
+/// The failure of a worker that was killed, as the driver first reports it: without the worker's words.
+pub fn killed(local_rank: u32) -> Failure {
+    Failure {
+        node: String::new(),
+        role: "default".into(),
+        local_rank,
+        global_rank: local_rank,
+        pid: 70 + local_rank,
+        exit: "SIGKILL".into(),
+        returncode: -9,
+        message: String::new(),
+        counts: true,
+    }
+}
+
+/// The command that stops all workers, by this signal first.
+pub fn stop(signal: i32) -> Command {
+    Command::Stop(StopPolicy { signal: Signal(signal), grace: GRACE, ..StopPolicy::default() })
 }
 
 /// The agent's commands, without log lines.

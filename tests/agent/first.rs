@@ -2,39 +2,18 @@
 
 use std::time::{Duration, Instant};
 
-use crate::commands::{does, new_agent, placement};
+use crate::commands::{SIGTERM, does, killed, new_agent, placement, policy, stop};
 use elastic_rs::agent::machine::WORDS_LIMIT;
 use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
-use elastic_rs::process::{Signal, StopPolicy};
 use elastic_rs::rendezvous::protocol::message::{Failure, Round, Verdict};
 
-const GRACE: Duration = Duration::from_secs(7);
-const SIGTERM: i32 = 15;
-
-/// A failure as the driver first reports it, without the worker's words.
-fn failure(local_rank: u32) -> Failure {
-    Failure {
-        node: String::new(),
-        role: "default".into(),
-        local_rank,
-        global_rank: 4 + local_rank,
-        pid: 70 + local_rank,
-        exit: "exit code 3".into(),
-        returncode: 3,
-        message: String::new(),
-        counts: true,
-    }
-}
-
 fn saying(words: &str, local_rank: u32) -> Failure {
-    Failure { message: words.into(), ..failure(local_rank) }
+    Failure { message: words.into(), ..killed(local_rank) }
 }
 
 /// An agent that runs its three workers of round 1.
 fn running(budget: Budget) -> AgentMachine {
-    let policy =
-        Policy { budget, workers: 3, max_restarts: 3, grace: GRACE, exit_barrier_timeout: None, in_place: true };
-    let mut agent = new_agent(policy);
+    let mut agent = new_agent(Policy { budget, workers: 3, ..policy() });
     place(&mut agent, 1);
     agent
 }
@@ -49,10 +28,6 @@ fn warned(agent: &mut AgentMachine) -> String {
     agent.take_commands().into_iter().find_map(warning).unwrap_or_default()
 }
 
-fn stop() -> Command {
-    Command::Stop(StopPolicy { signal: Signal(SIGTERM), grace: GRACE, ..StopPolicy::default() })
-}
-
 fn report(failure: Failure) -> Command {
     Command::Report { failure: Box::new(failure), survive: false }
 }
@@ -60,8 +35,8 @@ fn report(failure: Failure) -> Command {
 /// An agent after worker 1 has ended, before the worker's words are known.
 fn listening(budget: Budget, now: Instant) -> AgentMachine {
     let mut agent = running(budget);
-    agent.on_worker_exited_badly(failure(1), now);
-    assert_eq!(does(&mut agent), [stop(), Command::Listen { local_rank: 1 }], "the others are stopped at once");
+    agent.on_worker_exited_badly(killed(1), now);
+    assert_eq!(does(&mut agent), [stop(SIGTERM), Command::Listen { local_rank: 1 }], "the others are stopped at once");
     agent
 }
 
@@ -91,7 +66,7 @@ fn a_report_waits_for_nothing_longer_than_the_limit() {
     agent.on_tick(now + WORDS_LIMIT - Duration::from_millis(1));
     assert_eq!(does(&mut agent), []);
     agent.on_tick(now + WORDS_LIMIT);
-    assert_eq!(does(&mut agent), [report(failure(1))]);
+    assert_eq!(does(&mut agent), [report(killed(1))]);
     agent.on_words(1, "too late".into(), true);
     assert_eq!(agent.take_commands(), []);
 }
@@ -100,7 +75,7 @@ fn a_report_waits_for_nothing_longer_than_the_limit() {
 fn later_failures_of_the_round_are_consequences_whatever_becomes_known_first() {
     let now = Instant::now();
     let mut agent = listening(Budget::Job, now);
-    agent.on_worker_exited_badly(failure(0), now);
+    agent.on_worker_exited_badly(killed(0), now);
     agent.on_worker_failed(saying("no such file", 2), false, Instant::now());
     agent.on_words(0, "SignalException".into(), true);
     assert_eq!(does(&mut agent), [], "words of other workers do not matter");
@@ -124,8 +99,8 @@ fn each_round_has_its_own_first_failure() {
     place(&mut agent, 2);
     agent.on_words(1, "of round 1".into(), true);
     assert_eq!(agent.take_commands(), []);
-    agent.on_worker_exited_badly(failure(0), now);
-    assert_eq!(does(&mut agent), [stop(), Command::Listen { local_rank: 0 }]);
+    agent.on_worker_exited_badly(killed(0), now);
+    assert_eq!(does(&mut agent), [stop(SIGTERM), Command::Listen { local_rank: 0 }]);
 }
 
 #[test]
@@ -156,7 +131,7 @@ fn an_end_for_this_nodes_failure_waits_for_the_words_and_has_them() {
     let now = Instant::now();
     let mut agent = listening(Budget::Node(0), now);
     agent.on_words(1, String::new(), false);
-    let closed = Failure { node: "node0".into(), ..failure(1) };
+    let closed = Failure { node: "node0".into(), ..killed(1) };
     let reason = closed.to_string();
     let verdict =
         Verdict::Failed { by: "node0".into(), cause: reason.clone(), failure: Some(Box::new(closed.clone())) };

@@ -1,39 +1,18 @@
 //! Workers that survive the end of their world, event by event. `simulation/agent` tests them together with the rendezvous.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crate::commands::{self, does};
+use crate::commands::{self, SIGTERM, does, killed, stop};
 use elastic_rs::agent::machine::{LEAVE_LIMIT, PARK_LIMIT, RAISE_LIMIT};
-use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
+use elastic_rs::agent::{AgentMachine, Command, Outcome};
 use elastic_rs::channel::message::ToWorker;
-use elastic_rs::process::{Signal, StopPolicy};
 use elastic_rs::rendezvous::node::machine::{Change, JoinError};
 use elastic_rs::rendezvous::protocol::message::{Failure, NEVER, Placement, Resume, Round, Survivor, Verdict};
 
-const GRACE: Duration = Duration::from_secs(30);
-const SIGTERM: i32 = 15;
 const FIRST: Resume = Resume::Continue { source: 0, sync: true, survivors: 0 };
 
 fn placement(round: u64, resume: Option<Resume>) -> Placement {
     Placement { resume, ..commands::placement(round) }
-}
-
-fn failure(local_rank: u32) -> Failure {
-    Failure {
-        node: String::new(),
-        role: "default".into(),
-        local_rank,
-        global_rank: local_rank,
-        pid: 7,
-        exit: "SIGKILL".into(),
-        returncode: -9,
-        message: String::new(),
-        counts: true,
-    }
-}
-
-fn stop() -> Command {
-    Command::Stop(StopPolicy { signal: Signal(SIGTERM), grace: GRACE, ..StopPolicy::default() })
 }
 
 fn start(round: u64, resume: Option<Resume>, missing: &[u32]) -> Command {
@@ -54,15 +33,7 @@ fn join(survivors: &[(u32, Option<u64>)]) -> Command {
 }
 
 fn new_agent() -> AgentMachine {
-    let policy = Policy {
-        budget: Budget::Job,
-        workers: 2,
-        max_restarts: 3,
-        grace: GRACE,
-        exit_barrier_timeout: None,
-        in_place: true,
-    };
-    commands::new_agent(policy)
+    commands::new_agent(commands::policy())
 }
 
 /// An agent whose two workers run in round 1. Those of `attend` attend.
@@ -84,7 +55,7 @@ fn running(attend: &[u32]) -> AgentMachine {
 fn joining() -> AgentMachine {
     let mut agent = running(&[0, 1]);
     agent.on_interrupted(Round(1), "another node failed", Instant::now());
-    agent.on_worker_exited_badly(failure(1), Instant::now());
+    agent.on_worker_exited_badly(killed(1), Instant::now());
     agent.on_worker_gone(1);
     agent.on_worker_parked(0, Some(4));
     assert_eq!(does(&mut agent).last(), Some(&join(&[(0, Some(4))])));
@@ -108,11 +79,11 @@ fn a_node_whose_workers_attend_says_so_once() {
 fn workers_survive_the_failure_of_one_of_them() {
     let now = Instant::now();
     let mut agent = running(&[0, 1]);
-    agent.on_worker_exited_badly(failure(1), now);
-    let told = failure(1).to_string();
+    agent.on_worker_exited_badly(killed(1), now);
+    let told = killed(1).to_string();
     assert_eq!(does(&mut agent), [Command::CancelStart, peer_failed(0, &told), Command::Listen { local_rank: 1 }]);
     agent.on_words(1, "killed".into(), true);
-    let reported = Failure { message: "killed".into(), ..failure(1) };
+    let reported = Failure { message: "killed".into(), ..killed(1) };
     assert_eq!(does(&mut agent), [Command::Report { failure: Box::new(reported), survive: true }]);
     agent.on_interrupted(Round(1), "rank 1 failed; restart 1 of 3", now);
     agent.on_worker_parked(0, Some(7));
@@ -146,14 +117,14 @@ fn a_worker_that_does_not_attend_ends_all() {
     for attend in [&[][..], &[0], &[1]] {
         let mut agent = running(attend);
         agent.on_interrupted(Round(1), "node1 is lost", Instant::now());
-        assert_eq!(does(&mut agent), [stop()], "{attend:?}");
+        assert_eq!(does(&mut agent), [stop(SIGTERM)], "{attend:?}");
         agent.on_stopped();
         assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
     }
     // The one that does not attend is the one that failed.
     let mut agent = running(&[0]);
-    agent.on_worker_exited_badly(failure(1), Instant::now());
-    assert!(does(&mut agent).contains(&peer_failed(0, &failure(1).to_string())));
+    agent.on_worker_exited_badly(killed(1), Instant::now());
+    assert!(does(&mut agent).contains(&peer_failed(0, &killed(1).to_string())));
 }
 
 /// A coordinator of an earlier release, or a shared cell: nobody could form a world of workers that survive.
@@ -165,7 +136,7 @@ fn workers_do_not_survive_where_no_world_can_be_formed_of_them() {
     (0..2).for_each(|local_rank| agent.on_worker_attends(local_rank));
     does(&mut agent);
     agent.on_interrupted(Round(1), "node1 is lost", Instant::now());
-    assert_eq!(does(&mut agent), [stop()]);
+    assert_eq!(does(&mut agent), [stop(SIGTERM)]);
 }
 
 #[test]
@@ -182,7 +153,7 @@ fn a_new_worker_of_a_world_that_goes_on_is_replaced_alone() {
         [Command::CancelStart, peer_failed(0, "node1 is lost"), Command::KillWorker { local_rank: 1 }]
     );
     agent.on_worker_parked(0, Some(4));
-    agent.on_worker_exited_badly(failure(1), now);
+    agent.on_worker_exited_badly(killed(1), now);
     assert_eq!(does(&mut agent), [], "its end is no failure");
     agent.on_worker_gone(1);
     assert_eq!(does(&mut agent), [join(&[(0, Some(4))])]);
@@ -193,7 +164,7 @@ fn a_new_worker_of_a_world_that_goes_on_is_replaced_alone() {
 fn a_parked_worker_that_ends_fails_the_round_that_counts_on_it() {
     let now = Instant::now();
     let mut agent = joining();
-    agent.on_worker_exited_badly(failure(0), now);
+    agent.on_worker_exited_badly(killed(0), now);
     assert_eq!(does(&mut agent), []);
     agent.on_placed(placement(2, Some(going_on(1))), now);
     let did = does(&mut agent);
@@ -206,7 +177,7 @@ fn a_parked_worker_that_ends_fails_the_round_that_counts_on_it() {
     assert_eq!(does(&mut agent), [join(&[])]);
     // Nothing is left of it when the round begins.
     let mut agent = joining();
-    agent.on_worker_exited_badly(failure(0), now);
+    agent.on_worker_exited_badly(killed(0), now);
     agent.on_worker_gone(0);
     agent.on_placed(placement(2, Some(going_on(1))), now);
     agent.on_words(0, String::new(), true);
@@ -220,7 +191,7 @@ fn workers_that_have_parked_are_restarted_if_those_of_another_node_were() {
     let restart = Some(Resume::Restart { reason: "node1's workers do not use elastic_rs.elastic".into() });
     let mut agent = joining();
     agent.on_placed(placement(2, restart.clone()), now);
-    assert_eq!(does(&mut agent), [stop()]);
+    assert_eq!(does(&mut agent), [stop(SIGTERM)]);
     agent.on_stopped();
     assert_eq!(does(&mut agent), [start(2, restart.clone(), &[0, 1])]);
     // The round may be over before they have ended.
@@ -242,7 +213,7 @@ fn whoever_does_not_park_in_time_is_replaced_alone() {
     assert_eq!(agent.next_deadline(), Some(now + PARK_LIMIT));
     agent.on_tick(now + PARK_LIMIT);
     assert_eq!(does(&mut agent), [Command::KillWorker { local_rank: 1 }]);
-    agent.on_worker_exited_badly(failure(1), now + PARK_LIMIT);
+    agent.on_worker_exited_badly(killed(1), now + PARK_LIMIT);
     agent.on_worker_gone(1);
     assert_eq!(does(&mut agent), [join(&[(0, Some(3))])]);
 }
@@ -258,7 +229,7 @@ fn a_killed_worker_that_does_not_end_ends_all() {
     does(&mut agent);
     assert_eq!(agent.next_deadline(), Some(now + PARK_LIMIT * 2));
     agent.on_tick(now + PARK_LIMIT * 2);
-    assert_eq!(does(&mut agent), [stop()]);
+    assert_eq!(does(&mut agent), [stop(SIGTERM)]);
 }
 
 #[test]
@@ -317,7 +288,7 @@ fn a_failure_meanwhile_is_told_to_those_who_wait_for_the_check() {
         agent.on_raise_at(&announced(2), 43, now);
         does(&mut agent);
         if own {
-            agent.on_worker_exited_badly(failure(1), now);
+            agent.on_worker_exited_badly(killed(1), now);
         } else {
             agent.on_interrupted(Round(1), "node1 is lost", now);
         }
@@ -345,12 +316,12 @@ fn a_node_that_was_cut_off_stops_its_workers_wherever_they_are() {
     let now = Instant::now();
     let mut agent = running(&[0, 1]);
     agent.on_fenced(Round(1), "cut off", now);
-    assert_eq!(does(&mut agent), [stop()]);
+    assert_eq!(does(&mut agent), [stop(SIGTERM)]);
     let mut agent = running(&[0, 1]);
     agent.on_interrupted(Round(1), "node1 is lost", now);
     does(&mut agent);
     agent.on_fenced(Round(1), "cut off", now);
-    assert_eq!(does(&mut agent), [stop()], "they have not parked yet");
+    assert_eq!(does(&mut agent), [stop(SIGTERM)], "they have not parked yet");
     agent.on_stopped();
     assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
     let mut agent = running(&[0, 1]);
@@ -358,7 +329,7 @@ fn a_node_that_was_cut_off_stops_its_workers_wherever_they_are() {
     agent.on_raise_at(&announced(2), 43, now);
     does(&mut agent);
     agent.on_fenced(Round(1), "cut off", now);
-    assert_eq!(does(&mut agent), [stop()], "they run until the check");
+    assert_eq!(does(&mut agent), [stop(SIGTERM)], "they run until the check");
 }
 
 #[test]
@@ -409,7 +380,7 @@ fn a_node_leaves_without_a_check_if_there_is_none_in_time_or_no_reason_to_wait()
     agent.on_interrupted(Round(1), "node1 is lost", now);
     leaves(&mut agent, "a failure elsewhere");
     let mut agent = told();
-    agent.on_worker_exited_badly(failure(0), now);
+    agent.on_worker_exited_badly(killed(0), now);
     leaves(&mut agent, "a failure here");
     let mut agent = told();
     agent.on_closed(Verdict::Failed { by: "node1".into(), cause: "x".into(), failure: None });
@@ -435,7 +406,7 @@ fn parked_workers_are_stopped_before_the_agent_ends() {
     };
     let mut agent = joining();
     agent.on_no_place(closed);
-    assert_eq!(does(&mut agent), [stop()]);
+    assert_eq!(does(&mut agent), [stop(SIGTERM)]);
     agent.on_stopped();
     assert!(matches!(&does(&mut agent)[..], [Command::End(_)]));
     let mut agent = joining();

@@ -1,43 +1,26 @@
 //! The agent's state machine, event by event. `simulation/agent` tests it together with the rendezvous and workers.
+
 use std::time::{Duration, Instant};
 
-use crate::commands::{self, does, new_agent};
+use crate::commands::{self, GRACE, SIGTERM, does, killed, new_agent, policy, stop};
 use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
-use elastic_rs::process::{Signal, StopPolicy};
 use elastic_rs::rendezvous::node::machine::JoinError;
 use elastic_rs::rendezvous::protocol::message::{Failure, Placement, Round, Verdict};
 
-const GRACE: Duration = Duration::from_secs(7);
-const SIGTERM: i32 = 15;
 const SIGINT: i32 = 2;
 
-fn policy(budget: Budget) -> Policy {
-    Policy {
-        budget,
-        workers: 2,
-        max_restarts: 3,
-        grace: GRACE,
-        exit_barrier_timeout: Some(Duration::from_secs(20)),
-        in_place: true,
-    }
+/// The policy of a node that waits 20 s for the others when its workers have finished.
+fn counted_by(budget: Budget) -> Policy {
+    Policy { budget, exit_barrier_timeout: Some(Duration::from_secs(20)), ..policy() }
 }
 
 fn placement(round: u64, restart: u32) -> Placement {
     Placement { restart, ..commands::placement(round) }
 }
 
+/// A failure that names this node, as in the words of the coordinator.
 fn failure(local_rank: u32) -> Failure {
-    Failure {
-        node: "node0".into(),
-        role: "default".into(),
-        local_rank,
-        global_rank: local_rank,
-        pid: 7,
-        exit: "exit code 3".into(),
-        returncode: 3,
-        message: String::new(),
-        counts: true,
-    }
+    Failure { node: "node0".into(), ..killed(local_rank) }
 }
 
 fn failed(cause: Option<Failure>) -> Verdict {
@@ -50,7 +33,7 @@ fn succeeded() -> Verdict {
 
 /// An agent that runs its workers of round 1.
 fn running(budget: Budget) -> AgentMachine {
-    let mut agent = new_agent(policy(budget));
+    let mut agent = new_agent(counted_by(budget));
     assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
     agent.on_placed(placement(1, 0), Instant::now());
     assert_eq!(does(&mut agent), [Command::Start { placement: Box::new(placement(1, 0)), missing: [0, 1].into() }]);
@@ -60,7 +43,7 @@ fn running(budget: Budget) -> AgentMachine {
 /// The place of a node in a world that counts workers.
 #[test]
 fn a_place_for_fewer_workers_starts_fewer_and_the_node_has_finished_with_them() {
-    let mut agent = AgentMachine::new(policy(Budget::Job), "node0".into());
+    let mut agent = AgentMachine::new(counted_by(Budget::Job), "node0".into());
     agent.on_outlook(None, Instant::now());
     does(&mut agent);
     let fewer = Placement { local_world_size: Some(1), ..placement(1, 0) };
@@ -78,10 +61,6 @@ fn a_place_for_fewer_workers_starts_fewer_and_the_node_has_finished_with_them() 
     assert_eq!(does(&mut agent), []);
     agent.on_worker_succeeded(1, Instant::now());
     assert_eq!(does(&mut agent), [Command::Done(Round(2))]);
-}
-
-fn stop(signal: i32) -> Command {
-    Command::Stop(StopPolicy { signal: Signal(signal), grace: GRACE, ..StopPolicy::default() })
 }
 
 fn end(outcome: Outcome) -> Command {
@@ -120,7 +99,7 @@ fn a_restart_of_the_workers_is_logged_as_a_warning() {
     assert_eq!(warned(&mut agent).as_deref(), Some("restarting all workers: a node waits"));
     let mut agent = running(Budget::Node(1));
     agent.on_worker_failed(failure(0), false, Instant::now());
-    assert!(warned(&mut agent).is_some_and(|text| text.contains("exit code 3; restarting all workers")));
+    assert!(warned(&mut agent).is_some_and(|text| text.contains("SIGKILL; restarting all workers")));
 }
 
 #[test]
@@ -157,7 +136,7 @@ fn the_exit_barrier_ends_at_its_timeout() {
 #[test]
 fn a_finished_agent_logs_every_thirty_seconds_which_nodes_it_waits_for() {
     let begin = Instant::now();
-    let mut agent = new_agent(Policy { exit_barrier_timeout: None, ..policy(Budget::Job) });
+    let mut agent = new_agent(policy());
     agent.on_placed(placement(1, 0), Instant::now());
     agent.on_worker_succeeded(0, begin);
     agent.on_worker_succeeded(1, begin);
@@ -380,7 +359,7 @@ fn a_signal_during_another_stop_does_not_begin_a_second_grace() {
 
 #[test]
 fn a_signal_ends_an_agent_without_workers_at_once() {
-    let mut joining = new_agent(policy(Budget::Job));
+    let mut joining = new_agent(counted_by(Budget::Job));
     does(&mut joining);
     let mut deciding = running(Budget::Job);
     deciding.on_worker_failed(failure(0), false, Instant::now());
@@ -409,7 +388,7 @@ fn a_failed_join_ends_the_agent() {
         (timeout.clone(), Outcome::NoPlace(timeout)),
     ];
     for (error, outcome) in cases {
-        let mut agent = new_agent(policy(Budget::Job));
+        let mut agent = new_agent(counted_by(Budget::Job));
         does(&mut agent);
         agent.on_no_place(error);
         assert_eq!(does(&mut agent), [end(outcome)]);

@@ -1,38 +1,16 @@
 //! Workers that are missing are started while the others leave their world. `in_place` has what happens to the others.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use elastic_rs::agent::machine::{PARK_LIMIT, REPLACE_LIMIT};
-use elastic_rs::agent::{AgentMachine, Budget, Command, Policy};
+use elastic_rs::agent::{AgentMachine, Command, Policy};
 use elastic_rs::channel::message::ToWorker;
-use elastic_rs::process::{Signal, StopPolicy};
 use elastic_rs::rendezvous::protocol::message::{Failure, Placement, Resume, Round, Survivor, Verdict};
 
-use crate::commands::{self, does};
-
-const GRACE: Duration = Duration::from_secs(30);
-const SIGTERM: i32 = 15;
+use crate::commands::{self, SIGTERM, does, killed, stop};
 
 fn placement(round: u64, survivors: u32) -> Placement {
     Placement { resume: Some(Resume::Continue { source: 0, sync: true, survivors }), ..commands::placement(round) }
-}
-
-fn failure(local_rank: u32) -> Failure {
-    Failure {
-        node: String::new(),
-        role: "default".into(),
-        local_rank,
-        global_rank: local_rank,
-        pid: 7,
-        exit: "SIGKILL".into(),
-        returncode: -9,
-        message: String::new(),
-        counts: true,
-    }
-}
-
-fn stop() -> Command {
-    Command::Stop(StopPolicy { signal: Signal(SIGTERM), grace: GRACE, ..StopPolicy::default() })
 }
 
 fn start(placement: Placement, missing: &[u32]) -> Command {
@@ -57,15 +35,7 @@ fn place(local_rank: u32) -> Command {
 
 /// An agent with two workers in round 1, which let the library make their process groups.
 fn running(max_restarts: u32) -> AgentMachine {
-    let policy = Policy {
-        budget: Budget::Job,
-        workers: 2,
-        max_restarts,
-        grace: GRACE,
-        exit_barrier_timeout: None,
-        in_place: true,
-    };
-    let mut agent = commands::new_agent(policy);
+    let mut agent = commands::new_agent(Policy { max_restarts, ..commands::policy() });
     agent.on_placed(placement(1, 0), Instant::now());
     agent.on_started();
     (0..2).for_each(|local_rank| agent.on_worker_attends(local_rank));
@@ -76,7 +46,7 @@ fn running(max_restarts: u32) -> AgentMachine {
 
 /// Nothing is left of worker 1, and its words are known.
 fn fails(agent: &mut AgentMachine, now: Instant) -> Vec<Command> {
-    agent.on_worker_exited_badly(failure(1), now);
+    agent.on_worker_exited_badly(killed(1), now);
     agent.on_worker_gone(1);
     let did = does(agent);
     assert!(!did.iter().any(|command| matches!(command, Command::Replace { .. })), "before the report: {did:?}");
@@ -87,7 +57,7 @@ fn fails(agent: &mut AgentMachine, now: Instant) -> Vec<Command> {
 /// An agent that is to start worker 1 again.
 fn replacing(now: Instant) -> AgentMachine {
     let mut agent = running(3);
-    let report = Command::Report { failure: Box::new(failure(1)), survive: true };
+    let report = Command::Report { failure: Box::new(killed(1)), survive: true };
     assert_eq!(fails(&mut agent, now), [report, replace(&[1])]);
     agent.on_interrupted(Round(1), "rank 1 failed; restart 1 of 3", now);
     assert_eq!(does(&mut agent), []);
@@ -156,14 +126,7 @@ fn workers_are_started_ahead_only_if_another_world_follows_for_which_they_can_wa
     assert!(replaced(fails(&mut running(1), now)));
     assert!(!replaced(fails(&mut running(0), now)), "no restart is left");
 
-    let mut agent = commands::new_agent(Policy {
-        budget: Budget::Job,
-        workers: 2,
-        max_restarts: 3,
-        grace: GRACE,
-        exit_barrier_timeout: None,
-        in_place: true,
-    });
+    let mut agent = commands::new_agent(commands::policy());
     agent.on_placed(placement(1, 0), now);
     agent.on_started();
     (0..2).for_each(|local_rank| agent.on_worker_attends(local_rank));
@@ -174,19 +137,19 @@ fn workers_are_started_ahead_only_if_another_world_follows_for_which_they_can_wa
     assert!(!replaced(fails(&mut agent, now)), "the job is over");
 
     let mut agent = running(3);
-    agent.on_worker_failed(failure(1), true, now);
+    agent.on_worker_failed(killed(1), true, now);
     agent.on_worker_gone(1);
     assert!(!replaced(does(&mut agent)), "a restart cannot help");
 
     let mut agent = running(3);
     agent.on_signal(SIGTERM, now);
-    agent.on_worker_exited_badly(failure(1), now);
+    agent.on_worker_exited_badly(killed(1), now);
     agent.on_worker_gone(1);
     assert!(!replaced(does(&mut agent)), "this node leaves");
 
     let mut agent = running(3);
     agent.on_fenced(Round(1), "cut off", now);
-    agent.on_worker_exited_badly(failure(1), now);
+    agent.on_worker_exited_badly(killed(1), now);
     agent.on_worker_gone(1);
     assert!(!replaced(does(&mut agent)), "this node was cut off");
 }
@@ -197,7 +160,7 @@ fn a_worker_that_ends_while_its_world_does_is_started_again_at_once() {
     let mut agent = running(3);
     agent.on_interrupted(Round(1), "node1 is lost", Instant::now());
     does(&mut agent);
-    agent.on_worker_exited_badly(failure(0), Instant::now());
+    agent.on_worker_exited_badly(killed(0), Instant::now());
     assert_eq!(does(&mut agent), []);
     agent.on_worker_gone(0);
     assert_eq!(does(&mut agent), [replace(&[0])]);
@@ -211,7 +174,7 @@ fn a_worker_that_ends_while_its_world_does_is_started_again_at_once() {
 fn another_worker_that_ends_meanwhile_is_started_too() {
     let now = Instant::now();
     let mut agent = replacing(now);
-    agent.on_worker_exited_badly(failure(0), now);
+    agent.on_worker_exited_badly(killed(0), now);
     agent.on_worker_gone(0);
     assert_eq!(does(&mut agent), [Command::CancelStart, replace(&[0, 1])]);
     agent.on_started();
@@ -219,7 +182,7 @@ fn another_worker_that_ends_meanwhile_is_started_too() {
 
     let mut agent = replacing(now);
     agent.on_started();
-    agent.on_worker_exited_badly(failure(0), now);
+    agent.on_worker_exited_badly(killed(0), now);
     assert_eq!(does(&mut agent), []);
     agent.on_worker_gone(0);
     assert_eq!(does(&mut agent), [join(&[])], "it is started in the next round: nobody else holds the join up");
@@ -252,12 +215,12 @@ fn a_worker_that_cannot_be_started_ahead_is_started_in_the_next_round() {
     let now = Instant::now();
     let mut agent = replacing(now);
     agent.on_worker_parked(0, Some(4));
-    agent.on_worker_failed(failure(1), false, now);
+    agent.on_worker_failed(killed(1), false, now);
     assert_eq!(does(&mut agent), [join(&[(0, 4)])]);
     agent.on_placed(placement(2, 3), now);
     assert_eq!(does(&mut agent), [start(placement(2, 3), &[1])]);
-    agent.on_worker_failed(failure(1), false, now);
-    assert!(does(&mut agent).contains(&Command::Report { failure: Box::new(failure(1)), survive: true }));
+    agent.on_worker_failed(killed(1), false, now);
+    assert!(does(&mut agent).contains(&Command::Report { failure: Box::new(killed(1)), survive: true }));
 }
 
 /// Before the join or after it, gone or not: the failure counts once, in the round that the worker was started for.
@@ -269,7 +232,7 @@ fn a_worker_that_fails_before_its_round_is_the_rounds_first_failure() {
         agent.on_started();
         agent.on_worker_attends(1);
         let fails = |agent: &mut AgentMachine| {
-            agent.on_worker_exited_badly(Failure { pid: 8, ..failure(1) }, now);
+            agent.on_worker_exited_badly(Failure { pid: 8, ..killed(1) }, now);
             assert_eq!(does(agent), []);
             if gone_first {
                 agent.on_worker_gone(1);
@@ -288,7 +251,7 @@ fn a_worker_that_fails_before_its_round_is_the_rounds_first_failure() {
         let did = [start(placement(2, 3), &[1]), Command::CancelStart, Command::Listen { local_rank: 1 }];
         assert_eq!(does(&mut agent), did);
         agent.on_words(1, "no such file".into(), true);
-        let failure = Failure { pid: 8, message: "no such file".into(), ..failure(1) };
+        let failure = Failure { pid: 8, message: "no such file".into(), ..killed(1) };
         assert_eq!(does(&mut agent), [Command::Report { failure: Box::new(failure), survive: true }]);
         agent.on_interrupted(Round(2), "rank 1 failed; restart 2 of 3", now);
         if !gone_first {
@@ -308,7 +271,7 @@ fn a_worker_whose_local_rank_has_no_place_is_ended_alone() {
     let place = Placement { local_world_size: Some(1), ..placement(2, 3) };
     agent.on_placed(place.clone(), now);
     assert_eq!(does(&mut agent), [Command::KillWorker { local_rank: 1 }, start(place, &[])]);
-    agent.on_worker_exited_badly(failure(1), now);
+    agent.on_worker_exited_badly(killed(1), now);
     agent.on_worker_gone(1);
     assert_eq!(does(&mut agent), []);
 }
@@ -319,29 +282,29 @@ fn it_is_stopped_if_the_others_are_restarted_or_the_job_ends() {
     let restart = Placement { resume: Some(Resume::Restart { reason: "node1".into() }), ..commands::placement(2) };
     let mut agent = joining(now);
     agent.on_placed(restart.clone(), now);
-    assert_eq!(does(&mut agent), [stop()]);
+    assert_eq!(does(&mut agent), [stop(SIGTERM)]);
     agent.on_stopped();
     assert_eq!(does(&mut agent), [start(restart.clone(), &[0, 1])]);
     // It is the only one that is left.
     let mut agent = replacing(now);
     agent.on_started();
-    agent.on_worker_exited_badly(failure(0), now);
+    agent.on_worker_exited_badly(killed(0), now);
     agent.on_worker_gone(0);
     assert_eq!(does(&mut agent), [join(&[])]);
     agent.on_placed(restart, now);
-    assert_eq!(does(&mut agent), [stop()]);
+    assert_eq!(does(&mut agent), [stop(SIGTERM)]);
 
     let failed = || Verdict::Failed { by: "node1".into(), cause: "no restarts left".into(), failure: None };
     let mut agent = replacing(now);
     agent.on_closed(failed());
-    assert_eq!(does(&mut agent), [stop()], "before it runs");
+    assert_eq!(does(&mut agent), [stop(SIGTERM)], "before it runs");
     let mut agent = replacing(now);
     agent.on_started();
     agent.on_worker_parked(0, Some(4));
     does(&mut agent);
     agent.on_signal(SIGTERM, now);
     let did = does(&mut agent);
-    assert_eq!(did.last(), Some(&stop()), "{did:?}");
+    assert_eq!(did.last(), Some(&stop(SIGTERM)), "{did:?}");
 }
 
 /// The next failure comes before the world has begun here.
