@@ -16,8 +16,8 @@
 //! A newcomer to a running job starts its workers before it joins, if they can wait for their world: [`ahead`]. So do members with
 //! workers that are missing: [`replace`].
 //!
-//! The step after a stop is known before the stop, or decided during it: after a failure the coordinator says whether to restart.
-//! [`first`] decides which failure was the first, [`in_place`] which workers survive the end of their world.
+//! [`stop`] has the stops and the step after each of them. [`first`] decides which failure was the first, and [`in_place`] which workers
+//! survive the end of their world.
 
 use std::collections::BTreeSet;
 use std::mem;
@@ -25,7 +25,6 @@ use std::time::{Duration, Instant};
 
 use super::command::Command;
 use super::policy::{Budget, Outcome, Policy};
-use crate::process::{Signal, StopPolicy};
 use crate::rendezvous::node::machine::JoinError;
 use crate::rendezvous::protocol::message::{Failure, Placement, Round, Verdict};
 
@@ -35,6 +34,7 @@ mod first;
 mod in_place;
 mod lives;
 mod replace;
+mod stop;
 
 pub use ahead::{LOOK_LIMIT, PREPARE_LIMIT};
 pub use endings::LEAVE_LIMIT;
@@ -44,6 +44,7 @@ pub(super) use in_place::SURVIVING;
 pub use in_place::{PARK_LIMIT, RAISE_LIMIT};
 use lives::Lives;
 pub use replace::REPLACE_LIMIT;
+use stop::{Next, Way};
 
 /// SIGTERM's number, the same on every platform PyTorch's agent runs on.
 const SIGTERM: i32 = 15;
@@ -82,36 +83,13 @@ enum Phase {
     Ended,
 }
 
-/// How workers are brought out of their world.
-#[derive(Clone, Copy, Debug)]
-enum Way {
-    /// By signals: nothing is left of them.
-    Stop,
-    /// They were told that it has ended, and have until then. `late`: whoever was late then has been killed.
-    Park { until: Instant, late: bool },
-    /// They leave it at the check that they were told, and have until then to reach it.
-    Raise { until: Instant },
-}
-
-/// The step after a stop, when nothing is left of the workers.
-#[derive(Clone, Debug)]
-enum Next {
-    Join,
-    /// Start all workers of a round that was completed already.
-    Start(Box<Placement>),
-    /// The first failure decides. With [`Budget::Job`] the coordinator answers the report.
-    Decide,
-    End(Box<Outcome>),
-}
-
 /// One agent. See the module's documentation.
 #[derive(Clone, Debug)]
 pub struct AgentMachine {
     policy: Policy,
     name: String,
     phase: Phase,
-    round: Round,
-    /// This node's place in the current world.
+    /// This node's place in the world that it is in, or was in last. `None` before its first round.
     place: Option<Box<Placement>>,
     /// Workers of this node in the current world.
     workers: u32,
@@ -148,7 +126,6 @@ impl AgentMachine {
             policy,
             name,
             phase,
-            round: Round::default(),
             place: None,
             restarts: 0,
             first: None,
@@ -169,7 +146,6 @@ impl AgentMachine {
         if !matches!(self.phase, Phase::Joining) {
             return;
         }
-        self.round = placement.round;
         self.place = Some(Box::new(placement.clone()));
         self.workers = placement.workers_of(self.policy.workers);
         if self.policy.budget == Budget::Job {
@@ -217,7 +193,7 @@ impl AgentMachine {
             self.end(Outcome::Succeeded);
             return;
         }
-        self.commands.push(Command::Done(self.round));
+        self.commands.push(Command::Done(self.round()));
         let limit = self.policy.exit_barrier_timeout;
         let at_most = limit.map_or_else(String::new, |limit| format!(" for up to {limit:.0?} (exit_barrier_timeout)"));
         self.tell(format!("all workers of this node succeeded; waiting for those of the other nodes{at_most}"));
@@ -249,7 +225,7 @@ impl AgentMachine {
     pub fn on_fenced(&mut self, round: Round, reason: &str, now: Instant) {
         let leaves =
             matches!(self.phase, Phase::Stopping { over: false, way: Way::Park { .. } | Way::Raise { .. }, .. });
-        if round != self.round || !(self.is_running() || leaves) {
+        if round != self.round() || !(self.is_running() || leaves) {
             return self.on_interrupted(round, reason, now); // nobody is in a world, or all are stopped already
         }
         self.warn(format!("restarting all workers: {reason}"));
@@ -267,7 +243,7 @@ impl AgentMachine {
 
     /// Join the next round. The three texts are for workers that run, that were stopped, and that have succeeded.
     fn join_anew(&mut self, round: Round, reason: &str, (stopping, stopped, again): (&str, &str, &str), now: Instant) {
-        if round != self.round {
+        if round != self.round() {
             return;
         }
         match &self.phase {
@@ -358,9 +334,9 @@ impl AgentMachine {
         self.restarts
     }
 
-    /// The round the workers belong to.
+    /// The round the workers belong to. Before this node's first round it is round 0.
     pub fn round(&self) -> Round {
-        self.round
+        self.place.as_deref().map_or_else(Round::default, |place| place.round)
     }
 
     /// Whether workers run or may run.
@@ -372,64 +348,6 @@ impl AgentMachine {
         self.phase = Phase::Joining;
         let survivors = self.take_survivors();
         self.commands.push(Command::Join { survivors });
-    }
-
-    fn stop_policy(&self, signal: i32) -> StopPolicy {
-        StopPolicy { signal: Signal(signal), grace: self.policy.grace, ..StopPolicy::default() }
-    }
-
-    fn stop(&mut self, signal: i32, next: Next) {
-        self.commands.push(Command::Stop(self.stop_policy(signal)));
-        self.forget_lives();
-        self.phase = Phase::Stopping { next, over: false, way: Way::Stop };
-    }
-
-    /// Whether this agent's end follows the stop under way.
-    fn ends_after_stop(&self) -> bool {
-        matches!(self.phase, Phase::Stopping { next: Next::End(_), .. })
-    }
-
-    /// What follows the stop under way.
-    fn go_on_with(&mut self, follows: Next) {
-        if let (Next::End(_), true) = (&follows, self.parks()) {
-            return self.stop(SIGTERM, follows); // workers that wait for a world wait in vain
-        }
-        if let Phase::Stopping { next, .. } = &mut self.phase {
-            *next = follows;
-            self.proceed();
-            self.start_missing_ahead();
-        }
-    }
-
-    /// Do what follows the stop, once that is over and it is known.
-    fn proceed(&mut self) {
-        let Phase::Stopping { next, over: true, way } = &self.phase else { return };
-        match next {
-            Next::Join => match (way, self.leaving) {
-                (Way::Stop, _) => self.join(),
-                // The workers have left their world at the check, and this agent leaves the job.
-                (_, Some((signal, _))) => {
-                    self.commands.push(Command::Parked(self.round));
-                    self.leave_now(signal);
-                }
-                // Workers are being started, and the next world waits for them.
-                (_, None) if !self.lives.asked.is_empty() => {}
-                (_, None) => {
-                    self.survive = true;
-                    self.join();
-                }
-            },
-            Next::Start(placement) => {
-                let placement = (**placement).clone();
-                self.start(placement);
-            }
-            Next::Decide => {}
-            Next::End(outcome) if self.lacks_words(outcome) => {}
-            Next::End(outcome) => {
-                let outcome = (**outcome).clone();
-                self.end(outcome);
-            }
-        }
     }
 
     fn warn(&mut self, text: String) {

@@ -120,7 +120,7 @@ impl AgentMachine {
             return false;
         }
         self.leaving = Some((signal, now + LEAVE_LIMIT.min(self.policy.grace)));
-        self.commands.push(Command::WillLeave { round: self.round, signal });
+        self.commands.push(Command::WillLeave { round: self.round(), signal });
         true
     }
 

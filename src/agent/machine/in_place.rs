@@ -44,7 +44,7 @@ impl AgentMachine {
     pub fn on_worker_groupless(&mut self) {
         self.lives.groupless = true;
         if self.is_running() {
-            self.commands.push(Command::Groupless(self.round));
+            self.commands.push(Command::Groupless(self.round()));
         }
     }
 
@@ -87,9 +87,9 @@ impl AgentMachine {
 
     fn tell_if_all_attend(&mut self) {
         if self.is_running() && self.lives.all_attend() {
-            self.commands.push(Command::Attending(self.round));
+            self.commands.push(Command::Attending(self.round()));
             if self.lives.groupless {
-                self.commands.push(Command::Groupless(self.round));
+                self.commands.push(Command::Groupless(self.round()));
             }
         }
     }
@@ -102,7 +102,7 @@ impl AgentMachine {
         let Some(Life::Attends { counted }) = self.lives.of.get_mut(&local_rank) else { return };
         *counted = Some(count);
         if let Some(count) = self.lives.counted().filter(|_| self.is_running()) {
-            self.commands.push(Command::Counted { round: self.round, count });
+            self.commands.push(Command::Counted { round: self.round(), count });
         }
     }
 
@@ -133,7 +133,7 @@ impl AgentMachine {
     pub fn on_change(&mut self, change: &Change) {
         let Change { number, round, flags, reason } = change;
         let known = self.lives.change.is_some_and(|known| known >= *number);
-        if *round != self.round || known || !self.is_running() || !self.lives.all_attend() {
+        if *round != self.round() || known || !self.is_running() || !self.lives.all_attend() {
             return;
         }
         self.tell(format!("the world is about to change: {reason}"));
@@ -177,7 +177,8 @@ impl AgentMachine {
         for local_rank in self.lives.started() {
             self.commands.push(Command::KillWorker { local_rank });
         }
-        self.phase = Phase::Stopping { next, over: false, way: Way::Park { until: now + PARK_LIMIT, late: false } };
+        self.phase =
+            Phase::Stopping { next, over: false, way: Way::Park { ended: now, until: now + PARK_LIMIT, late: false } };
         self.look_at_parked();
         self.start_missing_ahead();
     }
@@ -218,17 +219,20 @@ impl AgentMachine {
         let Phase::Stopping { over: false, way, next } = &self.phase else { return };
         let next = next.clone();
         match *way {
-            Way::Park { until, late: false } if until <= now => {
+            Way::Park { ended, until, late: false } if until <= now => {
                 for local_rank in self.lives.attending() {
                     self.warn(format!(
                         "the worker with local rank {local_rank} has not left its world within {PARK_LIMIT:.0?}, and is replaced"
                     ));
                     self.commands.push(Command::KillWorker { local_rank });
                 }
-                self.phase =
-                    Phase::Stopping { next, over: false, way: Way::Park { until: now + PARK_LIMIT, late: true } };
+                self.phase = Phase::Stopping {
+                    next,
+                    over: false,
+                    way: Way::Park { ended, until: now + PARK_LIMIT, late: true },
+                };
             }
-            Way::Park { until, late: true } if until <= now => {
+            Way::Park { until, late: true, .. } if until <= now => {
                 self.warn("stopping all workers: one of them does not end".to_owned());
                 self.stop(SIGTERM, next);
             }

@@ -10,7 +10,6 @@
 
 use std::time::{Duration, Instant};
 
-use super::in_place::PARK_LIMIT;
 use super::lives::Life;
 use super::{AgentMachine, Next, Phase, Way};
 use crate::agent::command::Command;
@@ -80,11 +79,9 @@ impl AgentMachine {
 
     /// Until when the join waits for workers that are being started, if it does.
     pub(super) fn held_up_until(&self) -> Option<Instant> {
-        let Phase::Stopping { next: Next::Join, over: true, way: Way::Park { until, late } } = self.phase else {
+        let Phase::Stopping { next: Next::Join, over: true, way: Way::Park { ended, .. } } = self.phase else {
             return None;
         };
-        let parked_for = if late { PARK_LIMIT * 2 } else { PARK_LIMIT };
-        let ended = until.checked_sub(parked_for).unwrap_or(until);
         (!self.lives.asked.is_empty()).then(|| ended + REPLACE_LIMIT)
     }
 

@@ -1,0 +1,104 @@
+//! Decides how this node's workers leave their world, and which step follows. Part of [`super`].
+//!
+//! Workers are stopped by signals, or they leave their world and wait for the next one ([`super::in_place`]). The next step may be known
+//! before the stop, or decided during it: after a failure the coordinator says whether to restart. The machine takes the step when the
+//! stop is over and the step is known.
+
+use std::time::Instant;
+
+use super::{AgentMachine, Phase, SIGTERM};
+use crate::agent::command::Command;
+use crate::agent::policy::Outcome;
+use crate::process::{Signal, StopPolicy};
+use crate::rendezvous::protocol::message::Placement;
+
+/// How workers leave their world.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Way {
+    /// By signals: nothing is left of them.
+    Stop,
+    /// They were told that it has ended, and leave it by themselves.
+    Park {
+        /// When the world ended.
+        ended: Instant,
+        /// When workers that are still in it are killed, or if `late`, when all workers are stopped.
+        until: Instant,
+        /// Workers that were still in it after [`super::PARK_LIMIT`] have been killed.
+        late: bool,
+    },
+    /// They leave it at a check that all workers of the job agreed on.
+    Raise {
+        /// When workers that have not reached the check are told that the world has ended.
+        until: Instant,
+    },
+}
+
+/// The step after a stop, when nothing is left of the workers.
+#[derive(Clone, Debug)]
+pub(super) enum Next {
+    Join,
+    /// Start all workers of a round that was completed already.
+    Start(Box<Placement>),
+    /// Not known yet: a failure has to be reported, and the coordinator answers whether the job is restarted. A node that counts its own
+    /// restarts decides alone.
+    Decide,
+    End(Box<Outcome>),
+}
+
+impl AgentMachine {
+    /// Stop all workers by this signal first. None of them survives.
+    pub(super) fn stop(&mut self, signal: i32, next: Next) {
+        let policy = StopPolicy { signal: Signal(signal), grace: self.policy.grace, ..StopPolicy::default() };
+        self.commands.push(Command::Stop(policy));
+        self.forget_lives();
+        self.phase = Phase::Stopping { next, over: false, way: Way::Stop };
+    }
+
+    /// Whether this agent's end follows the stop under way.
+    pub(super) fn ends_after_stop(&self) -> bool {
+        matches!(self.phase, Phase::Stopping { next: Next::End(_), .. })
+    }
+
+    /// Change what follows the stop under way.
+    pub(super) fn go_on_with(&mut self, follows: Next) {
+        if let (Next::End(_), true) = (&follows, self.parks()) {
+            return self.stop(SIGTERM, follows); // workers that wait for a world wait in vain
+        }
+        if let Phase::Stopping { next, .. } = &mut self.phase {
+            *next = follows;
+            self.proceed();
+            self.start_missing_ahead();
+        }
+    }
+
+    /// Take the next step if the stop is over and the step is known.
+    pub(super) fn proceed(&mut self) {
+        let Phase::Stopping { next, over: true, way } = &self.phase else { return };
+        match next {
+            Next::Join => match (way, self.leaving) {
+                (Way::Stop, _) => self.join(),
+                // The workers have left their world at the check, and this agent leaves the job.
+                (_, Some((signal, _))) => {
+                    self.commands.push(Command::Parked(self.round()));
+                    self.leave_now(signal);
+                }
+                // Workers are being started, and the next world waits for them.
+                (_, None) if !self.lives.asked.is_empty() => {}
+                (_, None) => {
+                    self.survive = true;
+                    self.join();
+                }
+            },
+            Next::Start(placement) => {
+                let placement = (**placement).clone();
+                self.start(placement);
+            }
+            Next::Decide => {}
+            Next::End(outcome) if self.lacks_words(outcome) => {}
+            Next::End(outcome) => {
+                let outcome = (**outcome).clone();
+                self.end(outcome);
+            }
+        }
+    }
+}
