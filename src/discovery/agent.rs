@@ -108,7 +108,7 @@ pub(super) struct Connection {
 #[derive(Debug, Default)]
 struct Shared {
     up: bool,
-    /// What came on standard error before the agent was up: why it does not come up, if it does not.
+    /// Lines that the process wrote to standard error before the agent was up. They say why an agent did not start.
     held: VecDeque<Vec<u8>>,
     outcome: Option<String>,
 }

@@ -17,7 +17,7 @@ use super::output::Output;
 use crate::process::Consoles;
 use crate::wait::until;
 
-/// What comes from outside.
+/// Events that the driver gets from this process: from discovery, the coordinator, and signal handlers.
 #[derive(Clone, Debug)]
 pub enum Input {
     /// Discovery has found these hosts.
@@ -123,7 +123,7 @@ impl Driving {
         tokio::spawn(Connection { agent, host, command, first, token, orders, news, output }.serve());
     }
 
-    /// The first lines of an agent's input: what is the agent's own, and the job.
+    /// The first two lines of an agent's standard input, in JSON: the values for this agent alone, and the job.
     fn first_lines(&self, host: &Host, age: u64, token: &str) -> serde_json::Result<BytesMut> {
         let own = serde_json::json!({
             "token": token,

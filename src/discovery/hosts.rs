@@ -1,4 +1,4 @@
-//! Hosts as users write them: `-H a:8,b:8`, host files, and what a discovery script prints.
+//! Parses hosts: the list of `-H a:8,b:8`, host files, and the lines that a discovery script prints.
 //!
 //! A host is a name that `ssh` understands, an IPv4 address, or an IPv6 address in brackets, with or without `:SLOTS`. An error
 //! names the entry or line, its text and what is allowed.

@@ -156,7 +156,7 @@ enum Stage {
     Refused { why: String },
 }
 
-/// What is remembered of a host.
+/// A host's agent, and its troubles so far.
 #[derive(Clone, Debug, Default)]
 struct HostState {
     agent: Option<AgentId>,

@@ -16,7 +16,7 @@ __all__ = ["DiscoveredHosts", "HostManager", "HostUpdateResult"]
 
 
 class HostUpdateResult(IntFlag):
-    """What has changed: the values of Horovod's class of this name."""
+    """How the list of hosts has changed. Horovod has a class of this name with the same values."""
 
     no_update = 0
     removed = 1

@@ -7,8 +7,8 @@ use crate::agent::crew::Crew;
 use crate::process::Exited;
 use crate::rendezvous::protocol::message::Placement;
 
-/// What is known of these workers. It is kept apart until the round: if the job ends before that, it reports the workers that they stand
-/// in for.
+/// Process ids, error files and exits of workers that were started ahead. The runner takes them over when the round begins. If the job ends
+/// before that, the final report needs those of the workers that these replace.
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
     /// The start that the front end was asked for is theirs.
