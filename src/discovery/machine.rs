@@ -127,6 +127,7 @@ pub struct Driver {
     rules: Rules,
     manager: HostManager,
     agents: BTreeMap<AgentId, Agent>,
+    /// The hosts on which agents were started. Those of hosts that are gone are dropped when they are too many.
     states: BTreeMap<String, HostState>,
     next_agent: u64,
     /// Hosts that the coordinator keeps out, and until when; for the whole job without a time.

@@ -17,7 +17,7 @@ pub struct HostManager {
     /// How many hosts were ever added.
     added: u64,
     cooldown: Option<Cooldown>,
-    /// The hosts that have failed, whether they are known now or not.
+    /// The hosts that have failed, whether they are known now or not. No more than [`MOST_GONE`] beyond the known ones.
     failed: BTreeMap<String, Failed>,
 }
 
@@ -29,6 +29,12 @@ struct Failed {
     times_out: TimesOut,
     /// Until when it is kept out; `None`: for the whole job.
     until: Option<Instant>,
+}
+
+impl Failed {
+    fn is_out(&self, now: Instant) -> bool {
+        self.until.is_none_or(|until| now < until)
+    }
 }
 
 /// A host, and its age.
@@ -50,6 +56,9 @@ pub struct Update {
     /// Hosts with another number of slots: their names, and the number before.
     pub resized: Vec<(String, u32)>,
 }
+
+/// How many hosts are remembered that are no longer in the list. A cluster may give every machine another name.
+pub const MOST_GONE: usize = 4096;
 
 /// Something was taken away. Horovod's `HostUpdateResult.removed`.
 pub const REMOVED: u8 = 1;
@@ -95,15 +104,29 @@ impl HostManager {
         let mut times_out = before.map(|failed| failed.times_out).unwrap_or_default();
         let until = times_out.put_out(quiet, self.cooldown).and_then(|lasts| now.checked_add(lasts));
         self.failed.insert(name.to_owned(), Failed { at: now, times_out, until });
+        self.forget_one(now);
         if let Some(at) = self.hosts.iter().position(|known| known.host.name == name) {
             let known = self.hosts.remove(at);
             self.append(known.host);
         }
     }
 
+    /// Forget one unknown host if there are too many: one that is not out if there is any, of these the one that failed first.
+    fn forget_one(&mut self, now: Instant) {
+        if self.failed.len() <= self.hosts.len() + MOST_GONE {
+            return;
+        }
+        let known: BTreeSet<&str> = self.hosts.iter().map(|known| &*known.host.name).collect();
+        let unknown = self.failed.iter().filter(|(name, _)| !known.contains(&***name));
+        let first = unknown.min_by_key(|(_, failed)| (failed.is_out(now), failed.at));
+        if let Some(name) = first.map(|(name, _)| name.clone()) {
+            self.failed.remove(&name);
+        }
+    }
+
     /// Whether a host is kept out, known or not.
     pub fn is_blacklisted(&self, name: &str, now: Instant) -> bool {
-        self.failed.get(name).is_some_and(|failed| failed.until.is_none_or(|until| now < until))
+        self.failed.get(name).is_some_and(|failed| failed.is_out(now))
     }
 
     /// When a host that is kept out may come back. `None` if it is not out, or for the whole job.
@@ -201,6 +224,25 @@ mod tests {
         manager.update(&hosts("a,b"));
         assert_eq!(order(&manager, now), ["b:1"]);
         assert_eq!(manager.back_at("a", now), None);
+    }
+
+    #[test]
+    fn no_more_hosts_that_are_gone_are_remembered_than_the_limit() {
+        let now = Instant::now();
+        let cooldown = Cooldown { min: Duration::from_secs(10), max: Duration::from_secs(60) };
+        let mut manager = HostManager::new(Some(cooldown));
+        manager.update(&hosts("known"));
+        manager.blacklist("known", now);
+        manager.blacklist("over", now);
+        let limit = u64::try_from(MOST_GONE).unwrap();
+        let over = now + cooldown.min;
+        for number in 0..2 * limit {
+            manager.blacklist(&format!("gone{number}"), over + Duration::from_millis(number));
+        }
+        assert_eq!(manager.failed.len(), 1 + MOST_GONE);
+        assert!(manager.failed.contains_key("known") && !manager.failed.contains_key("over"));
+        assert!(!manager.is_blacklisted(&format!("gone{}", limit - 1), over), "it failed before those that are left");
+        assert!(manager.is_blacklisted(&format!("gone{limit}"), over));
     }
 
     // test_elastic_discovery.py: HostUpdateResult of added, removed, mixed and no changes; more slots count as added.

@@ -1,11 +1,11 @@
 //! After every event: compare the agents that run with those that should.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use super::{Agent, AgentId, Command, Driver, Host, Request, Stage, Verdict};
+use super::{Agent, AgentId, Command, Driver, Host, HostState, Request, Stage, Verdict};
 use crate::discovery::endings::start_timed_out;
-use crate::discovery::manager::Known;
+use crate::discovery::manager::{Known, MOST_GONE};
 
 impl Driver {
     /// Tell agents to leave, start missing ones, and act on limits that have passed.
@@ -16,6 +16,7 @@ impl Driver {
         self.look_at_discovery(now);
         self.look_at_agents(now);
         self.start_missing(now);
+        self.forget_hosts(now);
         self.look_at_size(now);
         self.review_end(now);
     }
@@ -120,6 +121,18 @@ impl Driver {
             (state.agent, state.not_before) = (Some(agent), None);
             self.commands.push_back(Command::Start { agent, host, age });
         }
+    }
+
+    /// Forget hosts that are in no list, have no agent and wait for no further try, when they are too many.
+    fn forget_hosts(&mut self, now: Instant) {
+        let listed = self.manager.hosts();
+        if self.states.len() <= listed.len() + MOST_GONE {
+            return;
+        }
+        let listed: BTreeSet<&str> = listed.iter().map(|known| &*known.host.name).collect();
+        let waits = |state: &HostState| state.not_before.is_some_and(|at| now < at);
+        self.states
+            .retain(|name, state| listed.contains(&**name) || state.agent.is_some() || state.detached || waits(state));
     }
 
     /// Give up if the running agents have had too few slots for too long, or can never have enough.

@@ -1,108 +1,10 @@
 use super::*;
 use crate::discovery::hosts::parse_list;
+use crate::discovery::manager::MOST_GONE;
 
-const fn s(seconds: u64) -> Duration {
-    Duration::from_secs(seconds)
-}
+mod bench;
 
-fn rules(min_slots: u32, fixed: bool) -> Rules {
-    Rules {
-        min_slots,
-        fixed,
-        detach: false,
-        start_timeout: s(30),
-        elastic_timeout: s(600),
-        discovery_timeout: s(20),
-        grace: s(40),
-        host_failures: 3,
-        window: s(3600),
-        cooldown: None,
-        version: "1.0".to_owned(),
-        python: "python3".to_owned(),
-    }
-}
-
-/// A driver under a clock that the test moves.
-struct Bench {
-    driver: Driver,
-    now: Instant,
-    said: Vec<String>,
-    /// What is to be done, apart from what is to be said.
-    waiting: Vec<Command>,
-}
-
-impl Bench {
-    fn new(rules: Rules) -> Self {
-        let now = Instant::now();
-        Self { driver: Driver::new(rules, now), now, said: Vec::new(), waiting: Vec::new() }
-    }
-
-    fn with(min_slots: u32, hosts: &str) -> (Self, Vec<AgentId>) {
-        let mut bench = Self::new(rules(min_slots, false));
-        let agents = bench.found(hosts);
-        for agent in &agents {
-            bench.driver.on_up(*agent, "1.0", bench.now);
-        }
-        assert_eq!(bench.commands(), []);
-        (bench, agents)
-    }
-
-    /// The agents that are started because of this list.
-    fn found(&mut self, hosts: &str) -> Vec<AgentId> {
-        let hosts = if hosts.is_empty() { Vec::new() } else { parse_list(hosts, 1).unwrap() };
-        self.driver.on_found(&hosts, self.now);
-        self.commands().iter().filter_map(started).collect()
-    }
-
-    fn ended(&mut self, agent: AgentId, code: i32, outcome: Option<&str>, words: &[&str]) {
-        let last_lines = words.iter().map(|&line| line.to_owned()).collect();
-        let ending = Ending { code: Some(code), signal: None, outcome: outcome.map(str::to_owned), last_lines };
-        self.driver.on_ended(agent, &ending, self.now);
-    }
-
-    fn pass(&mut self, time: Duration) {
-        self.now += time;
-        self.driver.on_tick(self.now);
-    }
-
-    fn drain(&mut self) {
-        while let Some(command) = self.driver.poll_command() {
-            match command {
-                Command::Say { text, .. } => self.said.push(text),
-                command => self.waiting.push(command),
-            }
-        }
-    }
-
-    /// What to do since the last call.
-    fn commands(&mut self) -> Vec<Command> {
-        self.drain();
-        std::mem::take(&mut self.waiting)
-    }
-
-    fn said(&mut self, part: &str) -> bool {
-        self.drain();
-        self.said.iter().any(|text| text.contains(part))
-    }
-
-    fn end(&mut self) -> Option<(Verdict, String)> {
-        self.commands().into_iter().find_map(|command| match command {
-            Command::End(End { verdict, reason }) => Some((verdict, reason)),
-            _ => None,
-        })
-    }
-}
-
-fn started(command: &Command) -> Option<AgentId> {
-    match command {
-        Command::Start { agent, .. } => Some(*agent),
-        _ => None,
-    }
-}
-
-fn tell(agent: AgentId, request: Request) -> Command {
-    Command::Tell { agent, request }
-}
+use bench::{Bench, rules, s, started, tell};
 
 #[test]
 fn every_host_gets_one_agent_and_its_age() {
@@ -363,6 +265,23 @@ fn the_coordinators_exclusions_are_heeded() {
     bench.pass(s(1));
     assert_eq!(bench.commands().iter().filter_map(started).count(), 1, "b is back, and c never is");
     assert!(!bench.said("host `c`: the agent"), "its end was expected");
+}
+
+/// A cluster that gives every machine another name.
+#[test]
+fn hosts_that_are_gone_are_forgotten_when_they_are_too_many() {
+    let (mut bench, _) = Bench::with(1, "stays:1");
+    let running = bench.found("stays:1,runs:1")[0];
+    bench.driver.on_up(running, "1.0", bench.now);
+    for number in 0..2 * MOST_GONE {
+        let [agent] = bench.found(&format!("stays:1,gone{number}:1"))[..] else { panic!("not started") };
+        bench.ended(agent, 255, None, &[]);
+        bench.found("stays:1");
+        bench.pass(s(2));
+        assert!(bench.driver.states.len() <= MOST_GONE + 2);
+    }
+    let remembers = |name| bench.driver.states.contains_key(name);
+    assert!(remembers("stays") && remembers("runs") && !remembers("gone0"), "the agent on `runs` has not ended");
 }
 
 #[test]
