@@ -49,7 +49,7 @@ fn main() {
 /// From the kill of a worker until the other node is told that its world must end.
 async fn told(folder: &Path, hangs: bool) -> Duration {
     fs::create_dir_all(folder).expect("a folder");
-    let host = Host::listen(Some("127.0.0.1"), 0, ServerOptions::default()).expect("a port");
+    let host = Host::listen(Some("127.0.0.1"), 0, ServerOptions::default(), None).expect("a port");
     let (mut one, mut two) = (Node::new(&host, 1), Node::new(&host, 2));
     tokio::join!(one.place(), two.place());
     let files = Files::new(folder, hangs);
@@ -85,7 +85,7 @@ impl Node {
             local_addr: Some(format!("node{number}")),
             ..Hello::new("job", NodeId(number), format!("node{number}"), settings)
         };
-        let session = Arc::new(Session::open(&Handle::current(), hello, "127.0.0.1", host.port(), LIMIT));
+        let session = Arc::new(Session::open(&Handle::current(), hello, "127.0.0.1", host.port(), LIMIT, None));
         let workers = Workers {
             run_id: "job".into(),
             role: "role".into(),

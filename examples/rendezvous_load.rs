@@ -11,12 +11,15 @@
 //! of a job of WORLD nodes, and prints a line once all are connected. Then it performs one order per line of its standard input, and
 //! answers each with a line of JSON. Times are nanoseconds of the monotonic clock, which all processes of a machine share.
 //!
+//! With `ELASTIC_RS_TOKEN_FILE`, host and sessions are protected by the token in that file.
+//!
 //! - `join`: every node joins at once. `began` is when the last one joins, `ended` when the last one has its place.
 //! - `await-change`: `ended` is when the last node has been told that the world must re-form.
 //! - `leave`: every node leaves. `began` is just before.
 #![allow(clippy::unwrap_used, reason = "a measuring tool: it stops at the first thing that goes wrong")]
 
 use std::io::{BufRead, Read, Write};
+use std::sync::Arc;
 use std::time::Duration;
 
 use elastic_rs::etcd::{Client, ClientOptions, parse_endpoints};
@@ -26,6 +29,7 @@ use elastic_rs::rendezvous::etcd::driver;
 use elastic_rs::rendezvous::node::session::Session;
 use elastic_rs::rendezvous::protocol::message::{Hello, NodeId};
 use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::secure::{Protection, TOKEN_FILE};
 use elastic_rs::store::server::ServerOptions;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime::{Builder, Handle};
@@ -39,7 +43,7 @@ fn main() {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
         ["serve"] => {
-            let host = Host::listen(Some("127.0.0.1"), 0, ServerOptions::default()).unwrap();
+            let host = Host::listen(Some("127.0.0.1"), 0, ServerOptions::default(), protection()).unwrap();
             say(&host.port().to_string());
             std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
         }
@@ -93,11 +97,16 @@ fn open(place: &str, run_id: &str, number: u32, world: u32) -> Session {
         ..Hello::new(run_id, NodeId(u128::from(number)), format!("node{number}:1"), settings)
     };
     if let Ok(port) = place.parse() {
-        return Session::open(&Handle::current(), hello, "127.0.0.1", port, PATIENCE);
+        return Session::open(&Handle::current(), hello, "127.0.0.1", port, PATIENCE, protection());
     }
     // As in a job, each node has a connection of its own.
     let client = Client::new(ClientOptions::new(parse_endpoints(place, None).unwrap())).unwrap();
     driver::open(&Handle::current(), hello, client, DEFAULT_KEY_PREFIX, PATIENCE)
+}
+
+fn protection() -> Option<Arc<Protection>> {
+    let path = std::env::var_os(TOKEN_FILE)?;
+    Some(Arc::new(Protection::by_file(path.as_ref()).unwrap()))
 }
 
 async fn join(sessions: &[&'static Session]) -> (u64, u64) {

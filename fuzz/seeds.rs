@@ -14,13 +14,14 @@ use elastic_rs::rendezvous::protocol::message::{
 };
 use elastic_rs::rendezvous::protocol::rules::{Rules, WorkerBounds};
 use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::secure::claim::{Answer, Claim, MAC_BYTES};
 use serde_json::Value;
 
 /// Longer captures test limits. As seeds they would be slow.
 const LONGEST_SEED_BYTES: usize = 3000;
 
 fn main() {
-    for target in ["codec", "table", "session", "blob"] {
+    for target in ["codec", "table", "session", "blob", "proof"] {
         fs::create_dir_all(format!("seeds/{target}")).expect("seeds/ can be made");
     }
     for entry in fs::read_dir("../tests/data/tcpstore").expect("the captures are there") {
@@ -33,6 +34,14 @@ fn main() {
     }
     rendezvous();
     states();
+    proofs();
+}
+
+fn proofs() {
+    let claim = Claim { key: [1, 2, 3, 4, 5, 6, 7, 8], run_id: "job".to_owned() }.encode().expect("it is short");
+    write("proof", "claim", &[claim, vec![9; MAC_BYTES]].concat());
+    write("proof", "proven", &Answer::Proven([7; MAC_BYTES]).encode());
+    write("proof", "refused", &Answer::Refused("no such token".to_owned()).encode());
 }
 
 fn write(target: &str, name: &str, bytes: &[u8]) {

@@ -6,20 +6,26 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::process;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use bytes::BytesMut;
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 
+use crate::bounded_log::BoundedLog;
 use crate::net::listen::{BindError, bind_all, bind_wildcard};
 use crate::net::local::{is_local, is_own_name};
 use crate::rendezvous::coordinator::driver::{self, Incoming, Shown};
 use crate::rendezvous::coordinator::machine::Machine;
 use crate::rendezvous::decider::hosts::Exclusions;
+use crate::rendezvous::protocol::codec;
 use crate::rendezvous::protocol::message::MAGIC;
+use crate::secure::door::{self, AT_ONCE, Door, FIRST_BYTES};
+use crate::secure::{Halves, Protection, TOKEN_FILE};
 use crate::store::server::{Controller, ServerOptions, StoreServer, Upgrade, Upgraded};
 use crate::threads;
 use crate::wait::telling_if_slow;
@@ -78,7 +84,14 @@ pub enum HostError {
 /// On a literal address, and on `localhost`, the host listens as given. It listens on all addresses in two cases: a name
 /// resolves here to loopback only (Debian's `127.0.1.1`), which cannot be the address that others see; or `is_host` is given
 /// for an address that is not local.
-pub fn claim(host: &str, port: u16, is_host: Option<bool>) -> Result<Claim, HostError> {
+///
+/// With a `protection`, it serves only those who hold the token.
+pub fn claim(
+    host: &str,
+    port: u16,
+    is_host: Option<bool>,
+    protection: Option<Arc<Protection>>,
+) -> Result<Claim, HostError> {
     if is_host == Some(false) {
         return Ok(Claim::Guest("is_host=0 was given".to_owned()));
     }
@@ -100,7 +113,7 @@ pub fn claim(host: &str, port: u16, is_host: Option<bool>) -> Result<Claim, Host
     let listeners =
         if local.is_empty() || invisible { bind_wildcard(port).map(|one| vec![one]) } else { bind_all(&local) };
     match listeners {
-        Ok(listeners) => Ok(Claim::Host(Host::start(listeners, ServerOptions::default())?)),
+        Ok(listeners) => Ok(Claim::Host(Host::start(listeners, ServerOptions::default(), protection)?)),
         Err(error) if is_host.is_none() && error.source.kind() == io::ErrorKind::AddrInUse => {
             Ok(Claim::Guest(error.to_string()))
         }
@@ -115,7 +128,12 @@ impl Host {
     ///
     /// # Errors
     /// `host` cannot be resolved or is not an address of this machine, the port is taken, or the thread cannot be started.
-    pub fn listen(host: Option<&str>, port: u16, options: ServerOptions) -> Result<Self, HostError> {
+    pub fn listen(
+        host: Option<&str>,
+        port: u16,
+        options: ServerOptions,
+        protection: Option<Arc<Protection>>,
+    ) -> Result<Self, HostError> {
         let listeners = match host {
             None => vec![bind_wildcard(port)?],
             Some(host) => {
@@ -127,18 +145,30 @@ impl Host {
                 bind_all(&addresses)?
             }
         };
-        Ok(Self::start(listeners, options)?)
+        Ok(Self::start(listeners, options, protection)?)
     }
 
     /// Serve on these listeners; at least one.
     ///
+    /// With a `protection`, there are only sessions of those who hold the token, and no store.
+    ///
     /// # Errors
     /// The thread cannot be started, or a socket not be made asynchronous.
-    pub fn start(listeners: Vec<TcpListener>, mut options: ServerOptions) -> io::Result<Self> {
+    pub fn start(
+        listeners: Vec<TcpListener>,
+        mut options: ServerOptions,
+        protection: Option<Arc<Protection>>,
+    ) -> io::Result<Self> {
         let addresses = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<_>>>()?;
         let port = addresses.first().ok_or(io::ErrorKind::InvalidInput)?.port();
         let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
         let (to, upgraded) = mpsc::unbounded_channel();
+        let door = protection.map(Door::new).transpose().map_err(io::Error::other)?;
+        if door.is_some() {
+            options.upgrades.push(Upgrade { magic: FIRST_BYTES, to: to.clone() });
+            options.upgrades_only = Some(AT_ONCE);
+            options.hello_timeout = options.hello_timeout.min(door::LIMIT);
+        }
         options.upgrades.push(Upgrade { magic: MAGIC, to });
         let (hello_timeout, log_period) = (options.hello_timeout, options.log_period);
         let store = StoreServer::start(listeners, options)?;
@@ -149,7 +179,7 @@ impl Host {
         let machine = Machine::at_home(home(&addresses));
         let run = move || {
             let _ends_store = ends_store;
-            run(&runtime, machine, upgraded, shown, hello_timeout, log_period);
+            run(&runtime, machine, upgraded, door, shown, hello_timeout, log_period);
         };
         let thread = threads::spawn(format!("host-{port}"), run)?;
         Ok(Self { store, addresses, sessions, exclusions, thread: Some(thread), started_by: process::id() })
@@ -275,30 +305,87 @@ impl Drop for EndsStore {
 fn run(
     runtime: &Runtime,
     machine: Machine,
-    mut upgraded: mpsc::UnboundedReceiver<Upgraded>,
+    upgraded: mpsc::UnboundedReceiver<Upgraded>,
+    door: Option<Door>,
     shown: Shown,
     hello_timeout: Duration,
     log_period: Duration,
 ) {
     let (sender, incoming) = mpsc::unbounded_channel();
-    let handing_over = async move {
-        while let Some(Upgraded { stream, first_bytes, peer, local, place }) = upgraded.recv().await {
-            let stream = match TcpStream::from_std(stream) {
-                Ok(stream) => stream,
-                Err(error) => {
-                    tracing::warn!(%peer, %error, "a session's connection cannot be used");
-                    continue;
-                }
-            };
-            if sender.send(Incoming { stream, first_bytes, peer, local, kept: Box::new(place) }).is_err() {
-                return;
+    runtime.block_on(async {
+        match door {
+            None => tokio::spawn(hand_over(upgraded, sender)),
+            Some(door) => tokio::spawn(admit(upgraded, Arc::new(door), sender, log_period)),
+        };
+        driver::run(machine, incoming, shown, hello_timeout, log_period).await;
+    });
+}
+
+/// Hands every connection to the coordinator.
+async fn hand_over(mut upgraded: mpsc::UnboundedReceiver<Upgraded>, sender: mpsc::UnboundedSender<Incoming>) {
+    while let Some(Upgraded { stream, first_bytes, peer, local, place }) = upgraded.recv().await {
+        let stream = match TcpStream::from_std(stream) {
+            Ok(stream) => stream,
+            Err(error) => {
+                tracing::warn!(%peer, %error, "a session's connection cannot be used");
+                continue;
+            }
+        };
+        let halves = Halves::plain(stream);
+        if sender.send(Incoming { halves, first_bytes, pass: None, peer, local, kept: Box::new(place) }).is_err() {
+            return;
+        }
+    }
+}
+
+/// Hands the connections of those who have proven themselves to the coordinator.
+async fn admit(
+    upgraded: mpsc::UnboundedReceiver<Upgraded>,
+    door: Arc<Door>,
+    sender: mpsc::UnboundedSender<Incoming>,
+    log_period: Duration,
+) {
+    let log = Arc::new(BoundedLog::new(log_period, |what, count| {
+        tracing::warn!(what, count, "more of the same was not logged");
+    }));
+    let mut words = BytesMut::new();
+    codec::encode_protected(&format!("name the file with the job's token in {TOKEN_FILE}"), &mut words);
+    let words = words.freeze();
+    let refused = {
+        let log = Arc::clone(&log);
+        move |peer: SocketAddr, why: &str| {
+            if log.admits("unproven") {
+                tracing::warn!(%peer, "a connection is refused: {why}");
             }
         }
     };
-    runtime.block_on(async {
-        tokio::spawn(handing_over);
-        driver::run(machine, incoming, shown, hello_timeout, log_period).await;
-    });
+    let welcome = |Upgraded { stream, first_bytes, peer, local, place }: Upgraded| {
+        let (door, words, refused) = (Arc::clone(&door), words.clone(), refused.clone());
+        async move {
+            let stream = TcpStream::from_std(stream).inspect_err(|error| refused(peer, &error.to_string())).ok()?;
+            if !first_bytes.starts_with(FIRST_BYTES) {
+                refused(peer, "it shows no token");
+                door::turn_away(stream, &words).await;
+                return None;
+            }
+            let (halves, pass) = door.admit(stream, first_bytes).await.inspect_err(|why| refused(peer, why)).ok()?;
+            let (first_bytes, pass) = (BytesMut::new(), Some(pass));
+            Some(Incoming { halves, first_bytes, pass, peer, local, kept: Box::new(place) })
+        }
+    };
+    let proven = |incoming| {
+        // The coordinator ends with this task.
+        let _ = sender.send(incoming);
+    };
+    let lost = |why| {
+        if log.admits("crowded") {
+            tracing::warn!("a connection is refused: {why}");
+        }
+    };
+    tokio::select! {
+        () = door::hall(upgraded, welcome, proven, lost) => {}
+        () = log.summarise() => {}
+    }
 }
 
 #[cfg(test)]
@@ -321,16 +408,16 @@ mod tests {
 
     #[test]
     fn of_two_that_could_be_exactly_one_is_the_host() {
-        let first = host_of(claim("127.0.0.1", 0, None).unwrap());
-        let why = why_guest(claim("127.0.0.1", first.port(), None).unwrap());
+        let first = host_of(claim("127.0.0.1", 0, None, None).unwrap());
+        let why = why_guest(claim("127.0.0.1", first.port(), None, None).unwrap());
         let expected = format!("port {} on 127.0.0.1 is already in use by pid {}", first.port(), process::id());
         assert!(why.starts_with(&expected), "{why}");
     }
 
     #[test]
     fn who_must_be_the_host_and_cannot_is_told_who_has_the_port() {
-        let first = host_of(claim("127.0.0.1", 0, Some(true)).unwrap());
-        let error = claim("127.0.0.1", first.port(), Some(true)).unwrap_err();
+        let first = host_of(claim("127.0.0.1", 0, Some(true), None).unwrap());
+        let error = claim("127.0.0.1", first.port(), Some(true), None).unwrap_err();
         assert!(error.to_string().contains(&format!("in use by pid {}", process::id())), "{error}");
     }
 
@@ -338,32 +425,32 @@ mod tests {
     fn an_address_of_another_machine_makes_a_guest() {
         // TEST-NET-1 of RFC 5737: no machine has it.
         assert_eq!(
-            why_guest(claim("192.0.2.1", 29400, None).unwrap()),
+            why_guest(claim("192.0.2.1", 29400, None, None).unwrap()),
             "`192.0.2.1` is not an address of this machine"
         );
     }
 
     #[test]
     fn is_host_0_never_listens() {
-        assert_eq!(why_guest(claim("127.0.0.1", 0, Some(false)).unwrap()), "is_host=0 was given");
+        assert_eq!(why_guest(claim("127.0.0.1", 0, Some(false), None).unwrap()), "is_host=0 was given");
     }
 
     #[test]
     fn a_host_of_its_own_listens_where_it_is_told() {
-        let host = Host::listen(Some("127.0.0.1"), 0, ServerOptions::default()).unwrap();
+        let host = Host::listen(Some("127.0.0.1"), 0, ServerOptions::default(), None).unwrap();
         assert_eq!(host.addresses(), [SocketAddr::from(([127, 0, 0, 1], host.port()))]);
         assert!(!host.has_ended());
-        let everywhere = Host::listen(None, 0, ServerOptions::default()).unwrap();
+        let everywhere = Host::listen(None, 0, ServerOptions::default(), None).unwrap();
         assert!(everywhere.addresses()[0].ip().is_unspecified());
-        let error = Host::listen(Some("127.0.0.1"), host.port(), ServerOptions::default()).unwrap_err();
+        let error = Host::listen(Some("127.0.0.1"), host.port(), ServerOptions::default(), None).unwrap_err();
         assert!(error.to_string().contains(&format!("in use by pid {}", process::id())), "{error}");
-        let error = Host::listen(Some("no such name"), 0, ServerOptions::default()).unwrap_err();
+        let error = Host::listen(Some("no such name"), 0, ServerOptions::default(), None).unwrap_err();
         assert!(error.to_string().starts_with("cannot resolve `no such name`: "), "{error}");
     }
 
     #[test]
     fn a_port_is_free_again_once_its_host_is_dropped() {
-        let port = host_of(claim("127.0.0.1", 0, None).unwrap()).port();
-        host_of(claim("127.0.0.1", port, None).unwrap());
+        let port = host_of(claim("127.0.0.1", 0, None, None).unwrap()).port();
+        host_of(claim("127.0.0.1", port, None, None).unwrap());
     }
 }

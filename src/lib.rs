@@ -20,6 +20,7 @@ pub mod net;
 pub mod process;
 pub mod proto;
 pub mod rendezvous;
+pub mod secure;
 #[cfg(feature = "sim")]
 pub mod sim;
 pub mod store;

@@ -11,8 +11,9 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from elastic_rs import _elastic_rs
+from elastic_rs import _elastic_rs, _token
 from elastic_rs._logging import show_logs
+from elastic_rs.rendezvous._protection import TOKEN_FILE, protection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ SIGNALS = {signal.SIGTERM, signal.SIGINT}
 # Exit codes, besides argparse's 2 for a command line that is not understood.
 ENDED_AS_ASKED = 0
 CANNOT_LISTEN = 1
+NOT_VALID = 2
 ENDED_BY_ITSELF = 3
 
 EPILOG = """\
@@ -38,7 +40,7 @@ signals:
 exit codes:
   0                  ended as asked
   1                  cannot listen on the address; the message names the process that has the port, where known
-  2                  the command line is not valid
+  2                  the command line is not valid, or the token file cannot be used
   3                  the server ended by itself, which is a bug
   130, 143           ended at once by a second SIGINT, SIGTERM
 """
@@ -53,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from elastic_rs import run
 
         return run.main(words)
-    return _serve(_parser().parse_args(words))
+    args = _parser().parse_args(words)
+    run_command: Callable[[argparse.Namespace], int] = args.run
+    return run_command(args)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "doctor", help="check a node and its endpoint: the same as `elastic-run doctor`", add_help=False
     )
+    _token.add_parser(commands)
     stores = commands.add_parser("store", help="the TCP store", description="The TCP store.")
     serve = stores.add_subparsers(title="commands", metavar="COMMAND", required=True).add_parser(
         "serve",
@@ -90,6 +95,13 @@ def _parser() -> argparse.ArgumentParser:
         default=_level_of_environment(),
         help="level of the log on stderr (default: ELASTIC_RS_LOG, or info)",
     )
+    serve.add_argument(
+        "--master-token-file",
+        metavar="FILE",
+        help="serve several jobs, each with a token of its own, which `elastic-rs token run` derives from the one in "
+        f"this file (default: one token for all, in the file that {TOKEN_FILE} names, or none)",
+    )
+    serve.set_defaults(run=_serve)
     limits = serve.add_argument_group(
         "limits",
         "A client that exceeds one loses its connection; others are not affected. BYTES and N may end in K, M, G or T.",
@@ -111,10 +123,20 @@ def _serve(args: argparse.Namespace) -> int:
     show_logs(args.log_level.upper())
     limits = _elastic_rs.StoreLimits(**{name: getattr(args, name) for name, *_ in _elastic_rs.StoreLimits.table()})
     try:
-        host = _elastic_rs.Host.listen(args.host, args.port, limits=limits)
+        if args.master_token_file is not None:
+            protected: _elastic_rs.Protection | None = _elastic_rs.Protection.by_master_file(args.master_token_file)
+        else:
+            protected = protection()
+    except ValueError as error:
+        print(f"elastic-rs: error: {error}", file=sys.stderr)
+        return NOT_VALID
+    try:
+        host = _elastic_rs.Host.listen(args.host, args.port, limits=limits, protection=protected)
     except OSError as error:
         print(f"elastic-rs: error: {error.strerror or error}", file=sys.stderr)
         return CANNOT_LISTEN
+    if protected is not None:
+        _say(f"sessions are protected by the token with the id {protected.key_ids}; there is no store for c10d clients")
     print(f"listening on {', '.join(host.addresses)}", flush=True)
     while (received := signal.sigtimedwait(SIGNALS, _LOOK_INTERVAL_S)) is None:
         if host.stopped:

@@ -679,18 +679,20 @@ class Host:
         The addresses it listens on, each with its port.
         """
     @staticmethod
-    def claim(host: str, port: SupportsIndex, *, is_host: bool | None = None) -> "Host | str":
+    def claim(host: str, port: SupportsIndex, *, is_host: bool | None = None, protection: Protection | None = None) -> "Host | str":
         """
         Become the host of ``host:port``. A ``str`` is the reason why another process is the host.
 
-        ``is_host`` is the user's choice. With None, whoever can bind the address is the host.
+        ``is_host`` is the user's choice. With None, whoever can bind the address is the host. With a ``protection`` there are only
+        sessions of those who hold the token, and no store.
 
         Raises ``OSError`` when ``is_host`` is True and the port cannot be listened on.
         """
     @staticmethod
-    def listen(host: str | None, port: SupportsIndex, *, limits: StoreLimits | None = None) -> Host:
+    def listen(host: str | None, port: SupportsIndex, *, limits: StoreLimits | None = None, protection: Protection | None = None) -> Host:
         """
-        Serve on every address of ``host``, or on all of this machine if it is None. Port 0 lets the system choose.
+        Serve on every address of ``host``, or on all of this machine if it is None. Port 0 lets the system choose. ``protection`` as
+        for :meth:`claim`.
 
         Raises ``OSError`` if ``host`` cannot be resolved, or if listening fails. The text names the process that has the port.
         """
@@ -983,6 +985,47 @@ class Placement:
         """
 
 @final
+class Protection:
+    """
+    How the sessions of a job are protected: by a token that all its nodes hold.
+    """
+    def __repr__(self, /) -> str: ...
+    @staticmethod
+    def by_file(path: str | PathLike[str]) -> Protection:
+        """
+        Use the token in this file. It is read again when it has changed.
+
+        Raises ``ValueError`` if it cannot be read, if others may read it, or if it holds no token.
+        """
+    @staticmethod
+    def by_master_file(path: str | PathLike[str]) -> Protection:
+        """
+        Use the token of each run, derived from the master token in this file. For a coordinator that serves several jobs.
+
+        Raises ``ValueError`` as :meth:`by_file`.
+        """
+    @staticmethod
+    def by_token(token: str) -> Protection:
+        """
+        Use this token.
+
+        Raises ``ValueError`` if it is too short, or has characters that are not allowed.
+        """
+    @property
+    def key_ids(self, /) -> str:
+        """
+        The public ids of its tokens.
+        """
+    def reveal(self, /) -> str:
+        """
+        The token that this process shows, to be given to a process of the same job. It must not be shown.
+        """
+    def try_at(self, /, host: str, port: SupportsIndex, run_id: str, *, timeout_s: SupportsFloat | SupportsIndex) -> str | None:
+        """
+        Try whether a coordinator at ``host:port`` holds the token for this run. None if both ends are proven, or the reason why not.
+        """
+
+@final
 class RendezvousConfig:
     """
     The values of ``--rdzv-conf``. Times are in seconds.
@@ -1066,10 +1109,10 @@ class Session:
     """
     A node's session with a coordinator, over etcd, or over a cell that all nodes share (:class:`CellSession`).
     """
-    def __new__(cls, /, host: str, port: SupportsIndex, options: NodeOptions, *, coordinator: Host | None = None) -> Session:
+    def __new__(cls, /, host: str, port: SupportsIndex, options: NodeOptions, *, coordinator: Host | None = None, protection: Protection | None = None) -> Session:
         """
         Start a session for one node with the coordinator at ``host:port``. It connects in the background. ``coordinator`` is that
-        coordinator, if this process hosts it.
+        coordinator, if this process hosts it. With a ``protection``, it speaks only with one that holds the same token.
 
         Raises ``ValueError`` for invalid options.
         """
@@ -1594,6 +1637,11 @@ def _shutdown() -> None:
     Stop all background threads. Registered with ``atexit``.
     """
 
+def coordinator_is_protected(answer: bytes) -> bool:
+    """
+    Whether this is the answer of a coordinator that is protected by a token.
+    """
+
 def coordinator_question() -> bytes:
     """
     Return the bytes that ask a coordinator for the version of its protocol. No session begins.
@@ -1602,6 +1650,13 @@ def coordinator_question() -> bytes:
 def coordinator_version(answer: bytes) -> int | None:
     """
     Return the version in a coordinator's answer. None if this is not a coordinator's answer.
+    """
+
+def derived_token(token: str, *, run_id: str | None = None, observer: bool = False) -> str:
+    """
+    Return the token that is derived from another one: for a run, or for observers.
+
+    Raises ``ValueError`` if the other one is no token.
     """
 
 def follow_parent() -> None:
@@ -1624,6 +1679,13 @@ def launch(session: Session, options: LaunchOptions, *, fixed_master: tuple[str,
 def log_folder_name(run_id: str) -> str:
     """
     Return the run id as the beginning of a log folder's name: without slashes, and short enough for a file system.
+    """
+
+def new_token() -> str:
+    """
+    Return a new token of 256 bits, as hexadecimal digits.
+
+    Raises ``OSError`` if the system has no randomness.
     """
 
 def parse_hosts(text: str, *, form: str, default_slots: SupportsIndex) -> list[tuple[str, int]]:

@@ -76,8 +76,11 @@ def _report_to_nobody(_: dict[str, Any]) -> None:
 
 
 def _enter(job: dict[str, Any]) -> None:
-    """Change to the driver's working folder, and take its variables."""
+    """Change to the driver's working folder, and take its variables and the job's token."""
+    from elastic_rs.rendezvous import _protection
     from elastic_rs.run._host_flags import VARIABLES
+
+    _protection.give(job.pop("token"))
 
     try:
         os.chdir(job["cwd"])

@@ -170,7 +170,7 @@ async fn the_node_that_would_pass_the_maximum_starts_one_worker() {
         let (name, addr) = (format!("node{number}"), format!("127.0.0.{number}"));
         let hello = Hello::new("job", NodeId(number), name.clone(), settings.clone());
         let hello = Hello { local_addr: Some(addr.clone()), ..hello };
-        let session = Session::open(&Handle::current(), hello, "127.0.0.1", host.port(), LIMIT);
+        let session = Session::open(&Handle::current(), hello, "127.0.0.1", host.port(), LIMIT, None);
         launch(session, name, addr, &script, &traces)
     };
     let (one, two) = tokio::join!(node(1), node(2));

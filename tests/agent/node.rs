@@ -31,14 +31,14 @@ pub fn settings(min_nodes: u32, max_nodes: u32, max_restarts: u32) -> Settings {
 }
 
 pub fn host() -> Host {
-    Host::listen(Some("127.0.0.1"), 0, ServerOptions::default()).unwrap()
+    Host::listen(Some("127.0.0.1"), 0, ServerOptions::default(), None).unwrap()
 }
 
 pub fn session(host: &Host, number: u128, settings: &Settings) -> Arc<Session> {
     let name = format!("node{number}");
     let hello = Hello::new("job", NodeId(number), name.clone(), settings.clone());
     let hello = Hello { local_addr: Some(name), ..hello };
-    Arc::new(Session::open(&Handle::current(), hello, "127.0.0.1", host.port(), LIMIT))
+    Arc::new(Session::open(&Handle::current(), hello, "127.0.0.1", host.port(), LIMIT, None))
 }
 
 /// The options of an agent named `agent`, in the job `job`.

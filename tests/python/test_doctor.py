@@ -79,6 +79,34 @@ def test_a_coordinator(doctor: Doctor, job: Job) -> None:
     assert serve.wait() == 0
 
 
+def test_a_coordinator_with_a_token(doctor: Doctor, job: Job, tmp_path: Path) -> None:
+    right, wrong = tmp_path / "right", tmp_path / "wrong"
+    for path, token in ((right, "a" * 64), (wrong, "b" * 64)):
+        path.touch(mode=0o600)
+        path.write_text(token)
+    command = [str(BIN / "elastic-rs"), "store", "serve", "--host=127.0.0.1", "--port=0"]
+    serve = job.start(command, env={"ELASTIC_RS_TOKEN_FILE": str(right)})
+    port = int(serve.line(r"^listening on 127\.0\.0\.1:(\d+)$")[1])
+    plain = job.start(command)
+    plain_port = int(plain.line(r"^listening on 127\.0\.0\.1:(\d+)$")[1])
+    for token_file, to, verdict, text in [
+        (None, port, "mend", "a coordinator answers that wants a token, and this node has none"),
+        (wrong, port, "mend", "do not hold the same token"),
+        (right, port, "ok", "and holds this node's token"),
+        (right, plain_port, "mend", "a coordinator answers that has no token"),
+    ]:
+        env = {"ELASTIC_RS_TOKEN_FILE": str(token_file)} if token_file else None
+        lines = doctor(*GUEST, f"--rdzv-endpoint=127.0.0.1:{to}", env=env)
+        said = about("endpoint", lines)
+        assert said.startswith(f"{verdict} "), said
+        assert text in said
+        said = about("protection", lines)
+        assert ("both ends prove the token" in said) == (token_file is not None), said
+    for process in (serve, plain):
+        process.signal(signal.SIGTERM)
+        assert process.wait() == 0
+
+
 def test_a_free_port(doctor: Doctor, port: int) -> None:
     said = about("endpoint", doctor(*JOB, f"--rdzv-endpoint=127.0.0.1:{port}"))
     assert said.startswith("ok ")

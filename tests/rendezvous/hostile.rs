@@ -21,13 +21,13 @@ const PATIENCE: Duration = Duration::from_secs(45);
 
 fn host() -> (Host, Runtime) {
     let listener = elastic_rs::net::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let host = Host::start(vec![listener], ServerOptions::default()).unwrap();
+    let host = Host::start(vec![listener], ServerOptions::default(), None).unwrap();
     (host, Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap())
 }
 
 fn honest(port: u16, number: u128) -> Session {
     let hello = Hello { process: number as u64, ..Hello::new("job", NodeId(number), "node:1", Settings::new(2, 2)) };
-    Session::open(&Handle::current(), hello, "127.0.0.1", port, PATIENCE)
+    Session::open(&Handle::current(), hello, "127.0.0.1", port, PATIENCE, None)
 }
 
 async fn join_both(one: &Session, other: &Session) -> [Placement; 2] {
@@ -130,7 +130,7 @@ fn a_node_connects_from_its_local_addr_if_it_can() {
         ] {
             let hello = Hello::new("job", NodeId(1), "node:1", Settings::new(1, 1));
             let hello = Hello { local_addr: local_addr.map(str::to_owned), ..hello };
-            let _session = Session::open(&Handle::current(), hello, "127.0.0.1", port, PATIENCE);
+            let _session = Session::open(&Handle::current(), hello, "127.0.0.1", port, PATIENCE, None);
             let (_stream, peer) = tokio::time::timeout(PATIENCE, listener.accept()).await.unwrap().unwrap();
             assert_eq!(peer.ip(), seen.parse::<IpAddr>().unwrap(), "{local_addr:?}");
         }

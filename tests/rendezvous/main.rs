@@ -13,6 +13,7 @@ mod in_place;
 mod machine;
 mod node;
 mod node_in_place;
+mod protected;
 mod releases;
 mod resets;
 mod same_decisions;

@@ -14,6 +14,7 @@ use elastic_rs::rendezvous::protocol::message::{
     CoordinatorMessage, Failure, Hello, MAGIC, NodeId, PROTOCOL_VERSION, Placement, Round, Verdict,
 };
 use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::secure::Halves;
 use elastic_rs::store::client::{ClientOptions, StoreClient};
 use elastic_rs::store::server::ServerOptions;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -57,7 +58,14 @@ impl Coordinator {
                 loop {
                     let (stream, peer) = listener.accept().await.unwrap();
                     let local = stream.local_addr().unwrap();
-                    let incoming = Incoming { stream, first_bytes: BytesMut::new(), peer, local, kept: Box::new(()) };
+                    let incoming = Incoming {
+                        halves: Halves::plain(stream),
+                        first_bytes: BytesMut::new(),
+                        pass: None,
+                        peer,
+                        local,
+                        kept: Box::new(()),
+                    };
                     sender.send(incoming).unwrap();
                 }
             };
@@ -74,7 +82,7 @@ impl Coordinator {
     }
 
     pub fn open(&self, hello: Hello) -> Session {
-        Session::open(&Handle::current(), hello, "127.0.0.1", self.address.port(), PATIENCE)
+        Session::open(&Handle::current(), hello, "127.0.0.1", self.address.port(), PATIENCE, None)
     }
 
     async fn until_sessions(&mut self, count: usize) {
@@ -356,7 +364,7 @@ fn half_a_greeting_costs_its_own_connection_and_disturbs_neither_sessions_nor_st
     let listener = elastic_rs::net::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let hello_timeout = Duration::from_millis(200);
     let options = ServerOptions { hello_timeout, ..ServerOptions::default() };
-    let host = elastic_rs::host::Host::start(vec![listener], options).unwrap();
+    let host = elastic_rs::host::Host::start(vec![listener], options, None).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
         let address: SocketAddr = format!("127.0.0.1:{}", host.port()).parse().unwrap();
@@ -371,7 +379,7 @@ fn half_a_greeting_costs_its_own_connection_and_disturbs_neither_sessions_nor_st
         let store = StoreClient::connect("127.0.0.1", host.port(), ClientOptions::default()).await.unwrap();
         store.set(b"k", b"v").await.unwrap();
         let hello = hello_of(1, Settings::new(1, 1));
-        let session = Session::open(&Handle::current(), hello, "127.0.0.1", host.port(), PATIENCE);
+        let session = Session::open(&Handle::current(), hello, "127.0.0.1", host.port(), PATIENCE, None);
         assert_eq!(session.join(1, None, None, PATIENCE).await.unwrap().world_size, 1);
         for (end, stream) in open.iter_mut().enumerate() {
             let closed = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut Vec::new())).await;
@@ -386,7 +394,7 @@ fn half_a_greeting_costs_its_own_connection_and_disturbs_neither_sessions_nor_st
 fn sessions_count_towards_max_connections() {
     let listener = elastic_rs::net::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let options = ServerOptions { max_connections: 2, ..ServerOptions::default() };
-    let host = elastic_rs::host::Host::start(vec![listener], options).unwrap();
+    let host = elastic_rs::host::Host::start(vec![listener], options, None).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
         let connect = |limit| {
@@ -395,7 +403,7 @@ fn sessions_count_towards_max_connections() {
         };
         let store = connect(PATIENCE).await.unwrap();
         let hello = hello_of(1, Settings::new(1, 1));
-        let session = Session::open(&Handle::current(), hello, "127.0.0.1", host.port(), PATIENCE);
+        let session = Session::open(&Handle::current(), hello, "127.0.0.1", host.port(), PATIENCE, None);
         assert_eq!(session.join(1, None, None, PATIENCE).await.unwrap().world_size, 1);
         let error = connect(Duration::ZERO).await.unwrap_err();
         assert!(error.to_string().contains("does not answer as a store"), "{error}");

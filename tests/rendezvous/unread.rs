@@ -26,11 +26,11 @@ const MOST_WRITES: usize = 200_000;
 #[test]
 fn a_session_that_never_reads_is_ended_with_bounded_memory_while_others_are_served() {
     let listener = elastic_rs::net::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let host = Host::start(vec![listener], ServerOptions::default()).unwrap();
+    let host = Host::start(vec![listener], ServerOptions::default(), None).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let hello = Hello::new("job", NodeId(1), "node1:1", Settings::new(1, 1));
-        let session = Session::open(&Handle::current(), hello, "127.0.0.1", host.port(), PATIENCE);
+        let session = Session::open(&Handle::current(), hello, "127.0.0.1", host.port(), PATIENCE, None);
         assert_eq!(session.join(1, None, None, PATIENCE).await.unwrap().round, Round(1));
         let deaf = deaf_node(host.port()).await;
         let before = resident_bytes();

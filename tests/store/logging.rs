@@ -219,7 +219,7 @@ fn a_flood_of_refused_sessions_is_logged_in_part() {
         return;
     }
     let listener = listen::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
-    let host = Host::start(vec![listener], ServerOptions::default()).unwrap();
+    let host = Host::start(vec![listener], ServerOptions::default(), None).unwrap();
     let of_another_version = [MAGIC, &u16::MAX.to_le_bytes()].concat();
     for _ in 0..FLOOD {
         let mut stream = TcpStream::connect(host.addresses()[0]).unwrap();
@@ -245,7 +245,7 @@ fn a_flood_of_decisions_is_logged_in_part_and_of_another_run_in_full() {
         return;
     }
     let listener = listen::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
-    let host = Host::start(vec![listener], ServerOptions::default()).unwrap();
+    let host = Host::start(vec![listener], ServerOptions::default(), None).unwrap();
     let join = || NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None });
     let leave = || NodeMessage::Leave { reason: "had enough".to_owned(), signal: None };
     let loops = (0..FLOOD).flat_map(|_| [join(), NodeMessage::Withdraw]).chain([leave()]);
@@ -271,7 +271,7 @@ fn a_flood_of_decisions_in_many_runs_is_bounded_for_all_of_them_together() {
     }
     let listener = listen::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
     let options = ServerOptions { log_period: Duration::from_secs(3600), ..ServerOptions::default() };
-    let host = Host::start(vec![listener], options).unwrap();
+    let host = Host::start(vec![listener], options, None).unwrap();
     let join = || NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None });
     for run in 0..RUNS {
         let leave = NodeMessage::Leave { reason: "had enough".to_owned(), signal: None };

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use crate::conf::seconds;
 use crate::runtime::{block_on, detach};
+use crate::secure::Protection;
 use crate::store::{from_bind, os_error};
 
 /// The store and the rendezvous coordinator, on one port and on one thread that never waits for the interpreter.
@@ -24,27 +25,43 @@ pub struct Host(Mutex<elastic_rs::host::Host>);
 impl Host {
     /// Become the host of ``host:port``. A ``str`` is the reason why another process is the host.
     ///
-    /// ``is_host`` is the user's choice. With None, whoever can bind the address is the host.
+    /// ``is_host`` is the user's choice. With None, whoever can bind the address is the host. With a ``protection`` there are only
+    /// sessions of those who hold the token, and no store.
     ///
     /// Raises ``OSError`` when ``is_host`` is True and the port cannot be listened on.
     #[staticmethod]
-    #[pyo3(signature = (host, port, *, is_host = None) -> "Host | str")]
-    fn claim<'py>(py: Python<'py>, host: &str, port: u16, is_host: Option<bool>) -> PyResult<Bound<'py, PyAny>> {
-        match detach(py, || claim(host, port, is_host)) {
+    #[pyo3(signature = (host, port, *, is_host = None, protection = None) -> "Host | str")]
+    fn claim<'py>(
+        py: Python<'py>,
+        host: &str,
+        port: u16,
+        is_host: Option<bool>,
+        protection: Option<&Protection>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let protection = protection.map(Protection::core);
+        match detach(py, || claim(host, port, is_host, protection)) {
             Ok(Claim::Host(host)) => Ok(Bound::new(py, Self(Mutex::new(host)))?.into_any()),
             Ok(Claim::Guest(why)) => Ok(why.into_pyobject(py)?.into_any()),
             Err(error) => Err(from_host(&error)),
         }
     }
 
-    /// Serve on every address of ``host``, or on all of this machine if it is None. Port 0 lets the system choose.
+    /// Serve on every address of ``host``, or on all of this machine if it is None. Port 0 lets the system choose. ``protection`` as
+    /// for :meth:`claim`.
     ///
     /// Raises ``OSError`` if ``host`` cannot be resolved, or if listening fails. The text names the process that has the port.
     #[staticmethod]
-    #[pyo3(signature = (host, port, *, limits = None))]
-    fn listen(py: Python<'_>, host: Option<&str>, port: u16, limits: Option<&StoreLimits>) -> PyResult<Self> {
+    #[pyo3(signature = (host, port, *, limits = None, protection = None))]
+    fn listen(
+        py: Python<'_>,
+        host: Option<&str>,
+        port: u16,
+        limits: Option<&StoreLimits>,
+        protection: Option<&Protection>,
+    ) -> PyResult<Self> {
         let options = limits.map(|limits| limits.0.clone()).unwrap_or_default();
-        let listened = detach(py, || elastic_rs::host::Host::listen(host, port, options));
+        let protection = protection.map(Protection::core);
+        let listened = detach(py, || elastic_rs::host::Host::listen(host, port, options, protection));
         listened.map(|host| Self(Mutex::new(host))).map_err(|error| from_host(&error))
     }
 

@@ -19,6 +19,7 @@ mod options;
 mod probe;
 mod rendezvous;
 mod runtime;
+mod secure;
 mod store;
 mod store_client;
 mod warm;
@@ -51,9 +52,11 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::options::{AgentOptions, LaunchOptions, LogOptions, NodeOptions, Streams, WorkerOptions};
     #[pymodule_export]
-    use crate::probe::{coordinator_question, coordinator_version, store_question};
+    use crate::probe::{coordinator_is_protected, coordinator_question, coordinator_version, store_question};
     #[pymodule_export]
     use crate::rendezvous::{Placement, Session, View, validate_run_id};
+    #[pymodule_export]
+    use crate::secure::{Protection, derived_token, new_token};
     #[pymodule_export]
     use crate::store::StoreServer;
     #[pymodule_export]

@@ -23,6 +23,12 @@ pub fn coordinator_question(py: Python<'_>) -> Bound<'_, PyBytes> {
     PyBytes::new(py, &question)
 }
 
+/// Whether this is the answer of a coordinator that is protected by a token.
+#[pyfunction]
+pub fn coordinator_is_protected(answer: &[u8]) -> bool {
+    codec::is_protected_answer(answer)
+}
+
 /// Return the version in a coordinator's answer. None if this is not a coordinator's answer.
 #[pyfunction]
 pub fn coordinator_version(answer: &[u8]) -> Option<u16> {

@@ -16,6 +16,7 @@ use crate::etcd::EtcdOptions;
 use crate::host::Host;
 use crate::options::NodeOptions;
 use crate::runtime::{block_on, handle};
+use crate::secure::Protection;
 
 /// A node's place in a completed round.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
@@ -184,14 +185,23 @@ impl Session {
 #[pymethods]
 impl Session {
     /// Start a session for one node with the coordinator at ``host:port``. It connects in the background. ``coordinator`` is that
-    /// coordinator, if this process hosts it.
+    /// coordinator, if this process hosts it. With a ``protection``, it speaks only with one that holds the same token.
     ///
     /// Raises ``ValueError`` for invalid options.
     #[new]
-    #[pyo3(signature = (host, port, options, *, coordinator = None))]
-    fn new(host: &str, port: u16, options: NodeOptions, coordinator: Option<&Host>) -> PyResult<Self> {
+    #[pyo3(signature = (host, port, options, *, coordinator = None, protection = None))]
+    fn new(
+        host: &str,
+        port: u16,
+        options: NodeOptions,
+        coordinator: Option<&Host>,
+        protection: Option<&Protection>,
+    ) -> PyResult<Self> {
         let hello = options.hello(coordinator.is_some())?;
-        let core = session::Session::open(&handle()?, hello, host, port, options.config.0.coordinator_timeout);
+        let core = {
+            let (timeout, protection) = (options.config.0.coordinator_timeout, protection.map(Protection::core));
+            session::Session::open(&handle()?, hello, host, port, timeout, protection)
+        };
         let on_one_machine = coordinator.is_some_and(Host::is_on_loopback);
         let node = Node::new(Arc::new(core), options.node(on_one_machine), coordinator.map(Host::sessions));
         Ok(Self::of(Arc::new(node), options))

@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from elastic_rs.doctor import _net, _node
+from elastic_rs.rendezvous._protection import protection
 from elastic_rs.run import _flags, _options, _script
 from elastic_rs.run._command_line import PROG, UsageError, seconds
 
@@ -96,6 +97,10 @@ def _look(args: argparse.Namespace) -> Iterator[Finding]:
     # Everything that may be wrong with the command line, before anything is printed.
     meeting = _options.rendezvous_of(args)
     workers = _workers(args.nproc_per_node)
+    try:
+        protection()
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     yield from _node.findings(args.nproc_per_node, workers, nodes[1], args.log_dir, limit_s)
     if args.training_script:
         yield _node.script(args.training_script, _script.why_not(args))

@@ -16,6 +16,7 @@ from elastic_rs.doctor import _etcd
 from elastic_rs.doctor._findings import Answer, Finding, Question, asked, mend, note, ok
 from elastic_rs.doctor._peer import Reached, family_of, reach
 from elastic_rs.rendezvous._node import claim
+from elastic_rs.rendezvous._protection import TOKEN_FILE, protection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,6 +62,7 @@ def findings(
     if alone:
         yield ok("endpoint", "none is needed: a job of one node takes any free port")
     yield from found
+    yield how_protected(meeting.run_id, alone=alone, over_etcd=False)
     yield ranks(meeting, name, seen, alone=alone)
 
 
@@ -79,6 +81,7 @@ def findings_over_etcd(
     if reverse is not None:
         yield own_reverse(seen, reverse.answer(limit_s))
     yield from _etcd.findings(etcd, limit_s)
+    yield how_protected(meeting.run_id, alone=False, over_etcd=True)
     yield ranks(meeting, name, seen, alone=False)
 
 
@@ -189,6 +192,8 @@ def _endpoint(meeting: Rendezvous, resolved: Answer[list[str]], limit_s: float) 
             return mend("endpoint", f"{where}: {text}", "name a port, the same on all nodes")
         return ok("endpoint", f"{where}: this node would host the coordinator, on any free port")
     reached = reach(resolved.value, meeting.port, limit_s)
+    if reached.who in {"protected", "coordinator"} and (found := _proven(meeting, reached, limit_s)) is not None:
+        return endpoint_of_another_mind(f"{where} ({reached.address})", reached, *found)
     if why_not:
         return elsewhere(f"{where} ({reached.address})", reached, meeting.config.join_timeout, limit_s)
     if reached.listens:
@@ -198,6 +203,46 @@ def _endpoint(meeting: Rendezvous, resolved: Answer[list[str]], limit_s: float) 
     else:
         taken = _why_not_bound(resolved.value, meeting.port)
     return here(where, reached, taken, must=meeting.config.is_host is True)
+
+
+def _proven(meeting: Rendezvous, reached: Reached, limit_s: float) -> tuple[str | None, str | None] | None:
+    """Find out whether this node and a coordinator hold the same token. None: they do, or both have none.
+
+    Returns:
+        The ids of this node's tokens, if it has any, and why the two do not agree.
+    """
+    own = protection()
+    if own is None:
+        return (None, None) if reached.who == "protected" else None
+    why = own.try_at(reached.address, meeting.port, meeting.run_id, timeout_s=limit_s)
+    return None if why is None else (own.key_ids, why)
+
+
+def endpoint_of_another_mind(where: str, reached: Reached, key_ids: str | None, why: str | None) -> Finding:
+    """Judge a coordinator that this node could not prove itself to, or that is not proven to this node."""
+    if key_ids is None:
+        text = f"{where}: a coordinator answers that wants a token, and this node has none"
+        return mend("endpoint", text, f"name the file with the job's token in {TOKEN_FILE}")
+    if reached.who == "coordinator":
+        text = f"{where}: a coordinator answers that has no token, and this node's is {key_ids}"
+        return mend("endpoint", text, f"set {TOKEN_FILE} where the coordinator runs, too, or nowhere")
+    text = f"{where}: this node and the coordinator do not hold the same token; this node's is {key_ids}: {why}"
+    return mend("endpoint", text, "give all nodes the same token file; `elastic-rs token id FILE` shows a token's id")
+
+
+def how_protected(run_id: str, *, alone: bool, over_etcd: bool) -> Finding:
+    """Say how the job is protected, and what is open."""
+    own = None if alone else protection()
+    workers = "worker stores admit the job's hosts, and of this one only processes of this user"
+    if alone:
+        return ok("protection", f"sessions are protected by a token that this process makes; {workers}")
+    if over_etcd:
+        return note("protection", f"who reads and writes the job is for etcd's users and TLS to say; {workers}")
+    if own is None:
+        text = f"none: whoever reaches the endpoint can end the job, or take a node's place; {workers}"
+        return note("protection", f"{text}. `elastic-rs token new` and {TOKEN_FILE} change that")
+    text = f"sessions of run `{run_id}` are encrypted, and both ends prove the token with the id {own.key_ids}"
+    return ok("protection", f"{text}; {workers}")
 
 
 def _why_not_own(meeting: Rendezvous, port: int) -> str:
@@ -248,9 +293,9 @@ def here(where: str, reached: Reached, taken: str, *, must: bool) -> Finding:
             return mend("endpoint", f"{where} is this node's, but cannot be reached from it: {text}", remedy)
         return ok("endpoint", f"{where} is this node's and the port is free: this node would host the coordinator")
     text = f"{where} is this node's: {taken}"
-    if reached.who != "coordinator":
+    if reached.who not in {"coordinator", "protected"}:
         return mend("endpoint", f"{text}. {_who(reached)}", another)
-    if reached.version != PROTOCOL_VERSION:
+    if reached.who == "coordinator" and reached.version != PROTOCOL_VERSION:
         return _other_version(text, reached)
     if must:
         return mend("endpoint", f"{text}. It is a coordinator, but this node was told to be the host itself", another)
@@ -259,6 +304,9 @@ def here(where: str, reached: Reached, taken: str, *, must: bool) -> Finding:
 
 def elsewhere(where: str, reached: Reached, join_timeout_s: float, limit_s: float) -> Finding:
     """Judge an endpoint that this node does not host."""
+    if reached.who == "protected":
+        took_ms = reached.took_s * 1000
+        return ok("endpoint", f"{where}: a coordinator answers, in {took_ms:.1f} ms, and holds this node's token")
     if reached.who == "coordinator":
         text = f"{where}: a coordinator answers, in {reached.took_s * 1000:.1f} ms"
         return ok("endpoint", text) if reached.version == PROTOCOL_VERSION else _other_version(text, reached)

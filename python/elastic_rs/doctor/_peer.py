@@ -13,7 +13,7 @@ import socket
 import time
 from dataclasses import dataclass
 
-from elastic_rs._elastic_rs import coordinator_question, coordinator_version, store_question
+from elastic_rs._elastic_rs import coordinator_is_protected, coordinator_question, coordinator_version, store_question
 
 __all__ = ["Reached", "family_of", "reach"]
 
@@ -27,7 +27,8 @@ class Reached:
     """The result of connecting."""
 
     who: str
-    """``coordinator``, ``store``, ``other``, ``silent``; or, for nobody, ``refused``, ``timeout``, ``unreachable``."""
+    """``coordinator``, ``protected`` (a coordinator that wants a token), ``store``, ``other``, ``silent``; or,
+    for nobody, ``refused``, ``timeout``, ``unreachable``."""
     address: str
     """The address that was connected to, or that the error is about."""
     said: str = ""
@@ -40,7 +41,7 @@ class Reached:
     @property
     def listens(self) -> bool:
         """Whether a process accepts connections."""
-        return self.who in {"coordinator", "store", "other", "silent"}
+        return self.who in {"coordinator", "protected", "store", "other", "silent"}
 
 
 def family_of(address: str) -> socket.AddressFamily:
@@ -61,8 +62,10 @@ def reach(addresses: list[str], port: int, limit_s: float) -> Reached:
         got, ended = _ask(connection, store_question(pid), len(nonce), limit_s)
     took_s = time.monotonic() - began
     if got != nonce:
+        if not got and ended:
+            return _protected(address, port, limit_s)
         if not got:
-            return Reached("other", address, "it closes the connection") if ended else Reached("silent", address)
+            return Reached("silent", address)
         line = got.strip().partition(b"\n")[0][:40].strip()
         return Reached("other", address, f"it says `{line.decode('ascii', 'backslashreplace')}`")
     again = _connect([address], port, limit_s)
@@ -76,6 +79,19 @@ def reach(addresses: list[str], port: int, limit_s: float) -> Reached:
     if version is None:
         return Reached("store", address, took_s=took_s)
     return Reached("coordinator", address, version=version, took_s=took_s)
+
+
+def _protected(address: str, port: int, limit_s: float) -> Reached:
+    """Find out whether a server that closes the connection of a c10d client is a coordinator that wants a token."""
+    began = time.monotonic()
+    connected = _connect([address], port, limit_s)
+    if isinstance(connected, Reached):
+        return connected
+    with connected[0] as connection:
+        got, _ = _ask(connection, coordinator_question(), READ_BYTES, limit_s)
+    if coordinator_is_protected(got):
+        return Reached("protected", address, took_s=time.monotonic() - began)
+    return Reached("other", address, "it closes the connection")
 
 
 def _connect(addresses: list[str], port: int, limit_s: float) -> tuple[socket.socket, str] | Reached:

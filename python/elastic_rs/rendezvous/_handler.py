@@ -20,6 +20,7 @@ from elastic_rs.errors import RendezvousConnectionError
 from elastic_rs.rendezvous._config import DEFAULT_PORT, RUST_C10D, parse_endpoint, warn_of_no_endpoint
 from elastic_rs.rendezvous._launcher_handler import LauncherHandler, created
 from elastic_rs.rendezvous._node import claim, why_not_host
+from elastic_rs.rendezvous._protection import protection, refuse_c10d
 from elastic_rs.store import TCPStore
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class RustC10dRendezvousHandler(LauncherHandler):
 
     def __init__(self, params: RendezvousParameters) -> None:
         super().__init__(params, RUST_C10D)
+        if not self.wants_agent:
+            refuse_c10d("--rdzv-conf agent=torch")
         host, port = parse_endpoint(params.endpoint or "", _default_port(params, self._config))
         if not params.endpoint:
             warn_of_no_endpoint(params.max_nodes, port)
@@ -69,7 +72,7 @@ class RustC10dRendezvousHandler(LauncherHandler):
     def session(self) -> Session:
         """This node's session. It connects in the background from its first use on."""
         options = self._node_options(self._local_addr, self._nodes)
-        return _elastic_rs.Session(*self._endpoint, options, coordinator=self._host)
+        return _elastic_rs.Session(*self._endpoint, options, coordinator=self._host, protection=protection())
 
     def get_backend(self) -> str:
         """Return ``rust-c10d``."""
@@ -95,6 +98,7 @@ class RustC10dRendezvousHandler(LauncherHandler):
             raise RendezvousConnectionError(f"cannot host the coordinator at {host}:{port}: {reason}") from error
 
     def _agents_store(self, placement: Placement) -> Store:
+        refuse_c10d("PyTorch's agent")
         host, port = self._endpoint
         timeout = timedelta(seconds=self._config.read_timeout)
         store = TCPStore(host, port, timeout=timeout)

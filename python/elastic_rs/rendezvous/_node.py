@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from elastic_rs import _elastic_rs
+from elastic_rs.rendezvous._protection import protection
 
 if TYPE_CHECKING:
     from elastic_rs._elastic_rs import Host
@@ -22,8 +23,9 @@ def claim(host: str, port: int, config: RendezvousConfig) -> tuple[Host | None, 
 
     Raises:
         OSError: this process was told to be it (``is_host=1``), and cannot.
+        ValueError: the token's file cannot be used.
     """
-    claimed = _elastic_rs.Host.claim(host, port, is_host=config.is_host)
+    claimed = _elastic_rs.Host.claim(host, port, is_host=config.is_host, protection=protection())
     if isinstance(claimed, str):
         logger.info("the coordinator at %s:%d is hosted elsewhere: %s", host, port, claimed)
         return None, claimed

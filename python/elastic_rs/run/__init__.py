@@ -88,16 +88,40 @@ def _run(argv: Sequence[str], discovery: HostDiscovery | None, told: Callable[[s
     meeting, local_addr = _options.rendezvous_of(args), _options.local_addr_of(args)
     options = _options.launch_options_of(args)
     _script.check(args)
+    _protect(args, meeting)
     if not meeting.fixed and meeting.etcd is None and not args.rdzv_endpoint:
         warn_of_no_endpoint(meeting.nodes[1], meeting.port)
     _prepare_environment(args, options.workers.local_world_size)
     return _take_part(meeting, local_addr, options, told)
 
 
+def _protect(args: argparse.Namespace, meeting: Rendezvous) -> None:
+    """See to the token by which the coordinator knows this node."""
+    from elastic_rs import _elastic_rs
+    from elastic_rs.rendezvous import _protection
+    from elastic_rs.run import _options
+
+    try:
+        if _options.is_alone(args, meeting.nodes):
+            # Other users of this machine are the only ones who could reach the coordinator.
+            _protection.give(_elastic_rs.new_token())
+        elif meeting.fixed:
+            _protection.refuse_c10d("--rdzv-backend=static")
+        protection = _protection.protection()
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if protection is not None and meeting.etcd is not None:
+        logger.warning(
+            "%s protects sessions with a coordinator, and this job has none: over etcd, its users and TLS protect it",
+            _protection.TOKEN_FILE,
+        )
+
+
 def _take_part(meeting: Rendezvous, local_addr: str | None, options: LaunchOptions, told: Callable[[str], None]) -> int:
     """Meet the other nodes, run the workers, and return the exit code."""
     from elastic_rs import _elastic_rs
     from elastic_rs.rendezvous._node import claim, why_not_host
+    from elastic_rs.rendezvous._protection import protection
 
     config, etcd, where = meeting.config, meeting.etcd, f"{meeting.host}:{meeting.port}"
     started = time.monotonic()
@@ -129,7 +153,7 @@ def _take_part(meeting: Rendezvous, local_addr: str | None, options: LaunchOptio
             use_agent_store=meeting.fixed or os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1",
         )
         if etcd is None:
-            session = _elastic_rs.Session(meeting.host, port, node, coordinator=host)
+            session = _elastic_rs.Session(meeting.host, port, node, coordinator=host, protection=protection())
         else:
             session = _elastic_rs.Session.over_etcd(etcd, node)
         fixed_master = (meeting.host, port) if meeting.fixed else None

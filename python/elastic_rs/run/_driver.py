@@ -19,6 +19,7 @@ from elastic_rs.rendezvous._config import (
     parse_conf,
     parse_endpoint,
 )
+from elastic_rs.rendezvous._protection import protection
 from elastic_rs.run import _options
 from elastic_rs.run._command_line import PROG, UsageError
 from elastic_rs.run._host_flags import DEFAULTS, rest_of
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
-    from elastic_rs._elastic_rs import Driver, Host
+    from elastic_rs._elastic_rs import Driver, Host, Protection
 
 __all__ = ["drive"]
 
@@ -69,7 +70,8 @@ def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | 
         endpoint = _endpoint_of_detached(args, fixed)
     signals = _options.signals_of(args.signals_to_handle)
     flags = [*rest_of(argv, args), f"--nnodes=1:{MOST_NODES}"]
-    job = _job(args, flags, _conf_of(args, (least, most)), endpoint, signals)
+    protected = _protected()
+    job = _job(args, flags, _conf_of(args, (least, most)), endpoint, signals, protected=protected)
     if args.dry_run:
         options = _options_of(args, least, fixed is not None, job, port)
         return _show(_elastic_rs.Driver(options), discovery, job, port)
@@ -77,7 +79,7 @@ def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | 
         driver = _elastic_rs.Driver(_options_of(args, least, True, job, port))
         return _run(driver, None, discovery, None, signals)
     try:
-        host = _elastic_rs.Host.listen(None, port)
+        host = _elastic_rs.Host.listen(None, port, protection=protected)
     except OSError as error:
         return _cannot(f"cannot host the coordinator at port {port}: {error.strerror or error}")
     try:
@@ -229,6 +231,14 @@ def _bounds(args: argparse.Namespace, fixed: Mapping[str, int] | None) -> tuple[
     return least, most
 
 
+def _protected() -> Protection:
+    """Return the job's protection: by the user's token, or by one that only this driver and its agents know."""
+    try:
+        return protection() or _elastic_rs.Protection.by_token(_elastic_rs.new_token())
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
 def _endpoint_of(args: argparse.Namespace) -> tuple[str | None, int]:
     """Read ``--rdzv-endpoint``: what agents are told, if it is given, and the coordinator's port."""
     if not args.rdzv_endpoint:
@@ -282,7 +292,15 @@ def _judging(args: argparse.Namespace) -> dict[str, str]:
     return keys
 
 
-def _job(args: argparse.Namespace, flags: list[str], conf: str, endpoint: str | None, signals: list[int]) -> str:
+def _job(
+    args: argparse.Namespace,
+    flags: list[str],
+    conf: str,
+    endpoint: str | None,
+    signals: list[int],
+    *,
+    protected: Protection,
+) -> str:
     """Return the job as every agent gets it: one line of JSON."""
     import signal
     import uuid
@@ -301,6 +319,7 @@ def _job(args: argparse.Namespace, flags: list[str], conf: str, endpoint: str | 
             "conf": conf,
             "endpoint": endpoint,
             "detach": args.detach,
+            "token": protected.reveal(),
             "log": f"elastic-run-{run_id.replace('/', '_')[:100]}" if args.detach else None,
             "script": [args.training_script, *args.training_script_args],
             "leave": int(signal.SIGTERM) if signal.SIGTERM in signals else signals[0],

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::fmt::Debug;
+use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,8 +14,6 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};
 
@@ -25,15 +24,19 @@ use crate::rendezvous::decider::hosts::Exclusions;
 use crate::rendezvous::protocol::codec::{self, CodecError};
 use crate::rendezvous::protocol::frames::read_message;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage};
+use crate::secure::proof::{Pass, Role};
+use crate::secure::{Halves, Reader, Writer};
 use crate::wait::until;
 
 /// A connection that has begun as a session.
 #[derive(Debug)]
 pub struct Incoming {
     /// The connection.
-    pub stream: TcpStream,
-    /// The bytes read so far, including [`crate::rendezvous::protocol::message::MAGIC`].
+    pub halves: Halves,
+    /// The bytes of the session read so far.
     pub first_bytes: BytesMut,
+    /// What the peer has proven. `None`: the coordinator is not protected.
+    pub pass: Option<Pass>,
     /// The node's end.
     pub peer: SocketAddr,
     /// Our end.
@@ -191,18 +194,20 @@ async fn serve_connection(
     hello_timeout: Duration,
     log: Arc<BoundedLog>,
 ) {
-    let Incoming { stream, first_bytes: mut buffer, peer, local, kept } = connection;
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%peer, %error, "cannot set TCP_NODELAY");
-    }
-    let (mut reader, mut writer) = stream.into_split();
-    let hello = match timeout(hello_timeout, read_hello(&mut reader, &mut buffer)).await {
+    let Incoming { halves: Halves { mut reader, mut writer }, first_bytes: mut buffer, pass, peer, local, kept } =
+        connection;
+    let greeted = timeout(hello_timeout, read_hello(&mut reader, &mut buffer)).await;
+    let greeted = greeted.map(|hello| match hello {
+        Ok(hello) => may_speak(pass.as_ref(), &hello).map(|()| hello).map_err(Some),
+        Err(error) => Err(error.map(|error| error.to_string())),
+    });
+    let hello = match greeted {
         Ok(Ok(hello)) => hello,
         Ok(Err(Some(error))) => {
             if log.admits("refused") {
                 tracing::warn!(%peer, %error, "a session is refused");
             }
-            refuse(&mut writer, &error).await;
+            refuse(&mut writer, error).await;
             return;
         }
         Ok(Err(None)) => return,
@@ -248,7 +253,7 @@ async fn serve_connection(
 }
 
 /// `Err(None)`: the connection ended first.
-async fn read_hello(reader: &mut OwnedReadHalf, buffer: &mut BytesMut) -> Result<Box<Hello>, Option<CodecError>> {
+async fn read_hello(reader: &mut Reader, buffer: &mut BytesMut) -> Result<Box<Hello>, Option<CodecError>> {
     while !codec::decode_preamble(buffer)? {
         match reader.read_buf(buffer).await {
             Ok(1..) => {}
@@ -262,17 +267,34 @@ async fn read_hello(reader: &mut OwnedReadHalf, buffer: &mut BytesMut) -> Result
     }
 }
 
-async fn refuse(writer: &mut OwnedWriteHalf, error: &CodecError) {
+/// Whether a peer that has proven this may introduce this node. The error says why not.
+fn may_speak(pass: Option<&Pass>, hello: &Hello) -> Result<(), String> {
+    let Some(Pass { run_id, role, key }) = pass else { return Ok(()) };
+    match role {
+        Role::Observer => Err(format!("the token with the id {key} is an observer's: no node may join with it")),
+        Role::Node if *run_id != hello.run_id => {
+            Err(format!("the token with the id {key} was proven for the run `{run_id}`, not for `{}`", hello.run_id))
+        }
+        Role::Node => Ok(()),
+    }
+}
+
+async fn refuse(writer: &mut Writer, reason: String) {
     let mut frame = BytesMut::new();
-    codec::encode_frame(&CoordinatorMessage::Rejected { reason: error.to_string() }, &mut frame);
-    let _ = timeout(FAREWELL, writer.write_all(&frame)).await;
+    codec::encode_frame(&CoordinatorMessage::Rejected { reason }, &mut frame);
+    let _ = timeout(FAREWELL, send(writer, &frame)).await;
+}
+
+async fn send(writer: &mut Writer, frame: &[u8]) -> io::Result<()> {
+    writer.write_all(frame).await?;
+    writer.flush().await
 }
 
 /// Write until the outbox is closed and empty, or the connection fails.
-async fn write(mut writer: OwnedWriteHalf, mut outgoing: mpsc::Receiver<BytesMut>) {
+async fn write(mut writer: Writer, mut outgoing: mpsc::Receiver<BytesMut>) {
     while let Some(frame) = outgoing.recv().await {
         let limit = if outgoing.is_closed() { FAREWELL } else { PATIENCE };
-        if !matches!(timeout(limit, writer.write_all(&frame)).await, Ok(Ok(()))) {
+        if !matches!(timeout(limit, send(&mut writer, &frame)).await, Ok(Ok(()))) {
             return;
         }
     }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -9,6 +10,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout};
 
 use crate::net::connect::{Met, Obstacle, ResolveError, in_words, is_refusal, race, resolve};
+use crate::secure::{Halves, Protection};
 
 /// Time limit of one attempt: one address of the host, from one address of this machine.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -21,41 +23,58 @@ pub(super) struct DialError {
     pub text: String,
     /// The host answered that no process listens.
     pub refused: bool,
+    /// Somebody accepted the connection, and is not proven to be the job's coordinator: or this node is not, to it.
+    pub unproven: bool,
     /// This process has reached its limit on open files.
     pub out_of_descriptors: bool,
 }
 
-/// A connection to the coordinator.
+/// A connection to the coordinator: a bare one, or one that carries the session.
 #[derive(Debug)]
-pub(super) struct Dialled {
-    pub stream: TcpStream,
+pub(super) struct Dialled<L = Halves> {
+    pub link: L,
     /// Whether it comes from the requested source address, if there is one.
     pub from_source: bool,
 }
 
 /// Connect to the first of the host's addresses that answers. The connection comes from `source` if that is an address of this
-/// machine from which the host can be reached.
-pub(super) async fn dial(host: String, port: u16, source: Option<IpAddr>) -> Result<Dialled, DialError> {
+/// machine from which the host can be reached. If it is protected, both ends have proven themselves for the run of this id.
+pub(super) async fn dial(
+    host: String,
+    port: u16,
+    source: Option<IpAddr>,
+    secured: Option<(Arc<Protection>, String)>,
+) -> Result<Dialled, DialError> {
     let deadline = Instant::now() + DIAL_TIMEOUT;
     match resolve(&host, port, deadline).await {
-        Ok(addresses) => dial_any(&host, &addresses, source, deadline).await,
+        Ok(addresses) => {
+            let open = |dialled| begin(dialled, secured.as_ref());
+            dial_any(&host, &addresses, source, deadline, open).await
+        }
         Err(error) => {
             let out_of_descriptors = matches!(&error, ResolveError::Failed { source, .. } if lacks_descriptors(source));
-            Err(DialError { text: error.to_string(), refused: false, out_of_descriptors })
+            Err(DialError { text: error.to_string(), refused: false, unproven: false, out_of_descriptors })
         }
     }
 }
 
-async fn dial_any(
+/// Make a session's connection of a bare one.
+async fn begin(bare: Dialled<TcpStream>, secured: Option<&(Arc<Protection>, String)>) -> Result<Dialled, String> {
+    bare.link.set_nodelay(true).map_err(|error| error.to_string())?;
+    let link = match secured {
+        Some((protection, run_id)) => protection.begin(bare.link, run_id).await?,
+        None => Halves::plain(bare.link),
+    };
+    Ok(Dialled { link, from_source: bare.from_source })
+}
+
+async fn dial_any<L, O: Future<Output = Result<Dialled<L>, String>>>(
     host: &str,
     addresses: &[SocketAddr],
     source: Option<IpAddr>,
     deadline: Instant,
-) -> Result<Dialled, DialError> {
-    let open = async |dialled: Dialled| match dialled.stream.set_nodelay(true) {
-        Ok(()) => Ok(dialled),
-        Err(error) => Err(error.to_string()),
-    };
+    open: impl Fn(Dialled<TcpStream>) -> O,
+) -> Result<Dialled<L>, DialError> {
     let met = match race(addresses, deadline, |address| dial_one(address, source), open).await {
         Ok(dialled) => return Ok(dialled),
         Err(met) => met,
@@ -64,23 +83,24 @@ async fn dial_any(
     let refused = met.iter().any(Met::is_refusal) && !met.iter().any(Met::is_silent);
     let out_of_descriptors =
         met.iter().any(|met| matches!(&met.obstacle, Obstacle::Failed(error) if lacks_descriptors(error)));
-    Err(DialError { text: in_words(host, &met), refused, out_of_descriptors })
+    let unproven = met.iter().any(|met| matches!(met.obstacle, Obstacle::Unusable(_)));
+    Err(DialError { text: in_words(host, &met), refused, unproven, out_of_descriptors })
 }
 
-async fn dial_one(address: SocketAddr, source: Option<IpAddr>) -> io::Result<Dialled> {
+async fn dial_one(address: SocketAddr, source: Option<IpAddr>) -> io::Result<Dialled<TcpStream>> {
     if let Some(source) = source.filter(|source| source.is_ipv4() == address.is_ipv4()) {
         match within_limit(connect_from(source, address)).await {
-            Ok(stream) => return Ok(Dialled { stream, from_source: true }),
+            Ok(stream) => return Ok(Dialled { link: stream, from_source: true }),
             Err(error) if is_refusal(&error) => return Err(error),
             // The source is another machine's address, or no route leads back to it. Other nodes may still use it.
             Err(_) => {
                 let stream = within_limit(TcpStream::connect(address)).await?;
-                return Ok(Dialled { stream, from_source: false });
+                return Ok(Dialled { link: stream, from_source: false });
             }
         }
     }
     let stream = within_limit(TcpStream::connect(address)).await?;
-    Ok(Dialled { stream, from_source: true })
+    Ok(Dialled { link: stream, from_source: true })
 }
 
 async fn connect_from(source: IpAddr, address: SocketAddr) -> io::Result<TcpStream> {
@@ -113,6 +133,10 @@ mod tests {
         (listener, address)
     }
 
+    async fn bare(dialled: Dialled<TcpStream>) -> Result<Dialled<TcpStream>, String> {
+        Ok(dialled)
+    }
+
     fn deadline() -> Instant {
         Instant::now() + DIAL_TIMEOUT
     }
@@ -121,8 +145,8 @@ mod tests {
     async fn an_address_that_never_answers_does_not_hold_up_one_that_does() {
         let (hole, (_listener, coordinator)) = (black_hole(7), listener(8));
         let began = Instant::now();
-        let dialled = dial_any("name", &[hole.address, coordinator], None, deadline()).await.unwrap();
-        assert_eq!(dialled.stream.peer_addr().unwrap(), coordinator);
+        let dialled = dial_any("name", &[hole.address, coordinator], None, deadline(), bare).await.unwrap();
+        assert_eq!(dialled.link.peer_addr().unwrap(), coordinator);
         // If the addresses were tried in turn, the first would take its whole time.
         assert!(began.elapsed() >= STAGGER && began.elapsed() < CONNECT_TIMEOUT, "{:?}", began.elapsed());
     }
@@ -131,29 +155,29 @@ mod tests {
     async fn a_connection_comes_from_the_address_that_was_asked_for_if_it_can() {
         let (_listener, coordinator) = listener(8);
         let own = IpAddr::from([127, 0, 0, 9]);
-        let dialled = dial_any("name", &[coordinator], Some(own), deadline()).await.unwrap();
-        assert_eq!((dialled.stream.local_addr().unwrap().ip(), dialled.from_source), (own, true));
+        let dialled = dial_any("name", &[coordinator], Some(own), deadline(), bare).await.unwrap();
+        assert_eq!((dialled.link.local_addr().unwrap().ip(), dialled.from_source), (own, true));
         // TEST-NET-1 of RFC 5737: no machine has it.
         let others = IpAddr::from([192, 0, 2, 1]);
-        let dialled = dial_any("name", &[coordinator], Some(others), deadline()).await.unwrap();
-        assert!(dialled.stream.local_addr().unwrap().ip().is_loopback() && !dialled.from_source);
+        let dialled = dial_any("name", &[coordinator], Some(others), deadline(), bare).await.unwrap();
+        assert!(dialled.link.local_addr().unwrap().ip().is_loopback() && !dialled.from_source);
         // An address of another family than the coordinator's cannot be the source.
-        let dialled = dial_any("name", &[coordinator], Some("::1".parse().unwrap()), deadline()).await.unwrap();
+        let dialled = dial_any("name", &[coordinator], Some("::1".parse().unwrap()), deadline(), bare).await.unwrap();
         assert!(dialled.from_source);
     }
 
     #[tokio::test]
     async fn a_refusal_counts_unless_another_address_is_silent() {
         let (_, closed) = listener(8);
-        let error = dial_any("name", &[closed], Some(LOCALHOST), deadline()).await.unwrap_err();
+        let error = dial_any("name", &[closed], Some(LOCALHOST), deadline(), bare).await.unwrap_err();
         assert!(error.refused && error.text.starts_with(&format!("{closed}: Connection refused")), "{error:?}");
         let hole = black_hole(7);
         let soon = Instant::now() + Duration::from_millis(300);
-        let error = dial_any("name", &[closed, hole.address], None, soon).await.unwrap_err();
+        let error = dial_any("name", &[closed, hole.address], None, soon, bare).await.unwrap_err();
         assert!(!error.refused && error.text.contains("no answer within"), "{error:?}");
-        let error = dial_any("name", &[], None, soon).await.unwrap_err();
+        let error = dial_any("name", &[], None, soon, bare).await.unwrap_err();
         assert_eq!((error.refused, error.text.as_str()), (false, "`name` has no address"));
-        let error = dial("no-such-host.invalid".to_owned(), 1, None).await.unwrap_err();
+        let error = dial("no-such-host.invalid".to_owned(), 1, None, None).await.unwrap_err();
         assert!(!error.refused && error.text.starts_with("cannot resolve `no-such-host.invalid`"), "{error:?}");
     }
 }

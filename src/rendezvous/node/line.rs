@@ -1,6 +1,7 @@
 //! Drives a [`NodeMachine`] over its connection to the coordinator, in one task.
 
 use std::future::Future;
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,7 +9,6 @@ use std::time::Instant;
 use bytes::BytesMut;
 use parking_lot::Mutex;
 use tokio::io::AsyncWriteExt;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::dial::{CONNECT_TIMEOUT, Dialled, dial};
 use super::machine::{NodeCommand, NodeMachine};
@@ -18,31 +18,36 @@ use crate::net::probe::speaks_c10d;
 use crate::rendezvous::protocol::codec;
 use crate::rendezvous::protocol::frames::read_message;
 use crate::rendezvous::protocol::message::CoordinatorMessage;
+use crate::secure::{Halves, Protection, Reader, Writer};
 use crate::wait::until;
 
-/// The coordinator's endpoint, and the address of this machine to connect from, if one was requested.
+/// The coordinator's endpoint, the address of this machine to connect from, if one was requested, and how the session is protected.
 #[derive(Debug)]
 pub(super) struct Endpoint {
     pub host: String,
     pub port: u16,
     pub source: Option<IpAddr>,
+    pub protection: Option<Arc<Protection>>,
 }
 
 /// The open connection.
 struct Connection {
-    reader: OwnedReadHalf,
-    writer: OwnedWriteHalf,
+    reader: Reader,
+    writer: Writer,
     incoming: BytesMut,
     outgoing: BytesMut,
+    /// Something was written since the last flush.
+    unflushed: bool,
 }
 
 /// Drive the machine until the node has left.
 pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>, endpoint: Endpoint) {
-    let Endpoint { host, port, mut source } = endpoint;
+    let Endpoint { host, port, mut source, protection } = endpoint;
     let mut connection: Option<Connection> = None;
     let mut connecting = None;
     let mut probing = None;
     let mut reporter = Reporter::default();
+    let mut unproven = None;
     loop {
         let (commands, deadline, left, news, run_id) = {
             let mut machine = machine.lock();
@@ -57,7 +62,10 @@ pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>,
         }
         for command in commands {
             match command {
-                NodeCommand::Connect => connecting = Some(Box::pin(dial(host.clone(), port, source))),
+                NodeCommand::Connect => {
+                    let secured = protection.clone().map(|protection| (protection, run_id.clone()));
+                    connecting = Some(Box::pin(dial(host.clone(), port, source, secured)));
+                }
                 NodeCommand::Disconnect => (connection, connecting) = (None, None),
                 NodeCommand::Probe => probing = Some(Box::pin(speaks_c10d(&host, port, CONNECT_TIMEOUT))),
                 NodeCommand::Send(message) => {
@@ -71,6 +79,7 @@ pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>,
         if left {
             if let Some(mut connection) = connection {
                 let _ = connection.writer.write_all(&connection.outgoing).await;
+                let _ = connection.writer.flush().await;
                 let _ = connection.writer.shutdown().await;
             }
             shared.gone.send_replace(true);
@@ -95,17 +104,23 @@ pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>,
                 connecting = None;
                 let mut machine = machine.lock();
                 match opened {
-                    Ok(Dialled { stream, from_source }) => {
+                    Ok(Dialled { link: Halves { reader, writer }, from_source }) => {
                         // If the requested address does not work, later connections do not wait for it.
                         source = source.filter(|_| from_source);
-                        let (reader, writer) = stream.into_split();
                         let mut outgoing = BytesMut::new();
                         codec::encode_preamble(&mut outgoing);
-                        connection = Some(Connection { reader, writer, incoming: BytesMut::new(), outgoing });
+                        connection = Some(Connection { reader, writer, incoming: BytesMut::new(), outgoing, unflushed: false });
                         machine.on_connected(Instant::now());
                     }
                     Err(error) if error.out_of_descriptors => machine.on_out_of_descriptors(error.text, Instant::now()),
-                    Err(error) => machine.on_connect_failed(error.text, error.refused, Instant::now()),
+                    Err(error) => {
+                        // The operator has to mend it. It is no verdict, since a stranger may have caused it.
+                        if error.unproven && unproven.as_ref() != Some(&error.text) {
+                            tracing::warn!("[{run_id}] this node and the coordinator are not proven to each other: {}", error.text);
+                            unproven = Some(error.text.clone());
+                        }
+                        machine.on_connect_failed(error.text, error.refused, Instant::now());
+                    }
                 }
             }
             speaks_c10d = wait_for(&mut probing) => {
@@ -125,7 +140,7 @@ enum Happened {
 
 /// The next thing that happens on the connection. Dropping the future loses nothing.
 async fn step(connection: &mut Option<Connection>) -> Happened {
-    let Some(Connection { reader, writer, incoming, outgoing }) = connection else {
+    let Some(Connection { reader, writer, incoming, outgoing, unflushed }) = connection else {
         return std::future::pending().await;
     };
     let ended = |cause: String| Happened::Ended { cause, foreign: false };
@@ -135,11 +150,23 @@ async fn step(connection: &mut Option<Connection>) -> Happened {
             Ok(None) => ended("the coordinator closed the connection".to_owned()),
             Err(error) => Happened::Ended { cause: error.to_string(), foreign: true },
         },
-        written = writer.write_buf(outgoing), if !outgoing.is_empty() => match written {
-            Ok(_) => Happened::Sent,
+        written = write(writer, outgoing, unflushed), if !outgoing.is_empty() || *unflushed => match written {
+            Ok(()) => Happened::Sent,
             Err(error) => ended(error.to_string()),
         },
     }
+}
+
+/// Write as much as the connection takes, and flush what was written once all of it is. Dropping the future loses nothing.
+async fn write(writer: &mut Writer, outgoing: &mut BytesMut, unflushed: &mut bool) -> io::Result<()> {
+    if outgoing.is_empty() {
+        writer.flush().await?;
+        *unflushed = false;
+    } else {
+        writer.write_buf(outgoing).await?;
+        *unflushed = true;
+    }
+    Ok(())
 }
 
 async fn wait_for<F: Future + Unpin>(pending: &mut Option<F>) -> F::Output {

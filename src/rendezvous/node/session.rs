@@ -16,6 +16,7 @@ use super::line::{Endpoint, drive};
 use super::machine::{JoinError, NodeMachine, View};
 use super::seat::{Seat, Shared};
 use crate::rendezvous::protocol::message::{Failure, Hello, JoinWorkers, Placement, Round, Running, Survivor, Verdict};
+use crate::secure::Protection;
 
 /// A node's session with the coordinator. Dropping it ends the connection without a `Leave`. [`Session::leave`] sends one.
 #[derive(Debug)]
@@ -28,15 +29,23 @@ pub struct Session {
 }
 
 impl Session {
-    /// Start a session with the coordinator at `host:port`. It connects in the background, and retries until it succeeds.
-    pub fn open(runtime: &Handle, hello: Hello, host: &str, port: u16, coordinator_timeout: Duration) -> Self {
+    /// Start a session with the coordinator at `host:port`. It connects in the background, and retries until it succeeds. With a
+    /// `protection`, only with a coordinator that holds the same token.
+    pub fn open(
+        runtime: &Handle,
+        hello: Hello,
+        host: &str,
+        port: u16,
+        coordinator_timeout: Duration,
+        protection: Option<Arc<Protection>>,
+    ) -> Self {
         let endpoint = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         // The coordinator identifies nodes by the address of their connection, so a node with its own address connects from it.
         let source = hello.local_addr.as_deref().and_then(|addr| addr.parse().ok());
         let machine = NodeMachine::new(hello, endpoint, coordinator_timeout, Instant::now());
         let machine = Arc::new(Mutex::new(machine));
         let mut session = Self::of(Arc::clone(&machine) as Arc<Mutex<dyn Seat>>);
-        let endpoint = Endpoint { host: host.to_owned(), port, source };
+        let endpoint = Endpoint { host: host.to_owned(), port, source, protection };
         session.driven_by(runtime.spawn(drive(machine, Arc::clone(&session.shared), endpoint)));
         session
     }

@@ -83,6 +83,20 @@ pub fn decode_version_answer(answer: &[u8]) -> Option<u16> {
     version[..digits].parse().ok()
 }
 
+/// How a coordinator that is protected by a token begins its answer to everybody who does not show one.
+const PROTECTED: &str = "it is protected by a token";
+
+/// The answer of a coordinator that is protected by a token to a peer that shows none. `how` says where the token is to be named.
+pub fn encode_protected(how: &str, out: &mut BytesMut) {
+    encode_frame(&CoordinatorMessage::Rejected { reason: format!("{PROTECTED}: {how}") }, out);
+}
+
+/// Whether this is the answer of a coordinator that is protected by a token.
+pub fn is_protected_answer(answer: &[u8]) -> bool {
+    let message = decode_frame(&mut BytesMut::from(answer));
+    matches!(message, Ok(Some(CoordinatorMessage::Rejected { reason })) if reason.starts_with(PROTECTED))
+}
+
 /// Append `message` as one frame.
 ///
 /// # Panics
@@ -202,6 +216,10 @@ mod tests {
         let mut other = BytesMut::new();
         encode_frame(&CoordinatorMessage::Rejected { reason: "closed".to_owned() }, &mut other);
         assert_eq!(decode_version_answer(&other), None);
+        assert!(!is_protected_answer(&other) && !is_protected_answer(b"HTTP/1.1 400 Bad Request"));
+        let mut protected = BytesMut::new();
+        encode_protected("name its file", &mut protected);
+        assert!(is_protected_answer(&protected));
         assert_eq!(decode_version_answer(b"HTTP/1.1 400 Bad Request"), None);
         assert_eq!(decode_version_answer(b""), None);
     }

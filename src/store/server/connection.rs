@@ -233,6 +233,9 @@ impl Connection {
     fn greet(&mut self, hub: &mut Hub, buf: &mut BytesMut) -> Result<(), End> {
         match recognise(buf, &hub.options.upgrades) {
             Visitor::Unknown => {}
+            Visitor::Client if hub.options.upgrades_only.is_some() => {
+                return Err(Rejection::new(Cause::Unproven, UNPROVEN.to_owned()).into());
+            }
             Visitor::Client => {
                 self.stage = Stage::Open;
                 self.deadline = None;
@@ -423,6 +426,10 @@ fn write(stream: &TcpStream, outbox: &mut Outbox) -> io::Result<()> {
     }
     Ok(())
 }
+
+/// Why a c10d client is closed where only other protocols are served.
+const UNPROVEN: &str =
+    "this endpoint is protected by a token, and has no store for c10d clients, which cannot show one";
 
 /// Work of one turn, after which the other connections have theirs. Without a bound, a connection that always has more
 /// requests would keep the thread.

@@ -249,6 +249,13 @@ impl EventLoop {
             let detail = format!("limit max_connections = {limit}");
             return hub.reject(peer, &Rejection::new(Cause::TooManyConnections, detail));
         }
+        if hub.options.upgrades_only.is_some_and(|limit| self.connections.len() >= limit)
+            && let Some(&(_, oldest)) = self.deadlines.first()
+        {
+            let detail = "it had not said what it speaks when too many others came".to_owned();
+            self.end(oldest, Rejection::new(Cause::Unproven, detail).into());
+        }
+        let hub = &mut self.hub;
         tracing::debug!(target: LOG_TARGET, %peer, "connection accepted");
         let deadline = after(hub.options.hello_timeout);
         let id = self.connections.add(|id| Connection::new(id, stream, peer, deadline, hub));

@@ -71,6 +71,9 @@ pub struct ServerOptions {
     pub log_period: Duration,
     /// Other protocols on the same port.
     pub upgrades: Vec<Upgrade>,
+    /// Only the other protocols are served: c10d clients are closed. So everybody here is unknown until it is handed over, and if so
+    /// many are, each further one takes the place of the one that has been unknown for longest. Default: c10d is served.
+    pub upgrades_only: Option<usize>,
 }
 
 impl Default for ServerOptions {
@@ -86,6 +89,7 @@ impl Default for ServerOptions {
             keepalive_interval: Duration::from_secs(30),
             log_period: Duration::from_secs(60),
             upgrades: Vec::new(),
+            upgrades_only: None,
         }
     }
 }

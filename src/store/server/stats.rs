@@ -26,11 +26,13 @@ pub enum Cause {
     TooManyConnections,
     /// The magic of an upgrade, but its receiver has ended.
     UpgradeGone,
+    /// A c10d client where only other protocols are served, or a connection that took too long to say which.
+    Unproven,
 }
 
 impl Cause {
     /// Every cause.
-    pub const ALL: [Cause; 10] = [
+    pub const ALL: [Cause; 11] = [
         Cause::Foreign,
         Cause::HelloTimeout,
         Cause::Protocol,
@@ -41,6 +43,7 @@ impl Cause {
         Cause::NotReading,
         Cause::TooManyConnections,
         Cause::UpgradeGone,
+        Cause::Unproven,
     ];
 
     /// The name in log records and metrics.
@@ -56,6 +59,7 @@ impl Cause {
             Cause::NotReading => "not_reading",
             Cause::TooManyConnections => "too_many_connections",
             Cause::UpgradeGone => "upgrade_gone",
+            Cause::Unproven => "unproven",
         }
     }
 }

@@ -1,0 +1,19 @@
+//! What a stranger may send before it has proven itself, and what a node believes of a stranger's answer.
+
+#![no_main]
+
+use elastic_rs::secure::claim::{Answer, Claim, MAC_BYTES};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Ok(Some((claim, mac))) = Claim::decode(bytes) {
+        assert!(claim.run_id.len() <= 1024);
+        let again = [claim.encode().expect("it was decoded"), mac.to_vec()].concat();
+        assert_eq!(again, bytes);
+    }
+    match Answer::decode(bytes) {
+        Ok(Some(Answer::Refused(reason))) => assert!(reason.len() <= 3 * 512 && !reason.contains(char::is_control)),
+        Ok(Some(Answer::Proven(mac))) => assert_eq!(mac.len(), MAC_BYTES),
+        Ok(None) | Err(_) => {}
+    }
+});

@@ -1,0 +1,174 @@
+//! The bytes of the proof, for both ends.
+//!
+//! ```text
+//! node          1 byte    1, the version of this exchange
+//!               8 bytes   the id of its token
+//!               2 bytes   the length of the run id, little-endian; the run id follows
+//!              32 bytes   HMAC by the token: "c", the connection's secret, and all bytes before
+//! coordinator   1 byte    0: proven
+//!              32 bytes   HMAC by the same token: "s", the connection's secret, and the node's HMAC
+//!         or    1 byte    1: refused
+//!               2 bytes   the length of the reason; the reason follows
+//! ```
+
+/// Version of the exchange.
+const VERSION: u8 = 1;
+const PROVEN: u8 = 0;
+const REFUSED: u8 = 1;
+/// Bytes of an HMAC-SHA-256.
+pub const MAC_BYTES: usize = 32;
+/// Bytes of a token's id.
+const ID_BYTES: usize = 8;
+/// Bytes before the run id.
+const HEAD_BYTES: usize = 1 + ID_BYTES + 2;
+/// Longest run id, as in the session's protocol.
+const RUN_ID_LIMIT_BYTES: usize = 1024;
+/// Longest reason for a refusal.
+const REASON_LIMIT_BYTES: usize = 512;
+
+/// What a node says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// The id of its token.
+    pub key: [u8; ID_BYTES],
+    /// The run for which it speaks. With a token that was derived for one run, it can speak for no other.
+    pub run_id: String,
+}
+
+impl Claim {
+    /// The bytes that the node's HMAC covers.
+    ///
+    /// # Errors
+    /// The run id is too long.
+    pub fn encode(&self) -> Result<Vec<u8>, String> {
+        let length = length_of(self.run_id.len())?;
+        Ok([&[VERSION], &self.key[..], &length.to_le_bytes(), self.run_id.as_bytes()].concat())
+    }
+
+    /// A claim and its HMAC, once all bytes of both have come. `None`: more have to come.
+    ///
+    /// # Errors
+    /// These bytes begin no claim, or more follow.
+    pub fn decode(bytes: &[u8]) -> Result<Option<(Self, [u8; MAC_BYTES])>, String> {
+        if let Some(version) = bytes.first().filter(|version| **version != VERSION) {
+            return Err(format!("the proof has the version {version}, must have {VERSION}"));
+        }
+        let Some(head) = bytes.first_chunk::<HEAD_BYTES>() else { return Ok(None) };
+        let length = usize::from(length_of(usize::from(u16::from_le_bytes([head[9], head[10]])))?);
+        let rest = &bytes[HEAD_BYTES..];
+        if rest.len() < length + MAC_BYTES {
+            return Ok(None);
+        }
+        let (run_id, mac) = rest.split_at(length);
+        let mac = mac.try_into().map_err(|_| "more bytes follow the proof".to_owned())?;
+        let run_id = str::from_utf8(run_id).map_err(|_| "the run id is not UTF-8".to_owned())?.to_owned();
+        let mut key = [0; ID_BYTES];
+        key.copy_from_slice(&head[1..=ID_BYTES]);
+        Ok(Some((Self { key, run_id }, mac)))
+    }
+}
+
+fn length_of(length: usize) -> Result<u16, String> {
+    let fits = u16::try_from(length).ok().filter(|_| length <= RUN_ID_LIMIT_BYTES);
+    fits.ok_or_else(|| format!("the run id has {length} bytes, must have at most {RUN_ID_LIMIT_BYTES}"))
+}
+
+/// What a coordinator says to a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The node is proven, and so is the coordinator, by this HMAC.
+    Proven([u8; MAC_BYTES]),
+    /// The node is refused, and why: words of somebody who has proven nothing.
+    Refused(String),
+}
+
+impl Answer {
+    /// As bytes. A reason that is too long is cut.
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Proven(mac) => [&[PROVEN], &mac[..]].concat(),
+            Self::Refused(reason) => {
+                let text = &reason.as_bytes()[..reason.len().min(REASON_LIMIT_BYTES)];
+                let length = u16::try_from(text.len()).unwrap_or_default();
+                [&[REFUSED], &length.to_le_bytes()[..], text].concat()
+            }
+        }
+    }
+
+    /// An answer, once all its bytes have come. `None`: more have to come.
+    ///
+    /// # Errors
+    /// These bytes begin no answer, or more follow.
+    pub fn decode(bytes: &[u8]) -> Result<Option<Self>, String> {
+        let more = || "more bytes follow the answer".to_owned();
+        match bytes {
+            [] => Ok(None),
+            [PROVEN, mac @ ..] if mac.len() < MAC_BYTES => Ok(None),
+            [PROVEN, mac @ ..] => Ok(Some(Self::Proven(mac.try_into().map_err(|_| more())?))),
+            [REFUSED, low, high, text @ ..] => {
+                let length = usize::from(u16::from_le_bytes([*low, *high]));
+                if length > REASON_LIMIT_BYTES {
+                    return Err(format!("the reason has {length} bytes, must have at most {REASON_LIMIT_BYTES}"));
+                }
+                match text.len() {
+                    came if came < length => Ok(None),
+                    came if came > length => Err(more()),
+                    _ => {
+                        let text = String::from_utf8_lossy(text);
+                        Ok(Some(Self::Refused(text.chars().filter(|c| !c.is_control()).collect())))
+                    }
+                }
+            }
+            [REFUSED, ..] => Ok(None),
+            [other, ..] => Err(format!("the answer begins with {other}, must begin with {PROVEN} or {REFUSED}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_encoded_is_decoded_once_all_of_it_has_come() {
+        let claim = Claim { key: [1, 2, 3, 4, 5, 6, 7, 8], run_id: "läuft".into() };
+        let bytes = [claim.encode().unwrap(), vec![9; MAC_BYTES]].concat();
+        for end in 0..bytes.len() {
+            assert_eq!(Claim::decode(&bytes[..end]), Ok(None));
+        }
+        assert_eq!(Claim::decode(&bytes), Ok(Some((claim, [9; MAC_BYTES]))));
+        for answer in [Answer::Proven([7; MAC_BYTES]), Answer::Refused("no".into()), Answer::Refused(String::new())] {
+            let bytes = answer.encode();
+            for end in 0..bytes.len() {
+                assert_eq!(Answer::decode(&bytes[..end]), Ok(None));
+            }
+            assert_eq!(Answer::decode(&bytes), Ok(Some(answer)));
+            assert!(Answer::decode(&[bytes, vec![0]].concat()).is_err());
+        }
+    }
+
+    #[test]
+    fn what_is_no_claim_and_what_is_no_answer_is_told_at_its_first_wrong_byte() {
+        let claim = |version: u8, length: u16| [&[version], &[0; 8][..], &length.to_le_bytes(), &[0xff; 1057]].concat();
+        for (bytes, why) in [
+            (vec![2], "version 2, must have 1"),
+            (claim(1, 1025)[..11].to_vec(), "1025 bytes, must have at most 1024"),
+            (claim(1, 1024), "more bytes follow"),
+            (claim(1, 1025 - 1)[..1067].to_vec(), "not UTF-8"),
+        ] {
+            let error = Claim::decode(&bytes).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+        assert!(Claim { key: [0; 8], run_id: "x".repeat(1025) }.encode().is_err());
+        for (bytes, why) in [(vec![2], "begins with 2"), (vec![1, 1, 2], "513 bytes, must have at most 512")] {
+            let error = Answer::decode(&bytes).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+        let Answer::Refused(text) =
+            Answer::decode(&Answer::Refused("a\nb\x1b[2J".repeat(99)).encode()).unwrap().unwrap()
+        else {
+            panic!()
+        };
+        assert!(text.len() <= 512 && !text.contains(char::is_control));
+    }
+}

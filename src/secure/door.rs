@@ -1,0 +1,296 @@
+//! The end of a coordinator that is protected: TLS, then the proof. Whoever has not proven itself is a stranger here.
+//!
+//! Strangers buy little: [`Door::hall`] lets [`AT_ONCE`] in, each for [`LIMIT`], and each may send [`BYTES`]. If all places are taken,
+//! the stranger that has had one for longest loses it to the next, but not within [`PATIENCE`]: a node's handshake takes milliseconds.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Buf, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::proof::{Pass, check};
+use super::stream::Halves;
+use super::tls::{self, ServerConfig};
+use super::{Protection, ProtectionError};
+
+/// The first bytes of a connection that is meant for a door.
+pub use super::tls::FIRST_BYTES;
+
+/// Time for TLS and the proof.
+pub const LIMIT: Duration = Duration::from_secs(5);
+/// Strangers whose handshake is under way at once.
+pub const AT_ONCE: usize = 256;
+/// Strangers that wait for that.
+const WAITING: usize = 4096;
+/// How long a stranger keeps its place while others wait for one.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Bytes that a stranger may send.
+const BYTES: usize = 16 * 1024;
+
+/// Where strangers prove that they belong to the job.
+#[derive(Debug)]
+pub struct Door {
+    protection: Arc<Protection>,
+    config: Arc<ServerConfig>,
+}
+
+impl Door {
+    /// A door with a new key.
+    ///
+    /// # Errors
+    /// TLS cannot be set up.
+    pub fn new(protection: Arc<Protection>) -> Result<Self, ProtectionError> {
+        let config = tls::server_config().map_err(|error| ProtectionError::Tls(error.to_string()))?;
+        Ok(Self { protection, config })
+    }
+
+    /// Begin TLS with a stranger whose first bytes have been read, and let both ends prove themselves.
+    ///
+    /// # Errors
+    /// A sentence for the log.
+    pub async fn admit(&self, stream: TcpStream, first_bytes: BytesMut) -> Result<(Halves, Pass), String> {
+        let done = async {
+            let stranger = Stranger { stream, first_bytes, left: BYTES };
+            let stream = tls::accept(Arc::clone(&self.config), stranger).await;
+            let mut stream = stream.map_err(|error| format!("no TLS: {error}"))?;
+            let secret = tls::secret_of_server(&stream)?;
+            let pass = check(&mut stream, |run_id| self.protection.accepted(run_id), &secret).await?;
+            stream.get_mut().0.left = usize::MAX;
+            Ok((Halves::of(stream), pass))
+        };
+        timeout(LIMIT, done).await.unwrap_or_else(|_| Err(format!("no proof within {LIMIT:?}")))
+    }
+}
+
+/// Tell a stranger that does not speak TLS why it is refused, and close the connection.
+pub async fn turn_away(mut stream: TcpStream, words: &[u8]) {
+    let told = async {
+        stream.write_all(words).await?;
+        stream.shutdown().await?;
+        // What it has sent is read: else the kernel resets the connection, and the words are lost.
+        let mut rest = [0; 1024];
+        let mut left = BYTES;
+        while left > 0 {
+            match stream.read(&mut rest).await? {
+                0 => break,
+                count => left = left.saturating_sub(count),
+            }
+        }
+        io::Result::Ok(())
+    };
+    let _ = timeout(LIMIT, told).await;
+}
+
+/// Bring strangers to the door, so many at once, until there are no more of them. `lost` is told why one got no place, or lost it.
+pub async fn hall<S, F, T>(
+    mut strangers: mpsc::UnboundedReceiver<S>,
+    welcome: impl Fn(S) -> F,
+    mut proven: impl FnMut(T),
+    mut lost: impl FnMut(&'static str),
+) where
+    F: Future<Output = Option<T>> + Send + 'static,
+    T: Send + 'static,
+{
+    let mut inside: JoinSet<Option<T>> = JoinSet::new();
+    let mut oldest: VecDeque<(Instant, AbortHandle)> = VecDeque::new();
+    let mut waiting: VecDeque<S> = VecDeque::new();
+    loop {
+        while inside.len() < AT_ONCE
+            && let Some(next) = waiting.pop_front()
+        {
+            oldest.retain(|(_, stranger)| !stranger.is_finished());
+            oldest.push_back((Instant::now(), inside.spawn(welcome(next))));
+        }
+        let until = oldest.front().map(|(since, _)| *since + PATIENCE).filter(|_| !waiting.is_empty());
+        let mut impatient = pin!(async {
+            match until {
+                Some(until) => sleep_until(until).await,
+                None => std::future::pending().await,
+            }
+        });
+        tokio::select! {
+            biased;
+            Some(done) = inside.join_next() => {
+                if let Ok(Some(done)) = done {
+                    proven(done);
+                }
+            }
+            stranger = strangers.recv() => match stranger {
+                Some(stranger) if waiting.len() < WAITING => waiting.push_back(stranger),
+                Some(_) => lost("too many others wait to prove themselves"),
+                None => return,
+            },
+            () = &mut impatient => {
+                if let Some((_, stranger)) = oldest.pop_front()
+                    && !stranger.is_finished()
+                {
+                    stranger.abort();
+                    lost("no proof while others waited");
+                }
+            }
+        }
+    }
+}
+
+/// A connection whose peer has not proven itself: what it may send is counted.
+struct Stranger {
+    stream: TcpStream,
+    first_bytes: BytesMut,
+    left: usize,
+}
+
+impl AsyncRead for Stranger {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.left == 0 {
+            return Poll::Ready(Err(io::Error::other(format!("more than {BYTES} bytes before the proof"))));
+        }
+        let before = buf.filled().len();
+        if self.first_bytes.is_empty() {
+            let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+            if !matches!(read, Poll::Ready(Ok(()))) {
+                return read;
+            }
+        } else {
+            let count = self.first_bytes.len().min(buf.remaining());
+            buf.put_slice(&self.first_bytes[..count]);
+            self.first_bytes.advance(count);
+        }
+        let count = buf.filled().len() - before;
+        if self.left != usize::MAX {
+            self.left = self.left.saturating_sub(count);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Stranger {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::secure::token::Token;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    fn protection(digit: &str) -> Arc<Protection> {
+        Arc::new(Protection::by_token(Token::parse(&digit.repeat(64)).unwrap()).unwrap())
+    }
+
+    async fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (one, other) =
+            tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), async { listener.accept().await });
+        (one.unwrap(), other.unwrap().0)
+    }
+
+    /// Both ends hold the token. Somebody between speaks TLS with each, with a key of his own, and passes everything on.
+    #[tokio::test]
+    async fn both_ends_refuse_whom_they_meet_if_somebody_stands_between() {
+        let door = Door::new(protection("a")).unwrap();
+        let ((node, before), (behind, coordinator)) = (pair().await, pair().await);
+        let between = async {
+            let mut before = tls::accept(tls::server_config().unwrap(), before).await.unwrap();
+            let mut behind = tls::connect(tls::client_config().unwrap(), behind).await.unwrap();
+            let _ = tokio::io::copy_bidirectional(&mut before, &mut behind).await;
+        };
+        let node = async { protection("a").begin(node, "run").await };
+        let (node, coordinator, ()) = tokio::join!(node, door.admit(coordinator, BytesMut::new()), between);
+        assert!(node.unwrap_err().contains("somebody may stand between"));
+        assert!(coordinator.unwrap_err().contains("somebody may stand between"));
+    }
+
+    #[tokio::test]
+    async fn a_stranger_with_tls_and_without_a_proof_is_closed() {
+        let door = Door::new(protection("a")).unwrap();
+        let long = [&[1][..], &[0; 8], &[0xff; 2], &[0; 5000]].concat();
+        for (said, why) in
+            [(vec![9; 43], "version 9"), (vec![1; 10], "ended before the proof"), (long, "must have at most 1024")]
+        {
+            let (stranger, coordinator) = pair().await;
+            let speaking = async {
+                let mut stranger = tls::connect(tls::client_config().unwrap(), stranger).await.unwrap();
+                let _ = stranger.write_all(&said).await;
+                let _ = stranger.shutdown().await;
+                let _ = stranger.read_to_end(&mut Vec::new()).await;
+            };
+            let (admitted, ()) = tokio::join!(door.admit(coordinator, BytesMut::new()), speaking);
+            let error = admitted.unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_stranger_that_sends_much_is_closed_at_the_limit() {
+        let door = Door::new(protection("a")).unwrap();
+        let (mut stranger, coordinator) = pair().await;
+        // Handshake messages of a type that does not exist would be judged at once: this one is a hello that never ends.
+        let mut record = vec![0x16, 0x03, 0x01, 0x3f, 0xff, 0x01, 0x00, 0xff, 0xf0];
+        record.resize(5 + 0x3fff, 0);
+        let flooding = async {
+            while stranger.write_all(&record).await.is_ok() {
+                record.splice(5..9, [0; 4]);
+            }
+        };
+        let (admitted, ()) = tokio::join!(door.admit(coordinator, BytesMut::new()), flooding);
+        let error = admitted.unwrap_err();
+        assert!(error.contains("more than 16384 bytes"), "{error}");
+    }
+
+    /// Whoever is slow loses its place to others who wait, and nobody waits for long.
+    #[tokio::test]
+    async fn places_go_to_those_who_wait() {
+        let (to, strangers) = mpsc::unbounded_channel();
+        let (slow, quick) = (AT_ONCE * 2, 10);
+        for number in 0..slow + quick {
+            to.send(number).unwrap();
+        }
+        let (met_in, mut met) = mpsc::unbounded_channel();
+        let welcome = move |number| async move {
+            if number < slow {
+                std::future::pending::<()>().await;
+            }
+            Some(number)
+        };
+        let (done_in, done) = oneshot::channel::<()>();
+        let hall = tokio::spawn(async move {
+            let mut lost = 0;
+            let serving = hall(strangers, welcome, |number| met_in.send(number).unwrap(), |_| lost += 1);
+            tokio::select! {
+                () = serving => {}
+                _ = done => {}
+            }
+            lost
+        });
+        for number in slow..slow + quick {
+            assert_eq!(timeout(PATIENCE, met.recv()).await.unwrap(), Some(number));
+        }
+        done_in.send(()).unwrap();
+        let lost = hall.await.unwrap();
+        assert!(lost > slow - AT_ONCE && lost <= slow, "{lost}");
+    }
+}

@@ -1,0 +1,162 @@
+//! How the sessions of a job, or of a coordinator, are protected.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio::net::TcpStream;
+use tokio::time::{Duration, Instant, timeout};
+
+use super::stream::Halves;
+use super::token::Token;
+use super::token_file::TokenFile;
+use super::{TOKEN_FILE, proof, tls};
+use crate::net::connect::{in_words, race, resolve};
+
+/// Time for TLS and both proofs, as long as nothing else is slow.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
+
+/// Why tokens cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProtectionError {
+    /// The file cannot be read.
+    #[error("the token file `{path}` cannot be read: {source}")]
+    Read {
+        /// Where it is.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The file can be read, and must not be used.
+    #[error("the token file `{path}` {what}")]
+    Unusable {
+        /// Where it is.
+        path: PathBuf,
+        /// What is wrong, and what is allowed.
+        what: String,
+    },
+    /// TLS cannot be set up. This is a bug, or the system has no randomness.
+    #[error("TLS cannot be set up: {0}")]
+    Tls(String),
+}
+
+/// From where an end has its tokens.
+#[derive(Debug)]
+enum Source {
+    /// A file that may change.
+    File(TokenFile),
+    /// This process made it, or was given it.
+    Memory(Token),
+    /// A file with the token from which those of all runs are derived.
+    Master(TokenFile),
+}
+
+/// How the sessions of a job, or of a coordinator, are protected.
+pub struct Protection {
+    source: Source,
+    client: Arc<tls::ClientConfig>,
+}
+
+impl fmt::Debug for Protection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Protection").field("source", &self.source).finish_non_exhaustive()
+    }
+}
+
+impl Protection {
+    /// By the token in this file.
+    ///
+    /// # Errors
+    /// The file cannot be read, others may read it, or it holds no token.
+    pub fn by_file(path: &Path) -> Result<Self, ProtectionError> {
+        Self::of(Source::File(TokenFile::open(path)?))
+    }
+
+    /// By this token.
+    ///
+    /// # Errors
+    /// TLS cannot be set up.
+    pub fn by_token(token: Token) -> Result<Self, ProtectionError> {
+        Self::of(Source::Memory(token))
+    }
+
+    /// By the tokens that are derived from the one in this file, a different one for each run. Only for a coordinator: a node has its
+    /// run's token.
+    ///
+    /// # Errors
+    /// As [`Self::by_file`].
+    pub fn by_master_file(path: &Path) -> Result<Self, ProtectionError> {
+        Self::of(Source::Master(TokenFile::open(path)?))
+    }
+
+    fn of(source: Source) -> Result<Self, ProtectionError> {
+        Ok(Self { source, client: tls::client_config().map_err(|error| ProtectionError::Tls(error.to_string()))? })
+    }
+
+    /// The token that this end shows.
+    pub fn own(&self) -> Token {
+        match &self.source {
+            Source::File(file) | Source::Master(file) => file.tokens().0,
+            Source::Memory(token) => token.clone(),
+        }
+    }
+
+    /// The tokens that this end accepts, of a peer that speaks for this run.
+    pub(super) fn accepted(&self, run_id: &str) -> Vec<Token> {
+        match &self.source {
+            Source::File(file) => file.tokens().into_vec(),
+            Source::Memory(token) => vec![token.clone()],
+            Source::Master(file) => file.tokens().into_vec().iter().map(|master| master.for_run(run_id)).collect(),
+        }
+    }
+
+    /// The ids of the tokens that this end shows or accepts, for logs. The id of a master's token if there is one.
+    pub fn key_ids(&self) -> String {
+        let ids = match &self.source {
+            Source::File(file) | Source::Master(file) => file.tokens().into_vec(),
+            Source::Memory(token) => vec![token.clone()],
+        };
+        ids.iter().map(|token| token.id().to_string()).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Begin TLS on a connection to a coordinator, and prove both ends.
+    ///
+    /// # Errors
+    /// A sentence for the log. It says nothing about the job: a stranger may have caused it, and the node tries again.
+    pub async fn begin(&self, stream: TcpStream, run_id: &str) -> Result<Halves, String> {
+        let token = self.own();
+        let done = async {
+            let mut stream = tls::connect(Arc::clone(&self.client), stream).await.map_err(|error| no_tls(&error))?;
+            let secret = tls::secret_of_client(&stream)?;
+            proof::prove(&mut stream, &token, run_id, &secret).await?;
+            Ok(Halves::of(stream))
+        };
+        let late = || format!("it has not proven within {HANDSHAKE_LIMIT:?} that it holds the token ({TOKEN_FILE})");
+        timeout(HANDSHAKE_LIMIT, done).await.unwrap_or_else(|_| Err(late()))
+    }
+}
+
+impl Protection {
+    /// Try whether the coordinator at `host:port` holds the token for a run. No session begins.
+    ///
+    /// # Errors
+    /// A sentence: nobody is reached there, or one of the ends is not proven.
+    pub async fn try_at(&self, host: &str, port: u16, run_id: &str, limit: Duration) -> Result<(), String> {
+        let deadline = Instant::now() + limit;
+        let addresses = resolve(host, port, deadline).await.map_err(|error| error.to_string())?;
+        let open = async |stream: TcpStream| self.begin(stream, run_id).await;
+        let met = race(&addresses, deadline, TcpStream::connect, open).await;
+        met.map(drop).map_err(|met| in_words(host, &met))
+    }
+}
+
+fn no_tls(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => format!(
+            "it closed the connection when asked for TLS: this node has a token ({TOKEN_FILE}), and it seems to have none"
+        ),
+        _ => format!("no TLS with it: {error}"),
+    }
+}
