@@ -8,9 +8,9 @@ MAKEFLAGS += --no-print-directory
 # tools/environment.py makes both environments. Its opening lines say why there are two.
 VENV := build/venv
 PY := $(VENV)/bin/python
-# Arguments that are passed on: DEMO_ARGS to examples/demo.py, or with --hosts to demo_hosts.py, PYTEST_ARGS to pytest, BENCH_ARGS to
-# benches/rendezvous.py, STORE_BENCH_ARGS, PROCESS_BENCH_ARGS, AGENT_BENCH_ARGS, RUN_BENCH_ARGS, WARM_BENCH_ARGS, ETCD_BENCH_ARGS and IN_PLACE_BENCH_ARGS to
-# the benchmark of that name, and GPU_CHECK_ARGS to tools/gpu_check.py.
+# Further arguments for a program that a target runs. DEMO_ARGS: examples/demo.py, or with --hosts, examples/demo_hosts.py.
+# PYTEST_ARGS: pytest. BENCH_ARGS: benches/rendezvous.py. GPU_CHECK_ARGS: tools/gpu_check.py. The other benchmarks have STORE_BENCH_ARGS,
+# PROCESS_BENCH_ARGS, AGENT_BENCH_ARGS, RUN_BENCH_ARGS, WARM_BENCH_ARGS, ETCD_BENCH_ARGS and IN_PLACE_BENCH_ARGS.
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=

@@ -751,7 +751,7 @@ class HostTable:
         """
     def update(self, /, hosts: SupportsGetItem[int, tuple[str, SupportsIndex]]) -> int:
         """
-        Take a new list of hosts, and return what has changed since the last one: 0 nothing, 1 removed, 2 added, 3 both.
+        Replace the list of hosts. Returns Horovod's flags: 1 if hosts or slots were removed, 2 if they were added, 3 for both, else 0.
 
         Raises ``ValueError`` as :meth:`Driver.found`.
         """
@@ -1692,7 +1692,7 @@ def parse_hosts(text: str, *, form: str, default_slots: SupportsIndex) -> list[t
     """
     Parse hosts: ``list`` (``a:8,b:8``), ``lines`` (what a script prints) or ``hostfile``. A host without slots has ``default_slots``.
 
-    Raises ``ValueError`` with the place, its text and what is allowed.
+    Raises ``ValueError`` for a bad line or entry. The error names its number, repeats its text, and says what is allowed.
     """
 
 def rehearse(command: SupportsGetItem[int, str]) -> None:

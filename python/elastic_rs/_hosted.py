@@ -87,7 +87,8 @@ def _enter(job: dict[str, Any]) -> None:
     except OSError as error:
         shown = os.fsencode(job["cwd"]).decode(errors="replace")
         sys.exit(f"elastic-run: error: cannot go to the driver's folder `{shown}`: {error.strerror}")
-    sys.path[0] = job["cwd"]  # as if it had been started there
+    # Python has put the folder that ssh begins in first. Modules of the user are in the driver's folder.
+    sys.path[0] = job["cwd"]
     os.environ.update(job["env"])
     for name in VARIABLES:
         os.environ.pop(name, None)

@@ -216,7 +216,7 @@ async fn pass_on_exclusions(mut told: watch::Receiver<Exclusions>, to: mpsc::Unb
 
 /// Parse hosts: ``list`` (``a:8,b:8``), ``lines`` (what a script prints) or ``hostfile``. A host without slots has ``default_slots``.
 ///
-/// Raises ``ValueError`` with the place, its text and what is allowed.
+/// Raises ``ValueError`` for a bad line or entry. The error names its number, repeats its text, and says what is allowed.
 #[pyfunction]
 #[pyo3(signature = (text, *, form, default_slots))]
 pub fn parse_hosts(text: &str, form: &str, default_slots: u32) -> PyResult<Vec<(String, u32)>> {
@@ -258,7 +258,7 @@ impl HostTable {
         Ok(Self(Mutex::new(Table { manager, told: Vec::new() })))
     }
 
-    /// Take a new list of hosts, and return what has changed since the last one: 0 nothing, 1 removed, 2 added, 3 both.
+    /// Replace the list of hosts. Returns Horovod's flags: 1 if hosts or slots were removed, 2 if they were added, 3 for both, else 0.
     ///
     /// Raises ``ValueError`` as :meth:`Driver.found`.
     fn update(&self, hosts: Vec<(String, i64)>) -> PyResult<u8> {

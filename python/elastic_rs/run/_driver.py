@@ -122,7 +122,7 @@ def _cannot(text: str) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Check what cannot be combined with hosts."""
+    """Raise ``UsageError`` for a flag that must not be given with hosts."""
     if args.nnodes != "1:1":
         raise UsageError(
             f"--nnodes is `{args.nnodes}`, must not be given with hosts: --min-np and --max-np count workers"
@@ -339,7 +339,8 @@ def _options_of(args: argparse.Namespace, least: int, fixed: bool, job: str, por
         detach=args.detach,
         start_timeout_s=_of(args, "start_timeout"),
         elastic_timeout_s=_of(args, "elastic_timeout"),
-        # A script is killed at its limit, and that is told. Only what cannot be killed is judged by its silence.
+        # A script is killed at its own limit, which its discovery reports as an error. A class of the user's cannot be
+        # killed. The driver only notices that no list comes, and waits a little longer for that.
         discovery_timeout_s=timeout_s + interval_s + 1,
         grace_s=_options.grace_of(args) + GOODBYE_S,
         host_failures=args.host_failures or (3 if cooldown is None else 1),
