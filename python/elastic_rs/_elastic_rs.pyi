@@ -796,7 +796,7 @@ class Launched:
     @property
     def error(self, /) -> str | None:
         """
-        Of ``no_place``: name of the corresponding exception of ``elastic_rs.errors``.
+        Of ``no_place`` and ``too_late``: name of the corresponding exception of ``elastic_rs.errors``.
         """
     @property
     def error_files(self, /) -> dict[int, str]:
@@ -821,12 +821,13 @@ class Launched:
     @property
     def outcome(self, /) -> str:
         """
-        ``succeeded``, ``not_needed`` (a spare), ``failed``, ``no_place`` or ``signal``.
+        ``succeeded``, ``not_needed`` (a spare), ``too_late`` (the job had succeeded before this node could join), ``failed``, ``no_place``
+        or ``signal``.
         """
     @property
     def reason(self, /) -> str | None:
         """
-        Of ``failed`` and ``no_place``: the reason, in words.
+        Of ``failed``, ``no_place`` and ``too_late``: the reason, in words.
         """
     @property
     def signal(self, /) -> int | None:

@@ -44,7 +44,7 @@ impl Ending {
     /// What it means for the job.
     pub fn meaning(&self) -> Meaning {
         match self.outcome.as_deref() {
-            Some("succeeded" | "not_needed") => Meaning::Succeeded,
+            Some("succeeded" | "not_needed" | "too_late") => Meaning::Succeeded,
             Some("failed") => Meaning::Failed,
             Some("detached") => Meaning::Detached,
             _ => Meaning::Trouble,
@@ -133,6 +133,7 @@ mod tests {
         for (outcome, meaning) in [
             (Some("succeeded"), Meaning::Succeeded),
             (Some("not_needed"), Meaning::Succeeded),
+            (Some("too_late"), Meaning::Succeeded),
             (Some("failed"), Meaning::Failed),
             (Some("detached"), Meaning::Detached),
             (Some("no_place"), Meaning::Trouble),

@@ -22,13 +22,14 @@ use crate::runtime::{block_on_task, detach, handle};
 /// How :func:`launch` ended.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs", get_all)]
 pub struct Launched {
-    /// ``succeeded``, ``not_needed`` (a spare), ``failed``, ``no_place`` or ``signal``.
+    /// ``succeeded``, ``not_needed`` (a spare), ``too_late`` (the job had succeeded before this node could join), ``failed``, ``no_place``
+    /// or ``signal``.
     outcome: &'static str,
-    /// Of ``failed`` and ``no_place``: the reason, in words.
+    /// Of ``failed``, ``no_place`` and ``too_late``: the reason, in words.
     reason: Option<String>,
     /// Of ``failed``: the first failure, on whatever node. None if the job was closed without a failure report.
     failure: Option<Failure>,
-    /// Of ``no_place``: name of the corresponding exception of ``elastic_rs.errors``.
+    /// Of ``no_place`` and ``too_late``: name of the corresponding exception of ``elastic_rs.errors``.
     error: Option<&'static str>,
     /// Of ``signal``: the signal's number.
     signal: Option<i32>,
@@ -60,7 +61,7 @@ impl From<Ended> for Launched {
                 (launched.failure, launched.reason) = (cause.map(|cause| Failure::from(*cause)), Some(reason));
             }
             Outcome::NoPlace(error) => {
-                launched.outcome = "no_place";
+                launched.outcome = if error.is_after_success() { "too_late" } else { "no_place" };
                 launched.error = Some(class_of_join(&error));
                 launched.reason = Some(error.to_string());
             }

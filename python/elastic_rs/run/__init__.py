@@ -37,11 +37,15 @@ FAILED = 1
 INTERRUPTED = 130
 
 
+def _tell_nobody(_: str) -> None:
+    """No driver has started this agent."""
+
+
 def main(
     args: Sequence[str] | None = None,
     *,
     discovery: HostDiscovery | None = None,
-    told: Callable[[str], None] = lambda _: None,
+    told: Callable[[str], None] = _tell_nobody,
 ) -> int:
     """Run the workers of one node until the job has ended, or check the node (``doctor``), and return the exit code.
 
@@ -52,7 +56,9 @@ def main(
     Args:
         args: the command line; that of this process if None.
         discovery: finds the hosts, instead of ``-H`` and the like.
-        told: called with :attr:`elastic_rs._elastic_rs.Launched.outcome`, if this node gets so far.
+        told: for an agent that a driver has started. It is called with
+            :attr:`elastic_rs._elastic_rs.Launched.outcome`, if this node gets so far. Such an agent ends well if it
+            joins after the job has succeeded. For any other node that is an error, as for torchrun.
     """
     argv = sys.argv[1:] if args is None else list(args)
     try:
@@ -170,7 +176,7 @@ def _take_part(meeting: Rendezvous, local_addr: str | None, options: LaunchOptio
     if host is not None and (launched.reason or "").startswith("could not reach the coordinator"):
         hint = f"this process hosts it, so `{meeting.host}` must be an address of this machine"
         hint += ", which has node rank 0" if meeting.fixed and config.node_rank == 0 else ""
-    return _told(launched, options.workers.entrypoint, hint)
+    return _told(launched, options.workers.entrypoint, hint, driven=told is not _tell_nobody)
 
 
 def _prepare_environment(args: argparse.Namespace, count: int) -> None:
@@ -192,13 +198,23 @@ def _prepare_environment(args: argparse.Namespace, count: int) -> None:
         )
 
 
-def _told(launched: Launched, entrypoint: str, hint: str) -> int:
-    """Report how the job ended, and return the exit code. ``hint``: for a coordinator that could not be reached."""
+def _told(launched: Launched, entrypoint: str, hint: str, *, driven: bool) -> int:
+    """Report how the job ended, and return the exit code.
+
+    Args:
+        launched: how it ended.
+        entrypoint: the name of the workers' program.
+        hint: for a coordinator that could not be reached.
+        driven: a driver has started this agent.
+    """
     match launched.outcome:
         case "succeeded":
             return 0
         case "not_needed":
             logger.info("this node was a spare, and the job ended without needing it")
+            return 0
+        case "too_late" if driven:
+            logger.info("the job had succeeded before this node could join it")
             return 0
         case "signal":
             return 128 + (launched.signal or 0)

@@ -51,6 +51,13 @@ pub enum JoinError {
     State(String),
 }
 
+impl JoinError {
+    /// Whether the job had succeeded before this node could join.
+    pub fn is_after_success(&self) -> bool {
+        matches!(self, Self::Closed { verdict: Verdict::Succeeded { .. } | Verdict::AllDone { .. }, .. })
+    }
+}
+
 /// A change of the world that workers live through.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {

@@ -189,7 +189,7 @@ class Job:
         for pid, env in marked.items():
             parent = _parent(pid)
             # A worker's own children inherit RANK too.
-            if "RANK" in env and "RANK" not in marked.get(parent, {}) and {*_above(pid)} & agents:
+            if "RANK" in env and "RANK" not in marked.get(parent, {}) and {*above(pid)} & agents:
                 found[int(env["RANK"])] = pid
         return dict(sorted(found.items()))
 
@@ -242,7 +242,7 @@ class Job:
         self.finish(passed=kind is None)
 
 
-def _above(pid: int) -> Iterator[int]:
+def above(pid: int) -> Iterator[int]:
     """Yield the ancestors that may be a worker's agent: between them are guards and, with warm starts, a template."""
     for _ in range(4):
         pid = _parent(pid)

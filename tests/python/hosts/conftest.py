@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from helpers.procs import MARKER, Job, Process
+from helpers.procs import MARKER, Job, Process, above
 from ssh_server import CannotServeError, SshServer
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -79,3 +79,12 @@ class Listing:
 def listing(tmp_path: Path) -> Listing:
     """Return a discovery script that prints what the test says."""
     return Listing(tmp_path)
+
+
+def agent_of(worker: int) -> int:
+    """Return the pid of the agent on a worker's host."""
+    # The worker's guard is a fork of the agent, with the same command line, and stands between the two.
+    agents = [
+        pid for pid in above(worker) if Path(f"/proc/{pid}/cmdline").read_bytes().endswith(b"-m\0elastic_rs._hosted\0")
+    ]
+    return agents[-1]

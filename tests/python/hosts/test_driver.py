@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers.workers import place
 
-from .conftest import FAMILY, FAST
+from .conftest import FAMILY, FAST, agent_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,9 +34,12 @@ def ssh_of(job: Job, driver: Process, host: str) -> int:
     raise AssertionError(f"no connection with {host}")
 
 
-def test_hosts_of_a_list_run_one_job_in_their_order(server: SshServer, drive: Drive, tmp_path: Path) -> None:
-    done = tmp_path / "done"
-    driver = drive("-H", "node1:1,node0:2", f"--ssh={server.command()}", worker=("--until", done))
+@pytest.mark.parametrize("flag", ["-H", "--hostfile"])
+def test_hosts_of_a_list_run_one_job_in_their_order(server: SshServer, drive: Drive, tmp_path: Path, flag: str) -> None:
+    file, done = tmp_path / "hosts", tmp_path / "done"
+    file.write_text("# as of mpirun\nnode1 slots=1\n\nnode0:2  # two GPUs\n")
+    hosts = {"-H": "node1:1,node0:2", "--hostfile": str(file)}[flag]
+    driver = drive(flag, hosts, f"--ssh={server.command()}", worker=("--until", done))
     # Horovod's assignment: by host, in the order of the list, consecutive ranks.
     assert place(driver, 3, host="node1")["rank"] == "0"
     ranks = {place(driver, 3, host="node0")["rank"]}
@@ -281,6 +284,42 @@ def test_a_script_that_does_not_exist_there_is_told(server: SshServer, drive: Dr
     assert driver.wait() == 1
     driver.line(r"^\[node0\] elastic-run: error: the script `.*none.py` does not exist")
     driver.line(r"host `node0`: the agent cannot run there \(exit code 2\)")
+
+
+LATE = """#!{python} -S
+import os, subprocess, sys, time
+agent = [{python!r}, *sys.argv[1:]]
+if {address!r} not in os.environ["SSH_CONNECTION"].split():
+    os.execv(agent[0], agent)
+own, job = sys.stdin.buffer.readline(), sys.stdin.buffer.readline()
+process = subprocess.Popen(agent, stdin=subprocess.PIPE)
+process.stdin.write(own)
+process.stdin.flush()
+while not os.path.exists({release!r}):
+    time.sleep(0.05)
+process.stdin.write(job)
+process.stdin.flush()
+sys.exit(process.wait())
+"""
+
+
+def test_an_agent_that_comes_after_the_success_ends_well(
+    server: SshServer, drive_fast: Drive, job: Job, tmp_path: Path
+) -> None:
+    python, done, release = (tmp_path / name for name in ("python", "done", "release"))
+    # The agent on node1 reports that it runs, and gets the job's line only when the job is over.
+    address = server.names["node1"]
+    python.write_text(LATE.format(python=sys.executable, address=address, release=str(release)))
+    python.chmod(0o755)
+    driver = drive_fast("-H", "node0:1,node1:1", "--min-np=1", f"--remote-python={python}", worker=("--until", done))
+    agent = agent_of(int(place(driver, 1, host="node0")["pid"]))
+    driver.line("an agent runs on node1:1")
+    done.touch()
+    job.until_gone(agent)
+    release.touch()
+    assert driver.wait() == 0
+    driver.line(r"^\[node1\] .*the job had succeeded before this node could join it")
+    assert not any("RendezvousClosedError" in line for line in driver.lines)
 
 
 def test_a_dry_run_starts_nothing(drive: Drive) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers.procs import _above
 from helpers.workers import place
+
+from .conftest import agent_of
 
 if TYPE_CHECKING:
     from helpers.procs import Job
@@ -85,17 +86,12 @@ def test_the_others_go_on_without_the_host_of_rank_0(server: SshServer, drive: D
     rank_0 = int(first["pid"])
     place(driver, 2, host="node1")
     mark = driver.mark()
-    # Its guard is a fork of the agent, with the same command line, and stands between the two.
-    os.kill([pid for pid in _above(rank_0) if _is_agent(pid)][-1], signal.SIGKILL)
+    os.kill(agent_of(rank_0), signal.SIGKILL)
     assert place(driver, 1, host="node1", since=mark)["rank"] == "0"
     driver.line(r"host `node0`: the connection was lost, or a signal ended the agent", since=mark)
     job.until_gone(rank_0)
     done.touch()
     assert driver.wait() == 0
-
-
-def _is_agent(pid: int) -> bool:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().endswith(b"-m\0elastic_rs._hosted\0")
 
 
 # horovod test/integration: a failed worker takes its host out, which comes back after its cool-down (resurrect).
