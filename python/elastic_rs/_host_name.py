@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
-import signal
 import socket
 import threading
 import time
 from typing import Any
+
+from elastic_rs._threads import start_daemon
 
 __all__ = ["ask", "host_name", "spare_torch_the_wait", "wait_for_readers"]
 
@@ -34,13 +35,7 @@ class _Question:
         self.name = socket.gethostname()  # `getfqdn` falls back to it too
         self._answered = threading.Event()
         self._due = time.monotonic() + PATIENCE_S
-        thread = threading.Thread(target=self._ask, name="elastic_rs-host-name", daemon=True)
-        # Signals belong to the main thread.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            thread.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        start_daemon(self._ask, "elastic_rs-host-name")
 
     def _ask(self) -> None:
         self.name = socket.getfqdn()

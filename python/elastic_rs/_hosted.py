@@ -14,9 +14,9 @@ import json
 import os
 import signal
 import sys
-import threading
 
 from elastic_rs import _elastic_rs
+from elastic_rs._threads import start_daemon
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def main() -> int:
         report = _report_to_nobody
     else:
         leave = int(job["leave"])
-        _start(lambda: _obey(requests, leave))
+        start_daemon(lambda: _obey(requests, leave), "elastic_rs-driver")
     from elastic_rs import run
 
     return run.main(_command_line(own, job), told=lambda outcome: report({"ended": {"outcome": outcome}}))
@@ -123,16 +123,6 @@ def _command_line(own: dict[str, Any], job: dict[str, Any]) -> list[str]:
     ours = [f"--nproc-per-node={own['slots']}", f"--rdzv-endpoint={endpoint}", f"--rdzv-conf={conf}"]
     script = job["script"]
     return [*job["flags"], *ours, *(["--"] if script[0].startswith("-") else []), *script]
-
-
-def _start(run: Callable[[], None]) -> None:
-    """Start a thread that takes no signals: the main thread has them."""
-    thread = threading.Thread(target=run, name="elastic_rs-driver", daemon=True)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        thread.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _obey(requests: IO[bytes], leave: int) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from typing import TYPE_CHECKING, Protocol
 
+from elastic_rs._threads import start_daemon
 from elastic_rs.discovery._sources import DiscoveryError
 
 if TYPE_CHECKING:
@@ -35,15 +35,10 @@ class Poll:
         self._listener = listener
         self._interval_s = interval_s
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="elastic_rs-discovery", daemon=True)
 
     def start(self) -> None:
         """Start the thread. It takes no signals."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            self._thread.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        start_daemon(self._run, "elastic_rs-discovery")
 
     def stop(self) -> None:
         """Stop asking. A call in progress is not waited for."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from threading import Thread
 from typing import TYPE_CHECKING, Generic, TypeVar
+
+from elastic_rs._threads import start_daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from threading import Thread
 
 __all__ = ["Answer", "Finding", "Question", "asked", "mend", "note", "ok"]
 
@@ -77,9 +79,9 @@ class Question(Generic[T]):
         self._error = ""
         self._began = time.monotonic()
         self._took_s = 0.0
-        self._thread = Thread(target=self._run, args=(ask,), name="doctor-asks", daemon=True)
+        self._thread: Thread | None = None
         try:
-            self._thread.start()
+            self._thread = start_daemon(lambda: self._run(ask), "doctor-asks")
         except RuntimeError as error:  # no thread is left: the check `processes` reports it
             self._error = str(error)
 
@@ -92,9 +94,9 @@ class Question(Generic[T]):
 
     def answer(self, limit_s: float) -> Answer[T]:
         """Wait for the answer until ``limit_s`` after the question."""
-        if self._thread.ident is not None:
+        if self._thread is not None:
             self._thread.join(max(0.0, self._began + limit_s - time.monotonic()))
-        if self._thread.is_alive():
+        if self._thread is not None and self._thread.is_alive():
             return Answer(None, limit_s, error=f"no answer within {limit_s:g} s", late=True)
         return Answer(self._found[0] if self._found else None, self._took_s, error=self._error)
 

@@ -1,0 +1,31 @@
+"""Threads that take no signals: those belong to the main thread, which waits in calls that only a signal to it ends."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["start_daemon"]
+
+
+def start_daemon(run: Callable[[], None], name: str) -> threading.Thread:
+    """Start a thread that takes no signals, and that does not keep the process from ending.
+
+    Args:
+        run: what it does.
+        name: its name.
+
+    Raises:
+        RuntimeError: no thread is left.
+    """
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return thread
