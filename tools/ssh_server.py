@@ -99,17 +99,26 @@ class SshServer:
         known = "".join(f"[{address}]:{self.port} {public}\n" for address in ADDRESSES)
         (self.folder / name).write_text(known)
 
-    def command(self, *, known: str = "known_hosts", key: str = "user", ports: Mapping[str, int] | None = None) -> str:
+    def command(
+        self,
+        *,
+        known: str = "known_hosts",
+        key: str = "user",
+        ports: Mapping[str, int] | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> str:
         """Return the value of ``--ssh``.
 
         Args:
             known: the file in the folder that knows the hosts.
             key: the file in the folder with the client's key.
             ports: of hosts at which nobody listens, say.
+            settings: of single hosts, a line of the client's configuration each.
         """
         config = self.folder / f"ssh_config-{known}-{key}"
         names = [
             f"Host {name}\n  HostName {address}\n  Port {(ports or {}).get(name, self.port)}\n"
+            f"  {(settings or {}).get(name, '')}\n"
             for name, address in self.names.items()
         ]
         config.write_text(

@@ -168,6 +168,27 @@ def test_bad_hosts_are_named_and_the_others_undisturbed(drive_fast: Drive, listi
     assert driver.wait() == 0
 
 
+def test_hosts_with_a_wrong_key_are_named_and_the_others_undisturbed(
+    server: SshServer, drive: Drive, listing: Listing, tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    server.known_hosts("changed", "stranger")
+    settings = {"node1": "User nobody-here", "node2": f"UserKnownHostsFile {server.folder / 'changed'}"}
+    listing.write("node0:1")
+    flags = [*FAST, f"--ssh={server.command(settings=settings)}", listing.flag, "--host-failures=1"]
+    driver = drive(*flags, worker=("--until", done))
+    place(driver, 1, host="node0")
+    mark = driver.mark()
+    listing.write("node0:1", "node1:1", "node2:1")
+    driver.line(r"host `node1`: ssh cannot connect: .*Permission denied.*; it is out for the job", since=mark)
+    driver.line(r"host `node2`: ssh cannot connect: .*has changed.*; it is out for the job", since=mark)
+    # One that lets the driver in joins as ever.
+    listing.write("node0:1", "node1:1", "node2:1", "node3:1")
+    place(driver, 2, host="node3")
+    done.touch()
+    assert driver.wait() == 0
+
+
 # horovod test/single/test_elastic_discovery.py: the first failure ends the job.
 def test_a_script_that_fails_at_its_first_call_ends_the_job(drive: Drive, listing: Listing) -> None:
     listing.script.write_text("#!/bin/sh\necho no cluster >&2\nexit 3\n")
