@@ -12,11 +12,11 @@ use bytes::BytesMut;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use elastic_rs::net::listen;
 use elastic_rs::proto::Request;
-use elastic_rs::store::server::{ServerOptions, StoreServer};
+use elastic_rs::store::server::{LocalPeers, ServerOptions, StoreServer};
 
-fn start() -> StoreServer {
+fn start(options: ServerOptions) -> StoreServer {
     let listener = listen::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
-    StoreServer::start(vec![listener], ServerOptions::default()).unwrap()
+    StoreServer::start(vec![listener], options).unwrap()
 }
 
 /// A client and its server.
@@ -27,7 +27,7 @@ struct Client {
 
 impl Client {
     fn new() -> Self {
-        let server = start();
+        let server = start(ServerOptions::default());
         let stream = TcpStream::connect(server.local_addr()).unwrap();
         stream.set_nodelay(true).unwrap();
         let mut client = Client { stream, _server: server };
@@ -76,21 +76,25 @@ fn in_one_segment(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Connect, send VALIDATE, wait for the first reply, and leave.
+/// Connect, send VALIDATE, wait for the first reply, and leave: at a store that every user may reach, and at one that looks at the
+/// user of each connection.
 fn connect(criterion: &mut Criterion) {
-    let server = start();
     let hello = encode(&[Request::Validate, Request::Ping { nonce: 1 }]);
     let mut group = criterion.benchmark_group("connect");
     group.sample_size(20).throughput(Throughput::Elements(1));
-    group.bench_function("to first reply", |bencher| {
-        bencher.iter(|| {
-            let mut stream = TcpStream::connect(server.local_addr()).unwrap();
-            stream.write_all(&hello).unwrap();
-            stream.read_exact(&mut [0; 4]).unwrap();
-            // End with a reset. After a close, the port would be in use for a minute, and there are only 28,000.
-            socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+    let same_user = LocalPeers::SameUser { way_out: "" };
+    for (name, local_peers) in [("to first reply", LocalPeers::Any), ("to first reply, same user", same_user)] {
+        let server = start(ServerOptions { local_peers, ..ServerOptions::default() });
+        group.bench_function(name, |bencher| {
+            bencher.iter(|| {
+                let mut stream = TcpStream::connect(server.local_addr()).unwrap();
+                stream.write_all(&hello).unwrap();
+                stream.read_exact(&mut [0; 4]).unwrap();
+                // End with a reset. After a close, the port would be in use for a minute, and there are only 28,000.
+                socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+            });
         });
-    });
+    }
     group.finish();
 }
 

@@ -26,13 +26,16 @@ fn sources(directory: &Path, found: &mut HashMap<String, String>) {
 }
 
 #[test]
-fn every_test_that_the_table_of_the_store_names_exists() {
+fn every_test_that_the_pages_of_store_and_security_name_exists() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = HashMap::new();
     sources(&root.join("src"), &mut found);
     sources(&root.join("tests"), &mut found);
-    let document = fs::read_to_string(root.join("docs/store.md")).unwrap();
-    let named: Vec<(&str, &str)> = document.split('`').filter_map(|code| code.split_once("::")).collect();
+    let documents = ["docs/store.md", "docs/security.md"].map(|name| fs::read_to_string(root.join(name)).unwrap());
+    let is_name =
+        |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    let code = documents.iter().flat_map(|document| document.split('`')).filter_map(|code| code.split_once("::"));
+    let named: Vec<(&str, &str)> = code.filter(|(file, test)| is_name(file) && is_name(test)).collect();
     assert!(named.len() > 50, "{named:?}");
     for (file, test) in named.into_iter().filter(|named| *named != ("file", "name")) {
         let text = found.get(file).unwrap_or_else(|| panic!("no file `{file}`"));

@@ -128,6 +128,8 @@ class DynamicRendezvousHandler(NodeHandler):
         keep_alive_interval: int | timedelta = 5,
         keep_alive_max_attempt: int = 3,
         cas_backoff_max_seconds: float = 0.0,
+        *,
+        store_peers: str = "same-user",
     ) -> DynamicRendezvousHandler:
         """Create a handler.
 
@@ -142,6 +144,8 @@ class DynamicRendezvousHandler(NodeHandler):
             keep_alive_interval: how often the node shows that it lives, in seconds.
             keep_alive_max_attempt: after how many missed keep-alives it is lost.
             cas_backoff_max_seconds: checked, without effect: the core spreads writes that were refused by itself.
+            store_peers: which users of this machine may connect to the worker stores of this node: ``same-user`` (its
+                own and root) or ``any``.
 
         Raises:
             ValueError: an argument is not allowed.
@@ -156,15 +160,21 @@ class DynamicRendezvousHandler(NodeHandler):
             keep_alive_max_attempt=keep_alive_max_attempt,
             cas_backoff_max_seconds=cas_backoff_max_seconds,
         )
-        return cls(settings, store, backend, local_addr)
+        return cls(settings, store, backend, local_addr, store_peers=store_peers)
 
     def __init__(
-        self, settings: RendezvousSettings, store: Store, backend: RendezvousBackend, local_addr: str | None = None
+        self,
+        settings: RendezvousSettings,
+        store: Store,
+        backend: RendezvousBackend,
+        local_addr: str | None = None,
+        *,
+        store_peers: str = "same-user",
     ) -> None:
         _check(settings)
         addr = local_addr or socket.getfqdn()
         self._node = f"{addr}_{os.getpid()}_{next(_local_ids)}"
-        config = RendezvousConfig(
+        config = RendezvousConfig.from_mapping({"store_peers": store_peers}, backend="rust-c10d").replace(
             join_timeout=settings.timeout.join.total_seconds(),
             last_call_timeout=settings.timeout.last_call.total_seconds(),
             close_timeout=settings.timeout.close.total_seconds(),
@@ -310,7 +320,8 @@ def create_handler(store: Store, backend: RendezvousBackend, params: RendezvousP
     """Create a handler from what torchrun was given.
 
     Reads ``join_timeout``, ``last_call_timeout``, ``close_timeout``, ``heartbeat_timeout``, ``keep_alive_interval``,
-    ``keep_alive_max_attempt`` (whole numbers, seconds) and ``cas_backoff_max_seconds`` of the configuration.
+    ``keep_alive_max_attempt`` (whole numbers, seconds), ``cas_backoff_max_seconds`` and ``store_peers`` of the
+    configuration.
 
     Args:
         store: what the agents share.
@@ -345,6 +356,7 @@ def create_handler(store: Store, backend: RendezvousBackend, params: RendezvousP
             keep_alive_interval=interval,
             keep_alive_max_attempt=attempts,
             cas_backoff_max_seconds=back_off,
+            store_peers=params.get("store_peers", "same-user"),
         )
     except Exception as error:
         message = f"{type(error).__name__}: {error}"

@@ -9,10 +9,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use crate::net::listen::{bind, bind_wildcard};
+use crate::rendezvous::conf::StorePeers;
 use crate::rendezvous::node::machine::JoinError;
 use crate::rendezvous::node::session::Session;
 use crate::rendezvous::protocol::message::{JoinWorkers, Placement};
-use crate::store::server::{ServerOptions, StoreServer};
+use crate::store::server::{LocalPeers, ServerOptions, StoreServer};
 
 /// The store at `MASTER_ADDR:MASTER_PORT`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,7 +27,7 @@ pub enum WorkersStore {
     Elsewhere,
 }
 
-/// From where the worker stores of a node must be reachable.
+/// From where the worker stores of a node must be reachable, and by whom.
 #[derive(Clone, Debug, Default)]
 pub struct Reach {
     /// The address at which other nodes find this one, if the user has given it (`--local-addr`).
@@ -37,7 +38,12 @@ pub struct Reach {
     pub on_one_machine: bool,
     /// Which store the workers of a round share.
     pub workers_store: WorkersStore,
+    /// Which users of this machine may connect to them (`--rdzv-conf store_peers`).
+    pub peers: StorePeers,
 }
+
+const WAY_OUT: &str =
+    "give --rdzv-conf store_peers=any to the agents if the job's workers, or a proxy before them, have other users";
 
 /// Opens the worker stores of a node.
 #[derive(Clone, Debug)]
@@ -105,7 +111,11 @@ impl Opener {
                 bind_wildcard(port).map_err(|error| io::Error::other(error.to_string()))?
             }
         };
-        StoreServer::start(vec![listener], ServerOptions::default())
+        let local_peers = match self.reach.peers {
+            StorePeers::SameUser => LocalPeers::SameUser { way_out: WAY_OUT },
+            StorePeers::Any => LocalPeers::Any,
+        };
+        StoreServer::start(vec![listener], ServerOptions { local_peers, ..ServerOptions::default() })
     }
 }
 

@@ -1,6 +1,6 @@
 //! The addresses and names of this machine.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use tokio::time::Instant;
 
@@ -8,7 +8,13 @@ use super::connect::resolve;
 
 /// Whether the address belongs to this machine, so that a socket can be bound to it.
 pub fn is_local(ip: IpAddr) -> bool {
-    !ip.is_unspecified() && TcpListener::bind((ip, 0)).is_ok()
+    is_bindable(SocketAddr::new(ip, 0))
+}
+
+/// The same for an address with its zone, without which a link-local one cannot be bound. The port must be 0.
+pub(super) fn is_bindable(address: SocketAddr) -> bool {
+    // UDP: nothing listens meanwhile.
+    !address.ip().is_unspecified() && UdpSocket::bind(address).is_ok()
 }
 
 /// Whether the name is this machine's host name, with or without its domain.

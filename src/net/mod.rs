@@ -1,4 +1,4 @@
-//! Sockets: listening, connecting, and probing which server answers.
+//! Sockets: listening, connecting, probing which server answers, and telling whose a connection is.
 //!
 //! Knows neither the store nor the rendezvous. Facts about PyTorch's sockets are in [`listen`].
 
@@ -7,4 +7,6 @@ pub(crate) mod black_hole;
 pub mod connect;
 pub mod listen;
 pub mod local;
+pub mod peer_user;
 pub mod probe;
+mod proc_net;

@@ -131,6 +131,8 @@ keys! {
     /// gloo's, also those with NCCL's, or none (off).
     in_place: InPlace = InPlace::Gloo, Allowed::OneOf(&["off", "gloo", "nccl"]),
         Scope::c10d("workers are restarted there");
+    /// Which users of this machine may connect to the worker stores of this node: its own and root, or any.
+    store_peers: StorePeers = StorePeers::SameUser, Allowed::OneOf(&["same-user", "any"]);
     /// Fewest workers of a world, on however many nodes. Needs `max_workers`.
     min_workers: Option<u32> = None, Allowed::Whole(1, rules::MOST_WORKERS), Scope::c10d(COUNTED_BY_A_COORDINATOR);
     /// Most workers of a world. A round closes at once when as many wait. The node that would pass it starts fewer.
@@ -241,6 +243,16 @@ impl InPlace {
             Self::Nccl => "nccl",
         }
     }
+}
+
+/// Which users of a node's machine may connect to its worker stores.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StorePeers {
+    /// The agent's, and root.
+    #[default]
+    SameUser,
+    /// All.
+    Any,
 }
 
 /// How to speak to etcd.

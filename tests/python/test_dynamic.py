@@ -298,6 +298,10 @@ def test_create_handler_reads_the_configuration() -> None:
     assert settings.keep_alive_interval == timedelta(seconds=2)
     with pytest.raises(ValueError, match=r"cas_backoff_max_seconds\('x'\) is not a valid float value"):
         create_handler(dist.HashStore(), Cell(), params(cas_backoff_max_seconds="x"))
+    with pytest.raises(ValueError, match=r"store_peers is `all`, must be `same-user` or `any`"):
+        create_handler(dist.HashStore(), Cell(), params(store_peers="all"))
+    handler = create_handler(dist.HashStore(), Cell(), params(store_peers="any"))
+    assert handler._config.values()["store_peers"] == "any"
 
 
 def test_create_backend_hosts_a_store_and_a_handler_works_over_it() -> None:

@@ -1,8 +1,9 @@
 //! Log records of rejected connections and sessions. The subscriber is process-wide, so each test has a process.
 
 use std::fmt::{Debug, Write as _};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::process::Command;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::alone::alone;
+use crate::users::{SAME_USER, STRANGER, as_user};
 
 static RECORDS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
@@ -299,4 +301,59 @@ fn say(host: &Host, hello: Hello, messages: impl IntoIterator<Item = NodeMessage
     let reading = std::thread::spawn(move || reader.read_to_end(&mut Vec::new()));
     stream.write_all(&bytes).unwrap();
     let _ = reading.join().unwrap();
+}
+
+#[test]
+fn another_users_connection_is_logged_with_the_user_and_the_way_out() {
+    if !keeps_records("logging::another_users_connection_is_logged_with_the_user_and_the_way_out") {
+        return;
+    }
+    let server = start(ServerOptions { local_peers: SAME_USER, ..ServerOptions::default() });
+    let visits = as_user(STRANGER, || (0..30).map(|_| visit(&server, b"")).collect::<Vec<_>>());
+    let Some(visits) = visits else {
+        println!("skipped: only root can be another user");
+        return;
+    };
+    let records = std::mem::take(&mut *RECORDS.lock().unwrap());
+    assert_eq!(records.len(), 20, "bounded: {records:?}");
+    let detail = "detail=\"uid 65533 is neither this process's user (uid 0) nor root; ask for help\"";
+    for (record, peer) in records.iter().zip(visits) {
+        assert!(record.contains(&format!("peer={peer} cause=\"other_user\" {detail}")), "{record}");
+    }
+    assert_eq!(server.stats().rejected(Cause::OtherUser), 30);
+}
+
+/// Set in the process that the next test starts in a user namespace.
+const IN_A_NAMESPACE: &str = "ELASTIC_RS_TEST_IN_A_NAMESPACE";
+
+/// There all users have the same number, which stands for "another".
+#[test]
+fn a_user_without_a_number_is_admitted_and_logged_once() {
+    const NAME: &str = "logging::a_user_without_a_number_is_admitted_and_logged_once";
+    if std::env::var_os(IN_A_NAMESPACE).is_none() {
+        let test = std::env::current_exe().unwrap();
+        let mut command = Command::new("unshare");
+        command.arg("--user").arg(test).args(["--exact", NAME, "--nocapture"]).env(IN_A_NAMESPACE, "1");
+        match command.output() {
+            Ok(output) if output.status.success() => {
+                assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
+            }
+            Ok(output) if String::from_utf8_lossy(&output.stderr).contains("unshare failed") => {
+                println!("skipped: no user namespaces here");
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => println!("skipped: no unshare here"),
+            other => panic!("{other:?}"),
+        }
+        return;
+    }
+    tracing::subscriber::set_global_default(Keep).unwrap();
+    let server = start(ServerOptions { local_peers: SAME_USER, ..ServerOptions::default() });
+    for _ in 0..3 {
+        let mut client = TcpStream::connect(server.local_addr()).unwrap();
+        client.write_all(b"\0\xce\xf7\x85\x3c\x0d\x01\x02\x03\x04").unwrap();
+        client.read_exact(&mut [0; 4]).unwrap();
+    }
+    let records = std::mem::take(&mut *RECORDS.lock().unwrap());
+    let [record] = &records[..] else { panic!("{records:?}") };
+    assert!(record.contains("its user has no number in this user namespace"), "{record}");
 }

@@ -9,4 +9,5 @@ mod hostility;
 mod logging;
 mod properties;
 mod server;
+mod users;
 mod vectors;

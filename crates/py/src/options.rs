@@ -72,7 +72,7 @@ impl NodeOptions {
 
     /// The node's part in a job. `on_one_machine`: the coordinator listens on loopback alone.
     pub fn node(&self, on_one_machine: bool) -> node::NodeOptions {
-        let Conf { node_rank, join_timeout, drain_timeout, .. } = self.config.0;
+        let Conf { node_rank, join_timeout, drain_timeout, store_peers, .. } = self.config.0;
         node::NodeOptions {
             run_id: self.run_id.clone(),
             name: self.name.clone(),
@@ -85,6 +85,7 @@ impl NodeOptions {
                     (false, true) => WorkersStore::Node,
                     (false, false) => WorkersStore::Worker,
                 },
+                peers: store_peers,
             },
             node_rank,
             join_timeout,

@@ -1,11 +1,12 @@
 //! Which process listens on a port, as far as `/proc` tells.
 //!
-//! Owns reading `/proc/net/tcp`, `/proc/net/tcp6` and `/proc/<pid>/fd`. Runs only when a port turned out to be taken.
-//! Facts: `proc_net_tcp` in the kernel's documentation, `proc_pid_fd(5)`.
+//! Owns reading `/proc/<pid>/fd`. Runs only when a port turned out to be taken. Facts: `proc_pid_fd(5)`.
 
 use std::fmt;
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
+
+use crate::net::proc_net::{LISTEN, Row, TABLES};
 
 /// Which process has a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,7 +36,7 @@ impl fmt::Display for PortOwner {
 
 /// Looks for the process whose listening socket keeps `address` from being bound.
 pub fn find_owner(address: SocketAddr) -> PortOwner {
-    let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| fs::read_to_string(path).unwrap_or_default());
+    let tables = TABLES.map(|path| fs::read_to_string(path).unwrap_or_default());
     let inodes: Vec<u64> = tables.iter().flat_map(|table| listening_inodes(table, address)).collect();
     if inodes.is_empty() {
         return PortOwner::NotListening;
@@ -45,41 +46,13 @@ pub fn find_owner(address: SocketAddr) -> PortOwner {
 
 /// Inodes of the listening sockets in one table that keep `wanted` from being bound.
 fn listening_inodes(table: &str, wanted: SocketAddr) -> Vec<u64> {
-    const LISTEN: &str = "0A";
     let conflicts = |ip: IpAddr| {
         let (ip, wanted) = (ip.to_canonical(), wanted.ip().to_canonical());
         ip == wanted || ip.is_unspecified() || wanted.is_unspecified()
     };
-    table
-        .lines()
-        .skip(1)
-        .filter_map(|line| {
-            let mut columns = line.split_whitespace();
-            let (ip, port) = parse_address(columns.nth(1)?)?;
-            let state = columns.nth(1)?;
-            let inode = columns.nth(5)?.parse().ok()?;
-            (state == LISTEN && port == wanted.port() && conflicts(ip)).then_some(inode)
-        })
-        .collect()
-}
-
-/// Parses `0100007F:1F90`. The kernel prints each 32-bit word of the address as a number in the host's byte order.
-fn parse_address(text: &str) -> Option<(IpAddr, u16)> {
-    let (ip, port) = text.split_once(':')?;
-    let port = u16::from_str_radix(port, 16).ok()?;
-    let word = |at: usize| u32::from_str_radix(ip.get(at * 8..at * 8 + 8)?, 16).ok().map(u32::to_ne_bytes);
-    let ip = match ip.len() {
-        8 => IpAddr::from(Ipv4Addr::from(word(0)?)),
-        32 => {
-            let mut octets = [0; 16];
-            for at in 0..4 {
-                octets[at * 4..at * 4 + 4].copy_from_slice(&word(at)?);
-            }
-            IpAddr::from(Ipv6Addr::from(octets))
-        }
-        _ => return None,
-    };
-    Some((ip, port))
+    let stands_in_the_way =
+        |row: &Row| row.state == LISTEN && row.local.port() == wanted.port() && conflicts(row.local.ip());
+    table.lines().filter_map(Row::parse).filter(stands_in_the_way).map(|row| row.inode).collect()
 }
 
 fn process_with_socket(inodes: &[u64]) -> Option<PortOwner> {
@@ -133,7 +106,7 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_said() {
         assert_eq!(PortOwner::Hidden.to_string(), "a process that /proc does not show to this user");
-        let nobody = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        let nobody = SocketAddr::from(([127, 0, 0, 1], 1));
         assert_eq!(find_owner(nobody), PortOwner::NotListening);
     }
 }

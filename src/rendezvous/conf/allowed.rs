@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::{Agent, InPlace, Protocol, RestartBudget, Setting};
+use super::{Agent, InPlace, Protocol, RestartBudget, Setting, StorePeers};
 use crate::rendezvous::protocol::settings::OnPartition;
 
 /// The user's value for a key.
@@ -242,5 +242,6 @@ choices! {
     Agent { Rust = "rust", Torch = "torch" }
     RestartBudget { Job = "job", Node = "node" }
     InPlace { Off = "off", Gloo = "gloo", Nccl = "nccl" }
+    StorePeers { SameUser = "same-user", Any = "any" }
     Protocol { Http = "http", Https = "https" }
 }

@@ -19,6 +19,7 @@ use super::connections::{Connections, place_of};
 use super::control::{Control, Ended};
 use super::hub::{Hub, LOG_TARGET, Rejection};
 use super::life::Life;
+use super::local_peers::{LocalPeerCheck, Verdict};
 use super::{Cause, ServerOptions, Upgraded, after};
 use crate::store::table::ConnId;
 
@@ -32,6 +33,8 @@ pub(super) struct EventLoop {
     deadlines: BTreeSet<(Instant, ConnId)>,
     hub: Hub,
     life: Life,
+    /// `None`: every user of this machine may connect.
+    local_peers: Option<LocalPeerCheck>,
     /// Something has happened that may end the server.
     may_be_over: bool,
 }
@@ -56,6 +59,7 @@ impl EventLoop {
             connections: Connections::default(),
             line: VecDeque::new(),
             deadlines: BTreeSet::new(),
+            local_peers: LocalPeerCheck::new(options.local_peers),
             hub: Hub::new(options, control.counters.clone()),
             life: Life::new(control),
             may_be_over: true,
@@ -248,6 +252,17 @@ impl EventLoop {
         if self.connections.len() + hub.handed_over.shared() >= limit {
             let detail = format!("limit max_connections = {limit}");
             return hub.reject(peer, &Rejection::new(Cause::TooManyConnections, detail));
+        }
+        if let Some(check) = &mut self.local_peers {
+            match check.judge(&stream, peer) {
+                Verdict::Admit => {}
+                Verdict::Doubt(doubt) => check.tell_once(peer, doubt),
+                Verdict::Refuse(uid) => return hub.reject(peer, &Rejection::new(Cause::OtherUser, check.refusal(uid))),
+                Verdict::Gone => {
+                    tracing::debug!(target: LOG_TARGET, %peer, "connection closed before its user was known");
+                    return;
+                }
+            }
         }
         if hub.options.upgrades_only.is_some_and(|limit| self.connections.len() >= limit)
             && let Some(&(_, oldest)) = self.deadlines.first()

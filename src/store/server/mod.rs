@@ -10,8 +10,8 @@
 //! both would wait for ever (`docs/decisions/0003-servers-never-wait-for-python.md`).
 //!
 //! In the order in which to read: `event_loop` waits for sockets and gives connections turns, `accept` accepts them,
-//! `connection` reads and writes (`hello` identifies the peer), `hub` carries out requests, `outbox` holds bytes that a client
-//! has not read yet, `life` decides when the server ends.
+//! `local_peers` says which users they may be of, `connection` reads and writes (`hello` identifies the peer), `hub` carries out
+//! requests, `outbox` holds bytes that a client has not read yet, `life` decides when the server ends.
 
 mod accept;
 mod connection;
@@ -22,6 +22,7 @@ mod hello;
 mod hub;
 mod life;
 pub mod limits;
+mod local_peers;
 mod outbox;
 mod stats;
 mod thread;
@@ -37,6 +38,7 @@ use super::table::TableLimits;
 use crate::proto::Limits;
 
 pub use control::{Controller, Ended};
+pub use local_peers::LocalPeers;
 pub use stats::{Cause, Stats};
 pub use thread::StoreServer;
 
@@ -74,6 +76,8 @@ pub struct ServerOptions {
     /// Only the other protocols are served: c10d clients are closed. So everybody here is unknown until it is handed over, and if so
     /// many are, each further one takes the place of the one that has been unknown for longest. Default: c10d is served.
     pub upgrades_only: Option<usize>,
+    /// Which users of this machine may connect. Default: any.
+    pub local_peers: LocalPeers,
 }
 
 impl Default for ServerOptions {
@@ -90,6 +94,7 @@ impl Default for ServerOptions {
             log_period: Duration::from_secs(60),
             upgrades: Vec::new(),
             upgrades_only: None,
+            local_peers: LocalPeers::Any,
         }
     }
 }

@@ -28,11 +28,13 @@ pub enum Cause {
     UpgradeGone,
     /// A c10d client where only other protocols are served, or a connection that took too long to say which.
     Unproven,
+    /// It came from another user of this machine, and [`LocalPeers::SameUser`](super::LocalPeers::SameUser) is set.
+    OtherUser,
 }
 
 impl Cause {
     /// Every cause.
-    pub const ALL: [Cause; 11] = [
+    pub const ALL: [Cause; 12] = [
         Cause::Foreign,
         Cause::HelloTimeout,
         Cause::Protocol,
@@ -44,6 +46,7 @@ impl Cause {
         Cause::TooManyConnections,
         Cause::UpgradeGone,
         Cause::Unproven,
+        Cause::OtherUser,
     ];
 
     /// The name in log records and metrics.
@@ -60,6 +63,7 @@ impl Cause {
             Cause::TooManyConnections => "too_many_connections",
             Cause::UpgradeGone => "upgrade_gone",
             Cause::Unproven => "unproven",
+            Cause::OtherUser => "other_user",
         }
     }
 }

@@ -1,0 +1,180 @@
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Uid, geteuid};
+use rustix::thread::set_thread_res_uid;
+use socket2::{Domain, SockRef, Socket, Type};
+
+use super::*;
+use crate::net::listen::bind_wildcard;
+
+/// A user that no process has.
+const STRANGER: u32 = 65533;
+
+/// Runs `open` as another user: on a thread, since Linux has users of threads. `None` without the right to do so.
+fn as_stranger<T: Send>(open: impl FnOnce() -> T + Send) -> Option<T> {
+    thread::scope(|scope| {
+        let uid = Uid::from_raw(STRANGER);
+        let thread = scope.spawn(move || set_thread_res_uid(uid, uid, uid).ok().map(|()| open()));
+        thread.join().unwrap()
+    })
+}
+
+/// A connection: its listener, the client's end, and ours.
+struct Pair {
+    _listener: TcpListener,
+    client: Socket,
+    server: TcpStream,
+    /// The client's address. A connection that was reset does not tell it any more.
+    peer: SocketAddr,
+}
+
+fn connected(to: IpAddr, zone: u32, prepare: impl FnOnce(&Socket)) -> Pair {
+    let listener = bind_wildcard(0).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    listener.set_nonblocking(false).unwrap();
+    let address = match to {
+        IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, zone).into(),
+        IpAddr::V4(ip) => SocketAddr::new(ip.into(), port),
+    };
+    let client = Socket::new(Domain::for_address(address), Type::STREAM, None).unwrap();
+    prepare(&client);
+    client.connect(&address.into()).unwrap();
+    let (server, peer) = listener.accept().unwrap();
+    Pair { _listener: listener, client, server, peer }
+}
+
+fn plainly(to: impl Into<IpAddr>) -> Pair {
+    connected(to.into(), 0, |_| ())
+}
+
+impl Pair {
+    fn user_by(&self, users: &mut PeerUsers) -> PeerUser {
+        users.find(&self.server, self.server.local_addr().unwrap(), self.peer)
+    }
+}
+
+/// Both ways of asking, each with its name.
+fn ways() -> [(&'static str, PeerUsers); 2] {
+    [("netlink", PeerUsers::default()), ("/proc", PeerUsers { way: Way::Proc, sequence: 0 })]
+}
+
+/// Addresses of this machine, with zones: both loopbacks, a mapped one, and what its routes and interfaces have.
+fn own_addresses() -> Vec<(IpAddr, u32)> {
+    let mut addresses: Vec<(IpAddr, u32)> = vec![
+        (Ipv4Addr::LOCALHOST.into(), 0),
+        (Ipv4Addr::new(127, 0, 0, 9).into(), 0),
+        (Ipv6Addr::LOCALHOST.into(), 0),
+        (Ipv4Addr::LOCALHOST.to_ipv6_mapped().into(), 0),
+    ];
+    // For UDP this only chooses a route, if there is one.
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    if socket.connect("198.51.100.1:9").is_ok() {
+        addresses.push((socket.local_addr().unwrap().ip(), 0));
+    }
+    let table = std::fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
+    for line in table.lines() {
+        let mut columns = line.split_ascii_whitespace();
+        let ip = Ipv6Addr::from(u128::from_str_radix(columns.next().unwrap(), 16).unwrap());
+        let interface = u32::from_str_radix(columns.next().unwrap(), 16).unwrap();
+        addresses.push((ip.into(), if ip.is_unicast_link_local() { interface } else { 0 }));
+    }
+    addresses
+}
+
+#[test]
+fn our_own_connections_are_found_at_every_address_of_this_machine() {
+    for (way, mut users) in ways() {
+        for (ip, zone) in own_addresses() {
+            let pair = connected(ip, zone, |_| ());
+            assert_eq!(pair.user_by(&mut users), PeerUser::Uid(geteuid().as_raw()), "{way}: {ip}%{zone}");
+        }
+    }
+    let mut users = PeerUsers::default();
+    plainly(Ipv4Addr::LOCALHOST).user_by(&mut users);
+    assert!(matches!(users.way, Way::Netlink(_)), "this kernel answers");
+}
+
+#[test]
+fn another_users_connections_are_found_with_their_user() {
+    for (way, mut users) in ways() {
+        for (ip, zone) in own_addresses() {
+            let Some(pair) = as_stranger(|| connected(ip, zone, |_| ())) else {
+                println!("skipped: only root can be another user");
+                return;
+            };
+            assert_eq!(pair.user_by(&mut users), PeerUser::Uid(STRANGER), "{way}: {ip}%{zone}");
+        }
+    }
+}
+
+/// The kernel finds such a socket only if it is asked for it by its interface.
+#[test]
+fn a_socket_that_is_bound_to_an_interface_hides_nobody() {
+    let to_loopback = |client: &Socket| client.bind_device(Some(b"lo")).unwrap();
+    for (way, mut users) in ways() {
+        for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
+            let pair = connected(ip, 0, to_loopback);
+            assert_eq!(pair.user_by(&mut users), PeerUser::Uid(geteuid().as_raw()), "{way}: {ip}");
+        }
+    }
+}
+
+/// For a socket that is closed or reset, some kernels show root as its user, or none. What was sent before can still be read.
+#[test]
+fn a_socket_that_was_closed_belongs_to_nobody() {
+    type Prepare = fn(&mut Pair);
+    let closed: [(&str, Prepare); 3] = [
+        ("closed", |_| ()),
+        ("reset", |pair| pair.client.set_linger(Some(Duration::ZERO)).unwrap()),
+        ("closed with more to send than fits", |pair| {
+            pair.client.set_nonblocking(true).unwrap();
+            while pair.client.send(&[0; 65536]).is_ok() {}
+        }),
+    ];
+    for (how, prepare) in closed {
+        for (way, mut users) in ways() {
+            let mut pair = plainly(Ipv4Addr::LOCALHOST);
+            prepare(&mut pair);
+            pair.client = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            // The reset is on its way through the loopback interface.
+            let limit = std::time::Instant::now() + Duration::from_secs(20);
+            while how == "reset" && !is_over(&pair.server) {
+                assert!(std::time::Instant::now() < limit);
+            }
+            assert_eq!(pair.user_by(&mut users), PeerUser::Gone, "{how}, {way}");
+        }
+    }
+}
+
+#[test]
+fn a_socket_that_is_half_closed_still_has_its_user() {
+    for (way, mut users) in ways() {
+        let pair = plainly(Ipv4Addr::LOCALHOST);
+        SockRef::from(&pair.client).shutdown(Shutdown::Write).unwrap();
+        assert_eq!(pair.user_by(&mut users), PeerUser::Uid(geteuid().as_raw()), "{way}");
+    }
+}
+
+/// As for a peer in another network namespace whose address is translated to one of ours.
+#[test]
+fn a_socket_that_is_not_here_is_not_found() {
+    let pair = plainly(Ipv4Addr::LOCALHOST);
+    let local = pair.server.local_addr().unwrap();
+    let nobodys = "127.0.0.77:1".parse().unwrap();
+    for (way, mut users) in ways() {
+        assert_eq!(users.find(&pair.server, local, nobodys), PeerUser::NotFound, "{way}");
+    }
+}
+
+#[test]
+fn a_peer_on_another_machine_is_not_looked_for() {
+    let pair = plainly(Ipv4Addr::LOCALHOST);
+    let local = pair.server.local_addr().unwrap();
+    let mut users = PeerUsers::default();
+    for elsewhere in ["198.51.100.7:4000", "[2001:db8::7]:4000"] {
+        assert_eq!(users.find(&pair.server, local, elsewhere.parse().unwrap()), PeerUser::Elsewhere, "{elsewhere}");
+    }
+    assert!(matches!(users.way, Way::Untried), "no socket was opened for it");
+}
