@@ -4,8 +4,8 @@
 
 Nodes are real sessions on loopback (examples/rendezvous_load.rs), all in one process; the host is another one. Both
 ends of all connections share this machine's cores. Measured are the time to connect all nodes (with the start of their
-process), a first round, rounds joined again, the same beside strangers who connect and send what is no handshake, and
-the host's memory per node.
+process), a first round, rounds joined again, the same beside strangers, how long a node of another job takes to connect
+beside them, and the host's memory per node.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from measuring import RESULTS, keep, machine
-from rendezvous_scale import ROOT, host, nodes, usage
+from rendezvous_scale import LOAD, ROOT, Peer, host, nodes, usage
 
 OUTPUT = RESULTS / "protection.json"
-STRANGERS = (b"\x16\x03\x01\x00\x05hello", b"\x00\xce\xf7\x85\x3c" + bytes(8), b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03")
+STRANGERS = (b"\x16\x03", b"\x16\x03\x01\x00\x05hello", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n")
+"""Half of them begin a handshake and say no more."""
 
 
 @contextmanager
@@ -68,12 +69,20 @@ def measure(count: int, repetitions: int, many: int) -> dict[str, float]:
             _, resident = usage(peer.process.pid)
             with strangers(port, many):
                 beside = [sessions.times("join") for _ in range(repetitions)]
+                entered = []
+                for number in range(repetitions):
+                    began_at = time.monotonic()
+                    with Peer(LOAD, "nodes", port, f"newcomer{number}", 0, 1, 1) as newcomer:
+                        newcomer.answer()
+                        entered.append(time.monotonic() - began_at)
     first, *again = [(end - start) / 1e6 for start, end in rounds]
     return {
         "connect_ms": (connected - began) * 1000,
         "first_ms": first,
         "again_ms": statistics.median(again),
         "beside_strangers_ms": statistics.median((end - start) / 1e6 for start, end in beside),
+        "newcomer_beside_strangers_ms": statistics.median(entered) * 1000,
+        "newcomer_at_most_ms": max(entered) * 1000,
         "kib_per_node": (resident - empty) / count,
     }
 

@@ -118,10 +118,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    # Before any thread exists, so that all inherit the mask: signals stay pending until `sigtimedwait`.
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    show_logs(args.log_level.upper())
-    limits = _elastic_rs.StoreLimits(**{name: getattr(args, name) for name, *_ in _elastic_rs.StoreLimits.table()})
     try:
         if args.master_token_file is not None:
             protected: _elastic_rs.Protection | None = _elastic_rs.Protection.by_master_file(args.master_token_file)
@@ -130,6 +126,10 @@ def _serve(args: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"elastic-rs: error: {error}", file=sys.stderr)
         return NOT_VALID
+    # Before any thread exists, so that all inherit the mask: signals stay pending until `sigtimedwait`.
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    show_logs(args.log_level.upper())
+    limits = _elastic_rs.StoreLimits(**{name: getattr(args, name) for name, *_ in _elastic_rs.StoreLimits.table()})
     try:
         host = _elastic_rs.Host.listen(args.host, args.port, limits=limits, protection=protected)
     except OSError as error:

@@ -23,8 +23,9 @@ def start_daemon(run: Callable[[], None], name: str) -> threading.Thread:
         RuntimeError: no thread is left.
     """
     thread = threading.Thread(target=run, name=name, daemon=True)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         thread.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

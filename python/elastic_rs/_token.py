@@ -94,8 +94,13 @@ def _write(args: argparse.Namespace, make: Any) -> int:
         if args.output is None:
             print(token)
             return 0
-        with os.fdopen(os.open(args.output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(f"{token}\n")
+        descriptor = os.open(args.output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(f"{token}\n")
+        except OSError:
+            Path(args.output).unlink()
+            raise
     except FileExistsError:
         return _said(f"`{args.output}` exists: tokens are never overwritten", CANNOT_WRITE)
     except OSError as error:

@@ -22,6 +22,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBa
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
 
 from elastic_rs.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
+from elastic_rs.rendezvous._protection import refuse_c10d
 from elastic_rs.store import TCPStore
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
 
 
 def _tcp_store(params: RendezvousParameters) -> TCPStore:
+    refuse_c10d("C10dRendezvousBackend")
     # A program that changes PyTorch's default changes ours too.
     port = getattr(sys.modules.get(_THEIRS), "DEFAULT_PORT", _DEFAULT_PORT)
     host, port = parse_rendezvous_endpoint(params.endpoint, default_port=port)

@@ -11,6 +11,8 @@
 //!               2 bytes   the length of the reason; the reason follows
 //! ```
 
+use crate::rendezvous::protocol::text::is_steering;
+
 /// Version of the exchange.
 const VERSION: u8 = 1;
 const PROVEN: u8 = 0;
@@ -115,7 +117,7 @@ impl Answer {
                     came if came > length => Err(more()),
                     _ => {
                         let text = String::from_utf8_lossy(text);
-                        Ok(Some(Self::Refused(text.chars().filter(|c| !c.is_control()).collect())))
+                        Ok(Some(Self::Refused(text.chars().filter(|c| !is_steering(*c)).collect())))
                     }
                 }
             }
@@ -165,10 +167,10 @@ mod tests {
             assert!(error.contains(why), "{error}");
         }
         let Answer::Refused(text) =
-            Answer::decode(&Answer::Refused("a\nb\x1b[2J".repeat(99)).encode()).unwrap().unwrap()
+            Answer::decode(&Answer::Refused("a\nb\x1b[2J\u{202e}".repeat(99)).encode()).unwrap().unwrap()
         else {
             panic!()
         };
-        assert!(text.len() <= 512 && !text.contains(char::is_control));
+        assert!(text.len() <= 512 && !text.contains(is_steering));
     }
 }

@@ -56,10 +56,16 @@ pub(super) async fn prove(
 /// The coordinator's end. `accepted` names the tokens that are good for a run. The peer has been told the error.
 pub(super) async fn check(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
-    accepted: impl FnOnce(&str) -> Vec<Token>,
+    accepted: impl AsyncFnOnce(&str) -> Vec<Token>,
     secret: &Secret,
 ) -> Result<Pass, String> {
-    let judged = receive(stream, Claim::decode).await.and_then(|(claim, mac)| judge(claim, mac, accepted, secret));
+    let judged = match receive(stream, Claim::decode).await {
+        Ok((claim, mac)) => {
+            let accepted = accepted(&claim.run_id).await;
+            judge(claim, mac, accepted, secret)
+        }
+        Err(error) => Err(error),
+    };
     match judged {
         Ok((pass, mac)) => send(stream, &Answer::Proven(mac).encode()).await.map(|()| pass),
         Err(reason) => {
@@ -74,12 +80,12 @@ pub(super) async fn check(
 fn judge(
     claim: Claim,
     mac: [u8; MAC_BYTES],
-    accepted: impl FnOnce(&str) -> Vec<Token>,
+    accepted: Vec<Token>,
     secret: &Secret,
 ) -> Result<(Pass, [u8; MAC_BYTES]), String> {
     let key = KeyId(claim.key);
     let roles = |token: Token| [(token.for_observers(), Role::Observer), (token, Role::Node)];
-    let held = accepted(&claim.run_id).into_iter().flat_map(roles).find(|(token, _)| token.id() == key);
+    let held = accepted.into_iter().flat_map(roles).find(|(token, _)| token.id() == key);
     let Some((token, role)) = held else {
         return Err(format!("no token with the id {key} is accepted for this run"));
     };
@@ -137,7 +143,7 @@ mod tests {
     ) -> (Result<(), String>, Result<Pass, String>) {
         let (mut left, mut right) = duplex(4096);
         tokio::join!(async { prove(&mut left, &node, "run", &secrets.0).await }, async {
-            check(&mut right, |_| held.to_vec(), &secrets.1).await
+            check(&mut right, async |_| held.to_vec(), &secrets.1).await
         },)
     }
 

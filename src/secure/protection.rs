@@ -96,29 +96,40 @@ impl Protection {
     }
 
     /// The token that this end shows.
-    pub fn own(&self) -> Token {
+    pub async fn own(&self) -> Token {
         match &self.source {
-            Source::File(file) | Source::Master(file) => file.tokens().0,
+            Source::File(file) | Source::Master(file) => file.tokens().await.0,
             Source::Memory(token) => token.clone(),
         }
     }
 
+    /// The same token, for another process of the same job.
+    pub fn reveal(&self) -> String {
+        self.known()[0].reveal().to_owned()
+    }
+
     /// The tokens that this end accepts, of a peer that speaks for this run.
-    pub(super) fn accepted(&self, run_id: &str) -> Vec<Token> {
+    pub(super) async fn accepted(&self, run_id: &str) -> Vec<Token> {
         match &self.source {
-            Source::File(file) => file.tokens().into_vec(),
+            Source::File(file) => file.tokens().await.into_vec(),
             Source::Memory(token) => vec![token.clone()],
-            Source::Master(file) => file.tokens().into_vec().iter().map(|master| master.for_run(run_id)).collect(),
+            Source::Master(file) => {
+                file.tokens().await.into_vec().iter().map(|master| master.for_run(run_id)).collect()
+            }
         }
     }
 
     /// The ids of the tokens that this end shows or accepts, for logs. The id of a master's token if there is one.
     pub fn key_ids(&self) -> String {
-        let ids = match &self.source {
-            Source::File(file) | Source::Master(file) => file.tokens().into_vec(),
+        self.known().iter().map(|token| token.id().to_string()).collect::<Vec<_>>().join(", ")
+    }
+
+    /// The tokens that were found at the last look: at least one.
+    fn known(&self) -> Vec<Token> {
+        match &self.source {
+            Source::File(file) | Source::Master(file) => file.known().into_vec(),
             Source::Memory(token) => vec![token.clone()],
-        };
-        ids.iter().map(|token| token.id().to_string()).collect::<Vec<_>>().join(", ")
+        }
     }
 
     /// Begin TLS on a connection to a coordinator, and prove both ends.
@@ -126,8 +137,8 @@ impl Protection {
     /// # Errors
     /// A sentence for the log. It says nothing about the job: a stranger may have caused it, and the node tries again.
     pub async fn begin(&self, stream: TcpStream, run_id: &str) -> Result<Halves, String> {
-        let token = self.own();
         let done = async {
+            let token = self.own().await;
             let mut stream = tls::connect(Arc::clone(&self.client), stream).await.map_err(|error| no_tls(&error))?;
             let secret = tls::secret_of_client(&stream)?;
             proof::prove(&mut stream, &token, run_id, &secret).await?;
@@ -155,7 +166,7 @@ impl Protection {
 fn no_tls(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => format!(
-            "it closed the connection when asked for TLS: this node has a token ({TOKEN_FILE}), and it seems to have none"
+            "it closed the connection when asked for TLS: this node has a token ({TOKEN_FILE}), and it seems to have none, or too many others connect"
         ),
         _ => format!("no TLS with it: {error}"),
     }

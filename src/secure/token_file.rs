@@ -1,20 +1,28 @@
 //! Tokens from a file, which is read again when it has changed.
 //!
-//! With two tokens an end shows the first, and accepts both: so a token is replaced while jobs run.
+//! With two tokens an end shows the first, and accepts both: so a token is replaced while jobs run. A thread of its own looks at the
+//! file: it may be in a home on another machine, which does not answer, and those who ask also serve sessions.
 
 use std::fs::{File, Metadata};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use super::protection::ProtectionError;
 use super::token::Token;
+use crate::threads;
 
 /// No token file is larger.
 const LIMIT_BYTES: u64 = 4096;
+/// How long a look at the file is waited for.
+const LOOK_LIMIT: Duration = Duration::from_secs(1);
 /// What others, and everybody but the owner who writes, may not do.
 const FORBIDDEN: u32 = 0o137;
 
@@ -42,26 +50,44 @@ impl Tokens {
     }
 }
 
-/// Tells whether a file has changed.
+/// Tells whether a file has changed, or who may read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     inode: (u64, u64),
     size: u64,
-    modified: Option<SystemTime>,
+    modified: (i64, i64),
+    changed: (i64, i64),
 }
 
 impl Stamp {
     fn of(metadata: &Metadata) -> Self {
-        let inode = (metadata.dev(), metadata.ino());
-        Self { inode, size: metadata.len(), modified: metadata.modified().ok() }
+        Self {
+            inode: (metadata.dev(), metadata.ino()),
+            size: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
     }
 }
 
-/// A file with tokens.
+/// What was found in a file, and when it cannot be used any more, what was found before.
 #[derive(Debug)]
-pub struct TokenFile {
+struct Known {
+    /// `None`: there was no file at the last look.
+    stamp: Option<Stamp>,
+    tokens: Tokens,
+}
+
+/// A file with tokens.
+#[derive(Clone, Debug)]
+pub struct TokenFile(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
     path: PathBuf,
-    read: Mutex<(Stamp, Tokens)>,
+    known: Mutex<Known>,
+    /// A thread looks at the file.
+    looking: AtomicBool,
 }
 
 impl TokenFile {
@@ -70,32 +96,59 @@ impl TokenFile {
     /// # Errors
     /// It cannot be read, others than its owner and group may read it, or it does not hold one or two tokens.
     pub fn open(path: &Path) -> Result<Self, ProtectionError> {
-        Ok(Self { path: path.to_owned(), read: Mutex::new(read(path)?) })
+        let (stamp, tokens) = read(path)?;
+        let known = Mutex::new(Known { stamp: Some(stamp), tokens });
+        Ok(Self(Arc::new(Inner { path: path.to_owned(), known, looking: AtomicBool::new(false) })))
     }
 
-    /// The tokens that it holds now. If it has been changed and cannot be used any more, those that it held before.
-    pub fn tokens(&self) -> Tokens {
-        let mut known = self.read.lock();
-        let stamp = std::fs::metadata(&self.path).map(|metadata| Stamp::of(&metadata));
-        if !matches!(stamp, Ok(stamp) if stamp == known.0) {
-            match read(&self.path) {
-                Ok(new) => {
-                    if new.1 != known.1 {
-                        let ids: Vec<_> = new.1.clone().into_vec().iter().map(|token| token.id().to_string()).collect();
-                        let (path, ids) = (self.path.display(), ids.join(", "));
-                        tracing::info!("the token file `{path}` has changed; the ids of its keys are now: {ids}");
-                    }
-                    *known = new;
-                }
-                Err(error) => {
-                    if let Ok(stamp) = stamp {
-                        known.0 = stamp; // told once for each change
-                        tracing::warn!("{error}; the tokens that it held before stay valid in this process");
-                    }
-                }
+    /// The tokens that it held at the last look.
+    pub fn known(&self) -> Tokens {
+        self.0.known.lock().tokens.clone()
+    }
+
+    /// The tokens that it holds now. If it has been changed and cannot be used any more, or if it cannot be looked at within
+    /// [`LOOK_LIMIT`], those that it held before.
+    pub async fn tokens(&self) -> Tokens {
+        if !self.0.looking.swap(true, Ordering::AcqRel) {
+            let (inner, (done, looked)) = (Arc::clone(&self.0), oneshot::channel());
+            let look = move || {
+                inner.look();
+                inner.looking.store(false, Ordering::Release);
+                let _ = done.send(()); // nobody may wait any more
+            };
+            match threads::spawn("token-file".to_owned(), look) {
+                Ok(_) => drop(timeout(LOOK_LIMIT, looked).await),
+                Err(_) => self.0.looking.store(false, Ordering::Release),
             }
         }
-        known.1.clone()
+        self.known()
+    }
+}
+
+impl Inner {
+    fn look(&self) {
+        let stamp = std::fs::metadata(&self.path).map(|metadata| Stamp::of(&metadata)).ok();
+        if stamp.is_some() && stamp == self.known.lock().stamp {
+            return;
+        }
+        let found = read(&self.path);
+        let mut known = self.known.lock();
+        match found {
+            Ok((stamp, tokens)) => {
+                if tokens != known.tokens {
+                    let ids: Vec<_> = tokens.clone().into_vec().iter().map(|token| token.id().to_string()).collect();
+                    let (path, ids) = (self.path.display(), ids.join(", "));
+                    tracing::info!("the token file `{path}` has changed; the ids of its keys are now: {ids}");
+                }
+                *known = Known { stamp: Some(stamp), tokens };
+            }
+            // Told once for each change.
+            Err(error) if stamp != known.stamp => {
+                known.stamp = stamp;
+                tracing::warn!("{error}; the tokens that it held before stay valid in this process");
+            }
+            Err(_) => {}
+        }
     }
 }
 
@@ -160,20 +213,31 @@ mod tests {
         assert!(TokenFile::open(Path::new("/tmp")).unwrap_err().to_string().contains("is not a file"));
     }
 
-    #[test]
-    fn a_changed_file_is_read_again_and_a_broken_one_changes_nothing() {
+    #[tokio::test]
+    async fn a_changed_file_is_read_again_and_a_broken_one_changes_nothing() {
         let path = file("changing", &format!("# ours\n{ONE}\n"), 0o640);
         let tokens = TokenFile::open(&path).unwrap();
-        let ids = || tokens.tokens().into_vec().iter().map(|token| token.reveal().to_owned()).collect::<Vec<_>>();
-        assert_eq!(ids(), [ONE]);
+        let ids = async || {
+            let held = tokens.tokens().await.into_vec();
+            held.iter().map(|token| token.reveal().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(ids().await, [ONE]);
         write(&path, format!("{TWO}\n{ONE}")).unwrap();
-        assert_eq!(ids(), [TWO, ONE]);
+        assert_eq!(ids().await, [TWO, ONE]);
+        // The operator makes a mistake, and mends what the warning names.
+        set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        write(&path, ONE).unwrap();
+        assert_eq!(ids().await, [TWO, ONE]);
+        set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        assert_eq!(ids().await, [ONE]);
+        write(&path, format!("{TWO}\n{ONE}")).unwrap();
+        assert_eq!(ids().await, [TWO, ONE]);
         write(&path, "half a tok").unwrap();
-        assert_eq!(ids(), [TWO, ONE]);
+        assert_eq!(ids().await, [TWO, ONE]);
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(ids(), [TWO, ONE]);
+        assert_eq!(ids().await, [TWO, ONE]);
         file("changing", TWO, 0o400);
-        assert_eq!(ids(), [TWO]);
+        assert_eq!(ids().await, [TWO]);
         std::fs::remove_file(path).unwrap();
     }
 }

@@ -58,7 +58,7 @@ impl Protection {
 
     /// The token that this process shows, to be given to a process of the same job. It must not be shown.
     fn reveal(&self) -> String {
-        self.0.own().reveal().to_owned()
+        self.0.reveal()
     }
 
     /// Try whether a coordinator at ``host:port`` holds the token for this run. None if both ends are proven, or the reason why not.

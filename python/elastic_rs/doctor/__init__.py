@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from elastic_rs.doctor import _net, _node
-from elastic_rs.rendezvous._protection import protection
+from elastic_rs.rendezvous._protection import protection, refuse_c10d
 from elastic_rs.run import _flags, _options, _script
 from elastic_rs.run._command_line import PROG, UsageError, seconds
 
@@ -98,6 +98,8 @@ def _look(args: argparse.Namespace) -> Iterator[Finding]:
     meeting = _options.rendezvous_of(args)
     workers = _workers(args.nproc_per_node)
     try:
+        if meeting.fixed:
+            refuse_c10d("--rdzv-backend=static")
         protection()
     except ValueError as error:
         raise UsageError(str(error)) from None

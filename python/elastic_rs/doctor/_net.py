@@ -227,13 +227,15 @@ def endpoint_of_another_mind(where: str, reached: Reached, key_ids: str | None, 
         text = f"{where}: a coordinator answers that has no token, and this node's is {key_ids}"
         return mend("endpoint", text, f"set {TOKEN_FILE} where the coordinator runs, too, or nowhere")
     text = f"{where}: this node and the coordinator do not hold the same token; this node's is {key_ids}: {why}"
-    return mend("endpoint", text, "give all nodes the same token file; `elastic-rs token id FILE` shows a token's id")
+    return mend(
+        "endpoint", text, "give all nodes the same token file; `elastic-rs token id --of=FILE` shows a token's id"
+    )
 
 
 def how_protected(run_id: str, *, alone: bool, over_etcd: bool) -> Finding:
     """Say how the job is protected, and what is open."""
     own = None if alone else protection()
-    workers = "worker stores admit the job's hosts, and of this one only processes of this user"
+    workers = "worker stores serve no other user of their machine"
     if alone:
         return ok("protection", f"sessions are protected by a token that this process makes; {workers}")
     if over_etcd:
@@ -247,7 +249,7 @@ def how_protected(run_id: str, *, alone: bool, over_etcd: bool) -> Finding:
 
 def _why_not_own(meeting: Rendezvous, port: int) -> str:
     """Return why this node would not host the coordinator, if so, by the agent's own rule."""
-    host, why = claim(meeting.host, port, meeting.config)
+    host, why = claim(meeting.host, port, meeting.config, protection())
     if host is not None:
         host.stop()
     return why

@@ -57,6 +57,7 @@ class RustC10dRendezvousHandler(LauncherHandler):
         super().__init__(params, RUST_C10D)
         if not self.wants_agent:
             refuse_c10d("--rdzv-conf agent=torch")
+        self._protected = protection()
         host, port = parse_endpoint(params.endpoint or "", _default_port(params, self._config))
         if not params.endpoint:
             warn_of_no_endpoint(params.max_nodes, port)
@@ -72,7 +73,7 @@ class RustC10dRendezvousHandler(LauncherHandler):
     def session(self) -> Session:
         """This node's session. It connects in the background from its first use on."""
         options = self._node_options(self._local_addr, self._nodes)
-        return _elastic_rs.Session(*self._endpoint, options, coordinator=self._host, protection=protection())
+        return _elastic_rs.Session(*self._endpoint, options, coordinator=self._host, protection=self._protected)
 
     def get_backend(self) -> str:
         """Return ``rust-c10d``."""
@@ -92,7 +93,7 @@ class RustC10dRendezvousHandler(LauncherHandler):
     def _claim(self, host: str, port: int) -> tuple[Host | None, str]:
         """Become the coordinator's host, if this process is to be. The second value says why it is not."""
         try:
-            return claim(host, port, self._config)
+            return claim(host, port, self._config, self._protected)
         except OSError as error:
             reason = error.strerror or error
             raise RendezvousConnectionError(f"cannot host the coordinator at {host}:{port}: {reason}") from error

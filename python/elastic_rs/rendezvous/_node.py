@@ -7,10 +7,9 @@ import time
 from typing import TYPE_CHECKING
 
 from elastic_rs import _elastic_rs
-from elastic_rs.rendezvous._protection import protection
 
 if TYPE_CHECKING:
-    from elastic_rs._elastic_rs import Host
+    from elastic_rs._elastic_rs import Host, Protection
     from elastic_rs.rendezvous._config import RendezvousConfig
 
 __all__ = ["claim", "why_not_host"]
@@ -18,14 +17,13 @@ __all__ = ["claim", "why_not_host"]
 logger = logging.getLogger("elastic_rs.rendezvous")
 
 
-def claim(host: str, port: int, config: RendezvousConfig) -> tuple[Host | None, str]:
+def claim(host: str, port: int, config: RendezvousConfig, protected: Protection | None) -> tuple[Host | None, str]:
     """Become the coordinator's host, if this process is to be. The second value says why it is not.
 
     Raises:
         OSError: this process was told to be it (``is_host=1``), and cannot.
-        ValueError: the token's file cannot be used.
     """
-    claimed = _elastic_rs.Host.claim(host, port, is_host=config.is_host, protection=protection())
+    claimed = _elastic_rs.Host.claim(host, port, is_host=config.is_host, protection=protected)
     if isinstance(claimed, str):
         logger.info("the coordinator at %s:%d is hosted elsewhere: %s", host, port, claimed)
         return None, claimed

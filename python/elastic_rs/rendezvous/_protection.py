@@ -19,7 +19,7 @@ _given: str | None = None
 
 
 def give(token: str) -> None:
-    """Use this token in this process, whatever the environment says. Its driver has sent it, or it runs alone."""
+    """Use this token in this process, whatever the environment says: a driver has sent it, or the job has one node."""
     global _given  # noqa: PLW0603 - one token for the process
     _given = token
 
@@ -33,7 +33,7 @@ def protection() -> Protection | None:
     if _given is not None:
         return _elastic_rs.Protection.by_token(_given)
     path = os.environ.get(TOKEN_FILE)
-    if not path:
+    if path is None:
         return None
     try:
         return _elastic_rs.Protection.by_file(path)
@@ -50,7 +50,7 @@ def refuse_c10d(what: str) -> None:
     Raises:
         ValueError: there is a token.
     """
-    if _given is not None or os.environ.get(TOKEN_FILE):
+    if _given is not None or TOKEN_FILE in os.environ:
         raise ValueError(
             f"{what} must not be used with a token ({TOKEN_FILE}): it needs the endpoint's store, and c10d's clients "
             "cannot show a token"

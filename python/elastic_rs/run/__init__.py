@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-    from elastic_rs._elastic_rs import Launched, LaunchOptions
+    from elastic_rs._elastic_rs import Launched, LaunchOptions, Protection
     from elastic_rs.discovery import HostDiscovery
     from elastic_rs.run._options import Rendezvous
 
@@ -94,24 +94,23 @@ def _run(argv: Sequence[str], discovery: HostDiscovery | None, told: Callable[[s
     meeting, local_addr = _options.rendezvous_of(args), _options.local_addr_of(args)
     options = _options.launch_options_of(args)
     _script.check(args)
-    _protect(args, meeting)
+    protected = _protected(meeting, alone=_options.is_alone(args, meeting.nodes))
     if not meeting.fixed and meeting.etcd is None and not args.rdzv_endpoint:
         warn_of_no_endpoint(meeting.nodes[1], meeting.port)
     _prepare_environment(args, options.workers.local_world_size)
-    return _take_part(meeting, local_addr, options, told)
+    return _take_part(meeting, local_addr, options, told, protected=protected)
 
 
-def _protect(args: argparse.Namespace, meeting: Rendezvous) -> None:
-    """See to the token by which the coordinator knows this node."""
+def _protected(meeting: Rendezvous, *, alone: bool) -> Protection | None:
+    """Return how sessions with the coordinator are protected."""
     from elastic_rs import _elastic_rs
     from elastic_rs.rendezvous import _protection
-    from elastic_rs.run import _options
 
     try:
-        if _options.is_alone(args, meeting.nodes):
-            # Other users of this machine are the only ones who could reach the coordinator.
-            _protection.give(_elastic_rs.new_token())
-        elif meeting.fixed:
+        if alone or (meeting.port == 0 and meeting.nodes[1] == 1 and meeting.etcd is None):
+            # Only other users of this machine could reach the coordinator.
+            return _elastic_rs.Protection.by_token(_elastic_rs.new_token())
+        if meeting.fixed:
             _protection.refuse_c10d("--rdzv-backend=static")
         protection = _protection.protection()
     except ValueError as error:
@@ -121,20 +120,27 @@ def _protect(args: argparse.Namespace, meeting: Rendezvous) -> None:
             "%s protects sessions with a coordinator, and this job has none: over etcd, its users and TLS protect it",
             _protection.TOKEN_FILE,
         )
+    return protection
 
 
-def _take_part(meeting: Rendezvous, local_addr: str | None, options: LaunchOptions, told: Callable[[str], None]) -> int:
+def _take_part(
+    meeting: Rendezvous,
+    local_addr: str | None,
+    options: LaunchOptions,
+    told: Callable[[str], None],
+    *,
+    protected: Protection | None,
+) -> int:
     """Meet the other nodes, run the workers, and return the exit code."""
     from elastic_rs import _elastic_rs
     from elastic_rs.rendezvous._node import claim, why_not_host
-    from elastic_rs.rendezvous._protection import protection
 
     config, etcd, where = meeting.config, meeting.etcd, f"{meeting.host}:{meeting.port}"
     started = time.monotonic()
     host, why = None, ""
     try:
         if etcd is None:
-            host, why = claim(meeting.host, meeting.port, config)
+            host, why = claim(meeting.host, meeting.port, config, protected)
         else:
             from elastic_rs.rendezvous._etcd import own_address
 
@@ -159,7 +165,7 @@ def _take_part(meeting: Rendezvous, local_addr: str | None, options: LaunchOptio
             use_agent_store=meeting.fixed or os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1",
         )
         if etcd is None:
-            session = _elastic_rs.Session(meeting.host, port, node, coordinator=host, protection=protection())
+            session = _elastic_rs.Session(meeting.host, port, node, coordinator=host, protection=protected)
         else:
             session = _elastic_rs.Session.over_etcd(etcd, node)
         fixed_master = (meeting.host, port) if meeting.fixed else None

@@ -232,9 +232,10 @@ def _bounds(args: argparse.Namespace, fixed: Mapping[str, int] | None) -> tuple[
 
 
 def _protected() -> Protection:
-    """Return the job's protection: by the user's token, or by one that only this driver and its agents know."""
+    """Return the job's protection: by the user's token as it is now, or by one that only driver and agents know."""
     try:
-        return protection() or _elastic_rs.Protection.by_token(_elastic_rs.new_token())
+        given = protection()
+        return _elastic_rs.Protection.by_token(_elastic_rs.new_token() if given is None else given.reveal())
     except ValueError as error:
         raise UsageError(str(error)) from None
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from elastic_rs import _elastic_rs
+from elastic_rs.rendezvous import _protection
 from elastic_rs.rendezvous._config import ETCD_NAMES, RUST_C10D, RUST_ETCD
 from elastic_rs.run import _script
 from elastic_rs.run._command_line import UsageError
@@ -51,6 +53,8 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
         import uuid
 
         args.standalone = False
+        if rendezvous_of(checked).config.wants_agent:
+            _protection.give(_elastic_rs.new_token())
         args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = RUST_C10D, "localhost:0", str(uuid.uuid4())
     elif args.rdzv_backend == "c10d":
         args.rdzv_backend = RUST_C10D
@@ -59,6 +63,10 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
     elif args.rdzv_backend == "static":
         from elastic_rs import install
 
+        try:
+            _protection.refuse_c10d("--rdzv-backend=static")
+        except ValueError as error:
+            raise UsageError(str(error)) from None
         install(store=False, rendezvous=False, agent=True)
     record(run.run)(args)
 

@@ -270,10 +270,11 @@ async fn read_hello(reader: &mut Reader, buffer: &mut BytesMut) -> Result<Box<He
 /// Whether a peer that has proven this may introduce this node. The error says why not.
 fn may_speak(pass: Option<&Pass>, hello: &Hello) -> Result<(), String> {
     let Some(Pass { run_id, role, key }) = pass else { return Ok(()) };
+    hello.validate()?; // the reasons below repeat what it says
     match role {
         Role::Observer => Err(format!("the token with the id {key} is an observer's: no node may join with it")),
         Role::Node if *run_id != hello.run_id => {
-            Err(format!("the token with the id {key} was proven for the run `{run_id}`, not for `{}`", hello.run_id))
+            Err(format!("the token with the id {key} was proven for another run than `{}`", hello.run_id))
         }
         Role::Node => Ok(()),
     }
@@ -298,5 +299,6 @@ async fn write(mut writer: Writer, mut outgoing: mpsc::Receiver<BytesMut>) {
             return;
         }
     }
-    let _ = writer.shutdown().await;
+    // TLS says goodbye, which a peer that reads nothing could hold up.
+    let _ = timeout(FAREWELL, writer.shutdown()).await;
 }

@@ -4,11 +4,12 @@ use std::future::Future;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use parking_lot::Mutex;
 use tokio::io::AsyncWriteExt;
+use tokio::time::timeout;
 
 use super::dial::{CONNECT_TIMEOUT, Dialled, dial};
 use super::machine::{NodeCommand, NodeMachine};
@@ -20,6 +21,11 @@ use crate::rendezvous::protocol::frames::read_message;
 use crate::rendezvous::protocol::message::CoordinatorMessage;
 use crate::secure::{Halves, Protection, Reader, Writer};
 use crate::wait::until;
+
+/// How often it is logged that this node and the coordinator are not proven to each other.
+const UNPROVEN_EVERY: Duration = Duration::from_secs(30);
+/// Time for the last bytes of a connection.
+const FAREWELL: Duration = Duration::from_secs(5);
 
 /// The coordinator's endpoint, the address of this machine to connect from, if one was requested, and how the session is protected.
 #[derive(Debug)]
@@ -78,9 +84,12 @@ pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>,
         shared.steps.send_modify(|step| *step += 1);
         if left {
             if let Some(mut connection) = connection {
-                let _ = connection.writer.write_all(&connection.outgoing).await;
-                let _ = connection.writer.flush().await;
-                let _ = connection.writer.shutdown().await;
+                let last = async {
+                    connection.writer.write_all(&connection.outgoing).await?;
+                    connection.writer.flush().await?;
+                    connection.writer.shutdown().await
+                };
+                let _ = timeout(FAREWELL, last).await;
             }
             shared.gone.send_replace(true);
             return;
@@ -110,14 +119,15 @@ pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>,
                         let mut outgoing = BytesMut::new();
                         codec::encode_preamble(&mut outgoing);
                         connection = Some(Connection { reader, writer, incoming: BytesMut::new(), outgoing, unflushed: false });
+                        unproven = None;
                         machine.on_connected(Instant::now());
                     }
                     Err(error) if error.out_of_descriptors => machine.on_out_of_descriptors(error.text, Instant::now()),
                     Err(error) => {
                         // The operator has to mend it. It is no verdict, since a stranger may have caused it.
-                        if error.unproven && unproven.as_ref() != Some(&error.text) {
+                        if error.unproven && unproven.is_none_or(|told: Instant| told.elapsed() >= UNPROVEN_EVERY) {
                             tracing::warn!("[{run_id}] this node and the coordinator are not proven to each other: {}", error.text);
-                            unproven = Some(error.text.clone());
+                            unproven = Some(Instant::now());
                         }
                         machine.on_connect_failed(error.text, error.refused, Instant::now());
                     }

@@ -265,10 +265,15 @@ impl EventLoop {
             }
         }
         if hub.options.upgrades_only.is_some_and(|limit| self.connections.len() >= limit)
-            && let Some(&(_, oldest)) = self.deadlines.first()
+            && let Some(&(deadline, oldest)) = self.deadlines.first()
         {
-            let detail = "it had not said what it speaks when too many others came".to_owned();
-            self.end(oldest, Rejection::new(Cause::Unproven, detail).into());
+            let detail = "too many connections had not said what they speak".to_owned();
+            let rejection = Rejection::new(Cause::Unproven, detail);
+            // A client that has just been accepted is about to speak.
+            if after(hub.options.hello_timeout).saturating_duration_since(deadline) < SPEAKS_WITHIN {
+                return hub.reject(peer, &rejection);
+            }
+            self.end(oldest, rejection.into());
         }
         let hub = &mut self.hub;
         tracing::debug!(target: LOG_TARGET, %peer, "connection accepted");
@@ -332,6 +337,9 @@ fn is_same(one: SocketAddr, other: SocketAddr) -> bool {
 /// The event of a [`Waker`](mio::Waker).
 pub(super) const WAKE: usize = 0;
 const FIRST_LISTENER: usize = 1;
+
+/// How long a connection may be silent while others, which are unknown too, want its place.
+const SPEAKS_WITHIN: Duration = Duration::from_millis(100);
 
 /// Events that one system call may report.
 const EVENTS: usize = 1024;

@@ -74,7 +74,8 @@ pub struct ServerOptions {
     /// Other protocols on the same port.
     pub upgrades: Vec<Upgrade>,
     /// Only the other protocols are served: c10d clients are closed. So everybody here is unknown until it is handed over, and if so
-    /// many are, each further one takes the place of the one that has been unknown for longest. Default: c10d is served.
+    /// many are, each further one takes the place of the one that has been unknown for longest, unless that has just come. Default: c10d
+    /// is served.
     pub upgrades_only: Option<usize>,
     /// Which users of this machine may connect. Default: any.
     pub local_peers: LocalPeers,

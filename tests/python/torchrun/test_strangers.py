@@ -6,8 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from helpers.workers import place
 
-from .conftest import Start, place
+from .conftest import Start
 
 pytestmark = [pytest.mark.torchrun]
 
