@@ -9,11 +9,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use crate::net::listen::{bind, bind_wildcard};
-use crate::rendezvous::conf::StorePeers;
+use crate::rendezvous::conf::{StoreMembers, StorePeers};
 use crate::rendezvous::node::machine::JoinError;
 use crate::rendezvous::node::session::Session;
 use crate::rendezvous::protocol::message::{JoinWorkers, Placement};
-use crate::store::server::{LocalPeers, ServerOptions, StoreServer};
+use crate::store::server::{LocalPeers, Members, ServerOptions, StoreServer};
 
 /// The store at `MASTER_ADDR:MASTER_PORT`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,10 +40,15 @@ pub struct Reach {
     pub workers_store: WorkersStore,
     /// Which users of this machine may connect to them (`--rdzv-conf store_peers`).
     pub peers: StorePeers,
+    /// What they do with connections from machines without members (`--rdzv-conf store_members`).
+    pub members: StoreMembers,
 }
 
 const WAY_OUT: &str =
     "give --rdzv-conf store_peers=any to the agents if the job's workers, or a proxy before them, have other users";
+
+const WAY_OUT_OF_MEMBERS: &str =
+    "if it belongs to the job, its address was translated on the way: give --rdzv-conf store_members=off to the agents";
 
 /// Opens the worker stores of a node.
 #[derive(Clone, Debug)]
@@ -82,6 +87,9 @@ impl Opener {
         };
         let mut placement = session.join_opening(open, node_rank, workers, timeout).await?;
         let store = opened.ok_or_else(|| JoinError::Connection("no store was opened for workers".to_owned()))?;
+        if placement.rank == 0 {
+            store.controller().open_to(self.reach.members_of(&placement)?);
+        }
         if self.reach.alone && store.local_addr().ip().is_loopback() {
             placement.master_addr = store.local_addr().ip().to_string();
         }
@@ -115,11 +123,27 @@ impl Opener {
             StorePeers::SameUser => LocalPeers::SameUser { way_out: WAY_OUT },
             StorePeers::Any => LocalPeers::Any,
         };
-        StoreServer::start(vec![listener], ServerOptions { local_peers, ..ServerOptions::default() })
+        // Nobody needs the store of a node that may not get rank 0.
+        let options = ServerOptions { local_peers, opens_when_told: true, ..ServerOptions::default() };
+        StoreServer::start(vec![listener], options)
     }
 }
 
 impl Reach {
+    /// From where workers connect to the store of the round with this place. `None`: from everywhere.
+    fn members_of(&self, placement: &Placement) -> Result<Option<Members>, JoinError> {
+        let strict = self.members == StoreMembers::Strict;
+        match &placement.members {
+            _ if self.members == StoreMembers::Off || self.is_local() => Ok(None),
+            Some(addresses) => Ok(Some(Members::new(addresses, strict, WAY_OUT_OF_MEMBERS))),
+            None if strict => Err(JoinError::Connection(
+                "--rdzv-conf store_members=strict needs the addresses of the round's members, which were not told: the coordinator is of                  an older release, or there are more than it tells; give store_members=warn"
+                    .to_owned(),
+            )),
+            None => Ok(None),
+        }
+    }
+
     /// Whether all nodes of the job are on this machine.
     fn is_local(&self) -> bool {
         self.alone || self.workers_store == WorkersStore::Elsewhere

@@ -1,6 +1,6 @@
 //! The addresses and names of this machine.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 
 use tokio::time::Instant;
 
@@ -12,9 +12,56 @@ pub fn is_local(ip: IpAddr) -> bool {
 }
 
 /// The same for an address with its zone, without which a link-local one cannot be bound. The port must be 0.
-pub(super) fn is_bindable(address: SocketAddr) -> bool {
+fn is_bindable(address: SocketAddr) -> bool {
     // UDP: nothing listens meanwhile.
     !address.ip().is_unspecified() && UdpSocket::bind(address).is_ok()
+}
+
+/// Whether the other end of a connection has an address of this machine. `local` is this end's.
+pub fn is_here(peer: SocketAddr, local: SocketAddr) -> bool {
+    let ip = peer.ip().to_canonical();
+    let with_zone = match (ip, local) {
+        (IpAddr::V6(ip), SocketAddr::V6(local)) => SocketAddrV6::new(ip, 0, 0, local.scope_id()).into(),
+        _ => SocketAddr::new(ip, 0),
+    };
+    ip.is_loopback() || ip == local.ip().to_canonical() || is_bindable(with_zone)
+}
+
+/// The addresses of this machine's interfaces, without those that mean another machine elsewhere: loopback and link-local ones.
+pub fn interface_addresses() -> Vec<IpAddr> {
+    let mut first = std::ptr::null_mut();
+    // SAFETY: `getifaddrs` fills in a list, which is freed below, or fails.
+    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    let mut next = first;
+    // SAFETY: the list ends with a null pointer, and lives until it is freed.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        next = entry.ifa_next;
+        // SAFETY: an entry's address is null, or of the type that its family says.
+        let ip: Option<IpAddr> = unsafe { entry.ifa_addr.as_ref() }.and_then(|addr| match i32::from(addr.sa_family) {
+            // In network byte order.
+            libc::AF_INET => Some(unsafe { *entry.ifa_addr.cast::<libc::sockaddr_in>() }.sin_addr.s_addr)
+                .map(|addr| Ipv4Addr::from(addr.to_ne_bytes()).into()),
+            libc::AF_INET6 => {
+                let addr = unsafe { *entry.ifa_addr.cast::<libc::sockaddr_in6>() };
+                Some(Ipv6Addr::from(addr.sin6_addr.s6_addr).into())
+            }
+            _ => None,
+        });
+        found.extend(ip.filter(|ip| !is_local_to_a_machine(*ip)));
+    }
+    // SAFETY: it is the list of `getifaddrs`, and nothing refers to it any more.
+    unsafe { libc::freeifaddrs(first) };
+    found
+}
+
+fn is_local_to_a_machine(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local() || ip.is_unspecified(),
+        IpAddr::V6(ip) => ip.is_loopback() || ip.is_unicast_link_local() || ip.is_unspecified(),
+    }
 }
 
 /// Whether the name is this machine's host name, with or without its domain.
@@ -58,6 +105,38 @@ mod tests {
         // TEST-NET-1 of RFC 5737: no machine has it.
         assert!(!is_local([192, 0, 2, 1].into()));
         assert!(!is_local([0, 0, 0, 0].into()));
+    }
+
+    #[test]
+    fn a_peer_is_here_if_it_has_an_address_of_this_machine() {
+        let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+        for (peer, local) in [
+            ("127.0.0.9:1", "127.0.0.1:2"),
+            ("[::ffff:127.0.0.9]:1", "[::ffff:127.0.0.1]:2"),
+            ("[::1]:1", "[::1]:2"),
+            ("198.51.100.1:1", "[::ffff:198.51.100.1]:2"),
+        ] {
+            assert!(is_here(address(peer), address(local)), "{peer} at {local}");
+        }
+        for (peer, local) in [("198.51.100.2:1", "198.51.100.1:2"), ("[2001:db8::2]:1", "[2001:db8::1]:2")] {
+            assert!(!is_here(address(peer), address(local)), "{peer} at {local}");
+        }
+    }
+
+    #[test]
+    fn the_addresses_of_interfaces_are_local_and_not_loopback() {
+        let addresses = interface_addresses();
+        for &ip in &addresses {
+            assert!(is_local(ip) && !ip.is_loopback(), "{ip}");
+        }
+        if let Some(source) = source_for(address_of_nobody()) {
+            assert!(addresses.contains(&source), "{source} of {addresses:?}");
+        }
+    }
+
+    /// TEST-NET-1 of RFC 5737: no machine has it.
+    fn address_of_nobody() -> SocketAddr {
+        SocketAddr::from(([192, 0, 2, 1], 9))
     }
 
     #[tokio::test]

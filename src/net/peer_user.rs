@@ -6,14 +6,14 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
-use std::net::{SocketAddr, SocketAddrV6};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netdevice, netlink, recv, send};
 
-use super::local::is_bindable;
+use super::local::is_here;
 use super::proc_net::{Row, TABLES};
 use sock_diag::{Answer, Ends};
 
@@ -55,10 +55,10 @@ impl PeerUsers {
     pub fn find(&mut self, stream: impl AsFd, local: SocketAddr, peer: SocketAddr) -> PeerUser {
         let canonical = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
         let (here, there) = (canonical(local), canonical(peer));
-        let zone = zone(local);
-        if !is_here(there, here, zone) {
+        if !is_here(peer, local) {
             return PeerUser::Elsewhere;
         }
+        let zone = zone(local);
         let its = Ends { local: there, remote: here };
         if let Way::Untried = self.way {
             // A kernel that cannot tell about TCP sockets finds none, so the first question is one whose answer is known.
@@ -131,15 +131,6 @@ const INTERFACES: usize = 4096;
 /// The interface of a link-local address.
 fn zone(address: SocketAddr) -> u32 {
     if let SocketAddr::V6(address) = address { address.scope_id() } else { 0 }
-}
-
-/// Whether the peer's address is this machine's.
-fn is_here(peer: SocketAddr, local: SocketAddr, zone: u32) -> bool {
-    let with_zone = match peer {
-        SocketAddr::V6(peer) => SocketAddrV6::new(*peer.ip(), 0, 0, zone).into(),
-        SocketAddr::V4(peer) => SocketAddr::new((*peer.ip()).into(), 0),
-    };
-    peer.ip().is_loopback() || peer.ip() == local.ip() || is_bindable(with_zone)
 }
 
 fn netlink_socket() -> io::Result<OwnedFd> {

@@ -133,6 +133,10 @@ keys! {
         Scope::c10d("workers are restarted there");
     /// Which users of this machine may connect to the worker stores of this node: its own and root, or any.
     store_peers: StorePeers = StorePeers::SameUser, Allowed::OneOf(&["same-user", "any"]);
+    /// What a worker store does with a connection from a machine that no member of its round is on: serve it (off), serve and log it
+    /// (warn), or close it (strict).
+    store_members: StoreMembers = StoreMembers::Warn, Allowed::OneOf(&["off", "warn", "strict"]),
+        Scope::c10d("a coordinator knows the members' addresses, and there is none");
     /// Fewest workers of a world, on however many nodes. Needs `max_workers`.
     min_workers: Option<u32> = None, Allowed::Whole(1, rules::MOST_WORKERS), Scope::c10d(COUNTED_BY_A_COORDINATOR);
     /// Most workers of a world. A round closes at once when as many wait. The node that would pass it starts fewer.
@@ -253,6 +257,18 @@ pub enum StorePeers {
     SameUser,
     /// All.
     Any,
+}
+
+/// What a worker store does with connections from machines without members.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StoreMembers {
+    /// Serve them.
+    Off,
+    /// Serve and log them.
+    #[default]
+    Warn,
+    /// Close them.
+    Strict,
 }
 
 /// How to speak to etcd.

@@ -17,5 +17,6 @@ pub fn alone() -> Placement {
         host: None,
         local_world_size: None,
         resume: None,
+        members: None,
     }
 }

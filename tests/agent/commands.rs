@@ -37,6 +37,7 @@ pub fn placement(round: u64) -> Placement {
         host: None,
         local_world_size: None,
         resume: None,
+        members: None,
     }
 }
 

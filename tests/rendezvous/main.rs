@@ -11,6 +11,7 @@ mod hostile;
 mod hosts;
 mod in_place;
 mod machine;
+mod members;
 mod node;
 mod node_in_place;
 mod protected;

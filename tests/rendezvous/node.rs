@@ -39,6 +39,7 @@ fn place(round: u64) -> CoordinatorMessage {
         host: None,
         local_world_size: None,
         resume: None,
+        members: None,
     })
 }
 

@@ -77,6 +77,7 @@ impl Bench {
             host: None,
             local_world_size: None,
             resume: None,
+            members: None,
         };
         let resume = Resume::Continue { source: 1, sync: true, survivors: 3 };
         self.hear(CoordinatorMessage::CompleteInPlace { placement, resume: resume.clone() });

@@ -1,5 +1,6 @@
 //! Nodes of two releases of this package at one coordinator. Each end names the capabilities that it has beyond the protocol's version.
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
@@ -30,6 +31,7 @@ fn placement() -> Placement {
         host: None,
         local_world_size: None,
         resume: None,
+        members: None,
     }
 }
 
@@ -135,6 +137,8 @@ fn older_releases_read_the_messages_that_they_know() {
     assert_eq!(body(&in_place), [11, 3, 1, 0, 1, 1, b'r', 2, 1, 1, 1, 4, 1, 7]);
     assert_eq!(body(&NodeMessage::Parked { round }), [12, 5]);
     assert_eq!(body(&NodeMessage::Groupless { round }), [13, 5]);
+    let addresses: Vec<IpAddr> = vec![[10, 0, 0, 7].into()];
+    assert_eq!(body(&NodeMessage::Interfaces { addresses: addresses.clone() }), [15, 1, 0, 10, 0, 0, 7]);
 
     assert_eq!(body(&CoordinatorMessage::Leaving { why: "x".into(), interrupts: true }), [11, 1, b'x', 1]);
     assert_eq!(body(&CoordinatorMessage::Change { round, flags: 3, reason: "x".into() }), [12, 5, 3, 1, b'x']);
@@ -144,6 +148,8 @@ fn older_releases_read_the_messages_that_they_know() {
         resume: Resume::Continue { source: 2, sync: true, survivors: 4 },
     };
     assert_eq!(body(&in_place), [&[14][..], &known, &[0, 2, 1, 4]].concat());
+    let members = CoordinatorMessage::Members { round, addresses, more: true };
+    assert_eq!(body(&members), [17, 5, 1, 0, 10, 0, 0, 7, 1]);
 }
 
 /// The largest list of survivors fits into a frame, with the largest numbers and the longest role.

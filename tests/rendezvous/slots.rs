@@ -282,6 +282,7 @@ fn sized(local_world_size: u32) -> CoordinatorMessage {
         host: None,
         local_world_size: None,
         resume: None,
+        members: None,
     };
     CoordinatorMessage::CompleteWorkers { placement, resume: None, local_world_size }
 }

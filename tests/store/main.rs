@@ -7,6 +7,7 @@ mod client;
 mod descriptors;
 mod hostility;
 mod logging;
+mod opening;
 mod properties;
 mod server;
 mod users;

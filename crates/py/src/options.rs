@@ -10,9 +10,10 @@ use elastic_rs::agent;
 use elastic_rs::agent::Budget;
 use elastic_rs::agent::environment::Workers;
 use elastic_rs::frontend::node::{self, Reach, WorkersStore};
+use elastic_rs::net::local::interface_addresses;
 use elastic_rs::process::StreamsOf;
-use elastic_rs::rendezvous::conf::{Agent, Conf, InPlace};
-use elastic_rs::rendezvous::protocol::capability::Capabilities;
+use elastic_rs::rendezvous::conf::{Agent, Conf, InPlace, StoreMembers};
+use elastic_rs::rendezvous::protocol::capability::{Capabilities, MEMBERS};
 use elastic_rs::rendezvous::protocol::message::{Hello, NodeId};
 use elastic_rs::rendezvous::protocol::settings::Settings;
 use pyo3::exceptions::PyValueError;
@@ -57,8 +58,11 @@ impl NodeOptions {
             ..self.config.settings(self.nodes)
         };
         let may_change = self.in_place() != InPlace::Off;
+        let capabilities = if may_change { Capabilities::default() } else { Capabilities::none() };
+        let wants_members = self.config.0.store_members != StoreMembers::Off && self.nodes.1 > 1;
         let hello = Hello {
-            capabilities: if may_change { Capabilities::default() } else { Capabilities::none() },
+            capabilities: capabilities.with(MEMBERS, wants_members),
+            interfaces: if wants_members { interface_addresses() } else { Vec::new() },
             local_addr: self.local_addr.clone(),
             node_rank: self.config.0.node_rank,
             host_name: self.config.0.host_name.clone(),
@@ -72,7 +76,7 @@ impl NodeOptions {
 
     /// The node's part in a job. `on_one_machine`: the coordinator listens on loopback alone.
     pub fn node(&self, on_one_machine: bool) -> node::NodeOptions {
-        let Conf { node_rank, join_timeout, drain_timeout, store_peers, .. } = self.config.0;
+        let Conf { node_rank, join_timeout, drain_timeout, store_peers, store_members, .. } = self.config.0;
         node::NodeOptions {
             run_id: self.run_id.clone(),
             name: self.name.clone(),
@@ -86,6 +90,7 @@ impl NodeOptions {
                     (false, false) => WorkersStore::Worker,
                 },
                 peers: store_peers,
+                members: store_members,
             },
             node_rank,
             join_timeout,

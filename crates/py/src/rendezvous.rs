@@ -59,6 +59,7 @@ impl Placement {
             host: None,
             local_world_size: None,
             resume: None,
+            members: None,
         })
     }
 

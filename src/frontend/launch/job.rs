@@ -207,6 +207,7 @@ mod tests {
             host: None,
             local_world_size: None,
             resume: None,
+            members: None,
         }
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::{Agent, InPlace, Protocol, RestartBudget, Setting, StorePeers};
+use super::{Agent, InPlace, Protocol, RestartBudget, Setting, StoreMembers, StorePeers};
 use crate::rendezvous::protocol::settings::OnPartition;
 
 /// The user's value for a key.
@@ -242,6 +242,7 @@ choices! {
     Agent { Rust = "rust", Torch = "torch" }
     RestartBudget { Job = "job", Node = "node" }
     InPlace { Off = "off", Gloo = "gloo", Nccl = "nccl" }
+    StoreMembers { Off = "off", Warn = "warn", Strict = "strict" }
     StorePeers { SameUser = "same-user", Any = "any" }
     Protocol { Http = "http", Https = "https" }
 }

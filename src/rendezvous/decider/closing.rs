@@ -182,8 +182,8 @@ impl Run {
         self.pace.ready_since = None;
         self.pace.newcomer_since = (!self.roster.waiting().is_empty()).then_some(now);
         for (rank, id) in (0..).zip(members) {
-            if let (Some(session), Some(message)) = (self.session(id), self.placement(rank)) {
-                self.send(session, message);
+            if let Some(session) = self.session(id) {
+                self.send_place(session, rank);
             }
         }
     }
@@ -205,6 +205,7 @@ impl Run {
             host: self.host_seat(),
             local_world_size: self.bounds().and_then(|_| world.local_world_size(rank)),
             resume: None,
+            members: None,
         };
         let node = world.members.get(&rank).and_then(|id| self.roster.get(*id));
         let resume = self.in_place.resume().filter(|_| node.is_some_and(|node| node.capabilities.has(IN_PLACE)));

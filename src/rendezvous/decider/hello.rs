@@ -11,7 +11,7 @@ use super::event::{Effect, Home, Reach, SessionId};
 use super::node::{Node, Status};
 use super::recovery::LARGEST_ROUND;
 use super::run::Run;
-use crate::rendezvous::protocol::capability::{ATTENDING, Capabilities, IN_PLACE, RUNNING};
+use crate::rendezvous::protocol::capability::{ATTENDING, Capabilities, IN_PLACE, MEMBERS, RUNNING};
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, Placed};
 use crate::rendezvous::protocol::settings::Settings;
 
@@ -81,7 +81,9 @@ impl Run {
             let status = known.status.clone();
             let attends = status == Status::Active && placed == hello.placed.map(|place| (place.round, place.rank));
             let attending = known.attending || (attends && hello.capabilities.has(ATTENDING));
-            let node = Node { status, placed, done, attending, out, ..newer };
+            // It names them again, but a round may complete before.
+            let interfaces = known.interfaces.clone();
+            let node = Node { status, placed, done, attending, out, interfaces, ..newer };
             self.admission.reseat(hello.node, Some(known), &node);
             self.roster.insert(hello.node, node);
         }
@@ -95,10 +97,10 @@ impl Run {
     fn welcome(&mut self, hello: &Hello, session: SessionId) {
         let Some(node) = self.roster.get(hello.node) else { return };
         let (addr, active, spare) = (node.addr(), node.status == Status::Active, self.is_spare(node));
+        let tells_members = node.capabilities.has(MEMBERS);
         let new = hello.placed.is_none() && !hello.joining && hello.capabilities.has(IN_PLACE);
         let running = self.running().filter(|_| new);
-        let mut capabilities = Capabilities::default();
-        capabilities.set(RUNNING, running.is_some());
+        let capabilities = Capabilities::default().with(RUNNING, running.is_some()).with(MEMBERS, tells_members);
         self.send(session, CoordinatorMessage::Welcome { addr, hosted: self.is_host(hello.node), capabilities });
         if let Some(running) = running {
             self.send(session, CoordinatorMessage::Running(running));

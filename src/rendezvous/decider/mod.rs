@@ -24,6 +24,7 @@
 //! | `exclusion` | hosts are put out of the job for their failures, and let in again |
 //! | `changing` | members that can change in place stop their workers at one check |
 //! | `closing`, `size`, [`ranks`], `resume` | a round closes: when, with which nodes and how many workers, with which ranks, and whose workers live on |
+//! | `members` | a member is told its place, and the one that serves the workers' store also from where the others connect |
 //! | `durable` | conversion between a run and its state in a shared cell |
 //! | `facts` | what others ask about a run |
 //! | [`standing`], `progress` | the current decision, and its reason in words |
@@ -40,6 +41,7 @@ mod hello;
 mod host;
 pub mod hosts;
 mod in_place;
+mod members;
 pub mod node;
 mod progress;
 pub mod ranks;

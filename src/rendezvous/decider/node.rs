@@ -71,6 +71,8 @@ pub(in crate::rendezvous) struct Node {
     pub process: u64,
     /// The optional messages that it understands.
     pub capabilities: Capabilities,
+    /// The addresses of its interfaces, as it has named them.
+    pub interfaces: Vec<IpAddr>,
     /// The rank that the user gave it.
     pub node_rank: Option<u32>,
     /// The settings that it asked for. Once a connected node waits or runs, the run's settings apply instead.
@@ -112,6 +114,7 @@ impl Node {
             ends,
             process: hello.process,
             capabilities,
+            interfaces: Vec::new(),
             node_rank: hello.node_rank,
             asked: hello.settings.clone(),
             lease: hello.settings.lease(),

@@ -49,8 +49,7 @@ impl Run {
         match (&node.status, node.placed) {
             // This join belongs to a completed round. The completion was lost with the connection that it was sent on.
             (Status::Active, Some((round, rank))) if join.round < round => {
-                if let Some(message) = self.placement(rank) {
-                    self.send(session, message);
+                if self.send_place(session, rank) {
                     // The node took itself for waiting, and ignored the status pushed since then. Send it again.
                     return self.send(session, self.status());
                 }

@@ -1,6 +1,7 @@
 //! The nodes of a run. Counters are updated with every change, so that an event costs the same in a large job as in a small one.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::event::SessionId;
@@ -190,6 +191,13 @@ impl Roster {
     /// Record that a node's workers of the current round are all connected to their agent.
     pub fn set_attending(&mut self, id: NodeId) {
         self.update(id, |node| node.map(|node| Node { attending: true, ..node }));
+    }
+
+    /// Record the addresses of a node's interfaces.
+    pub fn set_interfaces(&mut self, id: NodeId, interfaces: Vec<IpAddr>) {
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.interfaces = interfaces;
+        }
     }
 
     /// Record that a node's connection has ended.

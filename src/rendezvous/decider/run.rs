@@ -186,6 +186,10 @@ impl Run {
                 self.on_will_leave(id, session, round, &reason, at_once);
             }
             NodeMessage::Parked { round } => self.on_parked(id, round, now),
+            NodeMessage::Interfaces { addresses } => {
+                self.on_interfaces(id, addresses);
+                return false;
+            }
         }
         true
     }

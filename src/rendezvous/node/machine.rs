@@ -16,9 +16,11 @@ use crate::rendezvous::protocol::message::{
 
 mod in_place;
 mod joins;
+mod members;
 mod reports;
 
 use in_place::Part;
+use members::Members;
 
 pub use super::view::{Change, JoinError, NodeCommand, View};
 
@@ -50,6 +52,8 @@ pub struct NodeMachine {
     capabilities: Capabilities,
     /// The world that ran when this node was welcomed, if its workers may be started before it joins.
     running: Option<Running>,
+    /// From where the members of the next round connect, as far as it has been told.
+    members: Members,
     /// This node's part in changes in place.
     part: Part,
     /// The surviving workers of the next join.
@@ -107,6 +111,7 @@ impl NodeMachine {
             left: false,
             capabilities: Capabilities::none(),
             running: None,
+            members: Members::default(),
             part: Part::default(),
             brings: None,
             hosted: false,
@@ -128,6 +133,7 @@ impl NodeMachine {
         self.last_error = "it accepts connections, but has not answered yet".to_owned();
         self.beats.clear();
         self.running = None;
+        self.members = Members::default();
         self.commands.push(NodeCommand::Send(NodeMessage::Hello(Box::new(self.hello.clone()))));
     }
 
@@ -206,6 +212,7 @@ impl NodeMachine {
             CoordinatorMessage::Change { round, flags, reason } => self.on_change(round, flags, reason, now),
             CoordinatorMessage::RaiseAt { round, check } => self.on_raise_at(round, check),
             CoordinatorMessage::Running(running) => self.running = Some(running),
+            CoordinatorMessage::Members { round, addresses, more } => self.on_members(round, addresses, more),
             CoordinatorMessage::Withdrawn { progress } => {
                 self.withdrawing = false;
                 if let Some(joining) = self.joining.as_ref().filter(|joining| joining.withdrawn_at.is_some()) {

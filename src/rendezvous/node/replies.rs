@@ -23,6 +23,7 @@ impl NodeMachine {
         self.unanswered = 0;
         self.view.addr = Some(addr);
         self.view.out_of_reach_since = None;
+        self.name_interfaces();
         match &self.joining {
             Some(joining) if joining.withdrawn_at.is_some() => {
                 self.commands.push(NodeCommand::Send(NodeMessage::Withdraw));
@@ -40,7 +41,8 @@ impl NodeMachine {
         }
     }
 
-    pub(in crate::rendezvous) fn on_complete(&mut self, mut placement: Placement) {
+    pub(in crate::rendezvous) fn on_complete(&mut self, placement: Placement) {
+        let mut placement = self.with_members(placement);
         // A place that arrives after this node has given up is ignored. The withdrawal tells the coordinator.
         let wanted = |j: &&Joining| j.withdrawn_at.is_none() && placement.round > j.join.round;
         let Some(joining) = self.joining.as_ref().filter(wanted) else { return };

@@ -125,9 +125,10 @@ pub(in crate::rendezvous) fn tidy_message(message: CoordinatorMessage) -> Coordi
         Closed { verdict, spare } => Closed { verdict: tidy_verdict(&verdict), spare },
         Heartbeat { waits: told } => Heartbeat { waits: told.map(waits) },
         CoordinatorMessage::Waits(told) => CoordinatorMessage::Waits(waits(told)),
-        CoordinatorMessage::Stale { .. } | CoordinatorMessage::Terms { .. } | CoordinatorMessage::RaiseAt { .. } => {
-            message
-        }
+        CoordinatorMessage::Stale { .. }
+        | CoordinatorMessage::Terms { .. }
+        | CoordinatorMessage::RaiseAt { .. }
+        | CoordinatorMessage::Members { .. } => message,
     }
 }
 

@@ -27,7 +27,14 @@ pub const ATTENDING: &str = "attending";
 /// [`CoordinatorMessage::Running`]: super::message::CoordinatorMessage::Running
 pub const RUNNING: &str = "running";
 
-/// The capabilities of this release.
+/// Named by a node that wants to know from where the members of its round connect, if it serves their workers' store; and by a
+/// coordinator, to such a node, that tells it: [`NodeMessage::Interfaces`], [`CoordinatorMessage::Members`].
+///
+/// [`NodeMessage::Interfaces`]: super::message::NodeMessage::Interfaces
+/// [`CoordinatorMessage::Members`]: super::message::CoordinatorMessage::Members
+pub const MEMBERS: &str = "members";
+
+/// The capabilities of this release that a peer has without asking for anything.
 const OURS: [&str; 1] = [IN_PLACE];
 
 /// Most capabilities that a peer may name.
@@ -55,6 +62,13 @@ impl Capabilities {
     /// None: a peer that understands no more than the messages of the protocol's version.
     pub fn none() -> Self {
         Self(BTreeSet::new())
+    }
+
+    /// These, with this one or without it.
+    #[must_use]
+    pub fn with(mut self, name: &str, has: bool) -> Self {
+        self.set(name, has);
+        self
     }
 
     /// Add this one, or take it away.

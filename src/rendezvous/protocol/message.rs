@@ -4,6 +4,7 @@
 //! [`NodeMessage::Hello`]; the coordinator answers with [`CoordinatorMessage::Welcome`] or [`CoordinatorMessage::Rejected`].
 
 use std::fmt;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -128,7 +129,17 @@ pub enum NodeMessage {
         /// What it asks for besides.
         asks: Box<Asks>,
     },
+    // Sent only to a coordinator with the capability `MEMBERS`.
+    /// The addresses of this node's interfaces. Its workers may connect to the round's store from any of them. Follows each
+    /// [`CoordinatorMessage::Welcome`].
+    Interfaces {
+        /// At most [`INTERFACES_LIMIT`] count.
+        addresses: Vec<IpAddr>,
+    },
 }
+
+/// Most interfaces that a node may name.
+pub const INTERFACES_LIMIT: usize = 32;
 
 /// Largest number of checks that a node may name.
 pub const LARGEST_COUNT: u64 = 1 << 62;
@@ -164,6 +175,9 @@ pub struct Hello {
     pub hosts: bool,
     /// What the node understands beyond this version's messages.
     pub capabilities: Capabilities,
+    /// The addresses of the node's interfaces. Sent in [`NodeMessage::Interfaces`].
+    #[serde(skip)]
+    pub interfaces: Vec<IpAddr>,
 }
 
 impl Hello {
@@ -184,6 +198,7 @@ impl Hello {
             joining: false,
             hosts: false,
             capabilities: Capabilities::default(),
+            interfaces: Vec::new(),
         }
     }
 }
@@ -302,7 +317,20 @@ pub enum CoordinatorMessage {
         /// [`Placement::local_world_size`].
         local_world_size: u32,
     },
+    // Sent only to a node with the capability `MEMBERS`.
+    /// A part of the addresses from which the members of a round connect. For the node that serves their workers' store, before its place.
+    Members {
+        /// The round.
+        round: Round,
+        /// At most [`MEMBERS_IN_A_MESSAGE`].
+        addresses: Vec<IpAddr>,
+        /// Whether another part follows.
+        more: bool,
+    },
 }
+
+/// Most addresses in one [`CoordinatorMessage::Members`]. As many fit into a frame.
+pub const MEMBERS_IN_A_MESSAGE: usize = 2048;
 
 impl CoordinatorMessage {
     /// The place that it gives the node, if it gives one.

@@ -1,6 +1,8 @@
 //! Places in rounds: what a node asks for, what it gets, and what it says of an earlier one.
 
 use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -149,6 +151,12 @@ pub struct Placement {
     /// [`CoordinatorMessage::CompleteInPlace`]: super::message::CoordinatorMessage::CompleteInPlace
     #[serde(skip)]
     pub resume: Option<Resume>,
+    /// From where the members connect, for the node that serves their workers' store, if it has asked and the coordinator tells. Sent in
+    /// [`CoordinatorMessage::Members`].
+    ///
+    /// [`CoordinatorMessage::Members`]: super::message::CoordinatorMessage::Members
+    #[serde(skip)]
+    pub members: Option<Arc<[IpAddr]>>,
 }
 
 impl Placement {
@@ -234,6 +242,7 @@ impl Running {
             host: None,
             local_world_size: self.room.map(|_| workers),
             resume: None,
+            members: None,
         }
     }
 }

@@ -4,6 +4,7 @@
 //! again; when the rendezvous is closed or a join fails, stop them and go.
 
 use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -188,3 +189,8 @@ pub(super) fn name(host: HostId, pid: u64) -> String {
 
 /// Shortest and longest time that an agent takes to notice that the world must re-form, and to stop its workers.
 pub const STOP: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+
+/// The address of a node's second interface.
+pub(super) fn interface(node: NodeId) -> IpAddr {
+    Ipv6Addr::from(0xfd << 120 | node.0 >> 8).into()
+}

@@ -41,6 +41,8 @@ pub struct Options {
     pub elastic: Elastic,
     /// Hosts that do not belong to this job, or differ from its others.
     pub strangers: Strangers,
+    /// Whether nodes want to know from where the members of their round connect.
+    pub members: bool,
     /// The host whose agent is in the coordinator's process. The two stand still, end and start together.
     pub coordinator_on: Option<HostId>,
 }
@@ -63,6 +65,7 @@ impl Options {
             agents: Agents::default(),
             elastic: Elastic::default(),
             strangers: Strangers::default(),
+            members: false,
             coordinator_on: None,
         }
     }

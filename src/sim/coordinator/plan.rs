@@ -78,6 +78,8 @@ impl Plan {
             agents: Agents::default(),
             elastic: Elastic::default(),
             strangers: Strangers::default(),
+            // A separate generator, so that later draws stay as they were.
+            members: Dice::new(seed ^ 0x3E3B).chance(25),
             coordinator_on: None,
         };
         let mut plan = Self { options, actions: Vec::new(), calm_at: Time::ZERO };

@@ -8,8 +8,8 @@ use std::time::Duration;
 use mio::Waker;
 use parking_lot::Mutex;
 
-use super::Stats;
 use super::stats::Counters;
+use super::{Members, Stats};
 
 /// Makes the two ends: one that steers a server from any thread, and one for the server's thread, which `waker` wakes.
 pub(super) fn control(waker: Waker) -> (Controller, Control) {
@@ -64,6 +64,11 @@ impl Controller {
         self.send(Command::Drain(timeout));
     }
 
+    /// Accepts connections from these members, or from everywhere.
+    pub fn open_to(&self, members: Option<Members>) {
+        self.send(Command::OpenTo(members));
+    }
+
     /// The server's counters.
     pub fn stats(&self) -> Stats {
         self.counters.snapshot()
@@ -114,6 +119,7 @@ pub(super) enum Command {
     StopWhenClosed(SocketAddr),
     GiveUpOwner,
     Drain(Duration),
+    OpenTo(Option<Members>),
 }
 
 /// Why a server ended.

@@ -20,7 +20,7 @@ use super::control::{Control, Ended};
 use super::hub::{Hub, LOG_TARGET, Rejection};
 use super::life::Life;
 use super::local_peers::{LocalPeerCheck, Verdict};
-use super::{Cause, ServerOptions, Upgraded, after};
+use super::{Cause, Members, ServerOptions, Upgraded, after};
 use crate::store::table::ConnId;
 
 /// A server that has been set up and does not run yet.
@@ -35,6 +35,10 @@ pub(super) struct EventLoop {
     life: Life,
     /// `None`: every user of this machine may connect.
     local_peers: Option<LocalPeerCheck>,
+    /// Connections are accepted.
+    is_open: bool,
+    /// `None`: from everywhere.
+    members: Option<Members>,
     /// Something has happened that may end the server.
     may_be_over: bool,
 }
@@ -60,6 +64,8 @@ impl EventLoop {
             line: VecDeque::new(),
             deadlines: BTreeSet::new(),
             local_peers: LocalPeerCheck::new(options.local_peers),
+            is_open: !options.opens_when_told,
+            members: None,
             hub: Hub::new(options, control.counters.clone()),
             life: Life::new(control),
             may_be_over: true,
@@ -227,6 +233,9 @@ impl EventLoop {
 
     /// Accepts waiting connections, but not so many at once that the open ones would wait for long.
     fn accept(&mut self) {
+        if !self.is_open {
+            return;
+        }
         for at in 0..self.listeners.len() {
             let mut left = ACCEPTED_AT_ONCE;
             while left > 0 && self.listeners[at].is_due(Instant::now) {
@@ -253,17 +262,10 @@ impl EventLoop {
             let detail = format!("limit max_connections = {limit}");
             return hub.reject(peer, &Rejection::new(Cause::TooManyConnections, detail));
         }
-        if let Some(check) = &mut self.local_peers {
-            match check.judge(&stream, peer) {
-                Verdict::Admit => {}
-                Verdict::Doubt(doubt) => check.tell_once(peer, doubt),
-                Verdict::Refuse(uid) => return hub.reject(peer, &Rejection::new(Cause::OtherUser, check.refusal(uid))),
-                Verdict::Gone => {
-                    tracing::debug!(target: LOG_TARGET, %peer, "connection closed before its user was known");
-                    return;
-                }
-            }
+        if !self.is_admitted(&stream, peer) {
+            return;
         }
+        let hub = &mut self.hub;
         if hub.options.upgrades_only.is_some_and(|limit| self.connections.len() >= limit)
             && let Some(&(deadline, oldest)) = self.deadlines.first()
         {
@@ -290,6 +292,33 @@ impl EventLoop {
         }
     }
 
+    /// Whether a connection may come from this user, and from this machine. If not, that is counted and logged.
+    fn is_admitted(&mut self, stream: &TcpStream, peer: SocketAddr) -> bool {
+        let hub = &mut self.hub;
+        if let Some(check) = &mut self.local_peers {
+            match check.judge(stream, peer) {
+                Verdict::Admit => {}
+                Verdict::Doubt(doubt) => check.tell_once(peer, doubt),
+                Verdict::Refuse(uid) => {
+                    hub.reject(peer, &Rejection::new(Cause::OtherUser, check.refusal(uid)));
+                    return false;
+                }
+                Verdict::Gone => {
+                    tracing::debug!(target: LOG_TARGET, %peer, "connection closed before its user was known");
+                    return false;
+                }
+            }
+        }
+        let Some(members) = self.members.as_ref().filter(|members| !members.admit(stream, peer)) else { return true };
+        if members.strict {
+            hub.reject(peer, &Rejection::new(Cause::NotAMember, members.refusal()));
+        } else if hub.may_log(NOT_A_MEMBER) {
+            let way_out = members.way_out;
+            tracing::warn!(target: LOG_TARGET, %peer, "a connection from an address of no member was admitted; {way_out}");
+        }
+        !members.strict
+    }
+
     fn look_at_the_clock(&mut self) {
         if self.deadlines.is_empty() && self.hub.next_summary().is_none() && self.life.deadline().is_none() {
             return;
@@ -311,11 +340,12 @@ impl EventLoop {
     /// How long to wait for an event; `None` is for ever.
     fn time_left(&self) -> Option<Duration> {
         let someone_waits = |listener: &Listener| listener.paused_until.is_none() && listener.is_due(Instant::now);
-        if !self.line.is_empty() || self.listeners.iter().any(someone_waits) {
+        let listeners = if self.is_open { &self.listeners[..] } else { &[] };
+        if !self.line.is_empty() || listeners.iter().any(someone_waits) {
             return Some(Duration::ZERO);
         }
         let deadlines = [self.deadlines.first().map(|first| first.0), self.hub.next_summary(), self.life.deadline()];
-        let retries = self.listeners.iter().map(|listener| listener.paused_until);
+        let retries = listeners.iter().map(|listener| listener.paused_until);
         let next = deadlines.into_iter().chain(retries).flatten().min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
@@ -326,7 +356,11 @@ impl EventLoop {
         }
         let connections = &self.connections;
         let find = |peer| connections.iter().find(|one| one.is_client() && is_same(one.peer, peer)).map(|one| one.id);
-        self.life.listen(find).or_else(|| self.life.is_over(self.hub.open_count()))
+        let stopped = self.life.listen(find);
+        if let Some(members) = self.life.take_opened_to() {
+            (self.is_open, self.members) = (true, members);
+        }
+        stopped.or_else(|| self.life.is_over(self.hub.open_count()))
     }
 }
 
@@ -352,3 +386,5 @@ const ACCEPTED_AT_ONCE: usize = 64;
 
 /// A kind of log record, besides those of [`Cause`].
 const ACCEPT_ERROR: &str = "accept_error";
+/// Another.
+const NOT_A_MEMBER: &str = "not_a_member_admitted";

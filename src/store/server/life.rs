@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 
-use super::after;
 use super::control::{Command, Control, Ended, Expected};
+use super::{Members, after};
 use crate::store::table::ConnId;
 
 /// What decides when the server ends: owners, draining, a command to stop.
@@ -19,12 +19,19 @@ pub(super) struct Life {
     /// The owners that are connected.
     owners: HashSet<ConnId>,
     drain_until: Option<Instant>,
+    /// Who may connect, since somebody has last asked.
+    opened_to: Option<Option<Members>>,
 }
 
 impl Life {
     pub(super) fn new(control: Control) -> Life {
         let Control { commands, expected, .. } = control;
-        Life { commands, expected, is_owned: false, owners: HashSet::new(), drain_until: None }
+        Life { commands, expected, is_owned: false, owners: HashSet::new(), drain_until: None, opened_to: None }
+    }
+
+    /// Who may connect from now on, if it has been told since the last call.
+    pub(super) fn take_opened_to(&mut self) -> Option<Option<Members>> {
+        self.opened_to.take()
     }
 
     /// When the time for draining is over.
@@ -46,6 +53,7 @@ impl Life {
                     self.is_owned = true;
                     self.expected.told();
                 }
+                Ok(Command::OpenTo(members)) => self.opened_to = Some(members),
                 Ok(Command::Drain(timeout)) => self.drain_until = Some(after(timeout)),
                 Err(TryRecvError::Empty) => return None,
                 Err(TryRecvError::Disconnected) if !self.is_owned && self.drain_until.is_none() => {

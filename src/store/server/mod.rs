@@ -10,7 +10,7 @@
 //! both would wait for ever (`docs/decisions/0003-servers-never-wait-for-python.md`).
 //!
 //! In the order in which to read: `event_loop` waits for sockets and gives connections turns, `accept` accepts them,
-//! `local_peers` says which users they may be of, `connection` reads and writes (`hello` identifies the peer), `hub` carries out
+//! `local_peers` and `members` say whose they may be, `connection` reads and writes (`hello` identifies the peer), `hub` carries out
 //! requests, `outbox` holds bytes that a client has not read yet, `life` decides when the server ends.
 
 mod accept;
@@ -23,6 +23,7 @@ mod hub;
 mod life;
 pub mod limits;
 mod local_peers;
+mod members;
 mod outbox;
 mod stats;
 mod thread;
@@ -39,6 +40,7 @@ use crate::proto::Limits;
 
 pub use control::{Controller, Ended};
 pub use local_peers::LocalPeers;
+pub use members::Members;
 pub use stats::{Cause, Stats};
 pub use thread::StoreServer;
 
@@ -79,6 +81,9 @@ pub struct ServerOptions {
     pub upgrades_only: Option<usize>,
     /// Which users of this machine may connect. Default: any.
     pub local_peers: LocalPeers,
+    /// Accept no connection before [`Controller::open_to`] says from where. They wait in the listener's backlog. Default: accept at once,
+    /// from everywhere.
+    pub opens_when_told: bool,
 }
 
 impl Default for ServerOptions {
@@ -96,6 +101,7 @@ impl Default for ServerOptions {
             upgrades: Vec::new(),
             upgrades_only: None,
             local_peers: LocalPeers::Any,
+            opens_when_told: false,
         }
     }
 }

@@ -30,11 +30,13 @@ pub enum Cause {
     Unproven,
     /// It came from another user of this machine, and [`LocalPeers::SameUser`](super::LocalPeers::SameUser) is set.
     OtherUser,
+    /// Its address is none of those that [`Members`](super::Members) has.
+    NotAMember,
 }
 
 impl Cause {
     /// Every cause.
-    pub const ALL: [Cause; 12] = [
+    pub const ALL: [Cause; 13] = [
         Cause::Foreign,
         Cause::HelloTimeout,
         Cause::Protocol,
@@ -47,6 +49,7 @@ impl Cause {
         Cause::UpgradeGone,
         Cause::Unproven,
         Cause::OtherUser,
+        Cause::NotAMember,
     ];
 
     /// The name in log records and metrics.
@@ -64,6 +67,7 @@ impl Cause {
             Cause::UpgradeGone => "upgrade_gone",
             Cause::Unproven => "unproven",
             Cause::OtherUser => "other_user",
+            Cause::NotAMember => "not_a_member",
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::super::agent::worker_count;
 use super::super::event::Loss;
-use super::super::host::{Agent, Host, Process};
+use super::super::host::{self, Agent, Host, Process};
 use super::completion::check_told_again;
 use super::{Ledger, OTHER_SETTINGS};
 use crate::rendezvous::coordinator::machine::{Command, Machine};
@@ -60,6 +60,7 @@ impl Ledger {
         }
         let mut completed: BTreeMap<Round, Vec<(NodeId, &Placement)>> = BTreeMap::new();
         let mut resumes: BTreeMap<Round, Vec<&Resume>> = BTreeMap::new();
+        let mut members: BTreeMap<NodeId, Vec<IpAddr>> = BTreeMap::new();
         for command in commands {
             let Command::Send { session, message } = command else {
                 continue;
@@ -77,6 +78,11 @@ impl Ledger {
                     resumes.entry(placement.round).or_default().push(resume);
                 }
                 CoordinatorMessage::RaiseAt { round, check } => self.check_raise_at(*round, *check)?,
+                CoordinatorMessage::Members { addresses, .. } => {
+                    if let Some(said) = self.said.get(session) {
+                        members.entry(said.node).or_default().extend(addresses);
+                    }
+                }
                 CoordinatorMessage::Status { waiting, reason, .. } => {
                     ensure(*waiting == 0 || !reason.is_empty(), || {
                         "members are interrupted without a reason".to_owned()
@@ -96,6 +102,7 @@ impl Ledger {
                 None => {
                     self.check_resume(life, &places, resumes.get(&round).map_or(&[], Vec::as_slice))?;
                     self.check_completion(life, round, &places)?;
+                    self.check_members(&places, &members)?;
                 }
             }
         }
@@ -164,7 +171,27 @@ impl Ledger {
                 && told.master == (placement.master_addr.clone(), placement.master_port)
                 && told.members.get(placement.rank as usize) == Some(&process.id)
         });
-        ensure(told, || format!("process {} holds a place nobody gave it: {placement:?}", process.pid))
+        ensure(told, || format!("process {} holds a place nobody gave it: {placement:?}", process.pid))?;
+        let asks = placement.rank == 0 && self.interfaces.contains(&process.id);
+        ensure(placement.members.is_some() == asks, || format!("it is told members, or is not: {placement:?}"))
+    }
+
+    /// Checks that the node with rank 0 of a new world is told all addresses of its members, if it has asked. `told`: what each node was
+    /// told with its place. One that is told its place again is told of those that have not left since.
+    fn check_members(
+        &self,
+        places: &[(NodeId, &Placement)],
+        told: &BTreeMap<NodeId, Vec<IpAddr>>,
+    ) -> Result<(), Violation> {
+        let Some((first, _)) = places.iter().find(|(_, placement)| placement.rank == 0) else { return Ok(()) };
+        let others = told.keys().find(|node| *node != first);
+        ensure(others.is_none(), || format!("{others:?} is told members, and {first:?} has rank 0"))?;
+        let told = told.get(first).map_or(&[][..], Vec::as_slice);
+        let mut named = places.iter().map(|(node, _)| *node).filter(|node| self.interfaces.contains(node));
+        let missing = named.find(|node| !told.contains(&host::interface(*node)));
+        ensure(missing.is_none() || !self.interfaces.contains(first), || {
+            format!("rank 0 is not told of {missing:?}: {told:?}")
+        })
     }
 
     /// Checks that all joins of an agent that ends were answered.

@@ -63,6 +63,8 @@ pub struct Ledger {
     said: BTreeMap<SessionId, Said>,
     /// The newest session of each node.
     newest: BTreeMap<NodeId, SessionId>,
+    /// Nodes that have named their interfaces.
+    interfaces: BTreeSet<NodeId>,
     /// Worlds, by the coordinator's life and the round.
     worlds: BTreeMap<(u32, Round), Told>,
     /// Last place of each node that this life of the coordinator has heard or sent: round, rank and world.
@@ -108,6 +110,7 @@ impl Ledger {
             settings,
             said: BTreeMap::new(),
             newest: BTreeMap::new(),
+            interfaces: BTreeSet::new(),
             worlds: BTreeMap::new(),
             places: BTreeMap::new(),
             named: BTreeSet::new(),
@@ -259,6 +262,9 @@ impl Ledger {
             | NodeMessage::Groupless { .. }
             | NodeMessage::WillLeave { .. }
             | NodeMessage::Parked { .. } => {}
+            NodeMessage::Interfaces { .. } => {
+                self.interfaces.insert(said.node);
+            }
             NodeMessage::Failed { round, .. } => {
                 self.failed.insert(*round);
             }
