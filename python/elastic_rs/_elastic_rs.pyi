@@ -240,9 +240,10 @@ class CellSession:
     """
     A node of a rendezvous with its state in a backend. One Python thread performs the steps of :meth:`next_step`.
     """
-    def __new__(cls, /, options: NodeOptions) -> CellSession:
+    def __new__(cls, /, options: NodeOptions, *, protection: Protection | None = None) -> CellSession:
         """
-        Make a session for one node. Other nodes find it at ``local_addr`` of the options.
+        Make a session for one node. Other nodes find it at ``local_addr`` of the options. ``protection`` is for the tunnels of workers,
+        if the options ask for them.
 
         Raises ``ValueError`` for invalid options.
         """
@@ -1037,6 +1038,13 @@ class RendezvousConfig:
     def __ne__(self, value: object, /) -> bool: ...
     def __new__(cls, /, **values: "float | bool | str | None") -> RendezvousConfig: ...
     def __repr__(self, /) -> str: ...
+    def check_tunnel(self, /, *, has_token: bool, own_store: bool) -> None:
+        """
+        Check whether ``store_tunnel`` is possible, if it is wanted. ``has_token``: the job has one. ``own_store``: each round has a
+        store, which the agent of rank 0's node serves.
+
+        Raises ``ValueError`` if it is not.
+        """
     @property
     def close_timeout(self, /) -> float:
         """
@@ -1088,6 +1096,11 @@ class RendezvousConfig:
     def replace(self, /, **values: "float | bool | str | None") -> RendezvousConfig:
         """
         Return a copy with other values. Ranges are not checked.
+        """
+    @property
+    def store_tunnel(self, /) -> bool:
+        """
+        Whether workers reach the store of rank 0's node through their agents.
         """
     @staticmethod
     def table() -> list[tuple[str, str | None, str | None, str | None]]:
@@ -1145,10 +1158,10 @@ class Session:
         ``signal`` is the signal that ended this process, if one did. SIGINT ends the job if this process hosts the coordinator.
         """
     @staticmethod
-    def over_etcd(etcd: EtcdOptions, options: NodeOptions) -> Session:
+    def over_etcd(etcd: EtcdOptions, options: NodeOptions, *, protection: Protection | None = None) -> Session:
         """
         Start a session for one node over an etcd cluster. It connects in the background. Other nodes find this one at ``local_addr`` of
-        the options.
+        the options. ``protection`` is for the tunnels of workers, if the options ask for them.
 
         Raises ``ValueError`` for invalid options, or if a file for TLS cannot be used.
         """

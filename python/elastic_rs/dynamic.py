@@ -24,6 +24,7 @@ from elastic_rs import _elastic_rs
 from elastic_rs.rendezvous._backend_thread import BackendThread
 from elastic_rs.rendezvous._config import RendezvousConfig
 from elastic_rs.rendezvous._node_handler import NodeHandler
+from elastic_rs.rendezvous._protection import tunnel_protection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,6 +131,7 @@ class DynamicRendezvousHandler(NodeHandler):
         cas_backoff_max_seconds: float = 0.0,
         *,
         store_peers: str = "same-user",
+        store_tunnel: bool = False,
     ) -> DynamicRendezvousHandler:
         """Create a handler.
 
@@ -146,6 +148,7 @@ class DynamicRendezvousHandler(NodeHandler):
             cas_backoff_max_seconds: checked, without effect: the core spreads writes that were refused by itself.
             store_peers: which users of this machine may connect to the worker stores of this node: ``same-user`` (its
                 own and root) or ``any``.
+            store_tunnel: workers reach the store of rank 0's node through their agents, which needs a token.
 
         Raises:
             ValueError: an argument is not allowed.
@@ -160,7 +163,7 @@ class DynamicRendezvousHandler(NodeHandler):
             keep_alive_max_attempt=keep_alive_max_attempt,
             cas_backoff_max_seconds=cas_backoff_max_seconds,
         )
-        return cls(settings, store, backend, local_addr, store_peers=store_peers)
+        return cls(settings, store, backend, local_addr, store_peers=store_peers, store_tunnel=store_tunnel)
 
     def __init__(
         self,
@@ -170,11 +173,14 @@ class DynamicRendezvousHandler(NodeHandler):
         local_addr: str | None = None,
         *,
         store_peers: str = "same-user",
+        store_tunnel: bool = False,
     ) -> None:
         _check(settings)
         addr = local_addr or socket.getfqdn()
         self._node = f"{addr}_{os.getpid()}_{next(_local_ids)}"
-        config = RendezvousConfig.from_mapping({"store_peers": store_peers}, backend="rust-c10d").replace(
+        config = RendezvousConfig.from_mapping(
+            {"store_peers": store_peers, "store_tunnel": store_tunnel}, backend="rust-c10d"
+        ).replace(
             join_timeout=settings.timeout.join.total_seconds(),
             last_call_timeout=settings.timeout.last_call.total_seconds(),
             close_timeout=settings.timeout.close.total_seconds(),
@@ -198,7 +204,8 @@ class DynamicRendezvousHandler(NodeHandler):
 
     def _new_session(self) -> CellSession:
         nodes = (self._settings.min_nodes, self._settings.max_nodes)
-        return _elastic_rs.CellSession(self._node_options(self._local_addr, nodes))
+        protection = tunnel_protection(self._config, own_store=self.use_agent_store)
+        return _elastic_rs.CellSession(self._node_options(self._local_addr, nodes), protection=protection)
 
     def serve_agent(self, role: str, local_world_size: int, max_restarts: int) -> None:
         """Serve an agent of ours: see :meth:`NodeHandler.serve_agent`."""
@@ -320,8 +327,8 @@ def create_handler(store: Store, backend: RendezvousBackend, params: RendezvousP
     """Create a handler from what torchrun was given.
 
     Reads ``join_timeout``, ``last_call_timeout``, ``close_timeout``, ``heartbeat_timeout``, ``keep_alive_interval``,
-    ``keep_alive_max_attempt`` (whole numbers, seconds), ``cas_backoff_max_seconds`` and ``store_peers`` of the
-    configuration.
+    ``keep_alive_max_attempt`` (whole numbers, seconds), ``cas_backoff_max_seconds``, ``store_peers`` and
+    ``store_tunnel`` of the configuration.
 
     Args:
         store: what the agents share.
@@ -357,6 +364,7 @@ def create_handler(store: Store, backend: RendezvousBackend, params: RendezvousP
             keep_alive_max_attempt=attempts,
             cas_backoff_max_seconds=back_off,
             store_peers=params.get("store_peers", "same-user"),
+            store_tunnel=params.get("store_tunnel", False),
         )
     except Exception as error:
         message = f"{type(error).__name__}: {error}"

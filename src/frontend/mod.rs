@@ -7,4 +7,6 @@ pub mod launch;
 #[cfg(feature = "io")]
 pub mod node;
 #[cfg(feature = "io")]
+mod tunnel;
+#[cfg(feature = "io")]
 mod worker_store;

@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::task::spawn_blocking;
 
-use super::worker_store::Opener;
+use super::tunnel::Trust;
+use super::worker_store::{Opener, RoundStore};
 pub use super::worker_store::{Reach, WorkersStore};
 use crate::host::Sessions;
 use crate::rendezvous::node::machine::JoinError;
 use crate::rendezvous::node::session::Session;
 use crate::rendezvous::protocol::message::{JoinWorkers, Placement};
-use crate::store::server::StoreServer;
+use crate::secure::Protection;
 use crate::wait::telling_if_slow;
 
 /// A node's part in a job.
@@ -25,6 +26,9 @@ pub struct NodeOptions {
     pub name: String,
     /// From where its worker stores must be reachable, and which store the workers of a round share.
     pub reach: Reach,
+    /// The token by which agents know each other that carry their workers' connections to the store through tunnels. `None`: workers
+    /// connect to the store themselves, in clear.
+    pub tunnel: Option<Arc<Protection>>,
     /// The rank to ask for.
     pub node_rank: Option<u32>,
     /// How long a join may take.
@@ -41,14 +45,15 @@ pub struct Node {
     /// The sessions of the coordinator, if this process hosts it.
     host: Option<Sessions>,
     stores: Mutex<Opener>,
-    /// The round's, if this node serves it.
-    store: Mutex<Option<StoreServer>>,
+    /// What is open for the workers of the round.
+    store: Mutex<RoundStore>,
 }
 
 impl Node {
     /// A node with a new session. `host`: the sessions of the coordinator, if this process hosts it.
     pub fn new(session: Arc<Session>, options: NodeOptions, host: Option<Sessions>) -> Self {
-        let stores = Mutex::new(Opener::new(options.reach.clone()));
+        let trust = options.tunnel.clone().map(|protection| Trust { protection, run_id: options.run_id.clone() });
+        let stores = Mutex::new(Opener::new(options.reach.clone(), trust));
         Self { session, options, host, stores, store: Mutex::default() }
     }
 
@@ -63,10 +68,11 @@ impl Node {
     }
 
     /// Take part in the next round. Every round has a new, empty store for its workers, so no key of an earlier attempt can be read
-    /// (pytorch #135712). With `workers`, the placement has their ranks. Dropping the future withdraws the join.
+    /// (pytorch #135712). With `workers`, the placement has their ranks. Its address and port are those by which this node's workers
+    /// reach the store. Dropping the future withdraws the join.
     ///
     /// # Errors
-    /// As [`Session::join`]. `Connection` also if the store cannot listen.
+    /// As [`Session::join`]. `Connection` also if the store, or a tunnel, cannot listen.
     pub async fn join(&self, workers: Option<JoinWorkers>) -> Result<Placement, JoinError> {
         let began = Instant::now();
         let NodeOptions { node_rank, join_timeout, .. } = self.options;
@@ -74,20 +80,19 @@ impl Node {
         let joined = stores.join(&self.session, node_rank, workers, join_timeout).await;
         *self.stores.lock() = stores;
         let (placement, store) = joined?;
-        let serves = placement.rank == 0 && self.options.reach.workers_store == WorkersStore::Node;
-        let store = serves.then_some(store);
+        self.tell_place(&placement, &store, began.elapsed());
         let before = std::mem::replace(&mut *self.store.lock(), store);
-        drop(before); // ends it, which waits for its thread
-        self.tell_place(&placement, began.elapsed());
+        drop(before); // ends it, which waits for its threads
         Ok(placement)
     }
 
-    fn tell_place(&self, placement: &Placement, after: Duration) {
+    fn tell_place(&self, placement: &Placement, store: &RoundStore, after: Duration) {
         let Placement { round, rank, world_size, master_addr, master_port, reason, .. } = placement;
         let (run_id, addr, after) = (&self.options.run_id, self.addr(), after.as_secs_f64());
+        let way = store.tunnel.as_ref().map(|tunnel| format!(" ({})", tunnel.way())).unwrap_or_default();
         tracing::info!(
             target: "elastic_rs::rendezvous",
-            "[{run_id}] {addr}: round {round}: rank {rank} of {world_size}, master {master_addr}:{master_port}, \
+            "[{run_id}] {addr}: round {round}: rank {rank} of {world_size}, master {master_addr}:{master_port}{way}, \
              after {after:.1} s: {reason}"
         );
     }
@@ -97,10 +102,13 @@ impl Node {
     pub async fn leave(&self, reason: String, signal: Option<i32>, limit: Duration) {
         self.session.leave(reason, signal, limit).await;
         let drain_timeout = self.options.drain_timeout;
-        let store = self.store.lock().take();
-        if let Some(store) = store {
-            // Clients that are still reading when their server vanishes print stack traces.
-            let drained = spawn_blocking(move || store.drain(drain_timeout));
+        let RoundStore { tunnel, server } = std::mem::take(&mut *self.store.lock());
+        if let Some(server) = server {
+            // Clients that are still reading when their server vanishes print stack traces. They may come through the tunnel.
+            let drained = spawn_blocking(move || {
+                server.drain(drain_timeout);
+                drop(tunnel);
+            });
             let _ = telling_if_slow(drained, || {
                 format!(
                     "waiting up to {drain_timeout:.0?} for workers elsewhere to let go of the round's store, which is here; \
@@ -108,6 +116,8 @@ impl Node {
                 )
             })
             .await;
+        } else {
+            drop(tunnel); // rank 0's node may be waiting for its connections to end
         }
         if let Some(host) = self.host.clone() {
             host.ended(drain_timeout).await;
@@ -116,8 +126,7 @@ impl Node {
 
     /// Leave, and end the round's store, without waiting for anybody.
     pub async fn abandon(&self, reason: String) {
-        let store = self.store.lock().take();
-        drop(store);
+        drop(std::mem::take(&mut *self.store.lock()));
         self.session.leave(reason, None, Duration::ZERO).await;
     }
 

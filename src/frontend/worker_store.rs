@@ -2,17 +2,21 @@
 //!
 //! Owns the choice of the address on which it listens. The node that gets rank 0 serves the workers of the round with its
 //! store. A store listens where workers look for it and nowhere else, as far as that is known
-//! (`docs/decisions/0017-every-node-opens-a-worker-store-before-it-joins.md`).
+//! (`docs/decisions/0017-every-node-opens-a-worker-store-before-it-joins.md`). With a tunnel ([`super::tunnel`]) that is loopback, and
+//! the tunnel's door listens where other nodes look.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::tunnel::{Trust, Tunnel};
 use crate::net::listen::{bind, bind_wildcard};
 use crate::rendezvous::conf::{StoreMembers, StorePeers};
 use crate::rendezvous::node::machine::JoinError;
 use crate::rendezvous::node::session::Session;
 use crate::rendezvous::protocol::message::{JoinWorkers, Placement};
+use crate::secure::door::Door;
 use crate::store::server::{LocalPeers, Members, ServerOptions, StoreServer};
 
 /// The store at `MASTER_ADDR:MASTER_PORT`.
@@ -50,65 +54,134 @@ const WAY_OUT: &str =
 const WAY_OUT_OF_MEMBERS: &str =
     "if it belongs to the job, its address was translated on the way: give --rdzv-conf store_members=off to the agents";
 
+/// What a node keeps open for the workers of a round. Dropping it closes all of it.
+#[derive(Debug, Default)]
+pub struct RoundStore {
+    /// An end of the round's tunnels.
+    pub(super) tunnel: Option<Tunnel>,
+    /// The round's store, if this node serves it.
+    pub(super) server: Option<StoreServer>,
+}
+
+/// A store that has been opened before it is known whether this node serves it.
+struct Opened {
+    server: StoreServer,
+    /// The listener of the tunnel's door, if workers of other nodes come through a tunnel.
+    door: Option<TcpListener>,
+}
+
+impl Opened {
+    /// The port that other nodes are told.
+    fn port(&self) -> io::Result<u16> {
+        let address = self.door.as_ref().map_or(Ok(self.server.local_addr()), TcpListener::local_addr);
+        address.map(|address| address.port())
+    }
+}
+
 /// Opens the worker stores of a node.
 #[derive(Clone, Debug)]
 pub struct Opener {
     reach: Reach,
+    /// Workers reach the store through tunnels.
+    trust: Option<Trust>,
+    /// Where other nodes' agents prove themselves, from the first round on.
+    door: Option<Arc<Door>>,
     /// It has been logged that the stores listen on all addresses.
     told: bool,
 }
 
 impl Opener {
-    pub fn new(reach: Reach) -> Self {
-        Self { reach, told: false }
+    /// With `trust`, workers reach the store through tunnels.
+    pub fn new(reach: Reach, trust: Option<Trust>) -> Self {
+        let trust = trust.filter(|_| reach.workers_store == WorkersStore::Node);
+        Self { reach, trust, door: None, told: false }
     }
 
-    /// Take part in the next round with a new store. Returns the placement and the store, which has no clients yet.
+    /// Take part in the next round with a new store. Returns the placement as this node's workers see it, and what is kept open for
+    /// them.
     ///
     /// # Errors
-    /// As [`Session::join`]. `Connection` also if the store cannot listen.
+    /// As [`Session::join`]. `Connection` also if the store, or a tunnel, cannot listen.
     pub async fn join(
         &mut self,
         session: &Session,
         node_rank: Option<u32>,
         workers: Option<JoinWorkers>,
         timeout: Duration,
-    ) -> Result<(Placement, StoreServer), JoinError> {
-        let mut opened: Option<StoreServer> = None;
+    ) -> Result<(Placement, RoundStore), JoinError> {
+        let mut opened: Option<Opened> = None;
         let open = |addr: &str| {
             // The address has changed since, but other nodes have been told the port.
-            let port = opened.take().map_or(0, |before| {
-                before.stop();
-                before.port()
-            });
-            let store =
-                self.open(addr, port).or_else(|error| if port == 0 { Err(error) } else { self.open(addr, 0) })?;
-            Ok(opened.insert(store).port())
+            let port = match opened.take() {
+                Some(before) => before.port()?,
+                None => 0,
+            };
+            let new = self.open(addr, port).or_else(|error| if port == 0 { Err(error) } else { self.open(addr, 0) })?;
+            opened.insert(new).port()
         };
         let mut placement = session.join_opening(open, node_rank, workers, timeout).await?;
-        let store = opened.ok_or_else(|| JoinError::Connection("no store was opened for workers".to_owned()))?;
+        let opened = opened.ok_or_else(|| JoinError::Connection("no store was opened for workers".to_owned()))?;
         if placement.rank == 0 {
-            store.controller().open_to(self.reach.members_of(&placement)?);
+            // Whoever comes through a tunnel is proven.
+            let members = if self.trust.is_some() { None } else { self.reach.members_of(&placement)? };
+            opened.server.controller().open_to(members);
         }
-        if self.reach.alone && store.local_addr().ip().is_loopback() {
-            placement.master_addr = store.local_addr().ip().to_string();
+        if self.reach.alone && opened.server.local_addr().ip().is_loopback() {
+            placement.master_addr = opened.server.local_addr().ip().to_string();
         }
-        Ok((placement, store))
+        let kept = self.keep(opened, &mut placement);
+        let kept = kept.map_err(|error| JoinError::Connection(format!("cannot open the workers' tunnel: {error}")))?;
+        Ok((placement, kept))
+    }
+
+    /// Keep open what this node's part in the round needs, and tell its workers where it is.
+    fn keep(&self, Opened { server, door: listener }: Opened, placement: &mut Placement) -> io::Result<RoundStore> {
+        let serves = placement.rank == 0 && self.reach.workers_store == WorkersStore::Node;
+        let (Some(listener), Some(trust), Some(door)) = (listener, &self.trust, &self.door) else {
+            return Ok(RoundStore { tunnel: None, server: serves.then_some(server) });
+        };
+        let store = server.local_addr();
+        let (kept, near) = if serves {
+            let tunnel = Tunnel::to_own_store(listener, store, Arc::clone(door), trust.run_id.clone())?;
+            (RoundStore { tunnel: Some(tunnel), server: Some(server) }, store)
+        } else {
+            let to = (placement.master_addr.clone(), placement.master_port);
+            let tunnel = Tunnel::to_rank_0(bind_loopback(0)?, to, trust.clone(), self.reach.local_peers())?;
+            let near = tunnel.local_addr();
+            (RoundStore { tunnel: Some(tunnel), server: None }, near)
+        };
+        (placement.master_addr, placement.master_port) = (near.ip().to_string(), near.port());
+        Ok(kept)
     }
 
     /// Opens a store for workers that look for this node at `addr`.
-    fn open(&mut self, addr: &str, port: u16) -> io::Result<StoreServer> {
+    fn open(&mut self, addr: &str, port: u16) -> io::Result<Opened> {
+        let (listener, door) = match (&self.trust, self.reach.alone) {
+            (None, _) => (self.listen(addr, port)?, None),
+            (Some(_), true) => (bind_loopback(port)?, None),
+            (Some(trust), false) => {
+                if self.door.is_none() {
+                    let door = Door::new(Arc::clone(&trust.protection)).map_err(io::Error::other)?;
+                    self.door = Some(Arc::new(door));
+                }
+                (bind_loopback(0)?, Some(self.listen(addr, port)?))
+            }
+        };
+        // Nobody needs the store of a node that may not get rank 0.
+        let local_peers = self.reach.local_peers();
+        let options = ServerOptions { local_peers, opens_when_told: true, ..ServerOptions::default() };
+        Ok(Opened { server: StoreServer::start(vec![listener], options)?, door })
+    }
+
+    /// Listens where others look that find this node at `addr`.
+    fn listen(&mut self, addr: &str, port: u16) -> io::Result<TcpListener> {
         let own = match self.reach.place(addr) {
             Ok(ip) => bind(SocketAddr::new(ip, port)).map_err(|error| error.source),
             Err(why) => Err(io::Error::other(why)),
         };
-        let listener = match own {
-            Ok(listener) => listener,
-            Err(_) if self.reach.is_local() => {
-                let loopback = |ip: IpAddr| bind(SocketAddr::new(ip, port));
-                let listener = loopback(Ipv4Addr::LOCALHOST.into()).or_else(|_| loopback(Ipv6Addr::LOCALHOST.into()));
-                listener.map_err(|error| io::Error::other(error.to_string()))?
-            }
+        match own {
+            Ok(listener) => Ok(listener),
+            Err(_) if self.reach.is_local() => bind_loopback(port),
             Err(why) => {
                 if !std::mem::replace(&mut self.told, true) {
                     tracing::info!(
@@ -116,17 +189,16 @@ impl Opener {
                         "the stores of this node's workers listen on all addresses, since others find it at `{addr}`: {why}"
                     );
                 }
-                bind_wildcard(port).map_err(|error| io::Error::other(error.to_string()))?
+                bind_wildcard(port).map_err(|error| io::Error::other(error.to_string()))
             }
-        };
-        let local_peers = match self.reach.peers {
-            StorePeers::SameUser => LocalPeers::SameUser { way_out: WAY_OUT },
-            StorePeers::Any => LocalPeers::Any,
-        };
-        // Nobody needs the store of a node that may not get rank 0.
-        let options = ServerOptions { local_peers, opens_when_told: true, ..ServerOptions::default() };
-        StoreServer::start(vec![listener], options)
+        }
     }
+}
+
+fn bind_loopback(port: u16) -> io::Result<TcpListener> {
+    let loopback = |ip: IpAddr| bind(SocketAddr::new(ip, port));
+    let listener = loopback(Ipv4Addr::LOCALHOST.into()).or_else(|_| loopback(Ipv6Addr::LOCALHOST.into()));
+    listener.map_err(|error| io::Error::other(error.to_string()))
 }
 
 impl Reach {
@@ -137,10 +209,19 @@ impl Reach {
             _ if self.members == StoreMembers::Off || self.is_local() => Ok(None),
             Some(addresses) => Ok(Some(Members::new(addresses, strict, WAY_OUT_OF_MEMBERS))),
             None if strict => Err(JoinError::Connection(
-                "--rdzv-conf store_members=strict needs the addresses of the round's members, which were not told: the coordinator is of                  an older release, or there are more than it tells; give store_members=warn"
+                "--rdzv-conf store_members=strict needs the addresses of the round's members, which were not told: the coordinator is of \
+                 an older release, or there are more than it tells; give store_members=warn"
                     .to_owned(),
             )),
             None => Ok(None),
+        }
+    }
+
+    /// Which users of this machine may connect.
+    fn local_peers(&self) -> LocalPeers {
+        match self.peers {
+            StorePeers::SameUser => LocalPeers::SameUser { way_out: WAY_OUT },
+            StorePeers::Any => LocalPeers::Any,
         }
     }
 
@@ -170,7 +251,7 @@ mod tests {
 
     /// The address on which the store of a node listens that is announced under `addr`.
     fn listens(reach: &Reach, addr: &str) -> IpAddr {
-        Opener::new(reach.clone()).open(addr, 0).unwrap().local_addr().ip()
+        Opener::new(reach.clone(), None).open(addr, 0).unwrap().server.local_addr().ip()
     }
 
     #[test]

@@ -7,6 +7,7 @@ pub(crate) mod black_hole;
 pub mod connect;
 pub mod listen;
 pub mod local;
+pub mod local_peers;
 pub mod peer_user;
 pub mod probe;
 mod proc_net;

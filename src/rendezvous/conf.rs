@@ -16,6 +16,7 @@ pub use scope::{Backend, Scope};
 
 use super::protocol::rules;
 use super::protocol::settings::{self, OnPartition, Settings};
+use crate::secure::TOKEN_FILE;
 
 /// A key of `--rdzv-conf`.
 #[derive(Debug)]
@@ -137,6 +138,9 @@ keys! {
     /// (warn), or close it (strict).
     store_members: StoreMembers = StoreMembers::Warn, Allowed::OneOf(&["off", "warn", "strict"]),
         Scope::c10d("a coordinator knows the members' addresses, and there is none");
+    /// 1: workers reach the store of rank 0's node through their agents, which encrypt that traffic. Needs a token, and the same value
+    /// on all nodes.
+    store_tunnel: bool = false, Allowed::Truth;
     /// Fewest workers of a world, on however many nodes. Needs `max_workers`.
     min_workers: Option<u32> = None, Allowed::Whole(1, rules::MOST_WORKERS), Scope::c10d(COUNTED_BY_A_COORDINATOR);
     /// Most workers of a world. A round closes at once when as many wait. The node that would pass it starts fewer.
@@ -360,6 +364,26 @@ impl Conf {
             }
         }
         self.check_rules()
+    }
+
+    /// Check whether `store_tunnel` is possible, if it is wanted. `has_token`: the job has one. `own_store`: each round has a store, which
+    /// the agent of rank 0's node serves.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    pub fn check_tunnel(&self, has_token: bool, own_store: bool) -> Result<(), String> {
+        match (self.store_tunnel, has_token, own_store) {
+            (false, ..) | (true, true, true) => Ok(()),
+            (true, false, _) => Err(format!(
+                "--rdzv-conf store_tunnel=1 needs a token, by which the agents know each other: name its file in {TOKEN_FILE}; \
+                 `elastic-rs token new` writes one"
+            )),
+            (true, true, false) => Err(
+                "--rdzv-conf store_tunnel=1 needs a store that the agents serve: it cannot be used with --rdzv-backend=static, nor with \
+                 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+                    .to_owned(),
+            ),
+        }
     }
 
     /// Replace one value. Its range is not checked.

@@ -150,16 +150,32 @@ impl Protection {
 }
 
 impl Protection {
-    /// Try whether the coordinator at `host:port` holds the token for a run. No session begins.
+    /// Connect to the peer at `host:port`, and prove both ends for a run. `prepare` sets options of the socket.
     ///
     /// # Errors
     /// A sentence: nobody is reached there, or one of the ends is not proven.
-    pub async fn try_at(&self, host: &str, port: u16, run_id: &str, limit: Duration) -> Result<(), String> {
+    pub async fn connect(
+        &self,
+        (host, port): (&str, u16),
+        run_id: &str,
+        limit: Duration,
+        prepare: impl Fn(&TcpStream) -> io::Result<()>,
+    ) -> Result<Halves, String> {
         let deadline = Instant::now() + limit;
         let addresses = resolve(host, port, deadline).await.map_err(|error| error.to_string())?;
-        let open = async |stream: TcpStream| self.begin(stream, run_id).await;
-        let met = race(&addresses, deadline, TcpStream::connect, open).await;
-        met.map(drop).map_err(|met| in_words(host, &met))
+        let open = async |stream: TcpStream| {
+            prepare(&stream).map_err(|error| error.to_string())?;
+            self.begin(stream, run_id).await
+        };
+        race(&addresses, deadline, TcpStream::connect, open).await.map_err(|met| in_words(host, &met))
+    }
+
+    /// Try whether the coordinator at `host:port` holds the token for a run. No session begins.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub async fn try_at(&self, host: &str, port: u16, run_id: &str, limit: Duration) -> Result<(), String> {
+        self.connect((host, port), run_id, limit, |_| Ok(())).await.map(drop)
     }
 }
 

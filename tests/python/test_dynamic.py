@@ -35,6 +35,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBa
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from torch.distributed.elastic.rendezvous import RendezvousInfo
 
@@ -302,6 +303,21 @@ def test_create_handler_reads_the_configuration() -> None:
         create_handler(dist.HashStore(), Cell(), params(store_peers="all"))
     handler = create_handler(dist.HashStore(), Cell(), params(store_peers="any"))
     assert handler._config.values()["store_peers"] == "any"
+
+
+def test_a_tunnel_needs_a_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = params(store_tunnel="1")
+    monkeypatch.delenv("ELASTIC_RS_TOKEN_FILE", raising=False)
+    with pytest.raises(ValueError, match=r"store_tunnel=1 needs a token"):
+        create_handler(dist.HashStore(), Cell(), asked)
+    token = tmp_path / "token"
+    token.touch(mode=0o600)
+    token.write_text("4f" * 32)
+    monkeypatch.setenv("ELASTIC_RS_TOKEN_FILE", str(token))
+    assert create_handler(dist.HashStore(), Cell(), asked)._config.store_tunnel
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    with pytest.raises(ValueError, match=r"needs a store that the agents serve"):
+        create_handler(dist.HashStore(), Cell(), asked)
 
 
 def test_create_backend_hosts_a_store_and_a_handler_works_over_it() -> None:

@@ -25,7 +25,7 @@ VALUES = ("0", "1", "3", "2:4", "2.5", "-1", "", "text", "fork", "node", "core-c
 SCRIPT = ["train.py", "--lr", "1", "--", "--nnodes=9"]
 
 
-OWN = {"warm_start", "in_place", *_host_flags.FLAGS}
+OWN = {"warm_start", "in_place", "store_tunnel", *_host_flags.FLAGS}
 """Flags that torchrun does not have."""
 
 
@@ -178,6 +178,10 @@ def test_a_warm_start_needs_this_python(caplog: pytest.LogCaptureFixture) -> Non
         (
             ["--in-place=off", "--rdzv-conf=in_place=gloo", "x"],
             "--in-place is `off`, and --rdzv-conf says in_place=gloo: give one of them",
+        ),
+        (
+            ["--store-tunnel", "--rdzv-conf=store_tunnel=no", "x"],
+            "--store-tunnel is given, and --rdzv-conf says store_tunnel=no: give one of them",
         ),
         (["--in-place=mpi", "x"], "--in-place: invalid choice: 'mpi' (choose from"),
         (["--rdzv-conf=agent=torch", "x"], "--rdzv-conf agent is `torch`, must be `rust` here"),

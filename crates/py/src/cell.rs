@@ -14,6 +14,7 @@ use crate::errors;
 use crate::options::NodeOptions;
 use crate::rendezvous::{Session, View};
 use crate::runtime::block_on;
+use crate::secure::Protection;
 
 /// A node of a rendezvous with its state in a backend. One Python thread performs the steps of :meth:`next_step`.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
@@ -25,13 +26,16 @@ pub struct CellSession {
 
 #[pymethods]
 impl CellSession {
-    /// Make a session for one node. Other nodes find it at ``local_addr`` of the options.
+    /// Make a session for one node. Other nodes find it at ``local_addr`` of the options. ``protection`` is for the tunnels of workers,
+    /// if the options ask for them.
     ///
     /// Raises ``ValueError`` for invalid options.
     #[new]
-    fn new(options: NodeOptions) -> PyResult<Self> {
+    #[pyo3(signature = (options, *, protection = None))]
+    fn new(options: NodeOptions, protection: Option<&Protection>) -> PyResult<Self> {
         let (session, driver) = CellDriver::new(options.hello(false)?);
-        Ok(Self { node: Arc::new(Node::new(Arc::new(session), options.node(false), None)), options, driver })
+        let node = Node::new(Arc::new(session), options.node(false, protection.map(Protection::core))?, None);
+        Ok(Self { node: Arc::new(node), options, driver })
     }
 
     /// The session.

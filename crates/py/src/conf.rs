@@ -109,6 +109,21 @@ impl RendezvousConfig {
         Ok(values)
     }
 
+    /// Whether workers reach the store of rank 0's node through their agents.
+    #[getter]
+    fn store_tunnel(&self) -> bool {
+        self.0.store_tunnel
+    }
+
+    /// Check whether ``store_tunnel`` is possible, if it is wanted. ``has_token``: the job has one. ``own_store``: each round has a
+    /// store, which the agent of rank 0's node serves.
+    ///
+    /// Raises ``ValueError`` if it is not.
+    #[pyo3(signature = (*, has_token, own_store))]
+    fn check_tunnel(&self, has_token: bool, own_store: bool) -> PyResult<()> {
+        self.0.check_tunnel(has_token, own_store).map_err(PyValueError::new_err)
+    }
+
     /// Time limit of a join, in seconds.
     #[getter]
     fn join_timeout(&self) -> f64 {

@@ -4,6 +4,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use elastic_rs::agent;
@@ -16,6 +17,7 @@ use elastic_rs::rendezvous::conf::{Agent, Conf, InPlace, StoreMembers};
 use elastic_rs::rendezvous::protocol::capability::{Capabilities, MEMBERS};
 use elastic_rs::rendezvous::protocol::message::{Hello, NodeId};
 use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::secure::Protection;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -59,7 +61,9 @@ impl NodeOptions {
         };
         let may_change = self.in_place() != InPlace::Off;
         let capabilities = if may_change { Capabilities::default() } else { Capabilities::none() };
-        let wants_members = self.config.0.store_members != StoreMembers::Off && self.nodes.1 > 1;
+        let Conf { store_members, store_tunnel, .. } = self.config.0;
+        // Through a tunnel nobody comes who is not proven.
+        let wants_members = store_members != StoreMembers::Off && self.nodes.1 > 1 && !store_tunnel;
         let hello = Hello {
             capabilities: capabilities.with(MEMBERS, wants_members),
             interfaces: if wants_members { interface_addresses() } else { Vec::new() },
@@ -74,12 +78,16 @@ impl NodeOptions {
         Ok(hello)
     }
 
-    /// The node's part in a job. `on_one_machine`: the coordinator listens on loopback alone.
-    pub fn node(&self, on_one_machine: bool) -> node::NodeOptions {
-        let Conf { node_rank, join_timeout, drain_timeout, store_peers, store_members, .. } = self.config.0;
-        node::NodeOptions {
+    /// The node's part in a job. `on_one_machine`: the coordinator listens on loopback alone. `protection`: the job's token.
+    pub fn node(&self, on_one_machine: bool, protection: Option<Arc<Protection>>) -> PyResult<node::NodeOptions> {
+        let own_store = self.use_agent_store && !self.ranks_as_asked;
+        self.config.0.check_tunnel(protection.is_some(), own_store).map_err(PyValueError::new_err)?;
+        let Conf { node_rank, join_timeout, drain_timeout, store_peers, store_members, store_tunnel, .. } =
+            self.config.0;
+        Ok(node::NodeOptions {
             run_id: self.run_id.clone(),
             name: self.name.clone(),
+            tunnel: protection.filter(|_| store_tunnel),
             reach: Reach {
                 local_addr: self.local_addr.clone(),
                 alone: self.nodes.1 == 1,
@@ -95,7 +103,7 @@ impl NodeOptions {
             node_rank,
             join_timeout,
             drain_timeout,
-        }
+        })
     }
 }
 

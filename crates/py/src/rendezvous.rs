@@ -199,27 +199,27 @@ impl Session {
         protection: Option<&Protection>,
     ) -> PyResult<Self> {
         let hello = options.hello(coordinator.is_some())?;
-        let core = {
-            let (timeout, protection) = (options.config.0.coordinator_timeout, protection.map(Protection::core));
-            session::Session::open(&handle()?, hello, host, port, timeout, protection)
-        };
-        let on_one_machine = coordinator.is_some_and(Host::is_on_loopback);
-        let node = Node::new(Arc::new(core), options.node(on_one_machine), coordinator.map(Host::sessions));
+        let (timeout, protection) = (options.config.0.coordinator_timeout, protection.map(Protection::core));
+        let part = options.node(coordinator.is_some_and(Host::is_on_loopback), protection.clone())?;
+        let core = session::Session::open(&handle()?, hello, host, port, timeout, protection);
+        let node = Node::new(Arc::new(core), part, coordinator.map(Host::sessions));
         Ok(Self::of(Arc::new(node), options))
     }
 
     /// Start a session for one node over an etcd cluster. It connects in the background. Other nodes find this one at ``local_addr`` of
-    /// the options.
+    /// the options. ``protection`` is for the tunnels of workers, if the options ask for them.
     ///
     /// Raises ``ValueError`` for invalid options, or if a file for TLS cannot be used.
     #[staticmethod]
-    fn over_etcd(etcd: &EtcdOptions, options: NodeOptions) -> PyResult<Self> {
+    #[pyo3(signature = (etcd, options, *, protection = None))]
+    fn over_etcd(etcd: &EtcdOptions, options: NodeOptions, protection: Option<&Protection>) -> PyResult<Self> {
         if options.local_addr.is_none() {
             return Err(PyValueError::new_err("local_addr is None, must be given: over etcd nobody else knows it"));
         }
         let (hello, timeout) = (options.hello(false)?, options.config.0.coordinator_timeout);
+        let part = options.node(false, protection.map(Protection::core))?;
         let core = driver::open(&handle()?, hello, etcd.client()?, etcd.prefix(), timeout);
-        let node = Node::new(Arc::new(core), options.node(false), None);
+        let node = Node::new(Arc::new(core), part, None);
         Ok(Self::of(Arc::new(node), options))
     }
 

@@ -62,7 +62,7 @@ def findings(
     if alone:
         yield ok("endpoint", "none is needed: a job of one node takes any free port")
     yield from found
-    yield how_protected(meeting.run_id, alone=alone, over_etcd=False)
+    yield how_protected(meeting.run_id, alone=alone, over_etcd=False, tunnel=meeting.config.store_tunnel)
     yield ranks(meeting, name, seen, alone=alone)
 
 
@@ -81,7 +81,7 @@ def findings_over_etcd(
     if reverse is not None:
         yield own_reverse(seen, reverse.answer(limit_s))
     yield from _etcd.findings(etcd, limit_s)
-    yield how_protected(meeting.run_id, alone=False, over_etcd=True)
+    yield how_protected(meeting.run_id, alone=False, over_etcd=True, tunnel=meeting.config.store_tunnel)
     yield ranks(meeting, name, seen, alone=False)
 
 
@@ -232,10 +232,15 @@ def endpoint_of_another_mind(where: str, reached: Reached, key_ids: str | None, 
     )
 
 
-def how_protected(run_id: str, *, alone: bool, over_etcd: bool) -> Finding:
+def how_protected(run_id: str, *, alone: bool, over_etcd: bool, tunnel: bool) -> Finding:
     """Say how the job is protected, and what is open."""
     own = None if alone else protection()
+    if tunnel and not alone and own is None:
+        text = f"--rdzv-conf store_tunnel=1 is given without a token: name its file in {TOKEN_FILE}"
+        return mend("protection", text, "`elastic-rs token new` writes a token")
     workers = "worker stores serve no other user of their machine"
+    if tunnel:
+        workers = "workers reach the store through their agents, which encrypt that"
     if alone:
         return ok("protection", f"sessions are protected by a token that this process makes; {workers}")
     if over_etcd:

@@ -15,6 +15,7 @@ from elastic_rs.etcd_store import EtcdStore
 from elastic_rs.rendezvous._config import ETCD_NAMES, RUST_ETCD
 from elastic_rs.rendezvous._etcd import etcd_of, own_address
 from elastic_rs.rendezvous._launcher_handler import LauncherHandler, created
+from elastic_rs.rendezvous._protection import tunnel_protection
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -57,7 +58,10 @@ class RustEtcdRendezvousHandler(LauncherHandler):
     def session(self) -> Session:
         """This node's session. It connects in the background from its first use on."""
         address = own_address(self._local_addr, self._nodes[1], self._etcd)
-        return _elastic_rs.Session.over_etcd(self._etcd, self._node_options(address, self._nodes))
+        protection = tunnel_protection(self._config, own_store=self.use_agent_store)
+        return _elastic_rs.Session.over_etcd(
+            self._etcd, self._node_options(address, self._nodes), protection=protection
+        )
 
     def get_backend(self) -> str:
         """Return ``rust-etcd``, or the name of PyTorch's under which this handler was asked for."""

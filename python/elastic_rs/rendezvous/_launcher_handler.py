@@ -13,6 +13,7 @@ from elastic_rs import _elastic_rs
 from elastic_rs._host_name import host_name
 from elastic_rs.rendezvous._config import MAX_NODES, config_of
 from elastic_rs.rendezvous._node_handler import NodeHandler
+from elastic_rs.rendezvous._protection import tunnel_protection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +44,7 @@ class LauncherHandler(NodeHandler):
         super().__init__(run_id=params.run_id, config=config, name=f"{socket.gethostname()}:{os.getpid()}")
         self._local_addr = params.local_addr
         self._nodes = (params.min_nodes, params.max_nodes)
+        tunnel_protection(config, own_store=self.use_agent_store)
 
     @property
     def wants_agent(self) -> bool:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from elastic_rs import _elastic_rs
 
 if TYPE_CHECKING:
-    from elastic_rs._elastic_rs import Protection
+    from elastic_rs._elastic_rs import Protection, RendezvousConfig
 
-__all__ = ["TOKEN_FILE", "give", "protection", "refuse_c10d"]
+__all__ = ["TOKEN_FILE", "give", "protection", "refuse_c10d", "tunnel_protection"]
 
 TOKEN_FILE = "ELASTIC_RS_TOKEN_FILE"  # noqa: S105 - a name
 """Names the file with the job's token."""
@@ -39,6 +39,23 @@ def protection() -> Protection | None:
         return _elastic_rs.Protection.by_file(path)
     except ValueError as error:
         raise ValueError(f"{TOKEN_FILE}: {error}") from None
+
+
+def tunnel_protection(config: RendezvousConfig, *, own_store: bool) -> Protection | None:
+    """Return the token by which agents know each other that tunnel their workers' connections. None: they do not.
+
+    Args:
+        config: whether they are to.
+        own_store: each round has a store, which the agent of rank 0's node serves.
+
+    Raises:
+        ValueError: they are to and cannot; the message says why.
+    """
+    if not config.store_tunnel:
+        return None
+    found = protection()
+    config.check_tunnel(has_token=found is not None, own_store=own_store)
+    return found
 
 
 def refuse_c10d(what: str) -> None:

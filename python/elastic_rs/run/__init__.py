@@ -109,18 +109,26 @@ def _protected(meeting: Rendezvous, *, alone: bool) -> Protection | None:
     try:
         if alone or (meeting.port == 0 and meeting.nodes[1] == 1 and meeting.etcd is None):
             # Only other users of this machine could reach the coordinator.
+            meeting.config.check_tunnel(has_token=True, own_store=_shares_store())
             return _elastic_rs.Protection.by_token(_elastic_rs.new_token())
         if meeting.fixed:
             _protection.refuse_c10d("--rdzv-backend=static")
         protection = _protection.protection()
+        own_store = not meeting.fixed and _shares_store()
+        tunnel = _protection.tunnel_protection(meeting.config, own_store=own_store)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    if protection is not None and meeting.etcd is not None:
+    if protection is not None and meeting.etcd is not None and tunnel is None:
         logger.warning(
             "%s protects sessions with a coordinator, and this job has none: over etcd, its users and TLS protect it",
             _protection.TOKEN_FILE,
         )
     return protection
+
+
+def _shares_store() -> bool:
+    """Whether workers share a store that already listens when they start, as PyTorch's ``c10d`` backend decides it."""
+    return os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
 
 
 def _take_part(
@@ -162,12 +170,12 @@ def _take_part(
             max_restarts=options.workers.max_restarts if config.job_counts else None,
             ranks_as_asked=meeting.fixed,
             # As PyTorch's `static` and `c10d` do.
-            use_agent_store=meeting.fixed or os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1",
+            use_agent_store=meeting.fixed or _shares_store(),
         )
         if etcd is None:
             session = _elastic_rs.Session(meeting.host, port, node, coordinator=host, protection=protected)
         else:
-            session = _elastic_rs.Session.over_etcd(etcd, node)
+            session = _elastic_rs.Session.over_etcd(etcd, node, protection=protected)
         fixed_master = (meeting.host, port) if meeting.fixed else None
         launched = _elastic_rs.launch(session, options, fixed_master=fixed_master)
     except OSError as error:

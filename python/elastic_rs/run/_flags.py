@@ -154,6 +154,11 @@ def _add_rendezvous(group: Any) -> None:
         metavar="ADDR",
         help="address at which other nodes reach this one, if not the one that its connection shows",
     )
+    switch(
+        "--store-tunnel",
+        help="workers reach the store of rank 0's node through their agents, encrypted: the same as --rdzv-conf "
+        "store_tunnel=1",
+    )
 
 
 def _add_static(group: Any) -> None:

@@ -87,10 +87,16 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
             raise UsageError(
                 f"--in-place is `{args.in_place}`, and --rdzv-conf says in_place={conf['in_place']}: give one of them"
             )
+        if args.store_tunnel:
+            conf.setdefault("store_tunnel", "1")
         over_etcd = args.rdzv_backend in ETCD_NAMES and not args.standalone
         config = config_of(conf, RUST_ETCD if over_etcd else RUST_C10D)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    if args.store_tunnel and not config.store_tunnel:
+        raise UsageError(
+            f"--store-tunnel is given, and --rdzv-conf says store_tunnel={conf['store_tunnel']}: give one of them"
+        )
     if not config.wants_agent and why_torch(args) is None:
         raise UsageError(
             "--rdzv-conf agent is `torch`, must be `rust` here: torchrun can run PyTorch's agent, this cannot"

@@ -37,6 +37,11 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
             f"--in-place and {why} cannot be combined: PyTorch's launcher does not know it; give --rdzv-conf "
             f"in_place={checked.in_place}"
         )
+    if checked.store_tunnel:
+        raise UsageError(
+            f"--store-tunnel and {why} cannot be combined: PyTorch's launcher does not know it; give --rdzv-conf "
+            "store_tunnel=1"
+        )
     launch_options_of(checked)
     if checked.standalone or checked.rdzv_backend in BACKENDS:
         rendezvous_of(checked)

@@ -19,8 +19,8 @@ use super::connections::{Connections, place_of};
 use super::control::{Control, Ended};
 use super::hub::{Hub, LOG_TARGET, Rejection};
 use super::life::Life;
-use super::local_peers::{LocalPeerCheck, Verdict};
 use super::{Cause, Members, ServerOptions, Upgraded, after};
+use crate::net::local_peers::{LocalPeerCheck, Verdict};
 use crate::store::table::ConnId;
 
 /// A server that has been set up and does not run yet.

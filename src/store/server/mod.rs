@@ -10,7 +10,7 @@
 //! both would wait for ever (`docs/decisions/0003-servers-never-wait-for-python.md`).
 //!
 //! In the order in which to read: `event_loop` waits for sockets and gives connections turns, `accept` accepts them,
-//! `local_peers` and `members` say whose they may be, `connection` reads and writes (`hello` identifies the peer), `hub` carries out
+//! `crate::net::local_peers` and `members` say whose they may be, `connection` reads and writes (`hello` identifies the peer), `hub` carries out
 //! requests, `outbox` holds bytes that a client has not read yet, `life` decides when the server ends.
 
 mod accept;
@@ -22,7 +22,6 @@ mod hello;
 mod hub;
 mod life;
 pub mod limits;
-mod local_peers;
 mod members;
 mod outbox;
 mod stats;
@@ -38,8 +37,8 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::table::TableLimits;
 use crate::proto::Limits;
 
+pub use crate::net::local_peers::LocalPeers;
 pub use control::{Controller, Ended};
-pub use local_peers::LocalPeers;
 pub use members::Members;
 pub use stats::{Cause, Stats};
 pub use thread::StoreServer;

@@ -1,17 +1,17 @@
-//! Which users of this machine may connect.
+//! Which users of this machine may connect to a server.
 //!
-//! Owns the decision, once for each connection, when it is accepted. Leaves finding a peer's user to [`crate::net::peer_user`].
+//! Owns the decision, once for each connection, when it is accepted. Leaves finding a peer's user to [`super::peer_user`].
 //! `docs/decisions/0084-a-worker-store-refuses-other-users-of-its-machine.md` has the reasons.
 
 use std::fmt;
 use std::fs;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 
-use mio::net::TcpStream;
 use rustix::process::geteuid;
+use socket2::SockRef;
 
-use super::hub::LOG_TARGET;
-use crate::net::peer_user::{PeerUser, PeerUsers};
+use super::peer_user::{PeerUser, PeerUsers};
 
 /// Which users of this machine may connect. Connections from other machines are not concerned.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub enum LocalPeers {
 
 /// What happens to a new connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     Admit,
     /// It is admitted although its user is not known.
     Doubt(Doubt),
@@ -40,7 +40,7 @@ pub(super) enum Verdict {
 
 /// Why a user is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Doubt {
+pub(crate) enum Doubt {
     Unmapped,
     NotFound,
     Untold,
@@ -60,7 +60,7 @@ impl fmt::Display for Doubt {
 
 /// The users that a server trusts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Trusted {
+pub(crate) struct Trusted {
     /// Besides root.
     pub own: u32,
     /// Every user has a number here: this is no user namespace in which [`OVERFLOW_UID`] stands for all others.
@@ -72,7 +72,7 @@ const OVERFLOW_UID: u32 = 65534;
 const ROOT: u32 = 0;
 
 /// Decides about a connection.
-pub(super) fn decide(peer: PeerUser, trusted: Trusted) -> Verdict {
+pub(crate) fn decide(peer: PeerUser, trusted: Trusted) -> Verdict {
     match peer {
         PeerUser::Elsewhere => Verdict::Admit,
         PeerUser::Uid(OVERFLOW_UID) if !trusted.all_mapped => Verdict::Doubt(Doubt::Unmapped),
@@ -86,7 +86,7 @@ pub(super) fn decide(peer: PeerUser, trusted: Trusted) -> Verdict {
 
 /// A server's check of new connections.
 #[derive(Debug)]
-pub(super) struct LocalPeerCheck {
+pub(crate) struct LocalPeerCheck {
     users: PeerUsers,
     trusted: Trusted,
     way_out: &'static str,
@@ -96,28 +96,30 @@ pub(super) struct LocalPeerCheck {
 
 impl LocalPeerCheck {
     /// `None` if every user may connect.
-    pub(super) fn new(who: LocalPeers) -> Option<LocalPeerCheck> {
+    pub(crate) fn new(who: LocalPeers) -> Option<LocalPeerCheck> {
         let LocalPeers::SameUser { way_out } = who else { return None };
         let trusted = Trusted { own: geteuid().as_raw(), all_mapped: maps_all(&read_uid_map()) };
         Some(LocalPeerCheck { users: PeerUsers::default(), trusted, way_out, told: false })
     }
 
-    pub(super) fn judge(&mut self, stream: &TcpStream, peer: SocketAddr) -> Verdict {
-        let user = stream.local_addr().map_or(PeerUser::Gone, |local| self.users.find(stream, local, peer));
+    /// Decides about a connection that has been accepted from `peer`.
+    pub(crate) fn judge(&mut self, stream: &impl AsFd, peer: SocketAddr) -> Verdict {
+        let local = SockRef::from(stream).local_addr().ok().and_then(|local| local.as_socket());
+        let user = local.map_or(PeerUser::Gone, |local| self.users.find(stream, local, peer));
         decide(user, self.trusted)
     }
 
     /// Why the user with this number is refused, and what to do.
-    pub(super) fn refusal(&self, uid: u32) -> String {
+    pub(crate) fn refusal(&self, uid: u32) -> String {
         let (own, way_out) = (self.trusted.own, self.way_out);
         format!("uid {uid} is neither this process's user (uid {own}) nor root; {way_out}")
     }
 
     /// Logs the first doubt.
-    pub(super) fn tell_once(&mut self, peer: SocketAddr, doubt: Doubt) {
+    pub(crate) fn tell_once(&mut self, peer: SocketAddr, doubt: Doubt) {
         if !std::mem::replace(&mut self.told, true) {
             tracing::warn!(
-                target: LOG_TARGET, %peer,
+                %peer,
                 "a connection from this machine was admitted whose user is not known: {doubt}. Further ones are not logged"
             );
         }

@@ -1,0 +1,116 @@
+//! The end of a tunnel at rank 0's node, where the other nodes' agents prove themselves.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bytes::BytesMut;
+use socket2::SockRef;
+use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::time::timeout;
+
+use super::listener::{Listener, prepare};
+use super::relay::relay;
+use crate::bounded_log::BoundedLog;
+use crate::secure::Halves;
+use crate::secure::door::{AT_ONCE, Door, FIRST_BYTES, LIMIT, hall};
+use crate::secure::proof::{Pass, Role};
+
+/// Strangers that have a descriptor here. Further ones wait in the kernel's queue.
+const STRANGERS: usize = 2 * AT_ONCE;
+
+/// A connection whose peer has not proven itself.
+struct Stranger {
+    stream: TcpStream,
+    peer: SocketAddr,
+    /// Its place among [`STRANGERS`].
+    place: OwnedSemaphorePermit,
+}
+
+/// Connect all agents of the job to this node's store. Never ends.
+pub(super) async fn serve(
+    listener: Listener,
+    store: SocketAddr,
+    door: Arc<Door>,
+    run_id: String,
+    log: Arc<BoundedLog>,
+) {
+    let places = Arc::new(Semaphore::new(STRANGERS));
+    let (to_hall, strangers) = mpsc::unbounded_channel();
+    let accepting = async {
+        // The semaphore is never closed.
+        while let Ok(place) = Arc::clone(&places).acquire_owned().await {
+            let (stream, peer) = listener.accept(&log).await;
+            // The hall ends with this future.
+            let _ = to_hall.send(Stranger { stream, peer, place });
+        }
+    };
+    let welcome = |stranger: Stranger| {
+        let (door, run_id, log) = (Arc::clone(&door), run_id.clone(), Arc::clone(&log));
+        async move {
+            let peer = stranger.peer;
+            let refused = |why: &String| {
+                if log.admits("unproven") {
+                    tracing::warn!(
+                        target: "elastic_rs::rendezvous", %peer,
+                        "[{run_id}] a connection to the workers' store is refused: {why}"
+                    );
+                }
+            };
+            admit(stranger, &door, &run_id).await.inspect_err(refused).ok()
+        }
+    };
+    let proven = |client| {
+        tokio::spawn(carry(client, store, run_id.clone(), Arc::clone(&log)));
+    };
+    let lost = |why| {
+        if log.admits("crowded") {
+            tracing::warn!(target: "elastic_rs::rendezvous", "[{run_id}] a connection to the workers' store is refused: {why}");
+        }
+    };
+    tokio::select! {
+        () = accepting => {}
+        () = hall(strangers, welcome, proven, lost) => {}
+    }
+}
+
+/// Let an agent of this job prove itself.
+async fn admit(stranger: Stranger, door: &Door, run_id: &str) -> Result<Halves, String> {
+    let Stranger { stream, place: _place, .. } = stranger;
+    let mut first = [0; 1];
+    match timeout(LIMIT, stream.peek(&mut first)).await {
+        Ok(Ok(1)) if first[0] == FIRST_BYTES[0] => {}
+        Ok(Ok(1)) if first[0] == 0 => {
+            return Err(
+                "a c10d client has come without its agent: give all nodes --rdzv-conf store_tunnel=1".to_owned()
+            );
+        }
+        Ok(Ok(1)) => return Err("it shows no token".to_owned()),
+        Ok(Ok(_)) => return Err("it closed the connection before its proof".to_owned()),
+        Ok(Err(error)) => return Err(error.to_string()),
+        Err(_) => return Err(format!("no proof within {LIMIT:?}")),
+    }
+    let (client, pass) = door.admit(stream, BytesMut::new()).await?;
+    // One token may serve several jobs.
+    match pass {
+        Pass { role: Role::Observer, key, .. } => Err(format!("its token {key} is an observer's")),
+        Pass { run_id: other, .. } if other != run_id => Err("it belongs to another job".to_owned()),
+        _ => Ok(client),
+    }
+}
+
+async fn carry(client: Halves, store: SocketAddr, run_id: String, log: Arc<BoundedLog>) {
+    let carried = async {
+        let stream = TcpStream::connect(store).await?;
+        prepare(SockRef::from(&stream))?;
+        relay(client, Halves::plain(stream)).await
+    };
+    if let Err(error) = carried.await
+        && log.admits("broken")
+    {
+        tracing::info!(
+            target: "elastic_rs::rendezvous",
+            "[{run_id}] a connection through the tunnel to this node's store has ended: {error}"
+        );
+    }
+}

@@ -1,0 +1,121 @@
+"""Jobs whose workers reach the store of rank 0's node through their agents."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from helpers.procs import Process
+from helpers.workers import place
+
+from .conftest import SCRIPTS, Start
+from .test_in_place import ended_well, pids, until_step, worlds_of
+
+pytestmark = pytest.mark.torchrun
+
+OURS = pytest.mark.parametrize("agent", ["rust", "run"], indirect=True)
+CONF = "last_call_timeout=1,store_tunnel=1"
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    token = tmp_path / "token"
+    token.touch(mode=0o600)
+    token.write_text("4f" * 32)
+    return {"ELASTIC_RS_TOKEN_FILE": str(token)}
+
+
+def tunnels(pids: list[int]) -> list[str]:
+    """Return the tunnel threads of these processes."""
+    names = [comm.read_text().strip() for pid in pids for comm in Path(f"/proc/{pid}/task").glob("*/comm")]
+    return sorted(name for name in names if name.startswith("tunnel-"))
+
+
+def doors(node: Process, since: int = 0) -> tuple[str, int]:
+    """Wait for the next round of rank 0's node, and return where other nodes' agents prove themselves."""
+    found = node.line(r"other nodes come through a tunnel at (\S+):(\d+)\)", since=since)
+    return found[1], int(found[2])
+
+
+@OURS
+def test_a_process_group_of_two_nodes_meets_through_the_tunnel_and_again_after_a_failure(
+    start: Start, env: dict[str, str], tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    nodes = [start(number, "--torch", "--until", done, nnodes="2", nproc=2, conf=CONF, env=env) for number in (2, 3)]
+    places = [place(node, 4) for node in nodes]
+    assert {at["master"].partition(":")[0] for at in places} == {"127.0.0.1"}
+    assert places[0]["master"] != places[1]["master"], "each node's workers connect to their own agent"
+    for node in nodes:
+        node.line(r"SUM rank=\d world=4")
+    first = next(node for node in nodes if any("other nodes come through" in line for line in node.lines))
+    address, port = doors(first)
+    assert address in {"127.0.0.2", "127.0.0.3"}
+    agents = [node.pid for node in nodes]
+    assert len(tunnels(agents)) == 2
+    # A stranger with a c10d client gets nothing.
+    with socket.create_connection((address, port)) as stranger:
+        stranger.sendall(b"\x00\xce\xf7\x85\x3c\x0d\x01\x02\x03\x04")
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(4096) == b""
+    first.line("a c10d client has come without its agent")
+    before = [len(node.lines) for node in nodes]
+    os.kill(int(places[1]["pid"]), signal.SIGKILL)
+    again = [place(node, 4, since=since) for node, since in zip(nodes, before, strict=True)]
+    assert {at["master"].partition(":")[0] for at in again} == {"127.0.0.1"}
+    for node, since in zip(nodes, before, strict=True):
+        node.line(r"SUM rank=\d world=4", since=since)
+    assert len(tunnels(agents)) == 2, "the last round's have ended"
+    done.touch()
+    assert [node.wait() for node in nodes] == [0, 0]
+
+
+@pytest.mark.parametrize("agent", ["run"], indirect=True)
+def test_workers_that_live_on_are_told_the_next_rounds_tunnel(
+    start: Start, env: dict[str, str], tmp_path: Path
+) -> None:
+    done, script = tmp_path / "done", SCRIPTS / "steps.py"
+    nodes = [
+        start(number, "--until", done, nnodes="2", nproc=2, script=script, conf=CONF, env=env) for number in (2, 3)
+    ]
+    before = [worlds_of(node, 4, workers=2) for node in nodes]
+    until_step(nodes[0])
+    marks = [node.mark() for node in nodes]
+    victim, other = sorted(before[1])
+    os.kill(before[1][victim]["pid"], signal.SIGKILL)
+    after = [worlds_of(node, 4, workers=2, since=mark) for node, mark in zip(nodes, marks, strict=True)]
+    assert pids(after[0]) == pids(before[0])
+    assert after[1][other]["pid"] == before[1][other]["pid"]
+    ended_well(done, *nodes)
+
+
+@OURS
+def test_a_tunnel_without_a_token_is_an_error(start: Start) -> None:
+    node = start(2, nnodes="2", conf=CONF)
+    assert node.wait() != 0
+    assert any("--rdzv-conf store_tunnel=1 needs a token" in line for line in node.lines), node.tail()
+
+
+@OURS
+def test_a_node_without_the_tunnel_is_told_why_its_workers_do_not_meet(start: Start, env: dict[str, str]) -> None:
+    nodes = [
+        start(number, nnodes="2", restarts=0, conf=conf, env=env)
+        for number, conf in ((2, CONF + ",node_rank=0"), (3, "last_call_timeout=1,node_rank=1"))
+    ]
+    nodes[0].line("a c10d client has come without its agent: give all nodes --rdzv-conf store_tunnel=1")
+    for node in nodes:
+        node.signal(signal.SIGTERM)
+        assert node.wait() != 0
+
+
+@pytest.mark.parametrize("agent", ["run"], indirect=True)
+def test_the_flag_means_the_key(start: Start, env: dict[str, str], tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    nodes = [start(number, "--until", done, nnodes="2", options=["--store-tunnel"], env=env) for number in (2, 3)]
+    hosts = [place(node, 2)["master"] for node in nodes]
+    assert all(re.fullmatch(r"127\.0\.0\.1:\d+", host) for host in hosts)
+    done.touch()
+    assert [node.wait() for node in nodes] == [0, 0]
