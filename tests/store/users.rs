@@ -150,12 +150,7 @@ fn requests_of_another_user_are_not_carried_out_however_quickly_it_goes() {
             }
         }
     });
-    let deadline = Instant::now() + PATIENCE;
-    while server.stats().connections_accepted < TRIES {
-        assert!(Instant::now() < deadline, "{:?}", server.stats());
-        thread::sleep(Duration::from_millis(1));
-    }
-    // Accepted behind the others.
+    // Accepted behind the others, of which some are gone before they are accepted.
     assert_eq!(greeted(address), ANSWER);
     assert_eq!(server.stats().keys, 0, "{:?}", server.stats());
     let mut friend = TcpStream::connect(address).unwrap();
