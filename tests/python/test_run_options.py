@@ -133,7 +133,7 @@ def test_a_master_address_of_ipv6_needs_no_brackets(caplog: pytest.LogCaptureFix
 def test_several_nodes_without_an_endpoint_get_a_warning_that_only_this_machine_finds_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, flags: list[str], told: bool
 ) -> None:
-    monkeypatch.setattr(run, "_take_part", lambda *_: 0)
+    monkeypatch.setattr(run, "_take_part", lambda *_, **__: 0)
     with caplog.at_level("WARNING", "elastic_rs"):
         assert run.main(["--rdzv-backend=c10d", *flags, "--no-python", "true"]) == 0
     expected = "no --rdzv-endpoint is given: this node meets others at localhost:29400, where only"

@@ -40,7 +40,7 @@ def doors(node: Process, since: int = 0) -> tuple[str, int]:
     return found[1], int(found[2])
 
 
-@OURS
+@pytest.mark.parametrize("agent", ["rust", pytest.param("run", marks=pytest.mark.long)], indirect=True)
 def test_a_process_group_of_two_nodes_meets_through_the_tunnel_and_again_after_a_failure(
     start: Start, env: dict[str, str], tmp_path: Path
 ) -> None:
