@@ -45,7 +45,7 @@ pub struct Node {
     /// The sessions of the coordinator, if this process hosts it.
     host: Option<Sessions>,
     stores: Mutex<Opener>,
-    /// What is open for the workers of the round.
+    /// The worker store of the round, if this node serves it, and this node's end of the tunnel to it.
     store: Mutex<RoundStore>,
 }
 

@@ -29,6 +29,23 @@ pub struct Pass {
     pub key: KeyId,
 }
 
+impl Pass {
+    /// Whether a node of this run may come in with it. One token may serve several runs.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn admits_node_of(&self, run_id: &str) -> Result<(), String> {
+        let key = self.key;
+        match self.role {
+            Role::Observer => Err(format!("the token with the id {key} is an observer's: no node may join with it")),
+            Role::Node if self.run_id != run_id => {
+                Err(format!("the token with the id {key} was proven for another run than `{run_id}`"))
+            }
+            Role::Node => Ok(()),
+        }
+    }
+}
+
 /// The node's end.
 pub(super) async fn prove(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),

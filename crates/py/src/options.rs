@@ -62,7 +62,7 @@ impl NodeOptions {
         let may_change = self.in_place() != InPlace::Off;
         let capabilities = if may_change { Capabilities::default() } else { Capabilities::none() };
         let Conf { store_members, store_tunnel, .. } = self.config.0;
-        // Through a tunnel nobody comes who is not proven.
+        // Through a tunnel, only agents that hold the token reach the store.
         let wants_members = store_members != StoreMembers::Off && self.nodes.1 > 1 && !store_tunnel;
         let hello = Hello {
             capabilities: capabilities.with(MEMBERS, wants_members),

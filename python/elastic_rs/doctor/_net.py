@@ -233,7 +233,7 @@ def endpoint_of_another_mind(where: str, reached: Reached, key_ids: str | None, 
 
 
 def how_protected(run_id: str, *, alone: bool, over_etcd: bool, tunnel: bool) -> Finding:
-    """Say how the job is protected, and what is open."""
+    """Say which token protects the job's sessions, and who can reach its worker stores."""
     own = None if alone else protection()
     if tunnel and not alone and own is None:
         text = f"--rdzv-conf store_tunnel=1 is given without a token: name its file in {TOKEN_FILE}"

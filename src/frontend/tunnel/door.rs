@@ -14,7 +14,6 @@ use super::relay::relay;
 use crate::bounded_log::BoundedLog;
 use crate::secure::Halves;
 use crate::secure::door::{AT_ONCE, Door, FIRST_BYTES, LIMIT, hall};
-use crate::secure::proof::{Pass, Role};
 
 /// Strangers that have a descriptor here. Further ones wait in the kernel's queue.
 const STRANGERS: usize = 2 * AT_ONCE;
@@ -91,12 +90,7 @@ async fn admit(stranger: Stranger, door: &Door, run_id: &str) -> Result<Halves, 
         Err(_) => return Err(format!("no proof within {LIMIT:?}")),
     }
     let (client, pass) = door.admit(stream, BytesMut::new()).await?;
-    // One token may serve several jobs.
-    match pass {
-        Pass { role: Role::Observer, key, .. } => Err(format!("its token {key} is an observer's")),
-        Pass { run_id: other, .. } if other != run_id => Err("it belongs to another job".to_owned()),
-        _ => Ok(client),
-    }
+    pass.admits_node_of(run_id).map(|()| client)
 }
 
 async fn carry(client: Halves, store: SocketAddr, run_id: String, log: Arc<BoundedLog>) {

@@ -18,7 +18,7 @@ pub(super) enum Answer {
     Socket(Option<u32>),
     /// There is no such socket, or the kernel cannot tell about TCP sockets.
     Missing,
-    /// The kernel's other errors, and what is no answer.
+    /// The kernel returned another error, or bytes that are no answer.
     Unusable,
     /// An answer to an earlier request.
     Earlier,

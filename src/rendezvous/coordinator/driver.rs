@@ -24,7 +24,7 @@ use crate::rendezvous::decider::hosts::Exclusions;
 use crate::rendezvous::protocol::codec::{self, CodecError};
 use crate::rendezvous::protocol::frames::read_message;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage};
-use crate::secure::proof::{Pass, Role};
+use crate::secure::proof::Pass;
 use crate::secure::{Halves, Reader, Writer};
 use crate::wait::until;
 
@@ -269,15 +269,9 @@ async fn read_hello(reader: &mut Reader, buffer: &mut BytesMut) -> Result<Box<He
 
 /// Whether a peer that has proven this may introduce this node. The error says why not.
 fn may_speak(pass: Option<&Pass>, hello: &Hello) -> Result<(), String> {
-    let Some(Pass { run_id, role, key }) = pass else { return Ok(()) };
-    hello.validate()?; // the reasons below repeat what it says
-    match role {
-        Role::Observer => Err(format!("the token with the id {key} is an observer's: no node may join with it")),
-        Role::Node if *run_id != hello.run_id => {
-            Err(format!("the token with the id {key} was proven for another run than `{}`", hello.run_id))
-        }
-        Role::Node => Ok(()),
-    }
+    let Some(pass) = pass else { return Ok(()) };
+    hello.validate()?; // the reason may repeat what it says
+    pass.admits_node_of(&hello.run_id)
 }
 
 async fn refuse(writer: &mut Writer, reason: String) {

@@ -28,7 +28,7 @@ pub(super) struct Bench {
     pub(super) driver: Driver,
     pub(super) now: Instant,
     pub(super) said: Vec<String>,
-    /// What is to be done, apart from what is to be said.
+    /// The commands, without log lines.
     waiting: Vec<Command>,
 }
 
