@@ -64,8 +64,14 @@ impl PeerUsers {
             // A kernel that cannot tell about TCP sockets finds none, so the first question is one whose answer is known.
             let own = Ends { local: here, remote: there };
             self.way = netlink_socket().map_or(Way::Proc, Way::Netlink);
-            if matches!(self.way, Way::Netlink(_)) && !matches!(self.ask(own, zone), Ok(Some(_))) {
-                self.way = Way::Proc;
+            match self.ask(own, zone) {
+                Ok(Some(_)) => {}
+                // Or not known: neither end of a connection that was reset exists any more. The next connection shows the way.
+                Ok(None) if is_over(&stream) => {
+                    self.way = Way::Untried;
+                    return PeerUser::Gone;
+                }
+                _ => self.way = Way::Proc,
             }
         }
         match self.search(its, zone, || is_over(&stream)) {
