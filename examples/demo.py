@@ -93,6 +93,8 @@ class Demo:
     cluster: Cluster | None = None
     member_was_killed: bool = False
     lost: str | None = None  # the node that was killed
+    killed_rank: int | None = None
+    explained: bool = False  # `elastic-rs why` has named the killed worker
     told: dict[str, set[str]] = field(default_factory=dict)
     kept: dict[str, bool] = field(default_factory=dict)
     """Whether the workers that should keep their processes did, by event."""
@@ -118,6 +120,9 @@ class Demo:
             before = self.pids() - {killed}
             self.follow(until=lambda: self.change is None and self.epochs_in_world >= 3)
             self.kept["a worker was killed"] = before < self.pids()
+        if self.cluster is None:
+            self.follow(until=lambda: self.change is None)
+            self.explain()
         if self.cluster is not None:
             self.follow(until=lambda: self.change is None and self.epochs_in_world >= 6)
             self.kill_node_of_rank_0()
@@ -276,11 +281,20 @@ class Demo:
         if rank not in workers:
             raise DemoError(f"no worker to kill: rank {rank} is not among {sorted(workers)}")
         pid, name = workers[rank]
-        self.killed_at_epoch = self.epoch
+        self.killed_at_epoch, self.killed_rank = self.epoch, rank
         self.change = Change("the kill", time.monotonic())
         self.account.say("demo", f"rank {rank} on node {name} (pid {pid}) is killed with SIGKILL", "event")
         os.kill(pid, signal.SIGKILL)
         return pid
+
+    def explain(self) -> None:
+        """Ask the coordinator why the workers were restarted."""
+        self.account.say("demo", f"elastic-rs why {self.endpoint}", "event")
+        command = [sys.executable, "-m", "elastic_rs", "why", self.endpoint]
+        said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
+        for line in said.splitlines():
+            self.account.say("", line)
+        self.explained = f" rank {self.killed_rank} SIGKILL   first" in said
 
     def verify(self) -> None:
         codes = {name: node.process.returncode for name, node in self.nodes.items()}
@@ -301,6 +315,8 @@ class Demo:
                 (self.member_was_killed, "no worker was restarted when a member of etcd was killed"),
                 (self.lost is not None, "the other nodes trained on without the node that held rank 0"),
             ]
+        else:
+            expectations.append((self.explained, "`elastic-rs why` names the worker that was killed, and what it cost"))
         if self.args.in_place:
             expectations += [
                 (kept, f"the other workers kept their processes when {what}") for what, kept in self.kept.items()

@@ -31,8 +31,10 @@ use crate::threads;
 use crate::wait::telling_if_slow;
 use identity::home;
 
+mod http;
 mod identity;
 
+pub use http::Readers;
 pub use identity::process_number;
 
 /// A store with a coordinator behind the same port. Dropping it stops both.
@@ -71,7 +73,7 @@ pub enum HostError {
     #[error(transparent)]
     Bind(#[from] BindError),
     /// The thread could not be started, or the sockets could not be taken over.
-    #[error("cannot start the coordinator's thread: {0}")]
+    #[error("cannot start the coordinator: {0}")]
     Start(#[from] io::Error),
 }
 
@@ -170,16 +172,24 @@ impl Host {
             options.hello_timeout = options.hello_timeout.min(door::LIMIT);
         }
         options.upgrades.push(Upgrade { magic: MAGIC, to });
+        let readers = Readers::of_environment()?;
+        let (to_http, requests) = mpsc::unbounded_channel();
+        if readers.is_some() {
+            options.upgrades.push(Upgrade { magic: http::FIRST_BYTES, to: to_http });
+        }
         let (hello_timeout, log_period) = (options.hello_timeout, options.log_period);
         let store = StoreServer::start(listeners, options)?;
+        let (asks, questions) = mpsc::channel(QUESTIONS);
+        let readers = if door.is_some() { Readers::Nobody } else { readers.unwrap_or(Readers::Nobody) };
+        let web = (requests, http::Sources { questions: asks, store: store.controller(), readers });
         let (count, sessions) = watch::channel(0);
         let (excluded, exclusions) = watch::channel(Exclusions::new());
-        let shown = Shown { sessions: count, exclusions: excluded };
+        let shown = Shown { sessions: count, exclusions: excluded, questions };
         let ends_store = EndsStore(store.controller());
         let machine = Machine::at_home(home(&addresses));
         let run = move || {
             let _ends_store = ends_store;
-            run(&runtime, machine, upgraded, door, shown, hello_timeout, log_period);
+            run(&runtime, machine, (upgraded, door), web, shown, hello_timeout, log_period);
         };
         let thread = threads::spawn(format!("host-{port}"), run)?;
         Ok(Self { store, addresses, sessions, exclusions, thread: Some(thread), started_by: process::id() })
@@ -301,12 +311,18 @@ impl Drop for EndsStore {
     }
 }
 
+/// Requests of HTTP, and what their answers need.
+type Web = (mpsc::UnboundedReceiver<Upgraded>, http::Sources);
+
+/// Questions to the coordinator that may wait.
+const QUESTIONS: usize = 64;
+
 /// Runs the coordinator until the store's server has ended, and then drops its sessions.
 fn run(
     runtime: &Runtime,
     machine: Machine,
-    upgraded: mpsc::UnboundedReceiver<Upgraded>,
-    door: Option<Door>,
+    (upgraded, door): (mpsc::UnboundedReceiver<Upgraded>, Option<Door>),
+    (requests, sources): Web,
     shown: Shown,
     hello_timeout: Duration,
     log_period: Duration,
@@ -317,6 +333,7 @@ fn run(
             None => tokio::spawn(hand_over(upgraded, sender)),
             Some(door) => tokio::spawn(admit(upgraded, Arc::new(door), sender, log_period)),
         };
+        tokio::spawn(http::serve(requests, sources));
         driver::run(machine, incoming, shown, hello_timeout, log_period).await;
     });
 }

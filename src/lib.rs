@@ -12,6 +12,7 @@ pub mod channel;
 pub mod devices;
 pub mod discovery;
 pub mod etcd;
+pub mod events;
 pub mod frontend;
 #[cfg(feature = "io")]
 pub mod host;

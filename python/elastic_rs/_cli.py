@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 from elastic_rs import _elastic_rs, _token
 from elastic_rs._logging import show_logs
+from elastic_rs.observe import _commands
+from elastic_rs.observe._source import DEFAULT_PORT
 from elastic_rs.rendezvous._protection import TOKEN_FILE, protection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import FrameType
-
-DEFAULT_PORT = 29400
-"""The port of an endpoint without one."""
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -67,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "doctor", help="check a node and its endpoint: the same as `elastic-run doctor`", add_help=False
     )
+    _commands.add_parsers(commands)
     _token.add_parser(commands)
     stores = commands.add_parser("store", help="the TCP store", description="The TCP store.")
     serve = stores.add_subparsers(title="commands", metavar="COMMAND", required=True).add_parser(

@@ -11,6 +11,8 @@ pub mod crew;
 pub mod environment;
 pub mod machine;
 pub mod news;
+#[cfg(feature = "io")]
+mod phases;
 pub mod policy;
 #[cfg(feature = "io")]
 pub mod runner;

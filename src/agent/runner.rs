@@ -14,6 +14,7 @@ use super::crew::{Crew, CrewEvent};
 use super::environment::Workers;
 use super::machine::AgentMachine;
 use super::news::Seen;
+use super::phases::Stopwatch;
 use super::policy::{AgentOptions, Outcome};
 use super::sleepers::{Sleeper, Sleepers};
 use super::words::Words;
@@ -99,6 +100,8 @@ pub struct Runner {
     signalled: bool,
     /// Workers that sleep uninterruptibly for too long are given up.
     sleepers: Sleepers,
+    /// How long the parts of the recovery under way take.
+    stopwatch: Stopwatch,
 }
 
 impl Runner {
@@ -136,6 +139,7 @@ impl Runner {
             farewell: None,
             signalled: false,
             sleepers: Sleepers::new(uninterruptible_sleep),
+            stopwatch: Stopwatch::default(),
         }
     }
 
@@ -191,6 +195,7 @@ impl Runner {
     pub fn placed(&mut self, placement: Placement) {
         self.answered(|step| matches!(step, Step::Join));
         self.seen = self.session.as_ref().map(|_| Seen::placed(&placement));
+        self.stopwatch.placed(Instant::now());
         self.place = Some((placement.clone(), Instant::now()));
         self.words = None; // words of the round before are no longer needed
         self.take_over_ahead();
@@ -299,6 +304,7 @@ impl Runner {
             Some(CrewEvent::Reap { local_rank }) => self.steps.push_back(Step::Reap { local_rank }),
             None => {
                 self.crew = None;
+                self.stopwatch.stopped(Instant::now());
                 self.machine.on_stopped();
             }
         }

@@ -81,9 +81,23 @@ impl Node {
         *self.stores.lock() = stores;
         let (placement, store) = joined?;
         self.tell_place(&placement, &store, began.elapsed());
+        self.await_workers(&placement, &store);
         let before = std::mem::replace(&mut *self.store.lock(), store);
         drop(before); // ends it, which waits for its threads
         Ok(placement)
+    }
+
+    /// Tell the coordinator when all workers of the round are connected to their store, if it is here. Ends with the store.
+    fn await_workers(&self, placement: &Placement, store: &RoundStore) {
+        let (Some(server), Some(ranks)) = (&store.server, placement.workers) else { return };
+        let mut clients = server.controller().clients();
+        let (session, round) = (Arc::downgrade(&self.session), placement.round);
+        tokio::spawn(async move {
+            let connected = clients.wait_for(|count| *count >= u64::from(ranks.world_size)).await.is_ok();
+            if let Some(session) = session.upgrade().filter(|_| connected) {
+                session.imported(round);
+            }
+        });
     }
 
     fn tell_place(&self, placement: &Placement, store: &RoundStore, after: Duration) {

@@ -12,6 +12,7 @@
 //! | [`decider`] | one run: its nodes, rounds and ranks, the decisions about them and their reasons |
 //! | [`coordinator`] | the registry of runs, and the driver of their sockets and timers (feature `io`) |
 //! | [`node`] | a node's side of its session, and the driver of its connection (feature `io`) |
+//! | `observer` | reads a run's events and state from a coordinator, and changes nothing (feature `io`) |
 //! | [`cell`] | the same decisions without a coordinator: over a cell with compare-and-set |
 //! | [`etcd`] | a node over the cell that etcd is: leases, watch, and one node that proposes for all |
 //!
@@ -25,4 +26,6 @@ pub mod coordinator;
 pub mod decider;
 pub mod etcd;
 pub mod node;
+#[cfg(feature = "io")]
+pub mod observer;
 pub mod protocol;

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use elastic_rs::events::record::Record;
 use elastic_rs::rendezvous::coordinator::machine::{Command, Machine};
 use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
 use elastic_rs::rendezvous::decider::hosts::Exclusion;
@@ -17,6 +18,7 @@ pub struct Bench {
     pub said: Vec<(SessionId, CoordinatorMessage)>,
     pub ended: Vec<SessionId>,
     pub notes: Vec<String>,
+    pub records: Vec<Record>,
     /// The hosts that are kept out, as last told.
     pub excluded: Vec<Exclusion>,
 }
@@ -47,6 +49,7 @@ impl Bench {
             said: Vec::new(),
             ended: Vec::new(),
             notes: Vec::new(),
+            records: Vec::new(),
             excluded: Vec::new(),
         }
     }
@@ -84,7 +87,11 @@ impl Bench {
             match command {
                 Command::Send { session, message } => self.said.push((session, message)),
                 Command::End { session } => self.ended.push(session),
-                Command::Note { text, .. } => self.notes.push(text),
+                Command::Record { record, .. } => {
+                    self.notes.extend(record.text.clone());
+                    self.records.push(record);
+                }
+                Command::Forget { why, .. } => self.notes.extend(why),
                 Command::Exclusions { hosts, .. } => self.excluded = hosts,
             }
         }

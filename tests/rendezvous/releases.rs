@@ -4,12 +4,13 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
+use elastic_rs::events::record::Phase;
 use elastic_rs::rendezvous::node::machine::{NodeCommand, NodeMachine};
 use elastic_rs::rendezvous::protocol::capability::Capabilities;
 use elastic_rs::rendezvous::protocol::codec;
 use elastic_rs::rendezvous::protocol::message::{
-    CoordinatorMessage, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placement, Resume, Round, SURVIVORS_LIMIT,
-    Survivor,
+    CoordinatorMessage, Hello, Join, JoinWorkers, NodeId, NodeMessage, Observe, Placement, Resume, Round,
+    SURVIVORS_LIMIT, Survivor,
 };
 use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::rendezvous::protocol::text::{LOCAL_WORLD_SIZE_LIMIT, NAME_LIMIT_BYTES};
@@ -139,6 +140,10 @@ fn older_releases_read_the_messages_that_they_know() {
     assert_eq!(body(&NodeMessage::Groupless { round }), [13, 5]);
     let addresses: Vec<IpAddr> = vec![[10, 0, 0, 7].into()];
     assert_eq!(body(&NodeMessage::Interfaces { addresses: addresses.clone() }), [15, 1, 0, 10, 0, 0, 7]);
+    let phase = Phase { stop_us: Some(9), ..Phase::default() };
+    assert_eq!(body(&NodeMessage::Took { round, phase }), [16, 5, 0, 1, 9, 0, 0, 0]);
+    let ask = Observe { run_id: Some("r".into()), after: 9, waits: true, state: false };
+    assert_eq!(body(&NodeMessage::Observe(ask)), [17, 1, 1, b'r', 9, 1, 0]);
 
     assert_eq!(body(&CoordinatorMessage::Leaving { why: "x".into(), interrupts: true }), [11, 1, b'x', 1]);
     assert_eq!(body(&CoordinatorMessage::Change { round, flags: 3, reason: "x".into() }), [12, 5, 3, 1, b'x']);

@@ -100,7 +100,7 @@ impl OverCoordinator {
                             self.nodes[number].0.on_disconnected("the session ended".into(), false, now);
                         }
                     }
-                    Command::Note { .. } | Command::Exclusions { .. } => {}
+                    Command::Record { .. } | Command::Forget { .. } | Command::Exclusions { .. } => {}
                 }
             }
             if quiet {

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
+use elastic_rs::events::record::Kind;
 use elastic_rs::rendezvous::coordinator::machine::{Command, Machine};
 use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
 use elastic_rs::rendezvous::node::machine::NodeMachine;
@@ -33,10 +34,15 @@ fn said(machine: &mut Machine) -> Vec<CoordinatorMessage> {
                 encode_frame(&message, &mut BytesMut::new());
                 messages.push(message);
             }
-            Command::Note { run_id, text } => {
-                assert!(!format!("{run_id}{text}").contains(char::is_control), "{text:?}")
+            Command::Record { run_id, record } => {
+                let exit = match &record.kind {
+                    Kind::WorkerExited(exit) => format!("{}{}{}", exit.role, exit.exit, exit.message),
+                    _ => String::new(),
+                };
+                let texts = [Some(run_id), record.node.clone(), record.text.clone(), Some(exit)];
+                assert!(!texts.into_iter().flatten().any(|text| text.contains(char::is_control)), "{record:?}")
             }
-            Command::Exclusions { .. } | Command::End { .. } => {}
+            Command::Forget { .. } | Command::Exclusions { .. } | Command::End { .. } => {}
         }
     }
     messages

@@ -15,6 +15,7 @@ mod etcd_client;
 mod host;
 mod launch;
 mod logging;
+mod observe;
 mod options;
 mod probe;
 mod rendezvous;
@@ -49,6 +50,8 @@ mod _elastic_rs {
     use crate::host::{Host, StoreLimits};
     #[pymodule_export]
     use crate::launch::{Launched, launch, rehearse, visible_gpus};
+    #[pymodule_export]
+    use crate::observe::Observer;
     #[pymodule_export]
     use crate::options::{AgentOptions, LaunchOptions, LogOptions, NodeOptions, Streams, WorkerOptions};
     #[pymodule_export]

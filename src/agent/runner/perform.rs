@@ -32,6 +32,7 @@ impl Runner {
             Command::StartAhead(placement) => self.start_ahead(placement),
             Command::Replace { placement, missing } => self.replace(placement, missing),
             Command::Join { survivors } => {
+                self.stopwatch.join_asked(Instant::now());
                 if let Some(session) = &self.session {
                     session.bring(survivors);
                 }
@@ -53,6 +54,7 @@ impl Runner {
             }
             Command::Stop(policy) => {
                 self.start_answered();
+                self.stopwatch.stop_ordered(Instant::now());
                 match &mut self.crew {
                     Some(crew) => crew.begin_stop(policy),
                     None => self.machine.on_stopped(),

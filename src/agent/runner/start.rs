@@ -120,6 +120,10 @@ impl Runner {
         self.kills_before = OomKills::now();
         self.expect_workers();
         self.tell_start();
+        let phase = self.stopwatch.started(Instant::now());
+        if let Some(session) = &self.session {
+            session.took(self.machine.round(), phase);
+        }
         self.machine.on_started();
     }
 

@@ -48,7 +48,7 @@ impl Outcome {
         self.refused |= is_refusal(&effects, MY_SESSION);
         for effect in effects {
             match effect {
-                Effect::Note(text) => self.notes.push(text),
+                Effect::Record(record) => self.notes.extend(record.text),
                 Effect::Send { session, message } if session == MY_SESSION => self.replies.push(message),
                 // Other nodes derive their messages from the state.
                 Effect::Send { .. } | Effect::End { .. } | Effect::HostLeft { .. } | Effect::Exclusions => {}

@@ -14,16 +14,19 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout};
 
+use super::book::{Answer, Book};
 use super::machine::{Command, Machine};
 use crate::bounded_log::BoundedLog;
+use crate::events::metrics::OpenMetrics;
 use crate::rendezvous::decider::event::{Ends, SessionId};
 use crate::rendezvous::decider::hosts::Exclusions;
 use crate::rendezvous::protocol::codec::{self, CodecError};
 use crate::rendezvous::protocol::frames::read_message;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage};
+use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage, Observe};
+use crate::rendezvous::protocol::text::validate_run_id;
 use crate::secure::proof::Pass;
 use crate::secure::{Halves, Reader, Writer};
 use crate::wait::until;
@@ -61,8 +64,29 @@ const RECORDS_PER_NODE: u64 = 10;
 /// Decisions of all runs together that are logged in a log period: anybody who reaches the port can open runs.
 const RECORDS_OF_ALL_RUNS: u64 = 10_000;
 
+/// What others may ask of a coordinator that runs.
+#[derive(Debug)]
+pub enum Question {
+    /// Whether new nodes are welcome: not once its process ends. That there is an answer says that its thread turns.
+    Ready(oneshot::Sender<bool>),
+    /// What was counted, and the state of its runs.
+    Metrics(oneshot::Sender<OpenMetrics>),
+}
+
+/// Observers at once.
+const OBSERVERS: usize = 64;
+/// How long an observer may ask nothing.
+const OBSERVER_IDLE: Duration = Duration::from_secs(300);
+
+/// The first message of a connection.
+enum Greeting {
+    Hello(Box<Hello>),
+    Observe(Observe),
+}
+
 enum Event {
     Hello { session: SessionId, hello: Box<Hello>, ends: Ends, writer: mpsc::Sender<BytesMut> },
+    Observe { ask: Observe, knows_all: bool, reply: oneshot::Sender<Answer> },
     Message { session: SessionId, message: NodeMessage },
     Gone { session: SessionId },
 }
@@ -74,6 +98,8 @@ pub struct Shown {
     pub sessions: watch::Sender<usize>,
     /// The hosts that are kept out.
     pub exclusions: watch::Sender<Exclusions>,
+    /// What others ask. May be closed.
+    pub questions: mpsc::Receiver<Question>,
 }
 
 /// Serve sessions until `incoming` is closed. `shown` is always up to date.
@@ -85,7 +111,7 @@ pub struct Shown {
 pub async fn run(
     mut machine: Machine,
     mut incoming: mpsc::UnboundedReceiver<Incoming>,
-    shown: Shown,
+    mut shown: Shown,
     hello_timeout: Duration,
     log_period: Duration,
 ) {
@@ -96,6 +122,8 @@ pub async fn run(
     let mut writers: HashMap<SessionId, mpsc::Sender<BytesMut>> = HashMap::new();
     let (events_in, mut events) = mpsc::channel(1024);
     let mut next_session = 0;
+    let mut book = Book::new(rand::random(), Instant::now().into_std());
+    let observers = Arc::new(Semaphore::new(OBSERVERS));
     // Each writing task holds a sender, and drops it when it has written everything.
     let (writing, mut written) = mpsc::channel::<()>(1);
     loop {
@@ -106,16 +134,18 @@ pub async fn run(
                 Some(connection) => {
                     next_session += 1;
                     let session = SessionId(next_session);
-                    let serving = serve_connection(session, connection, events_in.clone(), writing.downgrade(), hello_timeout, log.clone());
+                    let shared = Shared { events: events_in.clone(), writes: writing.downgrade(), observers: observers.clone(), log: log.clone() };
+                    let serving = serve_connection(session, connection, shared, hello_timeout);
                     tokio::spawn(serving);
                 }
                 None => break,
             },
-            Some(event) = events.recv() => on_event(event, &mut machine, &mut writers),
+            Some(event) = events.recv() => on_event(event, &mut machine, &mut writers, &mut book),
             () = until(machine.next_deadline()) => machine.on_tick(Instant::now().into_std()),
+            Some(question) = shown.questions.recv() => answer(question, &machine, &book),
             () = &mut summarising => {}
         }
-        perform(&mut machine, &mut writers, &shown.exclusions, &log);
+        perform(&mut machine, &mut writers, &mut book, &shown.exclusions, &log);
         shown
             .sessions
             .send_if_modified(|count| std::mem::replace(count, machine.session_count()) != machine.session_count());
@@ -124,13 +154,19 @@ pub async fn run(
     let _ = timeout(LAST_WORDS, written.recv()).await;
 }
 
-fn on_event(event: Event, machine: &mut Machine, writers: &mut HashMap<SessionId, mpsc::Sender<BytesMut>>) {
+fn on_event(
+    event: Event,
+    machine: &mut Machine,
+    writers: &mut HashMap<SessionId, mpsc::Sender<BytesMut>>,
+    book: &mut Book,
+) {
     let now = Instant::now().into_std();
     match event {
         Event::Hello { session, hello, ends, writer } => {
             writers.insert(session, writer);
             machine.on_hello(session, *hello, ends, now);
         }
+        Event::Observe { ask, knows_all, reply } => book.ask(ask, knows_all, reply, machine),
         Event::Message { session, message } => machine.on_message(session, message, now),
         Event::Gone { session } => {
             writers.remove(&session);
@@ -142,6 +178,7 @@ fn on_event(event: Event, machine: &mut Machine, writers: &mut HashMap<SessionId
 fn perform(
     machine: &mut Machine,
     writers: &mut HashMap<SessionId, mpsc::Sender<BytesMut>>,
+    book: &mut Book,
     exclusions: &watch::Sender<Exclusions>,
     log: &BoundedLog,
 ) {
@@ -173,36 +210,67 @@ fn perform(
                     false => all.insert(run_id, hosts.clone()).as_ref() != Some(&hosts),
                 });
             }
-            Command::Note { run_id, text } => {
-                let nodes = machine.run(&run_id).map_or(0, |run| run.nodes().len());
-                let of_run =
-                    (format!("decisions of run {run_id}").into(), RECORDS_PER_RUN + RECORDS_PER_NODE * nodes as u64);
-                if log.admits_both(of_run, ("decisions of all runs", RECORDS_OF_ALL_RUNS)) {
-                    tracing::info!("[{run_id}] {text}");
+            Command::Record { run_id, record } => {
+                book.keep(&run_id, &record, Instant::now().into_std());
+                if let Some(text) = &record.text {
+                    let nodes = machine.run(&run_id).map_or(0, |run| run.nodes().len());
+                    tell(&run_id, text, nodes, log);
+                }
+            }
+            Command::Forget { run_id, why } => {
+                book.forget(&run_id);
+                if let Some(why) = why {
+                    tell(&run_id, &why, 0, log);
                 }
             }
         }
     }
+    book.answer_waiting(machine);
+}
+
+/// Log a decision about a run with so many nodes.
+fn tell(run_id: &str, text: &str, nodes: usize, log: &BoundedLog) {
+    let of_run = (format!("decisions of run {run_id}").into(), RECORDS_PER_RUN + RECORDS_PER_NODE * nodes as u64);
+    if log.admits_both(of_run, ("decisions of all runs", RECORDS_OF_ALL_RUNS)) {
+        tracing::info!("[{run_id}] {text}");
+    }
+}
+
+/// Answer a question. Who has asked may have gone.
+fn answer(question: Question, machine: &Machine, book: &Book) {
+    match question {
+        Question::Ready(reply) => drop(reply.send(!machine.is_leaving())),
+        Question::Metrics(reply) => drop(reply.send(book.metrics(machine))),
+    }
+}
+
+/// What the tasks of all connections use.
+struct Shared {
+    events: mpsc::Sender<Event>,
+    writes: mpsc::WeakSender<()>,
+    observers: Arc<Semaphore>,
+    log: Arc<BoundedLog>,
 }
 
 /// Read one connection until it ends.
-async fn serve_connection(
-    session: SessionId,
-    connection: Incoming,
-    events: mpsc::Sender<Event>,
-    writes: mpsc::WeakSender<()>,
-    hello_timeout: Duration,
-    log: Arc<BoundedLog>,
-) {
+async fn serve_connection(session: SessionId, connection: Incoming, shared: Shared, hello_timeout: Duration) {
+    let Shared { events, writes, observers, log } = shared;
     let Incoming { halves: Halves { mut reader, mut writer }, first_bytes: mut buffer, pass, peer, local, kept } =
         connection;
     let greeted = timeout(hello_timeout, read_hello(&mut reader, &mut buffer)).await;
     let greeted = greeted.map(|hello| match hello {
-        Ok(hello) => may_speak(pass.as_ref(), &hello).map(|()| hello).map_err(Some),
+        Ok(greeting) => may_speak(pass.as_ref(), &greeting).map(|()| greeting).map_err(Some),
         Err(error) => Err(error.map(|error| error.to_string())),
     });
     let hello = match greeted {
-        Ok(Ok(hello)) => hello,
+        Ok(Ok(Greeting::Hello(hello))) => hello,
+        Ok(Ok(Greeting::Observe(ask))) => {
+            let Ok(_place) = observers.try_acquire() else {
+                return refuse(&mut writer, format!("{OBSERVERS} others observe this coordinator already")).await;
+            };
+            serve_observer(Halves { reader, writer }, buffer, ask, pass.as_ref(), events).await;
+            return drop(kept);
+        }
         Ok(Err(Some(error))) => {
             if log.admits("refused") {
                 tracing::warn!(%peer, %error, "a session is refused");
@@ -253,7 +321,7 @@ async fn serve_connection(
 }
 
 /// `Err(None)`: the connection ended first.
-async fn read_hello(reader: &mut Reader, buffer: &mut BytesMut) -> Result<Box<Hello>, Option<CodecError>> {
+async fn read_hello(reader: &mut Reader, buffer: &mut BytesMut) -> Result<Greeting, Option<CodecError>> {
     while !codec::decode_preamble(buffer)? {
         match reader.read_buf(buffer).await {
             Ok(1..) => {}
@@ -261,17 +329,76 @@ async fn read_hello(reader: &mut Reader, buffer: &mut BytesMut) -> Result<Box<He
         }
     }
     match read_message::<NodeMessage>(reader, buffer).await?.map(NodeMessage::incoming) {
-        Some(NodeMessage::Hello(hello)) => Ok(hello),
+        Some(NodeMessage::Hello(hello)) => Ok(Greeting::Hello(hello)),
+        Some(NodeMessage::Observe(ask)) => Ok(Greeting::Observe(ask)),
         Some(_) => Err(Some(CodecError::Malformed(0))),
         None => Err(None),
     }
 }
 
-/// Whether a peer that has proven this may introduce this node. The error says why not.
-fn may_speak(pass: Option<&Pass>, hello: &Hello) -> Result<(), String> {
-    let Some(pass) = pass else { return Ok(()) };
-    hello.validate()?; // the reason may repeat what it says
-    pass.admits_node_of(&hello.run_id)
+/// Whether a peer that has proven this may introduce this node, or observe. The error says why not.
+fn may_speak(pass: Option<&Pass>, greeting: &Greeting) -> Result<(), String> {
+    match (greeting, pass) {
+        (Greeting::Observe(ask), pass) => may_observe(pass, ask),
+        (Greeting::Hello(_), None) => Ok(()),
+        (Greeting::Hello(hello), Some(pass)) => {
+            hello.validate()?; // the reason may repeat what it says
+            pass.admits_node_of(&hello.run_id)
+        }
+    }
+}
+
+/// Whether a peer that has proven this may ask this. The error says why not.
+fn may_observe(pass: Option<&Pass>, ask: &Observe) -> Result<(), String> {
+    ask.run_id.as_deref().map_or(Ok(()), validate_run_id)?;
+    match pass {
+        Some(pass) if ask.run_id.as_ref() != Some(&pass.run_id) => {
+            Err(format!("the token with the id {} was proven for the run `{}` alone", pass.key, pass.run_id))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Answer an observer's questions until it goes. It may ask the next one when it has read the answer.
+async fn serve_observer(
+    halves: Halves,
+    mut buffer: BytesMut,
+    mut ask: Observe,
+    pass: Option<&Pass>,
+    events: mpsc::Sender<Event>,
+) {
+    let Halves { mut reader, mut writer } = halves;
+    loop {
+        if let Err(reason) = may_observe(pass, &ask) {
+            return refuse(&mut writer, reason).await;
+        }
+        if !buffer.is_empty() {
+            return; // it asks out of turn
+        }
+        let (reply, answer) = oneshot::channel();
+        if events.send(Event::Observe { ask, knows_all: pass.is_none(), reply }).await.is_err() {
+            return;
+        }
+        let answer = tokio::select! {
+            answer = answer => answer,
+            // It has gone, or asks out of turn.
+            _ = reader.read_buf(&mut buffer) => return,
+        };
+        let observed = match answer {
+            Ok(Ok(observed)) => observed,
+            Ok(Err(reason)) => return refuse(&mut writer, reason).await,
+            Err(_) => return, // the coordinator ends
+        };
+        let mut frame = BytesMut::new();
+        codec::encode_frame(&CoordinatorMessage::Observed(observed), &mut frame);
+        if !matches!(timeout(PATIENCE, send(&mut writer, &frame)).await, Ok(Ok(()))) {
+            return;
+        }
+        ask = match timeout(OBSERVER_IDLE, read_message(&mut reader, &mut buffer)).await {
+            Ok(Ok(Some(NodeMessage::Observe(ask)))) => ask,
+            _ => return,
+        };
+    }
 }
 
 async fn refuse(writer: &mut Writer, reason: String) {

@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use crate::events::record::Record;
 use crate::rendezvous::decider::event::{Effect, Ends, Event, Home, Reach, SessionId};
 use crate::rendezvous::decider::hosts::Exclusion;
 use crate::rendezvous::decider::run::Run;
@@ -30,12 +31,19 @@ pub enum Command {
         /// The session.
         session: SessionId,
     },
-    /// Log a decision and its reason.
-    Note {
+    /// Keep an event, and log its sentence.
+    Record {
         /// The run's id.
         run_id: String,
-        /// The text.
-        text: String,
+        /// The event.
+        record: Record,
+    },
+    /// Forget the events of a run that is forgotten.
+    Forget {
+        /// The run's id.
+        run_id: String,
+        /// Why, in words, if there was anything to remember.
+        why: Option<String>,
     },
     /// The hosts that are kept out of a run have changed.
     Exclusions {
@@ -173,6 +181,16 @@ impl Machine {
         self.runs.get(run_id).or_else(|| self.remembered.get(run_id)).map(|entry| &entry.run)
     }
 
+    /// Whether its process ends.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving.is_some()
+    }
+
+    /// The ids of all runs, with nodes and without.
+    pub fn run_ids(&self) -> impl Iterator<Item = &str> {
+        self.runs.keys().chain(self.remembered.keys()).map(String::as_str)
+    }
+
     /// Number of runs, with nodes and without.
     pub fn run_count(&self) -> usize {
         self.runs.len() + self.remembered.len()
@@ -209,7 +227,7 @@ impl Machine {
                     }
                     self.commands.push(Command::End { session });
                 }
-                Effect::Note(text) => self.commands.push(Command::Note { run_id: run_id.to_owned(), text }),
+                Effect::Record(record) => self.commands.push(Command::Record { run_id: run_id.to_owned(), record }),
                 Effect::Exclusions => {
                     let hosts = entry.run.exclusions(now);
                     self.commands.push(Command::Exclusions { run_id: run_id.to_owned(), hosts });
@@ -263,7 +281,9 @@ impl Machine {
             return;
         }
         let since = *entry.vacant_since.get_or_insert(now);
-        let Some(entry) = self.runs.remove(run_id).filter(|entry| !entry.run.is_blank()) else { return };
+        let Some(entry) = self.runs.remove(run_id).filter(|entry| !entry.run.is_blank()) else {
+            return self.commands.push(Command::Forget { run_id: run_id.to_owned(), why: None });
+        };
         self.vacant.insert((since, run_id.to_owned()));
         self.remembered.insert(run_id.to_owned(), entry);
         self.forget(now);
@@ -288,12 +308,12 @@ impl Machine {
             let Some((since, run_id)) = self.vacant.pop_first() else { return };
             self.remembered.remove(&run_id);
             let left = format!("this run has had no nodes for {:.0?}", now - since);
-            let text = match over {
+            let why = match over {
                 true => format!("{left}: it is forgotten"),
                 false => format!("{left}, and {VACANT_RUNS} other runs have lost their nodes since: it is forgotten"),
             };
             self.commands.push(Command::Exclusions { run_id: run_id.clone(), hosts: Vec::new() });
-            self.commands.push(Command::Note { run_id, text });
+            self.commands.push(Command::Forget { run_id, why: Some(why) });
         }
     }
 

@@ -21,6 +21,7 @@ use super::node::Status;
 use super::resume::{self, Comer};
 use super::run::Run;
 use super::size::Seat;
+use crate::events::record::{Kind, Why};
 use crate::rendezvous::protocol::capability::IN_PLACE;
 use crate::rendezvous::protocol::message::{
     ADDED, CoordinatorMessage, LARGEST_COUNT, NEVER, NodeId, REMOVED, Resume, Round, Running, WorkerRanks,
@@ -79,7 +80,8 @@ impl Run {
         match self.in_place.check() {
             Some(check) if count >= check => {
                 let label = self.roster.label(id);
-                self.interrupt(&format!("the workers of {label} have passed check {check}, at which all were to stop"));
+                let reason = format!("the workers of {label} have passed check {check}, at which all were to stop");
+                self.fail_change(&reason);
             }
             Some(_) => {}
             None => self.in_place.count(id, count),
@@ -98,11 +100,11 @@ impl Run {
             return self
                 .send(session, self.over(format!("no other node has work left, so {label} may leave: {reason}")));
         }
-        if !self.in_place.leaving().contains_key(&id) {
-            self.note(format!("{label} is about to leave: {reason}"));
-        }
+        let known = self.leaver().filter(|_| self.in_place.leaving().contains_key(&id));
+        let told = format!("is about to leave: {reason}");
+        let leaves = known.unwrap_or_else(|| self.record_of(id, Kind::NodeLeaves {}, None, told));
         if at_once {
-            return self.interrupt(&format!("{label} is about to leave: {reason}"));
+            return self.interrupt(&format!("{label} is about to leave: {reason}"), Why::NodeLeft, leaves);
         }
         self.in_place.announce(id, reason);
     }
@@ -189,7 +191,10 @@ impl Run {
         if !self.is_attended() {
             if asked {
                 let why = self.why_changing();
-                self.interrupt(&why);
+                match self.leaver() {
+                    Some(leaves) => self.interrupt(&why, Why::NodeLeft, leaves),
+                    None => self.fail_change(&why),
+                }
             }
             return None; // newcomers are announced by a `Status`
         }
@@ -206,7 +211,9 @@ impl Run {
         let added = if self.roster.waiting().is_empty() { 0 } else { ADDED };
         let flags = if removed | added == 0 { REMOVED | ADDED } else { removed | added };
         let (round, reason, until) = (self.round(), self.why_changing(), now + COUNT_WITHIN);
-        self.note(format!("round {round} changes in place: {reason}"));
+        let joined = self.trace.joined().filter(|_| grows);
+        let causes = [self.leaver(), joined].into_iter().flatten();
+        self.record(Kind::RoundChanges {}, None, causes, format!("round {round} changes in place: {reason}"));
         self.in_place.begin(Change { flags, reason: reason.clone(), firm, phase: Phase::Counting { until } });
         self.tell_members(&CoordinatorMessage::Change { round, flags, reason });
         self.raise_if_counted(until, now)
@@ -266,7 +273,13 @@ impl Run {
             count => format!("{label} and {} more have", count - 1),
         };
         let why = self.in_place.change().map(|change| change.reason.clone()).unwrap_or_default();
-        self.interrupt(&format!("{who} {what}; the world was to change because {why}"));
+        self.fail_change(&format!("{who} {what}; the world was to change because {why}"));
+    }
+
+    /// The world re-forms, since the members cannot stop together.
+    fn fail_change(&mut self, reason: &str) {
+        let cause = self.trace.broken().unwrap_or_else(|| self.record(Kind::RoundChanges {}, None, None, None));
+        self.interrupt(reason, Why::ChangeFailed, cause);
     }
 
     /// The reason for the change.

@@ -8,6 +8,7 @@ use super::ranks;
 use super::round::World;
 use super::run::Run;
 use super::size::nodes;
+use crate::events::record::{Kind, Why};
 use crate::rendezvous::protocol::capability::IN_PLACE;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, JoinWorkers, NodeId, Placement, Round, Verdict};
 use crate::rendezvous::protocol::settings::LAST_LOOK;
@@ -26,7 +27,8 @@ impl Run {
         if standing != std::mem::replace(&mut self.standing, standing)
             && let Some(text) = self.standing_text()
         {
-            self.note(text);
+            let (next, nodes) = (self.next_round().0, self.roster.waiting().len());
+            self.record(Kind::RoundWaits { next, nodes }, None, self.trace.broken(), text);
         }
     }
 
@@ -59,7 +61,7 @@ impl Run {
         let done = self.is_all_done();
         if done {
             let nodes = u32::try_from(self.roster.active().len()).unwrap_or(u32::MAX);
-            self.close(Verdict::AllDone { round: self.round(), nodes });
+            self.close(Verdict::AllDone { round: self.round(), nodes }, self.trace.completed());
         }
         done
     }
@@ -73,7 +75,7 @@ impl Run {
         };
         let cause = format!("{why}; no resets left: the world may change {limit} times (reset_limit)");
         let failure = self.current.failure().cloned().map(Box::new);
-        self.close(Verdict::Failed { by: "the coordinator".to_owned(), cause, failure });
+        self.close(Verdict::Failed { by: "the coordinator".to_owned(), cause, failure }, self.trace.broken());
         true
     }
 
@@ -106,7 +108,8 @@ impl Run {
                     format!("{missing} did not report to the restarted coordinator")
                 }
             };
-            self.interrupt(&reason);
+            let late = self.record(Kind::MembersMissing {}, None, None, None);
+            self.interrupt(&reason, Why::CoordinatorRestarted, late);
         } else if all_known && until > now + LAST_LOOK {
             // No other member is expected. A member that has finished sends `Done` right after its Hello.
             self.deadlines.set(Deadline::EndRecall, Some(now + LAST_LOOK));
@@ -150,6 +153,7 @@ impl Run {
         let seats = self.next_members();
         let members: Vec<NodeId> = seats.iter().map(|seat| seat.id).collect();
         let first = members.first().and_then(|id| self.roster.get(*id));
+        let rank0 = first.map(|node| node.name.clone());
         let master = first.and_then(|node| Some((self.reachable_addr(node, &members), join(node)?.store_port)));
         let brought: Option<Vec<JoinWorkers>> = seats.iter().map(|seat| seat.workers.clone()).collect();
         let workers = brought.map(|brought| ranks::assign_workers(&brought));
@@ -158,7 +162,15 @@ impl Run {
         let round = self.next_round();
         self.roster.begin_round(round, &members);
         let reason = format!("{why_now}{}", self.roster.list(self.roster.active()));
-        self.note(format!("round {round} is complete with {}: {reason}", nodes(members.len())));
+        let world = Kind::RoundCompleted {
+            nodes: members.len(),
+            workers: workers.as_ref().and_then(|workers| workers.first()).map(|ranks| ranks.world_size),
+            rank0,
+            in_place: survive,
+        };
+        let causes = self.trace.broken().or(self.trace.joined());
+        let text = format!("round {round} is complete with {}: {reason}", nodes(members.len()));
+        self.record(world, None, causes, text);
         if survive {
             self.note(format!("round {round}: {resume}"));
         }
@@ -239,6 +251,10 @@ impl Run {
         let must_re_form = someone_runs && self.waiting_for_members() > 0 && !self.changes_in_place();
         if !self.current.set_told(must_re_form) {
             return;
+        }
+        if must_re_form && self.current.interrupted().is_none() {
+            let text = format!("members of round {} must stop: {}", self.round(), self.why());
+            self.record(Kind::RoundBroken { why: Why::NodesWait }, None, self.trace.joined(), text);
         }
         let message = self.status();
         let sessions: Vec<_> = self.roster.of(self.roster.active()).filter_map(|(_, node)| node.session).collect();

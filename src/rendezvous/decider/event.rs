@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use crate::events::record::Record;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, NodeMessage};
 
 /// One connection of a node, numbered by the driver. Never reused.
@@ -108,8 +109,8 @@ pub enum Effect {
         /// The connection.
         session: SessionId,
     },
-    /// Log a decision and its reason.
-    Note(String),
+    /// Keep an event, and log its sentence.
+    Record(Record),
     /// The hosts that are kept out have changed: [`Run::exclusions`](super::run::Run::exclusions).
     Exclusions,
     /// The node in the coordinator's own process has left. That process ends, and every run with it.

@@ -11,6 +11,7 @@ use super::event::{Effect, SessionId};
 use super::hosts::{Exclusion, Judged};
 use super::node::{Node, Origin, Status};
 use super::run::Run;
+use crate::events::record::{Kind, Why};
 use crate::rendezvous::protocol::message::{Hello, NodeId};
 
 impl Run {
@@ -57,7 +58,9 @@ impl Run {
         match judged {
             Judged::Ignored => {}
             Judged::Counted(count) => {
-                self.note(format!("host {origin} has had {count} of {limit} first failures (host_failures)"));
+                let text = format!("host {origin} has had {count} of {limit} first failures (host_failures)");
+                let host = origin.to_string();
+                self.record(Kind::HostFailed { host, count, limit }, None, self.trace.broken(), text);
             }
             Judged::Worker { freed } => {
                 let rank = rank.unwrap_or_default();
@@ -67,7 +70,8 @@ impl Run {
                 self.let_in(&freed, now);
             }
             Judged::Out => {
-                self.note(self.admission.hosts().out_text(origin, now).unwrap_or_default());
+                let text = self.admission.hosts().out_text(origin, now);
+                self.record(Kind::HostOut { host: origin.to_string() }, None, self.trace.broken(), text);
                 self.apply_exclusions(now);
             }
         }
@@ -83,7 +87,8 @@ impl Run {
 
     fn let_in(&mut self, hosts: &[Origin], now: Instant) {
         for origin in hosts {
-            self.note(format!("host {origin} is let in again (host_failures)"));
+            let text = format!("host {origin} is let in again (host_failures)");
+            self.record(Kind::HostLetIn { host: origin.to_string() }, None, None, text);
         }
         if !hosts.is_empty() {
             self.apply_exclusions(now);
@@ -121,7 +126,7 @@ impl Run {
     fn turn_out(&mut self, id: NodeId, session: SessionId, now: Instant) {
         let Some(origin) = self.roster.get(id).map(Node::origin) else { return };
         let Some(reason) = self.admission.hosts().refusal(&origin, &self.settings, now) else { return };
-        self.stand_down(id, "is sent away: its host is out for the job");
+        self.stand_down(id, "is sent away: its host is out for the job", Why::NodeWithdrew, None);
         self.remove(id);
         self.end(session, reason);
     }

@@ -11,7 +11,8 @@ use super::event::{Effect, Home, Reach, SessionId};
 use super::node::{Node, Status};
 use super::recovery::LARGEST_ROUND;
 use super::run::Run;
-use crate::rendezvous::protocol::capability::{ATTENDING, Capabilities, IN_PLACE, MEMBERS, RUNNING};
+use crate::events::record::{Kind, Why};
+use crate::rendezvous::protocol::capability::{ATTENDING, Capabilities, EVENTS, IN_PLACE, MEMBERS, RUNNING};
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, Placed};
 use crate::rendezvous::protocol::settings::Settings;
 
@@ -35,6 +36,10 @@ impl Run {
         }
         if self.roster.is_empty() {
             self.adopt(&hello.settings);
+        }
+        if self.trace.is_blank() {
+            let Settings { min_nodes, max_nodes, max_restarts, .. } = self.settings;
+            self.record(Kind::RunOpened { min_nodes, max_nodes, max_restarts }, None, None, None);
         }
         match self.roster.get(hello.node).map(|node| node.session) {
             Some(old) => {
@@ -65,7 +70,9 @@ impl Run {
             }
             node.attending = node.status == Status::Active && hello.capabilities.has(ATTENDING);
             if node.status == Status::Active && !self.recalls() {
-                self.interrupt(&format!("{} came back after it had been given up", node.label()));
+                let reason = format!("{} came back after it had been given up", node.label());
+                let back = self.record(Kind::NodeCameBack {}, Some(&node.name), None, None);
+                self.interrupt(&reason, Why::NodeCameBack, back);
             }
         }
         self.apply_terms(&mut node);
@@ -77,19 +84,19 @@ impl Run {
     fn readmit(&mut self, hello: &Hello, mut newer: Node) {
         self.apply_terms(&mut newer);
         if let Some(known) = self.roster.get(hello.node) {
-            let Node { placed, done, out, .. } = *known;
+            let Node { placed, done, out, took, .. } = *known;
             let status = known.status.clone();
             let attends = status == Status::Active && placed == hello.placed.map(|place| (place.round, place.rank));
             let attending = known.attending || (attends && hello.capabilities.has(ATTENDING));
             // It names them again, but a round may complete before.
             let interfaces = known.interfaces.clone();
-            let node = Node { status, placed, done, attending, out, interfaces, ..newer };
+            let node = Node { status, placed, done, attending, out, took, interfaces, ..newer };
             self.admission.reseat(hello.node, Some(known), &node);
             self.roster.insert(hello.node, node);
         }
         let runs = hello.placed.is_some_and(|placed| placed.active && placed.round == self.round());
         if !hello.joining && !runs {
-            self.stand_down(hello.node, "gave up its place");
+            self.stand_down(hello.node, "gave up its place", Why::NodeWithdrew, None);
         }
     }
 
@@ -101,6 +108,7 @@ impl Run {
         let new = hello.placed.is_none() && !hello.joining && hello.capabilities.has(IN_PLACE);
         let running = self.running().filter(|_| new);
         let capabilities = Capabilities::default().with(RUNNING, running.is_some()).with(MEMBERS, tells_members);
+        let capabilities = capabilities.with(EVENTS, true);
         self.send(session, CoordinatorMessage::Welcome { addr, hosted: self.is_host(hello.node), capabilities });
         if let Some(running) = running {
             self.send(session, CoordinatorMessage::Running(running));
@@ -201,7 +209,7 @@ impl Run {
             hello.name, self.id
         );
         let ids = self.roster.ids();
-        self.note(format!("{} node(s) rejected: {reason}", ids.len()));
+        self.record(Kind::NodeRefused {}, None, None, format!("{} node(s) rejected: {reason}", ids.len()));
         for id in ids {
             if let Some(session) = self.session(id) {
                 self.end(session, reason.clone());
@@ -217,8 +225,11 @@ impl Run {
         let Some(older) = self.admission.holder(id, newer) else { return };
         let Some(node) = self.roster.get(older).filter(|node| node.process != newer.process) else { return };
         let (label, session) = (node.label(), node.session);
-        self.note(format!("{label} is replaced: {} registered from the same address", newer.label()));
-        self.stand_down(older, &format!("was replaced by {}, which registered from the same address", newer.name));
+        let by = newer.name.clone();
+        let text = format!("is replaced: {} registered from the same address", newer.label());
+        let replaced = self.record_of(older, Kind::NodeReplaced { by }, None, text);
+        let what = format!("was replaced by {}, which registered from the same address", newer.name);
+        self.stand_down(older, &what, Why::NodeReplaced, Some(replaced));
         self.remove(older);
         self.admission.replace(older);
         if let Some(session) = session {
@@ -279,7 +290,8 @@ impl Run {
         let waiting = self.roster.of(self.roster.waiting());
         let gone: Vec<_> = waiting.filter(|(_, node)| disagrees(node)).map(|(id, _)| id).collect();
         for id in gone {
-            self.stand_down(id, "asks for other settings than the connected nodes, and its connection has ended");
+            let what = "asks for other settings than the connected nodes, and its connection has ended";
+            self.stand_down(id, what, Why::NodeWithdrew, None);
             self.remove(id);
         }
         let lease = settings.lease();
@@ -305,14 +317,15 @@ impl Run {
     /// Adopt the world that a node claims, and wait one lease for its other members to report. This coordinator was restarted.
     fn recall(&mut self, placed: Placed, workers: Option<u32>, node: &Node, now: Instant) {
         let lease = self.settings.lease();
-        self.note(format!(
+        let text = format!(
             "{} was placed in round {} of {} nodes, which this coordinator does not know: it was restarted, and waits \
              {:.1} s for the other members",
             node.label(),
             placed.round,
             placed.world_size,
             lease.as_secs_f64()
-        ));
+        );
+        self.record(Kind::CoordinatorRestarted { reported: placed.round.0 }, Some(&node.name), None, text);
         let until = now + lease;
         let over = self.roster.adopt_round(placed.round);
         self.recovery.add_world(placed.world);

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use super::event::{Effect, Home, SessionId};
 use super::run::Run;
+use crate::events::record::{Kind, Number, Why};
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, HostSeat, NodeId, Placed, Verdict};
 
 impl Run {
@@ -52,20 +53,21 @@ impl Run {
         session: SessionId,
         reason: &str,
         signal: Option<i32>,
+        left: Number,
         now: Instant,
     ) {
         self.emit(Effect::End { session });
         let label = self.roster.label(id);
         // Members that stop their workers together for this know it already.
         let must_re_form = self.waiting_for_members() > 0 && self.in_place.check().is_none();
-        self.depart(id, &format!("left: {reason}"), now);
+        self.depart(id, &format!("left: {reason}"), Why::NodeLeft, left, now);
         let interrupts = must_re_form || self.current.interrupted().is_some();
         self.remove(id);
         self.host = None;
         self.close_if_all_done();
         if self.current.closed().is_none() && signal.is_some_and(is_from_keyboard) {
             let cause = format!("{reason}, and its process hosted the coordinator");
-            self.close(Verdict::Stopped { by: label.clone(), cause });
+            self.close(Verdict::Stopped { by: label.clone(), cause }, Some(left));
             self.end_all(None);
         }
         let why = format!("its host {label} left: {reason}");
@@ -79,7 +81,8 @@ impl Run {
             return;
         }
         self.end_all(Some(CoordinatorMessage::Leaving { why: why.to_owned(), interrupts }));
-        self.note(format!("this coordinator ends, and no world can form without it: {why}"));
+        let text = format!("this coordinator ends, and no world can form without it: {why}");
+        self.record(Kind::CoordinatorEnds {}, None, None, text);
         // Nodes with a broken connection are left: they will find no coordinator.
         self.roster.ids().into_iter().for_each(|id| self.remove(id));
     }

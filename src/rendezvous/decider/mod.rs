@@ -10,6 +10,7 @@
 //! | `in_place` | a change of the world that its workers live through |
 //! | `admission` | which agent holds which place |
 //! | [`hosts`] | how often each host's nodes have left or failed first, and which hosts are kept out |
+//! | `trace` | the events that were recorded, as far as later ones name them as causes |
 //! | `deadlines` | when to decide again if no event comes |
 //!
 //! The steps of a decision are methods of [`Run`](run::Run), grouped by what triggers them:
@@ -26,7 +27,7 @@
 //! | `closing`, `size`, [`ranks`], `resume` | a round closes: when, with which nodes and how many workers, with which ranks, and whose workers live on |
 //! | `members` | a member is told its place, and the one that serves the workers' store also from where the others connect |
 //! | `durable` | conversion between a run and its state in a shared cell |
-//! | `facts` | what others ask about a run |
+//! | `facts`, `snapshot` | what others ask about a run; its state for observers |
 //! | [`standing`], `progress` | the current decision, and its reason in words |
 
 pub(in crate::rendezvous) mod admission;
@@ -52,4 +53,6 @@ pub(in crate::rendezvous) mod roster;
 pub(in crate::rendezvous) mod round;
 pub mod run;
 mod size;
+pub mod snapshot;
 pub mod standing;
+mod trace;

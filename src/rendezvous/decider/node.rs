@@ -94,6 +94,8 @@ pub(in crate::rendezvous) struct Node {
     pub done: bool,
     /// Its workers of the current round are all connected to their agent, so that it can change in place.
     pub attending: bool,
+    /// How often it has told how long its part of the last recovery has taken.
+    pub took: u8,
 }
 
 impl Node {
@@ -127,6 +129,7 @@ impl Node {
             placed: None,
             done: false,
             attending: false,
+            took: 0,
         }
     }
 

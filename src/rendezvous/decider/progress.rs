@@ -40,15 +40,15 @@ impl Run {
         let waiting = self.roster.waiting().len();
         match self.standing {
             // The event that led to each of these was logged already.
-            Standing::Vacant | Standing::Closed | Standing::Recalling | Standing::Undisturbed => None,
+            Standing::Vacant | Standing::Closed | Standing::Recalling | Standing::Undisturbed | Standing::Reforming => {
+                None
+            }
             Standing::Changing if self.in_place.is_changing() => None,
             Standing::Changing => Some(format!(
                 "round {} runs on until the last call of those that want to join ends (last_call_timeout): {}",
                 self.round(),
                 self.who_waits()
             )),
-            Standing::Reforming if self.current.interrupted().is_some() => None,
-            Standing::Reforming => Some(format!("members of round {} must stop: {}", self.round(), self.why())),
             Standing::Gathering => Some(format!(
                 "round {} has {}{}",
                 self.next_round(),

@@ -5,8 +5,12 @@ use std::time::Instant;
 use super::event::SessionId;
 use super::node::{Node, Status};
 use super::run::Run;
+use crate::events::record::{Exit, Kind, Number, Phase, Why};
 use crate::rendezvous::protocol::bounds::tidy_failure;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Failure, Join, NodeId, Round, Verdict};
+
+/// How often a node may tell how long its parts of a round have taken.
+const TOOK: u8 = 2;
 
 impl Run {
     /// A node asks for a place. `check`: the check of a change in place at which its workers have stopped, if they have.
@@ -36,7 +40,8 @@ impl Run {
         }
         self.bind(id, &asked, now);
         let Some(node) = self.roster.get(id) else { return };
-        let label = node.label();
+        let (name, label, address) = (node.name.clone(), node.label(), node.addr());
+        let workers = join.workers.as_ref().map(|workers| workers.local_world_size);
         if self.bounds().is_some() && join.workers.is_none() {
             let reason = format!(
                 "run `{}` counts workers (min_workers, max_workers), and the agent of {label} does not tell how many it has: it is \
@@ -61,7 +66,8 @@ impl Run {
                 // A member that was told to re-form is not the cause.
                 let told = self.current.told();
                 let reason = if told { self.why() } else { format!("{label} restarts its workers") };
-                self.interrupt(&reason);
+                let asks = self.record(Kind::NodeCameBack {}, Some(&name), self.trace.broken(), None);
+                self.interrupt(&reason, Why::NodeCameBack, asks);
             }
             (Status::Waiting { arrival: first, .. }, _) => arrival = Some(*first),
             (Status::Idle, _) => {}
@@ -77,7 +83,9 @@ impl Run {
         }
         if arrival.is_none() {
             let verb = if new { "joined" } else { "is back" };
-            self.note(format!("{label} {verb} ({})", self.known_text()));
+            let cause = self.trace.broken().filter(|_| !new);
+            let text = format!("{label} {verb} ({})", self.known_text());
+            self.record(Kind::NodeJoined { address, workers, new }, Some(&name), cause, text);
         }
     }
 
@@ -89,8 +97,10 @@ impl Run {
             return self.stale(node.label(), session, round);
         }
         let failure = tidy_failure(failure, node.label());
+        let name = node.name.clone();
         if self.current.interrupted().is_some() || self.current.told() {
-            self.note(format!("{failure}; not counted, a consequence of this: {}", self.why()));
+            let text = format!("{failure}; not counted, a consequence of this: {}", self.why());
+            self.record(exited(&failure, false, false), Some(&name), self.trace.broken(), text);
             return self.send(session, self.status());
         }
         let unreachable = self.roster.of(self.roster.active()).find(|(_, node)| node.session.is_none());
@@ -98,11 +108,14 @@ impl Run {
             // Workers notice that a peer's connection is gone before the reconnect grace of the peer's agent is over.
             self.admission.hosts_mut().await_loss(Some(gone_id));
             let reason = format!("{failure}; not counted, since the connection of {gone} has ended");
-            return self.interrupt_by(&reason, Failure { counts: false, ..failure });
+            let exit = self.record(exited(&failure, true, false), Some(&name), None, None);
+            return self.interrupt_by(&reason, exit, Failure { counts: false, ..failure });
         }
+        let exit = self.record(exited(&failure, true, failure.counts), Some(&name), None, None);
+        let Some(node) = self.roster.get(id) else { return };
         let (origin, rank) = (node.origin(), failure.global_rank);
         if !failure.counts {
-            self.interrupt_by(&failure.to_string(), failure);
+            self.interrupt_by(&failure.to_string(), exit, failure);
             return self.strike(&origin, Some(rank), now);
         }
         match self.settings.max_restarts {
@@ -113,7 +126,8 @@ impl Run {
                     format!("no restarts left: all {limit} restarts are used up")
                 };
                 let cause = format!("{failure}; {restarts} (max_restarts)");
-                self.close(Verdict::Failed { by: failure.node.clone(), cause, failure: Some(Box::new(failure)) });
+                let by = failure.node.clone();
+                self.close(Verdict::Failed { by, cause, failure: Some(Box::new(failure)) }, Some(exit));
             }
             limit => {
                 let number = self.current.count_restart();
@@ -122,7 +136,7 @@ impl Run {
                     format!(" of {limit}; {}/{limit} attempts left", limit - number + 1)
                 });
                 let reason = format!("{failure}; restart {number}{of}; will restart worker group");
-                self.interrupt_by(&reason, failure);
+                self.interrupt_by(&reason, exit, failure);
                 self.strike(&origin, Some(rank), now);
             }
         }
@@ -138,9 +152,20 @@ impl Run {
             self.roster.set_done(id);
             let (done, all) = (self.roster.counts().done, self.roster.active().len());
             if done == 1 || done == all {
-                self.note(format!("{done} of {all} live nodes of round {round} have finished"));
+                let text = format!("{done} of {all} live nodes of round {round} have finished");
+                self.record(Kind::WorkersFinished { done, of: all }, None, self.trace.completed(), text);
             }
         }
+    }
+
+    /// Record how long a node's parts of the last recovery have taken. Rank 0's node tells twice: when its workers were started, and when
+    /// all workers are there.
+    pub(super) fn on_took(&mut self, id: NodeId, round: Round, phase: Phase) {
+        let told = |node: &Node| self.is_current(node, round) && node.took < TOOK;
+        let Some(node) = self.roster.get(id).filter(|node| told(node)) else { return };
+        let name = node.name.clone();
+        self.roster.count_took(id);
+        self.record(Kind::Phase(phase), Some(&name), self.trace.completed(), None);
     }
 
     /// Answer a report about a round that is over for the node.
@@ -159,8 +184,8 @@ impl Run {
     }
 
     /// The current world must re-form because of a failure.
-    fn interrupt_by(&mut self, reason: &str, failure: Failure) {
-        self.interrupt(reason);
+    fn interrupt_by(&mut self, reason: &str, exit: Number, failure: Failure) {
+        self.interrupt(reason, Why::WorkerFailed, exit);
         self.current.blame(failure);
     }
 
@@ -176,4 +201,19 @@ impl Run {
     pub(in crate::rendezvous) fn over(&self, reason: String) -> CoordinatorMessage {
         CoordinatorMessage::Status { waiting: 1, reason, restart: self.restart(), failure: None }
     }
+}
+
+/// What is recorded of a failure. `first`: others of its round are its consequences.
+fn exited(failure: &Failure, first: bool, counts: bool) -> Kind {
+    Kind::WorkerExited(Box::new(Exit {
+        rank: failure.global_rank,
+        local_rank: failure.local_rank,
+        role: failure.role.clone(),
+        pid: failure.pid,
+        exit: failure.exit.clone(),
+        returncode: failure.returncode,
+        message: failure.message.lines().next().unwrap_or_default().to_owned(),
+        first,
+        counts,
+    }))
 }

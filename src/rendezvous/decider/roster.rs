@@ -193,6 +193,13 @@ impl Roster {
         self.update(id, |node| node.map(|node| Node { attending: true, ..node }));
     }
 
+    /// Count that a node has told how long its part of the last recovery has taken.
+    pub fn count_took(&mut self, id: NodeId) {
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.took = node.took.saturating_add(1);
+        }
+    }
+
     /// Record the addresses of a node's interfaces.
     pub fn set_interfaces(&mut self, id: NodeId, interfaces: Vec<IpAddr>) {
         if let Some(node) = self.nodes.get_mut(&id) {
@@ -237,7 +244,7 @@ impl Roster {
         for (rank, id) in (0..).zip(members) {
             if let Some(node) = self.nodes.get_mut(id) {
                 (node.status, node.placed) = (Status::Active, Some((round, rank)));
-                (node.done, node.attending) = (false, false);
+                (node.done, node.attending, node.took) = (false, false, 0);
             }
         }
         self.recount();

@@ -29,6 +29,8 @@ use super::recovery::Recovery;
 use super::roster::Roster;
 use super::round::{Current, Pace};
 use super::standing::Standing;
+use super::trace::Trace;
+use crate::events::record::{Ending, Kind, Loss, Number, Why};
 use crate::rendezvous::protocol::bounds::tidy_verdict;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeId, NodeMessage, Round, Verdict};
 use crate::rendezvous::protocol::settings::{LAST_LOOK, Settings};
@@ -50,6 +52,7 @@ pub struct Run {
     pub(super) host: Option<(NodeId, Home)>,
     /// The last decision that was logged.
     pub(super) standing: Standing,
+    pub(super) trace: Trace,
     effects: Vec<Effect>,
 }
 
@@ -68,6 +71,7 @@ impl Run {
             deadlines: Deadlines::default(),
             host: None,
             standing: Standing::default(),
+            trace: Trace::default(),
             effects: Vec::new(),
         }
     }
@@ -111,7 +115,7 @@ impl Run {
                 self.lose_no_later(node);
             }
             Event::LeasesEnded { nodes } => {
-                nodes.into_iter().for_each(|node| self.lose(node, "is lost: its lease ended", now));
+                nodes.into_iter().for_each(|node| self.lose(node, Loss::Lease, "is lost: its lease ended", now));
             }
             Event::Tick => self.expire(now),
             Event::Stalled { late } => {
@@ -119,9 +123,10 @@ impl Run {
                 self.deadlines.set(Deadline::LoseNode, self.roster.next_lost_at());
                 let change = self.deadlines.get(Deadline::Change).map(|at| at.max(now));
                 self.deadlines.set(Deadline::Change, self.in_place.extend(now).or(change));
-                self.note(format!(
-                    "this coordinator was stalled: its timer is {late:.1?} late, every lease is renewed"
-                ));
+                let late_ms = u64::try_from(late.as_millis()).unwrap_or(u64::MAX);
+                let text =
+                    format!("this coordinator was stalled: its timer is {late:.1?} late, every lease is renewed");
+                self.record(Kind::CoordinatorStoodStill { late_ms }, None, None, text);
                 return false;
             }
             Event::GiveUp { why } => {
@@ -144,6 +149,14 @@ impl Run {
                 self.end(session, "a second Hello on one session".to_owned());
                 return false;
             }
+            NodeMessage::Took { round, phase } => {
+                self.on_took(id, round, phase);
+                return false;
+            }
+            NodeMessage::Observe(_) => {
+                self.end(session, "a node's session is no observer's".to_owned());
+                return false;
+            }
             NodeMessage::Heartbeat => {
                 let waits = self.roster.get(id).and_then(|node| self.waits(node, now));
                 self.send(session, CoordinatorMessage::Heartbeat { waits });
@@ -158,23 +171,21 @@ impl Run {
                 let progress = self.progress(now);
                 self.send(session, CoordinatorMessage::Withdrawn { progress });
                 let placed = self.roster.get(id).is_some_and(|node| node.status == Status::Active);
-                self.stand_down(
-                    id,
-                    if placed { "gave up waiting just as the round completed" } else { "gave up waiting" },
-                );
+                let what = if placed { "gave up waiting just as the round completed" } else { "gave up waiting" };
+                self.stand_down(id, what, Why::NodeWithdrew, None);
             }
             NodeMessage::Leave { reason, signal } => {
                 let reason = tidy(&reason);
-                self.note(format!("{} left: {reason}", self.roster.label(id)));
+                let left = self.record_of(id, Kind::NodeLeft { signal }, None, format!("left: {reason}"));
                 if self.is_host(id) {
-                    self.on_host_left(id, session, &reason, signal, now);
+                    self.on_host_left(id, session, &reason, signal, left, now);
                     return false;
                 }
-                self.depart(id, &format!("left: {reason}"), now);
+                self.depart(id, &format!("left: {reason}"), Why::NodeLeft, left, now);
                 self.remove(id);
                 self.effects.push(Effect::End { session });
             }
-            NodeMessage::Close(verdict) => self.close(tidy_verdict(&verdict)),
+            NodeMessage::Close(verdict) => self.close(tidy_verdict(&verdict), None),
             NodeMessage::Failed { round, failure } => self.on_failed(id, session, round, &failure, now),
             NodeMessage::Done { round } => self.on_done(id, session, round),
             NodeMessage::Attending { round } => self.on_attending(id, round),
@@ -194,17 +205,21 @@ impl Run {
         true
     }
 
-    /// Make a waiting or running node idle. A running node interrupts the world, unless it or the whole job has finished.
-    pub(super) fn stand_down(&mut self, id: NodeId, what: &str) {
+    /// Make a waiting or running node idle. A running node interrupts the world, unless it or the whole job has finished. `cause`: the
+    /// event that says so, if one does.
+    pub(super) fn stand_down(&mut self, id: NodeId, what: &str, why: Why, cause: Option<Number>) {
         let Some(node) = self.roster.get(id) else { return };
+        let (waits, name) = (node.waits(), node.name.clone());
         let reason = (node.status == Status::Active && !node.done).then(|| format!("{} {what}", node.label()));
-        if node.waits() {
-            self.note(format!("{} no longer waits: it {what}", node.label()));
+        if waits {
+            let text = format!("{} no longer waits: it {what}", node.label());
+            self.record(Kind::NodeWithdrew {}, Some(&name), cause, text);
         }
         self.roster.set_status(id, Status::Idle);
         self.in_place.forget(id);
         if let Some(reason) = reason.filter(|_| !self.is_all_done()) {
-            self.interrupt(&reason);
+            let cause = cause.unwrap_or_else(|| self.record(Kind::NodeWithdrew {}, Some(&name), None, None));
+            self.interrupt(&reason, why, cause);
         }
         let newcomers_left = self.roster.waiting().len() > self.roster.counts().returning;
         if !newcomers_left {
@@ -213,9 +228,9 @@ impl Run {
     }
 
     /// Handle a node's departure. If it ran workers, the departure counts against its host (`rejoin_limit`).
-    pub(super) fn depart(&mut self, id: NodeId, what: &str, now: Instant) {
+    pub(super) fn depart(&mut self, id: NodeId, what: &str, why: Why, cause: Number, now: Instant) {
         self.count_departure(id, now);
-        self.stand_down(id, what);
+        self.stand_down(id, what, why, Some(cause));
     }
 
     /// Forget a node and free its place.
@@ -226,12 +241,16 @@ impl Run {
     }
 
     /// Log that a node is lost, and remove it.
-    fn lose(&mut self, id: NodeId, what: &str, now: Instant) {
+    fn lose(&mut self, id: NodeId, how: Loss, what: &str, now: Instant) {
         let Some(node) = self.roster.get(id) else { return };
         let origin = node.origin();
-        self.note(format!("{} {what}", node.label()));
+        let silent_ms = match how {
+            Loss::Lease => None,
+            Loss::Connection | Loss::Silence => u64::try_from((now - node.heard_at).as_millis()).ok(),
+        };
+        let lost = self.record_of(id, Kind::NodeLost { how, silent_ms }, None, what.to_owned());
         let first = self.is_first_failure(id);
-        self.depart(id, what, now);
+        self.depart(id, what, Why::NodeLost, lost, now);
         if first {
             self.strike(&origin, None, now);
         }
@@ -246,11 +265,15 @@ impl Run {
         for id in self.roster.lost(now) {
             let Some(node) = self.roster.get(id) else { continue };
             let session = node.session;
-            let what = match session {
-                None => format!("is lost: its connection ended {:.1} s ago", (now - node.heard_at).as_secs_f64()),
-                Some(_) => format!("is lost: silent for {:.1} s", (node.lease + LAST_LOOK).as_secs_f64()),
+            let ago = (now - node.heard_at).as_secs_f64();
+            let (how, what) = match session {
+                None => (Loss::Connection, format!("is lost: its connection ended {ago:.1} s ago")),
+                Some(_) => {
+                    let silent = (node.lease + LAST_LOOK).as_secs_f64();
+                    (Loss::Silence, format!("is lost: silent for {silent:.1} s"))
+                }
             };
-            self.lose(id, &what, now);
+            self.lose(id, how, &what, now);
             self.effects.extend(session.map(|session| Effect::End { session }));
         }
         self.deadlines.set(Deadline::LoseNode, self.roster.next_lost_at());
@@ -261,20 +284,28 @@ impl Run {
         self.deadlines.no_later(Deadline::LoseNode, self.roster.get(id).map(Node::lost_at));
     }
 
-    /// Mark that the current world must re-form. The first reason is kept.
-    pub(super) fn interrupt(&mut self, reason: &str) {
+    /// Mark that the current world must re-form, because of an event. The first reason is kept.
+    pub(super) fn interrupt(&mut self, reason: &str, why: Why, cause: Number) {
         if self.current.interrupt(reason) {
             self.in_place.break_off();
-            self.note(format!("round {} is interrupted: {reason}", self.round()));
+            // A change in place that is broken off is a cause, too.
+            let causes = [Some(cause), self.trace.broken()].into_iter().flatten();
+            let text = format!("round {} is interrupted: {reason}", self.round());
+            self.record(Kind::RoundBroken { why }, None, causes, text);
         }
     }
 
-    /// Close the rendezvous, and tell every connected node. No node is admitted afterwards.
-    pub(super) fn close(&mut self, verdict: Verdict) {
+    /// Close the rendezvous, and tell every connected node. No node is admitted afterwards. `cause`: the event for which it is closed.
+    pub(super) fn close(&mut self, verdict: Verdict, cause: Option<Number>) {
         if self.current.closed().is_some() {
             return;
         }
-        self.note(verdict.to_string());
+        let how = match &verdict {
+            Verdict::Succeeded { .. } | Verdict::AllDone { .. } => Ending::Succeeded,
+            Verdict::Failed { .. } => Ending::Failed,
+            Verdict::Stopped { .. } => Ending::Stopped,
+        };
+        self.record(Kind::RunClosed { verdict: how }, None, cause, verdict.to_string());
         let told = |(_, node): (_, &Node)| Some((node.session?, self.is_spare(node)));
         let told: Vec<_> = self.roster.iter().filter_map(told).collect();
         for (session, spare) in told {
@@ -300,11 +331,6 @@ impl Run {
 
     pub(super) fn emit(&mut self, effect: Effect) {
         self.effects.push(effect);
-    }
-
-    /// Add a line to the operator's log.
-    pub(super) fn note(&mut self, text: String) {
-        self.effects.push(Effect::Note(text));
     }
 
     /// The number of the next round.

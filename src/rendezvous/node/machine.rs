@@ -11,7 +11,7 @@ use super::pending::{Joining, Link, Report, back_off};
 use crate::rendezvous::protocol::bounds::tidy_message;
 use crate::rendezvous::protocol::capability::Capabilities;
 use crate::rendezvous::protocol::message::{
-    CoordinatorMessage, Hello, NodeMessage, Placement, Running, Survivor, Verdict,
+    CoordinatorMessage, Hello, NodeMessage, Placement, Round, Running, Survivor, Verdict,
 };
 
 mod in_place;
@@ -54,6 +54,8 @@ pub struct NodeMachine {
     running: Option<Running>,
     /// From where the members of the next round connect, as far as it has been told.
     members: Members,
+    /// The round whose workers were started last, and when.
+    started: Option<(Round, Instant)>,
     /// This node's part in changes in place.
     part: Part,
     /// The surviving workers of the next join.
@@ -111,6 +113,7 @@ impl NodeMachine {
             left: false,
             capabilities: Capabilities::none(),
             running: None,
+            started: None,
             members: Members::default(),
             part: Part::default(),
             brings: None,
@@ -213,6 +216,7 @@ impl NodeMachine {
             CoordinatorMessage::RaiseAt { round, check } => self.on_raise_at(round, check),
             CoordinatorMessage::Running(running) => self.running = Some(running),
             CoordinatorMessage::Members { round, addresses, more } => self.on_members(round, addresses, more),
+            CoordinatorMessage::Observed(_) => {} // no node asks for it
             CoordinatorMessage::Withdrawn { progress } => {
                 self.withdrawing = false;
                 if let Some(joining) = self.joining.as_ref().filter(|joining| joining.withdrawn_at.is_some()) {

@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use super::line::{Endpoint, drive};
 use super::machine::{JoinError, NodeMachine, View};
 use super::seat::{Seat, Shared};
+use crate::events::record::Phase;
 use crate::rendezvous::protocol::message::{Failure, Hello, JoinWorkers, Placement, Round, Running, Survivor, Verdict};
 use crate::secure::Protection;
 
@@ -165,6 +166,16 @@ impl Session {
     /// An empty list: they can, and none lives. The placement's `resume` is the answer.
     pub fn bring(&self, survivors: Option<Vec<Survivor>>) {
         self.ask(|machine| machine.bring(survivors));
+    }
+
+    /// How long the parts of the recovery have taken that ended with `round`'s workers. Told once, to a coordinator that keeps events.
+    pub fn took(&self, round: Round, phase: Phase) {
+        self.ask(|machine| machine.took(round, phase, Instant::now()));
+    }
+
+    /// As many workers of `round` as its world has are connected to their store, which this node serves.
+    pub fn imported(&self, round: Round) {
+        self.ask(|machine| machine.imported(round, Instant::now()));
     }
 
     /// All living workers of `round` are connected to their agent: the node can change in place.

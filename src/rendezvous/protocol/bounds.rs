@@ -128,7 +128,8 @@ pub(in crate::rendezvous) fn tidy_message(message: CoordinatorMessage) -> Coordi
         CoordinatorMessage::Stale { .. }
         | CoordinatorMessage::Terms { .. }
         | CoordinatorMessage::RaiseAt { .. }
-        | CoordinatorMessage::Members { .. } => message,
+        | CoordinatorMessage::Members { .. }
+        | CoordinatorMessage::Observed(_) => message,
     }
 }
 

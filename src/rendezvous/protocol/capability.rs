@@ -34,6 +34,11 @@ pub const RUNNING: &str = "running";
 /// [`CoordinatorMessage::Members`]: super::message::CoordinatorMessage::Members
 pub const MEMBERS: &str = "members";
 
+/// Named by a coordinator that keeps events: [`NodeMessage::Took`].
+///
+/// [`NodeMessage::Took`]: super::message::NodeMessage::Took
+pub const EVENTS: &str = "events";
+
 /// The capabilities of this release that a peer has without asking for anything.
 const OURS: [&str; 1] = [IN_PLACE];
 

@@ -16,6 +16,7 @@ pub use super::place::{
 };
 use super::rules::Asks;
 use super::settings::Settings;
+use crate::events::record::Phase;
 
 /// First bytes of a session's connection. `E` is no query code of c10d, so one look tells the two protocols apart.
 pub const MAGIC: &[u8] = b"ELRZ";
@@ -136,6 +137,45 @@ pub enum NodeMessage {
         /// At most [`INTERFACES_LIMIT`] count.
         addresses: Vec<IpAddr>,
     },
+    // Sent only to a coordinator with the capability `EVENTS`.
+    /// How long the parts of the recovery have taken that ended with this round's workers, on this node.
+    Took {
+        /// The round.
+        round: Round,
+        /// The parts.
+        phase: Phase,
+    },
+    // Sent only by an observer, whose connection carries nothing else. Older coordinators refuse it.
+    /// Asks for a run's events and state. Each is answered by one [`CoordinatorMessage::Observed`], in order.
+    Observe(Observe),
+}
+
+/// What an observer asks for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Observe {
+    /// The run's id. `None`: the only run of this coordinator.
+    pub run_id: Option<String>,
+    /// The events after this one.
+    pub after: u64,
+    /// If there is none yet: wait for it.
+    pub waits: bool,
+    /// The run's state as well.
+    pub state: bool,
+}
+
+/// A part of a run's events.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Observed {
+    /// The run's id.
+    pub run_id: String,
+    /// Its state, as JSON, if it was asked for.
+    pub state: Option<String>,
+    /// Events as lines of JSON, the oldest first.
+    pub lines: Vec<String>,
+    /// Number of the last of them. As in the question, if there are none.
+    pub last: u64,
+    /// There are more events, which can be asked for at once.
+    pub more: bool,
 }
 
 /// Most interfaces that a node may name.
@@ -327,6 +367,9 @@ pub enum CoordinatorMessage {
         /// Whether another part follows.
         more: bool,
     },
+    // Sent only to an observer.
+    /// Answer to [`NodeMessage::Observe`].
+    Observed(Observed),
 }
 
 /// Most addresses in one [`CoordinatorMessage::Members`]. As many fit into a frame.

@@ -210,7 +210,9 @@ impl Simulation {
                 Command::Send { session, .. } | Command::End { session } => {
                     coordinator.host_of(*session).is_some_and(|host| strangers.run_of(host) == run)
                 }
-                Command::Note { run_id: of, .. } | Command::Exclusions { run_id: of, .. } => *of == run_id(run),
+                Command::Record { run_id: of, .. }
+                | Command::Forget { run_id: of, .. }
+                | Command::Exclusions { run_id: of, .. } => *of == run_id(run),
             };
             let ledger = &mut self.ledgers[run];
             for command in commands.iter().filter(concerns) {
@@ -220,7 +222,9 @@ impl Simulation {
                         place.zip(addr).map_or(Ok(()), |(place, addr)| ledger.check_host(place, addr, now))?;
                     }
                     Command::Exclusions { hosts, .. } => ledger.on_exclusions(hosts),
-                    Command::End { .. } | Command::Note { .. } => {}
+                    Command::Record { record, .. } => ledger.chronicle.check(record, life)?,
+                    Command::Forget { .. } => ledger.chronicle.forget(),
+                    Command::End { .. } => {}
                 }
             }
             let rounds = ledger.rounds;
@@ -252,7 +256,8 @@ impl Simulation {
                     let now = self.instant();
                     self.coordinator.machine.on_disconnected(session, now);
                 }
-                Command::Note { text, .. } => self.engine.remark(|| format!("coordinator: {text}")),
+                Command::Record { record, .. } => self.engine.remark(|| format!("coordinator: {record:?}")),
+                Command::Forget { run_id, .. } => self.engine.remark(|| format!("forgotten: {run_id}")),
                 Command::Exclusions { hosts, .. } => self.engine.remark(|| format!("kept out: {hosts:?}")),
             }
         }

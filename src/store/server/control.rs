@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use mio::Waker;
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
 use super::stats::Counters;
 use super::{Members, Stats};
@@ -67,6 +68,11 @@ impl Controller {
     /// Accepts connections from these members, or from everywhere.
     pub fn open_to(&self, members: Option<Members>) {
         self.send(Command::OpenTo(members));
+    }
+
+    /// The number of c10d clients since the start, to wait for some number of them. It ends with the server.
+    pub fn clients(&self) -> watch::Receiver<u64> {
+        self.counters.clients.subscribe()
     }
 
     /// The server's counters.

@@ -83,6 +83,7 @@ impl Hub {
     /// A connection has turned out to be a c10d client's.
     pub(super) fn on_opened(&mut self) {
         self.open_count += 1;
+        self.counters.clients.send_modify(|count| *count += 1);
         self.counters.connections_open.store(self.open_count as u64, Relaxed);
     }
 

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use tokio::sync::watch;
+
 /// Why the server closed a connection that its client had not closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
@@ -117,6 +119,8 @@ pub(super) struct Counters {
     pub keys: AtomicU64,
     pub stored_bytes: AtomicU64,
     pub waiting: AtomicU64,
+    /// c10d clients since the start, for those who wait for some number of them.
+    pub clients: watch::Sender<u64>,
     rejected: [AtomicU64; Cause::ALL.len()],
 }
 

@@ -1,8 +1,12 @@
 //! What a node says on its own: how its workers ended, that the job is over, and that it leaves. Part of [`super`].
 
+use std::time::Instant;
+
 use super::{JoinError, LEFT, NodeCommand, NodeMachine};
+use crate::events::record::Phase;
 use crate::rendezvous::node::pending::{Link, Report};
 use crate::rendezvous::protocol::bounds::{tidy_failure, tidy_verdict};
+use crate::rendezvous::protocol::capability::EVENTS;
 use crate::rendezvous::protocol::message::{Failure, NodeMessage, Round, Verdict};
 use crate::rendezvous::protocol::text::tidy;
 
@@ -12,6 +16,26 @@ impl NodeMachine {
     pub fn report_failure(&mut self, round: Round, failure: Failure) {
         let failure = Box::new(tidy_failure(&failure, String::new()));
         self.tell(Report::Failed { round, failure });
+    }
+
+    /// Tell how long the parts of the recovery have taken that ended with `round`'s workers, if the coordinator keeps events and is
+    /// connected. It is not told again: nothing depends on it.
+    pub fn took(&mut self, round: Round, phase: Phase, now: Instant) {
+        self.started = Some((round, now));
+        self.tell_took(round, phase);
+    }
+
+    /// As many workers of `round` as its world has are connected to their store, which this node serves.
+    pub fn imported(&mut self, round: Round, now: Instant) {
+        let Some((_, since)) = self.started.filter(|(started, _)| *started == round) else { return };
+        let import_us = u64::try_from(now.saturating_duration_since(since).as_micros()).ok();
+        self.tell_took(round, Phase { import_us, ..Phase::default() });
+    }
+
+    fn tell_took(&mut self, round: Round, phase: Phase) {
+        if self.coordinator_has(EVENTS) {
+            self.commands.push(NodeCommand::Send(NodeMessage::Took { round, phase }));
+        }
     }
 
     /// Report that all workers of `round` have succeeded. The view's `all_done` is set once those of all live members have.

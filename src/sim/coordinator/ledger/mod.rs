@@ -7,6 +7,7 @@
 //! each node gets rising numbers.
 
 mod checks;
+mod chronicle;
 mod completion;
 mod in_place;
 
@@ -14,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 pub use checks::check_settled;
+pub use chronicle::Chronicle;
 
 use super::options::run_id;
 use crate::rendezvous::coordinator::machine::Machine;
@@ -92,6 +94,8 @@ pub struct Ledger {
     /// The check at which members of a round were told to stop, by this life.
     raised: BTreeMap<Round, u64>,
     closed: bool,
+    /// What was recorded.
+    pub chronicle: Chronicle,
     /// The hosts that are kept out, as the coordinator has told its driver.
     excluded: Vec<Exclusion>,
     /// How often a host was put out.
@@ -125,6 +129,7 @@ impl Ledger {
             counted: BTreeMap::new(),
             raised: BTreeMap::new(),
             closed: false,
+            chronicle: Chronicle::default(),
             excluded: Vec::new(),
             exclusions: 0,
             messages: (0, 0),
@@ -261,7 +266,9 @@ impl Ledger {
             | NodeMessage::Attending { .. }
             | NodeMessage::Groupless { .. }
             | NodeMessage::WillLeave { .. }
-            | NodeMessage::Parked { .. } => {}
+            | NodeMessage::Parked { .. }
+            | NodeMessage::Took { .. }
+            | NodeMessage::Observe(_) => {}
             NodeMessage::Interfaces { .. } => {
                 self.interfaces.insert(said.node);
             }

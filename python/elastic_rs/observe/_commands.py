@@ -1,0 +1,235 @@
+"""The commands ``status``, ``why``, ``events``, ``top`` and ``page`` of ``elastic-rs``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elastic_rs.observe import _source, _text
+from elastic_rs.observe._events import Event, parse
+from elastic_rs.observe._page import page
+from elastic_rs.observe._story import Story, tell
+from elastic_rs.observe._top import show
+from elastic_rs.observe._trace import chrome_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["add_parsers"]
+
+HEALTHY = 0
+NOT_HEALTHY = 1
+USAGE = 2
+UNREACHABLE = 3
+
+EPILOG = """\
+exit codes:
+  0    the job runs undisturbed, or has succeeded
+  1    it does not: it waits for nodes, re-forms, or has failed
+  2    the command line is not valid, or a file cannot be used
+  3    nobody answers at the endpoint, or it refuses
+"""
+
+
+class _UnreachableError(Exception):
+    """Nobody answers."""
+
+
+def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands to those of ``elastic-rs``."""
+    status = _parser(commands, "status", _status, "how a job is now, and what it has lost")
+    status.epilog = EPILOG
+    why = _parser(commands, "why", _why, "why a job's workers were last restarted, and what it cost")
+    why.add_argument("--recovery", type=int, metavar="N", help="number of the recovery, from 1 (default: the last one)")
+    events = _parser(commands, "events", _events, "what happened, event by event, each with its causes")
+    events.add_argument("--follow", action="store_true", help="go on with each event as it happens, until interrupted")
+    events.add_argument(
+        "--format",
+        choices=("lines", "json", "chrome-trace"),
+        default="lines",
+        help="chrome-trace is for https://ui.perfetto.dev; json is the same as --json (default: %(default)s)",
+    )
+    top = _parser(commands, "top", _top, "a job on the whole terminal, once a second")
+    top.epilog = "keys: q quit, p pause, s sort, w why, j and k scroll. Colours are off if NO_COLOR is set."
+    shown = _parser(commands, "page", _page, "a job as one HTML file: a timeline, and each recovery")
+    shown.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to write it (default: standard output)")
+
+
+def _parser(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    what: str,
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name,
+        help=what,
+        description=f"Show {what}. It changes nothing.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "endpoint",
+        nargs="?",
+        metavar="HOST[:PORT]",
+        help=f"the job's rendezvous endpoint; the port is {_source.DEFAULT_PORT} by default",
+    )
+    parser.add_argument(
+        "--events",
+        action="append",
+        type=Path,
+        metavar="FILE",
+        help="read events from this file instead, as `events --json` writes them; repeatable, `-` is standard input",
+    )
+    parser.add_argument("--run-id", metavar="ID", help="which job, if there are several or a token is used")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.set_defaults(run=lambda args: _guarded(run, args))
+    return parser
+
+
+def _guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    if (args.endpoint is None) == (args.events is None):
+        return _fail(USAGE, "give either an endpoint (HOST[:PORT]) or --events FILE")
+    try:
+        return run(args)
+    except _UnreachableError as error:
+        return _fail(UNREACHABLE, f"{args.endpoint}: {error}")
+    except (ValueError, OSError) as error:
+        return _fail(USAGE, str(error))
+    except KeyboardInterrupt:
+        return 130
+
+
+def _fail(code: int, text: str) -> int:
+    print(f"elastic-rs: error: {text}", file=sys.stderr)
+    return code
+
+
+def _live(args: argparse.Namespace) -> _source.Live:
+    host, port = _source.endpoint(args.endpoint)
+    try:
+        return _source.Live(host, port, args.run_id)
+    except ConnectionError as error:
+        raise _UnreachableError(error) from None
+
+
+def _read(args: argparse.Namespace) -> tuple[list[Event], dict[str, Any] | None]:
+    if args.events is not None:
+        return _source.from_files(args.events, args.run_id), None
+    try:
+        return _live(args).read(state=True)
+    except ConnectionError as error:
+        raise _UnreachableError(error) from None
+
+
+def _story(args: argparse.Namespace) -> tuple[Story, dict[str, Any] | None]:
+    events, state = _read(args)
+    return tell(events, None if state is None else state["mono_us"]), state
+
+
+def _status(args: argparse.Namespace) -> int:
+    story, state = _story(args)
+    if args.json:
+        print(json.dumps({"state": state, **_facts(story)}))
+    else:
+        print("\n".join(_text.status(story, state)))
+    return HEALTHY if _is_healthy(story, state) else NOT_HEALTHY
+
+
+def _why(args: argparse.Namespace) -> int:
+    story, _ = _story(args)
+    count = len(story.recoveries)
+    if args.recovery is not None and not 1 <= args.recovery <= count:
+        return _fail(USAGE, f"--recovery is `{args.recovery}`, and there {'is' if count == 1 else 'are'} {count}")
+    if args.json:
+        facts = _facts(story)["recoveries"]
+        print(json.dumps(facts[(args.recovery or count) - 1] if facts else None))
+    else:
+        print("\n".join(_text.why(story, args.recovery)))
+    return HEALTHY
+
+
+def _events(args: argparse.Namespace) -> int:
+    args.json |= args.format == "json"
+    if args.format == "chrome-trace":
+        if args.follow or args.json:
+            return _fail(USAGE, "--format=chrome-trace is one document: give neither --follow nor --json")
+        events, state = _read(args)
+        print(json.dumps(chrome_trace(events, None if state is None else state["mono_us"])))
+    elif args.follow:
+        if args.events is not None:
+            return _fail(USAGE, "--follow needs an endpoint: files do not change")
+        try:
+            for line in _live(args).follow():
+                print(line if args.json else _text.event_line(parse([line])[0]), flush=True)
+        except ConnectionError as error:
+            raise _UnreachableError(error) from None
+    elif args.json and args.events is None:
+        # As they were recorded, so that other programs find fields that this release does not know.
+        try:
+            for line in _live(args).lines():
+                print(line)
+        except ConnectionError as error:
+            raise _UnreachableError(error) from None
+    else:
+        for event in _read(args)[0]:
+            print(json.dumps(dataclasses.asdict(event)) if args.json else _text.event_line(event))
+    return HEALTHY
+
+
+def _top(args: argparse.Namespace) -> int:
+    if args.events is not None or args.json:
+        return _fail(USAGE, "top needs an endpoint, and is for people: `status --json` is for programs")
+    try:
+        return show(_live(args))
+    except ConnectionError as error:
+        raise _UnreachableError(error) from None
+
+
+def _page(args: argparse.Namespace) -> int:
+    events, state = _read(args)
+    if not events:
+        return _fail(USAGE, "there are no events yet")
+    html = page(events, state)
+    if args.json:
+        return _fail(USAGE, "--json: the page is for people; `events --json` is for programs")
+    if args.output is None:
+        print(html, end="")
+    else:
+        args.output.write_text(html, encoding="utf-8")
+    return HEALTHY
+
+
+def _is_healthy(story: Story, state: dict[str, Any] | None) -> bool:
+    if state is not None:
+        ended_well = state["state"] == "closed" and not state["failed"]
+        return state["state"] == "running" or ended_well
+    if story.closed is not None:
+        return bool(story.closed.data.get("verdict") == "succeeded")
+    return story.formed_us is not None and all(one.completed is not None for one in story.recoveries)
+
+
+def _facts(story: Story) -> dict[str, Any]:
+    recoveries = [
+        {
+            "round": one.broken.round,
+            "root": dataclasses.asdict(one.root),
+            "broken": dataclasses.asdict(one.broken),
+            "consequences": [dataclasses.asdict(event) for event in one.consequences],
+            "completed": None if one.completed is None else dataclasses.asdict(one.completed),
+            "lasted_s": one.lasted_s(story.end_us()),
+            "phases": {phase: dataclasses.asdict(part) for phase, part in one.parts.items()},
+        }
+        for one in story.recoveries
+    ]
+    return {
+        "run": story.run,
+        "elapsed_s": story.elapsed_s(),
+        "lost_s": story.lost_s(),
+        "goodput_at_most": story.goodput_at_most(),
+        "recoveries": recoveries,
+        "away": {node: dataclasses.asdict(event) for node, event in story.away.items()},
+    }

@@ -1,0 +1,95 @@
+"""Events, as a coordinator records them. ``docs/events.md`` has the schema."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Event", "parse", "plain"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event of a run.
+
+    Attributes:
+        id: unlike that of every other event.
+        order: the coordinator's count; an event's causes have smaller ones.
+        cause: ids of the events without which this one would not have happened.
+        run: the run's id.
+        round: the round when it happened.
+        restart: the job's restart number when it happened.
+        type: what happened: ``worker.exited``, ``round.broken``, …
+        node: name of the node that it is about.
+        mono_us: time on the coordinator's clock, in microseconds since it started.
+        wall: time of day, only to be shown.
+        text: the sentence in the coordinator's log.
+        data: further facts; which ones depends on the type.
+    """
+
+    id: str
+    order: int
+    cause: tuple[str, ...]
+    run: str
+    round: int
+    restart: int
+    type: str
+    node: str | None
+    mono_us: int
+    wall: str
+    text: str | None
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+def parse(lines: Iterable[str]) -> list[Event]:
+    """Read events from lines of JSON, and sort them. Empty lines, and fields of later releases, are ignored.
+
+    Raises:
+        ValueError: a line is no event; the message has its number, from 1.
+    """
+    events = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            events.append(_event(json.loads(line)))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"line {number} is no event of a job: {plain(str(error))}") from None
+    # A restarted coordinator counts anew, and its events are behind those of the one before.
+    lives: dict[str, int] = {}
+    for event in events:
+        lives.setdefault(_life(event), len(lives))
+    return sorted(events, key=lambda event: (lives[_life(event)], event.order))
+
+
+def plain(text: str) -> str:
+    """Return one line without characters that steer a terminal: a peer may have written the text."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def _life(event: Event) -> str:
+    return event.id.rpartition(".")[0]
+
+
+def _event(fields: dict[str, Any]) -> Event:
+    node, text = fields.get("node"), fields.get("text")
+    return Event(
+        id=plain(str(fields["id"])),
+        order=int(fields["order"]),
+        cause=tuple(plain(str(cause)) for cause in fields.get("cause", ())),
+        run=plain(str(fields["run"])),
+        round=int(fields.get("round", 0)),
+        restart=int(fields.get("restart", 0)),
+        type=plain(str(fields["type"])),
+        node=None if node is None else plain(str(node)),
+        mono_us=int(fields["mono_us"]),
+        wall=plain(str(fields.get("wall", ""))),
+        text=None if text is None else plain(str(text)),
+        data={
+            str(key): plain(value) if isinstance(value, str) else value for key, value in fields.get("data", {}).items()
+        },
+    )

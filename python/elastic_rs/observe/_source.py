@@ -1,0 +1,105 @@
+"""Where events come from: a coordinator that answers, or files."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from elastic_rs import _elastic_rs
+from elastic_rs.observe._events import Event, parse
+from elastic_rs.rendezvous._protection import TOKEN_FILE, protection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+__all__ = ["DEFAULT_PORT", "Live", "endpoint", "from_files"]
+
+DEFAULT_PORT = 29400
+
+
+def endpoint(text: str) -> tuple[str, int]:
+    """Read ``HOST``, ``HOST:PORT`` or ``[IPv6]:PORT``.
+
+    Raises:
+        ValueError: it is none; the message says what is allowed.
+    """
+    found = re.fullmatch(r"(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\s:\[\]/]+))(?::(?P<port>\d{1,5}))?", text)
+    port = int(found["port"] or DEFAULT_PORT) if found else 0
+    if found is None or not 0 < port <= 65535:
+        raise ValueError(
+            f"`{text}` is not an endpoint, must be HOST, HOST:PORT or [IPv6]:PORT with a port from 1 to 65535"
+        )
+    return found["v6"] or found["host"], port
+
+
+class Live:
+    """A coordinator that is asked.
+
+    Raises:
+        ConnectionError: nobody answers there, or it does not accept this process's token.
+        ValueError: there is a token, and no run is named: it is proven for one run.
+    """
+
+    def __init__(self, host: str, port: int, run_id: str | None, *, timeout_s: float = 5.0) -> None:
+        secured = protection()
+        if secured is not None and run_id is None:
+            raise ValueError(f"with a token ({TOKEN_FILE}), name the run: --run-id (torchrun's default is `none`)")
+        self._run_id = run_id
+        self._after = 0
+        self._observer = _elastic_rs.Observer.connect(
+            host, port, run_id=run_id, protection=secured, timeout_s=timeout_s
+        )
+
+    def read(self, *, state: bool = False) -> tuple[list[Event], dict[str, Any] | None]:
+        """Return the events since the last call, and the run's state if it is asked for."""
+        run_id, said, lines, self._after, more = self._observer.ask(run_id=self._run_id, after=self._after, state=state)
+        self._run_id = run_id  # from now on this one, whichever others there are
+        events = parse([*lines, *(self.lines() if more else ())])
+        return events, None if said is None else json.loads(said)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the events since the last call as lines of JSON, as they were recorded."""
+        more = True
+        while more:
+            self._run_id, _, lines, self._after, more = self._observer.ask(run_id=self._run_id, after=self._after)
+            yield from lines
+
+    def follow(self) -> Iterator[str]:
+        """Yield the events as lines of JSON, for ever: those that there are, and then each as it comes.
+
+        Raises:
+            ConnectionError: the coordinator has gone.
+        """
+        while True:
+            run_id, _, lines, self._after, _ = self._observer.ask(run_id=self._run_id, after=self._after, waits=True)
+            self._run_id = run_id
+            yield from lines
+
+
+def from_files(paths: Sequence[Path], run_id: str | None) -> list[Event]:
+    """Read the events of one run from files. ``-`` is standard input.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: it holds no events, or those of several runs and none is named; the message says which file.
+    """
+    events: dict[str, Event] = {}
+    for path in paths:
+        try:
+            lines = sys.stdin if str(path) == "-" else path.read_text(encoding="utf-8").splitlines()
+            events.update((event.id, event) for event in parse(lines))
+        except ValueError as error:
+            raise ValueError(f"`{path}`: {error}") from None
+    runs = sorted({event.run for event in events.values()})
+    if run_id is None and len(runs) > 1:
+        raise ValueError(
+            f"there are several runs in these files: {', '.join(f'`{run}`' for run in runs)}; name one (--run-id)"
+        )
+    chosen = [event for event in events.values() if run_id is None or event.run == run_id]
+    if not chosen:
+        there = f"; there are {', '.join(f'`{run}`' for run in runs)}" if runs else ""
+        raise ValueError(f"there are no events{f' of run `{run_id}`' if run_id else ''} in these files{there}")
+    return chosen

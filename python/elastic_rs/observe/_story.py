@@ -1,0 +1,212 @@
+"""What happened, from events alone: each recovery with its root, its consequences, and what it cost. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from elastic_rs.observe._events import Event
+
+__all__ = ["PHASES", "Part", "Recovery", "Story", "tell"]
+
+PHASES = ("detect", "stop", "rendezvous", "start", "import")
+"""The parts of a recovery, in their order."""
+
+BROKEN = ("round.broken", "round.changes")
+LOSSES = ("node.lost", "node.left", "node.replaced", "node.withdrew")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a recovery, over all nodes that have told how long theirs took.
+
+    Attributes:
+        median_s: of these nodes, in seconds.
+        longest_s: the longest, in seconds.
+        slowest: the node that it took longest.
+        nodes: number of these nodes.
+    """
+
+    median_s: float
+    longest_s: float
+    slowest: str
+    nodes: int
+
+
+@dataclass
+class Recovery:
+    """A world had to re-form.
+
+    Attributes:
+        broken: the event that says so.
+        root: what began it. Without causes it is ``broken`` itself.
+        consequences: failures and losses that followed from it.
+        completed: the round that ended it, if it has ended.
+        nodes_before: number of nodes of the world before it, if that is known.
+        workers: number of workers that stood still, if that is known.
+        parts: what it cost, by phase.
+        ended_us: when the last worker of the new world was started, on the coordinator's clock.
+    """
+
+    broken: Event
+    root: Event
+    consequences: list[Event] = field(default_factory=list)
+    completed: Event | None = None
+    nodes_before: int | None = None
+    workers: int | None = None
+    parts: dict[str, Part] = field(default_factory=dict)
+    ended_us: int | None = None
+
+    def lasted_s(self, now_us: int) -> float:
+        """Return how long it has taken, in seconds: until ``now_us``, if it has not ended."""
+        end = now_us if self.ended_us is None else self.ended_us
+        return max(0, end - self.root.mono_us) / 1e6
+
+    def parts_sum_s(self) -> float:
+        """Return the sum of the longest parts, in seconds."""
+        return sum(part.longest_s for part in self.parts.values())
+
+
+@dataclass
+class Story:
+    """What happened to one run.
+
+    Attributes:
+        run: its id.
+        recoveries: in their order.
+        opened: the first event.
+        formed_us: when the first round was complete.
+        closed: the event by which the run was closed, if it was.
+        away: nodes that have gone and not come back, each with the event that says so.
+        gone: how often nodes of each host have gone.
+        now_us: the time on the coordinator's clock.
+    """
+
+    run: str
+    recoveries: list[Recovery] = field(default_factory=list)
+    opened: Event | None = None
+    formed_us: int | None = None
+    closed: Event | None = None
+    away: dict[str, Event] = field(default_factory=dict)
+    gone: dict[str, int] = field(default_factory=dict)
+    now_us: int = 0
+
+    def lost_s(self) -> float:
+        """Return the time in which workers stood still after the first round, in seconds."""
+        return sum(recovery.lasted_s(self.end_us()) for recovery in self.recoveries)
+
+    def end_us(self) -> int:
+        """Return when the run was closed, or the time now."""
+        return self.now_us if self.closed is None else self.closed.mono_us
+
+    def elapsed_s(self) -> float:
+        """Return the time since the first round was complete, in seconds."""
+        return 0.0 if self.formed_us is None else max(0, self.end_us() - self.formed_us) / 1e6
+
+    def goodput_at_most(self) -> float | None:
+        """Return which part of the time workers can have worked at most. None before the first round."""
+        elapsed = self.elapsed_s()
+        return None if elapsed <= 0 else max(0.0, 1 - self.lost_s() / elapsed)
+
+    def slowest(self) -> list[tuple[str, str, int, Part]]:
+        """Return the nodes that were slowest in a part more than once: node, phase, how often, and the last time."""
+        counts: dict[tuple[str, str], tuple[int, Part]] = {}
+        for recovery in self.recoveries:
+            for phase, part in recovery.parts.items():
+                # Of two nodes one is always slower.
+                if part.nodes > 2 and part.longest_s > 2 * part.median_s + 0.1:
+                    times, _ = counts.get((part.slowest, phase), (0, part))
+                    counts[part.slowest, phase] = (times + 1, part)
+        found = [(node, phase, times, part) for (node, phase), (times, part) in counts.items() if times > 1]
+        return sorted(found, key=lambda one: (-one[2], -one[3].longest_s))
+
+
+def tell(events: Sequence[Event], now_us: int | None = None) -> Story:
+    """Find out what happened to a run.
+
+    Args:
+        events: all of one run, in their order.
+        now_us: the time on the coordinator's clock; by default that of the last event.
+    """
+    story = Story(run=events[0].run if events else "")
+    known: dict[str, Event] = {}
+    phases: dict[str, list[Event]] = {}
+    open_one: Recovery | None = None
+    nodes: int | None = None
+    workers: int | None = None
+    for event in events:
+        known[event.id] = event
+        story.opened = story.opened or event
+        if event.type in BROKEN:
+            if open_one is None:
+                open_one = Recovery(event, _root(event, known), nodes_before=nodes, workers=workers)
+                story.recoveries.append(open_one)
+            elif event.type == "round.broken" and open_one.broken.type == "round.changes":
+                open_one.broken = event  # a change in place has failed
+                open_one.root = _root(event, known)
+        elif event.type == "round.completed":
+            nodes, workers = event.data.get("nodes"), event.data.get("workers")
+            story.formed_us = event.mono_us if story.formed_us is None else story.formed_us
+            if open_one is not None:
+                open_one.completed, open_one.ended_us = event, event.mono_us
+                open_one = None
+        elif event.type == "phase" and event.cause:
+            phases.setdefault(event.cause[0], []).append(event)
+        elif event.type == "run.closed":
+            story.closed = event
+        elif open_one is not None and event is not open_one.root and _follows(event, open_one):
+            open_one.consequences.append(event)
+        _count_nodes(story, event)
+    for recovery in story.recoveries:
+        if recovery.completed is not None:
+            told = phases.get(recovery.completed.id, [])
+            recovery.parts = parts(told)
+            recovery.ended_us = max([recovery.completed.mono_us, *(event.mono_us for event in told)])
+    story.now_us = now_us if now_us is not None else max((event.mono_us for event in events), default=0)
+    return story
+
+
+def parts(told: Iterable[Event]) -> dict[str, Part]:
+    """Return what each phase took, from the events of type ``phase`` of one round."""
+    found: dict[str, list[tuple[float, str]]] = {}
+    for event in told:
+        for phase in PHASES:
+            micros = event.data.get(f"{phase}_us")
+            if isinstance(micros, int):
+                found.setdefault(phase, []).append((micros / 1e6, event.node or "?"))
+    return {
+        phase: Part(statistics.median(seconds for seconds, _ in times), *max(times), len(times))
+        for phase, times in sorted(found.items(), key=lambda item: PHASES.index(item[0]))
+    }
+
+
+def _root(event: Event, known: dict[str, Event]) -> Event:
+    # Causes are earlier events, so this ends. An event may name one that was dropped.
+    while event.cause and event.cause[0] in known and known[event.cause[0]].order < event.order:
+        event = known[event.cause[0]]
+    return event
+
+
+def _follows(event: Event, recovery: Recovery) -> bool:
+    if event.type == "worker.exited":
+        return True
+    return event.type in LOSSES and event.mono_us >= recovery.broken.mono_us
+
+
+def _count_nodes(story: Story, event: Event) -> None:
+    if event.node is None:
+        return
+    if event.type in ("node.lost", "node.left"):
+        story.away[event.node] = event
+        host = event.node.rpartition(":")[0]
+        story.gone[host] = story.gone.get(host, 0) + 1
+    elif event.type == "node.joined":
+        story.away.pop(event.node, None)
+        host = event.node.rpartition(":")[0]
+        # An agent that was started again has another process id.
+        for node in [node for node in story.away if node.rpartition(":")[0] == host]:
+            del story.away[node]

@@ -1,0 +1,208 @@
+"""A job's story in words, for a terminal. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from elastic_rs.observe._events import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from elastic_rs.observe._events import Event
+    from elastic_rs.observe._story import Part, Recovery, Story
+
+__all__ = ["event_line", "short", "span", "status", "what", "why"]
+
+_LONGEST = 72
+"""Most characters that are shown of what a worker said."""
+_SHOWN = 3
+"""Most nodes that a line of ``status`` names."""
+
+
+def status(story: Story, state: dict[str, Any] | None) -> list[str]:
+    """Return the lines of ``status``.
+
+    Args:
+        story: what happened.
+        state: what a live coordinator says of now. None: only events are known.
+    """
+    lines = [_headline(story, state)]
+    if state is not None and state["state"] in ("waiting", "reforming"):
+        lines.append(f"waits   {plain(state['progress'])}")
+        if state["unreachable_names"]:
+            lines.append(f"        no connection to {_some(map(plain, state['unreachable_names']))}")
+    if state is not None and state.get("verdict"):
+        lines.append(f"ended   {plain(state['verdict'])}")
+    elif story.closed is not None and story.closed.text:
+        lines.append(f"ended   {story.closed.text}")
+    goodput = story.goodput_at_most()
+    if goodput is not None:
+        lines.append(f"goodput at most {100 * goodput:.1f} %{_losses(story)}")
+    if story.recoveries:
+        last = story.recoveries[-1]
+        ago = span((story.now_us - last.root.mono_us) / 1e6)
+        lines.append(f"last    {ago} ago: {what(last.root)} (see why)")
+    for node, phase, times, part in story.slowest()[:_SHOWN]:
+        lines.append(
+            f"slow    {short(node)}: {phase} {span(part.longest_s)} (median {span(part.median_s)}), slowest in "
+            f"{times} of {len(story.recoveries)} recoveries"
+        )
+    for node, event in list(story.away.items())[-_SHOWN:]:
+        ago = span((story.now_us - event.mono_us) / 1e6)
+        times = story.gone.get(node.rpartition(":")[0], 1)
+        often = f", went {times} times" if times > 1 else ""
+        verb = "lost" if event.type == "node.lost" else "left"
+        lines.append(f"away    {short(node)}: {verb} {ago} ago{often}")
+    if len(story.away) > _SHOWN:
+        lines.append(f"        and {len(story.away) - _SHOWN} more")
+    return lines
+
+
+def why(story: Story, which: int | None = None) -> list[str]:
+    """Return the lines of ``why``: one recovery with its causes and what it cost.
+
+    Args:
+        story: what happened.
+        which: number of the recovery, from 1; by default the last one.
+    """
+    if not story.recoveries:
+        ended = f": {story.closed.text}" if story.closed is not None and story.closed.text else ""
+        return [f"{story.run or 'this job'} has not been disturbed{ended}"]
+    number = len(story.recoveries) if which is None else which
+    recovery = story.recoveries[number - 1]
+    lines = [_title(recovery, number, story), f" {what(recovery.root)}{_following(recovery)}"]
+    start = recovery.root.mono_us
+
+    def after(event: Event) -> str:
+        return f"+{span((event.mono_us - start) / 1e6)}"
+
+    if recovery.broken is not recovery.root:
+        verb = "changes in place" if recovery.broken.type == "round.changes" else "broken, all told"
+        lines.append(f" +- round {recovery.broken.round} {verb}  {after(recovery.broken)}")
+    lines += [f"    |  {what(event)}  {after(event)}" for event in recovery.consequences[:_SHOWN]]
+    if len(recovery.consequences) > _SHOWN:
+        lines.append(f"    |  and {len(recovery.consequences) - _SHOWN} more")
+    if recovery.completed is None:
+        ends = story.closed.text if story.closed is not None else None
+        lines.append(f"    +- {ends or 'the next round is not complete yet'}")
+    else:
+        completed = recovery.completed
+        nodes, before = completed.data.get("nodes"), recovery.nodes_before
+        of = f" of {before}" if before not in (None, nodes) else ""
+        in_place = ", workers live on" if completed.data.get("in_place") else ""
+        lines.append(f"    +- round {completed.round} complete with {nodes}{of} nodes{in_place}  {after(completed)}")
+        lines += [f"       {phase:<10} {_part(part)}" for phase, part in recovery.parts.items()]
+    return lines
+
+
+def event_line(event: Event) -> str:
+    """Return one event as a line of ``events``."""
+    node = short(event.node) if event.node else ""
+    text = event.text or _facts(event)
+    causes = ", ".join(cause.rpartition(".")[2] for cause in event.cause)
+    return f"{event.order:>5} r{event.round} {event.type:<18} {node:<12} {text}" + (f"  <- {causes}" if causes else "")
+
+
+def what(event: Event) -> str:
+    """Return what an event is about, shortly."""
+    who = short(event.node) if event.node else "?"
+    data = event.data
+    match event.type:
+        case "worker.exited":
+            said = str(data.get("message") or "")
+            said = f' "{said[:_LONGEST]}"' if said else ""
+            return f"{who} rank {data.get('rank')} {data.get('exit')}{said}"
+        case "node.lost":
+            how = {"connection": "its connection ended", "silence": "silent", "lease": "its lease ended"}
+            silent = data.get("silent_ms")
+            silence = f" for {span(silent / 1e3)}" if data.get("how") == "silence" and isinstance(silent, int) else ""
+            return f"{who} lost: {how.get(str(data.get('how')), 'not heard of any more')}{silence}"
+        case "node.joined":
+            return f"{who} joined"
+        case _:
+            return event.text or f"{event.type} {who}".replace(" ?", "")
+
+
+def short(name: str) -> str:
+    """Return a node's name without its process id, and without its domain."""
+    host, _, pid = name.rpartition(":")
+    if not pid.isdecimal() or not host:
+        return name
+    return host if host.replace(".", "").isdecimal() else host.partition(".")[0]
+
+
+def _headline(story: Story, state: dict[str, Any] | None) -> str:
+    elapsed = f", {span(story.elapsed_s())}" if story.formed_us is not None else ""
+    if state is None:
+        verdict = "" if story.closed is None else f"  {str(story.closed.data.get('verdict', 'closed')).upper()}"
+        return f"{story.run}{verdict}  {len(story.recoveries)} recoveries{elapsed}"
+    shown = str(state["state"]).upper()
+    if state["state"] == "closed":
+        shown = "FAILED" if state["failed"] else "ENDED"
+    fewest, most = state["min_nodes"], state["max_nodes"]
+    bounds = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+    workers = f", {state['workers']} workers" if state["workers"] is not None else ""
+    budget = f" of {state['max_restarts']}" if state["max_restarts"] is not None else ""
+    waiting = f", {state['waiting']} wait" if state["waiting"] else ""
+    return (
+        f"{plain(state['run'])}  {shown}  round {state['round']}, {state['running']} nodes ({bounds}){waiting}"
+        f"{workers}{elapsed}; restart {state['restart']}{budget}"
+    )
+
+
+def _losses(story: Story) -> str:
+    if not story.recoveries:
+        return ""
+    sums: dict[str, float] = {}
+    for recovery in story.recoveries:
+        for phase, part in recovery.parts.items():
+            sums[phase] = sums.get(phase, 0.0) + part.longest_s
+    count = len(story.recoveries)
+    times = "1 recovery" if count == 1 else f"{count} recoveries"
+    shares = sorted(((seconds, phase) for phase, seconds in sums.items() if seconds >= 0.001), reverse=True)
+    listed = ", ".join(f"{phase} {span(seconds)}" for seconds, phase in shares)
+    return f"; {times} lost {span(story.lost_s())}" + (f" = {listed}" if listed else "")
+
+
+def _title(recovery: Recovery, number: int, story: Story) -> str:
+    rounds = f"round {recovery.broken.round}"
+    if recovery.completed is not None:
+        rounds += f" to {recovery.completed.round}"
+    workers = f" x {recovery.workers} workers" if recovery.workers else ""
+    lasted = span(recovery.lasted_s(story.end_us()))
+    return f"recovery {number} of {len(story.recoveries)}, {rounds}: {lasted}{workers}"
+
+
+def _following(recovery: Recovery) -> str:
+    count = len(recovery.consequences)
+    return "   first" if count == 0 else f"   first; {count} follow{'s' if count == 1 else ''} from it"
+
+
+def _part(part: Part) -> str:
+    if part.nodes == 1:
+        return span(part.longest_s)
+    return f"median {span(part.median_s)}; {short(part.slowest)} {span(part.longest_s)}"
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = [short(name) for name in names]
+    shown = ", ".join(listed[:8])
+    return f"{shown} and {len(listed) - 8} more" if len(listed) > 8 else shown
+
+
+def _facts(event: Event) -> str:
+    return " ".join(f"{key}={value}" for key, value in event.data.items() if value is not None)
+
+
+def span(seconds: float) -> str:
+    """Return a time with as many digits as matter."""
+    if seconds < 0.0095:
+        return f"{max(0.0, seconds) * 1000:.1f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.2f} s"
+    if seconds < 99.5:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{int(seconds) // 60}:{int(seconds) % 60:02} min"
+    return f"{int(seconds) // 3600}:{int(seconds) % 3600 // 60:02} h"

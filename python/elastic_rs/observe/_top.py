@@ -1,0 +1,240 @@
+"""``elastic-rs top``: a job on a whole terminal, once a second. ``screen`` is pure."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import sys
+import termios
+import time
+import tty
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from elastic_rs.observe import _text
+from elastic_rs.observe._story import PHASES, Story, tell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from elastic_rs.observe._events import Event
+    from elastic_rs.observe._source import Live
+
+__all__ = ["View", "screen", "show"]
+
+INTERVAL_S = 1.0
+SORTS = ("state", "node", *PHASES)
+"""By what the nodes can be sorted."""
+
+_STATES = ("lost", "left", "waiting", "running")
+_BARS = {"round": "=", "recovery": "X", "forming": "."}
+_RED, _GREEN, _BOLD, _PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[1m", "\x1b[0m"
+_COLOURS = {"lost": _RED, "FAILED": _RED, "running": _GREEN}
+
+
+@dataclass
+class View:
+    """What the person at the terminal has chosen.
+
+    Attributes:
+        sort: index in ``SORTS``.
+        why: show the last recovery instead of the nodes.
+        paused: nothing is read.
+        colours: the terminal shows colours.
+        skip: number of nodes that are scrolled past.
+    """
+
+    sort: int = 0
+    why: bool = False
+    paused: bool = False
+    colours: bool = True
+    skip: int = 0
+
+    def press(self, key: str) -> bool:
+        """Act on a key. Returns whether to go on."""
+        match key:
+            case "q" | "\x03" | "\x04":
+                return False
+            case "p":
+                self.paused = not self.paused
+            case "s":
+                self.sort = (self.sort + 1) % len(SORTS)
+            case "w":
+                self.why = not self.why
+            case "j" | "\x1b[B":
+                self.skip += 1
+            case "k" | "\x1b[A":
+                self.skip = max(0, self.skip - 1)
+        return True
+
+
+@dataclass
+class _Node:
+    """A node's row."""
+
+    name: str
+    state: str = "waiting"
+    took: dict[str, float] = field(default_factory=dict)
+    gone: int = 0
+
+    def key(self, sort: str) -> tuple[float | int, str]:
+        match sort:
+            case "node":
+                return 0, self.name
+            case "state":
+                return _STATES.index(self.state), self.name
+            case phase:
+                return -self.took.get(phase, 0.0), self.name
+
+
+def screen(events: Sequence[Event], state: dict[str, Any] | None, size: tuple[int, int], view: View) -> list[str]:
+    """Return the lines of the screen.
+
+    Args:
+        events: all of one run, in their order.
+        state: what the coordinator says of now.
+        size: columns and rows of the terminal.
+        view: what to show.
+    """
+    columns, rows = size
+    story = tell(events, None if state is None else state["mono_us"])
+    head = [line[:columns] for line in _text.status(story, state)]
+    pause, other = "go on" if view.paused else "pause", "nodes" if view.why else "why"
+    keys = f"q quit  p {pause}  s sort ({SORTS[view.sort]})  w {other}"
+    room = max(0, rows - len(head) - 2)
+    body = _text.why(story) if view.why else _table(events, story, columns, view)
+    shown = [line[:columns] for line in body[: room - 1]] if len(body) > room else [line[:columns] for line in body]
+    if len(body) > room > 0:
+        shown.append(f"and {len(body) - room + 1} more (j, k scroll)"[:columns])
+    lines = [*head, "", *shown]
+    lines += [""] * max(0, rows - 1 - len(lines))
+    lines = [*lines[: rows - 1], keys[:columns]]
+    return [_coloured(line) for line in lines] if view.colours else lines
+
+
+def _table(events: Sequence[Event], story: Story, columns: int, view: View) -> list[str]:
+    nodes = sorted(_nodes(events), key=lambda node: node.key(SORTS[view.sort]))
+    fixed = (
+        f"{'NODE':<16} {'STATE':<8} " + " ".join(f"{phase[:10].upper():>10}" for phase in PHASES[1:]) + f" {'GONE':>4} "
+    )
+    bar = _bar(events, story, columns - len(fixed) - 2)
+    lines = [fixed + (f"|{bar}|" if bar else "")]
+    for node in nodes[view.skip :]:
+        took = " ".join(f"{_text.span(node.took[phase]) if phase in node.took else '-':>10}" for phase in PHASES[1:])
+        lines.append(f"{_text.short(node.name)[:16]:<16} {node.state:<8} {took} {node.gone or '-':>4}")
+    return lines
+
+
+def _nodes(events: Sequence[Event]) -> list[_Node]:
+    nodes: dict[str, _Node] = {}
+    gone: dict[str, int] = {}
+    for event in events:
+        if event.type == "round.completed":
+            for node in nodes.values():
+                node.state = "running" if node.state == "waiting" else node.state
+        if event.node is None:
+            continue
+        host = event.node.rpartition(":")[0]
+        if event.type == "node.joined":
+            # An agent that was started again has another process id.
+            for other in [
+                name for name, node in nodes.items() if name.rpartition(":")[0] == host and node.state in _STATES[:2]
+            ]:
+                del nodes[other]
+        node = nodes.setdefault(event.node, _Node(event.node))
+        match event.type:
+            case "node.joined":
+                node.state = "waiting"
+            case "node.lost" | "node.left":
+                node.state = "lost" if event.type == "node.lost" else "left"
+                gone[host] = gone.get(host, 0) + 1
+            case "phase":
+                node.took.update(
+                    {
+                        phase: micros / 1e6
+                        for phase in PHASES
+                        if isinstance(micros := event.data.get(f"{phase}_us"), int)
+                    }
+                )
+        node.gone = gone.get(host, 0)
+    return list(nodes.values())
+
+
+def _bar(events: Sequence[Event], story: Story, width: int) -> str:
+    """Return the job's time as one line: ``=`` a round runs, ``X`` a recovery goes on, ``.`` the first round forms."""
+    if width < 8 or not events:
+        return ""
+    begin, end = events[0].mono_us, max(story.end_us(), events[-1].mono_us)
+    changes = [(begin, "forming")]
+    for event in events:
+        if event.type == "round.completed":
+            changes.append((event.mono_us, "round"))
+        elif event.type == "round.broken" and changes[-1][1] == "round":
+            changes.append((event.mono_us, "recovery"))
+    cells = []
+    for cell in range(width):
+        since, until = (begin + (end - begin) * at // width for at in (cell, cell + 1))
+        kinds = [kind for at, kind in changes if since < at <= until]
+        before = [kind for at, kind in changes if at <= since]
+        kinds += before[-1:]
+        # What is short must be seen, too.
+        cells.append(_BARS[next((kind for kind in ("recovery", "forming") if kind in kinds), "round")])
+    return "".join(cells)
+
+
+def _coloured(line: str) -> str:
+    for word, colour in _COLOURS.items():
+        if f" {word} " in f"{line} ":
+            return line.replace(f" {word}", f" {colour}{word}{_PLAIN}", 1)
+    return f"{_BOLD}{line}{_PLAIN}" if line.startswith("NODE ") else line
+
+
+def show(live: Live, *, wait: Callable[[float], None] = time.sleep) -> int:
+    """Show a job until the person quits, or the coordinator has gone.
+
+    On what is no terminal, the lines of ``status`` are printed every ten seconds instead.
+
+    Raises:
+        ConnectionError: the coordinator has gone.
+    """
+    events: list[Event] = []
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
+        while True:
+            new, state = live.read(state=True)
+            events += new
+            print("\n".join(_text.status(tell(events, state and state["mono_us"]), state)), flush=True)
+            wait(10 * INTERVAL_S)
+    view = View(colours="NO_COLOR" not in os.environ)
+    state: dict[str, Any] | None = None
+    with _whole_terminal():
+        while True:
+            if not view.paused:
+                new, state = live.read(state=True)
+                events += new
+            lines = screen(events, state, shutil.get_terminal_size(), view)
+            sys.stdout.write("\x1b[H" + "\r\n".join(f"{line}\x1b[K" for line in lines))
+            sys.stdout.flush()
+            # A window that changes its size interrupts the wait.
+            with contextlib.suppress(InterruptedError):
+                if select.select([sys.stdin], [], [], INTERVAL_S)[0] and not view.press(_key()):
+                    return 0
+
+
+def _key() -> str:
+    return os.read(sys.stdin.fileno(), 8).decode(errors="replace")
+
+
+@contextlib.contextmanager
+def _whole_terminal() -> Iterator[None]:
+    """Use the whole terminal, key by key, and give it back as it was."""
+    before = termios.tcgetattr(sys.stdin)
+    sys.stdout.write("\x1b[?1049h\x1b[?25l\x1b[2J")
+    try:
+        tty.setcbreak(sys.stdin)
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        sys.stdout.write("\x1b[?25h\x1b[?1049l")
+        sys.stdout.flush()

@@ -1,0 +1,276 @@
+//! Counters of what was recorded, and their text in the format of OpenMetrics. Pure.
+//!
+//! Every number is of a run, never of a node, a rank or a process: a job of a thousand nodes has as many series as one of two.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+use super::record::{Kind, Loss, Phase, Record, Why};
+
+/// Most runs that are told apart. Later ones are counted together.
+pub const RUNS: usize = 64;
+/// What these are called together.
+const OTHER: &str = "other";
+/// Upper bounds of the histogram of recoveries, in seconds.
+const BOUNDS: [f64; 10] = [0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0];
+/// The phases, with the field of each.
+type Field = fn(&Phase) -> Option<u64>;
+const PHASES: [(&str, Field); 5] = [
+    ("detect", |phase| phase.detect_us),
+    ("stop", |phase| phase.stop_us),
+    ("rendezvous", |phase| phase.rendezvous_us),
+    ("start", |phase| phase.start_us),
+    ("import", |phase| phase.import_us),
+];
+
+/// What was counted of one run.
+#[derive(Clone, Debug, Default)]
+struct Counts {
+    /// Rounds, by why the one before was broken. `None`: there was none.
+    rounds: BTreeMap<Option<Why>, u64>,
+    restarts: u64,
+    /// Connection, silence, lease.
+    lost: [u64; 3],
+    left: u64,
+    /// First failures, and their consequences.
+    exits: [u64; 2],
+    hosts_out: u64,
+    /// The longest of each phase in each round, added up, in microseconds.
+    phases_us: [u64; PHASES.len()],
+    /// The same of the current round.
+    round_us: [u64; PHASES.len()],
+    /// Since when the current round is broken, and why.
+    broken: Option<(Instant, Why)>,
+    /// How many recoveries took at most as long as each bound, and longer than the one before.
+    recoveries: [u64; BOUNDS.len() + 1],
+    recovery_sum: Duration,
+}
+
+/// What was counted of all runs.
+#[derive(Clone, Debug, Default)]
+pub struct Metrics {
+    runs: BTreeMap<String, Counts>,
+}
+
+impl Metrics {
+    /// Count an event.
+    pub fn count(&mut self, run_id: &str, record: &Record, now: Instant) {
+        let run_id = if self.runs.contains_key(run_id) || self.runs.len() < RUNS { run_id } else { OTHER };
+        if !self.runs.contains_key(run_id) {
+            self.runs.insert(run_id.to_owned(), Counts::default());
+        }
+        if let Some(counts) = self.runs.get_mut(run_id) {
+            counts.count(record, now);
+        }
+    }
+
+    /// Forget a run.
+    pub fn forget(&mut self, run_id: &str) {
+        self.runs.remove(run_id);
+    }
+
+    /// Write all counters.
+    pub fn write(&self, out: &mut OpenMetrics) {
+        out.family("rounds", "counter", "rounds that were completed, by why the one before was broken");
+        for (run, counts) in self.runs.iter().map(|(run, counts)| (run.as_str(), counts)) {
+            for (why, count) in &counts.rounds {
+                out.value("rounds_total", &[("run", run), ("why", why.map_or("first", Why::name))], *count);
+            }
+        }
+        out.family("restarts", "counter", "failures of workers that counted against the job's budget");
+        self.each(out, "restarts_total", |counts| counts.restarts);
+        out.family("nodes_lost", "counter", "nodes that were not heard of any more");
+        for (run, counts) in self.runs.iter().map(|(run, counts)| (run.as_str(), counts)) {
+            for (how, count) in ["connection", "silence", "lease"].into_iter().zip(counts.lost) {
+                out.value("nodes_lost_total", &[("run", run), ("how", how)], count);
+            }
+        }
+        out.family("nodes_left", "counter", "nodes that said goodbye");
+        self.each(out, "nodes_left_total", |counts| counts.left);
+        out.family("worker_exits", "counter", "workers that failed: first in their round, or as a consequence");
+        for (run, counts) in self.runs.iter().map(|(run, counts)| (run.as_str(), counts)) {
+            for (kind, count) in ["first", "consequence"].into_iter().zip(counts.exits) {
+                out.value("worker_exits_total", &[("run", run), ("kind", kind)], count);
+            }
+        }
+        out.family("hosts_put_out", "counter", "times that a host was kept out of the job for its failures");
+        self.each(out, "hosts_put_out_total", |counts| counts.hosts_out);
+        out.family("lost_seconds", "counter", "the longest of each phase in each recovery, added up");
+        for (run, counts) in self.runs.iter().map(|(run, counts)| (run.as_str(), counts)) {
+            for ((phase, _), micros) in PHASES.into_iter().zip(counts.phases_us) {
+                out.value("lost_seconds_total", &[("run", run), ("phase", phase)], micros as f64 / 1e6);
+            }
+        }
+        out.family("recovery_seconds", "histogram", "from the end of a round until the next one was complete");
+        for (run, counts) in self.runs.iter().map(|(run, counts)| (run.as_str(), counts)) {
+            let mut so_far = 0;
+            for (bound, count) in BOUNDS.into_iter().zip(counts.recoveries) {
+                so_far += count;
+                let bound = format!("{bound:?}");
+                out.value("recovery_seconds_bucket", &[("run", run), ("le", bound.as_str())], so_far);
+            }
+            let all = counts.recoveries.iter().sum::<u64>();
+            out.value("recovery_seconds_bucket", &[("run", run), ("le", "+Inf")], all);
+            out.value("recovery_seconds_count", &[("run", run)], all);
+            out.value("recovery_seconds_sum", &[("run", run)], counts.recovery_sum.as_secs_f64());
+        }
+    }
+
+    fn each(&self, out: &mut OpenMetrics, name: &str, of: impl Fn(&Counts) -> u64) {
+        self.runs.iter().for_each(|(run, counts)| out.value(name, &[("run", run.as_str())], of(counts)));
+    }
+}
+
+impl Counts {
+    fn count(&mut self, record: &Record, now: Instant) {
+        match &record.kind {
+            Kind::RoundBroken { why } => {
+                self.broken.get_or_insert((now, *why));
+            }
+            Kind::RoundCompleted { .. } => {
+                self.round_us = [0; PHASES.len()];
+                let broken = self.broken.take();
+                *self.rounds.entry(broken.map(|(_, why)| why)).or_default() += 1;
+                if let Some((since, _)) = broken {
+                    let lasted = now.saturating_duration_since(since);
+                    let at = BOUNDS.partition_point(|bound| *bound < lasted.as_secs_f64());
+                    self.recoveries[at] += 1;
+                    self.recovery_sum += lasted;
+                }
+            }
+            Kind::Phase(phase) => {
+                for (at, (_, field)) in PHASES.into_iter().enumerate() {
+                    let micros = field(phase).unwrap_or(0);
+                    let more = micros.saturating_sub(self.round_us[at]);
+                    self.round_us[at] += more;
+                    self.phases_us[at] = self.phases_us[at].saturating_add(more);
+                }
+            }
+            Kind::WorkerExited(exit) => {
+                self.exits[usize::from(!exit.first)] += 1;
+                self.restarts += u64::from(exit.counts);
+            }
+            Kind::NodeLost { how, .. } => {
+                let at = match how {
+                    Loss::Connection => 0,
+                    Loss::Silence => 1,
+                    Loss::Lease => 2,
+                };
+                self.lost[at] += 1;
+            }
+            Kind::NodeLeft { .. } => self.left += 1,
+            Kind::HostOut { .. } => self.hosts_out += 1,
+            _ => {}
+        }
+    }
+}
+
+/// A text in the format of OpenMetrics 1.0.
+#[derive(Debug, Default)]
+pub struct OpenMetrics(String);
+
+impl OpenMetrics {
+    /// Begin a family of series.
+    pub fn family(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = write!(self.0, "# TYPE elastic_rs_{name} {kind}\n# HELP elastic_rs_{name} {help}\n"); // a String takes all
+    }
+
+    /// Write a value of the family.
+    pub fn value(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
+        let _ = write!(self.0, "elastic_rs_{name}");
+        for (at, (label, text)) in labels.iter().enumerate() {
+            let text = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let _ = write!(self.0, "{}{label}=\"{text}\"", if at == 0 { '{' } else { ',' });
+        }
+        let close = if labels.is_empty() { "" } else { "}" };
+        let _ = writeln!(self.0, "{close} {value}");
+    }
+
+    /// The whole text.
+    pub fn finish(mut self) -> String {
+        self.0.push_str("# EOF\n");
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::record::{Exit, Number};
+
+    fn record(kind: Kind) -> Record {
+        Record { number: Number(1), causes: Vec::new(), round: 1, restart: 0, node: None, kind, text: None }
+    }
+
+    fn completed() -> Kind {
+        Kind::RoundCompleted { nodes: 2, workers: None, rank0: None, in_place: false }
+    }
+
+    fn exited(first: bool) -> Kind {
+        let (role, exit, message) = ("r".into(), "SIGKILL".into(), String::new());
+        let exit = Exit { rank: 1, local_rank: 1, role, pid: 7, exit, returncode: -9, message, first, counts: first };
+        Kind::WorkerExited(Box::new(exit))
+    }
+
+    fn text(metrics: &Metrics) -> String {
+        let mut out = OpenMetrics::default();
+        metrics.write(&mut out);
+        out.finish()
+    }
+
+    #[test]
+    fn a_recovery_is_counted_by_its_reason_its_time_and_its_longest_phases() {
+        let begin = Instant::now();
+        let mut metrics = Metrics::default();
+        let phase = |stop, start| Kind::Phase(Phase { stop_us: stop, start_us: start, ..Phase::default() });
+        for (at_ms, kind) in [
+            (0, completed()),
+            (1, phase(None, Some(5_000))),
+            (1000, exited(true)),
+            (1000, Kind::RoundBroken { why: Why::WorkerFailed }),
+            (1100, Kind::RoundBroken { why: Why::NodeLost }),
+            (1100, exited(false)),
+            (3000, completed()),
+            (3010, phase(Some(900_000), Some(20_000))),
+            (3020, phase(Some(1_200_000), Some(10_000))),
+        ] {
+            metrics.count("job", &record(kind), begin + Duration::from_millis(at_ms));
+        }
+        let text = text(&metrics);
+        for line in [
+            "elastic_rs_rounds_total{run=\"job\",why=\"first\"} 1",
+            "elastic_rs_rounds_total{run=\"job\",why=\"worker.failed\"} 1",
+            "elastic_rs_restarts_total{run=\"job\"} 1",
+            "elastic_rs_worker_exits_total{run=\"job\",kind=\"first\"} 1",
+            "elastic_rs_worker_exits_total{run=\"job\",kind=\"consequence\"} 1",
+            "elastic_rs_lost_seconds_total{run=\"job\",phase=\"stop\"} 1.2",
+            "elastic_rs_lost_seconds_total{run=\"job\",phase=\"start\"} 0.025",
+            "elastic_rs_recovery_seconds_bucket{run=\"job\",le=\"1.0\"} 0",
+            "elastic_rs_recovery_seconds_bucket{run=\"job\",le=\"3.0\"} 1",
+            "elastic_rs_recovery_seconds_bucket{run=\"job\",le=\"+Inf\"} 1",
+            "elastic_rs_recovery_seconds_sum{run=\"job\"} 2",
+        ] {
+            assert!(text.lines().any(|it| it == line), "{line}\n{text}");
+        }
+        assert!(text.ends_with("# EOF\n"));
+    }
+
+    #[test]
+    fn the_number_of_series_is_bounded_and_names_cannot_forge_lines() {
+        let mut metrics = Metrics::default();
+        let lost = || record(Kind::NodeLost { how: Loss::Silence, silent_ms: None });
+        for run in 0..1000 {
+            metrics.count(&format!("run{run:04}"), &lost(), Instant::now());
+        }
+        assert_eq!(metrics.runs.len(), RUNS + 1);
+        let line = format!("elastic_rs_nodes_lost_total{{run=\"other\",how=\"silence\"}} {}", 1000 - RUNS);
+        assert!(text(&metrics).lines().any(|it| it == line));
+        let mut metrics = Metrics::default();
+        metrics.count("a\"} 1\n\\", &lost(), Instant::now());
+        let text = text(&metrics);
+        assert!(text.contains("{run=\"a\\\"} 1\\n\\\\\",how=\"silence\"} 1\n"), "{text}");
+        // As many series as a run has.
+        assert!(text.lines().filter(|line| !line.starts_with('#')).count() <= 150);
+    }
+}

@@ -1,0 +1,14 @@
+//! What a job's coordinator records: which events there were, and which caused which.
+//!
+//! - [`record`]: an event, as the decider states it. Pure.
+//! - [`ring`]: the events that are kept of each run. Pure.
+//! - [`metrics`]: counters of them. Pure.
+//! - [`line`]: an event as a line of JSON.
+//!
+//! `docs/events.md` is the schema, `docs/decisions/0088-the-coordinator-records-causes.md` has the reasons.
+
+#[cfg(feature = "io")]
+pub mod line;
+pub mod metrics;
+pub mod record;
+pub mod ring;

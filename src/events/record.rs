@@ -1,0 +1,287 @@
+//! One event of a run, with its causes.
+
+use serde::{Deserialize, Serialize};
+
+/// Number of an event: 1 for a run's first one, without gaps. An event's causes have smaller numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Number(pub u64);
+
+/// Most causes that an event names.
+pub const CAUSES_LIMIT: usize = 4;
+
+/// An event of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Its number.
+    pub number: Number,
+    /// The events without which this one would not have happened. Empty: it is a root.
+    pub causes: Vec<Number>,
+    /// The run's round, when it happened.
+    pub round: u64,
+    /// The job's restart number, when it happened.
+    pub restart: u32,
+    /// The name of the node that it is about, if it is about one.
+    pub node: Option<String>,
+    /// What happened.
+    pub kind: Kind,
+    /// The sentence for the log. `None`: another event's sentence says it.
+    pub text: Option<String>,
+}
+
+/// What happened. Serialised as the fields `type` and `data`: variants and fields are only added.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "type", content = "data")]
+pub enum Kind {
+    /// The first node has come.
+    #[serde(rename = "run.opened")]
+    RunOpened {
+        /// Fewest nodes of a world.
+        min_nodes: u32,
+        /// Most nodes of a world.
+        max_nodes: u32,
+        /// The job's budget of restarts. `None`: each node counts its own.
+        max_restarts: Option<u32>,
+    },
+    /// The rendezvous is closed.
+    #[serde(rename = "run.closed")]
+    RunClosed {
+        /// How the job ended.
+        verdict: Ending,
+    },
+    /// A node asks for a place.
+    #[serde(rename = "node.joined")]
+    NodeJoined {
+        /// The address at which other nodes look for it.
+        address: String,
+        /// Number of its workers, if it tells.
+        workers: Option<u32>,
+        /// It was no member of the last world.
+        new: bool,
+    },
+    /// A node has left, and said so.
+    #[serde(rename = "node.left")]
+    NodeLeft {
+        /// The signal that ended its agent, if one did.
+        signal: Option<i32>,
+    },
+    /// A node is about to leave: its workers stop with the others.
+    #[serde(rename = "node.leaves")]
+    NodeLeaves {},
+    /// A node was not heard of any more.
+    #[serde(rename = "node.lost")]
+    NodeLost {
+        /// What ended.
+        how: Loss,
+        /// Milliseconds since it was last heard of, if they are known.
+        silent_ms: Option<u64>,
+    },
+    /// Nodes were sent away.
+    #[serde(rename = "node.refused")]
+    NodeRefused {},
+    /// A newer agent has come from the place of this one.
+    #[serde(rename = "node.replaced")]
+    NodeReplaced {
+        /// Name of the newer one.
+        by: String,
+    },
+    /// A node neither waits nor runs any more, and stays connected.
+    #[serde(rename = "node.withdrew")]
+    NodeWithdrew {},
+    /// A node asks for a new place while its world runs, or comes back after it was given up.
+    #[serde(rename = "node.came_back")]
+    NodeCameBack {},
+    /// Members did not report to a restarted coordinator in time.
+    #[serde(rename = "members.missing")]
+    MembersMissing {},
+    /// A round waits for nodes, or for a time to pass.
+    #[serde(rename = "round.waits")]
+    RoundWaits {
+        /// Number of the round.
+        next: u64,
+        /// Number of nodes that wait for it.
+        nodes: usize,
+    },
+    /// A world was formed.
+    #[serde(rename = "round.completed")]
+    RoundCompleted {
+        /// Number of its nodes.
+        nodes: usize,
+        /// Number of its workers, if every node tells.
+        workers: Option<u32>,
+        /// Name of the node with rank 0.
+        rank0: Option<String>,
+        /// Whether workers of the last world live on in it.
+        in_place: bool,
+    },
+    /// All workers of a world are to stop together, and may live on.
+    #[serde(rename = "round.changes")]
+    RoundChanges {},
+    /// A world must re-form.
+    #[serde(rename = "round.broken")]
+    RoundBroken {
+        /// Why.
+        why: Why,
+    },
+    /// The workers of nodes have all succeeded.
+    #[serde(rename = "workers.finished")]
+    WorkersFinished {
+        /// Number of nodes that have finished.
+        done: usize,
+        /// Number of live nodes.
+        of: usize,
+    },
+    /// A worker has failed.
+    #[serde(rename = "worker.exited")]
+    WorkerExited(Box<Exit>),
+    /// A first failure counts against a host.
+    #[serde(rename = "host.failed")]
+    HostFailed {
+        /// The host.
+        host: String,
+        /// How many it has had.
+        count: usize,
+        /// How many put it out.
+        limit: u32,
+    },
+    /// A host is kept out of the job.
+    #[serde(rename = "host.out")]
+    HostOut {
+        /// The host.
+        host: String,
+    },
+    /// A host is let in again.
+    #[serde(rename = "host.let_in")]
+    HostLetIn {
+        /// The host.
+        host: String,
+    },
+    /// This coordinator was restarted: a node reports a world that it does not know.
+    #[serde(rename = "coordinator.restarted")]
+    CoordinatorRestarted {
+        /// The round of that world.
+        reported: u64,
+    },
+    /// This coordinator's process did not run for a while.
+    #[serde(rename = "coordinator.stood_still")]
+    CoordinatorStoodStill {
+        /// For how long, in milliseconds.
+        late_ms: u64,
+    },
+    /// This coordinator's process ends.
+    #[serde(rename = "coordinator.ends")]
+    CoordinatorEnds {},
+    /// A node's part of a recovery has taken this long.
+    #[serde(rename = "phase")]
+    Phase(Phase),
+    /// Something that has no type of its own.
+    #[serde(rename = "note")]
+    Note {},
+}
+
+/// How a worker has ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Exit {
+    /// Its rank in the job.
+    pub rank: u32,
+    /// Its rank on its node.
+    pub local_rank: u32,
+    /// Its role.
+    pub role: String,
+    /// Its process id.
+    pub pid: u32,
+    /// How it ended: `exit code 3`, `SIGKILL`.
+    pub exit: String,
+    /// The exit code, or the signal's number negated.
+    pub returncode: i32,
+    /// The first line of what it said.
+    pub message: String,
+    /// It is the round's first failure. Others are consequences.
+    pub first: bool,
+    /// It counts against the job's budget of restarts.
+    pub counts: bool,
+}
+
+/// How long the parts of a node's recovery have taken, in microseconds. A part that did not occur has no time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Phase {
+    /// From the end of the first worker that failed on this node, until its agent knew.
+    pub detect_us: Option<u64>,
+    /// From the order to stop until nothing of the last round's workers was left.
+    pub stop_us: Option<u64>,
+    /// From the request for a place until the place was there.
+    pub rendezvous_us: Option<u64>,
+    /// From the place until all workers were started.
+    pub start_us: Option<u64>,
+    /// From then until as many clients had connected to the workers' store as the world has workers. Rank 0's node measures it.
+    pub import_us: Option<u64>,
+}
+
+/// How a job has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Ending {
+    /// The workers have succeeded.
+    Succeeded,
+    /// No restart was left, or a node said so.
+    Failed,
+    /// A person ended it.
+    Stopped,
+}
+
+/// By what a node was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Loss {
+    /// Its connection ended, and it did not come back.
+    Connection,
+    /// It was silent.
+    Silence,
+    /// Its lease ended, as etcd says.
+    Lease,
+}
+
+/// Why a world must re-form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Why {
+    /// A worker has failed.
+    WorkerFailed,
+    /// A member was lost.
+    NodeLost,
+    /// A member has left, or is about to.
+    NodeLeft,
+    /// A member has given up its place.
+    NodeWithdrew,
+    /// A newer agent has come from a member's place.
+    NodeReplaced,
+    /// A member asks for a new place, or has come back after it was given up.
+    NodeCameBack,
+    /// Nodes wait to join.
+    NodesWait,
+    /// The members could not stop together.
+    ChangeFailed,
+    /// Members did not report to a restarted coordinator.
+    CoordinatorRestarted,
+}
+
+impl Why {
+    /// Its name in events and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::WorkerFailed => "worker.failed",
+            Self::NodeLost => "node.lost",
+            Self::NodeLeft => "node.left",
+            Self::NodeWithdrew => "node.withdrew",
+            Self::NodeReplaced => "node.replaced",
+            Self::NodeCameBack => "node.came_back",
+            Self::NodesWait => "nodes.wait",
+            Self::ChangeFailed => "change.failed",
+            Self::CoordinatorRestarted => "coordinator.restarted",
+        }
+    }
+}
+
+impl Serialize for Why {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}

@@ -1,0 +1,282 @@
+//! HTTP on the host's port: health for everybody, metrics for whoever may know them.
+//!
+//! One request for each connection. Strangers reach the port, so a request is bounded in bytes and time, and requests in number.
+
+use std::ffi::OsStr;
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::time::timeout;
+
+use crate::rendezvous::coordinator::driver::Question;
+use crate::store::server::{Controller, Upgraded};
+
+/// The first bytes of the requests that are served.
+pub(super) const FIRST_BYTES: &[u8] = b"GET ";
+
+/// Requests at once.
+const AT_ONCE: usize = 64;
+/// Bytes of a request.
+const REQUEST_BYTES: usize = 8 * 1024;
+/// Headers of a request.
+const HEADERS: usize = 64;
+/// Time for a request to arrive and for its answer to leave.
+const LIMIT: Duration = Duration::from_secs(5);
+/// The coordinator's thread is well if it answers within this time.
+const TURN: Duration = Duration::from_secs(2);
+
+/// Who may read more than health.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readers {
+    /// Processes of this machine.
+    Loopback,
+    /// Everybody.
+    All,
+    /// Nobody: the host is protected by a token, and HTTP carries none.
+    Nobody,
+}
+
+/// Says who may read more than health, or that there is no HTTP.
+const VARIABLE: &str = "ELASTIC_RS_HTTP";
+
+impl Readers {
+    /// As `ELASTIC_RS_HTTP` says: `loopback` (default), `all`, or `off`, which is `None`.
+    ///
+    /// # Errors
+    /// It says something else.
+    pub fn of_environment() -> io::Result<Option<Self>> {
+        Self::of(std::env::var_os(VARIABLE).as_deref())
+    }
+
+    fn of(value: Option<&OsStr>) -> io::Result<Option<Self>> {
+        match value.map(|value| value.to_string_lossy()).as_deref() {
+            None | Some("loopback") => Ok(Some(Self::Loopback)),
+            Some("all") => Ok(Some(Self::All)),
+            Some("off") => Ok(None),
+            Some(other) => Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{VARIABLE} is `{}`, must be `loopback`, `all` or `off`", other.escape_default()),
+            )),
+        }
+    }
+}
+
+/// What answers need.
+#[derive(Clone, Debug)]
+pub(super) struct Sources {
+    pub questions: mpsc::Sender<Question>,
+    pub store: Controller,
+    pub readers: Readers,
+}
+
+/// An answer: its status, the type of its content, and that.
+struct Answer(&'static str, &'static str, String);
+
+const TEXT: &str = "text/plain; charset=utf-8";
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Answer requests until there are no more connections.
+pub(super) async fn serve(mut connections: mpsc::UnboundedReceiver<Upgraded>, sources: Sources) {
+    let places = Arc::new(Semaphore::new(AT_ONCE));
+    while let Some(Upgraded { stream, first_bytes, peer, place, .. }) = connections.recv().await {
+        // Who comes when all places are taken is closed.
+        let Ok(turn) = Arc::clone(&places).try_acquire_owned() else { continue };
+        let Ok(stream) = TcpStream::from_std(stream) else { continue };
+        let sources = sources.clone();
+        tokio::spawn(async move {
+            let _ = timeout(LIMIT, exchange(stream, first_bytes, peer.ip().to_canonical(), &sources)).await;
+            drop((turn, place));
+        });
+    }
+}
+
+async fn exchange(mut stream: TcpStream, mut bytes: BytesMut, peer: IpAddr, sources: &Sources) {
+    let answer = loop {
+        match asked(&bytes) {
+            Ok(Some(request)) => break respond(&request, peer, sources).await,
+            Ok(None) => {}
+            Err(why) => break Answer("400 Bad Request", TEXT, why),
+        }
+        if bytes.len() > REQUEST_BYTES {
+            let why = format!("the request has more than {REQUEST_BYTES} bytes\n");
+            break Answer("431 Request Header Fields Too Large", TEXT, why);
+        }
+        match stream.read_buf(&mut bytes).await {
+            Ok(1..) => {}
+            Ok(0) | Err(_) => return,
+        }
+    };
+    let Answer(status, kind, content) = answer;
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\nCache-Control: no-store\r\n\
+         X-Content-Type-Options: nosniff\r\n\r\n",
+        content.len()
+    );
+    let sent = async {
+        stream.write_all(head.as_bytes()).await?;
+        stream.write_all(content.as_bytes()).await?;
+        stream.shutdown().await?;
+        // What is left is read: else the kernel resets the connection, and the answer is lost.
+        while !matches!(stream.read_buf(&mut bytes).await?, 0) && bytes.len() <= 2 * REQUEST_BYTES {}
+        io::Result::Ok(())
+    };
+    let _ = sent.await; // it has gone
+}
+
+/// A request, as far as it concerns the answer.
+#[derive(Debug, PartialEq, Eq)]
+struct Request {
+    path: String,
+    host: Option<String>,
+}
+
+/// The request, if it is complete.
+fn asked(bytes: &[u8]) -> Result<Option<Request>, String> {
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS];
+    let mut request = httparse::Request::new(&mut headers);
+    match request.parse(bytes) {
+        Ok(httparse::Status::Partial) => Ok(None),
+        Ok(httparse::Status::Complete(_)) => {
+            let path = request.path.unwrap_or_default().split('?').next().unwrap_or_default().to_owned();
+            let host = request.headers.iter().find(|header| header.name.eq_ignore_ascii_case("host"));
+            let host = host.map(|header| String::from_utf8_lossy(header.value).trim().to_owned());
+            Ok(Some(Request { path, host }))
+        }
+        Err(error) => Err(format!("this is no request of HTTP/1.1: {error}\n")),
+    }
+}
+
+async fn respond(request: &Request, peer: IpAddr, sources: &Sources) -> Answer {
+    match request.path.as_str() {
+        "/healthz" => health(sources, false).await,
+        "/readyz" => health(sources, true).await,
+        "/metrics" => match refusal(request, peer, sources.readers) {
+            Some(why) => Answer("403 Forbidden", TEXT, format!("{why}\n")),
+            None => metrics(sources).await,
+        },
+        _ => Answer("404 Not Found", TEXT, "there are /healthz, /readyz and /metrics\n".to_owned()),
+    }
+}
+
+/// Why this request is not answered with data.
+fn refusal(request: &Request, peer: IpAddr, readers: Readers) -> Option<String> {
+    match readers {
+        Readers::All => None,
+        Readers::Nobody => Some("this coordinator is protected by a token, which HTTP would carry in clear".to_owned()),
+        Readers::Loopback if !peer.is_loopback() => Some(
+            "metrics are for this machine; ELASTIC_RS_HTTP=all on the coordinator's node serves everybody".to_owned(),
+        ),
+        // A page in a browser on this machine may have been given another name for it.
+        Readers::Loopback => match request.host.as_deref() {
+            Some(host) if !is_own(host) => Some(format!(
+                "`{}` is no name of this machine's loopback; use localhost",
+                host.chars().take(64).collect::<String>().escape_default()
+            )),
+            _ => None,
+        },
+    }
+}
+
+/// Whether a `Host` header names an address, or this machine.
+fn is_own(host: &str) -> bool {
+    let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((name, _)) => name,
+        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
+    };
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
+}
+
+async fn health(sources: &Sources, ready: bool) -> Answer {
+    let (reply, answer) = oneshot::channel();
+    let asked = async {
+        sources.questions.send(Question::Ready(reply)).await.ok()?;
+        answer.await.ok()
+    };
+    match timeout(TURN, asked).await {
+        Ok(Some(true)) => Answer("200 OK", TEXT, "ok\n".to_owned()),
+        Ok(Some(false)) if !ready => Answer("200 OK", TEXT, "ok\n".to_owned()),
+        Ok(Some(false)) => Answer("503 Service Unavailable", TEXT, "this coordinator's process ends\n".to_owned()),
+        Ok(None) => Answer("503 Service Unavailable", TEXT, "the coordinator has ended\n".to_owned()),
+        Err(_) => {
+            let why = format!("the coordinator's thread has not turned within {TURN:?}\n");
+            Answer("503 Service Unavailable", TEXT, why)
+        }
+    }
+}
+
+async fn metrics(sources: &Sources) -> Answer {
+    let (reply, answer) = oneshot::channel();
+    let asked = async {
+        sources.questions.send(Question::Metrics(reply)).await.ok()?;
+        answer.await.ok()
+    };
+    let Some(mut out) = asked.await else {
+        return Answer("503 Service Unavailable", TEXT, "the coordinator has ended\n".to_owned());
+    };
+    let stats = sources.store.stats();
+    for (name, help, value) in [
+        ("store_connections", "c10d clients of the endpoint's store", stats.connections_open),
+        ("store_keys", "keys in the endpoint's store", stats.keys),
+        ("store_bytes", "bytes of keys and values in the endpoint's store", stats.stored_bytes),
+    ] {
+        out.family(name, "gauge", help);
+        out.value(name, &[], value);
+    }
+    for (name, help, value) in [
+        ("store_requests", "requests that the endpoint's store has carried out", stats.requests),
+        ("store_rejects", "connections that the endpoint's store has closed for what they did", stats.rejected_total()),
+    ] {
+        out.family(name, "counter", help);
+        out.value(&format!("{name}_total"), &[], value);
+    }
+    Answer("200 OK", OPEN_METRICS, out.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_read_once_they_are_complete() {
+        let whole = b"GET /metrics?x=1 HTTP/1.1\r\nHost: n1:29400\r\n\r\n";
+        for end in 4..whole.len() {
+            assert_eq!(asked(&whole[..end]), Ok(None), "{end}");
+        }
+        let request = Request { path: "/metrics".to_owned(), host: Some("n1:29400".to_owned()) };
+        assert_eq!(asked(whole), Ok(Some(request)));
+        assert!(asked(b"GET / HTTP/9.9\r\n\r\n").unwrap_err().starts_with("this is no request"));
+        let many = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(HEADERS + 1));
+        assert!(asked(many.as_bytes()).is_err());
+    }
+
+    #[test]
+    fn the_variable_says_who_may_read() {
+        let of = |value: &str| Readers::of(Some(OsStr::new(value)));
+        assert_eq!(Readers::of(None).unwrap(), Some(Readers::Loopback));
+        assert_eq!((of("all").unwrap(), of("off").unwrap()), (Some(Readers::All), None));
+        let error = of("everyone").unwrap_err().to_string();
+        assert_eq!(error, "ELASTIC_RS_HTTP is `everyone`, must be `loopback`, `all` or `off`");
+    }
+
+    #[test]
+    fn data_is_for_those_who_may_read_it() {
+        let request = |host: Option<&str>| Request { path: "/metrics".to_owned(), host: host.map(str::to_owned) };
+        let (here, elsewhere): (IpAddr, IpAddr) = ([127, 0, 0, 9].into(), [10, 0, 0, 1].into());
+        for host in [None, Some("localhost:29400"), Some("127.0.0.1"), Some("[::1]:29400"), Some("LOCALHOST")] {
+            assert_eq!(refusal(&request(host), here, Readers::Loopback), None, "{host:?}");
+        }
+        for host in ["evil.example:29400", "localhost.evil.example", "", "[evil]", "127.0.0.1.evil.example"] {
+            let why = refusal(&request(Some(host)), here, Readers::Loopback).unwrap();
+            assert!(why.ends_with("use localhost"), "{why}");
+        }
+        assert!(refusal(&request(None), elsewhere, Readers::Loopback).unwrap().contains("ELASTIC_RS_HTTP=all"));
+        assert_eq!(refusal(&request(Some("evil.example")), elsewhere, Readers::All), None);
+        assert!(refusal(&request(None), here, Readers::Nobody).unwrap().contains("a token"));
+    }
+}

@@ -1,0 +1,191 @@
+//! The events of all runs, and the observers that wait for the next ones.
+
+use std::time::{Instant, SystemTime};
+
+use serde::Serialize;
+use tokio::sync::oneshot;
+
+use super::machine::Machine;
+use crate::events::line::line;
+use crate::events::metrics::{Metrics, OpenMetrics, RUNS};
+use crate::events::record::Record;
+use crate::events::ring::Rings;
+use crate::rendezvous::decider::snapshot::{RunState, State};
+use crate::rendezvous::protocol::message::{Observe, Observed};
+
+/// Bytes of events in one answer. With the state, as many fit into a frame.
+const ANSWER_BYTES: usize = 32 * 1024;
+/// Most runs that an error names.
+const NAMED: usize = 8;
+
+/// What an observer gets: an answer, or why there is none.
+pub(super) type Answer = Result<Observed, String>;
+
+/// A run's state, and the time on the clock of its events.
+#[derive(Serialize)]
+struct Dated {
+    #[serde(flatten)]
+    state: RunState,
+    mono_us: u64,
+}
+
+/// An observer that waits for the next event of a run.
+#[derive(Debug)]
+struct Waiting {
+    run_id: String,
+    ask: Observe,
+    reply: oneshot::Sender<Answer>,
+}
+
+/// The events of all runs of a coordinator.
+#[derive(Debug)]
+pub(super) struct Book {
+    rings: Rings,
+    /// Names this life of the coordinator in the ids of its events.
+    origin: String,
+    began: Instant,
+    waiting: Vec<Waiting>,
+    metrics: Metrics,
+}
+
+impl Book {
+    /// A book without events. `life`: a random number of this process.
+    pub fn new(life: u32, now: Instant) -> Self {
+        Self {
+            rings: Rings::default(),
+            origin: format!("c{life:08x}"),
+            began: now,
+            waiting: Vec::new(),
+            metrics: Metrics::default(),
+        }
+    }
+
+    /// Keep an event.
+    pub fn keep(&mut self, run_id: &str, record: &Record, now: Instant) {
+        let since = now.saturating_duration_since(self.began);
+        let line = line(record, run_id, &self.origin, since, SystemTime::now());
+        self.rings.push(run_id, record.number.0, line);
+        self.metrics.count(run_id, record, now);
+    }
+
+    /// Forget the events of a run.
+    pub fn forget(&mut self, run_id: &str) {
+        self.rings.forget(run_id);
+        self.metrics.forget(run_id);
+    }
+
+    /// Answer an observer now, or once there is an event. `knows_all`: it may know which runs there are.
+    pub fn ask(&mut self, ask: Observe, knows_all: bool, reply: oneshot::Sender<Answer>, machine: &Machine) {
+        let run_id = match chosen(ask.run_id.as_deref(), knows_all, machine) {
+            Ok(run_id) => run_id,
+            Err(reason) => {
+                let _ = reply.send(Err(reason)); // the observer may have gone
+                return;
+            }
+        };
+        if ask.waits && self.rings.after(&run_id, ask.after).next().is_none() {
+            self.waiting.push(Waiting { run_id, ask, reply });
+        } else {
+            let _ = reply.send(Ok(self.answer(run_id, &ask, machine)));
+        }
+    }
+
+    /// What was counted, and the state of the runs.
+    pub fn metrics(&self, machine: &Machine) -> OpenMetrics {
+        let (mut out, now) = (OpenMetrics::default(), Instant::now());
+        out.family("build_info", "gauge", "the release of elastic_rs");
+        out.value("build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
+        self.metrics.write(&mut out);
+        out.family("events_dropped", "counter", "events that were dropped to make room for later ones");
+        out.value("events_dropped_total", &[], self.rings.dropped());
+        out.family("sessions", "gauge", "connected sessions of nodes");
+        out.value("sessions", &[], machine.session_count());
+        let states: Vec<_> = machine.run_ids().take(RUNS).filter_map(|id| Some(machine.run(id)?.state(now))).collect();
+        out.family("run_state", "gauge", "1 for the state that the run is in");
+        for run in &states {
+            for state in State::ALL {
+                out.value(
+                    "run_state",
+                    &[("run", run.run.as_str()), ("state", state.name())],
+                    u8::from(run.state == state),
+                );
+            }
+        }
+        out.family("round", "gauge", "number of the last round that was completed");
+        states.iter().for_each(|run| out.value("round", &[("run", run.run.as_str())], run.round));
+        out.family("restarts_left", "gauge", "what is left of the job's budget of restarts");
+        for run in &states {
+            if let Some(most) = run.max_restarts {
+                out.value("restarts_left", &[("run", run.run.as_str())], most.saturating_sub(run.restart));
+            }
+        }
+        out.family("nodes", "gauge", "nodes by what they do");
+        for run in &states {
+            for (state, count) in [("running", run.running), ("waiting", run.waiting), ("finished", run.finished)] {
+                out.value("nodes", &[("run", run.run.as_str()), ("state", state)], count);
+            }
+        }
+        out.family("workers", "gauge", "workers of the current world, if its members tell");
+        for run in &states {
+            run.workers.iter().for_each(|workers| out.value("workers", &[("run", run.run.as_str())], workers));
+        }
+        out
+    }
+
+    /// Answer the observers that have waited for what was kept.
+    pub fn answer_waiting(&mut self, machine: &Machine) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        for Waiting { run_id, ask, reply } in std::mem::take(&mut self.waiting) {
+            if machine.run(&run_id).is_none() {
+                let _ = reply.send(Err(format!("run `{run_id}` is forgotten")));
+            } else if self.rings.after(&run_id, ask.after).next().is_some() {
+                let _ = reply.send(Ok(self.answer(run_id, &ask, machine)));
+            } else if !reply.is_closed() {
+                self.waiting.push(Waiting { run_id, ask, reply });
+            }
+        }
+    }
+
+    fn answer(&self, run_id: String, ask: &Observe, machine: &Machine) -> Observed {
+        let (mut lines, mut bytes, mut last, mut more) = (Vec::new(), 0, ask.after, false);
+        for kept in self.rings.after(&run_id, ask.after) {
+            bytes += kept.line.len();
+            if bytes > ANSWER_BYTES && !lines.is_empty() {
+                more = true;
+                break;
+            }
+            lines.push(kept.line.to_string());
+            last = kept.number;
+        }
+        let now = Instant::now();
+        let mono_us = u64::try_from(now.saturating_duration_since(self.began).as_micros()).unwrap_or(u64::MAX);
+        let state = machine.run(&run_id).filter(|_| ask.state).map(|run| Dated { state: run.state(now), mono_us });
+        // All of its keys are texts, so nothing in it can fail.
+        let state = state.map(|state| serde_json::to_string(&state).unwrap_or_default());
+        Observed { run_id, state, lines, last, more }
+    }
+}
+
+/// The run that is meant.
+fn chosen(asked: Option<&str>, knows_all: bool, machine: &Machine) -> Result<String, String> {
+    if let Some(run_id) = asked.filter(|run_id| machine.run(run_id).is_some()) {
+        return Ok(run_id.to_owned());
+    }
+    let mut ids = machine.run_ids();
+    let first: Vec<_> = ids.by_ref().take(NAMED).collect();
+    let more = ids.count();
+    match (asked, first.as_slice()) {
+        (None, [only]) => return Ok((*only).to_owned()),
+        (Some(run_id), _) if !knows_all => return Err(format!("there is no run `{run_id}` here")),
+        (_, []) => return Err("no node has come to this coordinator yet, so there is no run".to_owned()),
+        _ => {}
+    }
+    let names = first.iter().map(|id| format!("`{id}`")).collect::<Vec<_>>().join(", ");
+    let names = if more > 0 { format!("{names} and {more} more") } else { names };
+    Err(match asked {
+        Some(run_id) => format!("there is no run `{run_id}` here; there are {names}"),
+        None => format!("there are several runs here: {names}; name one"),
+    })
+}

@@ -1,0 +1,106 @@
+//! What a run records, and the events that later ones name as their causes.
+
+use std::fmt;
+
+use super::event::Effect;
+use super::run::Run;
+use crate::events::record::{CAUSES_LIMIT, Kind, Number, Record};
+use crate::rendezvous::protocol::message::NodeId;
+
+/// The events that may cause others.
+#[derive(Clone, Default)]
+pub(in crate::rendezvous) struct Trace {
+    /// Number of the last event.
+    recorded: u64,
+    /// Why the current world must re-form, or changes in place.
+    broken: Option<Number>,
+    /// When the current world was formed.
+    completed: Option<Number>,
+    /// The last request for a place.
+    joined: Option<Number>,
+    /// When a member last asked to leave.
+    leaves: Option<Number>,
+}
+
+/// No decision depends on it, so the explorer of small jobs must not tell states apart by it.
+impl fmt::Debug for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Trace")
+    }
+}
+
+impl Trace {
+    /// The event for which the current world must re-form.
+    pub fn broken(&self) -> Option<Number> {
+        self.broken
+    }
+
+    /// The event by which the current world was formed.
+    pub fn completed(&self) -> Option<Number> {
+        self.completed
+    }
+
+    /// Whether nothing was recorded yet.
+    pub fn is_blank(&self) -> bool {
+        self.recorded == 0
+    }
+
+    /// The last request for a place.
+    pub fn joined(&self) -> Option<Number> {
+        self.joined
+    }
+}
+
+impl Run {
+    /// Record an event. `node` is the name of the node that it is about. `text` is its line in the log.
+    pub(super) fn record(
+        &mut self,
+        kind: Kind,
+        node: Option<&str>,
+        causes: impl IntoIterator<Item = Number>,
+        text: impl Into<Option<String>>,
+    ) -> Number {
+        self.trace.recorded += 1;
+        let number = Number(self.trace.recorded);
+        match &kind {
+            Kind::NodeJoined { .. } => self.trace.joined = Some(number),
+            Kind::NodeLeaves {} => self.trace.leaves = Some(number),
+            Kind::RoundCompleted { .. } => (self.trace.completed, self.trace.broken) = (Some(number), None),
+            Kind::RoundChanges {} | Kind::RoundBroken { .. } => self.trace.broken = Some(number),
+            _ => {}
+        }
+        self.emit(Effect::Record(Record {
+            number,
+            causes: causes.into_iter().take(CAUSES_LIMIT).collect(),
+            round: self.round().0,
+            restart: self.restart(),
+            node: node.map(str::to_owned),
+            kind,
+            text: text.into(),
+        }));
+        number
+    }
+
+    /// The event by which a member asked to leave, if one does.
+    pub(super) fn leaver(&self) -> Option<Number> {
+        self.trace.leaves.filter(|_| !self.in_place.leaving().is_empty())
+    }
+
+    /// Record what has no type of its own.
+    pub(super) fn note(&mut self, text: String) {
+        self.record(Kind::Note {}, None, None, text);
+    }
+
+    /// Record an event of a node. `what` follows its label in the log.
+    pub(super) fn record_of(
+        &mut self,
+        id: NodeId,
+        kind: Kind,
+        causes: impl IntoIterator<Item = Number>,
+        what: String,
+    ) -> Number {
+        let Some(node) = self.roster.get(id) else { return self.record(Kind::Note {}, None, causes, what) };
+        let (name, text) = (node.name.clone(), format!("{} {what}", node.label()));
+        self.record(kind, Some(&name), causes, text)
+    }
+}

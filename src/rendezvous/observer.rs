@@ -1,0 +1,81 @@
+//! An observer's end of a connection to a coordinator: asks for a run's events and state, and changes nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout};
+
+use super::protocol::codec;
+use super::protocol::frames::read_message;
+use super::protocol::message::{CoordinatorMessage, NodeMessage, Observe, Observed};
+use crate::net::connect::{in_words, race, resolve};
+use crate::secure::{Halves, Protection};
+
+/// A connection to a coordinator.
+#[derive(Debug)]
+pub struct Observer {
+    halves: Halves,
+    buffer: BytesMut,
+    limit: Duration,
+}
+
+impl Observer {
+    /// Connect to the coordinator at `host:port`. With a `protection`, the run must be named. `limit`: for connecting, and for each
+    /// answer that waits for no event.
+    ///
+    /// # Errors
+    /// A sentence: nobody is reached there, or one of the ends is not proven.
+    pub async fn connect(
+        host: &str,
+        port: u16,
+        secured: Option<(Arc<Protection>, &str)>,
+        limit: Duration,
+    ) -> Result<Self, String> {
+        let deadline = Instant::now() + limit;
+        let addresses = resolve(host, port, deadline).await.map_err(|error| error.to_string())?;
+        let open = async |stream: TcpStream| {
+            stream.set_nodelay(true).map_err(|error| error.to_string())?;
+            let mut halves = match &secured {
+                Some((protection, run_id)) => protection.begin(stream, run_id).await?,
+                None => Halves::plain(stream),
+            };
+            let mut preamble = BytesMut::new();
+            codec::encode_preamble(&mut preamble);
+            halves.writer.write_all(&preamble).await.map_err(|error| error.to_string())?;
+            Ok(halves)
+        };
+        let halves = race(&addresses, deadline, TcpStream::connect, open).await.map_err(|met| in_words(host, &met))?;
+        Ok(Self { halves, buffer: BytesMut::new(), limit })
+    }
+
+    /// Ask, and wait for the answer: without a limit if the question waits for an event.
+    ///
+    /// # Errors
+    /// A sentence: the coordinator refuses, has gone, or does not answer.
+    pub async fn ask(&mut self, ask: Observe) -> Result<Observed, String> {
+        let waits = ask.waits;
+        let mut frame = BytesMut::new();
+        codec::try_encode_frame(&NodeMessage::Observe(ask), &mut frame).map_err(|error| error.to_string())?;
+        let lost = |error: std::io::Error| format!("the connection to the coordinator ended: {error}");
+        self.halves.writer.write_all(&frame).await.map_err(lost)?;
+        self.halves.writer.flush().await.map_err(lost)?;
+        let reading = read_message::<CoordinatorMessage>(&mut self.halves.reader, &mut self.buffer);
+        let message = match waits {
+            true => reading.await,
+            false => match timeout(self.limit, reading).await {
+                Ok(message) => message,
+                Err(_) => return Err(format!("the coordinator does not answer within {:?}", self.limit)),
+            },
+        };
+        match message {
+            Ok(Some(CoordinatorMessage::Observed(observed))) => Ok(observed),
+            Ok(Some(CoordinatorMessage::Rejected { reason } | CoordinatorMessage::Ended { reason })) => Err(reason),
+            Ok(Some(_)) => Err("the coordinator's answer is none to an observer".to_owned()),
+            Ok(None) => Err("the coordinator closed the connection; an older release answers no observers".to_owned()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,285 @@
+"""What a job's events tell: each recovery with its root, its consequences and its cost, and that in words."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import pytest
+from elastic_rs.observe import _text
+from elastic_rs.observe._events import Event, parse, plain
+from elastic_rs.observe._page import page
+from elastic_rs.observe._story import Story, tell
+from elastic_rs.observe._trace import chrome_trace
+
+
+class Log:
+    """Writes the events of a job, as a coordinator does."""
+
+    def __init__(self, origin: str = "c1") -> None:
+        self.origin = origin
+        self.lines: list[str] = []
+
+    def add(self, kind: str, at_s: float = 0.0, cause: int | None = None, **fields: Any) -> int:
+        """Write an event, and return its number. ``at_s`` is the coordinator's clock."""
+        number = len(self.lines) + 1
+        event = {
+            "v": 1,
+            "id": f"{self.origin}.{number}",
+            "order": number,
+            "cause": [] if cause is None else [f"{self.origin}.{cause}"],
+            "run": "job",
+            "round": fields.pop("round", 1),
+            "restart": fields.pop("restart", 0),
+            "type": kind,
+            "data": fields.pop("data", {}),
+            "node": fields.pop("node", None),
+            "mono_us": round(at_s * 1e6),
+            "wall": "2026-11-22T00:48:48.000Z",
+            "text": fields.pop("text", None),
+            "of_a_later_release": 1,
+        }
+        assert not fields
+        self.lines.append(json.dumps(event))
+        return number
+
+    def events(self) -> list[Event]:
+        return parse(self.lines)
+
+
+def exited(rank: int = 137, *, first: bool = True, message: str = "") -> dict[str, Any]:
+    return {"rank": rank, "exit": "exit code 1", "message": message, "first": first, "counts": first}
+
+
+def recovered(log: Log, at_s: float = 100.0, slow: str = "n41:9") -> int:
+    """A worker of n17 fails, one of n2 follows, three nodes form the next round. Returns that event's number."""
+    exit_ = log.add("worker.exited", at_s, node="n17.example.org:4711", data=exited(message="uncorrectable ECC"))
+    broken = log.add("round.broken", at_s + 0.002, cause=exit_, data={"why": "worker.failed"})
+    log.add("worker.exited", at_s + 0.5, cause=broken, node="n2:5", data=exited(4, first=False))
+    done = log.add("round.completed", at_s + 32.0, cause=broken, round=2, data={"nodes": 3, "workers": 24})
+    for node, stop_us in [("n2:5", 1_100_000), ("n17.example.org:4711", 900_000), (slow, 30_000_000)]:
+        data = {"stop_us": stop_us, "rendezvous_us": 1000, "start_us": 20_000, "import_us": None}
+        log.add("phase", at_s + 32.1, cause=done, round=2, node=node, data=data)
+    return done
+
+
+def formed() -> Log:
+    log = Log()
+    log.add("run.opened")
+    log.add("node.joined", 1.0, node="n17.example.org:4711")
+    log.add("round.completed", 2.0, cause=2, data={"nodes": 4, "workers": 32})
+    return log
+
+
+def state(**values: Any) -> dict[str, Any]:
+    usual = {
+        "run": "job",
+        "state": "running",
+        "round": 2,
+        "restart": 1,
+        "max_restarts": 3,
+        "min_nodes": 2,
+        "max_nodes": 4,
+        "running": 3,
+        "finished": 0,
+        "workers": 24,
+        "waiting": 0,
+        "waiting_names": [],
+        "unreachable_names": [],
+        "progress": "round 3: 0 of 2 to 4 nodes",
+        "verdict": None,
+        "failed": False,
+    }
+    assert values.keys() <= usual.keys()
+    return {**usual, **values}
+
+
+def test_a_recovery_has_its_root_its_consequences_and_its_cost() -> None:
+    log = formed()
+    recovered(log)
+    story = tell(log.events(), now_us=1000 * 10**6)
+    (recovery,) = story.recoveries
+    assert recovery.root.node == "n17.example.org:4711"
+    assert [event.node for event in recovery.consequences] == ["n2:5"]
+    assert (recovery.workers, recovery.nodes_before) == (32, 4)
+    stop = recovery.parts["stop"]
+    assert (stop.median_s, stop.longest_s, stop.slowest, stop.nodes) == (1.1, 30.0, "n41:9", 3)
+    assert list(recovery.parts) == ["stop", "rendezvous", "start"]
+    assert recovery.lasted_s(story.now_us) == pytest.approx(32.1)
+    assert story.elapsed_s() == pytest.approx(998.0)
+    assert story.goodput_at_most() == pytest.approx(1 - 32.1 / 998)
+
+
+def test_why_reads_from_the_root_to_the_new_round() -> None:
+    log = formed()
+    recovered(log)
+    assert _text.why(tell(log.events())) == [
+        "recovery 1 of 1, round 1 to 2: 32.1 s x 32 workers",
+        ' n17 rank 137 exit code 1 "uncorrectable ECC"   first; 1 follows from it',
+        " +- round 1 broken, all told  +2.0 ms",
+        "    |  n2 rank 4 exit code 1  +0.50 s",
+        "    +- round 2 complete with 3 of 4 nodes  +32.0 s",
+        "       stop       median 1.10 s; n41 30.0 s",
+        "       rendezvous median 1.0 ms; n41 1.0 ms",
+        "       start      median 0.02 s; n41 0.02 s",
+    ]
+
+
+def test_status_names_the_last_failure_and_who_is_away_and_slow() -> None:
+    log = formed()
+    recovered(log)
+    log.add("node.lost", 300.0, node="n17.example.org:4711", round=2, data={"how": "silence", "silent_ms": 15_000})
+    recovered(log, 400.0)
+    assert _text.status(tell(log.events(), now_us=4032 * 10**6), state()) == [
+        "job  RUNNING  round 2, 3 nodes (2 to 4), 24 workers, 1:07 h; restart 1 of 3",
+        "goodput at most 98.4 %; 2 recoveries lost 64.2 s = stop 60.0 s, start 0.04 s, rendezvous 2.0 ms",
+        'last    1:00 h ago: n17 rank 137 exit code 1 "uncorrectable ECC" (see why)',
+        "slow    n41: stop 30.0 s (median 1.10 s), slowest in 2 of 2 recoveries",
+        "away    n17: lost 1:02 h ago",
+    ]
+
+
+def test_a_job_that_waits_says_for_what() -> None:
+    log = Log()
+    log.add("run.opened")
+    log.add("node.joined", 1.0, node="n1:1")
+    shown = state(
+        state="waiting",
+        round=0,
+        restart=0,
+        running=0,
+        workers=None,
+        waiting=1,
+        max_restarts=None,
+        progress="round 1: 1 of 2 to 4 nodes (n1)\u202e",
+        unreachable_names=["n1:1"],
+    )
+    assert _text.status(tell(log.events(), now_us=5_000_000), shown) == [
+        "job  WAITING  round 0, 0 nodes (2 to 4), 1 wait; restart 0",
+        "waits   round 1: 1 of 2 to 4 nodes (n1) ",
+        "        no connection to n1",
+    ]
+
+
+def test_an_undisturbed_job_has_nothing_to_explain() -> None:
+    log = formed()
+    assert _text.why(tell(log.events())) == ["job has not been disturbed"]
+    log.add("run.closed", 9.0, data={"verdict": "succeeded"}, text="closed: all 4 live nodes of round 1 have finished")
+    story = tell(log.events())
+    assert _text.why(story) == ["job has not been disturbed: closed: all 4 live nodes of round 1 have finished"]
+    assert story.goodput_at_most() == 1
+    assert tell([]) == Story(run="")
+
+
+def test_a_failed_change_in_place_is_told_by_its_failure() -> None:
+    log = formed()
+    joined = log.add("node.joined", 50.0, node="n5:1")
+    changes = log.add("round.changes", 50.1, cause=joined)
+    log.add("round.broken", 60.0, cause=changes, data={"why": "change.failed"})
+    (recovery,) = tell(log.events()).recoveries
+    assert (recovery.broken.type, recovery.root.type) == ("round.broken", "node.joined")
+    assert recovery.completed is None
+    assert _text.why(tell(log.events()))[-1] == "    +- the next round is not complete yet"
+
+
+def test_events_of_a_restarted_coordinator_come_after_those_before() -> None:
+    before, after = formed(), Log("c2")
+    after.add("coordinator.restarted", 0.1)
+    events = parse([*before.lines, *after.lines])
+    assert [event.type for event in events][-1] == "coordinator.restarted"
+    # A cause of which the event was dropped is no root that is lost.
+    later = Log("c3")
+    later.add("round.broken", 1.0, cause=None)
+    dropped = json.loads(later.lines[0])
+    dropped["cause"] = ["c3.0"]
+    (recovery,) = tell(parse([json.dumps(dropped)])).recoveries
+    assert recovery.root is recovery.broken
+
+
+def test_a_trace_has_rounds_phases_and_arrows_from_causes() -> None:
+    log = formed()
+    recovered(log)
+    trace = chrome_trace(log.events(), now_us=200 * 10**6)["traceEvents"]
+    rounds = [(it["name"], it["ts"], it["dur"]) for it in trace if it["ph"] == "X" and (it["pid"], it["tid"]) == (1, 1)]
+    assert rounds == [
+        ("forming", 0, 2_000_000),
+        ("round 1", 2_000_000, 98_002_000),
+        ("recovery", 100_002_000, 31_998_000),
+        ("round 2", 132_000_000, 68_000_000),
+    ]
+    stops = {it["pid"]: (it["ts"], it["dur"]) for it in trace if it["name"] == "stop"}
+    names = {it["args"]["name"]: it["pid"] for it in trace if it["name"] == "process_name"}
+    assert stops[names["n41:9"]] == (132_100_000 - 20_000 - 1000 - 30_000_000, 30_000_000)
+    begins, ends = ([it for it in trace if it["ph"] == kind] for kind in "sf")
+    assert len(begins) == len(ends) == sum(len(event.cause) for event in log.events())
+    assert {it["id"] for it in begins} == {it["id"] for it in ends}
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{", "line 1 is no event"),
+        ("[]", "no event of a job"),
+        ('{"id": 1}', "order"),
+        ('{"id":"a.1","order":"x"}', "x"),
+    ],
+)
+def test_a_line_that_is_no_event_is_named(line: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        parse([line])
+
+
+def test_texts_of_peers_steer_no_terminal() -> None:
+    log = Log()
+    log.add("node.lost", node="n1\u001b[2J:1", text="a\nb\u202ec", data={"how": "\u009b"})
+    (event,) = log.events()
+    assert (event.node, event.text, event.data["how"]) == ("n1 [2J:1", "a b c", " ")
+    assert plain("é 日本 ok") == "é 日本 ok"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("n17:4711", "n17"), ("n17.example.org:1", "n17"), ("10.0.0.7:12", "10.0.0.7"), ("odd", "odd"), (":1", ":1")],
+)
+def test_nodes_are_named_by_their_host(name: str, shown: str) -> None:
+    assert _text.short(name) == shown
+
+
+def test_a_page_loads_nothing_and_names_cannot_become_markup() -> None:
+    log = formed()
+    recovered(log)
+    evil = "<script>alert(1)</script>"
+    log.add("node.lost", 300.0, node=f"{evil}:1", text=f'"><img src=x>{evil}', data={"how": "silence"})
+    html = page(log.events())
+    assert evil not in html
+    assert "<img" not in html
+    assert "&lt;script&gt;alert(1)" in html
+    assert "http" not in html.replace("http-equiv", "")
+    policy = re.search(r'content="(default-src [^"]*)"', html)
+    style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)
+    assert policy is not None
+    assert style is not None
+    digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
+    assert policy[1] == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    assert "style=" not in html
+    root = ET.fromstring(html[html.index("<figure>") : html.index("</figure>") + len("</figure>")])
+    names = [text.text for text in root.iter("text")]
+    assert "n17" in names
+    kinds = {rect.get("class") for rect in root.iter("rect")}
+    assert {"round", "recovery", "stop", "start"} <= kinds
+    assert "rank 137 exit code 1" in html
+
+
+def test_a_page_of_a_large_job_is_small() -> None:
+    log = formed()
+    for number in range(1000):
+        log.add("node.joined", 3.0, node=f"n{number}:1")
+    for again in range(20):
+        recovered(log, 100.0 * (again + 1))
+    html = page(log.events())
+    assert "The 50 nodes that lost most time, of 1003." in html
+    assert len(html.encode()) <= 60_000

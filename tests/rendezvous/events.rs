@@ -1,0 +1,153 @@
+//! What the coordinator records: each event with its causes.
+
+use std::time::Duration;
+
+use crate::bench::{Bench, failure, hello, join};
+use elastic_rs::events::record::{Ending, Kind, Loss, Number, Phase, Record, Why};
+use elastic_rs::rendezvous::decider::event::SessionId;
+use elastic_rs::rendezvous::protocol::message::{NodeMessage, Round};
+use elastic_rs::rendezvous::protocol::settings::Settings;
+
+/// The only event of this kind.
+fn only(bench: &Bench, is_it: impl Fn(&Kind) -> bool) -> &Record {
+    let found: Vec<_> = bench.records.iter().filter(|record| is_it(&record.kind)).collect();
+    assert_eq!(found.len(), 1, "{:#?}", bench.records);
+    found[0]
+}
+
+/// The event of which this one is a consequence.
+fn cause<'a>(bench: &'a Bench, of: &Record) -> &'a Record {
+    let cause = of.causes.first().unwrap_or_else(|| panic!("no cause: {of:?}"));
+    bench.records.iter().find(|record| record.number == *cause).unwrap()
+}
+
+fn is_broken(kind: &Kind) -> bool {
+    matches!(kind, Kind::RoundBroken { .. })
+}
+
+fn settings() -> Settings {
+    Settings { max_restarts: Some(1), ..Settings::new(2, 2) }
+}
+
+#[test]
+fn events_are_numbered_without_gaps_from_the_opening_to_the_end() {
+    let mut bench = Bench::formed(2, &settings());
+    for node in [1, 2] {
+        bench.say(node, NodeMessage::Done { round: Round(1) });
+    }
+    let kinds: Vec<_> = bench.records.iter().map(|record| record.kind.clone()).collect();
+    let joined = |node: u8| Kind::NodeJoined { address: format!("10.0.0.{node}"), workers: Some(2), new: true };
+    let finished = |done| Kind::WorkersFinished { done, of: 2 };
+    assert_eq!(
+        kinds.iter().filter(|kind| !matches!(kind, Kind::RoundWaits { .. })).collect::<Vec<_>>(),
+        [
+            &Kind::RunOpened { min_nodes: 2, max_nodes: 2, max_restarts: Some(1) },
+            &joined(1),
+            &joined(1),
+            &Kind::RoundCompleted { nodes: 2, workers: Some(4), rank0: Some("host:1".into()), in_place: false },
+            &finished(1),
+            &finished(2),
+            &Kind::RunClosed { verdict: Ending::Succeeded },
+        ]
+    );
+    assert!(bench.records.iter().map(|record| record.number).eq((1..).map(Number).take(bench.records.len())));
+    let completed = only(&bench, |kind| matches!(kind, Kind::RoundCompleted { .. }));
+    assert_eq!(completed.round, 1, "an event names the round that it begins");
+    assert!(matches!(cause(&bench, completed).kind, Kind::NodeJoined { .. }));
+    assert_eq!(cause(&bench, bench.records.last().unwrap()).number, completed.number);
+}
+
+#[test]
+fn a_workers_failure_is_the_root_of_what_follows() {
+    let mut bench = Bench::formed(2, &settings());
+    bench.say(1, NodeMessage::Failed { round: Round(1), failure: failure() });
+    bench.say(2, NodeMessage::Failed { round: Round(1), failure: failure() });
+    bench.say(1, join(1));
+    bench.say(2, join(1));
+
+    let broken = only(&bench, is_broken);
+    assert_eq!((&broken.kind, broken.restart), (&Kind::RoundBroken { why: Why::WorkerFailed }, 1));
+    let Kind::WorkerExited(exit) = &cause(&bench, broken).kind else { panic!("{broken:?}") };
+    assert_eq!((exit.rank, exit.local_rank, exit.pid, exit.returncode), (3, 1, 77, -9));
+    assert_eq!((exit.exit.as_str(), exit.message.as_str()), ("SIGKILL", "out of memory"));
+    assert!(exit.first && exit.counts && cause(&bench, broken).causes.is_empty());
+    assert_eq!(cause(&bench, broken).node.as_deref(), Some("host:1"));
+    let second = only(&bench, |kind| matches!(kind, Kind::WorkerExited(exit) if !exit.first));
+    assert_eq!((cause(&bench, second).number, second.node.as_deref()), (broken.number, Some("host:2")));
+    let again = only(&bench, |kind| matches!(kind, Kind::RoundCompleted { .. }) && is_second(&bench, kind));
+    assert_eq!(cause(&bench, again).number, broken.number);
+
+    // The budget is used up by the next one, which ends the job.
+    bench.say(1, NodeMessage::Failed { round: Round(2), failure: failure() });
+    let closed = only(&bench, |kind| matches!(kind, Kind::RunClosed { .. }));
+    assert_eq!(closed.kind, Kind::RunClosed { verdict: Ending::Failed });
+    assert!(matches!(&cause(&bench, closed).kind, Kind::WorkerExited(exit) if exit.first));
+}
+
+/// Whether this is the last completed round of two.
+fn is_second(bench: &Bench, kind: &Kind) -> bool {
+    let last = bench.records.iter().rfind(|record| matches!(record.kind, Kind::RoundCompleted { .. }));
+    last.is_some_and(|last| std::ptr::eq(&last.kind, kind))
+}
+
+#[test]
+fn lost_and_leaving_nodes_are_roots() {
+    let mut bench = Bench::formed(2, &settings());
+    bench.machine.on_disconnected(SessionId(2), bench.now);
+    bench.pass(settings().reconnect_grace);
+    let broken = only(&bench, is_broken);
+    assert_eq!(broken.kind, Kind::RoundBroken { why: Why::NodeLost });
+    let lost = cause(&bench, broken);
+    assert_eq!(lost.kind, Kind::NodeLost { how: Loss::Connection, silent_ms: Some(500) });
+    assert_eq!(lost.node.as_deref(), Some("host:2"));
+
+    let mut bench = Bench::formed(2, &settings());
+    bench.say(2, NodeMessage::Leave { reason: "got SIGTERM".into(), signal: Some(15) });
+    let broken = only(&bench, is_broken);
+    assert_eq!(broken.kind, Kind::RoundBroken { why: Why::NodeLeft });
+    assert_eq!(cause(&bench, broken).kind, Kind::NodeLeft { signal: Some(15) });
+
+    let mut bench = Bench::formed(2, &settings());
+    while !bench.records.iter().any(|record| matches!(record.kind, Kind::NodeLost { .. })) {
+        let next = bench.machine.next_deadline().unwrap();
+        bench.pass(next.saturating_duration_since(bench.now));
+    }
+    let silent = bench.records.iter().find(|record| matches!(record.kind, Kind::NodeLost { .. })).unwrap();
+    assert!(matches!(silent.kind, Kind::NodeLost { how: Loss::Silence, .. }), "{silent:?}");
+}
+
+#[test]
+fn nodes_that_wait_break_a_round() {
+    let settings = Settings { last_call_timeout: Duration::ZERO, ..Settings::new(2, 3) };
+    let mut bench = Bench::formed(2, &settings);
+    bench.greet(3, hello(3, &settings), 3);
+    bench.say(3, join(0));
+    let broken = only(&bench, is_broken);
+    assert_eq!(broken.kind, Kind::RoundBroken { why: Why::NodesWait });
+    assert_eq!(cause(&bench, broken).node.as_deref(), Some("host:3"));
+    assert!(broken.text.as_deref().unwrap().starts_with("members of round 1 must stop: 1 node waits to join"));
+}
+
+/// A node may tell it as often as it likes.
+#[test]
+fn a_nodes_phases_are_kept_twice_for_each_round() {
+    let mut bench = Bench::formed(2, &settings());
+    let phase = Phase { rendezvous_us: Some(7), start_us: Some(8), ..Phase::default() };
+    let took = |round| NodeMessage::Took { round: Round(round), phase };
+    for round in [1, 1, 1, 1, 0, 2] {
+        bench.say(2, took(round));
+    }
+    let kept: Vec<_> = bench.records.iter().filter(|record| matches!(record.kind, Kind::Phase(_))).collect();
+    assert_eq!(kept.len(), 2, "when its workers were started, and when all workers are there");
+    assert_eq!((&kept[0].kind, kept[0].node.as_deref()), (&Kind::Phase(phase), Some("host:2")));
+    assert!(matches!(cause(&bench, kept[0]).kind, Kind::RoundCompleted { .. }));
+    bench.say(1, NodeMessage::Failed { round: Round(1), failure: failure() });
+    for node in [1, 2] {
+        bench.say(node, join(1));
+    }
+    for node in [1, 2] {
+        bench.say(node, took(2));
+    }
+    let phases = bench.records.iter().filter(|record| matches!(record.kind, Kind::Phase(_)));
+    assert_eq!(phases.count(), 4);
+}

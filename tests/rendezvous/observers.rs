@@ -1,0 +1,196 @@
+//! Observers, over real sockets: they read a run's events and state, and change nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use elastic_rs::events::record::Phase;
+use elastic_rs::frontend::node::{Node, NodeOptions};
+use elastic_rs::host::Host;
+use elastic_rs::rendezvous::node::session::Session;
+use elastic_rs::rendezvous::observer::Observer;
+use elastic_rs::rendezvous::protocol::codec::{encode_frame, encode_preamble};
+use elastic_rs::rendezvous::protocol::message::{Hello, JoinWorkers, NodeId, NodeMessage, Observe, Observed};
+use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::secure::Protection;
+use elastic_rs::secure::token::Token;
+use elastic_rs::store::server::ServerOptions;
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::time::timeout;
+
+/// Time limit for a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+type Secured = Option<Arc<Protection>>;
+
+fn host(protection: Secured) -> (Host, Runtime) {
+    let listener = elastic_rs::net::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let host = Host::start(vec![listener], ServerOptions::default(), protection).unwrap();
+    (host, Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap())
+}
+
+fn by(token: &Token) -> Secured {
+    Some(Arc::new(Protection::by_token(token.clone()).unwrap()))
+}
+
+/// A node that is alone in a world of this run.
+async fn lonely(run: &str, port: u16, protection: Secured) -> Session {
+    let hello = Hello::new(run, NodeId(1), "node:1", Settings::new(1, 1));
+    let session = Session::open(&Handle::current(), hello, "127.0.0.1", port, PATIENCE, protection);
+    session.join(1, None, None, PATIENCE).await.unwrap();
+    session
+}
+
+async fn observer(port: u16, secured: Option<(Arc<Protection>, &str)>) -> Observer {
+    Observer::connect("127.0.0.1", port, secured, PATIENCE).await.unwrap()
+}
+
+fn ask(run_id: Option<&str>, after: u64) -> Observe {
+    Observe { run_id: run_id.map(str::to_owned), after, waits: false, state: true }
+}
+
+fn types(observed: &Observed) -> Vec<String> {
+    let of = |line: &String| serde_json::from_str::<Value>(line).unwrap()["type"].as_str().unwrap().to_owned();
+    observed.lines.iter().map(of).collect()
+}
+
+#[test]
+fn events_and_state_of_the_only_run_need_no_name() {
+    let (host, runtime) = host(None);
+    runtime.block_on(async {
+        let mut observer = observer(host.port(), None).await;
+        let error = observer.ask(ask(None, 0)).await.unwrap_err();
+        assert_eq!(error, "no node has come to this coordinator yet, so there is no run");
+
+        let _node = lonely("job", host.port(), None).await;
+        let mut observer = self::observer(host.port(), None).await;
+        let seen = observer.ask(ask(None, 0)).await.unwrap();
+        assert_eq!((seen.run_id.as_str(), seen.more), ("job", false));
+        assert_eq!(types(&seen), ["run.opened", "round.waits", "node.joined", "round.completed"]);
+        let state: Value = serde_json::from_str(seen.state.as_deref().unwrap()).unwrap();
+        let facts = ["state", "round", "running", "waiting"].map(|fact| state[fact].clone());
+        assert_eq!(facts, [Value::from("running"), 1.into(), 1.into(), 0.into()]);
+        let last: Value = serde_json::from_str(seen.lines.last().unwrap()).unwrap();
+        assert!(state["mono_us"].as_u64() >= last["mono_us"].as_u64(), "{state} {last}");
+        // Nothing is told twice, and no number is skipped.
+        let seen = observer.ask(ask(Some("job"), seen.last)).await.unwrap();
+        assert_eq!((seen.lines.len(), seen.last), (0, 4));
+        assert_eq!(types(&observer.ask(ask(Some("job"), 3)).await.unwrap()), ["round.completed"]);
+        // It is no node.
+        assert!(!host.sessions().ended(Duration::ZERO).await);
+    });
+}
+
+#[test]
+fn an_observer_waits_for_the_next_event() {
+    let (host, runtime) = host(None);
+    runtime.block_on(async {
+        let node = lonely("job", host.port(), None).await;
+        let mut observer = observer(host.port(), None).await;
+        let last = observer.ask(ask(None, 0)).await.unwrap().last;
+        let next = observer.ask(Observe { waits: true, ..ask(None, last) });
+        let leaving = async { node.leave("done".into(), None, PATIENCE).await };
+        let (seen, ()) = timeout(PATIENCE, async { tokio::join!(next, leaving) }).await.unwrap();
+        assert!(types(&seen.unwrap()).contains(&"node.left".to_owned()));
+    });
+}
+
+#[test]
+fn of_several_runs_one_must_be_named() {
+    let (host, runtime) = host(None);
+    runtime.block_on(async {
+        let _nodes = (lonely("one", host.port(), None).await, lonely("other", host.port(), None).await);
+        let refusal = async |run| observer(host.port(), None).await.ask(ask(run, 0)).await.unwrap_err();
+        assert_eq!(refusal(None).await, "there are several runs here: `one`, `other`; name one");
+        assert_eq!(refusal(Some("third")).await, "there is no run `third` here; there are `one`, `other`");
+        assert_eq!(refusal(Some("\u{1b}[2J")).await, "the run id `\\u{1b}[2J` has control characters");
+        assert_eq!(observer(host.port(), None).await.ask(ask(Some("other"), 0)).await.unwrap().run_id, "other");
+    });
+}
+
+#[test]
+fn with_a_token_an_observer_proves_itself_for_one_run() {
+    let token = Token::parse(&"a".repeat(64)).unwrap();
+    let (host, runtime) = host(by(&token));
+    runtime.block_on(async {
+        let _nodes = (lonely("one", host.port(), by(&token)).await, lonely("other", host.port(), by(&token)).await);
+        let reading = by(&token.for_observers()).unwrap();
+        let mut observer = observer(host.port(), Some((Arc::clone(&reading), "one"))).await;
+        assert_eq!(observer.ask(ask(Some("one"), 0)).await.unwrap().run_id, "one");
+        // A token may be good for several runs. What was proven is one.
+        let error = observer.ask(ask(Some("other"), 0)).await.unwrap_err();
+        assert!(error.ends_with("was proven for the run `one` alone"), "{error}");
+        let mut observer = self::observer(host.port(), Some((reading, "third"))).await;
+        assert_eq!(observer.ask(ask(Some("third"), 0)).await.unwrap_err(), "there is no run `third` here");
+        let stranger = Observer::connect("127.0.0.1", host.port(), None, PATIENCE).await;
+        let error = stranger.unwrap().ask(ask(Some("one"), 0)).await.unwrap_err();
+        assert!(error.starts_with("it is protected by a token"), "{error}");
+    });
+}
+
+/// Who does not wait for the answer is closed, and so is whoever comes when all places are taken.
+#[test]
+fn observers_are_bounded() {
+    let (host, runtime) = host(None);
+    runtime.block_on(async {
+        let _node = lonely("job", host.port(), None).await;
+        let mut all = Vec::new();
+        for _ in 0..64 {
+            let mut one = observer(host.port(), None).await;
+            one.ask(ask(None, 0)).await.unwrap();
+            all.push(one);
+        }
+        let error = observer(host.port(), None).await.ask(ask(None, 0)).await.unwrap_err();
+        assert_eq!(error, "64 others observe this coordinator already");
+        all.truncate(32);
+        let mut hasty = TcpStream::connect(("127.0.0.1", host.port())).await.unwrap();
+        let mut bytes = BytesMut::new();
+        encode_preamble(&mut bytes);
+        for _ in 0..2 {
+            encode_frame(&NodeMessage::Observe(Observe { waits: true, ..ask(None, 1000) }), &mut bytes);
+        }
+        hasty.write_all(&bytes).await.unwrap();
+        let mut answer = Vec::new();
+        let _ = timeout(PATIENCE, hasty.read_to_end(&mut answer)).await.unwrap(); // it may be reset
+    });
+}
+
+/// The phases of a run, until there are so many.
+async fn phases(observer: &mut Observer, count: usize) -> Vec<Value> {
+    let (mut found, mut last) = (Vec::new(), 0);
+    while found.len() < count {
+        let seen = observer.ask(Observe { waits: true, ..ask(None, last) }).await.unwrap();
+        let events = seen.lines.iter().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        found.extend(events.filter(|event| event["type"] == "phase").map(|event| event["data"].clone()));
+        last = seen.last;
+    }
+    found
+}
+
+#[test]
+fn rank_0s_node_tells_when_all_workers_have_connected_to_their_store() {
+    let (host, runtime) = host(None);
+    runtime.block_on(async {
+        let hello = Hello::new("job", NodeId(1), "node:1", Settings::new(1, 1));
+        let session = Arc::new(Session::open(&Handle::current(), hello, "127.0.0.1", host.port(), PATIENCE, None));
+        let (run_id, name) = ("job".to_owned(), "node:1".to_owned());
+        let options = NodeOptions { run_id, name, join_timeout: PATIENCE, ..NodeOptions::default() };
+        let node = Node::new(Arc::clone(&session), options, None);
+        let place = node.join(Some(JoinWorkers::new("role", 2))).await.unwrap();
+        let mut observer = observer(host.port(), None).await;
+        session.took(place.round, Phase { start_us: Some(5), ..Phase::default() });
+        let started = timeout(PATIENCE, phases(&mut observer, 1)).await.unwrap();
+        assert_eq!((&started[0]["start_us"], &started[0]["import_us"]), (&5.into(), &Value::Null));
+        let mut workers = Vec::new();
+        for _ in 0..2 {
+            let mut worker = TcpStream::connect((place.master_addr.as_str(), place.master_port)).await.unwrap();
+            worker.write_all(b"\x00\xce\xf7\x85\x3c").await.unwrap();
+            workers.push(worker);
+        }
+        let imported = timeout(PATIENCE, phases(&mut observer, 2)).await.unwrap();
+        assert!(imported[1]["import_us"].is_u64() && imported[1]["start_us"].is_null(), "{imported:?}");
+    });
+}
