@@ -931,6 +931,26 @@ class NodeOptions:
         """
 
 @final
+class Observer:
+    """
+    A connection to a coordinator that reads a run's events and state, and changes nothing.
+    """
+    def ask(self, /, *, run_id: str | None = None, after: SupportsIndex = 0, waits: bool = False, state: bool = False) -> tuple[str, str | None, list[str], int, bool]:
+        """
+        Return the run's id, its state as JSON (None unless ``state``), the events after number ``after`` as lines of JSON, the number
+        of the last of them, and whether there are more. With ``waits``, wait until there is one.
+
+        Raises ``ConnectionError`` if the coordinator refuses, or has gone.
+        """
+    @staticmethod
+    def connect(host: str, port: SupportsIndex, *, run_id: str | None = None, protection: Protection | None = None, timeout_s: SupportsFloat | SupportsIndex = 5.0) -> Observer:
+        """
+        Connect to the coordinator at ``host:port``. With a ``protection``, ``run_id`` must be given.
+
+        Raises ``ConnectionError`` if nobody answers there, or if one of the ends is not proven.
+        """
+
+@final
 class Placement:
     """
     A node's place in a completed round.

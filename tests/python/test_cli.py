@@ -158,7 +158,7 @@ def test_the_log_period_is_taken_from_the_command_line(serve: Serve) -> None:
     port = port_of(process)
     for _ in range(25):
         with socket.create_connection(("127.0.0.1", port)) as stranger:
-            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            stranger.sendall(b"SSH-2.0-stranger\r\n")
             with contextlib.suppress(ConnectionResetError):
                 assert stranger.recv(1) == b""
     # The summary comes half a second after the first record. With the default it would be a minute.

@@ -137,21 +137,21 @@ def _timeline(events: Sequence[Event], story: Story) -> Iterator[str]:
         name, whole = escape(_text.short(node)[:22]), escape(node)
         yield f'<text x="0" y="{row * _ROW + _ROW - 4}">{name}<title>{whole}</title></text>'
     for event in events:
-        row = rows.get(event.node or "")
-        if row is None:
+        found = rows.get(event.node or "")
+        if found is None:
             continue
         if event.type == "phase":
-            yield from _phases(event, row, scale)
+            yield from _phases(event, found, scale)
         elif event.type in _MARKS:
             kind, path = _MARKS[event.type]
             title = escape(event.text or _text.what(event))
-            at = f"translate({scale.x(event.mono_us)} {row * _ROW + _ROW // 2})"
+            at = f"translate({scale.x(event.mono_us)} {found * _ROW + _ROW // 2})"
             yield f'<path class="mark {kind}" d="{path}" transform="{at}"><title>{title}</title></path>'
     for recovery in story.recoveries:
-        row = rows.get(recovery.root.node or "")
-        if row is not None:
+        found = rows.get(recovery.root.node or "")
+        if found is not None:
             x1, x2 = scale.x(recovery.root.mono_us), scale.x(recovery.broken.mono_us)
-            yield f'<line class="cause" x1="{x1}" y1="{row * _ROW + 8}" x2="{x2}" y2="{_ROW - 3}"/>'
+            yield f'<line class="cause" x1="{x1}" y1="{found * _ROW + 8}" x2="{x2}" y2="{_ROW - 3}"/>'
     yield "</svg></figure>"
     if len(nodes) > _SHOWN:
         yield f"<p>The {_SHOWN} nodes that lost most time, of {len(nodes)}.</p>"

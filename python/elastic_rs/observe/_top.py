@@ -151,6 +151,7 @@ def _nodes(events: Sequence[Event]) -> list[_Node]:
                 node.state = "lost" if event.type == "node.lost" else "left"
                 gone[host] = gone.get(host, 0) + 1
             case "phase":
+                node.state = "running"
                 node.took.update(
                     {
                         phase: micros / 1e6
@@ -200,14 +201,15 @@ def show(live: Live, *, wait: Callable[[float], None] = time.sleep) -> int:
         ConnectionError: the coordinator has gone.
     """
     events: list[Event] = []
+    state: dict[str, Any] | None = None
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
         while True:
             new, state = live.read(state=True)
             events += new
-            print("\n".join(_text.status(tell(events, state and state["mono_us"]), state)), flush=True)
+            story = tell(events, None if state is None else state["mono_us"])
+            print("\n".join(_text.status(story, state)), flush=True)
             wait(10 * INTERVAL_S)
     view = View(colours="NO_COLOR" not in os.environ)
-    state: dict[str, Any] | None = None
     with _whole_terminal():
         while True:
             if not view.paused:

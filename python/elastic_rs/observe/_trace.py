@@ -30,7 +30,7 @@ def chrome_trace(events: Sequence[Event], now_us: int | None = None) -> dict[str
         now_us: the time on the coordinator's clock, which ends what goes on; by default that of the last event.
     """
     story = tell(events, now_us)
-    pids = {None: _JOB}
+    pids: dict[str | None, int] = {None: _JOB}
     for event in events:
         if event.node is not None:
             pids.setdefault(event.node, len(pids) + 1)

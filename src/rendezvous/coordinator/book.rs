@@ -138,10 +138,10 @@ impl Book {
             return;
         }
         for Waiting { run_id, ask, reply } in std::mem::take(&mut self.waiting) {
-            if machine.run(&run_id).is_none() {
-                let _ = reply.send(Err(format!("run `{run_id}` is forgotten")));
-            } else if self.rings.after(&run_id, ask.after).next().is_some() {
+            if self.rings.after(&run_id, ask.after).next().is_some() {
                 let _ = reply.send(Ok(self.answer(run_id, &ask, machine)));
+            } else if machine.run(&run_id).is_none() {
+                let _ = reply.send(Err(format!("run `{run_id}` is forgotten")));
             } else if !reply.is_closed() {
                 self.waiting.push(Waiting { run_id, ask, reply });
             }

@@ -218,6 +218,7 @@ fn perform(
                 }
             }
             Command::Forget { run_id, why } => {
+                book.answer_waiting(machine); // with its last events
                 book.forget(&run_id);
                 if let Some(why) = why {
                     tell(&run_id, &why, 0, log);

@@ -66,7 +66,8 @@ impl Run {
                 // A member that was told to re-form is not the cause.
                 let told = self.current.told();
                 let reason = if told { self.why() } else { format!("{label} restarts its workers") };
-                let asks = self.record(Kind::NodeCameBack {}, Some(&name), self.trace.broken(), None);
+                let broken = self.trace.broken().filter(|_| told);
+                let asks = broken.unwrap_or_else(|| self.record(Kind::NodeCameBack {}, Some(&name), None, None));
                 self.interrupt(&reason, Why::NodeCameBack, asks);
             }
             (Status::Waiting { arrival: first, .. }, _) => arrival = Some(*first),

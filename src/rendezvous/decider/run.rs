@@ -289,9 +289,11 @@ impl Run {
         if self.current.interrupt(reason) {
             self.in_place.break_off();
             // A change in place that is broken off is a cause, too.
-            let causes = [Some(cause), self.trace.broken()].into_iter().flatten();
+            let causes = [Some(cause), self.trace.broken().filter(|broken| *broken != cause)].into_iter().flatten();
             let text = format!("round {} is interrupted: {reason}", self.round());
-            self.record(Kind::RoundBroken { why }, None, causes, text);
+            // Members that were told to re-form know already that their round is broken.
+            let kind = if self.current.told() { Kind::Note {} } else { Kind::RoundBroken { why } };
+            self.record(kind, None, causes, text);
         }
     }
 

@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -87,8 +88,9 @@ def test_top_uses_a_terminal_and_gives_it_back(job: Job, port: int) -> None:
     nobody = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
     assert nobody.returncode == 3
     assert "no node has come to this coordinator yet" in nobody.stderr
-    options = ["--nnodes=2", "--rdzv-conf=is_host=0", "--rdzv-id=job", f"--rdzv-endpoint=127.0.0.1:{port}"]
-    job.start([sys.executable, "-m", "elastic_rs.run", *options, "--no-python", "sleep", "600"])
+    options = ["--nnodes=2", "--rdzv-backend=rust-c10d", "--rdzv-conf=is_host=0", "--rdzv-id=job"]
+    options.append(f"--rdzv-endpoint=127.0.0.1:{port}")
+    node = job.start([sys.executable, "-m", "elastic_rs.run", *options, "--no-python", "sleep", "600"])
     observed = subprocess.run(
         [sys.executable, "-c", WAIT, str(port)], capture_output=True, text=True, timeout=60, check=False
     )
@@ -110,6 +112,9 @@ def test_top_uses_a_terminal_and_gives_it_back(job: Job, port: int) -> None:
         assert termios.tcgetattr(terminal) == before
     finally:
         os.close(terminal)
+    for process in (node, host):
+        process.signal(signal.SIGTERM)
+        process.wait()
 
 
 WAIT = """
