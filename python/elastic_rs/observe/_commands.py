@@ -163,8 +163,17 @@ def _events(args: argparse.Namespace) -> int:
         if args.events is not None:
             return _fail(USAGE, "--follow needs an endpoint: files do not change")
         try:
+            nodes: list[Event] = []
+            story = tell(nodes)
             for line in _live(args).follow():
-                print(line if args.json else _text.event_line(parse([line])[0]), flush=True)
+                if args.json:
+                    print(line, flush=True)
+                    continue
+                (event,) = parse([line])
+                if event.type.startswith("node."):
+                    nodes.append(event)
+                    story = tell(nodes)
+                print(_text.event_line(event, story), flush=True)
         except ConnectionError as error:
             raise _UnreachableError(error) from None
     elif args.json and args.events is None:
@@ -175,8 +184,10 @@ def _events(args: argparse.Namespace) -> int:
         except ConnectionError as error:
             raise _UnreachableError(error) from None
     else:
-        for event in _read(args)[0]:
-            print(json.dumps(dataclasses.asdict(event)) if args.json else _text.event_line(event))
+        read = _read(args)[0]
+        story = tell(read)
+        for event in read:
+            print(json.dumps(dataclasses.asdict(event)) if args.json else _text.event_line(event, story))
     return HEALTHY
 
 

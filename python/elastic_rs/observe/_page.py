@@ -23,7 +23,9 @@ __all__ = ["page"]
 
 _SHOWN = 50
 """Most nodes in the timeline: those that lost most first."""
-_LISTED = 100
+_BARS = 250
+"""Most phases in the timeline: the longest."""
+_LISTED = 20
 """Most recoveries that are told in full: the last ones."""
 _WIDTH, _NAMES, _ROW = 1000, 150, 16
 _MARKS = {
@@ -42,7 +44,7 @@ _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:var(--fg);background:var(--bg);max-width:72rem;margin:2rem auto;
 padding:0 1rem}
 h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}pre{overflow-x:auto;font-size:.85rem;line-height:1.45}
-svg{width:100%;height:auto;min-width:40rem}figure{margin:0;overflow-x:auto}text{fill:var(--fg);font-size:11px}
+svg{width:100%;height:auto;min-width:40rem}figure{margin:0;overflow-x:auto}text{fill:var(--fg);font-size:11px}rect{height:10px}
 .dim{fill:var(--dim)}.axis{stroke:var(--line)}.round{fill:var(--good)}.recovery,.forming{fill:var(--bad)}.forming{opacity:.4}
 .stop{fill:var(--stop)}.rendezvous{fill:var(--rendezvous)}.start{fill:var(--start)}.import{fill:var(--import)}
 .detect{fill:var(--detect)}.mark{fill:none;stroke-width:2}.exited{stroke:var(--bad)}.left{stroke:var(--dim)}
@@ -92,7 +94,7 @@ def _recoveries(story: Story) -> Iterator[str]:
     for number in range(count, max(0, count - _LISTED), -1):
         title, *rest = _text.why(story, number)
         shown = " open" if number == count else ""
-        root = _text.what(story.recoveries[number - 1].root)
+        root = _text.what(story.recoveries[number - 1].root, story)
         summary = f"<summary>{escape(title)}: {escape(root)}</summary>"
         yield f"<details{shown}>{summary}<pre>{escape(chr(10).join(rest))}</pre></details>"
 
@@ -101,7 +103,7 @@ def _key() -> Iterator[str]:
     kinds = ["round", "recovery", *PHASES]
     yield '<ul class="key">'
     for kind in kinds:
-        box = f'<svg width="12" height="12" viewBox="0 0 12 12"><rect class="{kind}" width="12" height="12"/></svg>'
+        box = f'<svg width="12" height="12" viewBox="0 0 12 12"><rect class="{kind}" width="12"/></svg>'
         yield f"<li>{box} {kind}</li>"
     yield "</ul>"
 
@@ -117,9 +119,9 @@ class _Scale:
         return round(_NAMES + share * (_WIDTH - _NAMES - 10), 1)
 
     def ticks(self) -> Iterator[tuple[float, str]]:
-        for tenth in range(0, 11, 2):
-            at = self._begin + self._span * tenth // 10
-            yield self.x(at), _text.span((at - self._begin) / 1e6)
+        for fifth in range(6):
+            at = self._begin + self._span * fifth // 5
+            yield self.x(at), _text.span((at - self._begin) / 1e6) if fifth else "0"
 
 
 def _timeline(events: Sequence[Event], story: Story) -> Iterator[str]:
@@ -130,21 +132,21 @@ def _timeline(events: Sequence[Event], story: Story) -> Iterator[str]:
     yield f'<figure><svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="timeline of nodes and rounds">'
     for x, label in scale.ticks():
         yield f'<line class="axis" x1="{x}" x2="{x}" y1="0" y2="{height - 16}"/>'
-        yield f'<text class="dim" x="{x}" y="{height - 4}" text-anchor="middle">{escape(label)}</text>'
+        anchor = "end" if x > _WIDTH - 40 else "middle"
+        yield f'<text class="dim" x="{x}" y="{height - 4}" text-anchor="{anchor}">{escape(label)}</text>'
     yield f'<text x="0" y="{_ROW - 4}">job</text>'
     yield from _rounds(events, story, scale)
     for node, row in rows.items():
-        name, whole = escape(_text.short(node)[:22]), escape(node)
+        name, whole = escape(story.name(node)[:22]), escape(node)
         yield f'<text x="0" y="{row * _ROW + _ROW - 4}">{name}<title>{whole}</title></text>'
+    yield from _phases(events, rows, scale)
     for event in events:
         found = rows.get(event.node or "")
         if found is None:
             continue
-        if event.type == "phase":
-            yield from _phases(event, found, scale)
-        elif event.type in _MARKS:
+        if event.type in _MARKS:
             kind, path = _MARKS[event.type]
-            title = escape(event.text or _text.what(event))
+            title = escape(event.text or _text.what(event, story))
             at = f"translate({scale.x(event.mono_us)} {found * _ROW + _ROW // 2})"
             yield f'<path class="mark {kind}" d="{path}" transform="{at}"><title>{title}</title></path>'
     for recovery in story.recoveries:
@@ -171,13 +173,20 @@ def _rounds(events: Sequence[Event], story: Story, scale: _Scale) -> Iterator[st
         yield _bar(kind, name, (since, story.end_us()), 0, scale)
 
 
-def _phases(event: Event, row: int, scale: _Scale) -> Iterator[str]:
-    end = event.mono_us
-    for phase in reversed(PHASES):
-        micros = event.data.get(f"{phase}_us")
-        if isinstance(micros, int):
-            yield _bar(phase, phase, (end - micros, end), row, scale)
-            end -= micros
+def _phases(events: Sequence[Event], rows: dict[str, int], scale: _Scale) -> Iterator[str]:
+    """Draw the longest phases of these nodes."""
+    bars: list[tuple[int, str, int, int]] = []
+    for event in events:
+        end, row = event.mono_us, rows.get(event.node or "")
+        if event.type != "phase" or row is None:
+            continue
+        for phase in reversed(PHASES):
+            micros = event.data.get(f"{phase}_us")
+            if isinstance(micros, int):
+                bars.append((micros, phase, end, row))
+                end -= micros
+    for micros, phase, end, row in sorted(bars, reverse=True)[:_BARS]:
+        yield _bar(phase, phase, (end - micros, end), row, scale)
 
 
 def _bar(kind: str, name: str, between_us: tuple[int, int], row: int, scale: _Scale) -> str:
@@ -185,10 +194,7 @@ def _bar(kind: str, name: str, between_us: tuple[int, int], row: int, scale: _Sc
     x, end = scale.x(begin_us), scale.x(end_us)
     title = escape(f"{name}: {_text.span(max(0, end_us - begin_us) / 1e6)}")
     width = max(1.0, round(end - x, 1))
-    return (
-        f'<rect class="{kind}" x="{x}" y="{row * _ROW + 3}" width="{width}" height="{_ROW - 6}">'
-        f"<title>{title}</title></rect>"
-    )
+    return f'<rect class="{kind}" x="{x}" y="{row * _ROW + 3}" width="{width}"><title>{title}</title></rect>'
 
 
 def _worst(events: Sequence[Event]) -> list[str]:

@@ -84,6 +84,7 @@ class Story:
         away: nodes that have gone and not come back, each with the event that says so.
         gone: how often nodes of each host have gone.
         now_us: the time on the coordinator's clock.
+        shared: hosts on which several nodes were in the job at the same time.
     """
 
     run: str
@@ -94,6 +95,14 @@ class Story:
     away: dict[str, Event] = field(default_factory=dict)
     gone: dict[str, int] = field(default_factory=dict)
     now_us: int = 0
+    shared: set[str] = field(default_factory=set)
+
+    def name(self, node: str) -> str:
+        """Return a node's name without its process id and its domain, unless several nodes share its host."""
+        host, _, pid = node.rpartition(":")
+        if not pid.isdecimal() or not host or host in self.shared:
+            return node
+        return host if host.replace(".", "").isdecimal() else host.partition(".")[0]
 
     def lost_s(self) -> float:
         """Return the time in which workers stood still after the first round, in seconds."""
@@ -138,6 +147,7 @@ def tell(events: Sequence[Event], now_us: int | None = None) -> Story:
     open_one: Recovery | None = None
     nodes: int | None = None
     workers: int | None = None
+    present: dict[str, str] = {}
     for event in events:
         known[event.id] = event
         story.opened = story.opened or event
@@ -160,7 +170,7 @@ def tell(events: Sequence[Event], now_us: int | None = None) -> Story:
             story.closed = event
         elif open_one is not None and event is not open_one.root and _follows(event, open_one):
             open_one.consequences.append(event)
-        _count_nodes(story, event)
+        _count_nodes(story, present, event)
     for recovery in story.recoveries:
         if recovery.completed is not None:
             told = phases.get(recovery.completed.id, [])
@@ -197,16 +207,20 @@ def _follows(event: Event, recovery: Recovery) -> bool:
     return event.type in LOSSES and event.mono_us >= recovery.broken.mono_us
 
 
-def _count_nodes(story: Story, event: Event) -> None:
+def _count_nodes(story: Story, present: dict[str, str], event: Event) -> None:
+    """Note who is in the job. ``present``: the last node of each host that has come and not gone."""
     if event.node is None:
         return
-    if event.type in ("node.lost", "node.left"):
-        story.away[event.node] = event
-        host = event.node.rpartition(":")[0]
-        story.gone[host] = story.gone.get(host, 0) + 1
+    host = event.node.rpartition(":")[0]
+    if event.type in ("node.lost", "node.left", "node.replaced"):
+        if present.get(host) == event.node:
+            del present[host]
+        if event.type != "node.replaced":
+            story.away[event.node] = event
+            story.gone[host] = story.gone.get(host, 0) + 1
     elif event.type == "node.joined":
-        story.away.pop(event.node, None)
-        host = event.node.rpartition(":")[0]
+        if present.setdefault(host, event.node) != event.node:
+            story.shared.add(host)
         # An agent that was started again has another process id.
         for node in [node for node in story.away if node.rpartition(":")[0] == host]:
             del story.away[node]

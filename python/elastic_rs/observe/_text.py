@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from elastic_rs.observe._events import Event
     from elastic_rs.observe._story import Part, Recovery, Story
 
-__all__ = ["event_line", "short", "span", "status", "what", "why"]
+__all__ = ["event_line", "span", "status", "what", "why"]
 
 _LONGEST = 72
 """Most characters that are shown of what a worker said."""
@@ -31,7 +31,7 @@ def status(story: Story, state: dict[str, Any] | None) -> list[str]:
     if state is not None and state["state"] in ("waiting", "reforming"):
         lines.append(f"waits   {plain(state['progress'])}")
         if state["unreachable_names"]:
-            lines.append(f"        no connection to {_some(map(plain, state['unreachable_names']))}")
+            lines.append(f"        no connection to {_some(map(story.name, map(plain, state['unreachable_names'])))}")
     if state is not None and state.get("verdict"):
         lines.append(f"ended   {plain(state['verdict'])}")
     elif story.closed is not None and story.closed.text:
@@ -42,10 +42,10 @@ def status(story: Story, state: dict[str, Any] | None) -> list[str]:
     if story.recoveries:
         last = story.recoveries[-1]
         ago = span((story.now_us - last.root.mono_us) / 1e6)
-        lines.append(f"last    {ago} ago: {what(last.root)} (see why)")
+        lines.append(f"last    {ago} ago: {what(last.root, story)} (see why)")
     for node, phase, times, part in story.slowest()[:_SHOWN]:
         lines.append(
-            f"slow    {short(node)}: {phase} {span(part.longest_s)} (median {span(part.median_s)}), slowest in "
+            f"slow    {story.name(node)}: {phase} {span(part.longest_s)} (median {span(part.median_s)}), slowest in "
             f"{times} of {len(story.recoveries)} recoveries"
         )
     for node, event in list(story.away.items())[-_SHOWN:]:
@@ -53,7 +53,7 @@ def status(story: Story, state: dict[str, Any] | None) -> list[str]:
         times = story.gone.get(node.rpartition(":")[0], 1)
         often = f", went {times} times" if times > 1 else ""
         verb = "lost" if event.type == "node.lost" else "left"
-        lines.append(f"away    {short(node)}: {verb} {ago} ago{often}")
+        lines.append(f"away    {story.name(node)}: {verb} {ago} ago{often}")
     if len(story.away) > _SHOWN:
         lines.append(f"        and {len(story.away) - _SHOWN} more")
     return lines
@@ -71,7 +71,7 @@ def why(story: Story, which: int | None = None) -> list[str]:
         return [f"{story.run or 'this job'} has not been disturbed{ended}"]
     number = len(story.recoveries) if which is None else which
     recovery = story.recoveries[number - 1]
-    lines = [_title(recovery, number, story), f" {what(recovery.root)}{_following(recovery)}"]
+    lines = [_title(recovery, number, story), f" {what(recovery.root, story)}{_following(recovery)}"]
     start = recovery.root.mono_us
 
     def after(event: Event) -> str:
@@ -80,7 +80,7 @@ def why(story: Story, which: int | None = None) -> list[str]:
     if recovery.broken is not recovery.root:
         verb = "changes in place" if recovery.broken.type == "round.changes" else "broken, all told"
         lines.append(f" +- round {recovery.broken.round} {verb}  {after(recovery.broken)}")
-    lines += [f"    |  {what(event)}  {after(event)}" for event in recovery.consequences[:_SHOWN]]
+    lines += [f"    |  {what(event, story)}  {after(event)}" for event in recovery.consequences[:_SHOWN]]
     if len(recovery.consequences) > _SHOWN:
         lines.append(f"    |  and {len(recovery.consequences) - _SHOWN} more")
     if recovery.completed is None:
@@ -92,21 +92,21 @@ def why(story: Story, which: int | None = None) -> list[str]:
         of = f" of {before}" if before not in (None, nodes) else ""
         in_place = ", workers live on" if completed.data.get("in_place") else ""
         lines.append(f"    +- round {completed.round} complete with {nodes}{of} nodes{in_place}  {after(completed)}")
-        lines += [f"       {phase:<10} {_part(part)}" for phase, part in recovery.parts.items()]
+        lines += [f"       {phase:<10} {_part(part, story)}" for phase, part in recovery.parts.items()]
     return lines
 
 
-def event_line(event: Event) -> str:
+def event_line(event: Event, story: Story) -> str:
     """Return one event as a line of ``events``."""
-    node = short(event.node) if event.node else ""
+    node = story.name(event.node) if event.node else ""
     text = event.text or _facts(event)
     causes = ", ".join(cause.rpartition(".")[2] for cause in event.cause)
     return f"{event.order:>5} r{event.round} {event.type:<18} {node:<12} {text}" + (f"  <- {causes}" if causes else "")
 
 
-def what(event: Event) -> str:
+def what(event: Event, story: Story) -> str:
     """Return what an event is about, shortly."""
-    who = short(event.node) if event.node else "?"
+    who = story.name(event.node) if event.node else "?"
     data = event.data
     match event.type:
         case "worker.exited":
@@ -124,19 +124,11 @@ def what(event: Event) -> str:
             return event.text or f"{event.type} {who}".replace(" ?", "")
 
 
-def short(name: str) -> str:
-    """Return a node's name without its process id, and without its domain."""
-    host, _, pid = name.rpartition(":")
-    if not pid.isdecimal() or not host:
-        return name
-    return host if host.replace(".", "").isdecimal() else host.partition(".")[0]
-
-
 def _headline(story: Story, state: dict[str, Any] | None) -> str:
     elapsed = f", {span(story.elapsed_s())}" if story.formed_us is not None else ""
     if state is None:
         verdict = "" if story.closed is None else f"  {str(story.closed.data.get('verdict', 'closed')).upper()}"
-        return f"{story.run}{verdict}  {len(story.recoveries)} recoveries{elapsed}"
+        return f"{story.run}{verdict}  {_times(story)}{elapsed}"
     shown = str(state["state"]).upper()
     if state["state"] == "closed":
         shown = "FAILED" if state["failed"] else "ENDED"
@@ -158,11 +150,14 @@ def _losses(story: Story) -> str:
     for recovery in story.recoveries:
         for phase, part in recovery.parts.items():
             sums[phase] = sums.get(phase, 0.0) + part.longest_s
-    count = len(story.recoveries)
-    times = "1 recovery" if count == 1 else f"{count} recoveries"
     shares = sorted(((seconds, phase) for phase, seconds in sums.items() if seconds >= 0.001), reverse=True)
     listed = ", ".join(f"{phase} {span(seconds)}" for seconds, phase in shares)
-    return f"; {times} lost {span(story.lost_s())}" + (f" = {listed}" if listed else "")
+    return f"; {_times(story)} lost {span(story.lost_s())}" + (f" = {listed}" if listed else "")
+
+
+def _times(story: Story) -> str:
+    count = len(story.recoveries)
+    return "1 recovery" if count == 1 else f"{count} recoveries"
 
 
 def _title(recovery: Recovery, number: int, story: Story) -> str:
@@ -179,14 +174,14 @@ def _following(recovery: Recovery) -> str:
     return "   first" if count == 0 else f"   first; {count} follow{'s' if count == 1 else ''} from it"
 
 
-def _part(part: Part) -> str:
+def _part(part: Part, story: Story) -> str:
     if part.nodes == 1:
         return span(part.longest_s)
-    return f"median {span(part.median_s)}; {short(part.slowest)} {span(part.longest_s)}"
+    return f"median {span(part.median_s)}; {story.name(part.slowest)} {span(part.longest_s)}"
 
 
 def _some(names: Iterable[str]) -> str:
-    listed = [short(name) for name in names]
+    listed = list(names)
     shown = ", ".join(listed[:8])
     return f"{shown} and {len(listed) - 8} more" if len(listed) > 8 else shown
 

@@ -123,7 +123,7 @@ def _table(events: Sequence[Event], story: Story, columns: int, view: View) -> l
     lines = [fixed + (f"|{bar}|" if bar else "")]
     for node in nodes[view.skip :]:
         took = " ".join(f"{_text.span(node.took[phase]) if phase in node.took else '-':>10}" for phase in PHASES[1:])
-        lines.append(f"{_text.short(node.name)[:16]:<16} {node.state:<8} {took} {node.gone or '-':>4}")
+        lines.append(f"{story.name(node.name)[:16]:<16} {node.state:<8} {took} {node.gone or '-':>4}")
     return lines
 
 

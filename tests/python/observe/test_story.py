@@ -246,7 +246,17 @@ def test_texts_of_peers_steer_no_terminal() -> None:
     [("n17:4711", "n17"), ("n17.example.org:1", "n17"), ("10.0.0.7:12", "10.0.0.7"), ("odd", "odd"), (":1", ":1")],
 )
 def test_nodes_are_named_by_their_host(name: str, shown: str) -> None:
-    assert _text.short(name) == shown
+    assert Story("job").name(name) == shown
+
+
+def test_nodes_that_share_a_host_are_named_with_their_process() -> None:
+    log = Log()
+    log.add("node.joined", node="vm:1")
+    log.add("node.left", node="vm:1")
+    log.add("node.joined", node="vm:2")
+    assert tell(log.events()).name("vm:2") == "vm"
+    log.add("node.joined", node="vm:3")
+    assert [tell(log.events()).name(node) for node in ("vm:2", "vm:3", "n1:3")] == ["vm:2", "vm:3", "n1"]
 
 
 def test_a_page_loads_nothing_and_names_cannot_become_markup() -> None:
@@ -279,7 +289,10 @@ def test_a_page_of_a_large_job_is_small() -> None:
     for number in range(1000):
         log.add("node.joined", 3.0, node=f"n{number}:1")
     for again in range(20):
-        recovered(log, 100.0 * (again + 1))
+        done = recovered(log, 100.0 * (again + 1))
+        for number in range(1000):
+            data = {"stop_us": 1000 * number, "rendezvous_us": 5_000_000, "start_us": 20_000}
+            log.add("phase", 100.0 * (again + 1) + 33, cause=done, round=2, node=f"n{number}:1", data=data)
     html = page(log.events())
     assert "The 50 nodes that lost most time, of 1003." in html
     assert len(html.encode()) <= 60_000
