@@ -1,0 +1,77 @@
+"""Health and metrics over HTTP, and what `examples/monitoring` makes of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from helpers.procs import Job
+
+MONITORING = Path(__file__).parents[3] / "examples" / "monitoring"
+SERIES = re.compile(r"elastic_rs_[a-z_]+")
+
+
+@pytest.fixture
+def endpoint(job: Job, port: int) -> Iterator[str]:
+    """Start a coordinator, and return where it answers HTTP."""
+    host = job.start([sys.executable, "-m", "elastic_rs", "store", "serve", "--host=127.0.0.1", f"--port={port}"])
+    host.line("^listening on")
+    yield f"http://127.0.0.1:{port}"
+    host.signal(signal.SIGTERM)
+    assert host.wait() == 0
+
+
+def got(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return str(answer.read().decode())
+
+
+def families(metrics: str) -> dict[str, str]:
+    return dict(re.findall(r"^# TYPE (\S+) (\S+)$", metrics, re.MULTILINE))
+
+
+def test_the_endpoint_answers_health_and_metrics(endpoint: str) -> None:
+    assert got(f"{endpoint}/healthz") == "ok\n"
+    metrics = got(f"{endpoint}/metrics")
+    assert metrics.endswith("# EOF\n")
+    for line in metrics.splitlines()[:-1]:
+        assert re.fullmatch(r"# (TYPE|HELP) elastic_rs_\w+ .+|elastic_rs_\w+(\{.*\})? \S+", line), line
+    kinds = families(metrics)
+    assert kinds["elastic_rs_recovery_seconds"] == "histogram"
+    for line in metrics.splitlines():
+        if not line.startswith("#"):
+            name = line.partition("{")[0].partition(" ")[0]
+            assert name in kinds or (name.endswith("_total") and kinds[name.removesuffix("_total")] == "counter"), line
+    with pytest.raises(urllib.error.HTTPError) as error:
+        got(f"{endpoint}/nothing")
+    assert error.value.code == 404
+
+
+def test_the_dashboard_and_the_alerts_use_series_that_there_are(endpoint: str) -> None:
+    kinds = families(got(f"{endpoint}/metrics"))
+    there = {
+        name + suffix
+        for name, kind in kinds.items()
+        for suffix in {"counter": ["_total"], "histogram": ["_bucket", "_count", "_sum"]}.get(kind, [""])
+    }
+    dashboard = json.loads((MONITORING / "dashboard.json").read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    alerts = [line for line in (MONITORING / "alerts.yaml").read_text().splitlines() if "expr:" in line]
+    assert len(asked) == len(dashboard["panels"])
+    assert len(alerts) == 5
+    for expression in [*asked, *alerts]:
+        named = set(SERIES.findall(expression))
+        assert named <= there or "up{" in expression, expression
+    places = [tuple(panel["gridPos"][side] for side in "xywh") for panel in dashboard["panels"]]
+    assert len(set(places)) == len(places)
