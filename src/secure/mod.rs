@@ -7,7 +7,8 @@
 //!
 //! - [`claim`]: the bytes of the proof. Pure.
 //! - [`token`]: tokens, their ids, and the tokens derived from them.
-//! - [`token_file`]: reads them from a file, again when it has changed.
+//! - [`watched`]: a value that is read from files, again when they have changed.
+//! - [`token_file`]: tokens in a file.
 //! - [`proof`]: what both ends say.
 //! - [`tls`]: both ends' settings of TLS.
 //! - [`door`]: the coordinator's end. Strangers are bounded in number, time and bytes.
@@ -29,6 +30,8 @@ mod tls;
 pub mod token;
 #[cfg(feature = "io")]
 pub mod token_file;
+#[cfg(feature = "io")]
+mod watched;
 
 #[cfg(feature = "io")]
 pub use protection::{Protection, ProtectionError};

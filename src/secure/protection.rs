@@ -11,6 +11,7 @@ use tokio::time::{Duration, Instant, timeout};
 use super::stream::Halves;
 use super::token::Token;
 use super::token_file::TokenFile;
+use super::watched::GOOD_FOR;
 use super::{TOKEN_FILE, proof, tls};
 use crate::net::connect::{in_words, race, resolve};
 
@@ -22,20 +23,24 @@ const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 #[non_exhaustive]
 pub enum ProtectionError {
     /// The file cannot be read.
-    #[error("the token file `{path}` cannot be read: {source}")]
+    #[error("the {what} file `{path}` cannot be read: {source}")]
     Read {
+        /// What it holds.
+        what: &'static str,
         /// Where it is.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
     },
     /// The file can be read, and must not be used.
-    #[error("the token file `{path}` {what}")]
+    #[error("the {what} file `{path}` {why}")]
     Unusable {
+        /// What it holds.
+        what: &'static str,
         /// Where it is.
         path: PathBuf,
         /// What is wrong, and what is allowed.
-        what: String,
+        why: String,
     },
     /// TLS cannot be set up. This is a bug, or the system has no randomness.
     #[error("TLS cannot be set up: {0}")]
@@ -71,7 +76,15 @@ impl Protection {
     /// # Errors
     /// The file cannot be read, others may read it, or it holds no token.
     pub fn by_file(path: &Path) -> Result<Self, ProtectionError> {
-        Self::of(Source::File(TokenFile::open(path)?))
+        Self::by_file_for(path, GOOD_FOR)
+    }
+
+    /// The same, with the time for which what the file held is good, before it is looked at again.
+    ///
+    /// # Errors
+    /// As [`Self::by_file`].
+    pub fn by_file_for(path: &Path, good_for: Duration) -> Result<Self, ProtectionError> {
+        Self::of(Source::File(TokenFile::open(path, good_for)?))
     }
 
     /// By this token.
@@ -88,7 +101,7 @@ impl Protection {
     /// # Errors
     /// As [`Self::by_file`].
     pub fn by_master_file(path: &Path) -> Result<Self, ProtectionError> {
-        Self::of(Source::Master(TokenFile::open(path)?))
+        Self::of(Source::Master(TokenFile::open(path, GOOD_FOR)?))
     }
 
     fn of(source: Source) -> Result<Self, ProtectionError> {

@@ -1,30 +1,16 @@
-//! Tokens from a file, which is read again when it has changed.
+//! Tokens from a file, which is read again when it has changed ([`super::watched`]).
 //!
-//! With two tokens an end shows the first, and accepts both: so a token is replaced while jobs run. A thread of its own looks at the
-//! file: it may be in a home on another machine, which does not answer, and those who ask also serve sessions.
+//! With two tokens an end shows the first, and accepts both: so a token is replaced while jobs run.
 
-use std::fs::{File, Metadata};
-use std::io::Read;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-
-use parking_lot::Mutex;
-use tokio::sync::oneshot;
-use tokio::time::timeout;
 
 use super::protection::ProtectionError;
 use super::token::Token;
-use crate::threads;
+use super::watched::{Content, Wanted, Watched};
 
 /// No token file is larger.
 const LIMIT_BYTES: u64 = 4096;
-/// How long a look at the file is waited for.
-const LOOK_LIMIT: Duration = Duration::from_secs(1);
-/// What others, and everybody but the owner who writes, may not do.
-const FORBIDDEN: u32 = 0o137;
 
 /// The tokens of a file: one, or two while one is replaced by another.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,128 +36,49 @@ impl Tokens {
     }
 }
 
-/// Tells whether a file has changed, or who may read it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
-    inode: (u64, u64),
-    size: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
-}
+impl Content for Tokens {
+    type Files = PathBuf;
+    const THREAD: &'static str = "token-file";
+    const KEPT: &'static str = "the tokens that it held before stay valid in this process";
 
-impl Stamp {
-    fn of(metadata: &Metadata) -> Self {
-        Self {
-            inode: (metadata.dev(), metadata.ino()),
-            size: metadata.len(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
-        }
+    fn paths(path: &PathBuf) -> Vec<&Path> {
+        vec![path]
+    }
+
+    fn read(path: &PathBuf) -> Result<Self, ProtectionError> {
+        let file = Wanted { what: "token", path, limit_bytes: LIMIT_BYTES, is_secret: true };
+        Self::parse(&file.text()?).map_err(|why| file.unusable(why))
+    }
+
+    fn news(&self, before: &Self, path: &PathBuf) -> Option<String> {
+        let ids = || self.clone().into_vec().iter().map(|token| token.id().to_string()).collect::<Vec<_>>().join(", ");
+        (self != before)
+            .then(|| format!("the token file `{}` has changed; the ids of its keys are now: {}", path.display(), ids()))
     }
 }
 
-/// What was found in a file, and when it cannot be used any more, what was found before.
-#[derive(Debug)]
-struct Known {
-    /// `None`: there was no file at the last look.
-    stamp: Option<Stamp>,
-    tokens: Tokens,
-}
-
 /// A file with tokens.
-#[derive(Clone, Debug)]
-pub struct TokenFile(Arc<Inner>);
-
 #[derive(Debug)]
-struct Inner {
-    path: PathBuf,
-    known: Mutex<Known>,
-    /// A thread looks at the file.
-    looking: AtomicBool,
-}
+pub struct TokenFile(Watched<Tokens>);
 
 impl TokenFile {
-    /// Read the file.
+    /// Read the file. What it holds is good for a while, before it is looked at again.
     ///
     /// # Errors
     /// It cannot be read, others than its owner and group may read it, or it does not hold one or two tokens.
-    pub fn open(path: &Path) -> Result<Self, ProtectionError> {
-        let (stamp, tokens) = read(path)?;
-        let known = Mutex::new(Known { stamp: Some(stamp), tokens });
-        Ok(Self(Arc::new(Inner { path: path.to_owned(), known, looking: AtomicBool::new(false) })))
+    pub fn open(path: &Path, good_for: Duration) -> Result<Self, ProtectionError> {
+        Watched::open(path.to_owned(), good_for).map(Self)
     }
 
     /// The tokens that it held at the last look.
     pub fn known(&self) -> Tokens {
-        self.0.known.lock().tokens.clone()
+        (*self.0.last()).clone()
     }
 
-    /// The tokens that it holds now. If it has been changed and cannot be used any more, or if it cannot be looked at within
-    /// [`LOOK_LIMIT`], those that it held before.
+    /// The tokens that it holds. If it has been changed and cannot be used any more, or does not answer, those that it held before.
     pub async fn tokens(&self) -> Tokens {
-        if !self.0.looking.swap(true, Ordering::AcqRel) {
-            let (inner, (done, looked)) = (Arc::clone(&self.0), oneshot::channel());
-            let look = move || {
-                inner.look();
-                inner.looking.store(false, Ordering::Release);
-                let _ = done.send(()); // nobody may wait any more
-            };
-            match threads::spawn("token-file".to_owned(), look) {
-                Ok(_) => drop(timeout(LOOK_LIMIT, looked).await),
-                Err(_) => self.0.looking.store(false, Ordering::Release),
-            }
-        }
-        self.known()
+        (*self.0.current().await).clone()
     }
-}
-
-impl Inner {
-    fn look(&self) {
-        let stamp = std::fs::metadata(&self.path).map(|metadata| Stamp::of(&metadata)).ok();
-        if stamp.is_some() && stamp == self.known.lock().stamp {
-            return;
-        }
-        let found = read(&self.path);
-        let mut known = self.known.lock();
-        match found {
-            Ok((stamp, tokens)) => {
-                if tokens != known.tokens {
-                    let ids: Vec<_> = tokens.clone().into_vec().iter().map(|token| token.id().to_string()).collect();
-                    let (path, ids) = (self.path.display(), ids.join(", "));
-                    tracing::info!("the token file `{path}` has changed; the ids of its keys are now: {ids}");
-                }
-                *known = Known { stamp: Some(stamp), tokens };
-            }
-            // Told once for each change.
-            Err(error) if stamp != known.stamp => {
-                known.stamp = stamp;
-                tracing::warn!("{error}; the tokens that it held before stay valid in this process");
-            }
-            Err(_) => {}
-        }
-    }
-}
-
-fn read(path: &Path) -> Result<(Stamp, Tokens), ProtectionError> {
-    let failed = |source| ProtectionError::Read { path: path.to_owned(), source };
-    let unusable = |what| ProtectionError::Unusable { path: path.to_owned(), what };
-    let file = File::open(path).map_err(failed)?;
-    let metadata = file.metadata().map_err(failed)?;
-    if !metadata.is_file() {
-        return Err(unusable("is not a file".to_owned()));
-    }
-    let mode = metadata.mode() & 0o777;
-    if mode & FORBIDDEN != 0 {
-        return Err(unusable(format!(
-            "has the mode {mode:04o}: others may read or change it; 0600, 0400, 0640 and 0440 are allowed"
-        )));
-    }
-    let mut text = String::new();
-    file.take(LIMIT_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
-    if text.len() as u64 > LIMIT_BYTES {
-        return Err(unusable(format!("has more than {LIMIT_BYTES} bytes")));
-    }
-    Ok((Stamp::of(&metadata), Tokens::parse(&text).map_err(unusable)?))
 }
 
 #[cfg(test)]
@@ -180,6 +87,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+    use crate::secure::watched::GOOD_FOR;
 
     const ONE: &str = "0123456789abcdef0123456789abcdef";
     const TWO: &str = "fedcba9876543210fedcba9876543210";
@@ -204,19 +112,19 @@ mod tests {
             ("long", &long, 0o600, "has more than 4096 bytes"),
         ] {
             let path = file(name, text, mode);
-            let error = TokenFile::open(&path).unwrap_err().to_string();
+            let error = TokenFile::open(&path, GOOD_FOR).unwrap_err().to_string();
             assert!(error.contains(why) && error.contains(&path.display().to_string()), "{error}");
             std::fs::remove_file(path).unwrap();
         }
-        let error = TokenFile::open(Path::new("/nowhere/token")).unwrap_err().to_string();
+        let error = TokenFile::open(Path::new("/nowhere/token"), GOOD_FOR).unwrap_err().to_string();
         assert_eq!(error, "the token file `/nowhere/token` cannot be read: No such file or directory (os error 2)");
-        assert!(TokenFile::open(Path::new("/tmp")).unwrap_err().to_string().contains("is not a file"));
+        assert!(TokenFile::open(Path::new("/tmp"), GOOD_FOR).unwrap_err().to_string().contains("is not a file"));
     }
 
     #[tokio::test]
     async fn a_changed_file_is_read_again_and_a_broken_one_changes_nothing() {
         let path = file("changing", &format!("# ours\n{ONE}\n"), 0o640);
-        let tokens = TokenFile::open(&path).unwrap();
+        let tokens = TokenFile::open(&path, Duration::ZERO).unwrap();
         let ids = async || {
             let held = tokens.tokens().await.into_vec();
             held.iter().map(|token| token.reveal().to_owned()).collect::<Vec<_>>()

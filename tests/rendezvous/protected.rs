@@ -92,7 +92,7 @@ impl TokenFile {
     }
 
     fn protection(&self) -> Option<Arc<Protection>> {
-        Some(Arc::new(Protection::by_file(&self.0).unwrap()))
+        Some(Arc::new(Protection::by_file_for(&self.0, Duration::ZERO).unwrap()))
     }
 }
 

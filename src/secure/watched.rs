@@ -1,0 +1,305 @@
+//! A value that is read from files, and read again when one of them has changed.
+//!
+//! A dedicated thread looks at the files: they may be on another machine, which does not answer, and those who ask also serve sessions.
+//! What it found is good for a while ([`GOOD_FOR`]), so that a thousand connections look at the files a few times. Files that cannot be
+//! used change nothing: the last good value stays, and the reason is logged once for each change.
+
+use std::fmt;
+use std::fs::{File, Metadata};
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::protection::ProtectionError;
+use crate::threads;
+
+/// How long what was found is good for, before the files are looked at again.
+pub const GOOD_FOR: Duration = Duration::from_millis(100);
+/// How long a look at the files is waited for.
+const LOOK_LIMIT: Duration = Duration::from_secs(1);
+/// What others, and everybody but the owner who writes, may not do with a file that holds a secret.
+const FORBIDDEN: u32 = 0o137;
+
+/// What files hold.
+pub(super) trait Content: Sized + Send + Sync + 'static {
+    /// Which files.
+    type Files: fmt::Debug + Send + Sync + 'static;
+    /// The name of the thread that looks at them.
+    const THREAD: &'static str;
+    /// What stays as it was when they cannot be used any more, as the end of a sentence.
+    const KEPT: &'static str;
+
+    /// Where they are.
+    fn paths(files: &Self::Files) -> Vec<&Path>;
+
+    /// Read them.
+    fn read(files: &Self::Files) -> Result<Self, ProtectionError>;
+
+    /// A sentence for the log, if this is not what they held `before`.
+    fn news(&self, before: &Self, files: &Self::Files) -> Option<String>;
+}
+
+/// Files that are read again when they have changed.
+pub(super) struct Watched<T: Content>(Arc<Inner<T>>);
+
+struct Inner<T: Content> {
+    files: T::Files,
+    good_for: Duration,
+    known: Mutex<Known<T>>,
+}
+
+struct Known<T> {
+    /// The last that could be used.
+    value: Arc<T>,
+    /// The files shortly before `value` was read.
+    stamps: Vec<Option<Stamp>>,
+    /// The files, and why they could not be used, as it was logged last. `None`: `value` is what they hold.
+    told: Option<(Vec<Option<Stamp>>, String)>,
+    /// A thread looks at the files.
+    looking: bool,
+    looked_at: Instant,
+}
+
+impl<T: Content> fmt::Debug for Watched<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watched").field("files", &self.0.files).finish_non_exhaustive()
+    }
+}
+
+impl<T: Content> Watched<T> {
+    /// Read the files.
+    ///
+    /// # Errors
+    /// They cannot be used.
+    pub fn open(files: T::Files, good_for: Duration) -> Result<Self, ProtectionError> {
+        // Files that change while they are read are read again at the next look.
+        let stamps = stamps::<T>(&files);
+        let value = Arc::new(T::read(&files)?);
+        let known = Known { value, stamps, told: None, looking: false, looked_at: Instant::now() };
+        Ok(Self(Arc::new(Inner { files, good_for, known: Mutex::new(known) })))
+    }
+
+    /// What the files held at the last look.
+    pub fn last(&self) -> Arc<T> {
+        Arc::clone(&self.0.known.lock().value)
+    }
+
+    /// What the files hold. If they cannot be used any more, or if they cannot be looked at within [`LOOK_LIMIT`], what they held
+    /// before.
+    pub async fn current(&self) -> Arc<T> {
+        if self.0.begin_to_look() {
+            let (inner, (done, looked)) = (Arc::clone(&self.0), oneshot::channel());
+            let look = move || {
+                inner.look();
+                let _ = done.send(()); // nobody may wait any more
+            };
+            match threads::spawn(T::THREAD.to_owned(), look) {
+                Ok(_) => drop(timeout(LOOK_LIMIT, looked).await),
+                Err(_) => self.0.known.lock().looking = false,
+            }
+        }
+        self.last()
+    }
+}
+
+impl<T: Content> Inner<T> {
+    /// Whether it is time to look, and nobody does.
+    fn begin_to_look(&self) -> bool {
+        let mut known = self.known.lock();
+        let due = !known.looking && known.looked_at.elapsed() >= self.good_for;
+        known.looking |= due;
+        due
+    }
+
+    fn look(&self) {
+        let stamps = stamps::<T>(&self.files);
+        let same = stamps.iter().all(Option::is_some) && stamps == self.known.lock().stamps;
+        let found = (!same).then(|| T::read(&self.files));
+        let mut known = self.known.lock();
+        match found {
+            None => known.told = None,
+            Some(Ok(value)) => {
+                if let Some(news) = value.news(&known.value, &self.files) {
+                    tracing::info!("{news}");
+                    known.value = Arc::new(value);
+                }
+                (known.stamps, known.told) = (stamps, None);
+            }
+            Some(Err(error)) => {
+                let told = Some((stamps, error.to_string()));
+                if known.told != told {
+                    tracing::warn!("{error}; {}", T::KEPT);
+                    known.told = told;
+                }
+            }
+        }
+        (known.looking, known.looked_at) = (false, Instant::now());
+    }
+}
+
+fn stamps<T: Content>(files: &T::Files) -> Vec<Option<Stamp>> {
+    let stamp = |path: &Path| std::fs::metadata(path).ok().map(|metadata| Stamp::of(&metadata));
+    T::paths(files).into_iter().map(stamp).collect()
+}
+
+/// Tells whether a file has changed, or who may read it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    inode: (u64, u64),
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    fn of(metadata: &Metadata) -> Self {
+        Self {
+            inode: (metadata.dev(), metadata.ino()),
+            size: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+}
+
+/// A file to be read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted<'a> {
+    /// What it is, for errors: `token`.
+    pub what: &'static str,
+    /// Where it is.
+    pub path: &'a Path,
+    /// No such file is larger.
+    pub limit_bytes: u64,
+    /// Others may not read it.
+    pub is_secret: bool,
+}
+
+impl Wanted<'_> {
+    /// Read it.
+    pub fn text(self) -> Result<String, ProtectionError> {
+        let Self { what, path, limit_bytes, is_secret } = self;
+        let failed = |source| ProtectionError::Read { what, path: path.to_owned(), source };
+        let file = File::open(path).map_err(failed)?;
+        let metadata = file.metadata().map_err(failed)?;
+        if !metadata.is_file() {
+            return Err(self.unusable("is not a file".to_owned()));
+        }
+        let mode = metadata.mode() & 0o777;
+        if is_secret && mode & FORBIDDEN != 0 {
+            return Err(self.unusable(format!(
+                "has the mode {mode:04o}: others may read or change it; 0600, 0400, 0640 and 0440 are allowed"
+            )));
+        }
+        let mut text = String::new();
+        file.take(limit_bytes + 1).read_to_string(&mut text).map_err(failed)?;
+        if text.len() as u64 > limit_bytes {
+            return Err(self.unusable(format!("has more than {limit_bytes} bytes")));
+        }
+        Ok(text)
+    }
+
+    /// The error of a file that can be read, and must not be used.
+    pub fn unusable(self, why: String) -> ProtectionError {
+        ProtectionError::Unusable { what: self.what, path: PathBuf::from(self.path), why }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::write;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// Two files, and how often they were read.
+    #[derive(Debug)]
+    struct Pair {
+        paths: [PathBuf; 2],
+        reads: AtomicUsize,
+    }
+
+    /// The sum of the numbers that they hold.
+    #[derive(Debug, PartialEq)]
+    struct Sum(u64);
+
+    impl Content for Sum {
+        type Files = Arc<Pair>;
+        const THREAD: &'static str = "sum";
+        const KEPT: &'static str = "the sum stays";
+
+        fn paths(files: &Arc<Pair>) -> Vec<&Path> {
+            files.paths.iter().map(PathBuf::as_path).collect()
+        }
+
+        fn read(files: &Arc<Pair>) -> Result<Self, ProtectionError> {
+            files.reads.fetch_add(1, Ordering::Relaxed);
+            let numbers = files.paths.iter().map(|path| {
+                let wanted = Wanted { what: "number", path, limit_bytes: 8, is_secret: false };
+                wanted.text()?.parse::<u64>().map_err(|error| wanted.unusable(error.to_string()))
+            });
+            numbers.sum::<Result<u64, _>>().map(Self)
+        }
+
+        fn news(&self, before: &Self, _: &Arc<Pair>) -> Option<String> {
+            (self != before).then(|| format!("the sum is {} now", self.0))
+        }
+    }
+
+    /// Files with 1 and 2.
+    fn pair(name: &str) -> Arc<Pair> {
+        let path = |number: &str| {
+            let path = std::env::temp_dir().join(format!("elastic_rs-watched-{}-{name}-{number}", std::process::id()));
+            write(&path, number).unwrap();
+            path
+        };
+        Arc::new(Pair { paths: [path("1"), path("2")], reads: AtomicUsize::new(0) })
+    }
+
+    impl Drop for Pair {
+        fn drop(&mut self) {
+            self.paths.iter().for_each(|path| drop(std::fs::remove_file(path)));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_change_of_any_file_is_seen_and_one_that_cannot_be_used_changes_nothing() {
+        let files = pair("changing");
+        let sum = Watched::<Sum>::open(Arc::clone(&files), Duration::ZERO).unwrap();
+        assert_eq!(sum.current().await.0, 3);
+        for (text, expected) in [("40", 41), ("4x", 41), ("123456789", 41), ("50", 51)] {
+            write(&files.paths[1], text).unwrap();
+            assert_eq!(sum.current().await.0, expected, "{text}");
+        }
+        std::fs::remove_file(&files.paths[0]).unwrap();
+        assert_eq!(sum.current().await.0, 51);
+        write(&files.paths[0], "2").unwrap();
+        assert_eq!(sum.current().await.0, 52);
+        let reads = || files.reads.load(Ordering::Relaxed);
+        let before = reads();
+        sum.current().await;
+        assert_eq!(reads(), before, "nothing has changed");
+        // Files that could not be used are read at every look: the reason may have been the time, or the file system.
+        write(&files.paths[0], "x").unwrap();
+        sum.current().await;
+        sum.current().await;
+        assert_eq!(reads(), before + 2);
+    }
+
+    #[tokio::test]
+    async fn what_was_found_is_good_for_a_while() {
+        let files = pair("resting");
+        let sum = Watched::<Sum>::open(Arc::clone(&files), Duration::from_secs(3600)).unwrap();
+        write(&files.paths[0], "7").unwrap();
+        assert_eq!(sum.current().await.0, 3);
+        assert_eq!(files.reads.load(Ordering::Relaxed), 1);
+        let brief = Watched::<Sum>::open(Arc::clone(&files), Duration::ZERO).unwrap();
+        assert_eq!(brief.current().await.0, 9);
+    }
+}
