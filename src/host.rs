@@ -25,6 +25,7 @@ use crate::rendezvous::decider::hosts::Exclusions;
 use crate::rendezvous::protocol::codec;
 use crate::rendezvous::protocol::message::MAGIC;
 use crate::secure::door::{self, AT_ONCE, Door, FIRST_BYTES};
+use crate::secure::refusals::{Kind, Refusal, Refusals};
 use crate::secure::{Halves, Protection, TOKEN_FILE};
 use crate::store::server::{Controller, ServerOptions, StoreServer, Upgrade, Upgraded};
 use crate::threads;
@@ -44,6 +45,7 @@ pub struct Host {
     addresses: Vec<SocketAddr>,
     sessions: watch::Receiver<usize>,
     exclusions: watch::Receiver<Exclusions>,
+    door: Option<Arc<Door>>,
     thread: Option<JoinHandle<()>>,
     started_by: u32,
 }
@@ -165,7 +167,7 @@ impl Host {
         let port = addresses.first().ok_or(io::ErrorKind::InvalidInput)?.port();
         let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
         let (to, upgraded) = mpsc::unbounded_channel();
-        let door = protection.map(Door::new).transpose().map_err(io::Error::other)?;
+        let door = protection.map(Door::new).transpose().map_err(io::Error::other)?.map(Arc::new);
         if door.is_some() {
             options.upgrades.push(Upgrade { magic: FIRST_BYTES, to: to.clone() });
             options.upgrades_only = Some(AT_ONCE);
@@ -186,13 +188,14 @@ impl Host {
         let (excluded, exclusions) = watch::channel(Exclusions::new());
         let shown = Shown { sessions: count, exclusions: excluded, questions };
         let ends_store = EndsStore(store.controller());
+        let entry = door.clone();
         let machine = Machine::at_home(home(&addresses));
         let run = move || {
             let _ends_store = ends_store;
-            run(&runtime, machine, (upgraded, door), web, shown, hello_timeout, log_period);
+            run(&runtime, machine, (upgraded, entry), web, shown, hello_timeout, log_period);
         };
         let thread = threads::spawn(format!("host-{port}"), run)?;
-        Ok(Self { store, addresses, sessions, exclusions, thread: Some(thread), started_by: process::id() })
+        Ok(Self { store, addresses, sessions, exclusions, door, thread: Some(thread), started_by: process::id() })
     }
 
     /// The port it listens on.
@@ -223,6 +226,11 @@ impl Host {
     /// The hosts that are kept out of its jobs, to watch them.
     pub fn exclusions(&self) -> watch::Receiver<Exclusions> {
         self.exclusions.clone()
+    }
+
+    /// The strangers that were refused so far. `None`: it is not protected.
+    pub fn refusals(&self) -> Option<Refusals> {
+        self.door.as_ref().map(|door| door.refusals())
     }
 
     /// The users of this host, sessions and store clients, to wait for their end without borrowing the host.
@@ -321,7 +329,7 @@ const QUESTIONS: usize = 64;
 fn run(
     runtime: &Runtime,
     machine: Machine,
-    (upgraded, door): (mpsc::UnboundedReceiver<Upgraded>, Option<Door>),
+    (upgraded, door): (mpsc::UnboundedReceiver<Upgraded>, Option<Arc<Door>>),
     (requests, sources): Web,
     shown: Shown,
     hello_timeout: Duration,
@@ -331,7 +339,7 @@ fn run(
     runtime.block_on(async {
         match door {
             None => tokio::spawn(hand_over(upgraded, sender)),
-            Some(door) => tokio::spawn(admit(upgraded, Arc::new(door), sender, log_period)),
+            Some(door) => tokio::spawn(admit(upgraded, door, sender, log_period)),
         };
         tokio::spawn(http::serve(requests, sources));
         driver::run(machine, incoming, shown, hello_timeout, log_period).await;
@@ -369,19 +377,28 @@ async fn admit(
     codec::encode_protected(&format!("name the file with the job's token in {TOKEN_FILE}"), &mut words);
     let words = words.freeze();
     let refused = {
-        let log = Arc::clone(&log);
-        move |peer: SocketAddr, why: &str| {
+        let (door, log) = (Arc::clone(&door), Arc::clone(&log));
+        move |peer: SocketAddr, refusal: &Refusal| {
+            let words = door.refuse(refusal);
             if log.admits("unproven") {
-                tracing::warn!(%peer, "a connection is refused: {why}");
+                tracing::warn!(%peer, "a connection is refused: {words}");
             }
         }
     };
     let welcome = |Upgraded { stream, first_bytes, peer, local, place }: Upgraded| {
         let (door, words, refused) = (Arc::clone(&door), words.clone(), refused.clone());
+        // Here, so that the socket stays with the coordinator's runtime, which serves the session.
+        let stream = TcpStream::from_std(stream);
         async move {
-            let stream = TcpStream::from_std(stream).inspect_err(|error| refused(peer, &error.to_string())).ok()?;
+            let stream = match stream {
+                Ok(stream) => stream,
+                Err(error) => {
+                    tracing::warn!(%peer, %error, "a connection cannot be used");
+                    return None;
+                }
+            };
             if !first_bytes.starts_with(FIRST_BYTES) {
-                refused(peer, "it shows no token");
+                refused(peer, &Refusal::new(Kind::NoTls, "it shows no token"));
                 door::turn_away(stream, &words).await;
                 return None;
             }
@@ -394,13 +411,14 @@ async fn admit(
         // The coordinator ends with this task.
         let _ = sender.send(incoming);
     };
-    let lost = |why| {
+    let lost = |refusal: Refusal| {
+        let words = door.refuse(&refusal);
         if log.admits("crowded") {
-            tracing::warn!("a connection is refused: {why}");
+            tracing::warn!("a connection is refused: {words}");
         }
     };
     tokio::select! {
-        () = door::hall(upgraded, welcome, proven, lost) => {}
+        () = door::hall(door.helpers(), upgraded, welcome, proven, lost) => {}
         () = log.summarise() => {}
     }
 }

@@ -53,16 +53,17 @@ fn set_mask(how: i32, mask: &libc::sigset_t) -> libc::sigset_t {
     }
 }
 
+/// The calling thread's signal mask, as the kernel shows it.
+#[cfg(test)]
+pub(crate) fn blocked() -> String {
+    let status = std::fs::read_to_string("/proc/thread-self/status").expect("a /proc");
+    let line = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).expect("a mask");
+    line.trim().trim_start_matches('0').to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The calling thread's, as the kernel shows it.
-    fn blocked() -> String {
-        let status = std::fs::read_to_string("/proc/thread-self/status").expect("a /proc");
-        let line = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).expect("a mask");
-        line.trim().trim_start_matches('0').to_owned()
-    }
 
     #[test]
     fn a_thread_of_ours_takes_faults_alone_and_its_starter_what_it_took() {

@@ -2,7 +2,8 @@
 //!
 //! [`hall`] lets [`AT_ONCE`] strangers in, each for [`LIMIT`], and each may send [`BYTES`]. If all places are taken, the stranger that
 //! has had one for longest loses it to the next, but not before [`PATIENCE`]. [`WAITING`] wait for a place, and the last to come is the
-//! next to get one: in a flood, most of those who have waited for long have given up.
+//! next to get one: in a flood, most of those who have waited for long have given up. Handshakes run on [`super::helpers`]: a socket stays
+//! with the reactor of the runtime that accepted it, and any runtime may poll what waits for it.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -15,11 +16,14 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::helpers::Helpers;
 use super::proof::{Pass, check};
+use super::refusals::{Counters, Kind, Refusal, Refusals};
 use super::stream::Halves;
 use super::tls::{self, ServerConfig};
 use super::{Protection, ProtectionError};
@@ -43,34 +47,60 @@ const BYTES: usize = 16 * 1024;
 pub struct Door {
     protection: Arc<Protection>,
     config: Arc<ServerConfig>,
+    helpers: Arc<Helpers>,
+    refused: Counters,
 }
 
 impl Door {
     /// A door with a new key.
     ///
     /// # Errors
-    /// TLS cannot be set up.
+    /// TLS cannot be set up, or the threads for handshakes cannot be started.
     pub fn new(protection: Arc<Protection>) -> Result<Self, ProtectionError> {
         let config = tls::server_config().map_err(|error| ProtectionError::Tls(error.to_string()))?;
-        Ok(Self { protection, config })
+        let helpers = Helpers::shared().map_err(ProtectionError::Threads)?;
+        Ok(Self { protection, config, helpers, refused: Counters::default() })
+    }
+
+    /// Where handshakes run.
+    pub fn helpers(&self) -> &Handle {
+        self.helpers.handle()
+    }
+
+    /// Count a refused stranger, and return the sentence for the log.
+    pub fn refuse(&self, refusal: &Refusal) -> String {
+        self.refused.count(refusal.kind);
+        format!("{}; {} refused so far", refusal.why, self.refused.now().total())
+    }
+
+    /// The strangers that were refused so far.
+    pub fn refusals(&self) -> Refusals {
+        self.refused.now()
     }
 
     /// Begin TLS with a stranger whose first bytes have been read, and let both ends prove themselves.
     ///
     /// # Errors
-    /// A sentence for the log.
-    pub async fn admit(&self, stream: TcpStream, first_bytes: BytesMut) -> Result<(Halves, Pass), String> {
+    /// Why it is refused. [`Self::refuse`] has still to count it.
+    pub async fn admit(&self, stream: TcpStream, first_bytes: BytesMut) -> Result<(Halves, Pass), Refusal> {
         let done = async {
             let stranger = Stranger { stream, first_bytes, left: BYTES };
             let stream = tls::accept(Arc::clone(&self.config), stranger).await;
-            let mut stream = stream.map_err(|error| format!("no TLS: {error}"))?;
-            let secret = tls::secret_of_server(&stream)?;
-            let pass = check(&mut stream, async |run_id| self.protection.accepted(run_id).await, &secret).await?;
+            let mut stream = stream.map_err(|error| Refusal::new(Kind::NoTls, format!("no TLS: {error}")))?;
+            let unproven = |why| Refusal { kind: Kind::Unproven, why };
+            let secret = tls::secret_of_server(&stream).map_err(unproven)?;
+            let accepted = async |run_id: &str| self.protection.accepted(run_id).await;
+            let pass = check(&mut stream, accepted, &secret).await.map_err(unproven)?;
             stream.get_mut().0.left = usize::MAX;
             Ok((Halves::of(stream), pass))
         };
-        timeout(LIMIT, done).await.unwrap_or_else(|_| Err(format!("no proof within {LIMIT:?}")))
+        timeout(LIMIT, done).await.unwrap_or_else(|_| Err(late()))
     }
+}
+
+/// The refusal of a stranger that has not proven itself within [`LIMIT`].
+pub fn late() -> Refusal {
+    Refusal::new(Kind::Late, format!("no proof within {LIMIT:?}"))
 }
 
 /// Tell a stranger that does not speak TLS why it is refused, and close the connection.
@@ -92,12 +122,14 @@ pub async fn turn_away(mut stream: TcpStream, words: &[u8]) {
     let _ = timeout(LIMIT, told).await;
 }
 
-/// Bring strangers to the door, so many at once, until there are no more of them. `lost` is told why one got no place, or lost it.
+/// Bring strangers to the door, so many at once, until there are no more of them. What `welcome` makes of a stranger runs on `helpers`.
+/// `lost` is told why one got no place, or lost it.
 pub async fn hall<S, F, T>(
+    helpers: &Handle,
     mut strangers: mpsc::UnboundedReceiver<S>,
     welcome: impl Fn(S) -> F,
     mut proven: impl FnMut(T),
-    mut lost: impl FnMut(&'static str),
+    mut lost: impl FnMut(Refusal),
 ) where
     F: Future<Output = Option<T>> + Send + 'static,
     T: Send + 'static,
@@ -110,7 +142,7 @@ pub async fn hall<S, F, T>(
             && let Some(next) = waiting.pop_back()
         {
             oldest.retain(|(_, stranger)| !stranger.is_finished());
-            oldest.push_back((Instant::now(), inside.spawn(welcome(next))));
+            oldest.push_back((Instant::now(), inside.spawn_on(welcome(next), helpers)));
         }
         let until = oldest.front().map(|(since, _)| *since + PATIENCE).filter(|_| !waiting.is_empty());
         let mut impatient = pin!(async {
@@ -131,7 +163,7 @@ pub async fn hall<S, F, T>(
                     waiting.push_back(stranger);
                     if waiting.len() > WAITING {
                         waiting.pop_front();
-                        lost("too many others wait to prove themselves");
+                        lost(Refusal::new(Kind::Crowded, "too many others wait to prove themselves"));
                     }
                 }
                 None => return,
@@ -141,7 +173,7 @@ pub async fn hall<S, F, T>(
                     && !stranger.is_finished()
                 {
                     stranger.abort();
-                    lost("no proof while others waited");
+                    lost(Refusal::new(Kind::Late, "no proof while others waited"));
                 }
             }
         }
@@ -225,7 +257,7 @@ mod tests {
         let node = async { protection("a").begin(node, "run").await };
         let (node, coordinator, ()) = tokio::join!(node, door.admit(coordinator, BytesMut::new()), between);
         assert!(node.unwrap_err().contains("somebody may stand between"));
-        assert!(coordinator.unwrap_err().contains("somebody may stand between"));
+        assert!(coordinator.unwrap_err().why.contains("somebody may stand between"));
     }
 
     #[tokio::test]
@@ -243,8 +275,8 @@ mod tests {
                 let _ = stranger.read_to_end(&mut Vec::new()).await;
             };
             let (admitted, ()) = tokio::join!(door.admit(coordinator, BytesMut::new()), speaking);
-            let error = admitted.unwrap_err();
-            assert!(error.contains(why), "{error}");
+            let refusal = admitted.unwrap_err();
+            assert!(refusal.kind == Kind::Unproven && refusal.why.contains(why), "{refusal:?}");
         }
     }
 
@@ -261,8 +293,30 @@ mod tests {
             }
         };
         let (admitted, ()) = tokio::join!(door.admit(coordinator, BytesMut::new()), flooding);
-        let error = admitted.unwrap_err();
-        assert!(error.contains("more than 16384 bytes"), "{error}");
+        let refusal = admitted.unwrap_err();
+        assert!(refusal.kind == Kind::NoTls && refusal.why.contains("more than 16384 bytes"), "{refusal:?}");
+        assert_eq!(door.refuse(&refusal), format!("{}; 1 refused so far", refusal.why));
+        assert_eq!(door.refuse(&late()), "no proof within 5s; 2 refused so far");
+        assert_eq!(door.refusals(), Refusals { no_tls: 1, late: 1, ..Refusals::default() });
+    }
+
+    /// The coordinator's thread is not needed while a stranger's handshake computes, and sessions do not need the helpers.
+    #[tokio::test]
+    async fn handshakes_run_on_the_helpers_and_what_follows_does_not() {
+        let door = Door::new(protection("a")).unwrap();
+        let (to, strangers) = mpsc::unbounded_channel();
+        to.send(()).unwrap();
+        let thread = || std::thread::current().name().unwrap_or_default().to_owned();
+        let welcome = |()| async move { Some(thread()) };
+        let (met_in, mut met) = mpsc::unbounded_channel();
+        let proven = |inside| met_in.send((inside, thread())).unwrap();
+        let (inside, after) = tokio::select! {
+            () = hall(door.helpers(), strangers, welcome, proven, |_| ()) => panic!("it has ended"),
+            met = timeout(LIMIT * 12, met.recv()) => met.unwrap().unwrap(),
+        };
+        assert!(inside.starts_with("door-"), "{inside}");
+        assert_eq!(after, thread());
+        drop(to);
     }
 
     /// Strangers who are slow lose their places to others who wait, and whoever comes last is the next to get one.
@@ -283,7 +337,8 @@ mod tests {
         let (done_in, done) = oneshot::channel::<()>();
         let hall = tokio::spawn(async move {
             let mut lost = 0;
-            let serving = hall(strangers, welcome, |number| met_in.send(number).unwrap(), |_| lost += 1);
+            let helpers = Handle::current();
+            let serving = hall(&helpers, strangers, welcome, |number| met_in.send(number).unwrap(), |_| lost += 1);
             tokio::select! {
                 () = serving => {}
                 _ = done => {}

@@ -11,7 +11,8 @@
 //! - [`token_file`]: tokens in a file.
 //! - [`proof`]: what both ends say.
 //! - [`tls`]: both ends' settings of TLS.
-//! - [`door`]: the coordinator's end. Strangers are bounded in number, time and bytes.
+//! - [`door`]: the coordinator's end. Strangers are bounded in number, time and bytes, and counted ([`refusals`]). Their handshakes
+//!   run on threads of their own ([`helpers`]).
 //!
 //! `docs/security.md` is for users, `docs/decisions/0083-a-token-proves-both-ends-of-a-connection.md` has the reasons.
 
@@ -19,9 +20,13 @@ pub mod claim;
 #[cfg(feature = "io")]
 pub mod door;
 #[cfg(feature = "io")]
+mod helpers;
+#[cfg(feature = "io")]
 pub mod proof;
 #[cfg(feature = "io")]
 mod protection;
+#[cfg(feature = "io")]
+pub mod refusals;
 #[cfg(feature = "io")]
 mod stream;
 #[cfg(feature = "io")]

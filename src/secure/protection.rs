@@ -45,6 +45,9 @@ pub enum ProtectionError {
     /// TLS cannot be set up. This is a bug, or the system has no randomness.
     #[error("TLS cannot be set up: {0}")]
     Tls(String),
+    /// The system has no further thread.
+    #[error("the threads for handshakes cannot be started: {0}")]
+    Threads(io::Error),
 }
 
 /// From where an end has its tokens.

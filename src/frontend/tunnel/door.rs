@@ -13,7 +13,8 @@ use super::listener::{Listener, prepare};
 use super::relay::relay;
 use crate::bounded_log::BoundedLog;
 use crate::secure::Halves;
-use crate::secure::door::{AT_ONCE, Door, FIRST_BYTES, LIMIT, hall};
+use crate::secure::door::{AT_ONCE, Door, FIRST_BYTES, LIMIT, hall, late};
+use crate::secure::refusals::{Kind, Refusal};
 
 /// Strangers that have a descriptor here. Further ones wait in the kernel's queue.
 const STRANGERS: usize = 2 * AT_ONCE;
@@ -48,11 +49,12 @@ pub(super) async fn serve(
         let (door, run_id, log) = (Arc::clone(&door), run_id.clone(), Arc::clone(&log));
         async move {
             let peer = stranger.peer;
-            let refused = |why: &String| {
+            let refused = |refusal: &Refusal| {
+                let words = door.refuse(refusal);
                 if log.admits("unproven") {
                     tracing::warn!(
                         target: "elastic_rs::rendezvous", %peer,
-                        "[{run_id}] a connection to the workers' store is refused: {why}"
+                        "[{run_id}] a connection to the workers' store is refused: {words}"
                     );
                 }
             };
@@ -62,35 +64,38 @@ pub(super) async fn serve(
     let proven = |client| {
         tokio::spawn(carry(client, store, run_id.clone(), Arc::clone(&log)));
     };
-    let lost = |why| {
+    let lost = |refusal: Refusal| {
+        let words = door.refuse(&refusal);
         if log.admits("crowded") {
-            tracing::warn!(target: "elastic_rs::rendezvous", "[{run_id}] a connection to the workers' store is refused: {why}");
+            tracing::warn!(target: "elastic_rs::rendezvous", "[{run_id}] a connection to the workers' store is refused: {words}");
         }
     };
     tokio::select! {
         () = accepting => {}
-        () = hall(strangers, welcome, proven, lost) => {}
+        () = hall(door.helpers(), strangers, welcome, proven, lost) => {}
     }
 }
 
 /// Let an agent of this job prove itself.
-async fn admit(stranger: Stranger, door: &Door, run_id: &str) -> Result<Halves, String> {
+async fn admit(stranger: Stranger, door: &Door, run_id: &str) -> Result<Halves, Refusal> {
     let Stranger { stream, place: _place, .. } = stranger;
     let mut first = [0; 1];
+    let no_tls = |why: &str| Err(Refusal::new(Kind::NoTls, why));
     match timeout(LIMIT, stream.peek(&mut first)).await {
         Ok(Ok(1)) if first[0] == FIRST_BYTES[0] => {}
         Ok(Ok(1)) if first[0] == 0 => {
-            return Err(
-                "a c10d client has come without its agent: give all nodes --rdzv-conf store_tunnel=1".to_owned()
-            );
+            return no_tls("a c10d client has come without its agent: give all nodes --rdzv-conf store_tunnel=1");
         }
-        Ok(Ok(1)) => return Err("it shows no token".to_owned()),
-        Ok(Ok(_)) => return Err("it closed the connection before its proof".to_owned()),
-        Ok(Err(error)) => return Err(error.to_string()),
-        Err(_) => return Err(format!("no proof within {LIMIT:?}")),
+        Ok(Ok(1)) => return no_tls("it shows no token"),
+        Ok(Ok(_)) => return no_tls("it closed the connection before its proof"),
+        Ok(Err(error)) => return no_tls(&error.to_string()),
+        Err(_) => return Err(late()),
     }
     let (client, pass) = door.admit(stream, BytesMut::new()).await?;
-    pass.admits_node_of(run_id).map(|()| client)
+    match pass.admits_node_of(run_id) {
+        Ok(()) => Ok(client),
+        Err(why) => Err(Refusal { kind: Kind::Unproven, why }),
+    }
 }
 
 async fn carry(client: Halves, store: SocketAddr, run_id: String, log: Arc<BoundedLog>) {
