@@ -38,8 +38,10 @@ fn main() {
 }
 
 fn proofs() {
-    let claim = Claim { key: [1, 2, 3, 4, 5, 6, 7, 8], run_id: "job".to_owned() }.encode().expect("it is short");
-    write("proof", "claim", &[claim, vec![9; MAC_BYTES]].concat());
+    let claim = |key| Claim { key, run_id: "job".to_owned() }.encode().expect("it is short");
+    write("proof", "claim", &[claim(Some([1, 2, 3, 4, 5, 6, 7, 8])), vec![9; MAC_BYTES]].concat());
+    write("proof", "certificate", &claim(None));
+    write("proof", "admitted", &Answer::Admitted.encode());
     write("proof", "proven", &Answer::Proven([7; MAC_BYTES]).encode());
     write("proof", "refused", &Answer::Refused("no such token".to_owned()).encode());
 }

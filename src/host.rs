@@ -26,7 +26,7 @@ use crate::rendezvous::protocol::codec;
 use crate::rendezvous::protocol::message::MAGIC;
 use crate::secure::door::{self, AT_ONCE, Door, FIRST_BYTES};
 use crate::secure::refusals::{Kind, Refusal, Refusals};
-use crate::secure::{Halves, Protection, TOKEN_FILE};
+use crate::secure::{Halves, Protection};
 use crate::store::server::{Controller, ServerOptions, StoreServer, Upgrade, Upgraded};
 use crate::threads;
 use crate::wait::telling_if_slow;
@@ -89,7 +89,7 @@ pub enum HostError {
 /// resolves here to loopback only (Debian's `127.0.1.1`), which cannot be the address that others see; or `is_host` is given
 /// for an address that is not local.
 ///
-/// With a `protection`, it serves only those who hold the token.
+/// With a `protection`, it serves only those who can prove themselves.
 pub fn claim(
     host: &str,
     port: u16,
@@ -154,7 +154,7 @@ impl Host {
 
     /// Serve on these listeners; at least one.
     ///
-    /// With a `protection`, there are only sessions of those who hold the token, and no store.
+    /// With a `protection`, there are only sessions of those who can prove themselves, and no store.
     ///
     /// # Errors
     /// The thread cannot be started, or a socket not be made asynchronous.
@@ -374,7 +374,7 @@ async fn admit(
         tracing::warn!(what, count, "more of the same was not logged");
     }));
     let mut words = BytesMut::new();
-    codec::encode_protected(&format!("name the file with the job's token in {TOKEN_FILE}"), &mut words);
+    codec::encode_protected(&door.protection().wanted(), &mut words);
     let words = words.freeze();
     let refused = {
         let (door, log) = (Arc::clone(&door), Arc::clone(&log));
@@ -398,7 +398,7 @@ async fn admit(
                 }
             };
             if !first_bytes.starts_with(FIRST_BYTES) {
-                refused(peer, &Refusal::new(Kind::NoTls, "it shows no token"));
+                refused(peer, &Refusal::new(Kind::NoTls, door.protection().lacking()));
                 door::turn_away(stream, &words).await;
                 return None;
             }

@@ -15,7 +15,7 @@ from elastic_rs import _elastic_rs, _token
 from elastic_rs._logging import show_logs
 from elastic_rs.observe import _commands
 from elastic_rs.observe._source import DEFAULT_PORT
-from elastic_rs.rendezvous._protection import TOKEN_FILE, protection
+from elastic_rs.rendezvous._protection import TLS_CERT, TOKEN_FILE, certificates, protection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -99,7 +99,8 @@ def _parser() -> argparse.ArgumentParser:
         "--master-token-file",
         metavar="FILE",
         help="serve several jobs, each with a token of its own, which `elastic-rs token run` derives from the one in "
-        f"this file (default: one token for all, in the file that {TOKEN_FILE} names, or none)",
+        f"this file (default: one token for all, in the file that {TOKEN_FILE} names, or none); {TLS_CERT} and the "
+        "like name certificates that nodes and coordinator show each other, beside tokens or without",
     )
     serve.set_defaults(run=_serve)
     limits = serve.add_argument_group(
@@ -120,7 +121,9 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(args: argparse.Namespace) -> int:
     try:
         if args.master_token_file is not None:
-            protected: _elastic_rs.Protection | None = _elastic_rs.Protection.by_master_file(args.master_token_file)
+            protected: _elastic_rs.Protection | None = _elastic_rs.Protection.by_master_file(
+                args.master_token_file, certificates=certificates()
+            )
         else:
             protected = protection()
     except ValueError as error:
@@ -136,7 +139,7 @@ def _serve(args: argparse.Namespace) -> int:
         print(f"elastic-rs: error: {error.strerror or error}", file=sys.stderr)
         return CANNOT_LISTEN
     if protected is not None:
-        _say(f"sessions are protected by the token with the id {protected.key_ids}; there is no store for c10d clients")
+        _say(f"sessions are protected by {protected.words}; there is no store for c10d clients")
     print(f"listening on {', '.join(host.addresses)}", flush=True)
     while (received := signal.sigtimedwait(SIGNALS, _LOOK_INTERVAL_S)) is None:
         if host.stopped:

@@ -288,6 +288,20 @@ class CellSession:
         """
 
 @final
+class Certificates:
+    """
+    Where a node's certificate is, and whose its peers' have to be.
+    """
+    def __new__(cls, /, *, cert: str | PathLike[str], key: str | PathLike[str], ca: str | PathLike[str], spiffe_id: str | None = None) -> Certificates:
+        """
+        Name the files: the certificate and those that lead to an authority, its key, and the authorities of the peers. With a
+        ``spiffe_id``, peers have to have that id instead of the name of their host.
+
+        Raises ``ValueError`` if that is no SPIFFE id. The files are read by :class:`Protection`.
+        """
+    def __repr__(self, /) -> str: ...
+
+@final
 class Driver:
     """
     Starts an agent on each host that discovery finds, until the job has ended.
@@ -1009,42 +1023,66 @@ class Placement:
 @final
 class Protection:
     """
-    How the sessions of a job are protected: by a token that all its nodes hold.
+    How the sessions of a job are protected: by a token that all its nodes hold, by certificates of one authority, or by both.
     """
     def __repr__(self, /) -> str: ...
     @staticmethod
-    def by_file(path: str | PathLike[str]) -> Protection:
+    def by_certificates(certificates: Certificates) -> Protection:
         """
-        Use the token in this file. It is read again when it has changed.
+        Use certificates alone.
 
-        Raises ``ValueError`` if it cannot be read, if others may read it, or if it holds no token.
+        Raises ``ValueError`` as :meth:`by_file`.
         """
     @staticmethod
-    def by_master_file(path: str | PathLike[str]) -> Protection:
+    def by_file(path: str | PathLike[str], *, certificates: Certificates | None = None) -> Protection:
+        """
+        Use the token in this file. It is read again when it has changed, and so are those of ``certificates``.
+
+        Raises ``ValueError`` if a file cannot be read, if others may read it, or if it does not hold what it should.
+        """
+    @staticmethod
+    def by_master_file(path: str | PathLike[str], *, certificates: Certificates | None = None) -> Protection:
         """
         Use the token of each run, derived from the master token in this file. For a coordinator that serves several jobs.
 
         Raises ``ValueError`` as :meth:`by_file`.
         """
     @staticmethod
-    def by_token(token: str) -> Protection:
+    def by_token(token: str, *, certificates: Certificates | None = None) -> Protection:
         """
         Use this token.
 
-        Raises ``ValueError`` if it is too short, or has characters that are not allowed.
+        Raises ``ValueError`` if it is too short, or has characters that are not allowed, or as :meth:`by_file`.
         """
     @property
-    def key_ids(self, /) -> str:
+    def certificate(self, /) -> str | None:
         """
-        The public ids of its tokens.
+        What its certificate says, for people. None: it has a token alone.
         """
-    def reveal(self, /) -> str:
+    @property
+    def days_left(self, /) -> float | None:
         """
-        The token that this process shows, to be given to a process of the same job. It must not be shown.
+        The days that its certificate is still valid. None: it has a token alone.
         """
-    def try_at(self, /, host: str, port: SupportsIndex, run_id: str, *, timeout_s: SupportsFloat | SupportsIndex) -> str | None:
+    @property
+    def key_ids(self, /) -> str | None:
         """
-        Try whether a coordinator at ``host:port`` holds the token for this run. None if both ends are proven, or the reason why not.
+        The public ids of its tokens. None: it has certificates alone.
+        """
+    def reveal(self, /) -> str | None:
+        """
+        The token that this process shows, to be given to a process of the same job. It must not be shown. None: it has certificates
+        alone.
+        """
+    def try_at(self, /, address: str, port: SupportsIndex, host: str, run_id: str, *, timeout_s: SupportsFloat | SupportsIndex) -> str | None:
+        """
+        Try whether a coordinator at ``address:port`` and this process are proven to each other for this run. A certificate of the
+        coordinator has to be for ``host``. None if they are, or the reason why not.
+        """
+    @property
+    def words(self, /) -> str:
+        """
+        What this process proves itself by, for people.
         """
 
 @final
@@ -1058,9 +1096,9 @@ class RendezvousConfig:
     def __ne__(self, value: object, /) -> bool: ...
     def __new__(cls, /, **values: "float | bool | str | None") -> RendezvousConfig: ...
     def __repr__(self, /) -> str: ...
-    def check_tunnel(self, /, *, has_token: bool, own_store: bool) -> None:
+    def check_tunnel(self, /, *, is_protected: bool, own_store: bool) -> None:
         """
-        Check whether ``store_tunnel`` is possible, if it is wanted. ``has_token``: the job has one. ``own_store``: each round has a
+        Check whether ``store_tunnel`` is possible, if it is wanted. ``is_protected``: the job has one. ``own_store``: each round has a
         store, which the agent of rank 0's node serves.
 
         Raises ``ValueError`` if it is not.

@@ -90,7 +90,8 @@ def _enter(job: dict[str, Any]) -> None:
     # Python has put the folder that ssh begins in first. Modules of the user are in the driver's folder.
     sys.path[0] = job["cwd"]
     os.environ.update(job["env"])
-    for name in VARIABLES:
+    # Certificates are the job's affair as its token is: a host's own variables say nothing about it.
+    for name in (*VARIABLES, *(name for name in _protection.TLS_VARIABLES if name not in job["env"])):
         os.environ.pop(name, None)
 
 

@@ -85,7 +85,7 @@ def _held(args: argparse.Namespace) -> _elastic_rs.Protection:
 
 
 def _first(args: argparse.Namespace) -> str:
-    return _held(args).reveal()
+    return _held(args).reveal() or ""  # a file has one
 
 
 def _write(args: argparse.Namespace, make: Any) -> int:

@@ -2,7 +2,7 @@
 //!
 //! PyTorch's store client speaks neither TLS nor a token. With a tunnel it never leaves its machine: workers connect to their own agent
 //! on loopback ([`entrance`]), the agent speaks TLS with the agent of rank 0's node ([`door`]), and that one connects to its worker
-//! store on loopback. Both agents prove that they hold the job's token. One connection of a worker is one connection of each of the
+//! store on loopback. Both agents prove that they belong to the job, by its token or by certificates. One connection of a worker is one connection of each of the
 //! three ([`relay`]).
 //!
 //! Each end has a dedicated thread, so a handshake delays no session, and no byte waits for Python. The thread sleeps until a socket
@@ -37,7 +37,7 @@ const LOG_PERIOD: Duration = Duration::from_secs(60);
 /// What both ends of a job's tunnels know.
 #[derive(Clone, Debug)]
 pub(super) struct Trust {
-    /// The token that all agents hold.
+    /// The token that all agents hold, or their certificates.
     pub protection: Arc<Protection>,
     /// The job, for which both ends prove themselves.
     pub run_id: String,

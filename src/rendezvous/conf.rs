@@ -138,8 +138,8 @@ keys! {
     /// (warn), or close it (strict).
     store_members: StoreMembers = StoreMembers::Warn, Allowed::OneOf(&["off", "warn", "strict"]),
         Scope::c10d("a coordinator knows the members' addresses, and there is none");
-    /// 1: workers reach the store of rank 0's node through their agents, which encrypt that traffic. Needs a token, and the same value
-    /// on all nodes.
+    /// 1: workers reach the store of rank 0's node through their agents, which encrypt that traffic. Needs a token or certificates,
+    /// and the same value on all nodes.
     store_tunnel: bool = false, Allowed::Truth;
     /// Fewest workers of a world, on however many nodes. Needs `max_workers`.
     min_workers: Option<u32> = None, Allowed::Whole(1, rules::MOST_WORKERS), Scope::c10d(COUNTED_BY_A_COORDINATOR);
@@ -366,17 +366,17 @@ impl Conf {
         self.check_rules()
     }
 
-    /// Check whether `store_tunnel` is possible, if it is wanted. `has_token`: the job has one. `own_store`: each round has a store, which
-    /// the agent of rank 0's node serves.
+    /// Check whether `store_tunnel` is possible, if it is wanted. `is_protected`: the job has a token or certificates. `own_store`: each
+    /// round has a store, which the agent of rank 0's node serves.
     ///
     /// # Errors
     /// A sentence for the user.
-    pub fn check_tunnel(&self, has_token: bool, own_store: bool) -> Result<(), String> {
-        match (self.store_tunnel, has_token, own_store) {
+    pub fn check_tunnel(&self, is_protected: bool, own_store: bool) -> Result<(), String> {
+        match (self.store_tunnel, is_protected, own_store) {
             (false, ..) | (true, true, true) => Ok(()),
             (true, false, _) => Err(format!(
-                "--rdzv-conf store_tunnel=1 needs a token, by which the agents know each other: name its file in {TOKEN_FILE}; \
-                 `elastic-rs token new` writes one"
+                "--rdzv-conf store_tunnel=1 needs a token or certificates, by which the agents know each other: name the token's file in \
+                 {TOKEN_FILE}; `elastic-rs token new` writes one"
             )),
             (true, true, false) => Err(
                 "--rdzv-conf store_tunnel=1 needs a store that the agents serve: it cannot be used with --rdzv-backend=static, nor with \

@@ -39,7 +39,7 @@ impl Observer {
         let open = async |stream: TcpStream| {
             stream.set_nodelay(true).map_err(|error| error.to_string())?;
             let mut halves = match &secured {
-                Some((protection, run_id)) => protection.begin(stream, run_id).await?,
+                Some((protection, run_id)) => protection.begin(stream, host, run_id).await?,
                 None => Halves::plain(stream),
             };
             let mut preamble = BytesMut::new();

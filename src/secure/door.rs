@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::future::Future;
-use std::io;
+use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -22,7 +22,8 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::helpers::Helpers;
-use super::proof::{Pass, check};
+use super::objection::{in_words, is_of_certificate};
+use super::proof::{Pass, check, refuse};
 use super::refusals::{Counters, Kind, Refusal, Refusals};
 use super::stream::Halves;
 use super::tls::{self, ServerConfig};
@@ -78,15 +79,36 @@ impl Door {
         self.refused.now()
     }
 
+    /// What is asked of strangers.
+    pub fn protection(&self) -> &Protection {
+        &self.protection
+    }
+
     /// Begin TLS with a stranger whose first bytes have been read, and let both ends prove themselves.
     ///
     /// # Errors
     /// Why it is refused. [`Self::refuse`] has still to count it.
     pub async fn admit(&self, stream: TcpStream, first_bytes: BytesMut) -> Result<(Halves, Pass), Refusal> {
         let done = async {
+            // TLS tries once to say what was wrong, and has to find the socket ready.
+            stream.writable().await.map_err(|error| Refusal::new(Kind::NoTls, error.to_string()))?;
             let stranger = Stranger { stream, first_bytes, left: BYTES };
-            let stream = tls::accept(Arc::clone(&self.config), stranger).await;
-            let mut stream = stream.map_err(|error| Refusal::new(Kind::NoTls, format!("no TLS: {error}")))?;
+            let own = self.protection.certificates();
+            let config = match own {
+                Some(own) => Arc::clone(&own.identity().await.server),
+                None => Arc::clone(&self.config),
+            };
+            let mut stream = match tls::accept(config, stranger).await {
+                Ok(stream) => stream,
+                Err((error, stranger)) => return Err(no_tls(&error, stranger).await),
+            };
+            if let Some(own) = own
+                && let Err(why) = own.check_peer(stream.get_ref().1.peer_certificates())
+            {
+                refuse(&mut stream, why.clone()).await;
+                read_out(&mut stream).await;
+                return Err(Refusal { kind: Kind::Certificate, why });
+            }
             let unproven = |why| Refusal { kind: Kind::Unproven, why };
             let secret = tls::secret_of_server(&stream).map_err(unproven)?;
             let accepted = async |run_id: &str| self.protection.accepted(run_id).await;
@@ -108,18 +130,32 @@ pub async fn turn_away(mut stream: TcpStream, words: &[u8]) {
     let told = async {
         stream.write_all(words).await?;
         stream.shutdown().await?;
-        // What it has sent is read: else the kernel resets the connection, and the words are lost.
-        let mut rest = [0; 1024];
-        let mut left = BYTES;
-        while left > 0 {
-            match stream.read(&mut rest).await? {
-                0 => break,
-                count => left = left.saturating_sub(count),
-            }
-        }
+        read_out(&mut stream).await;
         io::Result::Ok(())
     };
     let _ = timeout(LIMIT, told).await;
+}
+
+/// Read what a stranger has sent that was told why it is refused: else the kernel resets the connection, and the words are lost.
+async fn read_out(stream: &mut (impl AsyncRead + Unpin)) {
+    let mut rest = [0; 1024];
+    let mut left = BYTES;
+    while left > 0
+        && let Ok(count @ 1..) = stream.read(&mut rest).await
+    {
+        left = left.saturating_sub(count);
+    }
+}
+
+/// The refusal of a stranger with which TLS could not be begun.
+async fn no_tls(error: &io::Error, mut stranger: Stranger) -> Refusal {
+    if is_of_certificate(error) {
+        // It takes TLS as begun, and has sent more.
+        let _ = stranger.shutdown().await;
+        read_out(&mut stranger).await;
+        return Refusal::new(Kind::Certificate, in_words(error).unwrap_or_default());
+    }
+    Refusal::new(Kind::NoTls, in_words(error).unwrap_or_else(|| format!("no TLS: {error}")))
 }
 
 /// Bring strangers to the door, so many at once, until there are no more of them. What `welcome` makes of a stranger runs on `helpers`.
@@ -216,6 +252,19 @@ impl AsyncWrite for Stranger {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
 
+    // TLS tries once to say what was wrong, behind what it has not sent yet.
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_flush(cx)
     }
@@ -250,11 +299,11 @@ mod tests {
         let door = Door::new(protection("a")).unwrap();
         let ((node, before), (behind, coordinator)) = (pair().await, pair().await);
         let between = async {
-            let mut before = tls::accept(tls::server_config().unwrap(), before).await.unwrap();
-            let mut behind = tls::connect(tls::client_config().unwrap(), behind).await.unwrap();
+            let mut before = tls::accept(tls::server_config().unwrap(), before).await.ok().unwrap();
+            let mut behind = tls::connect(tls::client_config().unwrap(), tls::no_name(), behind).await.unwrap();
             let _ = tokio::io::copy_bidirectional(&mut before, &mut behind).await;
         };
-        let node = async { protection("a").begin(node, "run").await };
+        let node = async { protection("a").begin(node, "host", "run").await };
         let (node, coordinator, ()) = tokio::join!(node, door.admit(coordinator, BytesMut::new()), between);
         assert!(node.unwrap_err().contains("somebody may stand between"));
         assert!(coordinator.unwrap_err().why.contains("somebody may stand between"));
@@ -269,7 +318,7 @@ mod tests {
         {
             let (stranger, coordinator) = pair().await;
             let speaking = async {
-                let mut stranger = tls::connect(tls::client_config().unwrap(), stranger).await.unwrap();
+                let mut stranger = tls::connect(tls::client_config().unwrap(), tls::no_name(), stranger).await.unwrap();
                 let _ = stranger.write_all(&said).await;
                 let _ = stranger.shutdown().await;
                 let _ = stranger.read_to_end(&mut Vec::new()).await;

@@ -8,17 +8,20 @@ use std::sync::Arc;
 use tokio::net::TcpStream;
 use tokio::time::{Duration, Instant, timeout};
 
+use super::certificates::{CertificateFiles, Certificates};
+use super::objection::in_words;
 use super::stream::Halves;
 use super::token::Token;
 use super::token_file::TokenFile;
 use super::watched::GOOD_FOR;
-use super::{TOKEN_FILE, proof, tls};
-use crate::net::connect::{in_words, race, resolve};
+use super::x509::Shown;
+use super::{TLS_CA, TLS_CERT, TLS_KEY, TOKEN_FILE, proof, tls};
+use crate::net::connect::{in_words as in_words_of, race, resolve};
 
 /// Time for TLS and both proofs, as long as nothing else is slow.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 
-/// Why tokens cannot be used.
+/// Why tokens or certificates cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProtectionError {
@@ -42,6 +45,9 @@ pub enum ProtectionError {
         /// What is wrong, and what is allowed.
         why: String,
     },
+    /// There is neither.
+    #[error("there is neither a token nor a certificate to be protected by")]
+    Nothing,
     /// TLS cannot be set up. This is a bug, or the system has no randomness.
     #[error("TLS cannot be set up: {0}")]
     Tls(String),
@@ -61,33 +67,75 @@ enum Source {
     Master(TokenFile),
 }
 
-/// How the sessions of a job, or of a coordinator, are protected.
+/// Where an end's token is.
+#[derive(Clone, Debug)]
+pub enum TokenSource {
+    /// In this file.
+    File(PathBuf),
+    /// Here.
+    Memory(Token),
+    /// Derived from the one in this file, a different one for each run. Only for a coordinator: a node has its run's token.
+    Master(PathBuf),
+}
+
+/// What an end proves itself by.
+#[derive(Clone, Debug)]
+pub struct ProtectionOptions {
+    /// A token.
+    pub token: Option<TokenSource>,
+    /// A certificate. With a token, both are wanted of the peer.
+    pub certificates: Option<CertificateFiles>,
+    /// How long what a file held is good for, before it is looked at again.
+    pub good_for: Duration,
+}
+
+impl Default for ProtectionOptions {
+    fn default() -> Self {
+        Self { token: None, certificates: None, good_for: GOOD_FOR }
+    }
+}
+
+/// How the sessions of a job, or of a coordinator, are protected: by a token, by certificates, or by both.
 pub struct Protection {
-    source: Source,
+    token: Option<Source>,
+    certificates: Option<Certificates>,
+    /// Of an end without certificates.
     client: Arc<tls::ClientConfig>,
 }
 
 impl fmt::Debug for Protection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Protection").field("source", &self.source).finish_non_exhaustive()
+        let Self { token, certificates, .. } = self;
+        f.debug_struct("Protection").field("token", token).field("certificates", certificates).finish_non_exhaustive()
     }
 }
 
 impl Protection {
+    /// By what these options say.
+    ///
+    /// # Errors
+    /// A file cannot be read, others may read it, or it does not hold what it should; or there is neither token nor certificate.
+    pub fn new(options: ProtectionOptions) -> Result<Self, ProtectionError> {
+        let ProtectionOptions { token, certificates, good_for } = options;
+        if token.is_none() && certificates.is_none() {
+            return Err(ProtectionError::Nothing);
+        }
+        let token = token.map(|source| match source {
+            TokenSource::File(path) => TokenFile::open(&path, good_for).map(Source::File),
+            TokenSource::Master(path) => TokenFile::open(&path, good_for).map(Source::Master),
+            TokenSource::Memory(token) => Ok(Source::Memory(token)),
+        });
+        let certificates = certificates.map(|files| Certificates::open(files, good_for));
+        let client = tls::client_config().map_err(|error| ProtectionError::Tls(error.to_string()))?;
+        Ok(Self { token: token.transpose()?, certificates: certificates.transpose()?, client })
+    }
+
     /// By the token in this file.
     ///
     /// # Errors
-    /// The file cannot be read, others may read it, or it holds no token.
+    /// As [`Self::new`].
     pub fn by_file(path: &Path) -> Result<Self, ProtectionError> {
-        Self::by_file_for(path, GOOD_FOR)
-    }
-
-    /// The same, with the time for which what the file held is good, before it is looked at again.
-    ///
-    /// # Errors
-    /// As [`Self::by_file`].
-    pub fn by_file_for(path: &Path, good_for: Duration) -> Result<Self, ProtectionError> {
-        Self::of(Source::File(TokenFile::open(path, good_for)?))
+        Self::of(TokenSource::File(path.to_owned()))
     }
 
     /// By this token.
@@ -95,73 +143,137 @@ impl Protection {
     /// # Errors
     /// TLS cannot be set up.
     pub fn by_token(token: Token) -> Result<Self, ProtectionError> {
-        Self::of(Source::Memory(token))
+        Self::of(TokenSource::Memory(token))
     }
 
-    /// By the tokens that are derived from the one in this file, a different one for each run. Only for a coordinator: a node has its
-    /// run's token.
+    /// By the tokens that are derived from the one in this file.
     ///
     /// # Errors
-    /// As [`Self::by_file`].
+    /// As [`Self::new`].
     pub fn by_master_file(path: &Path) -> Result<Self, ProtectionError> {
-        Self::of(Source::Master(TokenFile::open(path, GOOD_FOR)?))
+        Self::of(TokenSource::Master(path.to_owned()))
     }
 
-    fn of(source: Source) -> Result<Self, ProtectionError> {
-        Ok(Self { source, client: tls::client_config().map_err(|error| ProtectionError::Tls(error.to_string()))? })
+    fn of(token: TokenSource) -> Result<Self, ProtectionError> {
+        Self::new(ProtectionOptions { token: Some(token), ..ProtectionOptions::default() })
     }
 
     /// The token that this end shows.
-    pub async fn own(&self) -> Token {
-        match &self.source {
-            Source::File(file) | Source::Master(file) => file.tokens().await.0,
-            Source::Memory(token) => token.clone(),
+    async fn own(&self) -> Option<Token> {
+        match self.token.as_ref()? {
+            Source::File(file) | Source::Master(file) => Some(file.tokens().await.0),
+            Source::Memory(token) => Some(token.clone()),
         }
     }
 
-    /// The same token, for another process of the same job.
-    pub fn reveal(&self) -> String {
-        self.known()[0].reveal().to_owned()
+    /// The token that this end shows, for another process of the same job. `None`: it has certificates alone.
+    pub fn reveal(&self) -> Option<String> {
+        self.known().first().map(|token| token.reveal().to_owned())
     }
 
-    /// The tokens that this end accepts, of a peer that speaks for this run.
-    pub(super) async fn accepted(&self, run_id: &str) -> Vec<Token> {
-        match &self.source {
+    /// The tokens that this end accepts, of a peer that speaks for this run. `None`: certificates are enough.
+    pub(super) async fn accepted(&self, run_id: &str) -> Option<Vec<Token>> {
+        Some(match self.token.as_ref()? {
             Source::File(file) => file.tokens().await.into_vec(),
             Source::Memory(token) => vec![token.clone()],
             Source::Master(file) => {
                 file.tokens().await.into_vec().iter().map(|master| master.for_run(run_id)).collect()
             }
+        })
+    }
+
+    /// The ids of the tokens that this end shows or accepts, for logs. The id of a master's token if there is one. `None`: it has
+    /// certificates alone.
+    pub fn key_ids(&self) -> Option<String> {
+        let ids: Vec<_> = self.known().iter().map(|token| token.id().to_string()).collect();
+        (!ids.is_empty()).then(|| ids.join(", "))
+    }
+
+    /// What the certificate that this end shows says. `None`: it has a token alone.
+    pub fn certificate(&self) -> Option<Shown> {
+        self.certificates.as_ref().map(Certificates::shown)
+    }
+
+    /// What this end proves itself by, for logs.
+    pub fn words(&self) -> String {
+        let token = self.key_ids().map(|ids| format!("the token with the id {ids}"));
+        let certificate = self.certificate().map(|shown| shown.to_string());
+        token.into_iter().chain(certificate).collect::<Vec<_>>().join(" and ")
+    }
+
+    /// What a peer needs that shows nothing: a token, certificates, or both, and where it names them.
+    pub fn wanted(&self) -> String {
+        let token = format!("name the file with the job's token in {TOKEN_FILE}");
+        let certificates = format!("name their files in {TLS_CERT}, {TLS_KEY} and {TLS_CA}");
+        match (&self.token, &self.certificates) {
+            (_, None) => format!("a token: {token}"),
+            (None, _) => format!("certificates: {certificates}"),
+            (Some(_), Some(_)) => format!("a token and certificates: {token}, and {certificates}"),
         }
     }
 
-    /// The ids of the tokens that this end shows or accepts, for logs. The id of a master's token if there is one.
-    pub fn key_ids(&self) -> String {
-        self.known().iter().map(|token| token.id().to_string()).collect::<Vec<_>>().join(", ")
+    /// What a stranger lacks that does not even speak TLS.
+    pub fn lacking(&self) -> &'static str {
+        if self.token.is_some() { "it shows no token" } else { "it shows no certificate" }
     }
 
-    /// The tokens that were found at the last look: at least one.
+    /// The certificate that this end shows.
+    pub(super) fn certificates(&self) -> Option<&Certificates> {
+        self.certificates.as_ref()
+    }
+
+    /// The tokens that were found at the last look.
     fn known(&self) -> Vec<Token> {
-        match &self.source {
-            Source::File(file) | Source::Master(file) => file.known().into_vec(),
-            Source::Memory(token) => vec![token.clone()],
+        match &self.token {
+            Some(Source::File(file) | Source::Master(file)) => file.known().into_vec(),
+            Some(Source::Memory(token)) => vec![token.clone()],
+            None => Vec::new(),
         }
     }
 
-    /// Begin TLS on a connection to a coordinator, and prove both ends.
+    /// Begin TLS on a connection to a coordinator, and prove both ends. The certificate of the coordinator, if it has one, has to be
+    /// for `host`.
     ///
     /// # Errors
     /// A sentence for the log. It says nothing about the job: a stranger may have caused it, and the node tries again.
-    pub async fn begin(&self, stream: TcpStream, run_id: &str) -> Result<Halves, String> {
+    pub async fn begin(&self, stream: TcpStream, host: &str, run_id: &str) -> Result<Halves, String> {
         let done = async {
             let token = self.own().await;
-            let mut stream = tls::connect(Arc::clone(&self.client), stream).await.map_err(|error| no_tls(&error))?;
+            let (config, name) = match &self.certificates {
+                Some(own) => (Arc::clone(&own.identity().await.client), own.server_name(host)?),
+                None => (Arc::clone(&self.client), tls::no_name()),
+            };
+            let mut stream = tls::connect(config, name, stream).await.map_err(|error| self.no_tls(&error))?;
+            if let Some(own) = &self.certificates {
+                own.check_peer(stream.get_ref().1.peer_certificates())?;
+            }
             let secret = tls::secret_of_client(&stream)?;
-            proof::prove(&mut stream, &token, run_id, &secret).await?;
+            proof::prove(&mut stream, token.as_ref(), run_id, &secret).await?;
             Ok(Halves::of(stream))
         };
-        let late = || format!("it has not proven within {HANDSHAKE_LIMIT:?} that it holds the token ({TOKEN_FILE})");
+        let late = || {
+            format!("it has not proven itself within {HANDSHAKE_LIMIT:?}, as this node's {} asks for", self.variable())
+        };
         timeout(HANDSHAKE_LIMIT, done).await.unwrap_or_else(|_| Err(late()))
+    }
+
+    fn no_tls(&self, error: &io::Error) -> String {
+        if let Some(words) = in_words(error) {
+            return words;
+        }
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => format!(
+                "it closed the connection when asked for TLS: this node has {} ({}), and it seems to have none, or too many others connect",
+                if self.token.is_some() { "a token" } else { "certificates" },
+                self.variable()
+            ),
+            _ => format!("no TLS with it: {error}"),
+        }
+    }
+
+    /// Where this end's means are named.
+    fn variable(&self) -> &'static str {
+        if self.token.is_some() { TOKEN_FILE } else { TLS_CERT }
     }
 }
 
@@ -177,29 +289,39 @@ impl Protection {
         limit: Duration,
         prepare: impl Fn(&TcpStream) -> io::Result<()>,
     ) -> Result<Halves, String> {
-        let deadline = Instant::now() + limit;
-        let addresses = resolve(host, port, deadline).await.map_err(|error| error.to_string())?;
-        let open = async |stream: TcpStream| {
-            prepare(&stream).map_err(|error| error.to_string())?;
-            self.begin(stream, run_id).await
-        };
-        race(&addresses, deadline, TcpStream::connect, open).await.map_err(|met| in_words(host, &met))
+        self.connect_to((host, port), host, run_id, limit, prepare).await
     }
 
-    /// Try whether the coordinator at `host:port` holds the token for a run. No session begins.
+    /// Try whether the coordinator at `address:port` is one that this end can meet for a run. Its certificate, if it has one, has to
+    /// be for `host`. No session begins.
     ///
     /// # Errors
     /// As [`Self::connect`].
-    pub async fn try_at(&self, host: &str, port: u16, run_id: &str, limit: Duration) -> Result<(), String> {
-        self.connect((host, port), run_id, limit, |_| Ok(())).await.map(drop)
+    pub async fn try_at(
+        &self,
+        address: &str,
+        port: u16,
+        host: &str,
+        run_id: &str,
+        limit: Duration,
+    ) -> Result<(), String> {
+        self.connect_to((address, port), host, run_id, limit, |_| Ok(())).await.map(drop)
     }
-}
 
-fn no_tls(error: &io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => format!(
-            "it closed the connection when asked for TLS: this node has a token ({TOKEN_FILE}), and it seems to have none, or too many others connect"
-        ),
-        _ => format!("no TLS with it: {error}"),
+    async fn connect_to(
+        &self,
+        (address, port): (&str, u16),
+        host: &str,
+        run_id: &str,
+        limit: Duration,
+        prepare: impl Fn(&TcpStream) -> io::Result<()>,
+    ) -> Result<Halves, String> {
+        let deadline = Instant::now() + limit;
+        let addresses = resolve(address, port, deadline).await.map_err(|error| error.to_string())?;
+        let open = async |stream: TcpStream| {
+            prepare(&stream).map_err(|error| error.to_string())?;
+            self.begin(stream, host, run_id).await
+        };
+        race(&addresses, deadline, TcpStream::connect, open).await.map_err(|met| in_words_of(address, &met))
     }
 }

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub enum Kind {
     /// It does not speak TLS, or not as both ends have to.
     NoTls,
+    /// It shows no certificate that is accepted.
+    Certificate,
     /// It does not hold the token.
     Unproven,
     /// It has not proven itself in time.
@@ -36,6 +38,8 @@ impl Refusal {
 pub struct Refusals {
     /// Of [`Kind::NoTls`].
     pub no_tls: u64,
+    /// Of [`Kind::Certificate`].
+    pub certificate: u64,
     /// Of [`Kind::Unproven`].
     pub unproven: u64,
     /// Of [`Kind::Late`].
@@ -47,7 +51,7 @@ pub struct Refusals {
 impl Refusals {
     /// All of them.
     pub fn total(&self) -> u64 {
-        self.no_tls + self.unproven + self.late + self.crowded
+        self.no_tls + self.certificate + self.unproven + self.late + self.crowded
     }
 }
 
@@ -55,6 +59,7 @@ impl Refusals {
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     no_tls: AtomicU64,
+    certificate: AtomicU64,
     unproven: AtomicU64,
     late: AtomicU64,
     crowded: AtomicU64,
@@ -64,6 +69,7 @@ impl Counters {
     pub fn count(&self, kind: Kind) {
         let counter = match kind {
             Kind::NoTls => &self.no_tls,
+            Kind::Certificate => &self.certificate,
             Kind::Unproven => &self.unproven,
             Kind::Late => &self.late,
             Kind::Crowded => &self.crowded,
@@ -72,8 +78,13 @@ impl Counters {
     }
 
     pub fn now(&self) -> Refusals {
-        let [no_tls, unproven, late, crowded] =
-            [&self.no_tls, &self.unproven, &self.late, &self.crowded].map(|counter| counter.load(Ordering::Relaxed));
-        Refusals { no_tls, unproven, late, crowded }
+        let now = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Refusals {
+            no_tls: now(&self.no_tls),
+            certificate: now(&self.certificate),
+            unproven: now(&self.unproven),
+            late: now(&self.late),
+            crowded: now(&self.crowded),
+        }
     }
 }

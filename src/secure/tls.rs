@@ -1,9 +1,10 @@
-//! TLS 1.3 between two ends that have no certificates.
+//! TLS 1.3, and the settings of two ends that have no certificates. [`super::certificates`] has those of ends that have.
 //!
 //! The coordinator's key is a raw public key (RFC 7250), made when it starts. Nodes take any: who the coordinator is, it proves by the
 //! token ([`super::proof`]). Sessions are not resumed, so that every connection has a secret of its own.
 
 use std::io;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use ring::signature::Ed25519KeyPair;
@@ -66,17 +67,26 @@ pub fn client_config() -> Result<Arc<ClientConfig>, Error> {
     Ok(Arc::new(config))
 }
 
-pub async fn connect(config: Arc<ClientConfig>, stream: TcpStream) -> io::Result<ClientStream<TcpStream>> {
-    // Not sent, and not compared with anything.
-    let name = ServerName::try_from("coordinator").map_err(io::Error::other)?;
+/// Begin TLS. `name` is compared with what a certificate says, and not sent. Without certificates it is not compared either.
+pub async fn connect(
+    config: Arc<ClientConfig>,
+    name: ServerName<'static>,
+    stream: TcpStream,
+) -> io::Result<ClientStream<TcpStream>> {
     TlsConnector::from(config).connect(name, stream).await
 }
 
+/// The name that is compared with nothing.
+pub fn no_name() -> ServerName<'static> {
+    ServerName::IpAddress(Ipv4Addr::UNSPECIFIED.into())
+}
+
+/// Begin TLS. If it fails, the peer has been told why as TLS does, and its connection comes back.
 pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
     config: Arc<ServerConfig>,
     stream: S,
-) -> io::Result<ServerStream<S>> {
-    TlsAcceptor::from(config).accept(stream).await
+) -> Result<ServerStream<S>, (io::Error, S)> {
+    TlsAcceptor::from(config).accept(stream).into_fallible().await
 }
 
 pub fn secret_of_client<S>(stream: &ClientStream<S>) -> Result<Secret, String> {

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 import pytest
 from elastic_rs import _elastic_rs, run
 from elastic_rs.doctor import _net as net
+from helpers.certificates import certificates
+from helpers.strangers import answering, swallowing
 
 if TYPE_CHECKING:
     from helpers.procs import Job
-from helpers.strangers import answering, swallowing
 
 BIN = Path(sys.executable).parent
 RUN = str(BIN / "elastic-run")
@@ -90,10 +91,10 @@ def test_a_coordinator_with_a_token(doctor: Doctor, job: Job, tmp_path: Path) ->
     plain = job.start(command)
     plain_port = int(plain.line(r"^listening on 127\.0\.0\.1:(\d+)$")[1])
     for token_file, to, verdict, text in [
-        (None, port, "mend", "a coordinator answers that wants a token, and this node has none"),
-        (wrong, port, "mend", "do not hold the same token"),
-        (right, port, "ok", "and holds this node's token"),
-        (right, plain_port, "mend", "a coordinator answers that has no token"),
+        (None, port, "mend", "a coordinator answers that wants a token or certificates, and this node has none"),
+        (wrong, port, "mend", "are not proven to each other"),
+        (right, port, "ok", "and both ends are proven"),
+        (right, plain_port, "mend", "a coordinator answers that is not protected"),
     ]:
         env = {"ELASTIC_RS_TOKEN_FILE": str(token_file)} if token_file else None
         lines = doctor(*GUEST, f"--rdzv-endpoint=127.0.0.1:{to}", env=env)
@@ -105,6 +106,34 @@ def test_a_coordinator_with_a_token(doctor: Doctor, job: Job, tmp_path: Path) ->
     for process in (serve, plain):
         process.signal(signal.SIGTERM)
         assert process.wait() == 0
+
+
+def test_a_coordinator_with_certificates(doctor: Doctor, job: Job, tmp_path: Path) -> None:
+    own, other = certificates(tmp_path / "own", "node"), certificates(tmp_path / "other", "stranger", "ca", "other-ca")
+    elsewhere = certificates(tmp_path / "elsewhere", "elsewhere")
+    command = [str(BIN / "elastic-rs"), "store", "serve", "--host=127.0.0.1", "--port=0"]
+    serving = [job.start(command, env=env) for env in (own, elsewhere)]
+    for serve in serving:
+        serve.line("sessions are protected by the certificate of CN=")
+    ports = [int(serve.line(r"^listening on 127\.0\.0\.1:(\d+)$")[1]) for serve in serving]
+    for env, to, verdict, text in [
+        ({}, ports[0], "mend", "a coordinator answers that wants a token or certificates, and this node has none"),
+        (other, ports[0], "mend", "no CA of that end (ELASTIC_RS_TLS_CA) has issued it"),
+        (own, ports[0], "ok", "and both ends are proven"),
+        (own, ports[1], "mend", "is not for `localhost`, which this end has connected to, but for elsewhere.example"),
+    ]:
+        lines = doctor(*GUEST, f"--rdzv-endpoint=localhost:{to}", env=env)
+        said = about("endpoint", lines)
+        assert said.startswith(f"{verdict} "), said
+        assert text in said
+        said = about("protection", lines)
+        if env:
+            shown = r"both ends prove the certificate of CN=\w+, O=elastic_rs tests for .* \(\d+ days left\)"
+            assert re.search(shown, said), said
+            assert "any certificate of the CA may join any run" in said
+    for serve in serving:
+        serve.signal(signal.SIGTERM)
+        assert serve.wait() == 0
 
 
 def test_a_free_port(doctor: Doctor, port: int) -> None:

@@ -4,6 +4,7 @@
 
 mod bench;
 mod cell_node;
+mod certificates;
 mod claims;
 mod decisions;
 mod etcd_node;

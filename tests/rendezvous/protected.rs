@@ -15,8 +15,8 @@ use elastic_rs::rendezvous::node::session::Session;
 use elastic_rs::rendezvous::protocol::codec::{encode_frame, encode_preamble, is_protected_answer};
 use elastic_rs::rendezvous::protocol::message::{Hello, NodeId, NodeMessage, Placement, Verdict};
 use elastic_rs::rendezvous::protocol::settings::Settings;
-use elastic_rs::secure::Protection;
 use elastic_rs::secure::token::Token;
+use elastic_rs::secure::{Protection, ProtectionOptions, TokenSource};
 use elastic_rs::store::server::ServerOptions;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -25,11 +25,11 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 /// Time limit for a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Time in which nothing may happen.
-const MOMENT: Duration = Duration::from_millis(300);
+pub(crate) const MOMENT: Duration = Duration::from_millis(300);
 
-fn token(digit: char) -> Token {
+pub(crate) fn token(digit: char) -> Token {
     Token::parse(&digit.to_string().repeat(64)).unwrap()
 }
 
@@ -37,26 +37,26 @@ fn by(token: Token) -> Option<Arc<Protection>> {
     Some(Arc::new(Protection::by_token(token).unwrap()))
 }
 
-fn host(protection: Option<Arc<Protection>>) -> (Host, Runtime) {
+pub(crate) fn host(protection: Option<Arc<Protection>>) -> (Host, Runtime) {
     let listener = elastic_rs::net::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let host = Host::start(vec![listener], ServerOptions::default(), protection).unwrap();
     (host, Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap())
 }
 
-fn node_of(run: &str, number: u128, nodes: u32) -> Hello {
+pub(crate) fn node_of(run: &str, number: u128, nodes: u32) -> Hello {
     Hello { process: number as u64, ..Hello::new(run, NodeId(number), "node:1", Settings::new(nodes, nodes)) }
 }
 
-fn open(port: u16, hello: Hello, protection: Option<Arc<Protection>>) -> Session {
+pub(crate) fn open(port: u16, hello: Hello, protection: Option<Arc<Protection>>) -> Session {
     Session::open(&Handle::current(), hello, "127.0.0.1", port, PATIENCE, protection)
 }
 
-async fn join(session: &Session) -> Result<Placement, JoinError> {
+pub(crate) async fn join(session: &Session) -> Result<Placement, JoinError> {
     session.join(1, None, None, PATIENCE).await
 }
 
 /// Wait until this node says why it is not in the job.
-async fn told(session: &Session, why: &str) {
+pub(crate) async fn told(session: &Session, why: &str) {
     let joining = join(session);
     let looking = async {
         let mut said = String::new();
@@ -92,7 +92,9 @@ impl TokenFile {
     }
 
     fn protection(&self) -> Option<Arc<Protection>> {
-        Some(Arc::new(Protection::by_file_for(&self.0, Duration::ZERO).unwrap()))
+        let token = Some(TokenSource::File(self.0.clone()));
+        let options = ProtectionOptions { token, good_for: Duration::ZERO, ..ProtectionOptions::default() };
+        Some(Arc::new(Protection::new(options).unwrap()))
     }
 }
 
@@ -186,7 +188,7 @@ fn a_token_is_replaced_while_a_job_runs() {
         }
         // The old token is worth nothing any more.
         let old = Protection::by_token(token('a')).unwrap();
-        assert!(old.try_at("127.0.0.1", host.port(), "job", PATIENCE).await.is_err());
+        assert!(old.try_at("127.0.0.1", host.port(), "127.0.0.1", "job", PATIENCE).await.is_err());
     });
 }
 

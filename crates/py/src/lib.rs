@@ -59,7 +59,7 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::rendezvous::{Placement, Session, View, validate_run_id};
     #[pymodule_export]
-    use crate::secure::{Protection, derived_token, new_token};
+    use crate::secure::{Certificates, Protection, derived_token, new_token};
     #[pymodule_export]
     use crate::store::StoreServer;
     #[pymodule_export]

@@ -1,18 +1,41 @@
-//! `Protection`: the token by which the sessions of a job are protected. `new_token`, `derived_token`: for the command line.
+//! `Protection`: the token and the certificates by which the sessions of a job are protected. `new_token`, `derived_token`: for the
+//! command line.
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use elastic_rs::secure::token::Token;
-use elastic_rs::secure::{self, ProtectionError};
+use elastic_rs::secure::{self, CertificateFiles, ProtectionError, ProtectionOptions, TokenSource};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::conf::seconds;
 use crate::runtime::block_on;
 
-/// How the sessions of a job are protected: by a token that all its nodes hold.
+/// Where a node's certificate is, and whose its peers' have to be.
+#[pyclass(frozen, module = "elastic_rs._elastic_rs")]
+pub struct Certificates(CertificateFiles);
+
+#[pymethods]
+impl Certificates {
+    /// Name the files: the certificate and those that lead to an authority, its key, and the authorities of the peers. With a
+    /// ``spiffe_id``, peers have to have that id instead of the name of their host.
+    ///
+    /// Raises ``ValueError`` if that is no SPIFFE id. The files are read by :class:`Protection`.
+    #[new]
+    #[pyo3(signature = (*, cert, key, ca, spiffe_id = None))]
+    fn new(cert: PathBuf, key: PathBuf, ca: PathBuf, spiffe_id: Option<&str>) -> PyResult<Self> {
+        let spiffe_id = spiffe_id.map(str::parse).transpose().map_err(PyValueError::new_err)?;
+        Ok(Self(CertificateFiles { cert, key, ca, spiffe_id }))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Certificates(cert={:?})", self.0.cert)
+    }
+}
+
+/// How the sessions of a job are protected: by a token that all its nodes hold, by certificates of one authority, or by both.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct Protection(Arc<secure::Protection>);
 
@@ -25,57 +48,101 @@ impl Protection {
 
 #[pymethods]
 impl Protection {
-    /// Use the token in this file. It is read again when it has changed.
+    /// Use the token in this file. It is read again when it has changed, and so are those of ``certificates``.
     ///
-    /// Raises ``ValueError`` if it cannot be read, if others may read it, or if it holds no token.
+    /// Raises ``ValueError`` if a file cannot be read, if others may read it, or if it does not hold what it should.
     #[staticmethod]
-    fn by_file(path: PathBuf) -> PyResult<Self> {
-        made(secure::Protection::by_file(&path))
+    #[pyo3(signature = (path, *, certificates = None))]
+    fn by_file(path: PathBuf, certificates: Option<&Certificates>) -> PyResult<Self> {
+        made(Some(TokenSource::File(path)), certificates)
     }
 
     /// Use the token of each run, derived from the master token in this file. For a coordinator that serves several jobs.
     ///
     /// Raises ``ValueError`` as :meth:`by_file`.
     #[staticmethod]
-    fn by_master_file(path: PathBuf) -> PyResult<Self> {
-        made(secure::Protection::by_master_file(&path))
+    #[pyo3(signature = (path, *, certificates = None))]
+    fn by_master_file(path: PathBuf, certificates: Option<&Certificates>) -> PyResult<Self> {
+        made(Some(TokenSource::Master(path)), certificates)
     }
 
     /// Use this token.
     ///
-    /// Raises ``ValueError`` if it is too short, or has characters that are not allowed.
+    /// Raises ``ValueError`` if it is too short, or has characters that are not allowed, or as :meth:`by_file`.
     #[staticmethod]
-    fn by_token(token: &str) -> PyResult<Self> {
+    #[pyo3(signature = (token, *, certificates = None))]
+    fn by_token(token: &str, certificates: Option<&Certificates>) -> PyResult<Self> {
         let token = Token::parse(token).map_err(PyValueError::new_err)?;
-        made(secure::Protection::by_token(token))
+        made(Some(TokenSource::Memory(token)), certificates)
     }
 
-    /// The public ids of its tokens.
+    /// Use certificates alone.
+    ///
+    /// Raises ``ValueError`` as :meth:`by_file`.
+    #[staticmethod]
+    fn by_certificates(certificates: &Certificates) -> PyResult<Self> {
+        made(None, Some(certificates))
+    }
+
+    /// The public ids of its tokens. None: it has certificates alone.
     #[getter]
-    fn key_ids(&self) -> String {
+    fn key_ids(&self) -> Option<String> {
         self.0.key_ids()
     }
 
-    /// The token that this process shows, to be given to a process of the same job. It must not be shown.
-    fn reveal(&self) -> String {
+    /// What its certificate says, for people. None: it has a token alone.
+    #[getter]
+    fn certificate(&self) -> Option<String> {
+        self.0.certificate().map(|shown| shown.to_string())
+    }
+
+    /// The days that its certificate is still valid. None: it has a token alone.
+    #[getter]
+    fn days_left(&self) -> Option<f64> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        self.0.certificate().map(|shown| (shown.valid.1 as f64 - now) / 86400.0)
+    }
+
+    /// What this process proves itself by, for people.
+    #[getter]
+    fn words(&self) -> String {
+        self.0.words()
+    }
+
+    /// The token that this process shows, to be given to a process of the same job. It must not be shown. None: it has certificates
+    /// alone.
+    fn reveal(&self) -> Option<String> {
         self.0.reveal()
     }
 
-    /// Try whether a coordinator at ``host:port`` holds the token for this run. None if both ends are proven, or the reason why not.
-    #[pyo3(signature = (host, port, run_id, *, timeout_s))]
-    fn try_at(&self, py: Python<'_>, host: &str, port: u16, run_id: &str, timeout_s: f64) -> PyResult<Option<String>> {
+    /// Try whether a coordinator at ``address:port`` and this process are proven to each other for this run. A certificate of the
+    /// coordinator has to be for ``host``. None if they are, or the reason why not.
+    #[pyo3(signature = (address, port, host, run_id, *, timeout_s))]
+    fn try_at(
+        &self,
+        py: Python<'_>,
+        address: &str,
+        port: u16,
+        host: &str,
+        run_id: &str,
+        timeout_s: f64,
+    ) -> PyResult<Option<String>> {
         let limit: Duration = seconds("timeout_s", timeout_s)?;
-        let (protection, host, run_id) = (self.core(), host.to_owned(), run_id.to_owned());
-        let tried = async move { protection.try_at(&host, port, &run_id, limit).await.err() };
+        let protection = self.core();
+        let [address, host, run_id] = [address, host, run_id].map(str::to_owned);
+        let tried = async move { protection.try_at(&address, port, &host, &run_id, limit).await.err() };
         block_on(py, tried)
     }
 
     fn __repr__(&self) -> String {
-        format!("Protection(key_ids={})", self.0.key_ids())
+        format!("Protection({})", self.0.words())
     }
 }
 
-fn made(made: Result<secure::Protection, ProtectionError>) -> PyResult<Protection> {
+fn made(token: Option<TokenSource>, certificates: Option<&Certificates>) -> PyResult<Protection> {
+    let certificates = certificates.map(|files| files.0.clone());
+    let options = ProtectionOptions { token, certificates, ..ProtectionOptions::default() };
+    let made: Result<_, ProtectionError> = secure::Protection::new(options);
     made.map(|protection| Protection(Arc::new(protection))).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 

@@ -16,7 +16,7 @@ from elastic_rs.doctor import _etcd
 from elastic_rs.doctor._findings import Answer, Finding, Question, asked, mend, note, ok
 from elastic_rs.doctor._peer import Reached, family_of, reach
 from elastic_rs.rendezvous._node import claim
-from elastic_rs.rendezvous._protection import TOKEN_FILE, protection
+from elastic_rs.rendezvous._protection import TLS_CERT, TOKEN_FILE, protection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["findings", "findings_over_etcd"]
 
 SLOW_S = 1.0
+FEW_DAYS = 3
+"""A certificate that is valid for less is worth a note."""
 
 
 def findings(
@@ -206,34 +208,39 @@ def _endpoint(meeting: Rendezvous, resolved: Answer[list[str]], limit_s: float) 
 
 
 def _proven(meeting: Rendezvous, reached: Reached, limit_s: float) -> tuple[str | None, str | None] | None:
-    """Find out whether this node and a coordinator hold the same token. None: they do, or both have none.
+    """Find out whether this node and a coordinator are proven to each other. None: they are, or neither is protected.
 
     Returns:
-        The ids of this node's tokens, if it has any, and why the two do not agree.
+        What this node proves itself by, if anything, and why the two do not agree.
     """
     own = protection()
     if own is None:
         return (None, None) if reached.who == "protected" else None
-    why = own.try_at(reached.address, meeting.port, meeting.run_id, timeout_s=limit_s)
-    return None if why is None else (own.key_ids, why)
+    why = own.try_at(reached.address, meeting.port, meeting.host, meeting.run_id, timeout_s=limit_s)
+    return None if why is None else (own.words, why)
 
 
-def endpoint_of_another_mind(where: str, reached: Reached, key_ids: str | None, why: str | None) -> Finding:
+def endpoint_of_another_mind(where: str, reached: Reached, own: str | None, why: str | None) -> Finding:
     """Judge a coordinator that this node could not prove itself to, or that is not proven to this node."""
-    if key_ids is None:
-        text = f"{where}: a coordinator answers that wants a token, and this node has none"
-        return mend("endpoint", text, f"name the file with the job's token in {TOKEN_FILE}")
+    if own is None:
+        text = f"{where}: a coordinator answers that wants a token or certificates, and this node has none"
+        return mend(
+            "endpoint", text, f"name the file with the job's token in {TOKEN_FILE}, or certificates in {TLS_CERT}"
+        )
     if reached.who == "coordinator":
-        text = f"{where}: a coordinator answers that has no token, and this node's is {key_ids}"
-        return mend("endpoint", text, f"set {TOKEN_FILE} where the coordinator runs, too, or nowhere")
-    text = f"{where}: this node and the coordinator do not hold the same token; this node's is {key_ids}: {why}"
+        text = f"{where}: a coordinator answers that is not protected, and this node has {own}"
+        return mend("endpoint", text, f"set {TOKEN_FILE} or {TLS_CERT} where the coordinator runs, too, or nowhere")
+    text = f"{where}: this node and the coordinator are not proven to each other; this node has {own}: {why}"
     return mend(
-        "endpoint", text, "give all nodes the same token file; `elastic-rs token id --of=FILE` shows a token's id"
+        "endpoint",
+        text,
+        "give all nodes the same token file, or certificates of the same CA; `elastic-rs token id --of=FILE` shows a "
+        "token's id",
     )
 
 
 def how_protected(run_id: str, *, alone: bool, over_etcd: bool, tunnel: bool) -> Finding:
-    """Say which token protects the job's sessions, and who can reach its worker stores."""
+    """Say which token and which certificate protect the job's sessions, and who can reach its worker stores."""
     own = None if alone else protection()
     if tunnel and not alone and own is None:
         text = f"--rdzv-conf store_tunnel=1 is given without a token: name its file in {TOKEN_FILE}"
@@ -248,7 +255,14 @@ def how_protected(run_id: str, *, alone: bool, over_etcd: bool, tunnel: bool) ->
     if own is None:
         text = f"none: whoever reaches the endpoint can end the job, or take a node's place; {workers}"
         return note("protection", f"{text}. `elastic-rs token new` and {TOKEN_FILE} change that")
-    text = f"sessions of run `{run_id}` are encrypted, and both ends prove the token with the id {own.key_ids}"
+    text = f"sessions of run `{run_id}` are encrypted, and both ends prove {own.words}"
+    if own.days_left is None:
+        return ok("protection", f"{text}; {workers}")
+    text += f" ({own.days_left:.0f} days left)"
+    if own.key_ids is None:
+        text += "; any certificate of the CA may join any run"
+    if own.days_left < FEW_DAYS:
+        return note("protection", f"{text}; {workers}. Renew the certificate: new connections fail once it has expired")
     return ok("protection", f"{text}; {workers}")
 
 
@@ -313,7 +327,7 @@ def elsewhere(where: str, reached: Reached, join_timeout_s: float, limit_s: floa
     """Judge an endpoint that this node does not host."""
     if reached.who == "protected":
         took_ms = reached.took_s * 1000
-        return ok("endpoint", f"{where}: a coordinator answers, in {took_ms:.1f} ms, and holds this node's token")
+        return ok("endpoint", f"{where}: a coordinator answers, in {took_ms:.1f} ms, and both ends are proven")
     if reached.who == "coordinator":
         text = f"{where}: a coordinator answers, in {reached.took_s * 1000:.1f} ms"
         return ok("endpoint", text) if reached.version == PROTOCOL_VERSION else _other_version(text, reached)

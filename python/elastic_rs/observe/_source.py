@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _elastic_rs
 from elastic_rs.observe._events import Event, parse
-from elastic_rs.rendezvous._protection import TOKEN_FILE, protection
+from elastic_rs.rendezvous._protection import TLS_CERT, TOKEN_FILE, protection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,14 +39,17 @@ class Live:
     """A coordinator that is asked.
 
     Raises:
-        ConnectionError: nobody answers there, or it does not accept this process's token.
-        ValueError: there is a token, and no run is named: it is proven for one run.
+        ConnectionError: nobody answers there, or it does not accept this process's token or certificate.
+        ValueError: there is one of these, and no run is named: it is proven for one run.
     """
 
     def __init__(self, host: str, port: int, run_id: str | None, *, timeout_s: float = 5.0) -> None:
         secured = protection()
         if secured is not None and run_id is None:
-            raise ValueError(f"with a token ({TOKEN_FILE}), name the run: --run-id (torchrun's default is `none`)")
+            raise ValueError(
+                f"with a token ({TOKEN_FILE}) or certificates ({TLS_CERT}), name the run: --run-id (torchrun's default "
+                "is `none`)"
+            )
         self._run_id = run_id
         self._after = 0
         self._observer = _elastic_rs.Observer.connect(

@@ -1,4 +1,4 @@
-"""The token by which sessions with the coordinator are protected. ``docs/security.md`` is for users."""
+"""The token and the certificates by which sessions are protected. ``docs/security.md`` is for users."""
 
 from __future__ import annotations
 
@@ -8,12 +8,29 @@ from typing import TYPE_CHECKING
 from elastic_rs import _elastic_rs
 
 if TYPE_CHECKING:
-    from elastic_rs._elastic_rs import Protection, RendezvousConfig
+    from elastic_rs._elastic_rs import Certificates, Protection, RendezvousConfig
 
-__all__ = ["TOKEN_FILE", "give", "protection", "refuse_c10d", "tunnel_protection"]
+__all__ = [
+    "TLS_CERT",
+    "TLS_VARIABLES",
+    "TOKEN_FILE",
+    "certificates",
+    "give",
+    "named",
+    "protection",
+    "refuse_c10d",
+    "tunnel_protection",
+]
 
 TOKEN_FILE = "ELASTIC_RS_TOKEN_FILE"  # noqa: S105 - a name
 """Names the file with the job's token."""
+TLS_CERT = "ELASTIC_RS_TLS_CERT"
+"""Names the file with this node's certificate."""
+TLS_KEY = "ELASTIC_RS_TLS_KEY"
+TLS_CA = "ELASTIC_RS_TLS_CA"
+TLS_SPIFFE_ID = "ELASTIC_RS_TLS_SPIFFE_ID"
+TLS_VARIABLES = (TLS_CERT, TLS_KEY, TLS_CA, TLS_SPIFFE_ID)
+"""All that say which certificates there are."""
 
 _given: str | None = None
 
@@ -24,25 +41,54 @@ def give(token: str) -> None:
     _given = token
 
 
+def certificates() -> Certificates | None:
+    """Return where this node's certificate is. None: nothing says that there is one.
+
+    Raises:
+        ValueError: a variable is missing, or is no SPIFFE id.
+    """
+    cert, key, ca, spiffe_id = (os.environ.get(name) for name in TLS_VARIABLES)
+    if cert is None and key is None and ca is None and spiffe_id is None:
+        return None
+    if not cert or not key or not ca:
+        missing = [name for name, value in ((TLS_CERT, cert), (TLS_KEY, key), (TLS_CA, ca)) if not value]
+        text = (
+            f"{' and '.join(missing)} must name a file: {TLS_CERT}, {TLS_KEY} and {TLS_CA} are given together, or none"
+        )
+        raise ValueError(text)
+    try:
+        return _elastic_rs.Certificates(cert=cert, key=key, ca=ca, spiffe_id=spiffe_id)
+    except ValueError as error:
+        raise ValueError(f"{TLS_SPIFFE_ID}: {error}") from None
+
+
 def protection() -> Protection | None:
     """Return how this process's sessions are protected. None: they are not.
 
     Raises:
-        ValueError: the file that ``ELASTIC_RS_TOKEN_FILE`` names cannot be used; the message says why.
+        ValueError: a file that ``ELASTIC_RS_TOKEN_FILE``, or ``ELASTIC_RS_TLS_CERT`` and the like, name cannot be used;
+            the message says why.
     """
-    if _given is not None:
-        return _elastic_rs.Protection.by_token(_given)
-    path = os.environ.get(TOKEN_FILE)
-    if path is None:
-        return None
+    own, path = certificates(), os.environ.get(TOKEN_FILE)
     try:
-        return _elastic_rs.Protection.by_file(path)
+        if _given is not None:
+            return _elastic_rs.Protection.by_token(_given, certificates=own)
+        if path is not None:
+            return _elastic_rs.Protection.by_file(path, certificates=own)
+        return None if own is None else _elastic_rs.Protection.by_certificates(own)
     except ValueError as error:
-        raise ValueError(f"{TOKEN_FILE}: {error}") from None
+        raise ValueError(named(error)) from None
+
+
+def named(error: ValueError) -> str:
+    """Return what is wrong with a file, after the variable that names it."""
+    variables = {"token": TOKEN_FILE, "certificate": TLS_CERT, "key": TLS_KEY, "CA": TLS_CA}
+    text = str(error)
+    return next((f"{name}: {text}" for what, name in variables.items() if text.startswith(f"the {what} file `")), text)
 
 
 def tunnel_protection(config: RendezvousConfig, *, own_store: bool) -> Protection | None:
-    """Return the token by which agents know each other that tunnel their workers' connections. None: they do not.
+    """Return by what agents know each other that tunnel their workers' connections. None: they do not.
 
     Args:
         config: whether they are to.
@@ -54,21 +100,26 @@ def tunnel_protection(config: RendezvousConfig, *, own_store: bool) -> Protectio
     if not config.store_tunnel:
         return None
     found = protection()
-    config.check_tunnel(has_token=found is not None, own_store=own_store)
+    config.check_tunnel(is_protected=found is not None, own_store=own_store)
     return found
 
 
 def refuse_c10d(what: str) -> None:
-    """Refuse what needs the endpoint's store, if there is a token: such an endpoint has none.
+    """Refuse what needs the endpoint's store, if sessions are protected: such an endpoint has none.
 
     Args:
         what: what the user has asked for.
 
     Raises:
-        ValueError: there is a token.
+        ValueError: they are.
     """
     if _given is not None or TOKEN_FILE in os.environ:
         raise ValueError(
             f"{what} must not be used with a token ({TOKEN_FILE}): it needs the endpoint's store, and c10d's clients "
             "cannot show a token"
+        )
+    if any(name in os.environ for name in TLS_VARIABLES):
+        raise ValueError(
+            f"{what} must not be used with certificates ({TLS_CERT}): it needs the endpoint's store, and c10d's "
+            "clients cannot show one"
         )

@@ -109,7 +109,7 @@ def _protected(meeting: Rendezvous, *, alone: bool) -> Protection | None:
     try:
         if alone or (meeting.port == 0 and meeting.nodes[1] == 1 and meeting.etcd is None):
             # Only other users of this machine could reach the coordinator.
-            meeting.config.check_tunnel(has_token=True, own_store=_shares_store())
+            meeting.config.check_tunnel(is_protected=True, own_store=_shares_store())
             return _elastic_rs.Protection.by_token(_elastic_rs.new_token())
         if meeting.fixed:
             _protection.refuse_c10d("--rdzv-backend=static")
@@ -121,7 +121,7 @@ def _protected(meeting: Rendezvous, *, alone: bool) -> Protection | None:
     if protection is not None and meeting.etcd is not None and tunnel is None:
         logger.warning(
             "%s protects sessions with a coordinator, and this job has none: over etcd, its users and TLS protect it",
-            _protection.TOKEN_FILE,
+            _protection.TLS_CERT if protection.key_ids is None else _protection.TOKEN_FILE,
         )
     return protection
 

@@ -19,7 +19,7 @@ from elastic_rs.rendezvous._config import (
     parse_conf,
     parse_endpoint,
 )
-from elastic_rs.rendezvous._protection import protection
+from elastic_rs.rendezvous._protection import certificates, protection
 from elastic_rs.run import _options
 from elastic_rs.run._command_line import PROG, UsageError
 from elastic_rs.run._host_flags import DEFAULTS, rest_of
@@ -232,10 +232,14 @@ def _bounds(args: argparse.Namespace, fixed: Mapping[str, int] | None) -> tuple[
 
 
 def _protected() -> Protection:
-    """Return the job's protection: by the user's token as it is now, or by one that only driver and agents know."""
+    """Return the job's protection: by the user's token as it is now, or by one that only driver and agents know.
+
+    With certificates, driver and agents also show these. The driver's variables name the files, on each host its own.
+    """
     try:
         given = protection()
-        return _elastic_rs.Protection.by_token(_elastic_rs.new_token() if given is None else given.reveal())
+        token = None if given is None else given.reveal()
+        return _elastic_rs.Protection.by_token(token or _elastic_rs.new_token(), certificates=certificates())
     except ValueError as error:
         raise UsageError(str(error)) from None
 

@@ -86,7 +86,7 @@ async fn admit(stranger: Stranger, door: &Door, run_id: &str) -> Result<Halves, 
         Ok(Ok(1)) if first[0] == 0 => {
             return no_tls("a c10d client has come without its agent: give all nodes --rdzv-conf store_tunnel=1");
         }
-        Ok(Ok(1)) => return no_tls("it shows no token"),
+        Ok(Ok(1)) => return no_tls(door.protection().lacking()),
         Ok(Ok(_)) => return no_tls("it closed the connection before its proof"),
         Ok(Err(error)) => return no_tls(&error.to_string()),
         Err(_) => return Err(late()),

@@ -82,7 +82,7 @@ async fn carry(stream: TcpStream, way: Arc<Way>) {
                 tracing::warn!(
                     target: "elastic_rs::rendezvous",
                     "[{run_id}] a worker's connection is closed, because the tunnel to rank 0's store at {host}:{port} cannot be \
-                     opened: {why}. All nodes of a job need the same token and the same --rdzv-conf store_tunnel"
+                     opened: {why}. All nodes of a job need the same token, or certificates of one CA, and the same --rdzv-conf store_tunnel"
                 );
             }
         }

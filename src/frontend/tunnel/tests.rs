@@ -11,7 +11,9 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::net::listen::bind;
+use crate::secure::fixtures::Folder;
 use crate::secure::token::Token;
+use crate::secure::{ProtectionOptions, TokenSource};
 use crate::store::client::{ClientOptions, StoreClient};
 use crate::store::server::{ServerOptions, StoreServer};
 
@@ -160,6 +162,33 @@ fn strangers_get_nothing() {
         assert_eq!(told(entrance.local_addr(), GREETING), b"");
     }
     assert_eq!(nodes.server.stats().connections_accepted, 0);
+}
+
+/// Certificates of one CA are as good as a token, and both may be asked for.
+#[tokio::test]
+async fn agents_with_certificates_meet_and_those_of_another_ca_do_not() {
+    let (ours, theirs) = (Folder::new("node", &["ca"]), Folder::new("stranger", &["ca", "other-ca"]));
+    let trust = |folder: &Folder, token: Option<Token>| {
+        let token = token.map(TokenSource::Memory);
+        let options = ProtectionOptions { token, certificates: Some(folder.files()), ..ProtectionOptions::default() };
+        Trust { protection: Arc::new(Protection::new(options).unwrap()), run_id: "run".to_owned() }
+    };
+    for held in [None, Some(token('a'))] {
+        let server = StoreServer::start(vec![listener()], ServerOptions::default()).unwrap();
+        let own = trust(&ours, held.clone());
+        let door = Arc::new(Door::new(Arc::clone(&own.protection)).unwrap());
+        let door = Tunnel::to_own_store(listener(), server.local_addr(), door, "run".to_owned()).unwrap();
+        let near = entrance(own, door.local_addr(), LocalPeers::Any);
+        client(near.local_addr()).await.set(b"a", b"1").await.unwrap();
+        let accepted = server.stats().connections_accepted;
+        let wrong = if held.is_some() { None } else { Some(token('a')) };
+        let by_token = self::trust(token('a'), "run");
+        for stranger in [trust(&theirs, held), trust(&ours, wrong), by_token] {
+            let far = entrance(stranger, door.local_addr(), LocalPeers::Any);
+            assert_eq!(told(far.local_addr(), GREETING), b"");
+        }
+        assert_eq!(server.stats().connections_accepted, accepted);
+    }
 }
 
 #[tokio::test]

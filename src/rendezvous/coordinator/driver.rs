@@ -352,12 +352,7 @@ fn may_speak(pass: Option<&Pass>, greeting: &Greeting) -> Result<(), String> {
 /// Whether a peer that has proven this may ask this. The error says why not.
 fn may_observe(pass: Option<&Pass>, ask: &Observe) -> Result<(), String> {
     ask.run_id.as_deref().map_or(Ok(()), validate_run_id)?;
-    match pass {
-        Some(pass) if ask.run_id.as_ref() != Some(&pass.run_id) => {
-            Err(format!("the token with the id {} was proven for the run `{}` alone", pass.key, pass.run_id))
-        }
-        _ => Ok(()),
-    }
+    pass.map_or(Ok(()), |pass| pass.admits_observer_of(ask.run_id.as_deref()))
 }
 
 /// Answer an observer's questions until it goes. It may ask the next one when it has read the answer.

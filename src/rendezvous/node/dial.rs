@@ -48,7 +48,7 @@ pub(super) async fn dial(
     let deadline = Instant::now() + DIAL_TIMEOUT;
     match resolve(&host, port, deadline).await {
         Ok(addresses) => {
-            let open = |dialled| begin(dialled, secured.as_ref());
+            let open = |dialled| begin(dialled, &host, secured.as_ref());
             dial_any(&host, &addresses, source, deadline, open).await
         }
         Err(error) => {
@@ -59,10 +59,14 @@ pub(super) async fn dial(
 }
 
 /// Make a session's connection of a bare one.
-async fn begin(bare: Dialled<TcpStream>, secured: Option<&(Arc<Protection>, String)>) -> Result<Dialled, String> {
+async fn begin(
+    bare: Dialled<TcpStream>,
+    host: &str,
+    secured: Option<&(Arc<Protection>, String)>,
+) -> Result<Dialled, String> {
     bare.link.set_nodelay(true).map_err(|error| error.to_string())?;
     let link = match secured {
-        Some((protection, run_id)) => protection.begin(bare.link, run_id).await?,
+        Some((protection, run_id)) => protection.begin(bare.link, host, run_id).await?,
         None => Halves::plain(bare.link),
     };
     Ok(Dialled { link, from_source: bare.from_source })

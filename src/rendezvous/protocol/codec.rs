@@ -83,15 +83,15 @@ pub fn decode_version_answer(answer: &[u8]) -> Option<u16> {
     version[..digits].parse().ok()
 }
 
-/// How a coordinator that is protected by a token begins its answer to everybody who does not show one.
-const PROTECTED: &str = "it is protected by a token";
+/// How a coordinator that is protected begins its answer to everybody who does not speak TLS.
+const PROTECTED: &str = "it is protected by";
 
-/// The answer of a coordinator that is protected by a token to a peer that shows none. `how` says where the token is to be named.
-pub fn encode_protected(how: &str, out: &mut BytesMut) {
-    encode_frame(&CoordinatorMessage::Rejected { reason: format!("{PROTECTED}: {how}") }, out);
+/// The answer of a coordinator that is protected to a peer that does not speak TLS. `wanted` says by what, and where to name it.
+pub fn encode_protected(wanted: &str, out: &mut BytesMut) {
+    encode_frame(&CoordinatorMessage::Rejected { reason: format!("{PROTECTED} {wanted}") }, out);
 }
 
-/// Whether this is the answer of a coordinator that is protected by a token.
+/// Whether this is the answer of a coordinator that is protected.
 pub fn is_protected_answer(answer: &[u8]) -> bool {
     let message = decode_frame(&mut BytesMut::from(answer));
     matches!(message, Ok(Some(CoordinatorMessage::Rejected { reason })) if reason.starts_with(PROTECTED))

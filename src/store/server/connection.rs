@@ -429,7 +429,7 @@ fn write(stream: &TcpStream, outbox: &mut Outbox) -> io::Result<()> {
 
 /// Why a c10d client is closed where only other protocols are served.
 const UNPROVEN: &str =
-    "this endpoint is protected by a token, and has no store for c10d clients, which cannot show one";
+    "this endpoint is protected, and has no store for c10d clients, which can show neither a token nor a certificate";
 
 /// Work of one turn, after which the other connections have theirs. Without a bound, a connection that always has more
 /// requests would keep the thread.

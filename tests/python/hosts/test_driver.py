@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.certificates import certificates
 from helpers.workers import place
 
 from .conftest import FAMILY, FAST, agent_of
@@ -65,6 +67,45 @@ def test_variables_reach_workers_and_no_command_line(server: SshServer, drive: D
     assert not any(b"hunter" in line for line in lines)
     done.touch()
     assert driver.wait() == 0
+
+
+def shown_secrets(job: Job) -> list[bytes]:
+    """Return all command lines of a job, those of ``ssh`` too, that have what could be a token."""
+    lines = []
+    for pid in job.pids():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            lines.append(Path(f"/proc/{pid}/cmdline").read_bytes())
+    assert any(line.startswith(b"ssh\0") for line in lines)
+    assert any(b"elastic_rs._hosted" in line for line in lines)
+    return [line for line in lines if re.search(rb"[0-9a-f]{64}", line)]
+
+
+def test_the_jobs_own_token_is_on_no_command_line(server: SshServer, drive: Drive, job: Job, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    driver = drive("-H", "node1:1,node0:1", f"--ssh={server.command()}", worker=("--until", done))
+    place(driver, 2, host="node0")
+    place(driver, 2, host="node1")
+    assert shown_secrets(job) == []
+    done.touch()
+    assert driver.wait() == 0
+
+
+def test_driver_and_agents_show_the_certificates_that_the_drivers_variables_name(
+    server: SshServer, drive: Drive, job: Job, tmp_path: Path
+) -> None:
+    done, own = tmp_path / "done", certificates(tmp_path / "own", "node")
+    driver = drive("-H", "node1:1,node0:1", f"--ssh={server.command()}", worker=("--until", done), **own)
+    place(driver, 2, host="node0")
+    place(driver, 2, host="node1")
+    assert shown_secrets(job) == []
+    done.touch()
+    assert driver.wait() == 0
+    # Without a name for the driver's address, agents say so.
+    own = certificates(tmp_path / "elsewhere", "elsewhere")
+    driver = drive("-H", "node1:1", f"--ssh={server.command()}", worker=("--until", done), **own)
+    driver.line(r"its certificate is not for `.*`, which this end has connected to, but for elsewhere.example")
+    driver.signal(signal.SIGTERM)
+    assert driver.wait() != 0
 
 
 # horovod test/integration: hosts A, A+B, B. The script's list changes while the job runs.

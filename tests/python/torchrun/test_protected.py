@@ -1,6 +1,7 @@
 """Jobs that a token protects: they run, the token shows nowhere, and what needs the endpoint's store is refused."""
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -135,6 +136,9 @@ def test_a_job_of_one_node_has_a_token_of_its_own(job: Job, tmp_path: Path) -> N
     with socket.create_connection(("localhost", port)) as stranger:
         stranger.sendall(_elastic_rs.store_question(1))  # a store answers
         assert stranger.recv(1) == b""
+    lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in job.pids()]
+    assert lines
+    assert not any(re.search(rb"[0-9a-f]{64}", line) for line in lines)
     done.touch()
     assert node.wait() == 0
 

@@ -1,0 +1,24 @@
+"""The certificates of ``tests/data/tls``, for tests with real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+DATA = Path(__file__).parents[2] / "data" / "tls"
+
+
+def certificates(folder: Path, name: str, *authorities: str) -> dict[str, str]:
+    """Write a node's files into a new folder, and return the variables that name them. The key is its owner's alone."""
+    folder.mkdir()
+    texts = {
+        "CERT": (DATA / f"{name}.pem").read_text(),
+        "KEY": (DATA / f"{name}.key").read_text(),
+        "CA": "".join((DATA / f"{authority}.pem").read_text() for authority in authorities or ("ca",)),
+    }
+    variables = {}
+    for what, text in texts.items():
+        path = folder / what.lower()
+        path.touch(mode=0o600)
+        path.write_text(text)
+        variables[f"ELASTIC_RS_TLS_{what}"] = str(path)
+    return variables
