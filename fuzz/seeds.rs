@@ -185,6 +185,7 @@ fn rendezvous() {
             host_failures: 1,
             cooldown: Some(Cooldown { min: Duration::from_secs(2), max: Duration::from_secs(9) }),
             reset_limit: Some(3),
+            store_tunnel: true,
             ..Rules::default()
         };
         open(&mut script, node, &NodeMessage::Hello(asking).outgoing());

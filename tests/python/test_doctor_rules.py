@@ -70,6 +70,7 @@ VERDICTS: list[tuple[Finding, str, str]] = [
     (gpus(8, 0), "note", "0 of 8"),
     (gpus(8, 0, nproc="gpu", workers=None), "mend", "unset CUDA_VISIBLE_DEVICES"),
     (node.descriptors(1024, 4096, 8, 4), "ok", "host of 4 nodes with 8 workers each may need 200"),
+    (node.descriptors(1024, 4096, 8, 4, tunnel=True), "ok", "host of 4 nodes with 8 workers each may need 328"),
     (node.descriptors(RLIM_INFINITY, RLIM_INFINITY, 8, 4000), "ok", "unlimited"),
     (node.descriptors(1024, 1 << 20, 8, 64), "mend", "ulimit -n 1280 before"),
     (node.descriptors(1024, RLIM_INFINITY, 8, 64), "mend", "ulimit -n 1280 before"),

@@ -8,6 +8,7 @@ use elastic_rs::rendezvous::decider::node::Status;
 use elastic_rs::rendezvous::protocol::message::{
     CoordinatorMessage, Failure, Hello, Join, JoinWorkers, NodeId, NodeMessage, Round, Verdict,
 };
+use elastic_rs::rendezvous::protocol::rules::Rules;
 use elastic_rs::rendezvous::protocol::settings::Settings;
 
 // One agent to a place.
@@ -114,6 +115,24 @@ fn a_node_with_another_rule_for_ranks_is_rejected() {
     let text = "host:9 asks for ranks set by `--node-rank`, but run `job` was opened for ranks assigned by the rendezvous: \
                 give every node the same `--rdzv-backend`";
     assert_eq!(bench.rejection(9), text);
+}
+
+#[test]
+fn a_node_with_another_store_tunnel_is_rejected_with_both_values() {
+    for (ours, theirs) in [(true, false), (false, true)] {
+        let with = |store_tunnel| {
+            let rules = Rules { store_tunnel, ..Rules::default() };
+            Settings { rules, ..Settings::new(2, 2) }
+        };
+        let mut bench = Bench::formed(2, &with(ours));
+        bench.greet(9, hello(9, &with(theirs)), 1);
+        let (ours, theirs) = (u32::from(ours), u32::from(theirs));
+        let text = format!(
+            "host:9 has `store_tunnel={theirs}`, but run `job` was opened with `store_tunnel={ours}`: give every node the same \
+             `--rdzv-conf store_tunnel`"
+        );
+        assert_eq!(bench.rejection(9), text);
+    }
 }
 
 // Departures.

@@ -103,7 +103,8 @@ def _look(args: argparse.Namespace) -> Iterator[Finding]:
         protection()
     except ValueError as error:
         raise UsageError(str(error)) from None
-    yield from _node.findings(args.nproc_per_node, workers, nodes[1], args.log_dir, limit_s)
+    tunnel = meeting.config.store_tunnel
+    yield from _node.findings(args.nproc_per_node, workers, nodes[1], args.log_dir, limit_s, tunnel=tunnel)
     if args.training_script:
         yield _node.script(args.training_script, _script.why_not(args))
     if meeting.etcd is not None:

@@ -31,7 +31,9 @@ SPARE_DESCRIPTORS = 128
 """Descriptors that an agent has open besides connections: logs, pipes, libraries."""
 
 
-def findings(nproc: str, workers: int | None, most_nodes: int, folder: str | None, limit_s: float) -> Iterator[Finding]:
+def findings(
+    nproc: str, workers: int | None, most_nodes: int, folder: str | None, limit_s: float, *, tunnel: bool
+) -> Iterator[Finding]:
     """Check this node.
 
     Args:
@@ -40,6 +42,7 @@ def findings(nproc: str, workers: int | None, most_nodes: int, folder: str | Non
         most_nodes: how many nodes the job may have.
         folder: the folder of logs; None for the temporary folder.
         limit_s: how long the GPUs' driver may take.
+        tunnel: workers reach the store through their agents.
     """
     yield python(sys.version_info[:3], sys.executable)
     yield package(_elastic_rs.VERSION, _installed("elastic_rs"))
@@ -47,7 +50,7 @@ def findings(nproc: str, workers: int | None, most_nodes: int, folder: str | Non
     yield _gpus(nproc, workers, limit_s)
     count = workers or _workers_of(nproc, limit_s)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield descriptors(soft, hard, count, most_nodes)
+    yield descriptors(soft, hard, count, most_nodes, tunnel=tunnel)
     yield processes(*process_limit(), count)
     yield _supervision(limit_s)
     yield clock(time.time())
@@ -172,12 +175,13 @@ def _workers_of(nproc: str, limit_s: float) -> int:
     return seen or (len(os.sched_getaffinity(0)) if nproc == "auto" else 1)
 
 
-def descriptors(soft: int, hard: int, workers: int, most_nodes: int) -> Finding:
+def descriptors(soft: int, hard: int, workers: int, most_nodes: int, *, tunnel: bool = False) -> Finding:
     """Judge the limit of open files for the node that hosts coordinator and store.
 
-    Each agent and each worker may have a connection there, and a second one while they restart.
+    Each agent and each worker may have a connection there, and a second one while they restart. With a tunnel, the
+    connection of a worker takes three descriptors of rank 0's agent: the tunnel's two, and the store's.
     """
-    need = 2 * most_nodes * (workers + 1) + SPARE_DESCRIPTORS
+    need = 2 * most_nodes * (workers * (3 if tunnel else 1) + 1) + SPARE_DESCRIPTORS
     who = f"{most_nodes} node{'s' * (most_nodes > 1)} with {workers} worker{'s' * (workers > 1)} each"
     text = f"{_limit(soft)} (hard limit {_limit(hard)}); the host of {who} may need {need}"
     if soft == resource.RLIM_INFINITY or soft >= need:

@@ -19,6 +19,7 @@ use crate::rendezvous::decider::standing::Standing;
 use crate::rendezvous::node::machine::{NodeCommand, NodeMachine};
 use crate::rendezvous::node::view::{JoinError, View};
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Placement};
+use crate::rendezvous::protocol::rules::Rules;
 use crate::rendezvous::protocol::settings::Settings;
 
 /// A command to the caller.
@@ -89,14 +90,21 @@ pub struct CellNode {
     notes: Vec<String>,
 }
 
+/// What the state keeps of an introduction. It has no place for rules, so no node may compare its own with them.
+fn stored(hello: Hello) -> Hello {
+    Hello { settings: Settings { rules: Rules::default(), ..hello.settings }, ..hello }
+}
+
 impl CellNode {
     /// Create a node. `hello` must have its address. The backend is not called before the first request.
     pub fn new(hello: Hello, now: Instant) -> Self {
+        let hello = stored(hello);
         Self::with(NodeMachine::over_cell(hello.clone(), now), hello, Liveness::Counters, now)
     }
 
     /// Create a node over etcd, which messages call `name`. A node that etcd has answered once goes on without it for `timeout`.
     pub fn over_etcd(hello: Hello, name: String, timeout: Duration, now: Instant) -> Self {
+        let hello = stored(hello);
         let machine = NodeMachine::over_etcd(hello.clone(), name, timeout, now);
         Self::with(machine, hello, Liveness::Leases(Peers::default()), now)
     }

@@ -172,6 +172,13 @@ impl Run {
                 words(ours)
             ));
         }
+        if ours.rules.store_tunnel != theirs.rules.store_tunnel {
+            let [theirs, ours] = [theirs, ours].map(|settings| u32::from(settings.rules.store_tunnel));
+            return Some(format!(
+                "{name} has `store_tunnel={theirs}`, but run `{id}` was opened with `store_tunnel={ours}`: give every node the same \
+                 `--rdzv-conf store_tunnel`"
+            ));
+        }
         if ours.ranks_as_asked != theirs.ranks_as_asked {
             let ranks =
                 |as_asked| if as_asked { "ranks set by `--node-rank`" } else { "ranks assigned by the rendezvous" };

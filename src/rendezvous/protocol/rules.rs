@@ -17,8 +17,8 @@ pub const HOST_FAILURES_WINDOW: Duration = Duration::from_secs(3600);
 /// First failures are remembered one by one.
 pub const LARGEST_HOST_FAILURES: u32 = 1_000;
 
-/// The rules of one rendezvous. `workers` must agree between all nodes, as `min_nodes` does. The others are those of the first node that
-/// joins, for all nodes.
+/// The rules of one rendezvous. `workers` and `store_tunnel` must agree between all nodes, as `min_nodes` does. The others are those of
+/// the first node that joins, for all nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rules {
     /// How many workers a world has, on however many nodes. `None`: as many as its nodes have.
@@ -33,6 +33,8 @@ pub struct Rules {
     /// How often the world may change after its first round, by restarts and changes of membership together. `None`: as often as it has
     /// to.
     pub reset_limit: Option<u32>,
+    /// Whether workers reach the store of rank 0's node through their agents.
+    pub store_tunnel: bool,
 }
 
 impl Default for Rules {
@@ -43,6 +45,7 @@ impl Default for Rules {
             host_failures_window: HOST_FAILURES_WINDOW,
             cooldown: None,
             reset_limit: None,
+            store_tunnel: false,
         }
     }
 }

@@ -100,15 +100,19 @@ def test_a_tunnel_without_a_token_is_an_error(start: Start) -> None:
 
 
 @OURS
-def test_a_node_without_the_tunnel_is_told_why_its_workers_do_not_meet(start: Start, env: dict[str, str]) -> None:
-    nodes = [
-        start(number, nnodes="2", restarts=0, conf=conf, env=env)
-        for number, conf in ((2, CONF + ",node_rank=0"), (3, "last_call_timeout=1,node_rank=1"))
-    ]
-    nodes[0].line("a c10d client has come without its agent: give all nodes --rdzv-conf store_tunnel=1")
+def test_a_node_without_the_tunnel_is_refused_with_both_values(
+    start: Start, env: dict[str, str], tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    nodes = [start(number, "--until", done, nnodes="2:3", conf=CONF, env=env) for number in (2, 3)]
     for node in nodes:
-        node.signal(signal.SIGTERM)
-        assert node.wait() != 0
+        place(node, 2)
+    without = start(4, nnodes="2:3", conf="last_call_timeout=1,is_host=0", env=env)
+    assert without.wait() != 0
+    why = "has `store_tunnel=0`, but run `job` was opened with `store_tunnel=1`: give every node the same `--rdzv-conf"
+    assert any(why in line for line in without.lines), without.tail()
+    done.touch()
+    assert [node.wait() for node in nodes] == [0, 0]
 
 
 @pytest.mark.parametrize("agent", ["run"], indirect=True)
