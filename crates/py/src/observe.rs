@@ -12,6 +12,9 @@ use crate::conf::seconds;
 use crate::runtime::block_on;
 use crate::secure::Protection;
 
+/// The run's id, its state, events, the number of the last one, and whether there are more.
+type Told = (String, Option<String>, Vec<String>, u64, bool);
+
 /// A connection to a coordinator that reads a run's events and state, and changes nothing.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct Observer(Mutex<observer::Observer>);
@@ -49,7 +52,7 @@ impl Observer {
         after: u64,
         waits: bool,
         state: bool,
-    ) -> PyResult<(String, Option<String>, Vec<String>, u64, bool)> {
+    ) -> PyResult<Told> {
         let asked = async { self.0.lock().await.ask(Observe { run_id, after, waits, state }).await };
         let Observed { run_id, state, lines, last, more } = block_on(py, asked)?.map_err(PyConnectionError::new_err)?;
         Ok((run_id, state, lines, last, more))
