@@ -45,14 +45,7 @@ impl Observer {
     ///
     /// Raises ``ConnectionError`` if the coordinator refuses, or has gone.
     #[pyo3(signature = (*, run_id = None, after = 0, waits = false, state = false))]
-    fn ask(
-        &self,
-        py: Python<'_>,
-        run_id: Option<String>,
-        after: u64,
-        waits: bool,
-        state: bool,
-    ) -> PyResult<Told> {
+    fn ask(&self, py: Python<'_>, run_id: Option<String>, after: u64, waits: bool, state: bool) -> PyResult<Told> {
         let asked = async { self.0.lock().await.ask(Observe { run_id, after, waits, state }).await };
         let Observed { run_id, state, lines, last, more } = block_on(py, asked)?.map_err(PyConnectionError::new_err)?;
         Ok((run_id, state, lines, last, more))
