@@ -6,12 +6,14 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-use super::record::{Kind, Loss, Phase, Record, Why};
+use super::record::{Kind, Loss, Phase, Record};
 
 /// Most runs that are told apart. Later ones are counted together.
 pub const RUNS: usize = 64;
 /// What these are called together.
 const OTHER: &str = "other";
+/// Why a round ends whose workers may live on.
+const CHANGES: &str = "changes";
 /// Upper bounds of the histogram of recoveries, in seconds.
 const BOUNDS: [f64; 10] = [0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0];
 /// The phases, with the field of each.
@@ -27,8 +29,8 @@ const PHASES: [(&str, Field); 5] = [
 /// What was counted of one run.
 #[derive(Clone, Debug, Default)]
 struct Counts {
-    /// Rounds, by why the one before was broken. `None`: there was none.
-    rounds: BTreeMap<Option<Why>, u64>,
+    /// Rounds, by why the one before has ended.
+    rounds: BTreeMap<&'static str, u64>,
     restarts: u64,
     /// Connection, silence, lease.
     lost: [u64; 3],
@@ -40,8 +42,10 @@ struct Counts {
     phases_us: [u64; PHASES.len()],
     /// The same of the current round.
     round_us: [u64; PHASES.len()],
-    /// Since when the current round is broken, and why.
-    broken: Option<(Instant, Why)>,
+    /// Since when the current round is broken or changes, and why.
+    broken: Option<(Instant, &'static str)>,
+    /// The current round follows another one.
+    follows: bool,
     /// How many recoveries took at most as long as each bound, and longer than the one before.
     recoveries: [u64; BOUNDS.len() + 1],
     recovery_sum: Duration,
@@ -51,18 +55,38 @@ struct Counts {
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
     runs: BTreeMap<String, Counts>,
+    others: Counts,
 }
 
 impl Metrics {
     /// Count an event.
     pub fn count(&mut self, run_id: &str, record: &Record, now: Instant) {
-        let run_id = if self.runs.contains_key(run_id) || self.runs.len() < RUNS { run_id } else { OTHER };
-        if !self.runs.contains_key(run_id) {
+        if !self.runs.contains_key(run_id) && self.runs.len() < RUNS {
             self.runs.insert(run_id.to_owned(), Counts::default());
         }
-        if let Some(counts) = self.runs.get_mut(run_id) {
-            counts.count(record, now);
+        match self.runs.get_mut(run_id) {
+            Some(counts) => counts.count(record, now),
+            // Times of several runs cannot be told apart, so only what is counted one by one is counted together.
+            None if !matches!(
+                record.kind,
+                Kind::RoundBroken { .. } | Kind::RoundChanges {} | Kind::RoundCompleted { .. } | Kind::Phase(_)
+            ) =>
+            {
+                self.others.count(record, now);
+            }
+            None => {}
         }
+    }
+
+    /// The runs that are told apart.
+    pub fn runs(&self) -> impl Iterator<Item = &str> {
+        self.runs.keys().map(String::as_str)
+    }
+
+    /// All counts, each with the name of its run.
+    fn all(&self) -> impl Iterator<Item = (&str, &Counts)> {
+        let others = (self.others.lost != [0; 3] || self.others.left > 0).then_some((OTHER, &self.others));
+        self.runs.iter().map(|(run, counts)| (run.as_str(), counts)).chain(others)
     }
 
     /// Forget a run.
@@ -73,15 +97,15 @@ impl Metrics {
     /// Write all counters.
     pub fn write(&self, out: &mut OpenMetrics) {
         out.family("rounds", "counter", "rounds that were completed, by why the one before was broken");
-        for (run, counts) in self.runs.iter().map(|(run, counts)| (run.as_str(), counts)) {
+        for (run, counts) in self.all() {
             for (why, count) in &counts.rounds {
-                out.value("rounds_total", &[("run", run), ("why", why.map_or("first", Why::name))], *count);
+                out.value("rounds_total", &[("run", run), ("why", why)], *count);
             }
         }
         out.family("restarts", "counter", "failures of workers that counted against the job's budget");
         self.each(out, "restarts_total", |counts| counts.restarts);
         out.family("nodes_lost", "counter", "nodes that were not heard of any more");
-        for (run, counts) in self.runs.iter().map(|(run, counts)| (run.as_str(), counts)) {
+        for (run, counts) in self.all() {
             for (how, count) in ["connection", "silence", "lease"].into_iter().zip(counts.lost) {
                 out.value("nodes_lost_total", &[("run", run), ("how", how)], count);
             }
@@ -89,7 +113,7 @@ impl Metrics {
         out.family("nodes_left", "counter", "nodes that said goodbye");
         self.each(out, "nodes_left_total", |counts| counts.left);
         out.family("worker_exits", "counter", "workers that failed: first in their round, or as a consequence");
-        for (run, counts) in self.runs.iter().map(|(run, counts)| (run.as_str(), counts)) {
+        for (run, counts) in self.all() {
             for (kind, count) in ["first", "consequence"].into_iter().zip(counts.exits) {
                 out.value("worker_exits_total", &[("run", run), ("kind", kind)], count);
             }
@@ -97,13 +121,13 @@ impl Metrics {
         out.family("hosts_put_out", "counter", "times that a host was kept out of the job for its failures");
         self.each(out, "hosts_put_out_total", |counts| counts.hosts_out);
         out.family("lost_seconds", "counter", "the longest of each phase in each recovery, added up");
-        for (run, counts) in self.runs.iter().map(|(run, counts)| (run.as_str(), counts)) {
+        for (run, counts) in self.all() {
             for ((phase, _), micros) in PHASES.into_iter().zip(counts.phases_us) {
                 out.value("lost_seconds_total", &[("run", run), ("phase", phase)], micros as f64 / 1e6);
             }
         }
         out.family("recovery_seconds", "histogram", "from the end of a round until the next one was complete");
-        for (run, counts) in self.runs.iter().map(|(run, counts)| (run.as_str(), counts)) {
+        for (run, counts) in self.all() {
             let mut so_far = 0;
             for (bound, count) in BOUNDS.into_iter().zip(counts.recoveries) {
                 so_far += count;
@@ -118,7 +142,7 @@ impl Metrics {
     }
 
     fn each(&self, out: &mut OpenMetrics, name: &str, of: impl Fn(&Counts) -> u64) {
-        self.runs.iter().for_each(|(run, counts)| out.value(name, &[("run", run.as_str())], of(counts)));
+        self.all().for_each(|(run, counts)| out.value(name, &[("run", run)], of(counts)));
     }
 }
 
@@ -126,12 +150,19 @@ impl Counts {
     fn count(&mut self, record: &Record, now: Instant) {
         match &record.kind {
             Kind::RoundBroken { why } => {
-                self.broken.get_or_insert((now, *why));
+                self.broken = Some(match self.broken {
+                    Some((since, CHANGES)) => (since, why.name()),
+                    Some(first) => first,
+                    None => (now, why.name()),
+                });
             }
+            Kind::RoundChanges {} => self.broken = Some((now, CHANGES)),
+            Kind::RoundGoesOn {} => self.broken = None,
             Kind::RoundCompleted { .. } => {
                 self.round_us = [0; PHASES.len()];
                 let broken = self.broken.take();
-                *self.rounds.entry(broken.map(|(_, why)| why)).or_default() += 1;
+                self.follows = broken.is_some();
+                *self.rounds.entry(broken.map_or("first", |(_, why)| why)).or_default() += 1;
                 if let Some((since, _)) = broken {
                     let lasted = now.saturating_duration_since(since);
                     let at = BOUNDS.partition_point(|bound| *bound < lasted.as_secs_f64());
@@ -139,7 +170,7 @@ impl Counts {
                     self.recovery_sum += lasted;
                 }
             }
-            Kind::Phase(phase) => {
+            Kind::Phase(phase) if self.follows => {
                 for (at, (_, field)) in PHASES.into_iter().enumerate() {
                     let micros = field(phase).unwrap_or(0);
                     let more = micros.saturating_sub(self.round_us[at]);
@@ -197,7 +228,7 @@ impl OpenMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::events::record::{Exit, Number};
+    use crate::events::record::{Exit, Number, Why};
 
     fn record(kind: Kind) -> Record {
         Record { number: Number(1), causes: Vec::new(), round: 1, restart: 0, node: None, kind, text: None }
@@ -245,7 +276,7 @@ mod tests {
             "elastic_rs_worker_exits_total{run=\"job\",kind=\"first\"} 1",
             "elastic_rs_worker_exits_total{run=\"job\",kind=\"consequence\"} 1",
             "elastic_rs_lost_seconds_total{run=\"job\",phase=\"stop\"} 1.2",
-            "elastic_rs_lost_seconds_total{run=\"job\",phase=\"start\"} 0.025",
+            "elastic_rs_lost_seconds_total{run=\"job\",phase=\"start\"} 0.02",
             "elastic_rs_recovery_seconds_bucket{run=\"job\",le=\"1.0\"} 0",
             "elastic_rs_recovery_seconds_bucket{run=\"job\",le=\"3.0\"} 1",
             "elastic_rs_recovery_seconds_bucket{run=\"job\",le=\"+Inf\"} 1",
@@ -263,7 +294,7 @@ mod tests {
         for run in 0..1000 {
             metrics.count(&format!("run{run:04}"), &lost(), Instant::now());
         }
-        assert_eq!(metrics.runs.len(), RUNS + 1);
+        assert_eq!(metrics.runs.len(), RUNS);
         let line = format!("elastic_rs_nodes_lost_total{{run=\"other\",how=\"silence\"}} {}", 1000 - RUNS);
         assert!(text(&metrics).lines().any(|it| it == line));
         let mut metrics = Metrics::default();

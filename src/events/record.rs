@@ -130,6 +130,9 @@ pub enum Kind {
         /// Number of live nodes.
         of: usize,
     },
+    /// A world that was to re-form, or to change, goes on: the reason is gone.
+    #[serde(rename = "round.goes_on")]
+    RoundGoesOn {},
     /// A worker has failed.
     #[serde(rename = "worker.exited")]
     WorkerExited(Box<Exit>),
@@ -176,6 +179,40 @@ pub enum Kind {
     /// Something that has no type of its own.
     #[serde(rename = "note")]
     Note {},
+}
+
+impl Kind {
+    /// Whether it says why something happened to the whole run. The others are many, and nodes can repeat some of them.
+    pub fn explains(&self) -> bool {
+        match self {
+            Self::WorkerExited(exit) => exit.first,
+            Self::RunOpened { .. }
+            | Self::RunClosed { .. }
+            | Self::RoundCompleted { .. }
+            | Self::RoundChanges {}
+            | Self::RoundBroken { .. }
+            | Self::RoundGoesOn {}
+            | Self::MembersMissing {}
+            | Self::HostFailed { .. }
+            | Self::HostOut { .. }
+            | Self::HostLetIn { .. }
+            | Self::CoordinatorRestarted { .. }
+            | Self::CoordinatorStoodStill { .. }
+            | Self::CoordinatorEnds {} => true,
+            Self::NodeJoined { .. }
+            | Self::NodeLeft { .. }
+            | Self::NodeLeaves {}
+            | Self::NodeLost { .. }
+            | Self::NodeRefused {}
+            | Self::NodeReplaced { .. }
+            | Self::NodeWithdrew {}
+            | Self::NodeCameBack {}
+            | Self::RoundWaits { .. }
+            | Self::WorkersFinished { .. }
+            | Self::Phase(_)
+            | Self::Note {} => false,
+        }
+    }
 }
 
 /// How a worker has ended.

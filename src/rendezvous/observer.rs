@@ -11,6 +11,7 @@ use tokio::time::{Instant, timeout};
 use super::protocol::codec;
 use super::protocol::frames::read_message;
 use super::protocol::message::{CoordinatorMessage, NodeMessage, Observe, Observed};
+use super::protocol::text::plain;
 use crate::net::connect::{in_words, race, resolve};
 use crate::secure::{Halves, Protection};
 
@@ -72,7 +73,9 @@ impl Observer {
         };
         match message {
             Ok(Some(CoordinatorMessage::Observed(observed))) => Ok(observed),
-            Ok(Some(CoordinatorMessage::Rejected { reason } | CoordinatorMessage::Ended { reason })) => Err(reason),
+            Ok(Some(CoordinatorMessage::Rejected { reason } | CoordinatorMessage::Ended { reason })) => {
+                Err(plain(&reason))
+            }
             Ok(Some(_)) => Err("the coordinator's answer is none to an observer".to_owned()),
             Ok(None) => Err("the coordinator closed the connection; an older release answers no observers".to_owned()),
             Err(error) => Err(error.to_string()),

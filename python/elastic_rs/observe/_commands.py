@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs.observe import _source, _text
-from elastic_rs.observe._events import Event, parse
+from elastic_rs.observe._events import Event, parse, plain
 from elastic_rs.observe._page import page
 from elastic_rs.observe._story import Story, tell
 from elastic_rs.observe._top import show
@@ -94,9 +95,17 @@ def _guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace)
     if (args.endpoint is None) == (args.events is None):
         return _fail(USAGE, "give either an endpoint (HOST[:PORT]) or --events FILE")
     try:
-        return run(args)
+        code = run(args)
+        sys.stdout.flush()
+        return code
     except _UnreachableError as error:
         return _fail(UNREACHABLE, f"{args.endpoint}: {error}")
+    except BrokenPipeError:
+        # Who reads has read enough, as `head` does. Python would complain again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return HEALTHY
+    except KeyError as error:
+        return _fail(UNREACHABLE, f"{args.endpoint}: its answer has no {error}: it is of another release")
     except (ValueError, OSError) as error:
         return _fail(USAGE, str(error))
     except KeyboardInterrupt:
@@ -104,7 +113,7 @@ def _guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace)
 
 
 def _fail(code: int, text: str) -> int:
-    print(f"elastic-rs: error: {text}", file=sys.stderr)
+    print(f"elastic-rs: error: {plain(text)}", file=sys.stderr)
     return code
 
 
@@ -112,7 +121,7 @@ def _live(args: argparse.Namespace) -> _source.Live:
     host, port = _source.endpoint(args.endpoint)
     try:
         return _source.Live(host, port, args.run_id)
-    except ConnectionError as error:
+    except _source.AnswerError as error:
         raise _UnreachableError(error) from None
 
 
@@ -121,7 +130,7 @@ def _read(args: argparse.Namespace) -> tuple[list[Event], dict[str, Any] | None]
         return _source.from_files(args.events, args.run_id), None
     try:
         return _live(args).read(state=True)
-    except ConnectionError as error:
+    except _source.AnswerError as error:
         raise _UnreachableError(error) from None
 
 
@@ -174,14 +183,14 @@ def _events(args: argparse.Namespace) -> int:
                     nodes.append(event)
                     story = tell(nodes)
                 print(_text.event_line(event, story), flush=True)
-        except ConnectionError as error:
+        except _source.AnswerError as error:
             raise _UnreachableError(error) from None
     elif args.json and args.events is None:
         # As they were recorded, so that other programs find fields that this release does not know.
         try:
             for line in _live(args).lines():
                 print(line)
-        except ConnectionError as error:
+        except _source.AnswerError as error:
             raise _UnreachableError(error) from None
     else:
         read = _read(args)[0]
@@ -196,7 +205,7 @@ def _top(args: argparse.Namespace) -> int:
         return _fail(USAGE, "top needs an endpoint, and is for people: `status --json` is for programs")
     try:
         return show(_live(args))
-    except ConnectionError as error:
+    except _source.AnswerError as error:
         raise _UnreachableError(error) from None
 
 

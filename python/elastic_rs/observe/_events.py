@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Event", "parse", "plain"]
+__all__ = ["Event", "life", "parse", "plain"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Event:
     """One event of a run.
 
     Attributes:
-        id: unlike that of every other event.
+        id: the name of the coordinator's life and of the run's opening in it, and ``order``.
         order: the coordinator's count; an event's causes have smaller ones.
         cause: ids of the events without which this one would not have happened.
         run: the run's id.
@@ -57,13 +57,13 @@ def parse(lines: Iterable[str]) -> list[Event]:
             continue
         try:
             events.append(_event(json.loads(line)))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ValueError(f"line {number} is no event of a job: {plain(str(error))}") from None
     # A restarted coordinator counts anew, and its events are behind those of the one before.
     lives: dict[str, int] = {}
     for event in events:
-        lives.setdefault(_life(event), len(lives))
-    return sorted(events, key=lambda event: (lives[_life(event)], event.order))
+        lives.setdefault(life(event), len(lives))
+    return sorted(events, key=lambda event: (lives[life(event)], event.order))
 
 
 def plain(text: str) -> str:
@@ -71,25 +71,34 @@ def plain(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text)
 
 
-def _life(event: Event) -> str:
+def life(event: Event) -> str:
+    """Return the name of the coordinator's life, and of the run's opening in it. Each has its own clock and numbers."""
     return event.id.rpartition(".")[0]
+
+
+def _count(value: object) -> int:
+    count = int(value)  # type: ignore[call-overload]
+    if not 0 <= count < 1 << 63:
+        raise ValueError(f"`{str(value)[:40]}` is out of range")
+    return int(count)
 
 
 def _event(fields: dict[str, Any]) -> Event:
     node, text = fields.get("node"), fields.get("text")
     return Event(
         id=plain(str(fields["id"])),
-        order=int(fields["order"]),
+        order=_count(fields["order"]),
         cause=tuple(plain(str(cause)) for cause in fields.get("cause", ())),
         run=plain(str(fields["run"])),
-        round=int(fields.get("round", 0)),
-        restart=int(fields.get("restart", 0)),
+        round=_count(fields.get("round", 0)),
+        restart=_count(fields.get("restart", 0)),
         type=plain(str(fields["type"])),
         node=None if node is None else plain(str(node)),
-        mono_us=int(fields["mono_us"]),
+        mono_us=_count(fields["mono_us"]),
         wall=plain(str(fields.get("wall", ""))),
         text=None if text is None else plain(str(text)),
         data={
-            str(key): plain(value) if isinstance(value, str) else value for key, value in fields.get("data", {}).items()
+            plain(str(key)): plain(value) if isinstance(value, str) else value
+            for key, value in fields.get("data", {}).items()
         },
     )

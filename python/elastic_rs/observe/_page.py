@@ -23,9 +23,15 @@ __all__ = ["page"]
 
 _SHOWN = 50
 """Most nodes in the timeline: those that lost most first."""
-_BARS = 250
+_BARS = 160
 """Most phases in the timeline: the longest."""
-_LISTED = 20
+_MARKED = 80
+"""Most marks in the timeline: failures and losses first. As many rounds and causes."""
+_TITLE = 120
+"""Most characters of a mark's text."""
+_LINE = 300
+"""Most characters of a line about a recovery."""
+_LISTED = 10
 """Most recoveries that are told in full: the last ones."""
 _WIDTH, _NAMES, _ROW = 1000, 150, 16
 _MARKS = {
@@ -92,9 +98,9 @@ def _recoveries(story: Story) -> Iterator[str]:
     if count > _LISTED:
         yield f"<p>The last {_LISTED} of {count}.</p>"
     for number in range(count, max(0, count - _LISTED), -1):
-        title, *rest = _text.why(story, number)
+        title, *rest = (line[:_LINE] for line in _text.why(story, number))
         shown = " open" if number == count else ""
-        root = _text.what(story.recoveries[number - 1].root, story)
+        root = _text.what(story.recoveries[number - 1].root, story)[:_LINE]
         summary = f"<summary>{escape(title)}: {escape(root)}</summary>"
         yield f"<details{shown}>{summary}<pre>{escape(chr(10).join(rest))}</pre></details>"
 
@@ -140,16 +146,15 @@ def _timeline(events: Sequence[Event], story: Story) -> Iterator[str]:
         name, whole = escape(story.name(node)[:22]), escape(node)
         yield f'<text x="0" y="{row * _ROW + _ROW - 4}">{name}<title>{whole}</title></text>'
     yield from _phases(events, rows, scale)
-    for event in events:
+    marked = [event for event in events if event.type in _MARKS and (event.node or "") in rows]
+    for event in sorted(marked, key=lambda event: list(_MARKS).index(event.type))[:_MARKED]:
         found = rows.get(event.node or "")
-        if found is None:
-            continue
-        if event.type in _MARKS:
+        if found is not None:
             kind, path = _MARKS[event.type]
-            title = escape(event.text or _text.what(event, story))
+            title = escape((event.text or _text.what(event, story))[:_TITLE])
             at = f"translate({scale.x(event.mono_us)} {found * _ROW + _ROW // 2})"
             yield f'<path class="mark {kind}" d="{path}" transform="{at}"><title>{title}</title></path>'
-    for recovery in story.recoveries:
+    for recovery in story.recoveries[-_MARKED:]:
         found = rows.get(recovery.root.node or "")
         if found is not None:
             x1, x2 = scale.x(recovery.root.mono_us), scale.x(recovery.broken.mono_us)
@@ -160,17 +165,19 @@ def _timeline(events: Sequence[Event], story: Story) -> Iterator[str]:
 
 
 def _rounds(events: Sequence[Event], story: Story, scale: _Scale) -> Iterator[str]:
+    bars: list[str] = []
     kind, name, since = "forming", "waiting for nodes", events[0].mono_us
     for event in events:
         ends = event.type == "run.closed"
         if event.type == "round.completed" or (kind == "round" and (ends or event.type == "round.broken")):
-            yield _bar(kind, name, (since, event.mono_us), 0, scale)
+            bars.append(_bar(kind, name, (since, event.mono_us), 0, scale))
             completed = event.type == "round.completed"
             kind = "round" if completed else "" if ends else "recovery"
             name = f"round {event.round}" if completed else "recovery"
             since = event.mono_us
     if kind:
-        yield _bar(kind, name, (since, story.end_us()), 0, scale)
+        bars.append(_bar(kind, name, (since, story.end_us()), 0, scale))
+    yield from bars[-2 * _MARKED :]
 
 
 def _phases(events: Sequence[Event], rows: dict[str, int], scale: _Scale) -> Iterator[str]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["DEFAULT_PORT", "Live", "endpoint", "from_files"]
+__all__ = ["DEFAULT_PORT", "AnswerError", "Live", "endpoint", "from_files"]
 
 DEFAULT_PORT = 29400
 
@@ -35,11 +35,15 @@ def endpoint(text: str) -> tuple[str, int]:
     return found["v6"] or found["host"], port
 
 
+class AnswerError(Exception):
+    """Nobody answers, or the coordinator refuses."""
+
+
 class Live:
     """A coordinator that is asked.
 
     Raises:
-        ConnectionError: nobody answers there, or it does not accept this process's token or certificate.
+        AnswerError: nobody answers there, or it does not accept this process's token or certificate.
         ValueError: there is one of these, and no run is named: it is proven for one run.
     """
 
@@ -52,14 +56,16 @@ class Live:
             )
         self._run_id = run_id
         self._after = 0
-        self._observer = _elastic_rs.Observer.connect(
-            host, port, run_id=run_id, protection=secured, timeout_s=timeout_s
-        )
+        try:
+            self._observer = _elastic_rs.Observer.connect(
+                host, port, run_id=run_id, protection=secured, timeout_s=timeout_s
+            )
+        except ConnectionError as error:
+            raise AnswerError(error) from None
 
     def read(self, *, state: bool = False) -> tuple[list[Event], dict[str, Any] | None]:
         """Return the events since the last call, and the run's state if it is asked for."""
-        run_id, said, lines, self._after, more = self._observer.ask(run_id=self._run_id, after=self._after, state=state)
-        self._run_id = run_id  # from now on this one, whichever others there are
+        said, lines, more = self._ask(state=state)
         events = parse([*lines, *(self.lines() if more else ())])
         return events, None if said is None else json.loads(said)
 
@@ -67,19 +73,27 @@ class Live:
         """Yield the events since the last call as lines of JSON, as they were recorded."""
         more = True
         while more:
-            self._run_id, _, lines, self._after, more = self._observer.ask(run_id=self._run_id, after=self._after)
+            _, lines, more = self._ask()
             yield from lines
 
     def follow(self) -> Iterator[str]:
         """Yield the events as lines of JSON, for ever: those that there are, and then each as it comes.
 
         Raises:
-            ConnectionError: the coordinator has gone.
+            AnswerError: the coordinator has gone.
         """
         while True:
-            run_id, _, lines, self._after, _ = self._observer.ask(run_id=self._run_id, after=self._after, waits=True)
-            self._run_id = run_id
-            yield from lines
+            yield from self._ask(waits=True)[1]
+
+    def _ask(self, *, waits: bool = False, state: bool = False) -> tuple[str | None, list[str], bool]:
+        try:
+            run_id, said, lines, self._after, more = self._observer.ask(
+                run_id=self._run_id, after=self._after, waits=waits, state=state
+            )
+        except ConnectionError as error:
+            raise AnswerError(error) from None
+        self._run_id = run_id or self._run_id  # from now on this one, whichever others there are
+        return said, lines, more
 
 
 def from_files(paths: Sequence[Path], run_id: str | None) -> list[Event]:
@@ -89,19 +103,22 @@ def from_files(paths: Sequence[Path], run_id: str | None) -> list[Event]:
         OSError: a file cannot be read.
         ValueError: it holds no events, or those of several runs and none is named; the message says which file.
     """
-    events: dict[str, Event] = {}
+    lines: dict[str, None] = {}
     for path in paths:
         try:
-            lines = sys.stdin if str(path) == "-" else path.read_text(encoding="utf-8").splitlines()
-            events.update((event.id, event) for event in parse(lines))
+            read = sys.stdin if str(path) == "-" else path.read_text(encoding="utf-8").splitlines()
+            own = [line.strip() for line in read]
+            parse(own)
         except ValueError as error:
             raise ValueError(f"`{path}`: {error}") from None
-    runs = sorted({event.run for event in events.values()})
+        lines.update(dict.fromkeys(own))
+    events = parse(lines)  # files may overlap
+    runs = sorted({event.run for event in events})
     if run_id is None and len(runs) > 1:
         raise ValueError(
             f"there are several runs in these files: {', '.join(f'`{run}`' for run in runs)}; name one (--run-id)"
         )
-    chosen = [event for event in events.values() if run_id is None or event.run == run_id]
+    chosen = [event for event in events if run_id is None or event.run == run_id]
     if not chosen:
         there = f"; there are {', '.join(f'`{run}`' for run in runs)}" if runs else ""
         raise ValueError(f"there are no events{f' of run `{run_id}`' if run_id else ''} in these files{there}")

@@ -6,6 +6,8 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from elastic_rs.observe._events import life
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -85,6 +87,8 @@ class Story:
         gone: how often nodes of each host have gone.
         now_us: the time on the coordinator's clock.
         shared: hosts on which several nodes were in the job at the same time.
+        lives: how many coordinators the events are of. The story is that of the last.
+        earlier: number of recoveries under the ones before.
     """
 
     run: str
@@ -96,6 +100,8 @@ class Story:
     gone: dict[str, int] = field(default_factory=dict)
     now_us: int = 0
     shared: set[str] = field(default_factory=set)
+    lives: int = 1
+    earlier: int = 0
 
     def name(self, node: str) -> str:
         """Return a node's name without its process id and its domain, unless several nodes share its host."""
@@ -104,9 +110,14 @@ class Story:
             return node
         return host if host.replace(".", "").isdecimal() else host.partition(".")[0]
 
+    def dropped(self) -> int:
+        """Return how many events there were before the first one that is known: the coordinator keeps the last ones."""
+        return 0 if self.opened is None else self.opened.order - 1
+
     def lost_s(self) -> float:
         """Return the time in which workers stood still after the first round, in seconds."""
-        return sum(recovery.lasted_s(self.end_us()) for recovery in self.recoveries)
+        ended = [one for one in self.recoveries if one.broken is not self.closed]
+        return sum(recovery.lasted_s(self.end_us()) for recovery in ended)
 
     def end_us(self) -> int:
         """Return when the run was closed, or the time now."""
@@ -148,18 +159,32 @@ def tell(events: Sequence[Event], now_us: int | None = None) -> Story:
     nodes: int | None = None
     workers: int | None = None
     present: dict[str, str] = {}
+    last_completed = 0
+    before = ""
     for event in events:
         known[event.id] = event
         story.opened = story.opened or event
+        if before and life(event) != before:
+            # A restarted coordinator has another clock. What it says begins the story anew.
+            earlier = story.earlier + len(story.recoveries)
+            story = Story(run=event.run, opened=event, lives=story.lives + 1, earlier=earlier)
+            known, phases, present = {event.id: event}, {}, {}
+            open_one, nodes, workers, last_completed = None, None, None, 0
+        before = life(event)
         if event.type in BROKEN:
             if open_one is None:
-                open_one = Recovery(event, _root(event, known), nodes_before=nodes, workers=workers)
+                root = _root(event, known, since=last_completed)
+                open_one = Recovery(event, root, nodes_before=nodes, workers=workers)
                 story.recoveries.append(open_one)
             elif event.type == "round.broken" and open_one.broken.type == "round.changes":
                 open_one.broken = event  # a change in place has failed
-                open_one.root = _root(event, known)
+                open_one.root = _root(event, known, since=last_completed)
+        elif event.type == "round.goes_on" and open_one is not None:
+            story.recoveries.remove(open_one)
+            open_one = None
         elif event.type == "round.completed":
             nodes, workers = event.data.get("nodes"), event.data.get("workers")
+            last_completed = event.order
             story.formed_us = event.mono_us if story.formed_us is None else story.formed_us
             if open_one is not None:
                 open_one.completed, open_one.ended_us = event, event.mono_us
@@ -168,6 +193,10 @@ def tell(events: Sequence[Event], now_us: int | None = None) -> Story:
             phases.setdefault(event.cause[0], []).append(event)
         elif event.type == "run.closed":
             story.closed = event
+            if open_one is None and event.data.get("verdict") in ("failed", "stopped") and story.formed_us is not None:
+                # The failure for which no restart was left.
+                root = _root(event, known, since=last_completed)
+                story.recoveries.append(Recovery(event, root, nodes_before=nodes, workers=workers))
         elif open_one is not None and event is not open_one.root and _follows(event, open_one):
             open_one.consequences.append(event)
         _count_nodes(story, present, event)
@@ -175,7 +204,8 @@ def tell(events: Sequence[Event], now_us: int | None = None) -> Story:
         if recovery.completed is not None:
             told = phases.get(recovery.completed.id, [])
             recovery.parts = parts(told)
-            recovery.ended_us = max([recovery.completed.mono_us, *(event.mono_us for event in told)])
+            started = [event.mono_us for event in told if event.data.get("start_us") is not None]
+            recovery.ended_us = max([recovery.completed.mono_us, *started])
     story.now_us = now_us if now_us is not None else max((event.mono_us for event in events), default=0)
     return story
 
@@ -194,9 +224,9 @@ def parts(told: Iterable[Event]) -> dict[str, Part]:
     }
 
 
-def _root(event: Event, known: dict[str, Event]) -> Event:
-    # Causes are earlier events, so this ends. An event may name one that was dropped.
-    while event.cause and event.cause[0] in known and known[event.cause[0]].order < event.order:
+def _root(event: Event, known: dict[str, Event], *, since: int) -> Event:
+    # Causes are earlier events, so this ends. An event may name one that was dropped, or one of an earlier recovery.
+    while event.cause and event.cause[0] in known and since < known[event.cause[0]].order < event.order:
         event = known[event.cause[0]]
     return event
 

@@ -38,7 +38,12 @@ def status(story: Story, state: dict[str, Any] | None) -> list[str]:
         lines.append(f"ended   {story.closed.text}")
     goodput = story.goodput_at_most()
     if goodput is not None:
-        lines.append(f"goodput at most {100 * goodput:.1f} %{_losses(story)}")
+        known = " of the time that is known" if story.dropped() or story.lives > 1 else ""
+        lines.append(f"goodput at most {100 * goodput:.1f} %{known}{_losses(story)}")
+    if story.dropped():
+        lines.append(f"        {story.dropped()} events before these were dropped")
+    if story.lives > 1:
+        lines.append(f"        since the coordinator was restarted; {story.earlier} recoveries before")
     if story.recoveries:
         last = story.recoveries[-1]
         ago = span((story.now_us - last.root.mono_us) / 1e6)
@@ -66,17 +71,24 @@ def why(story: Story, which: int | None = None) -> list[str]:
         story: what happened.
         which: number of the recovery, from 1; by default the last one.
     """
+    if not story.recoveries and story.dropped():
+        return [f"{story.run}: no recovery is in the last events; the {story.dropped()} before them were dropped"]
     if not story.recoveries:
         ended = f": {story.closed.text}" if story.closed is not None and story.closed.text else ""
         return [f"{story.run or 'this job'} has not been disturbed{ended}"]
     number = len(story.recoveries) if which is None else which
     recovery = story.recoveries[number - 1]
-    lines = [_title(recovery, number, story), f" {what(recovery.root, story)}{_following(recovery)}"]
+    root = what(recovery.root, story)
+    if recovery.root.text is None and recovery.root.type not in ("worker.exited", "node.lost", "node.joined"):
+        root = recovery.broken.text or root  # it says why
+    lines = [_title(recovery, number, story), f" {root}{_following(recovery)}"]
     start = recovery.root.mono_us
 
     def after(event: Event) -> str:
         return f"+{span((event.mono_us - start) / 1e6)}"
 
+    if recovery.broken.type == "run.closed":
+        return [*lines, f"    +- {recovery.broken.text or 'the job has ended'}"]
     if recovery.broken is not recovery.root:
         verb = "changes in place" if recovery.broken.type == "round.changes" else "broken, all told"
         lines.append(f" +- round {recovery.broken.round} {verb}  {after(recovery.broken)}")
@@ -129,7 +141,7 @@ def _headline(story: Story, state: dict[str, Any] | None) -> str:
     if state is None:
         verdict = "" if story.closed is None else f"  {str(story.closed.data.get('verdict', 'closed')).upper()}"
         return f"{story.run}{verdict}  {_times(story)}{elapsed}"
-    shown = str(state["state"]).upper()
+    shown = plain(str(state["state"])).upper()
     if state["state"] == "closed":
         shown = "FAILED" if state["failed"] else "ENDED"
     fewest, most = state["min_nodes"], state["max_nodes"]

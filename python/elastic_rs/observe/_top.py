@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import shutil
+import signal
 import sys
 import termios
 import time
@@ -121,6 +122,7 @@ def _table(events: Sequence[Event], story: Story, columns: int, view: View) -> l
     )
     bar = _bar(events, story, columns - len(fixed) - 2)
     lines = [fixed + (f"|{bar}|" if bar else "")]
+    view.skip = min(view.skip, max(0, len(nodes) - 1))
     for node in nodes[view.skip :]:
         took = " ".join(f"{_text.span(node.took[phase]) if phase in node.took else '-':>10}" for phase in PHASES[1:])
         lines.append(f"{story.name(node.name)[:16]:<16} {node.state:<8} {took} {node.gone or '-':>4}")
@@ -198,7 +200,7 @@ def show(live: Live, *, wait: Callable[[float], None] = time.sleep) -> int:
     On what is no terminal, the lines of ``status`` are printed every ten seconds instead.
 
     Raises:
-        ConnectionError: the coordinator has gone.
+        AnswerError: the coordinator has gone.
     """
     events: list[Event] = []
     state: dict[str, Any] | None = None
@@ -218,10 +220,8 @@ def show(live: Live, *, wait: Callable[[float], None] = time.sleep) -> int:
             lines = screen(events, state, shutil.get_terminal_size(), view)
             sys.stdout.write("\x1b[H" + "\r\n".join(f"{line}\x1b[K" for line in lines))
             sys.stdout.flush()
-            # A window that changes its size interrupts the wait.
-            with contextlib.suppress(InterruptedError):
-                if select.select([sys.stdin], [], [], INTERVAL_S)[0] and not view.press(_key()):
-                    return 0
+            if select.select([sys.stdin], [], [], INTERVAL_S)[0] and not view.press(_key()):
+                return 0
 
 
 def _key() -> str:
@@ -232,6 +232,7 @@ def _key() -> str:
 def _whole_terminal() -> Iterator[None]:
     """Use the whole terminal, key by key, and give it back as it was."""
     before = termios.tcgetattr(sys.stdin)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # through what follows
     sys.stdout.write("\x1b[?1049h\x1b[?25l\x1b[2J")
     try:
         tty.setcbreak(sys.stdin)

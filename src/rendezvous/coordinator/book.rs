@@ -1,5 +1,6 @@
 //! The events of all runs, and the observers that wait for the next ones.
 
+use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime};
 
 use serde::Serialize;
@@ -7,13 +8,13 @@ use tokio::sync::oneshot;
 
 use super::machine::Machine;
 use crate::events::line::line;
-use crate::events::metrics::{Metrics, OpenMetrics, RUNS};
+use crate::events::metrics::{Metrics, OpenMetrics};
 use crate::events::record::Record;
 use crate::events::ring::Rings;
 use crate::rendezvous::decider::snapshot::{RunState, State};
 use crate::rendezvous::protocol::message::{Observe, Observed};
 
-/// Bytes of events in one answer. With the state, as many fit into a frame.
+/// Bytes of an answer: a frame has room for more, and for one event that is longer.
 const ANSWER_BYTES: usize = 32 * 1024;
 /// Most runs that an error names.
 const NAMED: usize = 8;
@@ -46,6 +47,9 @@ pub(super) struct Book {
     began: Instant,
     waiting: Vec<Waiting>,
     metrics: Metrics,
+    /// The number of each run's opening. A run that is forgotten and opened again numbers its events anew.
+    openings: BTreeMap<String, u64>,
+    opened: u64,
 }
 
 impl Book {
@@ -57,14 +61,25 @@ impl Book {
             began: now,
             waiting: Vec::new(),
             metrics: Metrics::default(),
+            openings: BTreeMap::new(),
+            opened: 0,
         }
     }
 
     /// Keep an event.
     pub fn keep(&mut self, run_id: &str, record: &Record, now: Instant) {
         let since = now.saturating_duration_since(self.began);
-        let line = line(record, run_id, &self.origin, since, SystemTime::now());
-        self.rings.push(run_id, record.number.0, line);
+        let opening = match self.openings.get(run_id) {
+            Some(opening) => *opening,
+            None => {
+                self.opened += 1;
+                self.openings.insert(run_id.to_owned(), self.opened);
+                self.opened
+            }
+        };
+        let origin = format!("{}-{opening}", self.origin);
+        let line = line(record, run_id, &origin, since, SystemTime::now());
+        self.rings.push(run_id, record.number.0, record.kind.explains(), line);
         self.metrics.count(run_id, record, now);
     }
 
@@ -72,6 +87,7 @@ impl Book {
     pub fn forget(&mut self, run_id: &str) {
         self.rings.forget(run_id);
         self.metrics.forget(run_id);
+        self.openings.remove(run_id);
     }
 
     /// Answer an observer now, or once there is an event. `knows_all`: it may know which runs there are.
@@ -83,7 +99,12 @@ impl Book {
                 return;
             }
         };
-        if ask.waits && self.rings.after(&run_id, ask.after).next().is_none() {
+        let last = self.rings.last(&run_id);
+        if ask.after > last {
+            let reason =
+                format!("run `{run_id}` has begun anew: its last event is {last}, and {} was asked for", ask.after);
+            let _ = reply.send(Err(reason));
+        } else if ask.waits && self.rings.after(&run_id, ask.after).next().is_none() {
             self.waiting.push(Waiting { run_id, ask, reply });
         } else {
             let _ = reply.send(Ok(self.answer(run_id, &ask, machine)));
@@ -100,7 +121,7 @@ impl Book {
         out.value("events_dropped_total", &[], self.rings.dropped());
         out.family("sessions", "gauge", "connected sessions of nodes");
         out.value("sessions", &[], machine.session_count());
-        let states: Vec<_> = machine.run_ids().take(RUNS).filter_map(|id| Some(machine.run(id)?.state(now))).collect();
+        let states: Vec<_> = self.metrics.runs().filter_map(|id| Some(machine.run(id)?.state(now))).collect();
         out.family("run_state", "gauge", "1 for the state that the run is in");
         for run in &states {
             for state in State::ALL {
@@ -149,21 +170,22 @@ impl Book {
     }
 
     fn answer(&self, run_id: String, ask: &Observe, machine: &Machine) -> Observed {
-        let (mut lines, mut bytes, mut last, mut more) = (Vec::new(), 0, ask.after, false);
+        let now = Instant::now();
+        let mono_us = u64::try_from(now.saturating_duration_since(self.began).as_micros()).unwrap_or(u64::MAX);
+        let state = machine.run(&run_id).filter(|_| ask.state).map(|run| Dated { state: run.state(now), mono_us });
+        // All of its keys are texts, so nothing in it can fail.
+        let state = state.map(|state| serde_json::to_string(&state).unwrap_or_default());
+        let mut bytes = state.as_ref().map_or(0, String::len);
+        let (mut lines, mut last, mut more) = (Vec::new(), ask.after, false);
         for kept in self.rings.after(&run_id, ask.after) {
             bytes += kept.line.len();
-            if bytes > ANSWER_BYTES && !lines.is_empty() {
+            if bytes > ANSWER_BYTES && (state.is_some() || !lines.is_empty()) {
                 more = true;
                 break;
             }
             lines.push(kept.line.to_string());
             last = kept.number;
         }
-        let now = Instant::now();
-        let mono_us = u64::try_from(now.saturating_duration_since(self.began).as_micros()).unwrap_or(u64::MAX);
-        let state = machine.run(&run_id).filter(|_| ask.state).map(|run| Dated { state: run.state(now), mono_us });
-        // All of its keys are texts, so nothing in it can fail.
-        let state = state.map(|state| serde_json::to_string(&state).unwrap_or_default());
         Observed { run_id, state, lines, last, more }
     }
 }

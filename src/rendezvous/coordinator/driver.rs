@@ -7,14 +7,15 @@
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
+use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout};
 
 use super::book::{Answer, Book};
@@ -25,7 +26,7 @@ use crate::rendezvous::decider::event::{Ends, SessionId};
 use crate::rendezvous::decider::hosts::Exclusions;
 use crate::rendezvous::protocol::codec::{self, CodecError};
 use crate::rendezvous::protocol::frames::read_message;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage, Observe};
+use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage, Observe, Observed};
 use crate::rendezvous::protocol::text::validate_run_id;
 use crate::secure::proof::Pass;
 use crate::secure::{Halves, Reader, Writer};
@@ -75,6 +76,10 @@ pub enum Question {
 
 /// Observers at once.
 const OBSERVERS: usize = 64;
+/// Observers at once from one address.
+const OBSERVERS_OF_ONE: usize = 16;
+/// How long an observer's question waits for an event.
+const OBSERVER_WAIT: Duration = Duration::from_secs(60);
 /// How long an observer may ask nothing.
 const OBSERVER_IDLE: Duration = Duration::from_secs(300);
 
@@ -123,7 +128,7 @@ pub async fn run(
     let (events_in, mut events) = mpsc::channel(1024);
     let mut next_session = 0;
     let mut book = Book::new(rand::random(), Instant::now().into_std());
-    let observers = Arc::new(Semaphore::new(OBSERVERS));
+    let observers = Arc::new(Places::default());
     // Each writing task holds a sender, and drops it when it has written everything.
     let (writing, mut written) = mpsc::channel::<()>(1);
     loop {
@@ -140,9 +145,10 @@ pub async fn run(
                 }
                 None => break,
             },
+            // Few may wait, so they cannot hold nodes up.
+            Some(question) = shown.questions.recv() => answer(question, &machine, &book),
             Some(event) = events.recv() => on_event(event, &mut machine, &mut writers, &mut book),
             () = until(machine.next_deadline()) => machine.on_tick(Instant::now().into_std()),
-            Some(question) = shown.questions.recv() => answer(question, &machine, &book),
             () = &mut summarising => {}
         }
         perform(&mut machine, &mut writers, &mut book, &shown.exclusions, &log);
@@ -245,11 +251,44 @@ fn answer(question: Question, machine: &Machine, book: &Book) {
     }
 }
 
+/// The places of observers, by their address.
+#[derive(Debug, Default)]
+struct Places(Mutex<HashMap<IpAddr, usize>>);
+
+/// A place that is taken.
+struct Place(Arc<Places>, IpAddr);
+
+impl Places {
+    fn take(self: Arc<Self>, peer: IpAddr) -> Result<Place, String> {
+        let mut taken = self.0.lock();
+        let own = taken.get(&peer).copied().unwrap_or(0);
+        if taken.values().sum::<usize>() >= OBSERVERS {
+            return Err(format!("{OBSERVERS} others observe this coordinator already"));
+        }
+        if own >= OBSERVERS_OF_ONE {
+            return Err(format!("{OBSERVERS_OF_ONE} others observe this coordinator from {peer} already"));
+        }
+        taken.insert(peer, own + 1);
+        drop(taken);
+        Ok(Place(self, peer))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = self.0.0.lock();
+        match taken.get_mut(&self.1) {
+            Some(own) if *own > 1 => *own -= 1,
+            _ => drop(taken.remove(&self.1)),
+        }
+    }
+}
+
 /// What the tasks of all connections use.
 struct Shared {
     events: mpsc::Sender<Event>,
     writes: mpsc::WeakSender<()>,
-    observers: Arc<Semaphore>,
+    observers: Arc<Places>,
     log: Arc<BoundedLog>,
 }
 
@@ -266,8 +305,9 @@ async fn serve_connection(session: SessionId, connection: Incoming, shared: Shar
     let hello = match greeted {
         Ok(Ok(Greeting::Hello(hello))) => hello,
         Ok(Ok(Greeting::Observe(ask))) => {
-            let Ok(_place) = observers.try_acquire() else {
-                return refuse(&mut writer, format!("{OBSERVERS} others observe this coordinator already")).await;
+            let _place = match observers.take(peer.ip()) {
+                Ok(place) => place,
+                Err(reason) => return refuse(&mut writer, reason).await,
             };
             serve_observer(Halves { reader, writer }, buffer, ask, pass.as_ref(), events).await;
             return drop(kept);
@@ -371,6 +411,7 @@ async fn serve_observer(
         if !buffer.is_empty() {
             return; // it asks out of turn
         }
+        let (run_id, last) = (ask.run_id.clone().unwrap_or_default(), ask.after);
         let (reply, answer) = oneshot::channel();
         if events.send(Event::Observe { ask, knows_all: pass.is_none(), reply }).await.is_err() {
             return;
@@ -379,6 +420,8 @@ async fn serve_observer(
             answer = answer => answer,
             // It has gone, or asks out of turn.
             _ = reader.read_buf(&mut buffer) => return,
+            // Nothing has happened. It may ask again.
+            () = tokio::time::sleep(OBSERVER_WAIT) => Ok(Ok(Observed { run_id, state: None, lines: Vec::new(), last, more: false })),
         };
         let observed = match answer {
             Ok(Ok(observed)) => observed,
@@ -386,7 +429,9 @@ async fn serve_observer(
             Err(_) => return, // the coordinator ends
         };
         let mut frame = BytesMut::new();
-        codec::encode_frame(&CoordinatorMessage::Observed(observed), &mut frame);
+        if let Err(error) = codec::try_encode_frame(&CoordinatorMessage::Observed(observed), &mut frame) {
+            return refuse(&mut writer, format!("the answer is too long: {error}")).await;
+        }
         if !matches!(timeout(PATIENCE, send(&mut writer, &frame)).await, Ok(Ok(()))) {
             return;
         }

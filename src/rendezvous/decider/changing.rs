@@ -211,7 +211,7 @@ impl Run {
         let added = if self.roster.waiting().is_empty() { 0 } else { ADDED };
         let flags = if removed | added == 0 { REMOVED | ADDED } else { removed | added };
         let (round, reason, until) = (self.round(), self.why_changing(), now + COUNT_WITHIN);
-        let joined = self.trace.joined().filter(|_| grows);
+        let joined = self.first_newcomer().filter(|_| grows);
         let causes = [self.leaver(), joined].into_iter().flatten();
         self.record(Kind::RoundChanges {}, None, causes, format!("round {round} changes in place: {reason}"));
         self.in_place.begin(Change { flags, reason: reason.clone(), firm, phase: Phase::Counting { until } });
@@ -232,7 +232,8 @@ impl Run {
         }
         let firm = self.in_place.change().is_some_and(|change| change.firm);
         if !firm && self.in_place.leaving().is_empty() && self.joinable() == 0 {
-            self.note(format!("round {round} goes on: no node waits to join or to leave any more"));
+            let text = format!("round {round} goes on: no node waits to join or to leave any more");
+            self.record(Kind::RoundGoesOn {}, None, self.trace.broken(), text);
             self.tell_members(&CoordinatorMessage::RaiseAt { round, check: NEVER });
             self.in_place.call_off();
         } else if let Some(check) = self.in_place.raise() {

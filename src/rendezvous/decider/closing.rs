@@ -254,7 +254,9 @@ impl Run {
         }
         if must_re_form && self.current.interrupted().is_none() {
             let text = format!("members of round {} must stop: {}", self.round(), self.why());
-            self.record(Kind::RoundBroken { why: Why::NodesWait }, None, self.trace.joined(), text);
+            self.record(Kind::RoundBroken { why: Why::NodesWait }, None, self.first_newcomer(), text);
+        } else if someone_runs && self.current.interrupted().is_none() {
+            self.record(Kind::RoundGoesOn {}, None, self.trace.broken(), None);
         }
         let message = self.status();
         let sessions: Vec<_> = self.roster.of(self.roster.active()).filter_map(|(_, node)| node.session).collect();

@@ -86,7 +86,7 @@ impl Run {
             let verb = if new { "joined" } else { "is back" };
             let cause = self.trace.broken().filter(|_| !new);
             let text = format!("{label} {verb} ({})", self.known_text());
-            self.record(Kind::NodeJoined { address, workers, new }, Some(&name), cause, text);
+            self.record_join(id, Kind::NodeJoined { address, workers, new }, &name, cause, text);
         }
     }
 

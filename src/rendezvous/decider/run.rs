@@ -236,6 +236,7 @@ impl Run {
     /// Forget a node and free its place.
     pub(super) fn remove(&mut self, id: NodeId) {
         self.in_place.forget(id);
+        self.forget_join(id);
         self.admission.vacate(id, self.roster.get(id));
         self.roster.remove(id);
     }

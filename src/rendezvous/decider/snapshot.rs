@@ -6,9 +6,14 @@ use serde::Serialize;
 
 use super::run::Run;
 use super::standing::Standing;
+use crate::rendezvous::protocol::text::cut;
 
 /// Most nodes that a state names of each kind.
-const NAMED: usize = 32;
+const NAMED: usize = 16;
+/// Longest text of a state, in bytes. JSON writes some characters with up to six.
+const TEXT_BYTES: usize = 1500;
+/// Longest name of a node in a state, in bytes.
+const NAME_BYTES: usize = 64;
 
 /// The state of a run. Fields are only added.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -89,7 +94,7 @@ impl Run {
     pub fn state(&self, now: Instant) -> RunState {
         let counts = self.roster.counts();
         let names = |which: &mut dyn Iterator<Item = &super::node::Node>| {
-            which.take(NAMED).map(|node| node.name.clone()).collect::<Vec<_>>()
+            which.take(NAMED).map(|node| cut(node.name.clone(), NAME_BYTES)).collect::<Vec<_>>()
         };
         let unreachable = self.roster.iter().map(|(_, node)| node).filter(|node| node.session.is_none());
         let verdict = self.current.closed();
@@ -118,8 +123,8 @@ impl Run {
             waiting: self.roster.waiting().len(),
             waiting_names: names(&mut self.roster.of(self.roster.waiting()).map(|(_, node)| node)),
             unreachable_names: names(&mut unreachable.into_iter()),
-            progress: self.progress(now),
-            verdict: verdict.map(ToString::to_string),
+            progress: cut(self.progress(now), TEXT_BYTES),
+            verdict: verdict.map(|verdict| cut(verdict.to_string(), TEXT_BYTES)),
             failed: verdict.is_some_and(crate::rendezvous::protocol::message::Verdict::is_failure),
         }
     }

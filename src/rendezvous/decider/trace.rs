@@ -1,5 +1,6 @@
 //! What a run records, and the events that later ones name as their causes.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use super::event::Effect;
@@ -18,6 +19,8 @@ pub(in crate::rendezvous) struct Trace {
     completed: Option<Number>,
     /// The last request for a place.
     joined: Option<Number>,
+    /// That of each node that is known.
+    joins: BTreeMap<NodeId, Number>,
     /// When a member last asked to leave.
     leaves: Option<Number>,
 }
@@ -66,6 +69,7 @@ impl Run {
             Kind::NodeJoined { .. } => self.trace.joined = Some(number),
             Kind::NodeLeaves {} => self.trace.leaves = Some(number),
             Kind::RoundCompleted { .. } => (self.trace.completed, self.trace.broken) = (Some(number), None),
+            Kind::RoundGoesOn {} => self.trace.broken = None,
             Kind::RoundChanges {} | Kind::RoundBroken { .. } => self.trace.broken = Some(number),
             _ => {}
         }
@@ -84,6 +88,24 @@ impl Run {
     /// The event by which a member asked to leave, if one does.
     pub(super) fn leaver(&self) -> Option<Number> {
         self.trace.leaves.filter(|_| !self.in_place.leaving().is_empty())
+    }
+
+    /// Record that a node asks for a place.
+    pub(super) fn record_join(&mut self, id: NodeId, kind: Kind, name: &str, cause: Option<Number>, text: String) {
+        let number = self.record(kind, Some(name), cause, text);
+        self.trace.joins.insert(id, number);
+    }
+
+    /// Forget a node's request for a place.
+    pub(super) fn forget_join(&mut self, id: NodeId) {
+        self.trace.joins.remove(&id);
+    }
+
+    /// The first request for a place among those of waiting newcomers.
+    pub(super) fn first_newcomer(&self) -> Option<Number> {
+        let waiting = self.roster.of(self.roster.waiting());
+        let new = waiting.filter(|(_, node)| node.waits() && self.roster.last_rank(node).is_none());
+        new.filter_map(|(id, _)| self.trace.joins.get(&id).copied()).min().or(self.trace.joined)
     }
 
     /// Record what has no type of its own.

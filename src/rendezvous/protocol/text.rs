@@ -71,7 +71,7 @@ pub(in crate::rendezvous) fn plain(text: &str) -> String {
 }
 
 /// The text, cut to at most `limit` bytes.
-pub(super) fn cut(mut text: String, limit: usize) -> String {
+pub(in crate::rendezvous) fn cut(mut text: String, limit: usize) -> String {
     const CUT: char = '…';
     if text.len() > limit {
         let mut end = limit - CUT.len_utf8();

@@ -97,7 +97,8 @@ def test_why_names_host_rank_and_signal_of_a_killed_worker(
     facts = json.loads(ask("why", endpoint, "--json").stdout)
     assert facts["root"]["data"]["returncode"] == -signal.SIGKILL
     assert facts["root"]["data"]["pid"] == killed[rank]
-    assert 0 < sum(part["longest_s"] for part in facts["phases"].values()) <= facts["lasted_s"] * 1.5
+    parts = [part["longest_s"] for phase, part in facts["phases"].items() if phase != "import"]
+    assert 0 < max(parts) <= facts["lasted_s"]
 
     # The same afterwards, from a file.
     kept = tmp_path / "events.jsonl"

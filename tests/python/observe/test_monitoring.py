@@ -56,6 +56,7 @@ def test_the_endpoint_answers_health_and_metrics(endpoint: str) -> None:
     with pytest.raises(urllib.error.HTTPError) as error:
         got(f"{endpoint}/nothing")
     assert error.value.code == 404
+    error.value.close()
 
 
 def test_the_dashboard_and_the_alerts_use_series_that_there_are(endpoint: str) -> None:

@@ -296,3 +296,65 @@ def test_a_page_of_a_large_job_is_small() -> None:
     html = page(log.events())
     assert "The 50 nodes that lost most time, of 1003." in html
     assert len(html.encode()) <= 60_000
+
+
+def test_a_page_with_many_marks_is_small() -> None:
+    log = formed()
+    for again in range(100):
+        for number in range(50):
+            log.add("node.lost", 10.0 * again, node=f"n{number}:{again}", text="x" * 4000, data={"how": "silence"})
+        recovered(log, 10.0 * again + 5)
+    assert len(page(log.events()).encode()) <= 60_000
+
+
+def test_the_failure_for_which_no_restart_was_left_is_explained() -> None:
+    log = formed()
+    recovered(log)
+    last = log.add("worker.exited", 500.0, node="n2:5", round=2, data=exited(4))
+    text = "closed by n2 after a failure: no restarts left"
+    log.add("run.closed", 500.1, cause=last, round=2, data={"verdict": "failed"}, text=text)
+    story = tell(log.events())
+    assert _text.why(story) == [
+        "recovery 2 of 2, round 2: 0.10 s x 24 workers",
+        " n2 rank 4 exit code 1   first",
+        f"    +- {text}",
+    ]
+    assert any(line.startswith("last ") and "n2 rank 4" in line for line in _text.status(story, None))
+    assert story.lost_s() == pytest.approx(32.1)
+
+
+def test_events_that_were_dropped_are_not_taken_for_peace() -> None:
+    log = formed()
+    recovered(log)
+    events = log.events()[-3:]
+    assert _text.why(tell(events)) == ["job: no recovery is in the last events; the 7 before them were dropped"]
+
+
+def test_a_world_that_goes_on_was_not_disturbed() -> None:
+    log = formed()
+    joined = log.add("node.joined", 50.0, node="n5:1")
+    broken = log.add("round.broken", 50.1, cause=joined, data={"why": "nodes.wait"})
+    log.add("round.goes_on", 51.0, cause=broken)
+    assert tell(log.events()).recoveries == []
+    recovered(log)
+    (recovery,) = tell(log.events()).recoveries
+    assert recovery.root.type == "worker.exited"
+
+
+def test_a_cause_before_the_last_round_is_no_root() -> None:
+    log = formed()
+    done = recovered(log)
+    joined = log.add("node.joined", 3000.0, cause=done - 2, node="n5:1")
+    log.add("round.broken", 3600.0, cause=joined, round=2, data={"why": "nodes.wait"})
+    assert tell(log.events()).recoveries[-1].root.node == "n5:1"
+
+
+def test_a_restarted_coordinator_begins_the_story_anew() -> None:
+    before, after = formed(), Log("c2-1")
+    recovered(before)
+    after.add("coordinator.restarted", 0.1)
+    recovered(after, 5.0)
+    story = tell(parse([*before.lines, *after.lines]))
+    assert (len(story.recoveries), story.lives, story.earlier) == (1, 2, 1)
+    assert story.recoveries[0].lasted_s(story.now_us) == pytest.approx(32.1)
+    assert "        since the coordinator was restarted; 1 recoveries before" in _text.status(story, None)
