@@ -113,9 +113,9 @@ def _protected(meeting: Rendezvous, *, alone: bool) -> Protection | None:
             return _elastic_rs.Protection.by_token(_elastic_rs.new_token())
         if meeting.fixed:
             _protection.refuse_c10d("--rdzv-backend=static")
-        protection = _protection.protection()
         own_store = not meeting.fixed and _shares_store()
         tunnel = _protection.tunnel_protection(meeting.config, own_store=own_store)
+        protection = tunnel or _protection.protection()
     except ValueError as error:
         raise UsageError(str(error)) from None
     if protection is not None and meeting.etcd is not None and tunnel is None:
