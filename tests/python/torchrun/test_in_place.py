@@ -53,6 +53,24 @@ def until_step(node: Process, beyond: int = 20, *, since: int = 0, world: int | 
     return int(node.line(rf"STEP ({number}) .* world={size} ", since=since)[1])
 
 
+def worlds_after_a_kill(nodes: list[Process]) -> tuple[list[dict[int, World]], int]:
+    """Kill one of the second node's two workers. The other three live on.
+
+    Returns:
+        The next world as each node's workers see it, and the rank of the worker that was killed.
+    """
+    before = [worlds_of(node, 4, workers=2) for node in nodes]
+    until_step(nodes[0])
+    marks = [node.mark() for node in nodes]
+    victim, other = sorted(before[1])
+    os.kill(before[1][victim]["pid"], signal.SIGKILL)
+    after = [worlds_of(node, 4, workers=2, since=mark) for node, mark in zip(nodes, marks, strict=True)]
+    assert pids(after[0]) == pids(before[0])
+    assert after[1][other]["pid"] == before[1][other]["pid"]
+    assert after[1][victim]["pid"] != before[1][victim]["pid"]
+    return after, victim
+
+
 def ended_well(done: Path, *nodes: Process) -> None:
     done.touch()
     assert [node.wait() for node in nodes] == [0] * len(nodes), "\n".join(node.tail() for node in nodes)
@@ -79,15 +97,7 @@ def started_ahead(node: Process, next_round: int = 2) -> list[int]:
 def test_the_others_survive_a_killed_worker(start: Start, done: Path, own_group: bool) -> None:
     flags: list[Any] = ["--until", done, *(["--own-group"] if own_group else [])]
     nodes = [start(number, *flags, nnodes="2", nproc=2, script=STEPS) for number in (2, 3)]
-    before = [worlds_of(node, 4, workers=2) for node in nodes]
-    until_step(nodes[0])
-    marks = [node.mark() for node in nodes]
-    victim, other = sorted(before[1])
-    os.kill(before[1][victim]["pid"], signal.SIGKILL)
-    after = [worlds_of(node, 4, workers=2, since=mark) for node, mark in zip(nodes, marks, strict=True)]
-    assert pids(after[0]) == pids(before[0])
-    assert after[1][other]["pid"] == before[1][other]["pid"]
-    assert after[1][victim]["pid"] != before[1][victim]["pid"]
+    after, victim = worlds_after_a_kill(nodes)
     every = [world for worlds in after for world in worlds.values()]
     # Back to a commit, the same on all, and at the cost of one restart.
     assert len({world["step"] for world in every}) == 1

@@ -12,7 +12,7 @@ from helpers.procs import Process
 from helpers.workers import place
 
 from .conftest import SCRIPTS, Start
-from .test_in_place import ended_well, pids, until_step, worlds_of
+from .test_in_place import ended_well, worlds_after_a_kill
 
 pytestmark = pytest.mark.torchrun
 
@@ -81,14 +81,7 @@ def test_workers_that_live_on_are_told_the_next_rounds_tunnel(
     nodes = [
         start(number, "--until", done, nnodes="2", nproc=2, script=script, conf=CONF, env=env) for number in (2, 3)
     ]
-    before = [worlds_of(node, 4, workers=2) for node in nodes]
-    until_step(nodes[0])
-    marks = [node.mark() for node in nodes]
-    victim, other = sorted(before[1])
-    os.kill(before[1][victim]["pid"], signal.SIGKILL)
-    after = [worlds_of(node, 4, workers=2, since=mark) for node, mark in zip(nodes, marks, strict=True)]
-    assert pids(after[0]) == pids(before[0])
-    assert after[1][other]["pid"] == before[1][other]["pid"]
+    worlds_after_a_kill(nodes)
     ended_well(done, *nodes)
 
 
