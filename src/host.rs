@@ -30,12 +30,12 @@ use crate::secure::{Halves, Protection};
 use crate::store::server::{Controller, ServerOptions, StoreServer, Upgrade, Upgraded};
 use crate::threads;
 use crate::wait::telling_if_slow;
+use http::Readers;
 use identity::home;
 
 mod http;
 mod identity;
 
-pub use http::Readers;
 pub use identity::process_number;
 
 /// A store with a coordinator behind the same port. Dropping it stops both.

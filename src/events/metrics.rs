@@ -27,7 +27,7 @@ const PHASES: [(&str, Field); 5] = [
 ];
 
 /// What was counted of one run.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Counts {
     /// Rounds, by why the one before has ended.
     rounds: BTreeMap<&'static str, u64>,
@@ -85,7 +85,7 @@ impl Metrics {
 
     /// All counts, each with the name of its run.
     fn all(&self) -> impl Iterator<Item = (&str, &Counts)> {
-        let others = (self.others.lost != [0; 3] || self.others.left > 0).then_some((OTHER, &self.others));
+        let others = (self.others != Counts::default()).then_some((OTHER, &self.others));
         self.runs.iter().map(|(run, counts)| (run.as_str(), counts)).chain(others)
     }
 
@@ -297,6 +297,11 @@ mod tests {
         assert_eq!(metrics.runs.len(), RUNS);
         let line = format!("elastic_rs_nodes_lost_total{{run=\"other\",how=\"silence\"}} {}", 1000 - RUNS);
         assert!(text(&metrics).lines().any(|it| it == line));
+        let mut metrics = Metrics::default();
+        for run in 0..=RUNS {
+            metrics.count(&run.to_string(), &record(exited(true)), Instant::now());
+        }
+        assert!(text(&metrics).contains("elastic_rs_worker_exits_total{run=\"other\",kind=\"first\"} 1\n"));
         let mut metrics = Metrics::default();
         metrics.count("a\"} 1\n\\", &lost(), Instant::now());
         let text = text(&metrics);

@@ -33,7 +33,7 @@ const TURN: Duration = Duration::from_secs(2);
 
 /// Who may read more than health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Readers {
+pub(super) enum Readers {
     /// Processes of this machine.
     Loopback,
     /// Everybody.
@@ -192,13 +192,15 @@ fn is_own(host: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
 }
 
-async fn health(sources: &Sources, ready: bool) -> Answer {
+/// The coordinator's answer. None: it has ended.
+async fn ask<T>(sources: &Sources, question: impl FnOnce(oneshot::Sender<T>) -> Question) -> Option<T> {
     let (reply, answer) = oneshot::channel();
-    let asked = async {
-        sources.questions.send(Question::Ready(reply)).await.ok()?;
-        answer.await.ok()
-    };
-    match timeout(TURN, asked).await {
+    sources.questions.send(question(reply)).await.ok()?;
+    answer.await.ok()
+}
+
+async fn health(sources: &Sources, ready: bool) -> Answer {
+    match timeout(TURN, ask(sources, Question::Ready)).await {
         Ok(Some(true)) => Answer("200 OK", TEXT, "ok\n".to_owned()),
         Ok(Some(false)) if !ready => Answer("200 OK", TEXT, "ok\n".to_owned()),
         Ok(Some(false)) => Answer("503 Service Unavailable", TEXT, "this coordinator's process ends\n".to_owned()),
@@ -211,12 +213,7 @@ async fn health(sources: &Sources, ready: bool) -> Answer {
 }
 
 async fn metrics(sources: &Sources) -> Answer {
-    let (reply, answer) = oneshot::channel();
-    let asked = async {
-        sources.questions.send(Question::Metrics(reply)).await.ok()?;
-        answer.await.ok()
-    };
-    let Some(mut out) = asked.await else {
+    let Some(mut out) = ask(sources, Question::Metrics).await else {
         return Answer("503 Service Unavailable", TEXT, "the coordinator has ended\n".to_owned());
     };
     let stats = sources.store.stats();

@@ -107,8 +107,8 @@ impl Run {
         let tells_members = node.capabilities.has(MEMBERS);
         let new = hello.placed.is_none() && !hello.joining && hello.capabilities.has(IN_PLACE);
         let running = self.running().filter(|_| new);
-        let capabilities = Capabilities::default().with(RUNNING, running.is_some()).with(MEMBERS, tells_members);
-        let capabilities = capabilities.with(EVENTS, true);
+        let capabilities =
+            Capabilities::default().with(RUNNING, running.is_some()).with(MEMBERS, tells_members).with(EVENTS, true);
         self.send(session, CoordinatorMessage::Welcome { addr, hosted: self.is_host(hello.node), capabilities });
         if let Some(running) = running {
             self.send(session, CoordinatorMessage::Running(running));
