@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from elastic_rs import _elastic_rs, _token
 from elastic_rs._logging import show_logs
 from elastic_rs.observe import _commands
-from elastic_rs.observe._source import DEFAULT_PORT
+from elastic_rs.rendezvous._config import DEFAULT_PORT
 from elastic_rs.rendezvous._protection import TLS_CERT, TOKEN_FILE, certificates, protection
 
 if TYPE_CHECKING:

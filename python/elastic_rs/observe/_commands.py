@@ -16,6 +16,7 @@ from elastic_rs.observe._page import page
 from elastic_rs.observe._story import Story, tell
 from elastic_rs.observe._top import show
 from elastic_rs.observe._trace import chrome_trace
+from elastic_rs.rendezvous._config import DEFAULT_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,10 +35,6 @@ exit codes:
   2    the command line is not valid, or a file cannot be used
   3    nobody answers at the endpoint, or it refuses
 """
-
-
-class _UnreachableError(Exception):
-    """Nobody answers."""
 
 
 def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -76,7 +73,7 @@ def _parser(
         "endpoint",
         nargs="?",
         metavar="HOST[:PORT]",
-        help=f"the job's rendezvous endpoint; the port is {_source.DEFAULT_PORT} by default",
+        help=f"the job's rendezvous endpoint; the port is {DEFAULT_PORT} by default",
     )
     parser.add_argument(
         "--events",
@@ -98,7 +95,7 @@ def _guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace)
         code = run(args)
         sys.stdout.flush()
         return code
-    except _UnreachableError as error:
+    except _source.AnswerError as error:
         return _fail(UNREACHABLE, f"{args.endpoint}: {error}")
     except BrokenPipeError:
         # Who reads has read enough, as `head` does. Python would complain again at its end.
@@ -119,19 +116,13 @@ def _fail(code: int, text: str) -> int:
 
 def _live(args: argparse.Namespace) -> _source.Live:
     host, port = _source.endpoint(args.endpoint)
-    try:
-        return _source.Live(host, port, args.run_id)
-    except _source.AnswerError as error:
-        raise _UnreachableError(error) from None
+    return _source.Live(host, port, args.run_id)
 
 
 def _read(args: argparse.Namespace) -> tuple[list[Event], dict[str, Any] | None]:
     if args.events is not None:
         return _source.from_files(args.events, args.run_id), None
-    try:
-        return _live(args).read(state=True)
-    except _source.AnswerError as error:
-        raise _UnreachableError(error) from None
+    return _live(args).read()
 
 
 def _story(args: argparse.Namespace) -> tuple[Story, dict[str, Any] | None]:
@@ -171,27 +162,21 @@ def _events(args: argparse.Namespace) -> int:
     elif args.follow:
         if args.events is not None:
             return _fail(USAGE, "--follow needs an endpoint: files do not change")
-        try:
-            nodes: list[Event] = []
-            story = tell(nodes)
-            for line in _live(args).follow():
-                if args.json:
-                    print(line, flush=True)
-                    continue
-                (event,) = parse([line])
-                if event.type.startswith("node."):
-                    nodes.append(event)
-                    story = tell(nodes)
-                print(_text.event_line(event, story), flush=True)
-        except _source.AnswerError as error:
-            raise _UnreachableError(error) from None
+        nodes: list[Event] = []
+        story = tell(nodes)
+        for line in _live(args).follow():
+            if args.json:
+                print(line, flush=True)
+                continue
+            (event,) = parse([line])
+            if event.type.startswith("node."):
+                nodes.append(event)
+                story = tell(nodes)
+            print(_text.event_line(event, story), flush=True)
     elif args.json and args.events is None:
         # As they were recorded, so that other programs find fields that this release does not know.
-        try:
-            for line in _live(args).lines():
-                print(line)
-        except _source.AnswerError as error:
-            raise _UnreachableError(error) from None
+        for line in _live(args).lines():
+            print(line)
     else:
         read = _read(args)[0]
         story = tell(read)
@@ -203,19 +188,16 @@ def _events(args: argparse.Namespace) -> int:
 def _top(args: argparse.Namespace) -> int:
     if args.events is not None or args.json:
         return _fail(USAGE, "top needs an endpoint, and is for people: `status --json` is for programs")
-    try:
-        return show(_live(args))
-    except _source.AnswerError as error:
-        raise _UnreachableError(error) from None
+    return show(_live(args))
 
 
 def _page(args: argparse.Namespace) -> int:
+    if args.json:
+        return _fail(USAGE, "--json: the page is for people; `events --json` is for programs")
     events, state = _read(args)
     if not events:
         return _fail(USAGE, "there are no events yet")
     html = page(events, state)
-    if args.json:
-        return _fail(USAGE, "--json: the page is for people; `events --json` is for programs")
     if args.output is None:
         print(html, end="")
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Event", "life", "parse", "plain"]
+__all__ = ["Event", "host_of", "life", "parse", "plain"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def parse(lines: Iterable[str]) -> list[Event]:
             events.append(_event(json.loads(line)))
         except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ValueError(f"line {number} is no event of a job: {plain(str(error))}") from None
-    # A restarted coordinator counts anew, and its events are behind those of the one before.
+    # A restarted coordinator numbers its events from 1 again. They belong after those of the coordinator before it.
     lives: dict[str, int] = {}
     for event in events:
         lives.setdefault(life(event), len(lives))
@@ -76,11 +76,16 @@ def life(event: Event) -> str:
     return event.id.rpartition(".")[0]
 
 
-def _count(value: object) -> int:
-    count = int(value)  # type: ignore[call-overload]
+def host_of(node: str) -> str:
+    """Return the host of a node, whose name is ``HOST:PID``."""
+    return node.rpartition(":")[0]
+
+
+def _count(value: str | float) -> int:
+    count = int(value)
     if not 0 <= count < 1 << 63:
         raise ValueError(f"`{str(value)[:40]}` is out of range")
-    return int(count)
+    return count
 
 
 def _event(fields: dict[str, Any]) -> Event:

@@ -12,7 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs.observe import _text
-from elastic_rs.observe._story import PHASES, Story, tell
+from elastic_rs.observe._story import PHASES, Period, Story, phase_periods, phases_us, tell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -82,7 +82,7 @@ def page(events: Sequence[Event], state: dict[str, Any] | None = None) -> str:
             f"<title>{title}</title><style>{_STYLE}</style></head><body>",
             f"<h1>{title}</h1><pre>{status}</pre>",
             "<h2>Timeline</h2>",
-            *_timeline(events, story),
+            *_timeline(story),
             *_key(),
             f"<h2>Recoveries ({len(story.recoveries)})</h2>",
             *_recoveries(story),
@@ -130,10 +130,10 @@ class _Scale:
             yield self.x(at), _text.span((at - self._begin) / 1e6) if fifth else "0"
 
 
-def _timeline(events: Sequence[Event], story: Story) -> Iterator[str]:
-    nodes = _worst(events)
+def _timeline(story: Story) -> Iterator[str]:
+    nodes = _worst(story.events)
     rows = {node: at + 1 for at, node in enumerate(nodes[:_SHOWN])}
-    scale = _Scale(events[0].mono_us, max(story.end_us(), events[-1].mono_us))
+    scale = _Scale(*story.shown_us())
     height = (len(rows) + 2) * _ROW + 14
     yield f'<figure><svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="timeline of nodes and rounds">'
     for x, label in scale.ticks():
@@ -141,67 +141,46 @@ def _timeline(events: Sequence[Event], story: Story) -> Iterator[str]:
         anchor = "end" if x > _WIDTH - 40 else "middle"
         yield f'<text class="dim" x="{x}" y="{height - 4}" text-anchor="{anchor}">{escape(label)}</text>'
     yield f'<text x="0" y="{_ROW - 4}">job</text>'
-    yield from _rounds(events, story, scale)
+    for period in story.periods()[-2 * _MARKED :]:
+        name = "waiting for nodes" if period.kind == "forming" else period.name
+        yield _bar(period, name, 0, scale)
     for node, row in rows.items():
         name, whole = escape(story.name(node)[:22]), escape(node)
         yield f'<text x="0" y="{row * _ROW + _ROW - 4}">{name}<title>{whole}</title></text>'
-    yield from _phases(events, rows, scale)
-    marked = [event for event in events if event.type in _MARKS and (event.node or "") in rows]
-    for event in sorted(marked, key=lambda event: list(_MARKS).index(event.type))[:_MARKED]:
-        found = rows.get(event.node or "")
-        if found is not None:
-            kind, path = _MARKS[event.type]
-            title = escape((event.text or _text.what(event, story))[:_TITLE])
-            at = f"translate({scale.x(event.mono_us)} {found * _ROW + _ROW // 2})"
-            yield f'<path class="mark {kind}" d="{path}" transform="{at}"><title>{title}</title></path>'
+    yield from _phases(story.events, rows, scale)
+    marked = [(event, rows[event.node]) for event in story.events if event.type in _MARKS and event.node in rows]
+    for event, row in sorted(marked, key=lambda one: list(_MARKS).index(one[0].type))[:_MARKED]:
+        kind, path = _MARKS[event.type]
+        title = escape((event.text or _text.what(event, story))[:_TITLE])
+        at = f"translate({scale.x(event.mono_us)} {row * _ROW + _ROW // 2})"
+        yield f'<path class="mark {kind}" d="{path}" transform="{at}"><title>{title}</title></path>'
     for recovery in story.recoveries[-_MARKED:]:
-        found = rows.get(recovery.root.node or "")
-        if found is not None:
+        if recovery.root.node in rows:
             x1, x2 = scale.x(recovery.root.mono_us), scale.x(recovery.broken.mono_us)
-            yield f'<line class="cause" x1="{x1}" y1="{found * _ROW + 8}" x2="{x2}" y2="{_ROW - 3}"/>'
+            y1 = rows[recovery.root.node] * _ROW + 8
+            yield f'<line class="cause" x1="{x1}" y1="{y1}" x2="{x2}" y2="{_ROW - 3}"/>'
     yield "</svg></figure>"
     if len(nodes) > _SHOWN:
         yield f"<p>The {_SHOWN} nodes that lost most time, of {len(nodes)}.</p>"
 
 
-def _rounds(events: Sequence[Event], story: Story, scale: _Scale) -> Iterator[str]:
-    bars: list[str] = []
-    kind, name, since = "forming", "waiting for nodes", events[0].mono_us
-    for event in events:
-        ends = event.type == "run.closed"
-        if event.type == "round.completed" or (kind == "round" and (ends or event.type == "round.broken")):
-            bars.append(_bar(kind, name, (since, event.mono_us), 0, scale))
-            completed = event.type == "round.completed"
-            kind = "round" if completed else "" if ends else "recovery"
-            name = f"round {event.round}" if completed else "recovery"
-            since = event.mono_us
-    if kind:
-        bars.append(_bar(kind, name, (since, story.end_us()), 0, scale))
-    yield from bars[-2 * _MARKED :]
-
-
 def _phases(events: Sequence[Event], rows: dict[str, int], scale: _Scale) -> Iterator[str]:
     """Draw the longest phases of these nodes."""
-    bars: list[tuple[int, str, int, int]] = []
-    for event in events:
-        end, row = event.mono_us, rows.get(event.node or "")
-        if event.type != "phase" or row is None:
-            continue
-        for phase in reversed(PHASES):
-            micros = event.data.get(f"{phase}_us")
-            if isinstance(micros, int):
-                bars.append((micros, phase, end, row))
-                end -= micros
-    for micros, phase, end, row in sorted(bars, reverse=True)[:_BARS]:
-        yield _bar(phase, phase, (end - micros, end), row, scale)
+    bars = [
+        (period, rows[event.node])
+        for event in events
+        if event.type == "phase" and event.node in rows
+        for period in phase_periods(event)
+    ]
+    for period, row in sorted(bars, key=lambda bar: bar[0].begin_us - bar[0].end_us)[:_BARS]:
+        yield _bar(period, period.name, row, scale)
 
 
-def _bar(kind: str, name: str, between_us: tuple[int, int], row: int, scale: _Scale) -> str:
-    begin_us, end_us = between_us
-    x, end = scale.x(begin_us), scale.x(end_us)
-    title = escape(f"{name}: {_text.span(max(0, end_us - begin_us) / 1e6)}")
+def _bar(period: Period, name: str, row: int, scale: _Scale) -> str:
+    x, end = scale.x(period.begin_us), scale.x(period.end_us)
+    title = escape(f"{name}: {_text.span(max(0, period.end_us - period.begin_us) / 1e6)}")
     width = max(1.0, round(end - x, 1))
-    return f'<rect class="{kind}" x="{x}" y="{row * _ROW + 3}" width="{width}"><title>{title}</title></rect>'
+    return f'<rect class="{period.kind}" x="{x}" y="{row * _ROW + 3}" width="{width}"><title>{title}</title></rect>'
 
 
 def _worst(events: Sequence[Event]) -> list[str]:
@@ -214,5 +193,5 @@ def _worst(events: Sequence[Event]) -> list[str]:
         if event.type in ("worker.exited", "node.lost"):
             cost[event.node] += 1e12
         elif event.type == "phase":
-            cost[event.node] += sum(micros for micros in event.data.values() if isinstance(micros, int))
+            cost[event.node] += sum(phases_us(event).values())
     return sorted(cost, key=lambda node: (-cost[node], node))

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _elastic_rs
 from elastic_rs.observe._events import Event, parse
+from elastic_rs.rendezvous._config import DEFAULT_PORT
 from elastic_rs.rendezvous._protection import TLS_CERT, TOKEN_FILE, protection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["DEFAULT_PORT", "AnswerError", "Live", "endpoint", "from_files"]
-
-DEFAULT_PORT = 29400
+__all__ = ["AnswerError", "Live", "endpoint", "from_files"]
 
 
 def endpoint(text: str) -> tuple[str, int]:
@@ -63,9 +62,9 @@ class Live:
         except ConnectionError as error:
             raise AnswerError(error) from None
 
-    def read(self, *, state: bool = False) -> tuple[list[Event], dict[str, Any] | None]:
-        """Return the events since the last call, and the run's state if it is asked for."""
-        said, lines, more = self._ask(state=state)
+    def read(self) -> tuple[list[Event], dict[str, Any] | None]:
+        """Return the events since the last call, and the run's state. None: the coordinator has no such run yet."""
+        said, lines, more = self._ask(state=True)
         events = parse([*lines, *(self.lines() if more else ())])
         return events, None if said is None else json.loads(said)
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from elastic_rs.observe._events import life
+from elastic_rs.observe._events import host_of, life
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from elastic_rs.observe._events import Event
 
-__all__ = ["PHASES", "Part", "Recovery", "Story", "tell"]
+__all__ = ["PHASES", "Part", "Period", "Recovery", "Story", "phase_periods", "phases_us", "tell"]
 
 PHASES = ("detect", "stop", "rendezvous", "start", "import")
 """The parts of a recovery, in their order."""
@@ -68,9 +69,27 @@ class Recovery:
         end = now_us if self.ended_us is None else self.ended_us
         return max(0, end - self.root.mono_us) / 1e6
 
-    def parts_sum_s(self) -> float:
-        """Return the sum of the longest parts, in seconds."""
-        return sum(part.longest_s for part in self.parts.values())
+
+@dataclass(frozen=True)
+class Period:
+    """A time of the job or of a node, on the coordinator's clock.
+
+    Attributes:
+        kind: ``forming`` (the first round), ``round``, ``recovery``, or a phase.
+        begin_us: when it began.
+        end_us: when it ended, or the end of what is known.
+        round: number of the round, if it is one.
+    """
+
+    kind: str
+    begin_us: int
+    end_us: int
+    round: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.kind if self.round is None else f"{self.kind} {self.round}"
 
 
 @dataclass
@@ -79,21 +98,21 @@ class Story:
 
     Attributes:
         run: its id.
+        events: in their order; those of the last coordinator, if it was restarted.
         recoveries: in their order.
-        opened: the first event.
         formed_us: when the first round was complete.
         closed: the event by which the run was closed, if it was.
         away: nodes that have gone and not come back, each with the event that says so.
         gone: how often nodes of each host have gone.
         now_us: the time on the coordinator's clock.
         shared: hosts on which several nodes were in the job at the same time.
-        lives: how many coordinators the events are of. The story is that of the last.
+        lives: how many coordinators recorded events. Each has its own clock, so the story is that of the last.
         earlier: number of recoveries under the ones before.
     """
 
     run: str
+    events: Sequence[Event] = ()
     recoveries: list[Recovery] = field(default_factory=list)
-    opened: Event | None = None
     formed_us: int | None = None
     closed: Event | None = None
     away: dict[str, Event] = field(default_factory=dict)
@@ -112,7 +131,7 @@ class Story:
 
     def dropped(self) -> int:
         """Return how many events there were before the first one that is known: the coordinator keeps the last ones."""
-        return 0 if self.opened is None else self.opened.order - 1
+        return self.events[0].order - 1 if self.events else 0
 
     def lost_s(self) -> float:
         """Return the time in which workers stood still after the first round, in seconds."""
@@ -131,6 +150,30 @@ class Story:
         """Return which part of the time workers can have worked at most. None before the first round."""
         elapsed = self.elapsed_s()
         return None if elapsed <= 0 else max(0.0, 1 - self.lost_s() / elapsed)
+
+    def shown_us(self) -> tuple[int, int]:
+        """Return when the known time begins and ends, on the coordinator's clock. There is at least one event."""
+        return self.events[0].mono_us, max(self.end_us(), self.events[-1].mono_us)
+
+    def periods(self) -> list[Period]:
+        """Return the rounds, and the times between them, from the first event to the end of the run."""
+        if not self.events:
+            return []
+        found: list[Period] = []
+        kind, number, since = "forming", None, self.events[0].mono_us
+        for event in self.events:
+            ends = kind == "round" and event.type in ("round.broken", "run.closed")
+            if event.type == "round.goes_on" and kind == "recovery":
+                last = found.pop()  # it was not broken after all
+                kind, number, since = last.kind, last.round, last.begin_us
+            elif event.type == "round.completed" or ends:
+                found.append(Period(kind, since, event.mono_us, number))
+                if event.type == "run.closed":
+                    return found
+                completed = event.type == "round.completed"
+                kind, number = ("round", event.round) if completed else ("recovery", None)
+                since = event.mono_us
+        return [*found, Period(kind, since, max(since, self.end_us()), number)]
 
     def slowest(self) -> list[tuple[str, str, int, Part]]:
         """Return the nodes that were slowest in a part more than once: node, phase, how often, and the last time."""
@@ -152,7 +195,16 @@ def tell(events: Sequence[Event], now_us: int | None = None) -> Story:
         events: all of one run, in their order.
         now_us: the time on the coordinator's clock; by default that of the last event.
     """
-    story = Story(run=events[0].run if events else "")
+    lives = [_tell(list(one)) for _, one in itertools.groupby(events, life)] or [Story("")]
+    story = lives[-1]
+    story.lives, story.earlier = len(lives), sum(len(one.recoveries) for one in lives[:-1])
+    story.now_us = now_us if now_us is not None else max((event.mono_us for event in story.events), default=0)
+    return story
+
+
+def _tell(events: Sequence[Event]) -> Story:
+    """Find out what happened under one coordinator."""
+    story = Story(events[0].run, events)
     known: dict[str, Event] = {}
     phases: dict[str, list[Event]] = {}
     open_one: Recovery | None = None
@@ -160,17 +212,8 @@ def tell(events: Sequence[Event], now_us: int | None = None) -> Story:
     workers: int | None = None
     present: dict[str, str] = {}
     last_completed = 0
-    before = ""
     for event in events:
         known[event.id] = event
-        story.opened = story.opened or event
-        if before and life(event) != before:
-            # A restarted coordinator has another clock. What it says begins the story anew.
-            earlier = story.earlier + len(story.recoveries)
-            story = Story(run=event.run, opened=event, lives=story.lives + 1, earlier=earlier)
-            known, phases, present = {event.id: event}, {}, {}
-            open_one, nodes, workers, last_completed = None, None, None, 0
-        before = life(event)
         if event.type in BROKEN:
             if open_one is None:
                 root = _root(event, known, since=last_completed)
@@ -206,18 +249,29 @@ def tell(events: Sequence[Event], now_us: int | None = None) -> Story:
             recovery.parts = parts(told)
             started = [event.mono_us for event in told if event.data.get("start_us") is not None]
             recovery.ended_us = max([recovery.completed.mono_us, *started])
-    story.now_us = now_us if now_us is not None else max((event.mono_us for event in events), default=0)
     return story
+
+
+def phases_us(event: Event) -> dict[str, int]:
+    """Return how long a node's phases took, in microseconds: those that an event of type ``phase`` tells."""
+    told = ((phase, event.data.get(f"{phase}_us")) for phase in PHASES)
+    return {phase: micros for phase, micros in told if isinstance(micros, int)}
+
+
+def phase_periods(event: Event) -> Iterator[Period]:
+    """Yield a node's phases, the last one first. It tells of them when the last has ended."""
+    end = event.mono_us
+    for phase, micros in reversed(phases_us(event).items()):
+        yield Period(phase, end - micros, end)
+        end -= micros
 
 
 def parts(told: Iterable[Event]) -> dict[str, Part]:
     """Return what each phase took, from the events of type ``phase`` of one round."""
     found: dict[str, list[tuple[float, str]]] = {}
     for event in told:
-        for phase in PHASES:
-            micros = event.data.get(f"{phase}_us")
-            if isinstance(micros, int):
-                found.setdefault(phase, []).append((micros / 1e6, event.node or "?"))
+        for phase, micros in phases_us(event).items():
+            found.setdefault(phase, []).append((micros / 1e6, event.node or "?"))
     return {
         phase: Part(statistics.median(seconds for seconds, _ in times), *max(times), len(times))
         for phase, times in sorted(found.items(), key=lambda item: PHASES.index(item[0]))
@@ -238,10 +292,10 @@ def _follows(event: Event, recovery: Recovery) -> bool:
 
 
 def _count_nodes(story: Story, present: dict[str, str], event: Event) -> None:
-    """Note who is in the job. ``present``: the last node of each host that has come and not gone."""
+    """Note that a node has come or gone. ``present``: of each host, the node that is in the job."""
     if event.node is None:
         return
-    host = event.node.rpartition(":")[0]
+    host = host_of(event.node)
     if event.type in ("node.lost", "node.left", "node.replaced"):
         if present.get(host) == event.node:
             del present[host]
@@ -252,5 +306,5 @@ def _count_nodes(story: Story, present: dict[str, str], event: Event) -> None:
         if present.setdefault(host, event.node) != event.node:
             story.shared.add(host)
         # An agent that was started again has another process id.
-        for node in [node for node in story.away if node.rpartition(":")[0] == host]:
+        for node in [node for node in story.away if host_of(node) == host]:
             del story.away[node]

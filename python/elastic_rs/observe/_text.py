@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elastic_rs.observe._events import plain
+from elastic_rs.observe._events import host_of, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,7 +55,7 @@ def status(story: Story, state: dict[str, Any] | None) -> list[str]:
         )
     for node, event in list(story.away.items())[-_SHOWN:]:
         ago = span((story.now_us - event.mono_us) / 1e6)
-        times = story.gone.get(node.rpartition(":")[0], 1)
+        times = story.gone.get(host_of(node), 1)
         often = f", went {times} times" if times > 1 else ""
         verb = "lost" if event.type == "node.lost" else "left"
         lines.append(f"away    {story.name(node)}: {verb} {ago} ago{often}")

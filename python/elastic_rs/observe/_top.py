@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs.observe import _text
-from elastic_rs.observe._story import PHASES, Story, tell
+from elastic_rs.observe._events import host_of
+from elastic_rs.observe._story import PHASES, Story, phases_us, tell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from elastic_rs.observe._events import Event
     from elastic_rs.observe._source import Live
@@ -105,7 +106,7 @@ def screen(events: Sequence[Event], state: dict[str, Any] | None, size: tuple[in
     pause, other = "go on" if view.paused else "pause", "nodes" if view.why else "why"
     keys = f"q quit  p {pause}  s sort ({SORTS[view.sort]})  w {other}"
     room = max(0, rows - len(head) - 2)
-    body = _text.why(story) if view.why else _table(events, story, columns, view)
+    body = _text.why(story) if view.why else _table(story, columns, view)
     shown = [line[:columns] for line in body[: room - 1]] if len(body) > room else [line[:columns] for line in body]
     if len(body) > room > 0:
         shown.append(f"and {len(body) - room + 1} more (j, k scroll)"[:columns])
@@ -115,12 +116,12 @@ def screen(events: Sequence[Event], state: dict[str, Any] | None, size: tuple[in
     return [_coloured(line) for line in lines] if view.colours else lines
 
 
-def _table(events: Sequence[Event], story: Story, columns: int, view: View) -> list[str]:
-    nodes = sorted(_nodes(events), key=lambda node: node.key(SORTS[view.sort]))
+def _table(story: Story, columns: int, view: View) -> list[str]:
+    nodes = sorted(_nodes(story.events), key=lambda node: node.key(SORTS[view.sort]))
     fixed = (
         f"{'NODE':<16} {'STATE':<8} " + " ".join(f"{phase[:10].upper():>10}" for phase in PHASES[1:]) + f" {'GONE':>4} "
     )
-    bar = _bar(events, story, columns - len(fixed) - 2)
+    bar = _bar(story, columns - len(fixed) - 2)
     lines = [fixed + (f"|{bar}|" if bar else "")]
     view.skip = min(view.skip, max(0, len(nodes) - 1))
     for node in nodes[view.skip :]:
@@ -138,12 +139,11 @@ def _nodes(events: Sequence[Event]) -> list[_Node]:
                 node.state = "running" if node.state == "waiting" else node.state
         if event.node is None:
             continue
-        host = event.node.rpartition(":")[0]
+        host = host_of(event.node)
         if event.type == "node.joined":
             # An agent that was started again has another process id.
-            for other in [
-                name for name, node in nodes.items() if name.rpartition(":")[0] == host and node.state in _STATES[:2]
-            ]:
+            gone_of_host = [name for name, node in nodes.items() if host_of(name) == host and node.state in _STATES[:2]]
+            for other in gone_of_host:
                 del nodes[other]
         node = nodes.setdefault(event.node, _Node(event.node))
         match event.type:
@@ -154,35 +154,22 @@ def _nodes(events: Sequence[Event]) -> list[_Node]:
                 gone[host] = gone.get(host, 0) + 1
             case "phase":
                 node.state = "running"
-                node.took.update(
-                    {
-                        phase: micros / 1e6
-                        for phase in PHASES
-                        if isinstance(micros := event.data.get(f"{phase}_us"), int)
-                    }
-                )
+                node.took.update({phase: micros / 1e6 for phase, micros in phases_us(event).items()})
         node.gone = gone.get(host, 0)
     return list(nodes.values())
 
 
-def _bar(events: Sequence[Event], story: Story, width: int) -> str:
+def _bar(story: Story, width: int) -> str:
     """Return the job's time as one line: ``=`` a round runs, ``X`` a recovery goes on, ``.`` the first round forms."""
-    if width < 8 or not events:
+    if width < 8 or not story.events:
         return ""
-    begin, end = events[0].mono_us, max(story.end_us(), events[-1].mono_us)
-    changes = [(begin, "forming")]
-    for event in events:
-        if event.type == "round.completed":
-            changes.append((event.mono_us, "round"))
-        elif event.type == "round.broken" and changes[-1][1] == "round":
-            changes.append((event.mono_us, "recovery"))
+    begin, end = story.shown_us()
+    periods = story.periods()
     cells = []
     for cell in range(width):
         since, until = (begin + (end - begin) * at // width for at in (cell, cell + 1))
-        kinds = [kind for at, kind in changes if since < at <= until]
-        before = [kind for at, kind in changes if at <= since]
-        kinds += before[-1:]
-        # What is short must be seen, too.
+        kinds = {period.kind for period in periods if period.begin_us <= until and period.end_us > since}
+        # A recovery that is shorter than a cell fills it, so that it can be seen.
         cells.append(_BARS[next((kind for kind in ("recovery", "forming") if kind in kinds), "round")])
     return "".join(cells)
 
@@ -194,7 +181,7 @@ def _coloured(line: str) -> str:
     return f"{_BOLD}{line}{_PLAIN}" if line.startswith("NODE ") else line
 
 
-def show(live: Live, *, wait: Callable[[float], None] = time.sleep) -> int:
+def show(live: Live) -> int:
     """Show a job until the person quits, or the coordinator has gone.
 
     On what is no terminal, the lines of ``status`` are printed every ten seconds instead.
@@ -206,16 +193,16 @@ def show(live: Live, *, wait: Callable[[float], None] = time.sleep) -> int:
     state: dict[str, Any] | None = None
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
         while True:
-            new, state = live.read(state=True)
+            new, state = live.read()
             events += new
             story = tell(events, None if state is None else state["mono_us"])
             print("\n".join(_text.status(story, state)), flush=True)
-            wait(10 * INTERVAL_S)
+            time.sleep(10 * INTERVAL_S)
     view = View(colours="NO_COLOR" not in os.environ)
     with _whole_terminal():
         while True:
             if not view.paused:
-                new, state = live.read(state=True)
+                new, state = live.read()
                 events += new
             lines = screen(events, state, shutil.get_terminal_size(), view)
             sys.stdout.write("\x1b[H" + "\r\n".join(f"{line}\x1b[K" for line in lines))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elastic_rs.observe._story import PHASES, tell
+from elastic_rs.observe._story import PHASES, Period, phase_periods, tell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ def chrome_trace(events: Sequence[Event], now_us: int | None = None) -> dict[str
     """
     story = tell(events, now_us)
     pids: dict[str | None, int] = {None: _JOB}
-    for event in events:
+    for event in story.events:
         if event.node is not None:
             pids.setdefault(event.node, len(pids) + 1)
     trace: list[dict[str, Any]] = []
@@ -43,42 +43,21 @@ def chrome_trace(events: Sequence[Event], now_us: int | None = None) -> dict[str
     for node, pid in pids.items():
         if node is not None:
             trace += [_meta("thread_name", pid, _EVENTS + 1 + at, phase) for at, phase in enumerate(PHASES)]
-    trace += _rounds(events, story.end_us())
-    for event in events:
+    trace += [_slice(period, _JOB, _ROUNDS) for period in story.periods()]
+    for event in story.events:
         trace += _phases(event, pids[event.node]) if event.type == "phase" else _instant(event, pids[event.node])
-    trace += _flows(events, pids)
+    trace += _flows(story.events, pids)
     return {"traceEvents": trace, "displayTimeUnit": "ms"}
 
 
-def _rounds(events: Sequence[Event], end_us: int) -> list[dict[str, Any]]:
-    slices = []
-    name, since = "forming", events[0].mono_us if events else 0
-    for event in events:
-        if event.type == "round.completed":
-            slices.append(_slice(name, since, event.mono_us, _JOB, _ROUNDS))
-            name, since = f"round {event.round}", event.mono_us
-        elif event.type in ("round.broken", "run.closed") and name.startswith("round"):
-            slices.append(_slice(name, since, event.mono_us, _JOB, _ROUNDS))
-            name, since = "recovery" if event.type == "round.broken" else "ended", event.mono_us
-    if name != "ended":
-        slices.append(_slice(name, since, max(end_us, since), _JOB, _ROUNDS))
-    return slices
-
-
 def _phases(event: Event, pid: int) -> list[dict[str, Any]]:
-    # A node tells how long its phases took when the last of them has ended, so they are drawn backwards from then.
-    slices, end = [], event.mono_us
-    for at, phase in reversed(list(enumerate(PHASES))):
-        micros = event.data.get(f"{phase}_us")
-        if isinstance(micros, int):
-            slices.append(_slice(phase, end - micros, end, pid, _EVENTS + 1 + at))
-            end -= micros
-    return slices
+    return [_slice(phase, pid, _EVENTS + 1 + PHASES.index(phase.kind)) for phase in phase_periods(event)]
 
 
 def _instant(event: Event, pid: int) -> list[dict[str, Any]]:
     args = {"order": event.order, "text": event.text, **event.data}
-    return [{**_slice(event.type, event.mono_us, event.mono_us + _SHORTEST_US, pid, _EVENTS), "args": args}]
+    instant = Period(event.type, event.mono_us, event.mono_us + _SHORTEST_US)
+    return [{**_slice(instant, pid, _EVENTS), "args": args}]
 
 
 def _flows(events: Sequence[Event], pids: dict[str | None, int]) -> list[dict[str, Any]]:
@@ -93,8 +72,9 @@ def _flows(events: Sequence[Event], pids: dict[str | None, int]) -> list[dict[st
     return flows
 
 
-def _slice(name: str, begin_us: int, end_us: int, pid: int, tid: int) -> dict[str, Any]:
-    return {"name": name, "ph": "X", "ts": begin_us, "dur": end_us - begin_us, "pid": pid, "tid": tid}
+def _slice(period: Period, pid: int, tid: int) -> dict[str, Any]:
+    lasted = period.end_us - period.begin_us
+    return {"name": period.name, "ph": "X", "ts": period.begin_us, "dur": lasted, "pid": pid, "tid": tid}
 
 
 def _meta(name: str, pid: int, tid: int, shown: str) -> dict[str, Any]:

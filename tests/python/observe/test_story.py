@@ -336,6 +336,7 @@ def test_a_world_that_goes_on_was_not_disturbed() -> None:
     broken = log.add("round.broken", 50.1, cause=joined, data={"why": "nodes.wait"})
     log.add("round.goes_on", 51.0, cause=broken)
     assert tell(log.events()).recoveries == []
+    assert [period.name for period in tell(log.events()).periods()] == ["forming", "round 1"]
     recovered(log)
     (recovery,) = tell(log.events()).recoveries
     assert recovery.root.type == "worker.exited"
@@ -358,3 +359,8 @@ def test_a_restarted_coordinator_begins_the_story_anew() -> None:
     assert (len(story.recoveries), story.lives, story.earlier) == (1, 2, 1)
     assert story.recoveries[0].lasted_s(story.now_us) == pytest.approx(32.1)
     assert "        since the coordinator was restarted; 1 recoveries before" in _text.status(story, None)
+    # The one before had another clock.
+    names = [(period.name, period.begin_us) for period in story.periods()]
+    assert names == [("forming", 100_000), ("round 2", 37_000_000)]
+    trace = chrome_trace(parse([*before.lines, *after.lines]))["traceEvents"]
+    assert {it["args"]["order"] for it in trace if it["ph"] == "X" and it["tid"] == 2} == {1, 2, 3, 4, 5}
