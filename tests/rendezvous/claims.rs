@@ -80,7 +80,8 @@ fn places_that_no_member_can_have_are_rejected() {
         (Placed { restart: 4, ..claim(5, 1) }, "the restart number is `4`, must be at most max_restarts (`3`)"),
         (
             claim(5, u64::MAX),
-            "host:1 reports a place in round 18446744073709551615, which must be at most 281474976710656",
+            "host:1 reports a place in round 18446744073709551615, which must be at most 281474976710656: start this agent \
+             again",
         ),
     ] {
         let mut bench = Bench::new();
@@ -173,22 +174,30 @@ fn claimed_places_do_not_touch_a_running_world() {
     let mut bench = Bench::formed(2, &settings);
     let said = |bench: &Bench| bench.said.iter().filter(|(to, _)| [SessionId(1), SessionId(2)].contains(to)).count();
     let before = said(&bench);
+    let mut next = 2;
     for turn in 0..20 {
-        let placed = Placed { restart: 3, active: turn % 2 == 0, ..claim(turn, (1 << 48) - turn) };
-        let visitor = Hello { node: NodeId(turn.into()), placed: Some(placed), ..hello(VISITOR + turn, &settings) };
-        bench.visit(VISITOR + turn, Hello { node: NodeId(u128::from(1000 + turn)), ..visitor }, vec![]);
+        // Each number that a job could have raises the next round's. One that no job has is not believed.
+        let most = next + (1 << 20);
+        let (visitor, [believed, more]) = (VISITOR + 2 * turn, [most, [most + 1, 1 << 48][turn as usize % 2]]);
+        for (visitor, round) in [(visitor, more), (visitor + 1, believed)] {
+            let placed = Placed { restart: 3, active: turn % 2 == 0, ..claim(visitor, round) };
+            let node = NodeId(u128::from(1000 + visitor));
+            bench.visit(visitor, Hello { node, placed: Some(placed), ..hello(visitor, &settings) }, vec![]);
+        }
+        let reason = format!("reports a place in round {more}, which must be at most {most}: start this agent again");
+        assert!(bench.rejection(visitor).ends_with(&reason), "{}", bench.rejection(visitor));
+        next = most + 1;
         bench.say(1, NodeMessage::Heartbeat);
         bench.say(2, NodeMessage::Heartbeat);
         bench.pass(3 * SECOND);
     }
     assert_eq!(said(&bench) - before, 40, "answers to heartbeats, and nothing else: {:?}", bench.last(1));
     assert_eq!((bench.run().round(), bench.run().restart()), (Round(1), 0));
-    // No restart is used up, and each claim has raised the next round's number by 2^20 at most.
+    // No restart is used up.
     bench.say(1, NodeMessage::Failed { round: Round(1), failure: failure() });
     assert_eq!((bench.run().restart(), bench.run().closed()), (1, None));
     bench.say(1, join(1));
     bench.say(2, join(1));
-    let next = 2 + 20 * ((1 << 20) + 1);
     assert!(bench.is_placed(1, next) && bench.is_placed(2, next), "{:?}", bench.last(1));
     // A member's claim is believed, whatever its round's number.
     let place = bench.place(1).clone();

@@ -374,6 +374,30 @@ fn an_abandoned_join_is_withdrawn_and_kept_from_the_next_one() {
     assert!(matches!(node.take_commands().as_slice(), [NodeCommand::Send(NodeMessage::Join(_))]));
 }
 
+/// The Hello has said that the node asks for a place. A round would count on it.
+#[test]
+fn a_join_that_ends_before_the_welcome_is_withdrawn() {
+    let join = || {
+        let now = Instant::now();
+        let mut node = node(now);
+        node.join(1, None, None, seconds(2), now);
+        let at = connects_at(&mut node);
+        node.on_connected(at);
+        let commands = node.take_commands();
+        let says_so = |command: &_| matches!(command, NodeCommand::Send(NodeMessage::Hello(hello)) if hello.joining);
+        assert!(commands.iter().any(says_so), "{commands:?}");
+        (node, now)
+    };
+    let (mut node, _) = join();
+    node.abandon();
+    assert_eq!(node.take_commands(), [NodeCommand::Send(NodeMessage::Withdraw)]);
+
+    let (mut node, now) = join();
+    node.on_tick(now + seconds(2));
+    assert!(matches!(node.take_outcome(), Some(Err(JoinError::Connection(_)))));
+    assert!(node.take_commands().contains(&NodeCommand::Send(NodeMessage::Withdraw)));
+}
+
 #[test]
 fn an_abandoned_place_is_given_up() {
     let now = Instant::now();

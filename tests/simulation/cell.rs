@@ -11,6 +11,18 @@ fn invariants_hold_for_all_seeds() {
     assert!(lived.iter().any(|report| report.rounds > 0), "histories without a round prove nothing");
 }
 
+/// A place that becomes free in a decision must not go to a waiting node that the same decision finds lost.
+#[test]
+fn no_place_goes_to_a_waiting_node_that_is_lost() {
+    live_through([3647, 4089, 6767], live, "simulation cell::invariants_hold_for_all_seeds");
+}
+
+/// A join may be abandoned after the Hello that announces it and before the answer. It must be withdrawn all the same.
+#[test]
+fn a_join_that_is_abandoned_before_the_welcome_is_withdrawn() {
+    live_through([9371], live, "simulation cell::invariants_hold_for_all_seeds");
+}
+
 #[test]
 fn a_seed_determines_a_history() {
     // A seed that breaks an invariant must break the same one at the same time.

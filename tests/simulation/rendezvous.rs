@@ -90,6 +90,13 @@ fn a_coordinator_that_ends_with_its_host_is_started_again() {
     live_through([505, 736, 3990], live_with_host, "simulation rendezvous::invariants_hold_with_the_coordinator");
 }
 
+/// A stranger may name a round so high that members of it are not believed at a coordinator that was restarted again. They are rejected
+/// then: no place that this coordinator offers would be new to them.
+#[test]
+fn rounds_that_are_not_believed_are_nobodys_last() {
+    check_among_strangers([3768, 9065]);
+}
+
 #[test]
 fn a_seed_determines_a_history() {
     // A seed that breaks an invariant must break the same one at the same time.

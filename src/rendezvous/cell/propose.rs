@@ -71,6 +71,9 @@ impl CellNode {
         let given_up = messages.iter().rposition(gives_up).map_or(0, |last| last + 1);
         // Nor on a waiting node that is lost.
         self.lose_nodes(|status| *status != Status::Active, &mut run, &mut outcome, now);
+        if run.closed().is_none() {
+            outcome.add(run.apply(Event::TickWaiting, now));
+        }
         let me = Author { hello: &self.hello, session: MY_SESSION };
         for (_, message) in &messages[..given_up] {
             self.apply_message(me, message.clone(), &mut run, &mut outcome, now);

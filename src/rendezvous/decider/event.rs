@@ -75,6 +75,8 @@ pub enum Event {
     },
     /// Time has passed.
     Tick,
+    /// Time has passed for the nodes that wait. Those that are lost by now are removed, and nothing else is decided.
+    TickWaiting,
     /// The decider's own process was stalled, so silence of the nodes proves nothing.
     Stalled {
         /// Delay of its timer.

@@ -9,7 +9,6 @@ use std::time::Instant;
 use super::deadlines::Deadline;
 use super::event::{Effect, Home, Reach, SessionId};
 use super::node::{Node, Status};
-use super::recovery::LARGEST_ROUND;
 use super::run::Run;
 use crate::events::record::{Kind, Why};
 use crate::rendezvous::protocol::capability::{ATTENDING, Capabilities, EVENTS, IN_PLACE, MEMBERS, RUNNING};
@@ -26,7 +25,7 @@ impl Run {
         now: Instant,
     ) {
         let newer = Node::new(hello, session, reach, now);
-        if let Some(reason) = self.impossible(hello).or_else(|| {
+        if let Some(reason) = self.impossible(hello, now).or_else(|| {
             self.give_way(hello, now);
             self.refusal(hello, &newer, now)
         }) {
@@ -128,12 +127,13 @@ impl Run {
         }
     }
 
-    /// Check a claimed place. Returns the error if its round number is above the largest that a job can reach.
-    fn impossible(&self, hello: &Hello) -> Option<String> {
-        let placed = hello.placed.filter(|placed| placed.round > LARGEST_ROUND)?;
-        (!self.knows_world(&placed)).then(|| {
+    /// Check a claimed place. Returns the error if its round number is above the largest that is believed.
+    fn impossible(&self, hello: &Hello, now: Instant) -> Option<String> {
+        let placed = hello.placed.filter(|placed| !self.knows_world(placed))?;
+        let most = self.recovery.largest_claim(!self.current.has_formed(), self.next_round(), now);
+        (placed.round > most).then(|| {
             let (name, round) = (&hello.name, placed.round);
-            format!("{name} reports a place in round {round}, which must be at most {LARGEST_ROUND}")
+            format!("{name} reports a place in round {round}, which must be at most {most}: start this agent again")
         })
     }
 
@@ -356,7 +356,7 @@ impl Run {
     fn apply_claim(&mut self, placed: Placed, node: &mut Node, hello: &Hello, now: Instant) {
         let formed = self.current.has_formed();
         if !self.knows_world(&placed) {
-            self.recovery.record_claim(&placed, !formed, self.next_round(), self.settings.lease(), now);
+            self.recovery.record_claim(&placed, self.settings.lease(), now);
         } else if placed.restart > self.current.restart() && !formed {
             self.current.set_restart(placed.restart);
             let (label, restart) = (node.label(), placed.restart);

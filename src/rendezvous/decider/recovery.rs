@@ -9,7 +9,8 @@
 //!   run's first Hello. By then every member of an earlier world has reported or stopped its workers. A recovering coordinator may
 //!   adopt the claimed world, unless it knows a world that runs. The claim may also hold up the next round. All claims together
 //!   hold it up for two leases at most. Later claims do neither.
-//! - **A round's number** only raises the numbers of later rounds. Members of an earlier world must not take a new round for theirs.
+//! - **A round's number** raises the numbers of later rounds. Members of an earlier world must not take a new round for theirs. A
+//!   number that no job can have is not believed, and its node is rejected: no place that it is offered could be new to it.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -17,8 +18,8 @@ use std::time::{Duration, Instant};
 use crate::rendezvous::protocol::message::{HostSeat, Placed, Round};
 
 /// Largest round number that is accepted in an unknown world. No job gets there, and counting on from it does not overflow.
-pub(super) const LARGEST_ROUND: Round = Round(1 << 48);
-/// How far one claim to an unknown world raises the numbers of later rounds, once this coordinator has formed a world or is no
+const LARGEST_ROUND: Round = Round(1 << 48);
+/// How far above the next round's number a claim to an unknown world may be, once this coordinator has formed a world or is no
 /// longer recovering. It is more rounds than a job has. It is also so small that claims do not reach [`LARGEST_ROUND`], above which a
 /// restarted coordinator would reject true members.
 const LARGEST_STEP: u64 = 1 << 20;
@@ -104,11 +105,20 @@ impl Recovery {
         self.strangers_until = self.strangers_until.max(Some(until));
     }
 
-    /// Record a claim to an unknown world. `restarted`: this coordinator has formed no world itself. `next`: the next round's number.
-    pub fn record_claim(&mut self, placed: &Placed, restarted: bool, next: Round, lease: Duration, now: Instant) {
+    /// The largest round number that is believed of a claim to an unknown world. `restarted`: this coordinator has formed no world
+    /// itself. `next`: the next round's number.
+    pub fn largest_claim(&self, restarted: bool, next: Round, now: Instant) -> Round {
+        if restarted && self.is_recovering(now) {
+            LARGEST_ROUND
+        } else {
+            Round(next.0 + LARGEST_STEP).min(LARGEST_ROUND)
+        }
+    }
+
+    /// Record a claim to an unknown world, which is at most the [largest](Recovery::largest_claim).
+    pub fn record_claim(&mut self, placed: &Placed, lease: Duration, now: Instant) {
         let recovering = self.is_recovering(now);
-        let most = if restarted && recovering { LARGEST_ROUND } else { Round(next.0 + LARGEST_STEP) };
-        self.named = self.named.max(placed.round.min(most));
+        self.named = self.named.max(placed.round);
         let new = self.strangers.len() < MOST_STRANGERS && self.strangers.insert(placed.world);
         if recovering && (new || placed.active) {
             // Other members of that world may still run, even if this one has stopped. They get one lease to report.

@@ -117,7 +117,11 @@ impl Run {
             Event::LeasesEnded { nodes } => {
                 nodes.into_iter().for_each(|node| self.lose(node, Loss::Lease, "is lost: its lease ended", now));
             }
-            Event::Tick => self.expire(now),
+            Event::Tick => self.expire(|_| true, now),
+            Event::TickWaiting => {
+                self.expire(Node::waits, now);
+                return false;
+            }
             Event::Stalled { late } => {
                 self.roster.renew_all_leases(now);
                 self.deadlines.set(Deadline::LoseNode, self.roster.next_lost_at());
@@ -133,7 +137,7 @@ impl Run {
                 self.note(why);
                 self.roster.end_graces();
                 self.deadlines.set(Deadline::LoseNode, Some(now));
-                self.expire(now);
+                self.expire(|_| true, now);
             }
             Event::CoordinatorEnds { why, interrupts } => {
                 self.on_coordinator_ends(&why, interrupts);
@@ -258,13 +262,13 @@ impl Run {
         self.remove(id);
     }
 
-    /// Remove the nodes that are lost by now, and set the next deadline.
-    fn expire(&mut self, now: Instant) {
+    /// Remove such nodes that are lost by now, and set the next deadline.
+    fn expire(&mut self, such: impl Fn(&Node) -> bool, now: Instant) {
         if self.deadlines.get(Deadline::LoseNode).is_none_or(|at| now < at) {
             return;
         }
         for id in self.roster.lost(now) {
-            let Some(node) = self.roster.get(id) else { continue };
+            let Some(node) = self.roster.get(id).filter(|node| such(node)) else { continue };
             let session = node.session;
             let ago = (now - node.heard_at).as_secs_f64();
             let (how, what) = match session {

@@ -328,7 +328,7 @@ impl Simulation {
 /// Digest of where a coordinator listens whose host belongs to the job.
 const PLACE: u64 = 29_400;
 /// How long its process serves after its agent has left.
-const DRAIN: Duration = Duration::from_secs(5);
+pub(super) const DRAIN: Duration = Duration::from_secs(5);
 
 /// An agent's report of a failed worker.
 fn failure_of(host: HostId, placement: &Placement) -> Failure {

@@ -15,7 +15,7 @@ use crate::sim::engine::queue::Time;
 use crate::sim::worlds::{Violation, ensure_contract as ensure};
 
 /// How long an agent that was asked to go waits for the others to change in place.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The hosts whose workers live through changes of the world, and how they behave. Default: none.
 #[derive(Clone, Debug, Default)]

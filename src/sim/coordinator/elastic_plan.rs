@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::elastic::Elastic;
+use super::actions::DRAIN;
+use super::elastic::{Elastic, PATIENCE};
 use super::history::{Report, live_plan};
 use super::options::Action;
 use super::plan::Plan;
@@ -35,13 +36,14 @@ pub fn draw(seed: u64) -> Plan {
     plan
 }
 
-/// Agents that ask to leave, several at once now and then. Most come back.
+/// Agents that ask to leave, several at once now and then. Most come back. All that leave have left when faults are over.
 fn draw_departures(plan: &mut Plan, dice: &mut Dice) {
+    let until = plan.calm_at;
     for _ in 0..[0, 2, 8][dice.between(0, 2) as usize] {
-        let at = dice.duration((Duration::ZERO, plan.calm_at));
+        let at = dice.duration((Duration::ZERO, until));
         for _ in 0..[1, 1, 2][dice.between(0, 2) as usize] {
             let host = dice.between(0, plan.options.hosts as u64 - 1) as usize;
-            plan.add(at, Action::AskToLeave(host), Duration::ZERO);
+            plan.add(at, Action::AskToLeave(host), PATIENCE + DRAIN);
             if dice.chance(80) {
                 let back = dice.duration((Duration::ZERO, Duration::from_secs(30)));
                 plan.add(at + back, Action::Start(host, plan.options.join_timeout), Duration::ZERO);

@@ -119,7 +119,13 @@ impl NodeMachine {
         if let Some(placed) = self.hello.placed.as_mut().filter(|_| placed) {
             placed.active = false;
         }
-        if matches!(self.link, Link::Up { welcomed: true, .. }) {
+        self.withdraw();
+    }
+
+    /// Tell the coordinator that this node no longer asks for a place. Its Hello may have said that it does, so it is told also before
+    /// the welcome.
+    fn withdraw(&mut self) {
+        if matches!(self.link, Link::Up { .. }) {
             self.withdrawing = true;
             self.commands.push(NodeCommand::Send(NodeMessage::Withdraw));
         }
@@ -143,6 +149,7 @@ impl NodeMachine {
                     let name = self.counterpart.name();
                     let text = format!("could not reach {name} in {after:.1?}: {}", self.why_away());
                     self.resolve(Err(JoinError::Connection(text)));
+                    self.withdraw();
                 }
             }
             Some(at) if now >= at + WITHDRAW_GRACE => {

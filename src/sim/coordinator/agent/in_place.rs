@@ -181,6 +181,8 @@ impl Simulation {
         let joins = self.hosts[host].process.as_ref().is_some_and(|process| matches!(process.agent, Agent::Joining));
         let Some(member) = self.member(host, local_rank).filter(|member| member.process == process) else { return };
         match what {
+            // Planned again in a later round, because it had not attended yet.
+            Doing::Attend if member.attends => return,
             Doing::Attend => {
                 member.attends = true;
                 member.parked = (joins && !member.ahead).then_some(None);

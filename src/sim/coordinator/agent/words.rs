@@ -29,8 +29,8 @@ impl Simulation {
         if let Some(before) = ours.listening.as_ref().filter(|before| before.round == round) {
             return Err(Violation::contract(format!("host{host} has a first failure after {before:?}")));
         }
-        // A node that counts for itself reports only when it gives up.
-        let moot = restarts_left.is_some();
+        // A node that counts for itself reports only when it gives up. One that has not joined has nobody to tell.
+        let moot = restarts_left.is_some() || round == Round(0);
         ours.listening =
             Some(Listening { round, local_rank, since: now, found: None, in_time: false, reported: false, moot });
         if hanging_files > 0 && self.engine.dice.chance(hanging_files) {
