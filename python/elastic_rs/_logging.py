@@ -6,16 +6,21 @@ import logging
 import os
 import sys
 
+from elastic_rs._terminal import BOLD, DIM, GREEN, RED, YELLOW, paint, shows_colours
+
 
 def show_logs_if_asked() -> None:
     """Print this package's log records on stderr if ``ELASTIC_RS_LOG`` names a level (``debug``, ``info``, ...).
 
-    Without it they go wherever Python's ``logging`` is configured to send them; if nowhere, warnings go to stderr.
+    Without it they go wherever Python's ``logging`` is configured to send them; if nowhere, warnings go to stderr, and
+    what the logger ``elastic_rs.job`` says: who is who, and what a recovery has cost.
     """
     level = os.environ.get("ELASTIC_RS_LOG", "").upper()
     logger = logging.getLogger("elastic_rs")
     if not level:
         _add_handler(logger).addFilter(lambda _: not logging.getLogger().handlers)
+        logging.getLogger("elastic_rs.job").setLevel(logging.INFO)
+        _reset_levels()
         return
     if level not in logging.getLevelNamesMapping():
         logger.warning("ELASTIC_RS_LOG is `%s`, must be one of debug, info, warning, error: ignored", level.lower())
@@ -29,6 +34,11 @@ def show_logs(level: str) -> None:
     logger.setLevel(level)
     _add_handler(logger)
     logger.propagate = False
+    logging.getLogger("elastic_rs.job").setLevel(logging.NOTSET)
+    _reset_levels()
+
+
+def _reset_levels() -> None:
     from elastic_rs._elastic_rs import reset_log_levels
 
     reset_log_levels()
@@ -56,11 +66,20 @@ class _Stderr(logging.Handler):
             self.handleError(record)
 
 
+_COLOURS = {logging.WARNING: YELLOW, logging.ERROR: RED, logging.CRITICAL: RED}
+
+
 class _Short(logging.Formatter):
-    """``[elastic_rs] 12:00:01.234 INFO rendezvous: message``."""
+    """``[elastic_rs] 12:00:01.234 INFO rendezvous: message``, in colours if it goes to a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         part = record.name.removeprefix("elastic_rs.").partition(".")[0]
         time = self.formatTime(record, "%H:%M:%S")
-        text = f"[elastic_rs] {time}.{int(record.msecs):03d} {record.levelname} {part}: {record.getMessage()}"
+        on, colour = shows_colours(sys.stderr), _COLOURS.get(record.levelno, "")
+        head = paint(f"[elastic_rs] {time}.{int(record.msecs):03d}", DIM, on=on)
+        level = paint(record.levelname, colour, on=on and bool(colour))
+        message = record.getMessage()
+        if part == "job":
+            message = paint(message, GREEN if " recovered in " in message else BOLD, on=on)
+        text = f"{head} {level} {part}: {message}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text

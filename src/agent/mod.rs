@@ -15,6 +15,8 @@ pub mod news;
 mod phases;
 pub mod policy;
 #[cfg(feature = "io")]
+mod recovered;
+#[cfg(feature = "io")]
 pub mod runner;
 #[cfg(feature = "io")]
 mod sleepers;

@@ -16,6 +16,7 @@ use super::machine::AgentMachine;
 use super::news::Seen;
 use super::phases::Stopwatch;
 use super::policy::{AgentOptions, Outcome};
+use super::recovered::Disturbance;
 use super::sleepers::{Sleeper, Sleepers};
 use super::words::Words;
 use crate::channel::agent::Exchange;
@@ -64,6 +65,8 @@ pub type ErrorFiles = BTreeMap<u32, PathBuf>;
 pub struct Runner {
     machine: AgentMachine,
     session: Option<Arc<Session>>,
+    /// This node's name in other nodes' messages.
+    name: String,
     entrypoint: String,
     workers: Workers,
     /// This node's place, once it has one, and when it was assigned.
@@ -102,6 +105,10 @@ pub struct Runner {
     sleepers: Sleepers,
     /// How long the parts of the recovery under way take.
     stopwatch: Stopwatch,
+    /// Why its world re-forms, if it does.
+    disturbance: Disturbance,
+    /// It has said who it is.
+    introduced: bool,
 }
 
 impl Runner {
@@ -114,8 +121,9 @@ impl Runner {
         policy.in_place &= exchange.is_some();
         let AgentOptions { name, entrypoint, workers, uninterruptible_sleep, in_place, .. } = options;
         Self {
-            machine: AgentMachine::new(policy, name),
+            machine: AgentMachine::new(policy, name.clone()),
             session,
+            name,
             entrypoint,
             workers,
             place: None,
@@ -140,6 +148,8 @@ impl Runner {
             signalled: false,
             sleepers: Sleepers::new(uninterruptible_sleep),
             stopwatch: Stopwatch::default(),
+            disturbance: Disturbance::default(),
+            introduced: false,
         }
     }
 
@@ -245,7 +255,9 @@ impl Runner {
 
     /// Without a session: the world must re-form.
     pub fn interrupted(&mut self, reason: &str) {
-        self.machine.on_interrupted(self.machine.round(), reason, Instant::now());
+        let now = Instant::now();
+        self.disturbance.told(reason, None, now);
+        self.machine.on_interrupted(self.machine.round(), reason, now);
     }
 
     /// The front end gives up: kill the remaining workers, and wait for their end as long as a kill may take. Adopted workers are
@@ -321,13 +333,22 @@ impl Runner {
         } else {
             let ended = (exit.to_string(), exit.returncode());
             let failure = self.failure(local_rank, pid, ended, String::new());
+            if self.machine.is_running() {
+                self.disturbance.own(&failure, &self.name, now);
+            }
             self.machine.on_worker_exited_badly(failure, now);
         }
     }
 
     fn on_view(&mut self, view: &View) {
+        let now = Instant::now();
         self.seen = Some(Seen::of(view));
-        self.machine.on_view(view, Instant::now());
+        if view.waiting > 0 {
+            self.disturbance.told(&view.reason, view.failure.as_ref(), now);
+        } else if let Some(change) = &view.change {
+            self.disturbance.told(&change.reason, None, now);
+        }
+        self.machine.on_view(view, now);
     }
 
     /// Act on the session's present view, without waiting. False if nothing is new.

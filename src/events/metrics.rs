@@ -18,7 +18,7 @@ const CHANGES: &str = "changes";
 const BOUNDS: [f64; 10] = [0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0];
 /// The phases, with the field of each.
 type Field = fn(&Phase) -> Option<u64>;
-const PHASES: [(&str, Field); 5] = [
+pub(crate) const PHASES: [(&str, Field); 5] = [
     ("detect", |phase| phase.detect_us),
     ("stop", |phase| phase.stop_us),
     ("rendezvous", |phase| phase.rendezvous_us),

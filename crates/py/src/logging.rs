@@ -5,7 +5,7 @@
 //! no thread of ours and can be forked, as warm starts fork workers from a process that has imported this module.
 
 use std::process;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 
@@ -27,7 +27,9 @@ struct Queue(SyncSender<Item>);
 
 impl Log for Queue {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target().starts_with("elastic_rs")
+        let target = metadata.target();
+        let admitted = target == JOB || metadata.level() as usize <= LEVEL.load(Ordering::Relaxed);
+        admitted && target.starts_with("elastic_rs")
     }
 
     fn log(&self, record: &Record<'_>) {
@@ -59,6 +61,11 @@ enum Thread {
         pid: u32,
     },
 }
+
+/// What a job's person wants to read also where only warnings are shown: who is who, and what a recovery has cost.
+const JOB: &str = "elastic_rs::job";
+/// The level of all other records, as a number of [`LevelFilter`].
+static LEVEL: AtomicUsize = AtomicUsize::new(LevelFilter::Trace as usize);
 
 static THREAD: Mutex<Option<Thread>> = Mutex::new(None);
 /// Whether the thread was started, or must no longer be started.
@@ -94,19 +101,25 @@ fn start() {
     };
 }
 
-/// Adopt the level of Python's logger `elastic_rs`: records below it are not queued.
+/// Adopt the levels of Python's loggers `elastic_rs` and `elastic_rs.job`: records below them are not queued.
 pub fn reset_levels(py: Python<'_>) -> PyResult<()> {
-    let logger = py.import("logging")?.call_method1("getLogger", ("elastic_rs",))?;
+    let (all, job) = (level_of(py, "elastic_rs")?, level_of(py, "elastic_rs.job")?);
+    LEVEL.store(all as usize, Ordering::Relaxed);
+    log::set_max_level(all.max(job));
+    Ok(())
+}
+
+fn level_of(py: Python<'_>, logger: &str) -> PyResult<LevelFilter> {
+    let logger = py.import("logging")?.call_method1("getLogger", (logger,))?;
     let level: u32 = logger.call_method0("getEffectiveLevel")?.extract()?;
-    log::set_max_level(match level {
+    Ok(match level {
         0..=5 => LevelFilter::Trace,
         6..=10 => LevelFilter::Debug,
         11..=20 => LevelFilter::Info,
         21..=30 => LevelFilter::Warn,
         31..=50 => LevelFilter::Error,
         _ => LevelFilter::Off,
-    });
-    Ok(())
+    })
 }
 
 /// Pass on the queued records and end the thread. Called once, at interpreter exit, after the runtime has stopped.

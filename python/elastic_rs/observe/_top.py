@@ -14,6 +14,7 @@ import tty
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from elastic_rs._terminal import shows_colours
 from elastic_rs.observe import _text
 from elastic_rs.observe._events import host_of
 from elastic_rs.observe._story import PHASES, Story, phases_us, tell
@@ -198,7 +199,7 @@ def show(live: Live) -> int:
             story = tell(events, None if state is None else state["mono_us"])
             print("\n".join(_text.status(story, state)), flush=True)
             time.sleep(10 * INTERVAL_S)
-    view = View(colours="NO_COLOR" not in os.environ)
+    view = View(colours=shows_colours(sys.stdout))
     with _whole_terminal():
         while True:
             if not view.paused:

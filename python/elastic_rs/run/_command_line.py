@@ -10,6 +10,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from elastic_rs._terminal import RED, paint, shows_colours
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -129,7 +131,8 @@ class Parser(argparse.ArgumentParser):
 def fail(message: str, hint: str = UsageError.hint) -> NoReturn:
     """End the process with exit code 2: the command line is not valid."""
     try:
-        sys.stderr.write("".join(f"{line}\n" for line in (f"{PROG}: error: {message}", hint) if line))
+        error = paint("error:", RED, on=shows_colours(sys.stderr))
+        sys.stderr.write("".join(f"{line}\n" for line in (f"{PROG}: {error} {message}", hint) if line))
         sys.stderr.flush()
     except (AttributeError, OSError, ValueError):
         # stderr is closed or full. Python would flush it again at its end, and exit with another code.

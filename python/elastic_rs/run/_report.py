@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs._host_name import host_name
+from elastic_rs._terminal import RED, paint
 from elastic_rs.agent._failures import NO_TRACEBACK, NOT_AVAILABLE, failures_of
 from elastic_rs.run._path import write_error_file
 
@@ -103,8 +104,8 @@ def root_cause(found: Mapping[int, Failure]) -> int:
     return min(found, key=lambda rank: found[rank].timestamp)
 
 
-def report(entrypoint: str, found: Mapping[int, Failure]) -> str:
-    """Return the final report."""
+def report(entrypoint: str, found: Mapping[int, Failure], *, colours: bool = False) -> str:
+    """Return the final report. ``colours``: for a terminal that shows them."""
     host, root = host_name(wait=True), root_cause(found)
     title = f"{entrypoint} FAILED"
     texts = {rank: _one(number, rank, failure, host) for number, (rank, failure) in enumerate(found.items())}
@@ -115,6 +116,7 @@ def report(entrypoint: str, found: Mapping[int, Failure]) -> str:
     first = "Root Cause (first observed failure):"
     # Begins with the name of torchrun's exception, for people who search logs for it.
     error = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
+    title, first = (paint(line, RED, on=colours) for line in (title, first))
     return "\n".join([error, edge, title, section, "Failures:", others, section, first, texts[root], edge])
 
 

@@ -1,5 +1,6 @@
 //! Carrying out the machine's commands. Part of [`super`].
 
+use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use super::{Runner, Step};
@@ -8,6 +9,7 @@ use crate::agent::crew::Crew;
 use crate::agent::environment::Workers;
 use crate::agent::machine::{LOOK_LIMIT, SURVIVING};
 use crate::agent::words::{Sources, Words};
+use crate::events::record::Phase;
 use crate::process::Signal;
 use crate::rendezvous::protocol::message::Placement;
 
@@ -118,22 +120,45 @@ impl Runner {
         format!("[{run_id}] round {round}, node rank {rank}, after {after:.1} s: ")
     }
 
-    /// Log which ranks and processes the workers are.
-    pub(super) fn tell_start(&self) {
-        let Some(crew) = &self.crew else { return };
-        let Some((placement @ Placement { round, rank, workers: Some(ranks), .. }, _)) = &self.place else { return };
+    /// Log which ranks and processes the workers are. On a terminal, the person who started this agent reads it once. After a recovery
+    /// everybody reads what it has cost.
+    pub(super) fn tell_start(&mut self, phase: &Phase) {
+        let Some((placement, _)) = &self.place else { return };
         let Workers { run_id, role, local_world_size, max_restarts, .. } = &self.workers;
-        let (first, last) = (ranks.first_rank, ranks.first_rank + placement.workers_of(*local_world_size) - 1);
-        let pids: Vec<String> = crew.pids().values().map(u32::to_string).collect();
-        tracing::info!(
-            target: "elastic_rs::agent",
-            "[{run_id}] round {round}, node rank {rank}: {} runs as rank {first} to {last} of {}, role {role}, restart {} of \
-             {max_restarts}; pids {}",
-            self.entrypoint,
-            ranks.world_size,
-            self.restarts(),
-            pids.join(", "),
-        );
+        let limit = self.session.is_some().then_some(*max_restarts);
+        let recovered = self.disturbance.over(phase, placement, limit, Instant::now());
+        let first = !std::mem::replace(&mut self.introduced, true);
+        if let (Some(crew), Some(ranks)) = (&self.crew, placement.workers) {
+            let (round, rank, nodes) = (placement.round, placement.rank, placement.world_size);
+            let (from, to) = (ranks.first_rank, ranks.first_rank + placement.workers_of(*local_world_size) - 1);
+            let pids: Vec<String> = crew.pids().values().map(u32::to_string).collect();
+            let who = if first { self.introduction(nodes) } else { String::new() };
+            let text = format!(
+                "[{run_id}] round {round}, node rank {rank}{who}: {} runs as rank {from} to {to} of {}, role {role}, restart {} of \
+                 {max_restarts}; pids {}",
+                self.entrypoint,
+                ranks.world_size,
+                self.restarts(),
+                pids.join(", "),
+            );
+            if first && io::stderr().is_terminal() {
+                tracing::info!(target: "elastic_rs::job", "{text}");
+            } else {
+                tracing::info!(target: "elastic_rs::agent", "{text}");
+            }
+        }
+        if let Some(line) = recovered.filter(|_| !first) {
+            tracing::info!(target: "elastic_rs::job", "[{run_id}] {line}");
+        }
+    }
+
+    /// Who this node is, and where it has met the others.
+    fn introduction(&self, nodes: u32) -> String {
+        let met = self.session.as_ref().map(|session| {
+            let hosted = if session.view().hosted { ", which is in this process" } else { "" };
+            format!(", by way of {}{hosted}", session.meeting())
+        });
+        format!(" of {nodes} ({}){}", self.name, met.unwrap_or_default())
     }
 
     /// Collect the words of a worker that has ended.

@@ -119,8 +119,8 @@ impl Runner {
         self.sleepers.forget();
         self.kills_before = OomKills::now();
         self.expect_workers();
-        self.tell_start();
         let phase = self.stopwatch.started(Instant::now());
+        self.tell_start(&phase);
         if let Some(session) = &self.session {
             session.took(self.machine.round(), phase);
         }

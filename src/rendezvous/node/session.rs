@@ -222,6 +222,11 @@ impl Session {
         self.shared.seat.lock().machine().waits().map(|(_, what)| what)
     }
 
+    /// Where this node meets the others, in words: `the coordinator at node0:29400`.
+    pub fn meeting(&self) -> String {
+        self.shared.seat.lock().machine().counterpart_name()
+    }
+
     /// Whether the coordinator has ever welcomed this node.
     pub fn was_welcomed(&self) -> bool {
         self.shared.seat.lock().machine().was_welcomed()

@@ -1,0 +1,32 @@
+"""Colours on a terminal. Pure but for the question whether there is one."""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TextIO
+
+__all__ = ["BOLD", "DIM", "GREEN", "RED", "YELLOW", "paint", "shows_colours"]
+
+BOLD, DIM, RED, GREEN, YELLOW = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[33m"
+_PLAIN = "\x1b[0m"
+
+
+def shows_colours(stream: TextIO | None) -> bool:
+    """Return whether to colour what is written there.
+
+    Never if ``NO_COLOR`` is set (https://no-color.org), ``TERM`` is ``dumb``, or it is no terminal.
+    """
+    if "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb" or stream is None:
+        return False
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):  # not a file, or closed
+        return False
+
+
+def paint(text: str, colour: str, *, on: bool) -> str:
+    """Return the text in a colour, if colours are on."""
+    return f"{colour}{text}{_PLAIN}" if on and text else text

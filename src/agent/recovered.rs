@@ -1,0 +1,233 @@
+//! A recovery in one line, from what this node knows: what failed, and what it cost. Pure.
+
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use crate::events::metrics::PHASES;
+use crate::events::record::Phase;
+use crate::rendezvous::protocol::message::{Failure, Placement};
+
+/// Most characters of a cause that is told in words.
+const LONGEST: usize = 120;
+
+/// Why the world of this node re-forms, and since when: what is known so far.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Disturbance {
+    since: Option<Instant>,
+    cause: Option<Cause>,
+}
+
+/// Why, in falling order of what it tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Cause {
+    /// The first failure of the round, on whatever node.
+    Failed(Box<Failure>),
+    /// In words.
+    Said(String),
+}
+
+impl Disturbance {
+    /// A worker of this node has failed. Whether another failure was the first is not known yet.
+    pub fn own(&mut self, failure: &Failure, own_name: &str, now: Instant) {
+        self.since.get_or_insert(now);
+        if self.cause.is_none() {
+            let named = Failure { node: own_name.to_owned(), ..failure.clone() };
+            self.cause = Some(Cause::Failed(Box::new(named)));
+        }
+    }
+
+    /// The world must re-form. `failure`: the one that the coordinator has counted as the first, if it was one.
+    pub fn told(&mut self, reason: &str, failure: Option<&Failure>, now: Instant) {
+        self.since.get_or_insert(now);
+        match (failure, &self.cause) {
+            (Some(failure), _) => self.cause = Some(Cause::Failed(Box::new(failure.clone()))),
+            (None, None) => self.cause = Some(Cause::Said(reason.to_owned())),
+            (None, Some(_)) => {}
+        }
+    }
+
+    /// The workers run again: the line, if there was a disturbance. The next one begins.
+    pub fn over(&mut self, phase: &Phase, place: &Placement, limit: Option<u32>, now: Instant) -> Option<String> {
+        let Self { since, cause } = std::mem::take(self);
+        let lasted = now.saturating_duration_since(since?);
+        Some(line(lasted, cause.as_ref(), phase, place, limit))
+    }
+}
+
+/// `recovered in 1.3 s: n17 rank 3 SIGKILL; stop 0.2, rendezvous 0.03, start 0.1; round 2 with 2 nodes, restart 1 of 3`.
+/// `limit`: the job's budget of restarts, if the job has one.
+fn line(lasted: Duration, cause: Option<&Cause>, phase: &Phase, place: &Placement, limit: Option<u32>) -> String {
+    let mut line = format!("recovered in {} s", seconds(lasted));
+    match cause {
+        Some(Cause::Failed(failure)) => {
+            let Failure { node, global_rank, exit, .. } = &**failure;
+            let _ = write!(line, ": {} rank {global_rank} {exit}", host(node));
+        }
+        Some(Cause::Said(reason)) => {
+            let _ = write!(line, ": {}", shortened(reason));
+        }
+        None => {}
+    }
+    let part = |(name, of): (&str, fn(&Phase) -> Option<u64>)| {
+        Some(format!("{name} {}", seconds(Duration::from_micros(of(phase)?))))
+    };
+    let parts: Vec<_> = PHASES.into_iter().filter_map(part).collect();
+    if !parts.is_empty() {
+        let _ = write!(line, "; {}", parts.join(", "));
+    }
+    let nodes = if place.world_size == 1 { "1 node".to_owned() } else { format!("{} nodes", place.world_size) };
+    let _ = write!(line, "; round {} with {nodes}", place.round);
+    if let Some(limit) = limit {
+        let _ = write!(line, ", restart {} of {limit}", place.restart);
+    }
+    line
+}
+
+/// The host of a node, whose label is `host:pid`, or `address (host:pid)`. Without its domain.
+fn host(label: &str) -> &str {
+    let name = label.rsplit_once('(').map_or(label, |(_, name)| name.trim_end_matches(')'));
+    let host = match name.rsplit_once(':') {
+        Some((host, pid)) if !host.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit()) => host,
+        _ => name,
+    };
+    let is_address = host.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    if is_address { host } else { host.split('.').next().unwrap_or(host) }
+}
+
+/// The number of seconds, with two digits that matter.
+fn seconds(time: Duration) -> String {
+    let seconds = time.as_secs_f64();
+    let digits = match seconds {
+        seconds if seconds < 0.01 => 3,
+        seconds if seconds < 0.095 => 2,
+        seconds if seconds < 9.95 => 1,
+        _ => 0,
+    };
+    format!("{seconds:.digits$}")
+}
+
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rendezvous::protocol::message::Round;
+
+    fn place() -> Placement {
+        Placement {
+            round: Round(2),
+            rank: 0,
+            world_size: 4,
+            world: 0,
+            master_addr: "localhost".to_owned(),
+            master_port: 1000,
+            reason: String::new(),
+            restart: 1,
+            workers: None,
+            host: None,
+            local_world_size: None,
+            resume: None,
+            members: None,
+        }
+    }
+
+    fn failure(node: &str) -> Failure {
+        Failure {
+            node: node.to_owned(),
+            role: "default".to_owned(),
+            local_rank: 1,
+            global_rank: 3,
+            pid: 5,
+            exit: "SIGKILL".to_owned(),
+            returncode: -9,
+            message: "words".to_owned(),
+            counts: true,
+        }
+    }
+
+    fn phase() -> Phase {
+        Phase { stop_us: Some(200_000), rendezvous_us: Some(31_000), start_us: Some(4_000), ..Phase::default() }
+    }
+
+    #[test]
+    fn a_recovery_is_one_line_of_what_failed_and_what_it_cost() {
+        let told = |reason: &'static str, failure: Option<Failure>| {
+            move |it: &mut Disturbance, now| it.told(reason, failure.as_ref(), now)
+        };
+        let own = |it: &mut Disturbance, now| it.own(&failure(""), "n2:7", now);
+        type Event = Box<dyn Fn(&mut Disturbance, Instant)>;
+        let all = Phase { detect_us: Some(12_000), import_us: Some(1_100_000), ..phase() };
+        type Row = (&'static str, Vec<Event>, Phase, Option<u32>, &'static str);
+        let table: Vec<Row> = vec![
+            (
+                "a failure elsewhere",
+                vec![Box::new(told("words", Some(failure("10.0.0.17 (n17.example.org:4711)"))))],
+                phase(),
+                Some(3),
+                "recovered in 1.3 s: n17 rank 3 SIGKILL; stop 0.2, rendezvous 0.03, start 0.004; round 2 with 4 nodes, \
+                 restart 1 of 3",
+            ),
+            (
+                "one's own failure, which nobody has counted",
+                vec![Box::new(own), Box::new(told("a node was lost", None))],
+                phase(),
+                None,
+                "recovered in 1.3 s: n2 rank 3 SIGKILL; stop 0.2, rendezvous 0.03, start 0.004; round 2 with 4 nodes",
+            ),
+            (
+                "one's own failure, which follows from another",
+                vec![Box::new(own), Box::new(told("", Some(failure("10.0.0.9:3"))))],
+                Phase::default(),
+                None,
+                "recovered in 1.3 s: 10.0.0.9 rank 3 SIGKILL; round 2 with 4 nodes",
+            ),
+            (
+                "no failure, and all phases",
+                vec![Box::new(told("n19:4 joined", None))],
+                all,
+                None,
+                "recovered in 1.3 s: n19:4 joined; detect 0.01, stop 0.2, rendezvous 0.03, start 0.004, import 1.1; \
+                 round 2 with 4 nodes",
+            ),
+        ];
+        let begin = Instant::now();
+        for (name, events, phase, limit, expected) in table {
+            let mut disturbance = Disturbance::default();
+            for (at, event) in events.iter().enumerate() {
+                event(&mut disturbance, begin + Duration::from_millis(at as u64));
+            }
+            let now = begin + Duration::from_millis(1_300);
+            assert_eq!(disturbance.over(&phase, &place(), limit, now).as_deref(), Some(expected), "{name}");
+            assert_eq!(disturbance.over(&phase, &place(), limit, now), None, "{name}: it is told once");
+        }
+    }
+
+    #[test]
+    fn a_cause_in_words_is_bounded() {
+        let mut disturbance = Disturbance::default();
+        let now = Instant::now();
+        disturbance.told(&"ä".repeat(10_000), None, now);
+        let line = disturbance.over(&phase(), &place(), None, now).unwrap();
+        assert!(line.starts_with("recovered in 0.000 s: ää") && line.chars().count() < LONGEST + 120, "{line}");
+    }
+
+    #[test]
+    fn hosts_are_named_without_process_and_domain() {
+        for (label, expected) in [
+            ("n17:4711", "n17"),
+            ("n17.example.org:4711", "n17"),
+            ("10.1.2.3 (10.1.2.3:5)", "10.1.2.3"),
+            ("fe80::1 (n1:5)", "n1"),
+            ("n17", "n17"),
+            ("n17:x", "n17:x"),
+            ("", ""),
+        ] {
+            assert_eq!(host(label), expected, "{label}");
+        }
+    }
+}
