@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import signal
+import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from helpers.procs import Job
 
 MONITORING = Path(__file__).parents[3] / "examples" / "monitoring"
+ALERTS, TESTS = MONITORING / "alerts.yaml", MONITORING / "alerts_test.yaml"
 SERIES = re.compile(r"elastic_rs_[a-z_]+")
 
 
@@ -68,7 +72,7 @@ def test_the_dashboard_and_the_alerts_use_series_that_there_are(endpoint: str) -
     }
     dashboard = json.loads((MONITORING / "dashboard.json").read_text())
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    alerts = [line for line in (MONITORING / "alerts.yaml").read_text().splitlines() if "expr:" in line]
+    alerts = [line for line in ALERTS.read_text().splitlines() if "expr:" in line]
     assert len(asked) == len(dashboard["panels"])
     assert len(alerts) == 5
     for expression in [*asked, *alerts]:
@@ -76,3 +80,44 @@ def test_the_dashboard_and_the_alerts_use_series_that_there_are(endpoint: str) -
         assert named <= there or "up{" in expression, expression
     places = [tuple(panel["gridPos"][side] for side in "xywh") for panel in dashboard["panels"]]
     assert len(set(places)) == len(places)
+
+
+@pytest.fixture
+def promtool() -> str:
+    if not (found := os.environ.get("PROMTOOL")):
+        pytest.skip("PROMTOOL names no promtool; `make` gets one: tools/find_promtool.py")
+    return found
+
+
+def ran(program: str, *words: str | Path) -> tuple[int, str]:
+    told = subprocess.run([program, *words], capture_output=True, text=True, check=False, timeout=60)
+    return told.returncode, told.stdout + told.stderr
+
+
+def test_each_alert_has_its_test() -> None:
+    alerts = re.findall(r"- alert: (\w+)", ALERTS.read_text())
+    tested = re.findall(r"alertname: (\w+)", TESTS.read_text())
+    assert len(alerts) == 5
+    assert {*tested} == {*alerts}
+    # Each fires at least once, and is silent at least once.
+    fires = re.findall(r"alertname: (\w+)\n\s+exp_alerts:\n", TESTS.read_text())
+    silent = re.findall(r"alertname: (\w+), exp_alerts: \[\]", TESTS.read_text())
+    assert {*fires} == {*silent} == {*alerts}
+
+
+def test_prometheus_takes_the_alerts_and_they_fire_when_they_should(promtool: str) -> None:
+    code, said = ran(promtool, "check", "rules", ALERTS)
+    assert (code, "SUCCESS: 5 rules found" in said) == (0, True), said
+    code, said = ran(promtool, "test", "rules", TESTS)
+    assert code == 0, said
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [('state=~"waiting|reforming"', 'state="waiting"'), ("> 0.1", "> 0.01"), ("> 3", "> 4"), ("for: 2m", "for: 9m")],
+)
+def test_an_alert_that_is_wrong_fails_its_test(promtool: str, tmp_path: Path, right: str, wrong: str) -> None:
+    assert right in ALERTS.read_text()
+    (tmp_path / ALERTS.name).write_text(ALERTS.read_text().replace(right, wrong, 1))
+    shutil.copy(TESTS, tmp_path)
+    assert ran(promtool, "test", "rules", tmp_path / TESTS.name)[0] == 1
