@@ -32,11 +32,15 @@ use crate::threads;
 use crate::wait::telling_if_slow;
 use http::Readers;
 use identity::home;
+use page::{Desk, Shelf, pages};
 
 mod http;
 mod identity;
+mod page;
 
+pub use crate::rendezvous::coordinator::driver::Subject;
 pub use identity::process_number;
+pub use page::{Order, Orders, Which};
 
 /// A store with a coordinator behind the same port. Dropping it stops both.
 #[derive(Debug)]
@@ -46,6 +50,7 @@ pub struct Host {
     sessions: watch::Receiver<usize>,
     exclusions: watch::Receiver<Exclusions>,
     door: Option<Arc<Door>>,
+    shelf: Shelf,
     thread: Option<JoinHandle<()>>,
     started_by: u32,
 }
@@ -183,7 +188,12 @@ impl Host {
         let store = StoreServer::start(listeners, options)?;
         let (asks, questions) = mpsc::channel(QUESTIONS);
         let readers = if door.is_some() { Readers::Nobody } else { readers.unwrap_or(Readers::Nobody) };
-        let web = (requests, http::Sources { questions: asks, store: store.controller(), readers });
+        let (pages, desk, shelf) = pages(asks.clone(), readers != Readers::Nobody);
+        let web = Web {
+            requests,
+            sources: http::Sources { questions: asks, store: store.controller(), readers, pages },
+            desk,
+        };
         let (count, sessions) = watch::channel(0);
         let (excluded, exclusions) = watch::channel(Exclusions::new());
         let shown = Shown { sessions: count, exclusions: excluded, questions };
@@ -195,7 +205,16 @@ impl Host {
             run(&runtime, machine, (upgraded, entry), web, shown, hello_timeout, log_period);
         };
         let thread = threads::spawn(format!("host-{port}"), run)?;
-        Ok(Self { store, addresses, sessions, exclusions, door, thread: Some(thread), started_by: process::id() })
+        Ok(Self {
+            store,
+            addresses,
+            sessions,
+            exclusions,
+            door,
+            shelf,
+            thread: Some(thread),
+            started_by: process::id(),
+        })
     }
 
     /// The port it listens on.
@@ -226,6 +245,12 @@ impl Host {
     /// The hosts that are kept out of its jobs, to watch them.
     pub fn exclusions(&self) -> watch::Receiver<Exclusions> {
         self.exclusions.clone()
+    }
+
+    /// The pages that are asked for by HTTP, for one who makes them from now on. `None`: somebody does already, or nobody may read
+    /// them. They end with the host.
+    pub fn take_orders(&mut self) -> Option<Orders> {
+        self.shelf.take()
     }
 
     /// The strangers that were refused so far. `None`: it is not protected.
@@ -320,7 +345,11 @@ impl Drop for EndsStore {
 }
 
 /// Requests of HTTP, and what their answers need.
-type Web = (mpsc::UnboundedReceiver<Upgraded>, http::Sources);
+struct Web {
+    requests: mpsc::UnboundedReceiver<Upgraded>,
+    sources: http::Sources,
+    desk: Desk,
+}
 
 /// Questions to the coordinator that may wait.
 const QUESTIONS: usize = 64;
@@ -330,7 +359,7 @@ fn run(
     runtime: &Runtime,
     machine: Machine,
     (upgraded, door): (mpsc::UnboundedReceiver<Upgraded>, Option<Arc<Door>>),
-    (requests, sources): Web,
+    web: Web,
     shown: Shown,
     hello_timeout: Duration,
     log_period: Duration,
@@ -341,7 +370,8 @@ fn run(
             None => tokio::spawn(hand_over(upgraded, sender)),
             Some(door) => tokio::spawn(admit(upgraded, door, sender, log_period)),
         };
-        tokio::spawn(http::serve(requests, sources));
+        tokio::spawn(http::serve(web.requests, web.sources));
+        tokio::spawn(web.desk.serve());
         driver::run(machine, incoming, shown, hello_timeout, log_period).await;
     });
 }

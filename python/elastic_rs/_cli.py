@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from elastic_rs import _elastic_rs, _token
 from elastic_rs._logging import show_logs
 from elastic_rs.observe import _commands
+from elastic_rs.observe._served import serve_pages
 from elastic_rs.rendezvous._config import DEFAULT_PORT
 from elastic_rs.rendezvous._protection import TLS_CERT, TOKEN_FILE, certificates, protection
 
@@ -138,6 +139,7 @@ def _serve(args: argparse.Namespace) -> int:
     except OSError as error:
         print(f"elastic-rs: error: {error.strerror or error}", file=sys.stderr)
         return CANNOT_LISTEN
+    serve_pages(host)
     if protected is not None:
         _say(f"sessions are protected by {protected.words}; there is no store for c10d clients")
     print(f"listening on {', '.join(host.addresses)}", flush=True)

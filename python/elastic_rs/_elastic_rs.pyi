@@ -711,6 +711,10 @@ class Host:
 
         Raises ``OSError`` if ``host`` cannot be resolved, or if listening fails. The text names the process that has the port.
         """
+    def page_orders(self, /) -> PageOrders | None:
+        """
+        The pages that are asked for by HTTP, for a thread that makes them. None: another one does already, or nobody may read them.
+        """
     @property
     def port(self, /) -> int:
         """
@@ -962,6 +966,46 @@ class Observer:
         Connect to the coordinator at ``host:port``. With a ``protection``, ``run_id`` must be given.
 
         Raises ``ConnectionError`` if nobody answers there, or if one of the ends is not proven.
+        """
+
+@final
+class PageOrder:
+    """
+    A page that somebody waits for.
+    """
+    def made(self, /, html: str) -> None:
+        """
+        The page is made. Without that, who has asked hears that it could not be made.
+        """
+    @property
+    def named(self, /) -> bool:
+        """
+        The page was asked for by the name of its run, so there may be others.
+        """
+    @property
+    def run(self, /) -> tuple[list[str], str] | None:
+        """
+        Of a run's page: its events as lines of JSON, and its state as JSON.
+        """
+    @property
+    def runs(self, /) -> tuple[list[str], int] | None:
+        """
+        Of a list: the names of runs, and the number of those that are left out.
+        """
+    @property
+    def still(self, /) -> bool:
+        """
+        The page is not to ask for itself again.
+        """
+
+@final
+class PageOrders:
+    """
+    The pages that are asked for at a host.
+    """
+    def next(self, /) -> PageOrder | None:
+        """
+        Wait for the next one. None: the host has ended.
         """
 
 @final

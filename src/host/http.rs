@@ -1,4 +1,4 @@
-//! HTTP on the host's port: health for everybody, metrics for whoever may know them.
+//! HTTP on the host's port: health for everybody, metrics and the page for whoever may know them.
 //!
 //! One request for each connection. Strangers reach the port, so a request is bounded in bytes and time, and requests in number.
 
@@ -15,7 +15,10 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
 
 use crate::rendezvous::coordinator::driver::Question;
+use crate::rendezvous::protocol::text::validate_run_id;
 use crate::store::server::{Controller, Upgraded};
+
+use super::page::{NoPage, Pages, Which};
 
 /// The first bytes of the requests that are served.
 pub(super) const FIRST_BYTES: &[u8] = b"GET ";
@@ -73,12 +76,28 @@ pub(super) struct Sources {
     pub questions: mpsc::Sender<Question>,
     pub store: Controller,
     pub readers: Readers,
+    pub pages: Pages,
 }
 
 /// An answer: its status, the type of its content, and that.
 struct Answer(&'static str, &'static str, String);
 
+impl Answer {
+    /// Headers for this type of content and this status.
+    fn headers(&self) -> String {
+        let Self(status, kind, _) = self;
+        let policy = if *kind == HTML { PAGE_POLICY } else { NO_POLICY };
+        let again = if status.starts_with("503") { "Retry-After: 2\r\n" } else { "" };
+        format!("Content-Security-Policy: {policy}\r\n{again}")
+    }
+}
+
 const TEXT: &str = "text/plain; charset=utf-8";
+const HTML: &str = "text/html; charset=utf-8";
+/// What a page may load: nothing. The page itself narrows the styles to its own, by their hash.
+const PAGE_POLICY: &str =
+    "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+const NO_POLICY: &str = "default-src 'none'; frame-ancestors 'none'";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Answer requests until there are no more connections.
@@ -112,10 +131,11 @@ async fn exchange(mut stream: TcpStream, mut bytes: BytesMut, peer: IpAddr, sour
             Ok(0) | Err(_) => return,
         }
     };
+    let more = answer.headers();
     let Answer(status, kind, content) = answer;
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\nCache-Control: no-store\r\n\
-         X-Content-Type-Options: nosniff\r\n\r\n",
+         X-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\n{more}\r\n",
         content.len()
     );
     let sent = async {
@@ -133,6 +153,8 @@ async fn exchange(mut stream: TcpStream, mut bytes: BytesMut, peer: IpAddr, sour
 #[derive(Debug, PartialEq, Eq)]
 struct Request {
     path: String,
+    /// What follows the path, after `?`.
+    query: String,
     host: Option<String>,
 }
 
@@ -143,10 +165,12 @@ fn asked(bytes: &[u8]) -> Result<Option<Request>, String> {
     match request.parse(bytes) {
         Ok(httparse::Status::Partial) => Ok(None),
         Ok(httparse::Status::Complete(_)) => {
-            let path = request.path.unwrap_or_default().split('?').next().unwrap_or_default().to_owned();
+            let target = request.path.unwrap_or_default();
+            let (path, query) = target.split_once('?').unwrap_or((target, ""));
+            let (path, query) = (path.to_owned(), query.to_owned());
             let host = request.headers.iter().find(|header| header.name.eq_ignore_ascii_case("host"));
             let host = host.map(|header| String::from_utf8_lossy(header.value).trim().to_owned());
-            Ok(Some(Request { path, host }))
+            Ok(Some(Request { path, query, host }))
         }
         Err(error) => Err(format!("this is no request of HTTP/1.1: {error}\n")),
     }
@@ -160,7 +184,12 @@ async fn respond(request: &Request, peer: IpAddr, sources: &Sources) -> Answer {
             Some(why) => Answer("403 Forbidden", TEXT, format!("{why}\n")),
             None => metrics(sources).await,
         },
-        _ => Answer("404 Not Found", TEXT, "there are /healthz, /readyz and /metrics\n".to_owned()),
+        "/" => match (refusal(request, peer, sources.readers), which(&request.query)) {
+            (Some(why), _) => Answer("403 Forbidden", TEXT, format!("{why}\n")),
+            (None, Ok(which)) => page(which, sources).await,
+            (None, Err(why)) => Answer("400 Bad Request", TEXT, why),
+        },
+        _ => Answer("404 Not Found", TEXT, "there are /, /healthz, /readyz and /metrics\n".to_owned()),
     }
 }
 
@@ -170,7 +199,8 @@ fn refusal(request: &Request, peer: IpAddr, readers: Readers) -> Option<String> 
         Readers::All => None,
         Readers::Nobody => Some("this coordinator is protected by a token, which HTTP would carry in clear".to_owned()),
         Readers::Loopback if !peer.is_loopback() => Some(
-            "metrics are for this machine; ELASTIC_RS_HTTP=all on the coordinator's node serves everybody".to_owned(),
+            "metrics and the page are for this machine; ELASTIC_RS_HTTP=all on the coordinator's node serves everybody"
+                .to_owned(),
         ),
         // A page in a browser on this machine may have been given another name for it.
         Readers::Loopback => match request.host.as_deref() {
@@ -212,6 +242,60 @@ async fn health(sources: &Sources, ready: bool) -> Answer {
     }
 }
 
+/// The page that a query asks for: `run=NAME` and `refresh=off`. Others are ignored.
+fn which(query: &str) -> Result<Which, String> {
+    let mut which = Which::default();
+    for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
+        match name {
+            "run" => {
+                let name = unescaped(value).filter(|name| validate_run_id(name).is_ok());
+                which.run = Some(name.ok_or("`run` in the address is no name of a run\n")?);
+            }
+            "refresh" => which.still = value == "off",
+            _ => {}
+        }
+    }
+    Ok(which)
+}
+
+/// A text of an address, where `%41` is `A`. `None`: it is not valid.
+fn unescaped(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        rest = after;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let digits = rest.get(..2).filter(|digits| digits.iter().all(u8::is_ascii_hexdigit))?;
+        bytes.push(u8::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()?);
+        rest = &rest[2..];
+    }
+    String::from_utf8(bytes).ok()
+}
+
+async fn page(which: Which, sources: &Sources) -> Answer {
+    match sources.pages.of(which).await {
+        Ok(html) => Answer("200 OK", HTML, html.to_string()),
+        Err(NoPage::Nothing(why)) => Answer("404 Not Found", TEXT, format!("{why}\n")),
+        Err(NoPage::Nobody) => {
+            let why = "the process of this coordinator has no Python, which makes the page; `elastic-rs page ENDPOINT -o job.html` \
+                       makes it on another machine\n";
+            Answer("404 Not Found", TEXT, why.to_owned())
+        }
+        Err(NoPage::Busy) => Answer(
+            "503 Service Unavailable",
+            TEXT,
+            "others wait for the page, or Python is busy; try again\n".to_owned(),
+        ),
+        Err(NoPage::Failed) => {
+            let why = "the page could not be made; the log of the coordinator's process says why\n";
+            Answer("500 Internal Server Error", TEXT, why.to_owned())
+        }
+    }
+}
+
 async fn metrics(sources: &Sources) -> Answer {
     let Some(mut out) = ask(sources, Question::Metrics).await else {
         return Answer("503 Service Unavailable", TEXT, "the coordinator has ended\n".to_owned());
@@ -245,11 +329,32 @@ mod tests {
         for end in 4..whole.len() {
             assert_eq!(asked(&whole[..end]), Ok(None), "{end}");
         }
-        let request = Request { path: "/metrics".to_owned(), host: Some("n1:29400".to_owned()) };
+        let request =
+            Request { path: "/metrics".to_owned(), query: "x=1".to_owned(), host: Some("n1:29400".to_owned()) };
         assert_eq!(asked(whole), Ok(Some(request)));
         assert!(asked(b"GET / HTTP/9.9\r\n\r\n").unwrap_err().starts_with("this is no request"));
         let many = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(HEADERS + 1));
         assert!(asked(many.as_bytes()).is_err());
+    }
+
+    #[test]
+    fn a_query_names_the_page() {
+        let page = |run: Option<&str>, still| Ok(Which { run: run.map(str::to_owned), still });
+        let wrong = || Err("`run` in the address is no name of a run\n".to_owned());
+        for (query, expected) in [
+            ("", page(None, false)),
+            ("x=1&run=job&y", page(Some("job"), false)),
+            ("refresh=off", page(None, true)),
+            ("run=a%20%2f%C3%A4&refresh=off", page(Some("a /ä"), true)),
+            ("run=", wrong()),
+            ("run=%", wrong()),
+            ("run=%2", wrong()),
+            ("run=%+1", wrong()),
+            ("run=%FF", wrong()),
+        ] {
+            assert_eq!(which(query), expected, "{query}");
+        }
+        assert_eq!(which(&format!("run={}", "a".repeat(5_000))), wrong());
     }
 
     #[test]
@@ -263,7 +368,11 @@ mod tests {
 
     #[test]
     fn data_is_for_those_who_may_read_it() {
-        let request = |host: Option<&str>| Request { path: "/metrics".to_owned(), host: host.map(str::to_owned) };
+        let request = |host: Option<&str>| Request {
+            path: "/metrics".to_owned(),
+            query: String::new(),
+            host: host.map(str::to_owned),
+        };
         let (here, elsewhere): (IpAddr, IpAddr) = ([127, 0, 0, 9].into(), [10, 0, 0, 1].into());
         for host in [None, Some("localhost:29400"), Some("127.0.0.1"), Some("[::1]:29400"), Some("LOCALHOST")] {
             assert_eq!(refusal(&request(host), here, Readers::Loopback), None, "{host:?}");

@@ -1,11 +1,11 @@
-//! HTTP on the host's port: health, metrics, and requests that are none.
+//! HTTP on the host's port: health, metrics, the page, and requests that are none.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_rs::host::Host;
+use elastic_rs::host::{Host, Order, Subject};
 use elastic_rs::rendezvous::node::session::Session;
 use elastic_rs::rendezvous::protocol::message::{Hello, NodeId};
 use elastic_rs::rendezvous::protocol::settings::Settings;
@@ -24,9 +24,18 @@ fn host(protection: Option<Arc<Protection>>) -> Host {
 
 /// All that comes back, as text.
 fn sent(port: u16, bytes: &[u8]) -> String {
+    read(asking(port, bytes))
+}
+
+/// A connection on which something has been asked.
+fn asking(port: u16, bytes: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.write_all(bytes).unwrap();
+    stream
+}
+
+fn read(mut stream: TcpStream) -> String {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     answer
@@ -95,10 +104,113 @@ fn what_is_no_such_request_is_told_and_closed() {
     assert!(got(host.port(), "/healthz").starts_with("HTTP/1.1 200 OK"));
 }
 
+/// A session whose node waits for another one.
+async fn waiting(host: &Host, run_id: &str, number: u128) -> Session {
+    let hello = Hello::new(run_id, NodeId(number), format!("node:{number}"), Settings::new(2, 2));
+    let session = Session::open(&tokio::runtime::Handle::current(), hello, "127.0.0.1", host.port(), PATIENCE, None);
+    session.view_when(|view| view.addr.is_some()).await;
+    session
+}
+
+#[test]
+fn where_nobody_makes_pages_it_is_said_who_does() {
+    let host = host(None);
+    let answer = got(host.port(), "/");
+    assert!(
+        answer.starts_with("HTTP/1.1 404 Not Found\r\n") && answer.contains("`elastic-rs page ENDPOINT"),
+        "{answer}"
+    );
+}
+
+#[test]
+fn a_page_is_made_once_for_all_who_ask_and_says_what_it_may_load() {
+    let mut host = host(None);
+    let mut orders = host.take_orders().unwrap();
+    assert!(host.take_orders().is_none(), "one makes them");
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let port = host.port();
+    assert!(got(port, "/").contains("no node has come to this coordinator yet"));
+    let one = runtime.block_on(waiting(&host, "one", 1));
+
+    let all: Vec<_> = (0..8).map(|_| asking(port, b"GET / HTTP/1.1\r\n\r\n")).collect();
+    let Order { subject, which, reply } = orders.blocking_recv().unwrap();
+    assert_eq!((which.run, which.still), (None, false));
+    let Subject::Run { lines, state } = subject else { panic!("{subject:?}") };
+    assert!(lines[0].contains("\"run.opened\"") && state.contains("\"run\":\"one\""), "{lines:?}\n{state}");
+    reply.send("<p>page".to_owned()).unwrap();
+    for answer in all {
+        let answer = read(answer);
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\n<p>page"), "{answer}");
+        for header in [
+            "Content-Type: text/html; charset=utf-8",
+            "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; \
+             frame-ancestors 'none'",
+            "X-Content-Type-Options: nosniff",
+            "Referrer-Policy: no-referrer",
+            "Cache-Control: no-store",
+        ] {
+            assert!(answer.contains(&format!("\r\n{header}\r\n")), "{header}\n{answer}");
+        }
+        assert!(!answer.contains("Access-Control"), "{answer}");
+    }
+    // As long as it is fresh nobody is asked to make it. A slow machine may have needed a second for the above.
+    while let Ok(Order { reply, .. }) = orders.try_recv() {
+        reply.send("<p>page".to_owned()).unwrap();
+    }
+
+    let two = runtime.block_on(waiting(&host, "two <&>", 2));
+    let asking = std::thread::spawn(move || got(port, "/?run=two%20%3C%26%3E&refresh=off"));
+    let Order { subject, which, reply } = orders.blocking_recv().unwrap();
+    assert_eq!((which.run.as_deref(), which.still), (Some("two <&>"), true));
+    assert!(matches!(subject, Subject::Run { .. }));
+    drop(reply);
+    let answer = asking.join().unwrap();
+    assert!(answer.starts_with("HTTP/1.1 500 ") && answer.contains("could not be made"), "{answer}");
+
+    let asking = std::thread::spawn(move || got(port, "/?refresh=off"));
+    let Order { subject, reply, .. } = orders.blocking_recv().unwrap();
+    assert_eq!(subject, Subject::Runs(vec!["one".to_owned(), "two <&>".to_owned()], 0));
+    reply.send("list".to_owned()).unwrap();
+    assert!(asking.join().unwrap().ends_with("list"));
+    let answer = got(port, "/?run=three");
+    assert!(
+        answer.starts_with("HTTP/1.1 404 ") && answer.contains("there is no run `three` here; there are"),
+        "{answer}"
+    );
+    let answer = sent(port, b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n");
+    assert!(answer.starts_with("HTTP/1.1 403 "), "{answer}");
+    drop((one, two));
+    drop(host);
+    assert!(orders.blocking_recv().is_none(), "they end with the host");
+}
+
+#[test]
+fn whoever_asks_while_many_wait_is_told_to_come_back() {
+    let mut host = host(None);
+    let mut orders = host.take_orders().unwrap();
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let one = runtime.block_on(waiting(&host, "one", 1));
+    let port = host.port();
+    let all: Vec<_> = (0..60).map(|_| asking(port, b"GET / HTTP/1.1\r\n\r\n")).collect();
+    let order = orders.blocking_recv().unwrap();
+    // It is not made as long as they wait. Health is told meanwhile.
+    assert!(got(port, "/healthz").starts_with("HTTP/1.1 200 OK"));
+    for answer in all {
+        let answer = read(answer);
+        let told = answer.starts_with("HTTP/1.1 503 ") && answer.contains("\r\nRetry-After: 2\r\n");
+        assert!(told || answer.is_empty(), "{answer}"); // empty: all places were taken
+    }
+    drop((order, one));
+}
+
 #[test]
 fn with_a_token_only_health_is_told() {
     let token = Token::parse(&"a".repeat(64)).unwrap();
-    let host = host(Some(Arc::new(Protection::by_token(token).unwrap())));
+    let mut host = host(Some(Arc::new(Protection::by_token(token).unwrap())));
+    assert!(host.take_orders().is_none(), "nobody may read pages");
+    for path in ["/", "/?run=job"] {
+        assert!(got(host.port(), path).starts_with("HTTP/1.1 403"), "{path}");
+    }
     assert!(got(host.port(), "/healthz").starts_with("HTTP/1.1 200 OK"));
     let answer = got(host.port(), "/metrics");
     assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("protected by a token"), "{answer}");

@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use elastic_rs::host::{Claim, HostError, Sessions, claim};
+use elastic_rs::host::{Claim, HostError, Order, Orders, Sessions, Subject, Which, claim};
 use elastic_rs::rendezvous::decider::hosts::Exclusions;
 use elastic_rs::store::server::ServerOptions;
 use elastic_rs::store::server::limits::{Amount, LIMITS, Limit};
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyOSError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use crate::conf::seconds;
-use crate::runtime::{block_on, detach};
+use crate::runtime::{block_on, block_without_runtime, detach};
 use crate::secure::Protection;
 use crate::store::{from_bind, os_error};
 
@@ -77,6 +77,11 @@ impl Host {
         self.0.lock().addresses().iter().map(SocketAddr::to_string).collect()
     }
 
+    /// The pages that are asked for by HTTP, for a thread that makes them. None: another one does already, or nobody may read them.
+    fn page_orders(&self) -> Option<PageOrders> {
+        self.0.lock().take_orders().map(|orders| PageOrders(tokio::sync::Mutex::new(orders)))
+    }
+
     /// Whether it has ended.
     #[getter]
     fn stopped(&self) -> bool {
@@ -127,6 +132,71 @@ impl Host {
     /// To wait for their end without borrowing the host.
     pub fn sessions(&self) -> Sessions {
         self.0.lock().sessions()
+    }
+}
+
+/// The pages that are asked for at a host.
+#[pyclass(frozen, module = "elastic_rs._elastic_rs")]
+pub struct PageOrders(tokio::sync::Mutex<Orders>);
+
+#[pymethods]
+impl PageOrders {
+    /// Wait for the next one. None: the host has ended.
+    fn next(&self, py: Python<'_>) -> PyResult<Option<PageOrder>> {
+        let order = block_without_runtime(py, async { self.0.lock().await.recv().await }, None)?;
+        Ok(order.flatten().map(|Order { subject, which, reply }| PageOrder {
+            subject,
+            which,
+            reply: Mutex::new(Some(reply)),
+        }))
+    }
+}
+
+/// A page that somebody waits for.
+#[pyclass(frozen, module = "elastic_rs._elastic_rs")]
+pub struct PageOrder {
+    subject: Subject,
+    which: Which,
+    reply: Mutex<Option<oneshot::Sender<String>>>,
+}
+
+#[pymethods]
+impl PageOrder {
+    /// Of a run's page: its events as lines of JSON, and its state as JSON.
+    #[getter]
+    fn run(&self) -> Option<(Vec<&str>, &str)> {
+        match &self.subject {
+            Subject::Run { lines, state } => Some((lines.iter().map(AsRef::as_ref).collect(), state)),
+            Subject::Runs(..) => None,
+        }
+    }
+
+    /// Of a list: the names of runs, and the number of those that are left out.
+    #[getter]
+    fn runs(&self) -> Option<(Vec<String>, usize)> {
+        match &self.subject {
+            Subject::Runs(names, more) => Some((names.clone(), *more)),
+            Subject::Run { .. } => None,
+        }
+    }
+
+    /// The page was asked for by the name of its run, so there may be others.
+    #[getter]
+    fn named(&self) -> bool {
+        self.which.run.is_some()
+    }
+
+    /// The page is not to ask for itself again.
+    #[getter]
+    fn still(&self) -> bool {
+        self.which.still
+    }
+
+    /// The page is made. Without that, who has asked hears that it could not be made.
+    fn made(&self, html: String) {
+        if let Some(reply) = self.reply.lock().take() {
+            let _ = reply.send(html); // who has asked may have gone
+        }
     }
 }
 

@@ -47,7 +47,7 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::etcd_client::{EtcdClient, EtcdMember};
     #[pymodule_export]
-    use crate::host::{Host, StoreLimits};
+    use crate::host::{Host, PageOrder, PageOrders, StoreLimits};
     #[pymodule_export]
     use crate::launch::{Launched, launch, rehearse, visible_gpus};
     #[pymodule_export]

@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elastic_rs import _elastic_rs
 from elastic_rs.observe import _source, _text
 from elastic_rs.observe._events import Event, parse, plain
+from elastic_rs.observe._otlp import HEADERS, send, traces
 from elastic_rs.observe._page import page
 from elastic_rs.observe._story import Story, tell
 from elastic_rs.observe._top import show
@@ -47,9 +49,16 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     events.add_argument("--follow", action="store_true", help="go on with each event as it happens, until interrupted")
     events.add_argument(
         "--format",
-        choices=("lines", "json", "chrome-trace"),
+        choices=("lines", "json", "chrome-trace", "otlp"),
         default="lines",
-        help="chrome-trace is for https://ui.perfetto.dev; json is the same as --json (default: %(default)s)",
+        help="chrome-trace is for https://ui.perfetto.dev; otlp is a line of OTLP-JSON for each recovery, for a "
+        "collector of OpenTelemetry; json is the same as --json (default: %(default)s)",
+    )
+    events.add_argument(
+        "--otlp-http",
+        metavar="URL",
+        help="send the recoveries to a collector instead, such as http://collector:4318/v1/traces; "
+        f"{HEADERS} has headers, as for OpenTelemetry's exporters",
     )
     top = _parser(commands, "top", _top, "a job on the whole terminal, once a second")
     top.epilog = "keys: q quit, p pause, s sort, w why, j and k scroll. Colours are off if NO_COLOR is set."
@@ -154,12 +163,17 @@ def _why(args: argparse.Namespace) -> int:
 
 def _events(args: argparse.Namespace) -> int:
     args.json |= args.format == "json"
-    if args.format == "chrome-trace":
+    if args.otlp_http is not None:
+        if args.format not in ("lines", "otlp"):
+            return _fail(USAGE, f"--otlp-http sends --format=otlp, and --format is `{args.format}`")
+        args.format = "otlp"
+    if args.format in ("chrome-trace", "otlp"):
         if args.follow or args.json:
-            return _fail(USAGE, "--format=chrome-trace is one document: give neither --follow nor --json")
-        events, state = _read(args)
-        print(json.dumps(chrome_trace(events, None if state is None else state["mono_us"])))
-    elif args.follow:
+            return _fail(
+                USAGE, f"--format={args.format} tells what has happened so far: give neither --follow nor --json"
+            )
+        return _traces(args)
+    if args.follow:
         if args.events is not None:
             return _fail(USAGE, "--follow needs an endpoint: files do not change")
         nodes: list[Event] = []
@@ -182,6 +196,25 @@ def _events(args: argparse.Namespace) -> int:
         story = tell(read)
         for event in read:
             print(json.dumps(dataclasses.asdict(event)) if args.json else _text.event_line(event, story))
+    return HEALTHY
+
+
+def _traces(args: argparse.Namespace) -> int:
+    events, state = _read(args)
+    now_us = None if state is None else state["mono_us"]
+    if args.format == "chrome-trace":
+        print(json.dumps(chrome_trace(events, now_us)))
+        return HEALTHY
+    found = traces(events, _elastic_rs.VERSION, now_us)
+    if args.otlp_http is None:
+        for trace in found:
+            print(json.dumps(trace))
+        return HEALTHY
+    try:
+        count = send(args.otlp_http, found)
+    except ConnectionError as error:
+        return _fail(UNREACHABLE, str(error))
+    print(f"sent {count} {'recovery' if count == 1 else 'recoveries'} to {args.otlp_http}")
     return HEALTHY
 
 

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from elastic_rs import _elastic_rs
+from elastic_rs.observe._served import serve_pages
 
 if TYPE_CHECKING:
     from elastic_rs._elastic_rs import Host, Protection
@@ -28,6 +29,7 @@ def claim(host: str, port: int, config: RendezvousConfig, protected: Protection 
         logger.info("the coordinator at %s:%d is hosted elsewhere: %s", host, port, claimed)
         return None, claimed
     logger.info("this process hosts the coordinator at %s:%d", host, claimed.port)
+    serve_pages(claimed)
     return claimed, ""
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _elastic_rs
 from elastic_rs.discovery._sources import DiscoveryError, FileHosts, FixedHosts, HostDiscovery, HostDiscoveryScript
+from elastic_rs.observe._served import serve_pages
 from elastic_rs.rendezvous._config import (
     DEFAULT_PORT,
     RUST_C10D,
@@ -82,6 +83,7 @@ def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | 
         host = _elastic_rs.Host.listen(None, port, protection=protected)
     except OSError as error:
         return _cannot(f"cannot host the coordinator at port {port}: {error.strerror or error}")
+    serve_pages(host)
     try:
         driver = _elastic_rs.Driver(_options_of(args, least, fixed is not None, job, host.port))
         logger.info("this process hosts the coordinator at port %d", host.port)

@@ -1,6 +1,7 @@
 //! The events of all runs, and the observers that wait for the next ones.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use serde::Serialize;
@@ -16,11 +17,27 @@ use crate::rendezvous::protocol::message::{Observe, Observed};
 
 /// Bytes of an answer: a frame has room for more, and for one event that is longer.
 const ANSWER_BYTES: usize = 32 * 1024;
+/// Most runs that a page lists.
+const LISTED: usize = 200;
 /// Most runs that an error names.
 const NAMED: usize = 8;
 
 /// What an observer gets: an answer, or why there is none.
 pub(super) type Answer = Result<Observed, String>;
+
+/// What a page shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// A list of these runs, and the number of those that are left out.
+    Runs(Vec<String>, usize),
+    /// A run, as observers get it.
+    Run {
+        /// Its events as lines of JSON, the oldest first.
+        lines: Vec<Arc<str>>,
+        /// Its state as JSON.
+        state: String,
+    },
+}
 
 /// A run's state, and the time on the clock of its events.
 #[derive(Serialize)]
@@ -169,12 +186,28 @@ impl Book {
         }
     }
 
-    fn answer(&self, run_id: String, ask: &Observe, machine: &Machine) -> Observed {
+    /// What the page of a run shows; without a name the only run, or a list of them.
+    pub fn subject(&self, run_id: Option<&str>, machine: &Machine) -> Result<Subject, String> {
+        if run_id.is_none() && machine.run_ids().nth(1).is_some() {
+            let mut ids = machine.run_ids();
+            let names = ids.by_ref().take(LISTED).map(str::to_owned).collect();
+            return Ok(Subject::Runs(names, ids.count()));
+        }
+        let run_id = chosen(run_id, true, machine)?;
+        let lines = self.rings.after(&run_id, 0).map(|kept| Arc::clone(&kept.line)).collect();
+        Ok(Subject::Run { lines, state: self.state_of(&run_id, machine).unwrap_or_default() })
+    }
+
+    fn state_of(&self, run_id: &str, machine: &Machine) -> Option<String> {
         let now = Instant::now();
         let mono_us = u64::try_from(now.saturating_duration_since(self.began).as_micros()).unwrap_or(u64::MAX);
-        let state = machine.run(&run_id).filter(|_| ask.state).map(|run| Dated { state: run.state(now), mono_us });
+        let state = Dated { state: machine.run(run_id)?.state(now), mono_us };
         // All of its keys are texts, so nothing in it can fail.
-        let state = state.map(|state| serde_json::to_string(&state).unwrap_or_default());
+        Some(serde_json::to_string(&state).unwrap_or_default())
+    }
+
+    fn answer(&self, run_id: String, ask: &Observe, machine: &Machine) -> Observed {
+        let state = if ask.state { self.state_of(&run_id, machine) } else { None };
         let mut bytes = state.as_ref().map_or(0, String::len);
         let (mut lines, mut last, mut more) = (Vec::new(), ask.after, false);
         for kept in self.rings.after(&run_id, ask.after) {

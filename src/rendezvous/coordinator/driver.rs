@@ -18,6 +18,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout};
 
+pub use super::book::Subject;
 use super::book::{Answer, Book};
 use super::machine::{Command, Machine};
 use crate::bounded_log::BoundedLog;
@@ -72,6 +73,13 @@ pub enum Question {
     Ready(oneshot::Sender<bool>),
     /// What was counted, and the state of its runs.
     Metrics(oneshot::Sender<OpenMetrics>),
+    /// What the page of a run shows, or why there is none. Without a name the only run, or a list of them.
+    Page {
+        /// Its id.
+        run: Option<String>,
+        /// Where the answer goes.
+        reply: oneshot::Sender<Result<Subject, String>>,
+    },
 }
 
 /// Observers at once.
@@ -248,6 +256,7 @@ fn answer(question: Question, machine: &Machine, book: &Book) {
     match question {
         Question::Ready(reply) => drop(reply.send(!machine.is_leaving())),
         Question::Metrics(reply) => drop(reply.send(book.metrics(machine))),
+        Question::Page { run, reply } => drop(reply.send(book.subject(run.as_deref(), machine))),
     }
 }
 

@@ -1,0 +1,208 @@
+"""Recoveries as traces of OpenTelemetry, in OTLP's JSON. ``traces`` is pure.
+
+A recovery is a trace: the span of the recovery, below it one for each node, below those its phases. Source of the form:
+``opentelemetry/proto/trace/v1/trace.proto`` of opentelemetry-proto 1.x, and "OTLP/HTTP, JSON Protobuf Encoding" of the
+OTLP specification: ids in hexadecimal, numbers of 64 bits as text, enums as numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import urllib.error
+import urllib.request
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from elastic_rs.observe import _text
+from elastic_rs.observe._events import host_of
+from elastic_rs.observe._story import Period, Recovery, Story, phase_periods, tell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from elastic_rs.observe._events import Event
+
+__all__ = ["send", "traces"]
+
+INTERNAL = 1
+"""``SPAN_KIND_INTERNAL``."""
+ERROR = 2
+"""``STATUS_CODE_ERROR``."""
+
+HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
+LIMIT_S = 10.0
+
+
+def traces(events: Sequence[Event], version: str, now_us: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yield each recovery that has ended, as an ``ExportTraceServiceRequest``.
+
+    Ids come from the run's name and the id of the event that began the recovery. So everybody who has that event writes
+    the same ids, and the same times: those of the coordinator's clock since that event, added to its time of day.
+
+    Args:
+        events: all of one run, in their order.
+        version: of this package.
+        now_us: the time on the coordinator's clock; by default that of the last event.
+    """
+    story = tell(events, now_us)
+    told: dict[str, list[Event]] = {}
+    for event in story.events:
+        if event.type == "phase" and event.cause:
+            told.setdefault(event.cause[0], []).append(event)
+    for recovery in story.recoveries:
+        completed = recovery.completed
+        if completed is not None or recovery.broken is story.closed:
+            spans = _Trace(story, recovery).spans(told.get(completed.id, []) if completed is not None else [])
+            scope = {"name": "elastic_rs", "version": version}
+            resource = {"attributes": _attributes({"service.name": "elastic_rs", "elastic_rs.run": story.run})}
+            yield {"resourceSpans": [{"resource": resource, "scopeSpans": [{"scope": scope, "spans": spans}]}]}
+
+
+def send(url: str, requests: Iterable[dict[str, Any]]) -> int:
+    """Send traces to a collector, and return how many it has taken.
+
+    Args:
+        url: where it takes them, such as ``http://collector:4318/v1/traces``.
+        requests: what :func:`traces` yields.
+
+    Raises:
+        ValueError: it is no address of HTTP.
+        ConnectionError: nobody answers, or the collector refuses. The message says after how many traces.
+    """
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        raise ValueError(f"--otlp-http is `{url}`, must be an address such as http://collector:4318/v1/traces")
+    headers = {"Content-Type": "application/json", **_headers(os.environ.get(HEADERS, ""))}
+    count = 0
+    for request in requests:
+        content = json.dumps(request).encode()
+        try:
+            asked = urllib.request.Request(url, content, headers)  # noqa: S310 - the scheme is checked above
+            with urllib.request.urlopen(asked, timeout=LIMIT_S) as answer:  # noqa: S310
+                refused = _refused(answer.read(1 << 16))
+        except urllib.error.HTTPError as error:
+            error.close()
+            raise ConnectionError(f"{url}: {error.code} {error.reason}, after {count} traces") from None
+        except OSError as error:  # of urllib's, too
+            raise ConnectionError(f"{url}: {getattr(error, 'reason', error)}, after {count} traces") from None
+        if refused:
+            raise ConnectionError(f"{url}: the collector refuses spans: {refused}, after {count} traces")
+        count += 1
+    return count
+
+
+def _headers(text: str) -> dict[str, str]:
+    """Read ``name=value,name=value``, as OpenTelemetry's exporters do."""
+    pairs = (pair.partition("=") for pair in text.split(",") if "=" in pair)
+    return {unquote(name.strip()): unquote(value.strip()) for name, _, value in pairs}
+
+
+def _refused(answer: bytes) -> str:
+    """Return why a collector has refused spans, if it has: ``ExportTracePartialSuccess``."""
+    try:
+        partial = json.loads(answer).get("partialSuccess") or {}
+        refused = int(partial.get("rejectedSpans") or 0)
+    except (ValueError, AttributeError, TypeError):
+        return ""
+    return f"{refused}: {partial.get('errorMessage') or 'without a reason'}" if refused else ""
+
+
+class _Trace:
+    """The trace of one recovery."""
+
+    def __init__(self, story: Story, recovery: Recovery) -> None:
+        self._story, self._recovery = story, recovery
+        self._trace = _id(16, story.run, recovery.root.id)
+        # The only time of day that is used. What follows is the coordinator's clock, which never jumps.
+        self._wall_ns = _nanoseconds(recovery.root.wall)
+
+    def spans(self, told: Sequence[Event]) -> list[dict[str, Any]]:
+        """Return all spans, the recovery's first. ``told``: the phases of its nodes."""
+        story, recovery = self._story, self._recovery
+        root, completed = recovery.root, recovery.completed
+        end_us = recovery.ended_us if recovery.ended_us is not None else recovery.broken.mono_us
+        period = Period("recovery", root.mono_us, end_us)
+        facts = {
+            "elastic_rs.round": recovery.broken.round,
+            "elastic_rs.restart": recovery.broken.restart if completed is None else completed.restart,
+            "elastic_rs.cause": root.type,
+            "elastic_rs.what": _text.what(root, story),
+            "elastic_rs.workers": recovery.workers,
+            "elastic_rs.node": root.node,
+            "host.name": host_of(root.node) if root.node else None,
+        }
+        whole = self._span("recovery", "recovery", period, None, facts)
+        happened = [root, *recovery.consequences, recovery.broken, *([completed] if completed is not None else [])]
+        distinct = {event.id: event for event in happened}.values()
+        whole["events"] = [self._event(event) for event in distinct]
+        if completed is None:
+            whole["status"] = {"code": ERROR, "message": recovery.broken.text or "the job has ended"}
+        spans = [whole]
+        for node, periods in _by_node(told).items():
+            begin = min(period.begin_us for period in periods)
+            end = max(period.end_us for period in periods)
+            named = {"elastic_rs.node": node, "host.name": host_of(node)}
+            below = self._span(
+                f"node {node}", f"node {story.name(node)}", Period("node", begin, end), whole["spanId"], named
+            )
+            spans.append(below)
+            for period in periods:
+                facts = {**named, "elastic_rs.phase": period.kind}
+                spans.append(self._span(f"{period.kind} {node}", period.kind, period, below["spanId"], facts))
+        return spans
+
+    def _span(
+        self, key: str, name: str, period: Period, parent: str | None, facts: Mapping[str, object]
+    ) -> dict[str, Any]:
+        span = {
+            "traceId": self._trace,
+            "spanId": _id(8, self._trace, key),
+            "name": name,
+            "kind": INTERNAL,
+            "startTimeUnixNano": self._at(period.begin_us),
+            "endTimeUnixNano": self._at(max(period.begin_us, period.end_us)),
+            "attributes": _attributes(facts),
+        }
+        return span if parent is None else {**span, "parentSpanId": parent}
+
+    def _event(self, event: Event) -> dict[str, Any]:
+        plain = {key: value for key, value in event.data.items() if isinstance(value, str | int)}
+        facts = {**plain, "elastic_rs.event": event.id, "elastic_rs.node": event.node, "elastic_rs.text": event.text}
+        return {"timeUnixNano": self._at(event.mono_us), "name": event.type, "attributes": _attributes(facts)}
+
+    def _at(self, mono_us: int) -> str:
+        return str(max(0, self._wall_ns + (mono_us - self._recovery.root.mono_us) * 1000))
+
+
+def _by_node(told: Sequence[Event]) -> dict[str, list[Period]]:
+    """Return the phases of each node, in their order. A node may tell of them in several events."""
+    found: dict[str, list[Period]] = {}
+    for event in told:
+        if event.node is not None:
+            found.setdefault(event.node, []).extend(phase_periods(event))
+    return {node: sorted(periods, key=lambda one: one.begin_us) for node, periods in found.items() if periods}
+
+
+def _attributes(facts: Mapping[str, object]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": _value(value)} for key, value in facts.items() if value is not None]
+
+
+def _value(value: object) -> dict[str, Any]:
+    if isinstance(value, bool):
+        return {"boolValue": value}
+    return {"intValue": str(value)} if isinstance(value, int) else {"stringValue": str(value)}
+
+
+def _id(length: int, *words: str) -> str:
+    """Return an id of so many bytes, in hexadecimal."""
+    return hashlib.sha256("\0".join(["elastic_rs", *words]).encode()).hexdigest()[: 2 * length]
+
+
+def _nanoseconds(wall: str) -> int:
+    """Return a time of day as nanoseconds since 1970. 0: an event of another release has none."""
+    try:
+        return int(datetime.fromisoformat(wall).timestamp() * 1000) * 1_000_000
+    except (ValueError, OverflowError, OSError):
+        return 0
