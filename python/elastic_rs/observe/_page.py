@@ -30,6 +30,9 @@ LIMIT_BYTES = 60_000
 REFRESH_S = 5
 """A served page asks for itself again after so many seconds."""
 
+_OTHERS = ("rendezvous", "import")
+"""Phases that say nothing about their node: it waits for others, or rank 0's node measures for all."""
+
 _WIDTH, _NAMES, _ROW = 1000, 150, 16
 _MARKS = {
     "worker.exited": ("exited", "M-4-4 4 4M4-4-4 4"),
@@ -306,7 +309,11 @@ def _zoom(story: Story, recovery: Recovery, detail: _Detail) -> Iterator[str]:
     for event in story.events:
         if event.type == "phase" and event.node and event.cause[:1] == (recovery.completed.id,):
             told.setdefault(event.node, []).extend(phase_periods(event))
-    slowest = sorted(told, key=lambda node: -max((period.end_us for period in told[node]), default=0))
+
+    def own_us(node: str) -> int:
+        return sum(period.end_us - period.begin_us for period in told[node] if period.kind != "rendezvous")
+
+    slowest = sorted((node for node in told if told[node]), key=lambda node: (-own_us(node), node))
     shown = slowest[: detail.zoomed_nodes]
     if not shown:
         return
@@ -318,7 +325,7 @@ def _zoom(story: Story, recovery: Recovery, detail: _Detail) -> Iterator[str]:
             yield _bar(period, period.name, row, scale)
     yield "</svg></figure>"
     if len(slowest) > len(shown):
-        yield f"<p>The {len(shown)} nodes that were ready last, of {len(slowest)}.</p>"
+        yield f"<p>The {len(shown)} slowest nodes of {len(slowest)}. In <i>rendezvous</i> they wait for the others.</p>"
 
 
 def _bar(period: Period, name: str, row: int, scale: _Scale) -> str:
@@ -338,7 +345,7 @@ class _Cost:
         follows: failures of its workers that followed from others.
         went: times that it was lost.
         longest_us: the longest of each of its phases, in microseconds.
-        total_us: all of its phases, in microseconds.
+        total_us: all of its phases but those that say nothing about it, in microseconds.
     """
 
     node: str
@@ -368,7 +375,7 @@ def _costs(story: Story) -> list[_Cost]:
             longest = cost.longest_us or {}
             for phase, micros in phases_us(event).items():
                 longest[phase] = max(longest.get(phase, 0), micros)
-                cost.total_us += micros
+                cost.total_us += micros if phase not in _OTHERS else 0
             cost.longest_us = longest
     return sorted(costs.values(), key=_Cost.key)
 
