@@ -1,4 +1,4 @@
-"""Measure the coordinator with many nodes: time of a round and of reporting a loss, and bytes per node, with PyTorch's.
+"""Measure the coordinator with many nodes: a round, a loss and `elastic-rs status`, and bytes per node, with PyTorch's.
 
     python benches/rendezvous_scale.py [--quick]
 
@@ -145,6 +145,22 @@ def lose_ms(others: Peer, lost: Peer, how: str) -> float:
     return (json.loads(others.answer())["ended"] - began) / 1e6
 
 
+def status_ms(count: int, repetitions: int) -> tuple[list[float], int]:
+    """Return the times of `elastic-rs status`, and its number of lines."""
+    with host() as (_, port), nodes(port, 0, count, count) as peer:
+        for _ in range(2):
+            peer.times("join")
+        took = []
+        for _ in range(repetitions):
+            command = [Path(sys.executable).with_name("elastic-rs"), "status", f"127.0.0.1:{port}"]
+            began = time.monotonic()
+            shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+            took.append((time.monotonic() - began) * 1e3)
+            if f"{count} nodes" not in shown:
+                sys.exit(f"error: status does not name the {count} nodes:\n{shown}")
+    return took, len(shown.splitlines())
+
+
 def usage(pid: int) -> tuple[float, int]:
     """Return CPU seconds and resident KiB of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -243,7 +259,7 @@ def main() -> None:
     quick = parser.parse_args().quick
     build = ["cargo", "build", "--quiet", "--release", "--example", "rendezvous_load"]
     subprocess.run(build, cwd=ROOT, check=True)
-    results: dict[str, list[dict[str, Any]]] = {"rounds": [], "losses": [], "at rest": [], "traffic": []}
+    results: dict[str, list[dict[str, Any]]] = {"rounds": [], "losses": [], "status": [], "at rest": [], "traffic": []}
 
     print(f"{'last join to last release':28} {'median':>10} {'worst':>10} {'target':>10}")
     for count, target in ((8, 5), (64, 10), (256, 30), (1000, 100), (4000, 500)):
@@ -265,6 +281,12 @@ def main() -> None:
                 flush=True,
             )
             results["losses"].append({"nodes": count, "how": how, "ms": took, "target_ms": target})
+
+    print("\nelastic-rs status, from the start of its process to its end")
+    for count in (256,) if quick else (64, 4000):
+        took, lines = status_ms(count, 3 if quick else 10)
+        print(f"{count:>6} nodes, {lines} lines {statistics.median(took):>15.1f} ms {max(took):>7.1f} ms {100:>7} ms")
+        results["status"].append({"nodes": count, "ms": took, "lines": lines})
 
     count, seconds = (256, 6.0) if quick else (1000, 30.0)
     cpu, kib = at_rest(count, seconds)

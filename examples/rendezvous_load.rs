@@ -13,7 +13,8 @@
 //!
 //! With `ELASTIC_RS_TOKEN_FILE`, host and sessions are protected by the token in that file.
 //!
-//! - `join`: every node joins at once. `began` is when the last one joins, `ended` when the last one has its place.
+//! - `join`: every node joins at once. `began` is when the last one joins, `ended` when the last one has its place. Each node then
+//!   tells how long its phases took, as agents do.
 //! - `await-change`: `ended` is when the last node has been told that the world must re-form.
 //! - `leave`: every node leaves. `began` is just before.
 #![allow(clippy::unwrap_used, reason = "a measuring tool: it stops at the first thing that goes wrong")]
@@ -23,6 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use elastic_rs::etcd::{Client, ClientOptions, parse_endpoints};
+use elastic_rs::events::record::Phase;
 use elastic_rs::host::Host;
 use elastic_rs::rendezvous::conf::DEFAULT_KEY_PREFIX;
 use elastic_rs::rendezvous::etcd::driver;
@@ -115,8 +117,12 @@ async fn join(sessions: &[&'static Session]) -> (u64, u64) {
         joins.spawn(session.join(29_500, None, None, PATIENCE));
     }
     let began = now();
-    let mut ranks: Vec<u32> = joins.join_all().await.into_iter().map(|placed| placed.unwrap().rank).collect();
+    let places: Vec<_> = joins.join_all().await.into_iter().map(Result::unwrap).collect();
     let ended = now();
+    let phase =
+        Phase { stop_us: Some(90_000), rendezvous_us: Some(30_000), start_us: Some(20_000), ..Phase::default() };
+    sessions.iter().for_each(|session| session.took(places[0].round, phase.clone()));
+    let mut ranks: Vec<u32> = places.iter().map(|placed| placed.rank).collect();
     ranks.sort_unstable();
     ranks.dedup();
     assert_eq!(ranks.len(), sessions.len(), "two nodes have one rank");
