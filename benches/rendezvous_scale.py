@@ -230,6 +230,7 @@ def traffic(backend: str, count: int, seconds: float) -> dict[str, float]:
         marks = [0]  # connecting belongs to the first join
         for order in ("join", "join"):
             peer.times(order)
+            time.sleep(0.5)  # the nodes tell their phases when all have a place
             marks.append(relay.bytes)
         if backend == "rust-c10d":
             time.sleep(seconds)
