@@ -13,6 +13,8 @@ pub mod devices;
 pub mod discovery;
 pub mod etcd;
 pub mod events;
+#[cfg(feature = "io")]
+mod forks;
 pub mod frontend;
 #[cfg(feature = "io")]
 pub mod host;
@@ -24,6 +26,7 @@ pub mod rendezvous;
 pub mod secure;
 #[cfg(feature = "sim")]
 pub mod sim;
+pub mod steps;
 pub mod store;
 #[cfg(feature = "io")]
 pub mod threads;

@@ -218,7 +218,7 @@ impl Member {
     }
 
     fn exited(&self, local_rank: u32, exit: Exit) -> Exited {
-        Exited { local_rank, pid: self.number, exit, at: Instant::now() }
+        Exited { local_rank, pid: self.number, exit, at: Instant::now(), late: None }
     }
 }
 

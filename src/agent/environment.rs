@@ -24,10 +24,14 @@ pub const AGENT: &str = "ELASTIC_RS_AGENT";
 /// Which workers may change in place: [`crate::rendezvous::conf::InPlace::name`].
 pub const IN_PLACE: &str = "ELASTIC_RS_IN_PLACE";
 
+/// Where a worker writes its steps: [`crate::steps`].
+pub const STEPS: &str = "ELASTIC_RS_STEPS";
+
 /// Variables whose values differ per worker or per round. A warm start allows for these, and for no others.
-pub const VARIES: [&str; 22] = [
+pub const VARIES: [&str; 23] = [
     AGENT,
     IN_PLACE,
+    STEPS,
     "RANK",
     "LOCAL_RANK",
     "GROUP_RANK",

@@ -32,9 +32,11 @@ mod in_place;
 mod perform;
 mod replace;
 mod start;
+mod training;
 
 use replace::Ahead;
 pub use start::{Programs, START_PATIENCE};
+use training::Training;
 
 /// How long killed workers may take to be gone.
 const KILL: Duration = Duration::from_secs(5);
@@ -109,6 +111,8 @@ pub struct Runner {
     disturbance: Disturbance,
     /// It has said who it is.
     introduced: bool,
+    /// The steps of training that the workers tell.
+    training: Training,
 }
 
 impl Runner {
@@ -119,6 +123,7 @@ impl Runner {
         let mut policy = options.policy();
         let exchange = in_place::listen(&options, session.is_some());
         policy.in_place &= exchange.is_some();
+        let training = Training::new(&options, session.is_some());
         let AgentOptions { name, entrypoint, workers, uninterruptible_sleep, in_place, .. } = options;
         Self {
             machine: AgentMachine::new(policy, name.clone()),
@@ -150,6 +155,7 @@ impl Runner {
             stopwatch: Stopwatch::default(),
             disturbance: Disturbance::default(),
             introduced: false,
+            training,
         }
     }
 
@@ -186,6 +192,7 @@ impl Runner {
         tokio::select! {
             event = next_of(&mut self.crew) => self.on_crew(event),
             heard = in_place::next_of(&mut self.exchange) => self.on_heard(heard),
+            () = self.training.rung() => self.on_first_step(),
             (local_rank, words, complete) = words_of(&mut self.words) => {
                 self.machine.on_words(local_rank, words, complete);
             }
@@ -206,6 +213,7 @@ impl Runner {
         self.answered(|step| matches!(step, Step::Join));
         self.seen = self.session.as_ref().map(|_| Seen::placed(&placement));
         self.stopwatch.placed(Instant::now());
+        self.training.begin(placement.round);
         self.place = Some((placement.clone(), Instant::now()));
         self.words = None; // words of the round before are no longer needed
         self.take_over_ahead();
@@ -324,13 +332,16 @@ impl Runner {
 
     fn on_exited(&mut self, exited: Exited) {
         let now = Instant::now();
-        let Exited { local_rank, pid, exit, .. } = exited;
+        let Exited { local_rank, pid, exit, at, late } = exited;
         let stderr_end = self.crew.as_ref().map(|crew| crew.stderr_end(local_rank)).unwrap_or_default();
         self.stderr_ends.insert(local_rank, stderr_end);
         self.note_exit(exited);
         if exit.is_success() {
             self.machine.on_worker_succeeded(local_rank, now);
         } else {
+            if let Some(late) = late.filter(|_| self.machine.is_running()) {
+                self.stopwatch.detected(late + now.saturating_duration_since(at));
+            }
             let ended = (exit.to_string(), exit.returncode());
             let failure = self.failure(local_rank, pid, ended, String::new());
             if self.machine.is_running() {

@@ -10,7 +10,6 @@
 //! | [`checks`] | the count of checks, and what a check finds: all workers learn of a change at the same check |
 //! | [`worker`] | a worker's end: a thread reads, and frees blocked collectives (feature `io`) |
 //! | `sockets` | which sockets those collectives wait for (feature `io`) |
-//! | `forks` | whether this process was forked since it connected (feature `io`) |
 //! | [`agent`], `folder` | the agent's end: its socket, who may connect, and as which worker (feature `io`) |
 //!
 //! Frames and limits of texts are those of [`crate::rendezvous::protocol`].
@@ -20,8 +19,6 @@ pub mod agent;
 pub mod checks;
 #[cfg(feature = "io")]
 mod folder;
-#[cfg(feature = "io")]
-mod forks;
 pub mod message;
 #[cfg(feature = "io")]
 mod sockets;

@@ -13,10 +13,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::checks::{Ended, News, Verdict};
-use super::forks;
 use super::message::{ToAgent, VERSION, World};
 use super::sockets::Sockets;
-use crate::threads;
+use crate::{forks, threads};
 
 mod line;
 

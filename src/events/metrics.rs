@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-use super::record::{Kind, Loss, Phase, Record};
+use super::record::{Kind, Loss, Number, Phase, Record};
+use super::training::Training;
 
 /// Most runs that are told apart. Later ones are counted together.
 pub const RUNS: usize = 64;
@@ -16,15 +17,10 @@ const OTHER: &str = "other";
 const CHANGES: &str = "changes";
 /// Upper bounds of the histogram of recoveries, in seconds.
 const BOUNDS: [f64; 10] = [0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0];
-/// The phases, with the field of each.
-type Field = fn(&Phase) -> Option<u64>;
-pub(crate) const PHASES: [(&str, Field); 5] = [
-    ("detect", |phase| phase.detect_us),
-    ("stop", |phase| phase.stop_us),
-    ("rendezvous", |phase| phase.rendezvous_us),
-    ("start", |phase| phase.start_us),
-    ("import", |phase| phase.import_us),
-];
+/// The phases: those of [`Phase::parts`], and the first step.
+pub(crate) const PHASES: [&str; 6] = ["detect", "stop", "rendezvous", "start", "import", "first_step"];
+/// Microseconds of each.
+type PhasesUs = [u64; PHASES.len()];
 
 /// What was counted of one run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,9 +35,13 @@ struct Counts {
     exits: [u64; 2],
     hosts_out: u64,
     /// The longest of each phase in each round, added up, in microseconds.
-    phases_us: [u64; PHASES.len()],
+    phases_us: PhasesUs,
     /// The same of the current round.
-    round_us: [u64; PHASES.len()],
+    round_us: PhasesUs,
+    /// How long the node had been silent that was lost last.
+    silent: Option<(Number, u64)>,
+    /// The longest such silence of the recovery under way, in microseconds.
+    silent_us: u64,
     /// Since when the current round is broken or changes, and why.
     broken: Option<(Instant, &'static str)>,
     /// The current round follows another one.
@@ -49,6 +49,7 @@ struct Counts {
     /// How many recoveries took at most as long as each bound, and longer than the one before.
     recoveries: [u64; BOUNDS.len() + 1],
     recovery_sum: Duration,
+    training: Training,
 }
 
 /// What was counted of all runs.
@@ -69,7 +70,11 @@ impl Metrics {
             // Times of several runs cannot be told apart, so only what is counted one by one is counted together.
             None if !matches!(
                 record.kind,
-                Kind::RoundBroken { .. } | Kind::RoundChanges {} | Kind::RoundCompleted { .. } | Kind::Phase(_)
+                Kind::RoundBroken { .. }
+                    | Kind::RoundChanges {}
+                    | Kind::RoundCompleted { .. }
+                    | Kind::Phase(_)
+                    | Kind::FirstStep(_)
             ) =>
             {
                 self.others.count(record, now);
@@ -95,7 +100,7 @@ impl Metrics {
     }
 
     /// Write all counters.
-    pub fn write(&self, out: &mut OpenMetrics) {
+    pub fn write(&self, out: &mut OpenMetrics, now: Instant) {
         out.family("rounds", "counter", "rounds that were completed, by why the one before was broken");
         for (run, counts) in self.all() {
             for (why, count) in &counts.rounds {
@@ -122,7 +127,7 @@ impl Metrics {
         self.each(out, "hosts_put_out_total", |counts| counts.hosts_out);
         out.family("lost_seconds", "counter", "the longest of each phase in each recovery, added up");
         for (run, counts) in self.all() {
-            for ((phase, _), micros) in PHASES.into_iter().zip(counts.phases_us) {
+            for (phase, micros) in PHASES.into_iter().zip(counts.phases_us) {
                 out.value("lost_seconds_total", &[("run", run), ("phase", phase)], micros as f64 / 1e6);
             }
         }
@@ -139,6 +144,17 @@ impl Metrics {
             out.value("recovery_seconds_count", &[("run", run)], all);
             out.value("recovery_seconds_sum", &[("run", run)], counts.recovery_sum.as_secs_f64());
         }
+        out.family("redone_steps", "counter", "steps of training that were made again after a recovery");
+        self.each(out, "redone_steps_total", |counts| counts.training.redone_steps());
+        out.family(
+            "goodput_ratio",
+            "gauge",
+            "part of the time since the first step in which steps were made that count",
+        );
+        for (run, counts) in self.all() {
+            let goodput = counts.training.goodput(now);
+            goodput.into_iter().for_each(|ratio| out.value("goodput_ratio", &[("run", run)], ratio));
+        }
     }
 
     fn each(&self, out: &mut OpenMetrics, name: &str, of: impl Fn(&Counts) -> u64) {
@@ -148,8 +164,11 @@ impl Metrics {
 
 impl Counts {
     fn count(&mut self, record: &Record, now: Instant) {
+        self.training.count(&record.kind, now);
         match &record.kind {
             Kind::RoundBroken { why } => {
+                let silent = self.silent.filter(|(lost, _)| record.causes.contains(lost));
+                self.silent_us = self.silent_us.max(silent.map_or(0, |(_, micros)| micros));
                 self.broken = Some(match self.broken {
                     Some((since, CHANGES)) => (since, why.name()),
                     Some(first) => first,
@@ -161,6 +180,7 @@ impl Counts {
             Kind::RoundCompleted { .. } => {
                 self.round_us = [0; PHASES.len()];
                 let broken = self.broken.take();
+                let silent_us = std::mem::take(&mut self.silent_us);
                 self.follows = broken.is_some();
                 *self.rounds.entry(broken.map_or("first", |(_, why)| why)).or_default() += 1;
                 if let Some((since, _)) = broken {
@@ -168,21 +188,24 @@ impl Counts {
                     let at = BOUNDS.partition_point(|bound| *bound < lasted.as_secs_f64());
                     self.recoveries[at] += 1;
                     self.recovery_sum += lasted;
+                    self.took([silent_us, 0, 0, 0, 0, 0]);
                 }
             }
-            Kind::Phase(phase) if self.follows => {
-                for (at, (_, field)) in PHASES.into_iter().enumerate() {
-                    let micros = field(phase).unwrap_or(0);
-                    let more = micros.saturating_sub(self.round_us[at]);
-                    self.round_us[at] += more;
-                    self.phases_us[at] = self.phases_us[at].saturating_add(more);
-                }
+            Kind::Phase(phase) => {
+                let [detect, stop, rendezvous, start, import] = phase.parts().map(Option::unwrap_or_default);
+                self.took([detect, stop, rendezvous, start, import, 0]);
             }
+            Kind::FirstStep(first) => self.took([0, 0, 0, 0, 0, first.first_step_us]),
             Kind::WorkerExited(exit) => {
                 self.exits[usize::from(!exit.first)] += 1;
                 self.restarts += u64::from(exit.counts);
             }
-            Kind::NodeLost { how, .. } => {
+            Kind::NodeLost { how, silent_ms } => {
+                let silent_us = silent_ms.unwrap_or(0).saturating_mul(1000);
+                self.silent = Some((record.number, silent_us));
+                if self.broken.is_some() {
+                    self.silent_us = self.silent_us.max(silent_us);
+                }
                 let at = match how {
                     Loss::Connection => 0,
                     Loss::Silence => 1,
@@ -193,6 +216,18 @@ impl Counts {
             Kind::NodeLeft { .. } => self.left += 1,
             Kind::HostOut { .. } => self.hosts_out += 1,
             _ => {}
+        }
+    }
+
+    /// A node has told its phases, or some of them.
+    fn took(&mut self, phases: PhasesUs) {
+        for (at, micros) in phases.into_iter().enumerate().filter(|_| self.follows) {
+            let more = micros.saturating_sub(self.round_us[at]);
+            self.round_us[at] += more;
+            self.phases_us[at] = self.phases_us[at].saturating_add(more);
+            if at == 0 {
+                self.training.lose(Duration::from_micros(more));
+            }
         }
     }
 }
@@ -228,7 +263,7 @@ impl OpenMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::events::record::{Exit, Number, Why};
+    use crate::events::record::{Exit, FirstStep, Why};
 
     fn record(kind: Kind) -> Record {
         Record { number: Number(1), causes: Vec::new(), round: 1, restart: 0, node: None, kind, text: None }
@@ -246,7 +281,7 @@ mod tests {
 
     fn text(metrics: &Metrics) -> String {
         let mut out = OpenMetrics::default();
-        metrics.write(&mut out);
+        metrics.write(&mut out, Instant::now());
         out.finish()
     }
 
@@ -285,6 +320,35 @@ mod tests {
             assert!(text.lines().any(|it| it == line), "{line}\n{text}");
         }
         assert!(text.ends_with("# EOF\n"));
+    }
+
+    #[test]
+    fn a_lost_nodes_silence_and_the_first_step_are_parts_of_a_recovery() {
+        let begin = Instant::now();
+        let mut metrics = Metrics::default();
+        let lost = |number, silent_ms| Record {
+            number: Number(number),
+            ..record(Kind::NodeLost { how: Loss::Silence, silent_ms: Some(silent_ms) })
+        };
+        let broken = Record { causes: vec![Number(8)], ..record(Kind::RoundBroken { why: Why::NodeLost }) };
+        let step = |micros| record(Kind::FirstStep(FirstStep { first_step_us: micros, ..FirstStep::default() }));
+        for event in [
+            record(completed()),
+            step(9_000_000), // of the first round, which recovers nothing
+            lost(7, 99_000), // it had no place
+            lost(8, 15_000),
+            broken,
+            lost(9, 16_000),
+            record(completed()),
+            step(400_000),
+            step(500_000),
+        ] {
+            metrics.count("job", &event, begin);
+        }
+        let text = text(&metrics);
+        for line in ["phase=\"detect\"} 16", "phase=\"first_step\"} 0.5"] {
+            assert!(text.contains(&format!("elastic_rs_lost_seconds_total{{run=\"job\",{line}\n")), "{line}\n{text}");
+        }
     }
 
     #[test]

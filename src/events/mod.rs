@@ -2,7 +2,7 @@
 //!
 //! - [`record`]: an event, as the decider states it. Pure.
 //! - [`ring`]: the events that are kept of each run. Pure.
-//! - [`metrics`]: counters of them. Pure.
+//! - [`metrics`]: counters of them, and `training`: what recoveries have cost a training that tells its steps. Pure.
 //! - [`line`]: an event as a line of JSON.
 //!
 //! `docs/events.md` is the schema, `docs/decisions/0088-the-coordinator-records-causes.md` has the reasons.
@@ -12,3 +12,4 @@ pub mod line;
 pub mod metrics;
 pub mod record;
 pub mod ring;
+mod training;

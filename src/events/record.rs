@@ -176,6 +176,9 @@ pub enum Kind {
     /// A node's part of a recovery has taken this long.
     #[serde(rename = "phase")]
     Phase(Phase),
+    /// The first step of a round on a node.
+    #[serde(rename = "phase")]
+    FirstStep(FirstStep),
     /// Something that has no type of its own.
     #[serde(rename = "note")]
     Note {},
@@ -210,6 +213,7 @@ impl Kind {
             | Self::RoundWaits { .. }
             | Self::WorkersFinished { .. }
             | Self::Phase(_)
+            | Self::FirstStep(_)
             | Self::Note {} => false,
         }
     }
@@ -251,6 +255,26 @@ pub struct Phase {
     pub start_us: Option<u64>,
     /// From then until as many clients had connected to the workers' store as the world has workers. Rank 0's node measures it.
     pub import_us: Option<u64>,
+}
+
+impl Phase {
+    /// The parts in the order in which they follow one another.
+    pub fn parts(&self) -> [Option<u64>; 5] {
+        [self.detect_us, self.stop_us, self.rendezvous_us, self.start_us, self.import_us]
+    }
+}
+
+/// A node's first step of a round, and how far it had come before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct FirstStep {
+    /// From the end of the import until the first step ended, in microseconds. From the end of the start, if no import was told.
+    pub first_step_us: u64,
+    /// Number of that step, if the training script says where it is.
+    pub step: Option<u64>,
+    /// Number of the last step that this node's workers had made in an earlier round, if they had made one and said so.
+    pub step_before: Option<u64>,
+    /// Mean time of a step in that round, in microseconds.
+    pub step_time_us: Option<u64>,
 }
 
 /// How a job has ended.

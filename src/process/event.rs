@@ -30,6 +30,8 @@ pub struct Exited {
     pub exit: Exit,
     /// When the agent learned of it.
     pub at: Instant,
+    /// How much earlier its guard saw it end. `None`: it has no guard, or the guard was killed.
+    pub late: Option<Duration>,
 }
 
 /// A worker that SIGKILL has not ended.

@@ -18,6 +18,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 use super::message::{MESSAGE_BYTES, Order, Report};
+use crate::steps::monotonic_ns;
 
 mod calls;
 mod descriptors;
@@ -274,11 +275,12 @@ impl Guard {
     /// The leader has ended and is not reaped yet, so its process group id cannot have been reused. Kills the group now.
     unsafe fn on_leader_ended(&mut self, info: &libc::siginfo_t) {
         unsafe {
+            let seen_ns = monotonic_ns();
             libc::kill(-self.leader, libc::SIGKILL);
             if self.executed != -1 {
                 self.on_executed();
             }
-            self.tell(Report::Exited { code: info.si_code, status: info.si_status() });
+            self.tell(Report::Exited { code: info.si_code, status: info.si_status(), seen_ns });
         }
         self.leader_ended = true;
         self.ending |= !self.keeps;

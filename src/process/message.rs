@@ -1,8 +1,8 @@
 //! Messages between an agent and a worker's guard: datagrams of a fixed size. The guard must not allocate, so it reads and
 //! writes them on its stack. Both ends are one program, so numbers have native byte order and messages have no version.
 
-/// Bytes of every message: kind and two numbers.
-pub(super) const MESSAGE_BYTES: usize = 12;
+/// Bytes of every message: kind, two numbers, and a time.
+pub(super) const MESSAGE_BYTES: usize = 20;
 
 /// From the agent to the guard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,8 +20,9 @@ pub(super) enum Report {
     Started { pid: i32 },
     /// The worker could not be started: the step that failed, and its `errno`. The guard ends.
     Failed { step: i32, errno: i32 },
-    /// The worker has ended: `si_code` and `si_status` of `waitid(2)`. Its group has been killed.
-    Exited { code: i32, status: i32 },
+    /// The worker has ended: `si_code` and `si_status` of `waitid(2)`, and when the guard saw it, on the system's monotonic clock. Its
+    /// group has been killed.
+    Exited { code: i32, status: i32, seen_ns: u64 },
     /// No descendant is left. The guard ends.
     Gone,
 }
@@ -29,15 +30,15 @@ pub(super) enum Report {
 impl Order {
     pub(super) fn encode(self) -> [u8; MESSAGE_BYTES] {
         match self {
-            Order::Signal(signal) => pack([1, signal, 0]),
-            Order::Kill => pack([2, 0, 0]),
+            Order::Signal(signal) => pack([1, signal, 0], 0),
+            Order::Kill => pack([2, 0, 0], 0),
         }
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Order> {
         match unpack(bytes)? {
-            [1, signal, _] => Some(Order::Signal(signal)),
-            [2, ..] => Some(Order::Kill),
+            ([1, signal, _], _) => Some(Order::Signal(signal)),
+            ([2, ..], _) => Some(Order::Kill),
             _ => None,
         }
     }
@@ -46,33 +47,39 @@ impl Order {
 impl Report {
     pub(super) fn encode(self) -> [u8; MESSAGE_BYTES] {
         match self {
-            Report::Started { pid } => pack([1, pid, 0]),
-            Report::Failed { step, errno } => pack([2, step, errno]),
-            Report::Exited { code, status } => pack([3, code, status]),
-            Report::Gone => pack([4, 0, 0]),
+            Report::Started { pid } => pack([1, pid, 0], 0),
+            Report::Failed { step, errno } => pack([2, step, errno], 0),
+            Report::Exited { code, status, seen_ns } => pack([3, code, status], seen_ns),
+            Report::Gone => pack([4, 0, 0], 0),
         }
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Report> {
         match unpack(bytes)? {
-            [1, pid, _] => Some(Report::Started { pid }),
-            [2, step, errno] => Some(Report::Failed { step, errno }),
-            [3, code, status] => Some(Report::Exited { code, status }),
-            [4, ..] => Some(Report::Gone),
+            ([1, pid, _], _) => Some(Report::Started { pid }),
+            ([2, step, errno], _) => Some(Report::Failed { step, errno }),
+            ([3, code, status], seen_ns) => Some(Report::Exited { code, status, seen_ns }),
+            ([4, ..], _) => Some(Report::Gone),
             _ => None,
         }
     }
 }
 
-fn pack(numbers: [i32; 3]) -> [u8; MESSAGE_BYTES] {
-    let [a, b, c] = numbers.map(i32::to_ne_bytes);
-    [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3], c[0], c[1], c[2], c[3]]
+fn pack(numbers: [i32; 3], time: u64) -> [u8; MESSAGE_BYTES] {
+    let mut bytes = [0; MESSAGE_BYTES];
+    let (head, tail) = bytes.split_at_mut(12);
+    for (bytes, number) in head.chunks_exact_mut(4).zip(numbers) {
+        bytes.copy_from_slice(&number.to_ne_bytes());
+    }
+    tail.copy_from_slice(&time.to_ne_bytes());
+    bytes
 }
 
-fn unpack(bytes: &[u8]) -> Option<[i32; 3]> {
+fn unpack(bytes: &[u8]) -> Option<([i32; 3], u64)> {
     let bytes: &[u8; MESSAGE_BYTES] = bytes.try_into().ok()?;
-    let number = |at: usize| i32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-    Some([number(0), number(4), number(8)])
+    let (numbers, time) = bytes.split_at(12);
+    let number = |at: usize| Some(i32::from_ne_bytes(numbers.get(at..at + 4)?.try_into().ok()?));
+    Some(([number(0)?, number(4)?, number(8)?], u64::from_ne_bytes(time.try_into().ok()?)))
 }
 
 #[cfg(test)]
@@ -87,7 +94,7 @@ mod tests {
         let reports = [
             Report::Started { pid: 7 },
             Report::Failed { step: 2, errno: 13 },
-            Report::Exited { code: 2, status: 9 },
+            Report::Exited { code: 2, status: 9, seen_ns: u64::MAX - 7 },
             Report::Gone,
         ];
         for report in reports {

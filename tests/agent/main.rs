@@ -18,3 +18,4 @@ mod node;
 mod process;
 mod replace;
 mod runner;
+mod steps;

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use crate::bench::{Bench, failure, hello, join};
-use elastic_rs::events::record::{Ending, Kind, Loss, Number, Phase, Record, Why};
+use elastic_rs::events::record::{Ending, FirstStep, Kind, Loss, Number, Phase, Record, Why};
 use elastic_rs::rendezvous::decider::event::SessionId;
-use elastic_rs::rendezvous::protocol::message::{NodeMessage, Round};
+use elastic_rs::rendezvous::protocol::message::{LARGEST_STEP, NodeMessage, Round, Stepped};
 use elastic_rs::rendezvous::protocol::settings::Settings;
 
 /// The only event of this kind.
@@ -126,6 +126,37 @@ fn nodes_that_wait_break_a_round() {
     assert_eq!(broken.kind, Kind::RoundBroken { why: Why::NodesWait });
     assert_eq!(cause(&bench, broken).node.as_deref(), Some("host:3"));
     assert!(broken.text.as_deref().unwrap().starts_with("members of round 1 must stop: 1 node waits to join"));
+}
+
+/// Each node tells the time since its start, in which it imports. Only rank 0's node knows how long that took.
+#[test]
+fn a_nodes_first_step_of_a_round_is_recorded_once_and_without_the_import() {
+    let mut bench = Bench::formed(2, &settings());
+    let import = Phase { import_us: Some(3_000), ..Phase::default() };
+    bench.say(1, NodeMessage::Took { round: Round(1), phase: import });
+    let stepped = |round, step| {
+        let first = Stepped { after_us: 5_000, step: Some(step), before: Some(u64::MAX), step_time_us: Some(7) };
+        NodeMessage::Stepped { round: Round(round), first }
+    };
+    for (round, step) in [(0, 1), (2, 2), (1, 901), (1, 902)] {
+        bench.say(2, stepped(round, step));
+    }
+    let told = only(&bench, |kind| matches!(kind, Kind::FirstStep(_)));
+    let step_before = Some(LARGEST_STEP);
+    let first = FirstStep { first_step_us: 2_000, step: Some(901), step_before, step_time_us: Some(7) };
+    assert_eq!((&told.kind, told.node.as_deref()), (&Kind::FirstStep(first), Some("host:2")));
+    assert!(matches!(cause(&bench, told).kind, Kind::RoundCompleted { .. }));
+
+    bench.say(1, NodeMessage::Failed { round: Round(1), failure: failure() });
+    for node in [1, 2] {
+        bench.say(node, join(1));
+    }
+    bench.say(2, stepped(2, 900));
+    let again = bench.records.last().unwrap();
+    assert!(
+        matches!(again.kind, Kind::FirstStep(FirstStep { first_step_us: 5_000, step: Some(900), .. })),
+        "{again:?}"
+    );
 }
 
 /// A node may tell it as often as it likes.

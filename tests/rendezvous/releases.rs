@@ -10,7 +10,7 @@ use elastic_rs::rendezvous::protocol::capability::Capabilities;
 use elastic_rs::rendezvous::protocol::codec;
 use elastic_rs::rendezvous::protocol::message::{
     CoordinatorMessage, Hello, Join, JoinWorkers, NodeId, NodeMessage, Observe, Placement, Resume, Round,
-    SURVIVORS_LIMIT, Survivor,
+    SURVIVORS_LIMIT, Stepped, Survivor,
 };
 use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::rendezvous::protocol::text::{LOCAL_WORLD_SIZE_LIMIT, NAME_LIMIT_BYTES};
@@ -108,6 +108,8 @@ fn a_coordinator_of_an_older_release_hears_nothing_that_it_does_not_understand()
     node.counted(Round(1), 7);
     assert!(!node.will_leave(Round(1), "SIGTERM", Some(15)), "nobody would answer");
     node.parked(Round(1));
+    node.took(Round(1), Phase::default(), now);
+    node.stepped(Round(1), Stepped { after_us: 9, step: None, before: None, step_time_us: None });
     assert_eq!(node.take_commands(), []);
 }
 
@@ -144,6 +146,8 @@ fn older_releases_read_the_messages_that_they_know() {
     assert_eq!(body(&NodeMessage::Took { round, phase }), [16, 5, 0, 1, 9, 0, 0, 0]);
     let ask = Observe { run_id: Some("r".into()), after: 9, waits: true, state: false };
     assert_eq!(body(&NodeMessage::Observe(ask)), [17, 1, 1, b'r', 9, 1, 0]);
+    let first = Stepped { after_us: 9, step: Some(3), before: Some(4), step_time_us: None };
+    assert_eq!(body(&NodeMessage::Stepped { round, first }), [18, 5, 9, 1, 3, 1, 4, 0]);
 
     assert_eq!(body(&CoordinatorMessage::Leaving { why: "x".into(), interrupts: true }), [11, 1, b'x', 1]);
     assert_eq!(body(&CoordinatorMessage::Change { round, flags: 3, reason: "x".into() }), [12, 5, 3, 1, b'x']);

@@ -257,7 +257,7 @@ impl Agent {
         let inherited = |name: &str| std::env::var(name).ok();
         let variables = |local_rank| {
             environment::variables(&self.workers, placement, &ranks, runner.restarts_told(), local_rank, inherited)
-                .map(|variables| (local_rank, BTreeMap::from_iter(variables)))
+                .map(|variables| (local_rank, variables.into_iter().chain(runner.steps_variable(local_rank)).collect()))
                 .map_err(PyValueError::new_err)
         };
         (0..placement.workers_of(self.workers.local_world_size)).map(variables).collect()

@@ -21,6 +21,7 @@ mod probe;
 mod rendezvous;
 mod runtime;
 mod secure;
+mod steps;
 mod store;
 mod store_client;
 mod warm;
@@ -60,6 +61,8 @@ mod _elastic_rs {
     use crate::rendezvous::{Placement, Session, View, validate_run_id};
     #[pymodule_export]
     use crate::secure::{Certificates, Protection, derived_token, new_token};
+    #[pymodule_export]
+    use crate::steps::StepCounter;
     #[pymodule_export]
     use crate::store::StoreServer;
     #[pymodule_export]

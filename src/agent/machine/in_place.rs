@@ -198,6 +198,11 @@ impl AgentMachine {
         matches!(self.phase, Phase::Stopping { way: Way::Park { .. } | Way::Raise { .. }, .. })
     }
 
+    /// Whether workers break off what they do, because their world has ended.
+    pub fn leaves_world(&self) -> bool {
+        matches!(self.phase, Phase::Stopping { over: false, way: Way::Park { .. }, .. })
+    }
+
     /// Whether workers are about to leave their world without a failure.
     pub(super) fn raises(&self) -> bool {
         matches!(self.phase, Phase::Stopping { way: Way::Raise { .. }, .. })

@@ -57,6 +57,9 @@ impl Runner {
 
     /// Keep the workers' places, and return those that are to be started.
     pub(super) fn prepare(&mut self, mut specs: Vec<WorkerSpec>) -> Vec<WorkerSpec> {
+        for spec in &mut specs {
+            spec.env.extend(self.steps_variable(spec.local_rank).map(|(name, value)| (name.into(), value.into())));
+        }
         if let (Some(exchange), Some((placement, _))) = (&self.exchange, &self.place) {
             for spec in &mut specs {
                 spec.env.insert(AGENT.into(), exchange.path().into());

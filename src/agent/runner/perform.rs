@@ -24,6 +24,9 @@ impl Runner {
             if commands.is_empty() {
                 return;
             }
+            if self.machine.leaves_world() {
+                self.stopwatch.stop_ordered(Instant::now());
+            }
             commands.into_iter().for_each(|command| self.perform_one(command));
         }
     }

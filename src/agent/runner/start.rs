@@ -121,9 +121,11 @@ impl Runner {
         self.expect_workers();
         let phase = self.stopwatch.started(Instant::now());
         self.tell_start(&phase);
+        self.training.started();
         if let Some(session) = &self.session {
             session.took(self.machine.round(), phase);
         }
+        self.on_first_step(); // a worker may have been faster than its start
         self.machine.on_started();
     }
 

@@ -21,6 +21,7 @@ use super::super::spawn::{Guarded, received};
 use super::super::spec::{Output, WorkerSpec};
 use super::super::state::state_of;
 use super::super::stderr_end::StderrEnd;
+use crate::steps::monotonic_ns;
 
 /// How long the end of a worker waits for its output to be shown while the console is blocked.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -135,13 +136,16 @@ impl Task {
                     self.started(Start::Executed { pid: self.pid });
                 }
                 Report::Failed { step, errno } => self.started(Start::Failed { step, errno }),
-                Report::Exited { code, status } => self.on_exited(Exit::from_wait(code, status)),
+                Report::Exited { code, status, seen_ns } => {
+                    let late = Duration::from_nanos(monotonic_ns().saturating_sub(seen_ns));
+                    self.on_exited(Exit::from_wait(code, status), Some(late));
+                }
                 Report::Gone => {}
             }
         }
         await_end(end, child).await;
         if !self.exited && self.pid != 0 {
-            self.on_exited(Exit::Unseen);
+            self.on_exited(Exit::Unseen, None);
         }
         self.drain().await;
         self.tell(Event::Gone { local_rank: self.local_rank });
@@ -178,12 +182,13 @@ impl Task {
         }
     }
 
-    fn on_exited(&mut self, exit: Exit) {
+    fn on_exited(&mut self, exit: Exit, late: Option<Duration>) {
         self.exited = true;
         if self.pid == 0 {
             return; // the worker was never executed, which has been reported
         }
-        self.tell(Event::Exited(Exited { local_rank: self.local_rank, pid: self.pid, exit, at: Instant::now() }));
+        let (local_rank, pid, at) = (self.local_rank, self.pid, Instant::now());
+        self.tell(Event::Exited(Exited { local_rank, pid, exit, at, late }));
     }
 
     fn started(&mut self, start: Start) {

@@ -133,7 +133,7 @@ impl Book {
         let (mut out, now) = (OpenMetrics::default(), Instant::now());
         out.family("build_info", "gauge", "the release of elastic_rs");
         out.value("build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
-        self.metrics.write(&mut out);
+        self.metrics.write(&mut out, now);
         out.family("events_dropped", "counter", "events that were dropped to make room for later ones");
         out.value("events_dropped_total", &[], self.rings.dropped());
         out.family("sessions", "gauge", "connected sessions of nodes");

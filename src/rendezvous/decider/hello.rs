@@ -11,7 +11,7 @@ use super::event::{Effect, Home, Reach, SessionId};
 use super::node::{Node, Status};
 use super::run::Run;
 use crate::events::record::{Kind, Why};
-use crate::rendezvous::protocol::capability::{ATTENDING, Capabilities, EVENTS, IN_PLACE, MEMBERS, RUNNING};
+use crate::rendezvous::protocol::capability::{ATTENDING, Capabilities, EVENTS, IN_PLACE, MEMBERS, RUNNING, STEPS};
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, Placed};
 use crate::rendezvous::protocol::settings::Settings;
 
@@ -83,13 +83,13 @@ impl Run {
     fn readmit(&mut self, hello: &Hello, mut newer: Node) {
         self.apply_terms(&mut newer);
         if let Some(known) = self.roster.get(hello.node) {
-            let Node { placed, done, out, took, .. } = *known;
+            let Node { placed, done, out, took, stepped, .. } = *known;
             let status = known.status.clone();
             let attends = status == Status::Active && placed == hello.placed.map(|place| (place.round, place.rank));
             let attending = known.attending || (attends && hello.capabilities.has(ATTENDING));
             // It names them again, but a round may complete before.
             let interfaces = known.interfaces.clone();
-            let node = Node { status, placed, done, attending, out, took, interfaces, ..newer };
+            let node = Node { status, placed, done, attending, out, took, stepped, interfaces, ..newer };
             self.admission.reseat(hello.node, Some(known), &node);
             self.roster.insert(hello.node, node);
         }
@@ -106,8 +106,11 @@ impl Run {
         let tells_members = node.capabilities.has(MEMBERS);
         let new = hello.placed.is_none() && !hello.joining && hello.capabilities.has(IN_PLACE);
         let running = self.running().filter(|_| new);
-        let capabilities =
-            Capabilities::default().with(RUNNING, running.is_some()).with(MEMBERS, tells_members).with(EVENTS, true);
+        let capabilities = Capabilities::default()
+            .with(RUNNING, running.is_some())
+            .with(MEMBERS, tells_members)
+            .with(EVENTS, true)
+            .with(STEPS, true);
         self.send(session, CoordinatorMessage::Welcome { addr, hosted: self.is_host(hello.node), capabilities });
         if let Some(running) = running {
             self.send(session, CoordinatorMessage::Running(running));

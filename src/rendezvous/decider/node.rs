@@ -96,6 +96,8 @@ pub(in crate::rendezvous) struct Node {
     pub attending: bool,
     /// How often it has told how long its part of the last recovery has taken.
     pub took: u8,
+    /// It has told its first step of the current round.
+    pub stepped: bool,
 }
 
 impl Node {
@@ -130,6 +132,7 @@ impl Node {
             done: false,
             attending: false,
             took: 0,
+            stepped: false,
         }
     }
 

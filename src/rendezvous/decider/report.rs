@@ -5,9 +5,11 @@ use std::time::Instant;
 use super::event::SessionId;
 use super::node::{Node, Status};
 use super::run::Run;
-use crate::events::record::{Exit, Kind, Number, Phase, Why};
+use crate::events::record::{Exit, FirstStep, Kind, Number, Phase, Why};
 use crate::rendezvous::protocol::bounds::tidy_failure;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, Failure, Join, NodeId, Round, Verdict};
+use crate::rendezvous::protocol::message::{
+    CoordinatorMessage, Failure, Join, LARGEST_STEP, NodeId, Round, Stepped, Verdict,
+};
 
 /// How often a node may tell how long its parts of a round have taken.
 const TOOK: u8 = 2;
@@ -166,7 +168,25 @@ impl Run {
         let Some(node) = self.roster.get(id).filter(|node| told(node)) else { return };
         let name = node.name.clone();
         self.roster.count_took(id);
+        self.trace.imported(phase.import_us);
         self.record(Kind::Phase(phase), Some(&name), self.trace.completed(), None);
+    }
+
+    /// Record a node's first step of the round. Only rank 0's node knows how long the import took, and each node tells the time since
+    /// its start: what remains is the step's.
+    pub(super) fn on_stepped(&mut self, id: NodeId, round: Round, first: Stepped) {
+        let told = |node: &Node| self.is_current(node, round) && !node.stepped;
+        let Some(node) = self.roster.get(id).filter(|node| told(node)) else { return };
+        let name = node.name.clone();
+        self.roster.set_stepped(id);
+        let bounded = |number: u64| number.min(LARGEST_STEP);
+        let first_step = FirstStep {
+            first_step_us: bounded(first.after_us.saturating_sub(self.trace.import_us())),
+            step: first.step.map(bounded),
+            step_before: first.before.map(bounded),
+            step_time_us: first.step_time_us.map(bounded),
+        };
+        self.record(Kind::FirstStep(first_step), Some(&name), self.trace.completed(), None);
     }
 
     /// Answer a report about a round that is over for the node.

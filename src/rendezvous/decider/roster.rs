@@ -200,6 +200,13 @@ impl Roster {
         }
     }
 
+    /// Record that a node has told its first step of the current round.
+    pub fn set_stepped(&mut self, id: NodeId) {
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.stepped = true;
+        }
+    }
+
     /// Record the addresses of a node's interfaces.
     pub fn set_interfaces(&mut self, id: NodeId, interfaces: Vec<IpAddr>) {
         if let Some(node) = self.nodes.get_mut(&id) {
@@ -244,7 +251,7 @@ impl Roster {
         for (rank, id) in (0..).zip(members) {
             if let Some(node) = self.nodes.get_mut(id) {
                 (node.status, node.placed) = (Status::Active, Some((round, rank)));
-                (node.done, node.attending, node.took) = (false, false, 0);
+                (node.done, node.attending, node.took, node.stepped) = (false, false, 0, false);
             }
         }
         self.recount();

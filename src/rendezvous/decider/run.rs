@@ -157,6 +157,10 @@ impl Run {
                 self.on_took(id, round, phase);
                 return false;
             }
+            NodeMessage::Stepped { round, first } => {
+                self.on_stepped(id, round, first);
+                return false;
+            }
             NodeMessage::Observe(_) => {
                 self.end(session, "a node's session is no observer's".to_owned());
                 return false;

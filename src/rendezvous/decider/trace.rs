@@ -23,6 +23,8 @@ pub(in crate::rendezvous) struct Trace {
     joins: BTreeMap<NodeId, Number>,
     /// When a member last asked to leave.
     leaves: Option<Number>,
+    /// How long the import of the current round has taken, in microseconds, if that is known.
+    import_us: Option<u64>,
 }
 
 /// No decision depends on it, so the explorer of small jobs must not tell states apart by it.
@@ -41,6 +43,16 @@ impl Trace {
     /// The event by which the current world was formed.
     pub fn completed(&self) -> Option<Number> {
         self.completed
+    }
+
+    /// The workers of the current round are all connected to their store.
+    pub fn imported(&mut self, import_us: Option<u64>) {
+        self.import_us = import_us.or(self.import_us);
+    }
+
+    /// How long that has taken, in microseconds. 0: it is not known.
+    pub fn import_us(&self) -> u64 {
+        self.import_us.unwrap_or(0)
     }
 
     /// Whether nothing was recorded yet.
@@ -68,7 +80,9 @@ impl Run {
         match &kind {
             Kind::NodeJoined { .. } => self.trace.joined = Some(number),
             Kind::NodeLeaves {} => self.trace.leaves = Some(number),
-            Kind::RoundCompleted { .. } => (self.trace.completed, self.trace.broken) = (Some(number), None),
+            Kind::RoundCompleted { .. } => {
+                (self.trace.completed, self.trace.broken, self.trace.import_us) = (Some(number), None, None);
+            }
             Kind::RoundGoesOn {} => self.trace.broken = None,
             Kind::RoundChanges {} | Kind::RoundBroken { .. } => self.trace.broken = Some(number),
             _ => {}

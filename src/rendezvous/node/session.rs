@@ -16,7 +16,9 @@ use super::line::{Endpoint, drive};
 use super::machine::{JoinError, NodeMachine, View};
 use super::seat::{Seat, Shared};
 use crate::events::record::Phase;
-use crate::rendezvous::protocol::message::{Failure, Hello, JoinWorkers, Placement, Round, Running, Survivor, Verdict};
+use crate::rendezvous::protocol::message::{
+    Failure, Hello, JoinWorkers, Placement, Round, Running, Stepped, Survivor, Verdict,
+};
 use crate::secure::Protection;
 
 /// A node's session with the coordinator. Dropping it ends the connection without a `Leave`. [`Session::leave`] sends one.
@@ -176,6 +178,11 @@ impl Session {
     /// As many workers of `round` as its world has are connected to their store, which this node serves.
     pub fn imported(&self, round: Round) {
         self.ask(|machine| machine.imported(round, Instant::now()));
+    }
+
+    /// This node's first step of `round`. Told once, to a coordinator that keeps events.
+    pub fn stepped(&self, round: Round, first: Stepped) {
+        self.ask(|machine| machine.stepped(round, first));
     }
 
     /// All living workers of `round` are connected to their agent: the node can change in place.

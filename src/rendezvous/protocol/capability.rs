@@ -39,6 +39,11 @@ pub const MEMBERS: &str = "members";
 /// [`NodeMessage::Took`]: super::message::NodeMessage::Took
 pub const EVENTS: &str = "events";
 
+/// Named by a coordinator that keeps events, and knows of steps: [`NodeMessage::Stepped`].
+///
+/// [`NodeMessage::Stepped`]: super::message::NodeMessage::Stepped
+pub const STEPS: &str = "steps";
+
 /// The capabilities of this release that a peer has without asking for anything.
 const OURS: [&str; 1] = [IN_PLACE];
 

@@ -148,6 +148,27 @@ pub enum NodeMessage {
     // Sent only by an observer, whose connection carries nothing else. Older coordinators refuse it.
     /// Asks for a run's events and state. Each is answered by one [`CoordinatorMessage::Observed`], in order.
     Observe(Observe),
+    // Sent only to a coordinator with the capability `STEPS`.
+    /// A worker of this node has made its first step of the round.
+    Stepped {
+        /// The round.
+        round: Round,
+        /// The step.
+        first: Stepped,
+    },
+}
+
+/// A node's first step of a round, and how far it had come before. Numbers count up to [`LARGEST_STEP`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stepped {
+    /// Microseconds from the end of the start until the step ended.
+    pub after_us: u64,
+    /// Number of the step, if the training script says where it is.
+    pub step: Option<u64>,
+    /// Number of the last step that this node's workers had made in an earlier round.
+    pub before: Option<u64>,
+    /// Mean microseconds of a step in that round.
+    pub step_time_us: Option<u64>,
 }
 
 /// What an observer asks for.
@@ -180,6 +201,9 @@ pub struct Observed {
 
 /// Most interfaces that a node may name.
 pub const INTERFACES_LIMIT: usize = 32;
+
+/// Largest number of a step, and of microseconds in [`Stepped`].
+pub use crate::steps::slot::LARGEST_STEP;
 
 /// Largest number of checks that a node may name.
 pub const LARGEST_COUNT: u64 = 1 << 62;

@@ -6,8 +6,8 @@ use super::{JoinError, LEFT, NodeCommand, NodeMachine};
 use crate::events::record::Phase;
 use crate::rendezvous::node::pending::{Link, Report};
 use crate::rendezvous::protocol::bounds::{tidy_failure, tidy_verdict};
-use crate::rendezvous::protocol::capability::EVENTS;
-use crate::rendezvous::protocol::message::{Failure, NodeMessage, Round, Verdict};
+use crate::rendezvous::protocol::capability::{EVENTS, STEPS};
+use crate::rendezvous::protocol::message::{Failure, NodeMessage, Round, Stepped, Verdict};
 use crate::rendezvous::protocol::text::tidy;
 
 impl NodeMachine {
@@ -35,6 +35,13 @@ impl NodeMachine {
     fn tell_took(&mut self, round: Round, phase: Phase) {
         if self.coordinator_has(EVENTS) {
             self.commands.push(NodeCommand::Send(NodeMessage::Took { round, phase }));
+        }
+    }
+
+    /// Tell this node's first step of `round`, as [`Self::took`] tells its phases.
+    pub fn stepped(&mut self, round: Round, first: Stepped) {
+        if self.coordinator_has(STEPS) {
+            self.commands.push(NodeCommand::Send(NodeMessage::Stepped { round, first }));
         }
     }
 

@@ -268,6 +268,7 @@ impl Ledger {
             | NodeMessage::WillLeave { .. }
             | NodeMessage::Parked { .. }
             | NodeMessage::Took { .. }
+            | NodeMessage::Stepped { .. }
             | NodeMessage::Observe(_) => {}
             NodeMessage::Interfaces { .. } => {
                 self.interfaces.insert(said.node);

@@ -19,7 +19,7 @@ unsafe extern "C" {
 }
 
 /// The current count. In a child that is forked later, [`now`] returns another.
-pub(super) fn count() -> u64 {
+pub(crate) fn count() -> u64 {
     static REGISTERED: Once = Once::new();
     REGISTERED.call_once(|| {
         // SAFETY: the handler may run in a forked child, since it changes one atomic number. It is never unloaded: Python does not
@@ -36,7 +36,7 @@ pub(super) fn count() -> u64 {
 
 /// The current count, after a call of [`count`].
 #[inline]
-pub(super) fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     FORKS.load(Ordering::Relaxed)
 }
 

@@ -1,0 +1,34 @@
+//! `StepCounter`: a worker's steps of training, for its agent.
+//!
+//! No call here makes the runtime: a worker may fork.
+
+use elastic_rs::steps::worker::Steps;
+use pyo3::prelude::*;
+
+/// The steps of the calling process: ``elastic_rs.step``, but for what needs torch.
+#[pyclass(frozen, subclass, module = "elastic_rs._elastic_rs")]
+pub struct StepCounter;
+
+#[pymethods]
+impl StepCounter {
+    #[new]
+    fn new() -> Self {
+        Self
+    }
+
+    /// A step has ended: number ``n``, by default the one after the last.
+    #[pyo3(signature = (n = None, /))]
+    fn __call__(&self, n: Option<u64>) {
+        if let Some(steps) = Steps::of_this_process() {
+            steps.step(n);
+        }
+    }
+
+    /// Step ``last`` was the last one: the next is counted from there. Nothing is told of it.
+    #[pyo3(signature = (last, /))]
+    fn _go_on_from(&self, last: u64) {
+        if let Some(steps) = Steps::of_this_process() {
+            steps.go_on_from(last);
+        }
+    }
+}

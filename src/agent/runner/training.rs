@@ -1,0 +1,93 @@
+//! The steps of training that workers tell. Part of [`super`].
+
+use std::future::pending;
+
+use super::Runner;
+use crate::agent::environment::STEPS;
+use crate::agent::policy::AgentOptions;
+use crate::rendezvous::protocol::message::{Round, Stepped};
+use crate::steps::board::Board;
+use crate::steps::monotonic_ns;
+use crate::steps::slot::Reached;
+
+/// What this node's workers tell, and what of it was told to the coordinator.
+#[derive(Debug)]
+pub(super) struct Training {
+    /// `None`: nobody could be told, or there is no memory for it.
+    board: Option<Board>,
+    round: Round,
+    /// When all workers of the round were started.
+    started_ns: Option<u64>,
+    /// The round's first step was told.
+    told: bool,
+    /// How far the workers had come before the round.
+    before: Option<Reached>,
+}
+
+impl Training {
+    pub(super) fn new(options: &AgentOptions, has_session: bool) -> Self {
+        let open = || {
+            Board::open(options.workers.local_world_size).inspect_err(|error| {
+                let run_id = &options.workers.run_id;
+                tracing::warn!("[{run_id}] the steps of workers are not measured: no memory for them: {error}");
+            })
+        };
+        let board = has_session.then(open).and_then(Result::ok);
+        Self { board, round: Round(0), started_ns: None, told: false, before: None }
+    }
+
+    /// A place is there. The workers of the round before have ended, or have left their world.
+    pub(super) fn begin(&mut self, round: Round) {
+        let Some(board) = &mut self.board else { return };
+        // A round without a step leaves what is known of an earlier one.
+        self.before = board.reached().or(self.before);
+        (self.round, self.started_ns, self.told) = (round, None, false);
+        if let Err(error) = board.begin(round.0) {
+            tracing::warn!("the steps of workers are not measured any more: {error}");
+            self.board = None;
+        }
+    }
+
+    /// All workers of the round run.
+    pub(super) fn started(&mut self) {
+        self.started_ns.get_or_insert_with(monotonic_ns);
+    }
+
+    /// Wait until a worker says that it has made its first step of the round, unless the coordinator knows of one. May be dropped.
+    pub(super) async fn rung(&self) {
+        match self.board.as_ref().filter(|_| !self.told) {
+            Some(board) => board.rung().await,
+            None => pending().await,
+        }
+    }
+
+    /// The first step of the round, once: when there has been one, and all workers were started.
+    fn take_first(&mut self) -> Option<Stepped> {
+        let started_ns = self.started_ns.filter(|_| !self.told)?;
+        let first = self.board.as_ref()?.first()?;
+        self.told = true;
+        let before = self.before.take();
+        Some(Stepped {
+            after_us: first.at_ns.saturating_sub(started_ns) / 1000,
+            step: first.step,
+            before: before.and_then(|before| before.step),
+            step_time_us: before.and_then(|before| before.step_time_us),
+        })
+    }
+}
+
+impl Runner {
+    /// The variable by which a worker finds where to write its steps.
+    pub fn steps_variable(&self, local_rank: u32) -> Option<(&'static str, String)> {
+        Some((STEPS, self.training.board.as_ref()?.variable(local_rank)))
+    }
+
+    /// A worker may have made the first step of the round on this node: tell the coordinator.
+    pub(super) fn on_first_step(&mut self) {
+        if let Some(first) = self.training.take_first()
+            && let Some(session) = &self.session
+        {
+            session.stepped(self.training.round, first);
+        }
+    }
+}

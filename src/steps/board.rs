@@ -1,0 +1,111 @@
+//! The agent's end: the memory of all workers of a node, and the pipe by which the first step of a round wakes the agent.
+//!
+//! The memory is a sealed memfd and never mapped here, so no worker can make the agent's access to it fail. Workers open both by their
+//! paths below `/proc`, which the kernel grants to processes of the agent's user. So nothing is left in a file system when the agent
+//! is killed, and it does not matter how a worker was started.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::process;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::pipe::{PipeFlags, pipe_with};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::monotonic_ns;
+use super::slot::{First, Reached, SLOT_BYTES, Slot};
+use super::worker::variable;
+
+/// The memory of all workers of a node.
+#[derive(Debug)]
+pub struct Board {
+    memory: File,
+    workers: u32,
+    /// Readable once a worker has made its first step of a round.
+    bell: AsyncFd<OwnedFd>,
+    /// Workers open it for themselves. It is kept so that the bell does not end.
+    button: OwnedFd,
+    /// The round, and since when its workers can have made a step.
+    round: u64,
+    since_ns: u64,
+}
+
+impl Board {
+    /// Memory for so many workers. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// The system refuses a memfd or a pipe.
+    pub fn open(workers: u32) -> io::Result<Self> {
+        let memory = memfd_create("elastic_rs-steps", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let memory = File::from(memory);
+        memory.set_len(u64::from(workers) * SLOT_BYTES as u64)?;
+        fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let (bell, button) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        // SAFETY: an owned descriptor stays open and the same for as long as it is owned, as required.
+        let bell = unsafe { AsyncFd::register_with_interest(bell, Interest::READABLE) }?;
+        Ok(Self { memory, workers, bell, button, round: 0, since_ns: u64::MAX })
+    }
+
+    /// The value of the variable by which a worker finds its memory.
+    pub fn variable(&self, local_rank: u32) -> String {
+        variable(process::id(), self.memory.as_raw_fd(), self.button.as_raw_fd(), local_rank)
+    }
+
+    /// A round begins. No worker makes a step now. Forgets what was written in the round before.
+    ///
+    /// # Errors
+    /// The memory cannot be written.
+    pub fn begin(&mut self, round: u64) -> io::Result<()> {
+        (self.round, self.since_ns) = (round, monotonic_ns());
+        let blank = Slot::blank(round).repeat(self.workers as usize);
+        self.memory.write_all_at(&blank, 0)?;
+        self.silence();
+        Ok(())
+    }
+
+    /// Wait until a worker says that it has made its first step of a round. May be dropped and called again.
+    pub async fn rung(&self) {
+        match self.bell.readable().await {
+            Ok(mut ready) => {
+                self.silence();
+                ready.clear_ready();
+            }
+            Err(_) => std::future::pending().await, // the runtime ends
+        }
+    }
+
+    /// Forget who has rung. What they write means nothing.
+    fn silence(&self) {
+        let mut bytes = [0; 4096];
+        // At most what fits into a pipe: a worker that goes on writing is not read for ever.
+        for _ in 0..16 {
+            if !rustix::io::read(&self.bell, &mut bytes).is_ok_and(|read| read == bytes.len()) {
+                return;
+            }
+        }
+    }
+
+    /// The first step of the round on this node.
+    pub fn first(&self) -> Option<First> {
+        let within = self.since_ns..=monotonic_ns();
+        self.slots().filter_map(|slot| slot.first(self.round, &within)).min_by_key(|first| first.at_ns)
+    }
+
+    /// How far the worker has come that is furthest in the round.
+    pub fn reached(&self) -> Option<Reached> {
+        let within = self.since_ns..=monotonic_ns();
+        self.slots().filter_map(|slot| slot.reached(self.round, &within)).max_by_key(|reached| reached.step)
+    }
+
+    fn slots(&self) -> impl Iterator<Item = Slot> {
+        (0..u64::from(self.workers)).filter_map(|worker| {
+            let mut bytes = [0; SLOT_BYTES];
+            // It is as long as it was made.
+            self.memory.read_exact_at(&mut bytes, worker * SLOT_BYTES as u64).ok()?;
+            Some(Slot::of(&bytes))
+        })
+    }
+}

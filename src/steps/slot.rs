@@ -1,0 +1,143 @@
+//! The words of a worker's memory. Pure.
+//!
+//! The agent writes the number of the round. The worker writes all else, and may write anything: nothing that is read here is used
+//! before it was compared with what is possible. No word depends on another one that is written at another time, so the agent need not
+//! know whether the worker is about to write.
+
+use std::ops::RangeInclusive;
+
+/// Bytes of a worker's memory.
+pub const SLOT_BYTES: usize = 64;
+/// Words of a worker's memory, each a `u64` in the machine's byte order.
+pub const WORDS: usize = SLOT_BYTES / 8;
+
+/// The agent's: number of the round whose first step it wants to hear of.
+pub const ROUND: usize = 0;
+/// The round of which the worker has told the first step.
+pub const FIRST_ROUND: usize = 1;
+/// Number of the first step in that round.
+pub const FIRST: usize = 2;
+/// When it ended.
+pub const FIRST_NS: usize = 3;
+/// Number of the last step.
+pub const LAST: usize = 4;
+/// When it ended.
+pub const LAST_NS: usize = 5;
+/// 1: steps are counted from the start of the process, because the training script never says where it goes on.
+pub const COUNTED: usize = 6;
+
+/// Largest number of a step: the largest one that every reader of JSON reads exactly.
+pub const LARGEST_STEP: u64 = (1 << 53) - 1;
+
+/// A worker's memory, as it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot([u64; WORDS]);
+
+/// A worker's first step of a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct First {
+    /// Its number. `None`: the training script does not say it.
+    pub step: Option<u64>,
+    /// When it ended.
+    pub at_ns: u64,
+}
+
+/// How far a worker has come in a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reached {
+    /// Number of its last step. `None`: the training script does not say it.
+    pub step: Option<u64>,
+    /// Mean time from one step to the next one in microseconds, if there were two.
+    pub step_time_us: Option<u64>,
+}
+
+impl Slot {
+    /// The words that were read.
+    pub fn of(bytes: &[u8; SLOT_BYTES]) -> Self {
+        let mut words = [0; WORDS];
+        for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
+            *word = u64::from_ne_bytes(*bytes);
+        }
+        Self(words)
+    }
+
+    /// The memory of a worker before its first step of a round.
+    pub fn blank(round: u64) -> [u8; SLOT_BYTES] {
+        let mut bytes = [0; SLOT_BYTES];
+        bytes[..8].copy_from_slice(&round.to_ne_bytes());
+        bytes
+    }
+
+    /// The first step of a round, if there was one. `within`: the time in which it can have been.
+    pub fn first(&self, round: u64, within: &RangeInclusive<u64>) -> Option<First> {
+        let at_ns = self.0[FIRST_NS];
+        let told = self.0[FIRST_ROUND] == round && within.contains(&at_ns);
+        told.then(|| First { step: self.number(FIRST), at_ns })
+    }
+
+    /// How far the worker has come in a round, if it has made a step. `within`: the time in which that can have been.
+    pub fn reached(&self, round: u64, within: &RangeInclusive<u64>) -> Option<Reached> {
+        let first_ns = self.first(round, within)?.at_ns;
+        let last_ns = Some(self.0[LAST_NS]).filter(|last_ns| within.contains(last_ns))?;
+        let steps = self.0[LAST].checked_sub(self.0[FIRST]).filter(|steps| *steps > 0);
+        let step_time_us = steps.zip(last_ns.checked_sub(first_ns)).map(|(steps, ns)| ns / 1000 / steps);
+        Some(Reached { step: self.number(LAST), step_time_us })
+    }
+
+    /// A step's number, if it says where the training script is.
+    fn number(&self, word: usize) -> Option<u64> {
+        (self.0[COUNTED] == 0 && self.0[word] <= LARGEST_STEP).then_some(self.0[word])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn slot(words: [u64; WORDS]) -> Slot {
+        let mut bytes = [0; SLOT_BYTES];
+        for (at, word) in words.iter().enumerate() {
+            bytes[8 * at..8 * at + 8].copy_from_slice(&word.to_ne_bytes());
+        }
+        Slot::of(&bytes)
+    }
+
+    #[test]
+    fn a_round_is_told_by_its_first_and_its_last_step() {
+        let within = 1_000..=9_000_000;
+        let words = [7, 7, 901, 1_000_000, 905, 9_000_000, 0, 0];
+        assert_eq!(slot(words).first(7, &within), Some(First { step: Some(901), at_ns: 1_000_000 }));
+        assert_eq!(slot(words).reached(7, &within), Some(Reached { step: Some(905), step_time_us: Some(2_000) }));
+        assert_eq!(slot(words).first(8, &within), None, "of another round");
+        assert_eq!(slot(words).first(7, &(2_000_000..=9_000_000)), None, "before its workers were placed");
+        assert_eq!(slot(words).reached(7, &(1_000..=8_999_999)), None, "in the future");
+        let one = [7, 7, 901, 1_000_000, 901, 1_000_000, 0, 0];
+        assert_eq!(slot(one).reached(7, &within), Some(Reached { step: Some(901), step_time_us: None }));
+        let counted = [7, 7, 1, 1_000_000, 5, 9_000_000, 1, 0];
+        assert_eq!(slot(counted).first(7, &within).unwrap().step, None);
+        assert_eq!(slot(counted).reached(7, &within), Some(Reached { step: None, step_time_us: Some(2_000) }));
+        assert_eq!(Slot::of(&Slot::blank(7)), slot([7, 0, 0, 0, 0, 0, 0, 0]));
+        assert_eq!(Slot::of(&Slot::blank(7)).first(7, &within), None);
+    }
+
+    proptest! {
+        /// A worker may write anything.
+        #[test]
+        fn no_words_lead_to_impossible_numbers(
+            words: [u64; WORDS], small in 0..3_u64, round in 0..3_u64, begin: u64, end: u64,
+        ) {
+            for words in [words, words.map(|word| word % 3), [round, round, small, begin, words[4], end, 0, 0]] {
+                let within = begin..=end;
+                if let Some(first) = slot(words).first(round, &within) {
+                    prop_assert!(within.contains(&first.at_ns) && first.step.is_none_or(|step| step <= LARGEST_STEP));
+                }
+                if let Some(reached) = slot(words).reached(round, &within) {
+                    prop_assert!(reached.step.is_none_or(|step| step <= LARGEST_STEP));
+                    prop_assert!(reached.step_time_us.is_none_or(|time| time <= (end - begin) / 1000));
+                }
+            }
+        }
+    }
+}

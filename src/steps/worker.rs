@@ -1,0 +1,134 @@
+//! A worker's end: it writes each step into its memory. A step costs a look at the clock and a few words of memory.
+
+use std::env;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::monotonic_ns;
+use super::slot::{COUNTED, FIRST, FIRST_NS, FIRST_ROUND, LARGEST_STEP, LAST, LAST_NS, ROUND, SLOT_BYTES, WORDS};
+use crate::agent::environment::STEPS;
+use crate::forks;
+
+/// The value of [`STEPS`]: the agent's process, its descriptors of the memory and of the pipe, and the worker's local rank.
+pub(super) fn variable(pid: u32, memory: RawFd, bell: RawFd, local_rank: u32) -> String {
+    format!("{pid}:{memory}:{bell}:{local_rank}")
+}
+
+/// A worker's steps.
+#[derive(Debug)]
+pub struct Steps {
+    /// Mapped until the process ends.
+    words: &'static [AtomicU64; WORDS],
+    bell: PathBuf,
+    /// The count of forks in which the memory was mapped.
+    forks: u64,
+    /// The round whose first step was told.
+    told: AtomicU64,
+    /// Number of the last step.
+    last: AtomicU64,
+    /// The training script has said where it is.
+    given: AtomicBool,
+}
+
+/// The steps of this process, once they were asked for. `None`: no agent of ours started it.
+static OWN: OnceLock<Option<Steps>> = OnceLock::new();
+
+impl Steps {
+    /// The steps of this process, if the agent that started it has given it memory for them.
+    #[inline]
+    pub fn of_this_process() -> Option<&'static Self> {
+        let open = || {
+            let variable = env::var(STEPS).ok()?;
+            Self::open(&variable)
+                .inspect_err(|error| tracing::info!("the steps of this process are not measured: {error}"))
+                .ok()
+        };
+        OWN.get_or_init(open).as_ref()
+    }
+
+    /// Map the memory that this value of [`STEPS`] names.
+    ///
+    /// # Errors
+    /// The value is not one that an agent sets, or its memory cannot be mapped: the agent is gone, or cannot be seen from here.
+    pub fn open(variable: &str) -> io::Result<Self> {
+        let parts: Option<Vec<u32>> = variable.split(':').map(|part| part.parse().ok()).collect();
+        let Some([pid, memory, bell, local_rank]) = parts.as_deref() else {
+            let text = format!("{STEPS} is `{variable}`, must be four numbers with `:` between them");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        };
+        let path = |descriptor| PathBuf::from(format!("/proc/{pid}/fd/{descriptor}"));
+        let words = map(&path(memory), u64::from(*local_rank) * SLOT_BYTES as u64)?;
+        let (told, last, given) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+        Ok(Self { words, bell: path(bell), forks: forks::count(), told, last, given })
+    }
+
+    /// A step has ended. `number`: by default the one after the last. Does nothing in a process that was forked from the worker.
+    #[inline]
+    pub fn step(&self, number: Option<u64>) {
+        if forks::now() != self.forks {
+            return;
+        }
+        if number.is_some() {
+            self.given.store(true, Ordering::Relaxed);
+        }
+        let number = number.unwrap_or_else(|| self.last.load(Ordering::Relaxed).saturating_add(1)).min(LARGEST_STEP);
+        self.last.store(number, Ordering::Relaxed);
+        let (now, round) = (monotonic_ns(), self.words[ROUND].load(Ordering::Relaxed));
+        if self.told.load(Ordering::Relaxed) != round {
+            self.first(round, number, now);
+        }
+        self.words[LAST].store(number, Ordering::Relaxed);
+        self.words[LAST_NS].store(now, Ordering::Relaxed);
+    }
+
+    /// Go on counting from this number.
+    pub fn go_on_from(&self, last: u64) {
+        self.given.store(true, Ordering::Relaxed);
+        self.last.store(last.min(LARGEST_STEP), Ordering::Relaxed);
+    }
+
+    /// Tell the first step of a round, and wake the agent.
+    #[cold]
+    fn first(&self, round: u64, number: u64, now: u64) {
+        if self.told.swap(round, Ordering::Relaxed) == round {
+            return; // another thread has told it
+        }
+        let counted = u64::from(!self.given.load(Ordering::Relaxed));
+        for (word, value) in [(COUNTED, counted), (FIRST, number), (FIRST_NS, now), (LAST, number), (LAST_NS, now)] {
+            self.words[word].store(value, Ordering::Relaxed);
+        }
+        self.words[FIRST_ROUND].store(round, Ordering::Release);
+        let opened = OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(&self.bell);
+        // If that fails, the agent has gone, or others have woken it.
+        let _ = opened.and_then(|mut bell| bell.write_all(&[1]));
+    }
+}
+
+/// Map the words at this place of a file.
+fn map(path: &PathBuf, at: u64) -> io::Result<&'static [AtomicU64; WORDS]> {
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    // An access beyond the end of the file would be a signal. The agent has sealed its length.
+    if file.metadata()?.len() < at + SLOT_BYTES as u64 {
+        let text = format!("`{}` has no memory for this worker", path.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    let page_bytes = rustix::param::page_size();
+    let within = (at % page_bytes as u64) as usize;
+    let offset = libc::off_t::try_from(at - within as u64).map_err(io::Error::other)?;
+    // SAFETY: a new mapping of a page of the file. It is never unmapped, so the reference to it is valid until the process ends. The
+    // slot lies within the page, because its size divides a page's. Atomic words have no invalid values, and may change at any time.
+    unsafe {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let page = libc::mmap(ptr::null_mut(), page_bytes, protection, libc::MAP_SHARED, file.as_raw_fd(), offset);
+        if page == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(&*page.byte_add(within).cast())
+    }
+}

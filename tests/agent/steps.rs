@@ -1,0 +1,89 @@
+//! A worker's steps, from its memory to the agent.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+
+use elastic_rs::steps::board::Board;
+use elastic_rs::steps::slot::{First, LARGEST_STEP};
+use elastic_rs::steps::worker::Steps;
+
+use crate::process::support::within;
+
+fn worker(board: &Board, local_rank: u32) -> Steps {
+    Steps::open(&board.variable(local_rank)).unwrap()
+}
+
+#[tokio::test]
+async fn the_first_step_of_a_round_wakes_the_agent_and_the_last_one_says_how_far_it_came() {
+    let mut board = Board::open(130).unwrap();
+    board.begin(3).unwrap();
+    // Two of them have their memory in one page, and the third in another.
+    let [one, other, far] = [0, 1, 129].map(|local_rank| worker(&board, local_rank));
+    assert_eq!((board.first(), board.reached()), (None, None));
+    far.step(Some(900));
+    within(board.rung()).await;
+    let First { step, at_ns } = board.first().unwrap();
+    assert_eq!(step, Some(900));
+    one.step(Some(900));
+    other.step(Some(899));
+    for _ in 0..3 {
+        one.step(None);
+    }
+    assert_eq!(board.first(), Some(First { step: Some(900), at_ns }), "the earliest one");
+    assert_eq!(board.reached().unwrap().step, Some(903));
+    assert!(board.reached().unwrap().step_time_us.is_some());
+
+    // The workers live on in the next round.
+    board.begin(4).unwrap();
+    assert_eq!((board.first(), board.reached()), (None, None));
+    one.step(Some(881));
+    within(board.rung()).await;
+    assert_eq!((board.first().unwrap().step, board.reached().unwrap().step), (Some(881), Some(881)));
+    other.step(Some(u64::MAX));
+    assert_eq!(board.reached().unwrap().step, Some(LARGEST_STEP));
+}
+
+#[tokio::test]
+async fn steps_that_are_only_counted_do_not_say_where_the_training_is() {
+    let mut board = Board::open(1).unwrap();
+    board.begin(1).unwrap();
+    let steps = worker(&board, 0);
+    steps.step(None);
+    steps.step(None);
+    assert_eq!((board.first().unwrap().step, board.reached().unwrap().step), (None, None));
+    board.begin(2).unwrap();
+    steps.go_on_from(40);
+    steps.step(None);
+    assert_eq!((board.first().unwrap().step, board.reached().unwrap().step), (Some(41), Some(41)));
+}
+
+#[tokio::test]
+async fn a_worker_that_writes_nonsense_disturbs_nobody() {
+    let mut board = Board::open(2).unwrap();
+    board.begin(1).unwrap();
+    let variable = board.variable(1);
+    let parts: Vec<_> = variable.split(':').collect();
+    let open = |fd: &str| OpenOptions::new().write(true).open(format!("/proc/{}/fd/{fd}", parts[0])).unwrap();
+    let mut memory = open(parts[1]);
+    memory.write_all(&[0xff; 128]).unwrap();
+    assert_eq!((board.first(), board.reached()), (None, None));
+    assert!(memory.set_len(0).is_err() && memory.set_len(1 << 40).is_err(), "its length is sealed");
+    let mut bell = open(parts[2]);
+    bell.write_all(&[7; 20_000]).unwrap();
+    within(board.rung()).await;
+    assert_eq!(board.first(), None);
+    board.begin(2).unwrap();
+    worker(&board, 1).step(Some(5));
+    within(board.rung()).await;
+    assert_eq!(board.first().unwrap().step, Some(5));
+}
+
+#[tokio::test]
+async fn memory_that_is_not_there_is_refused() {
+    let board = Board::open(1).unwrap();
+    for wrong in ["", "1:2:3", "1:2:3:4:5", "a:b:c:d", "0:0:0:0", "1:2:3:-4"] {
+        assert!(Steps::open(wrong).is_err(), "{wrong}");
+    }
+    let error = Steps::open(&board.variable(1)).unwrap_err();
+    assert!(error.to_string().ends_with("has no memory for this worker"), "{error}");
+}
