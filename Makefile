@@ -222,6 +222,8 @@ bench: build ## run the benchmarks, write benches/results/ and plots in docs/; a
 	@$(PY) benches/agent.py $(AGENT_BENCH_ARGS)
 	$(say) 'bench: the check that a worker makes in each step (benches/channel.py)'
 	@$(PY) benches/channel.py
+	$(say) 'bench: the call by which a worker tells a step (benches/step.py)'
+	@$(PY) benches/step.py
 	$(say) 'bench: the launcher, torchrun and elastic-run (benches/run.py)'
 	@$(PY) benches/run.py $(RUN_BENCH_ARGS)
 	$(say) 'bench: agents that a driver starts by ssh (benches/hosts.py)'

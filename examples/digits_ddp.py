@@ -14,6 +14,7 @@ import argparse
 import time
 from pathlib import Path
 
+import elastic_rs
 import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
@@ -93,15 +94,18 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     return int(checkpoint["epoch"])
 
 
-def train_epoch(model: nn.Module, batches: DataLoader[tuple[Tensor, ...]], optimizer: torch.optim.Optimizer) -> float:
-    """Train for one epoch and return the mean loss over all workers."""
+def train_epoch(
+    model: nn.Module, batches: DataLoader[tuple[Tensor, ...]], optimizer: torch.optim.Optimizer, steps: int
+) -> float:
+    """Train for one epoch after so many steps, and return the mean loss over all workers."""
     model.train()
     total = torch.zeros(2)  # sum of losses, number of images
-    for images, labels in batches:
+    for step, (images, labels) in enumerate(batches, steps + 1):
         optimizer.zero_grad()
         loss = cross_entropy(model(images), labels)
         loss.backward()  # the gradients of all workers are averaged here
         optimizer.step()
+        elastic_rs.step(step)  # so that `elastic-rs why` knows what was made again
         total += torch.tensor([loss.item() * len(labels), len(labels)])
     dist.all_reduce(total)
     return float(total[0] / total[1])
@@ -140,7 +144,7 @@ def main() -> None:
     for epoch in range(done + 1, args.epochs + 1):
         started = time.monotonic()
         sampler.set_epoch(epoch)  # another order of the images in each epoch
-        loss = train_epoch(ddp_model, batches, optimizer)
+        loss = train_epoch(ddp_model, batches, optimizer, (epoch - 1) * len(batches))
         if rank == 0:
             save_checkpoint(args.checkpoint, epoch, model, optimizer)
             print(

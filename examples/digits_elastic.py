@@ -15,10 +15,12 @@ The data are the 1,797 images of 8x8 pixels that come with scikit-learn. Nothing
 """
 
 import argparse
+import math
 import os
 import time
 from pathlib import Path
 
+import elastic_rs
 import torch
 from digits_ddp import SEED, accuracy, build_model, load_checkpoint, load_data, save_checkpoint
 from elastic_rs import elastic
@@ -80,6 +82,8 @@ def train(
             loss = cross_entropy(model(images), labels)
             loss.backward()  # the gradients of all workers are averaged here
             state.optimizer.step()
+            state.step += 1
+            elastic_rs.step(state.step)  # so that `elastic-rs why` knows what was made again
             total += torch.tensor([loss.item() * len(labels), len(labels)])
             state.sampler.record_batch(number, batch_size)
             time.sleep(max(0.0, (number + 1) * pause_s - (time.monotonic() - started)))
@@ -114,7 +118,8 @@ def main() -> None:
     epoch = load_checkpoint(args.checkpoint, model, optimizer)
     sampler = elastic.ElasticSampler(train_data, shuffle=True, seed=SEED)
     sampler.set_epoch(epoch)
-    state = elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=epoch)
+    step = epoch * math.ceil(len(train_data) / args.batch_size)
+    state = elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=epoch, step=step)
 
     train(state, args, train_data, test_data)
     if elastic.rank() == 0:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from elastic_rs._elastic_rs import EtcdClient as EtcdClient
     from elastic_rs._elastic_rs import EtcdOptions as EtcdOptions
+    from elastic_rs._step import step as step
     from elastic_rs.agent import LocalElasticAgent as LocalElasticAgent
     from elastic_rs.c10d_backend import C10dRendezvousBackend as C10dRendezvousBackend
     from elastic_rs.c10d_backend import create_backend as create_backend
@@ -52,6 +53,7 @@ __all__ = [
     "create_rust_c10d_handler",
     "create_rust_etcd_handler",
     "install",
+    "step",
     "uninstall",
 ]
 
@@ -73,6 +75,7 @@ _HOMES = {
     "create_rust_c10d_handler": "elastic_rs.rendezvous",
     "create_rust_etcd_handler": "elastic_rs.rendezvous",
     "install": "elastic_rs.integration._install",
+    "step": "elastic_rs._step",
     "uninstall": "elastic_rs.integration._install",
 }
 
@@ -81,7 +84,10 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(home), name)
+    found = getattr(import_module(home), name)
+    if name == "step":
+        globals()[name] = found  # scripts call it in each step, and this function costs more than the call
+    return found
 
 
 def __dir__() -> list[str]:

@@ -1351,6 +1351,20 @@ class Step:
         Of the outcome ``failed``: the reason, in words.
         """
 
+class StepCounter:
+    """
+    The steps of the calling process: ``elastic_rs.step``, but for what needs torch.
+    """
+    def __call__(self, n: SupportsIndex | None = None, /) -> None:
+        """
+        A step has ended: number ``n``, by default the one after the last.
+        """
+    def __new__(cls, /) -> StepCounter: ...
+    def _go_on_from(self, last: SupportsIndex, /) -> None:
+        """
+        Step ``last`` was the last one: the next is counted from there. Nothing is told of it.
+        """
+
 @final
 class StoreClient:
     """

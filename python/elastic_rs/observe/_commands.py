@@ -256,6 +256,7 @@ def _facts(story: Story) -> dict[str, Any]:
             "consequences": [dataclasses.asdict(event) for event in one.consequences],
             "completed": None if one.completed is None else dataclasses.asdict(one.completed),
             "lasted_s": one.lasted_s(story.end_us()),
+            "redo": None if one.redo is None else dataclasses.asdict(one.redo),
             "phases": {phase: dataclasses.asdict(part) for phase, part in one.parts.items()},
         }
         for one in story.recoveries
@@ -264,6 +265,7 @@ def _facts(story: Story) -> dict[str, Any]:
         "run": story.run,
         "elapsed_s": story.elapsed_s(),
         "lost_s": story.lost_s(),
+        "goodput": story.goodput(),
         "goodput_at_most": story.goodput_at_most(),
         "recoveries": recoveries,
         "away": {node: dataclasses.asdict(event) for node, event in story.away.items()},

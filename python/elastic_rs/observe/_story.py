@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from elastic_rs.observe._events import Event
 
-__all__ = ["PHASES", "Part", "Period", "Recovery", "Story", "phase_periods", "phases_us", "tell"]
+__all__ = ["PHASES", "Part", "Period", "Recovery", "Redo", "Story", "phase_periods", "phases_us", "tell"]
 
-PHASES = ("detect", "stop", "rendezvous", "start", "import")
+PHASES = ("detect", "stop", "rendezvous", "start", "import", "first_step")
 """The parts of a recovery, in their order."""
 
 BROKEN = ("round.broken", "round.changes")
@@ -40,6 +40,19 @@ class Part:
     nodes: int
 
 
+@dataclass(frozen=True)
+class Redo:
+    """Steps that are made again, because the last checkpoint was before them.
+
+    Attributes:
+        steps: their number.
+        seconds: what they cost, at the mean time of a step before.
+    """
+
+    steps: int
+    seconds: float
+
+
 @dataclass
 class Recovery:
     """A world had to re-form.
@@ -52,7 +65,11 @@ class Recovery:
         nodes_before: number of nodes of the world before it, if that is known.
         workers: number of workers that stood still, if that is known.
         parts: what it cost, by phase.
-        ended_us: when the last worker of the new world was started, on the coordinator's clock.
+        redo: what its workers do again. None: the training script does not tell its steps, or not their numbers.
+        began_us: when it began, on the coordinator's clock. ``root`` is recorded once it is known, a little later.
+        ended_us: when the workers had made their first step. If the training tells no steps, when the last worker was
+            started.
+        stepped: its end is that of a first step.
     """
 
     broken: Event
@@ -62,12 +79,21 @@ class Recovery:
     nodes_before: int | None = None
     workers: int | None = None
     parts: dict[str, Part] = field(default_factory=dict)
+    redo: Redo | None = None
+    began_us: int | None = None
     ended_us: int | None = None
+    stepped: bool = False
 
-    def lasted_s(self, now_us: int) -> float:
-        """Return how long it has taken, in seconds: until ``now_us``, if it has not ended."""
+    def lasted_s(self, now_us: int, since_us: int = 0) -> float:
+        """Return how long it has taken, in seconds.
+
+        Args:
+            now_us: its end, if it has not ended.
+            since_us: its earliest beginning.
+        """
+        begin = self.root.mono_us if self.began_us is None else self.began_us
         end = now_us if self.ended_us is None else self.ended_us
-        return max(0, end - self.root.mono_us) / 1e6
+        return max(0, end - max(begin, since_us)) / 1e6
 
 
 @dataclass(frozen=True)
@@ -101,6 +127,7 @@ class Story:
         events: in their order; those of the last coordinator, if it was restarted.
         recoveries: in their order.
         formed_us: when the first round was complete.
+        stepped_us: when the first step of training had been made, if the training tells its steps.
         closed: the event by which the run was closed, if it was.
         away: nodes that have gone and not come back, each with the event that says so.
         gone: how often nodes of each host have gone.
@@ -114,6 +141,7 @@ class Story:
     events: Sequence[Event] = ()
     recoveries: list[Recovery] = field(default_factory=list)
     formed_us: int | None = None
+    stepped_us: int | None = None
     closed: Event | None = None
     away: dict[str, Event] = field(default_factory=dict)
     gone: dict[str, int] = field(default_factory=dict)
@@ -134,9 +162,14 @@ class Story:
         return self.events[0].order - 1 if self.events else 0
 
     def lost_s(self) -> float:
-        """Return the time in which workers stood still after the first round, in seconds."""
-        ended = [one for one in self.recoveries if one.broken is not self.closed]
-        return sum(recovery.lasted_s(self.end_us()) for recovery in ended)
+        """Return the time that was lost, in seconds: workers stood still, or made steps again."""
+        since = self.stepped_us or 0
+        stood = sum(recovery.lasted_s(self.end_us(), since) for recovery in self._recoveries())
+        return stood + sum(recovery.redo.seconds for recovery in self.recoveries if recovery.redo is not None)
+
+    def _recoveries(self) -> list[Recovery]:
+        """Return those that a round ended, or is to end."""
+        return [one for one in self.recoveries if one.broken is not self.closed]
 
     def end_us(self) -> int:
         """Return when the run was closed, or the time now."""
@@ -147,9 +180,19 @@ class Story:
         return 0.0 if self.formed_us is None else max(0, self.end_us() - self.formed_us) / 1e6
 
     def goodput_at_most(self) -> float | None:
-        """Return which part of the time workers can have worked at most. None before the first round."""
-        elapsed = self.elapsed_s()
+        """Return which part of the time since the first step, or else the first round, had no known loss."""
+        since = self.formed_us if self.stepped_us is None else self.stepped_us
+        elapsed = 0.0 if since is None else (self.end_us() - since) / 1e6
         return None if elapsed <= 0 else max(0.0, 1 - self.lost_s() / elapsed)
+
+    def goodput(self) -> float | None:
+        """Return which part of the time since the first step steps were made that count. None if it is not known."""
+        since = self.stepped_us
+        if since is None:
+            return None
+        later = [one for one in self._recoveries() if one.ended_us is None or one.ended_us > since]
+        known = all(one.redo is not None for one in later if one.stepped)
+        return self.goodput_at_most() if known else None
 
     def shown_us(self) -> tuple[int, int]:
         """Return when the known time begins and ends, on the coordinator's clock. There is at least one event."""
@@ -243,17 +286,63 @@ def _tell(events: Sequence[Event]) -> Story:
         elif open_one is not None and event is not open_one.root and _follows(event, open_one):
             open_one.consequences.append(event)
         _count_nodes(story, present, event)
-    for recovery in story.recoveries:
+    steps = [event.mono_us for told in phases.values() for event in told if "first_step" in phases_us(event)]
+    story.stepped_us = min(steps, default=None)
+    for recovery, later in itertools.zip_longest(story.recoveries, story.recoveries[1:]):
+        told = [] if recovery.completed is None else phases.get(recovery.completed.id, [])
+        lost = [event for event in (recovery.root, *recovery.consequences) if _silent_us(event)]
+        recovery.parts = parts([*told, *lost])
+        recovery.began_us = min([recovery.root.mono_us - _silent_us(recovery.root), *_chains(told)])
         if recovery.completed is not None:
-            told = phases.get(recovery.completed.id, [])
-            recovery.parts = parts(told)
-            started = [event.mono_us for event in told if event.data.get("start_us") is not None]
-            recovery.ended_us = max([recovery.completed.mono_us, *started])
+            _end(recovery, told, story.stepped_us, None if later is None else later.broken.mono_us)
     return story
 
 
+def _end(recovery: Recovery, told: Sequence[Event], stepped_us: int | None, next_us: int | None) -> None:
+    """Find out when a recovery has ended whose round is complete, and what its workers make again."""
+    steps = [event for event in told if "first_step" in phases_us(event)]
+    if steps:
+        recovery.stepped, recovery.ended_us = True, max(event.mono_us for event in steps)
+        recovery.redo = _redo(steps, recovery.root.mono_us - (stepped_us or 0))
+    elif stepped_us is not None and stepped_us < recovery.broken.mono_us:
+        recovery.ended_us = next_us  # the round has made no step
+    else:
+        assert recovery.completed is not None
+        started = [event.mono_us for event in told if event.data.get("start_us") is not None]
+        recovery.ended_us = max([recovery.completed.mono_us, *started])
+
+
+def _redo(steps: Sequence[Event], at_most_us: int) -> Redo | None:
+    """Return what is made again, from the first steps of a round. It cannot take longer than what was there before."""
+
+    def numbers(name: str) -> list[int]:
+        return [number for event in steps if isinstance(number := event.data.get(name), int)]
+
+    first, before, times = numbers("step"), numbers("step_before"), numbers("step_time_us")
+    if not first or not before:
+        return None
+    count = max(0, max(before) - min(first) + 1)
+    seconds = count * (statistics.median(times) if times else 0) / 1e6
+    return Redo(count, max(0.0, min(seconds, at_most_us / 1e6)))
+
+
+def _silent_us(event: Event) -> int:
+    """Return how long a lost node had not been heard of, in microseconds."""
+    silent = event.data.get("silent_ms") if event.type == "node.lost" else None
+    return 1000 * silent if isinstance(silent, int) else 0
+
+
+def _chains(told: Iterable[Event]) -> Iterator[int]:
+    """Yield when the phases began of each node that has stopped workers. A newcomer may have waited for long."""
+    for event in told:
+        if "stop" in phases_us(event):
+            yield event.mono_us - sum(phases_us(event).values())
+
+
 def phases_us(event: Event) -> dict[str, int]:
-    """Return how long a node's phases took, in microseconds: those that an event of type ``phase`` tells."""
+    """Return how long a node's phases took, in microseconds: those that an event tells."""
+    if event.type == "node.lost":
+        return {"detect": _silent_us(event)}
     told = ((phase, event.data.get(f"{phase}_us")) for phase in PHASES)
     return {phase: micros for phase, micros in told if isinstance(micros, int)}
 
@@ -267,7 +356,7 @@ def phase_periods(event: Event) -> Iterator[Period]:
 
 
 def parts(told: Iterable[Event]) -> dict[str, Part]:
-    """Return what each phase took, from the events of type ``phase`` of one round."""
+    """Return what each phase took, from the events of type ``phase`` of one round, and of nodes that were lost."""
     found: dict[str, list[tuple[float, str]]] = {}
     for event in told:
         for phase, micros in phases_us(event).items():

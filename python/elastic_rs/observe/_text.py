@@ -38,8 +38,9 @@ def status(story: Story, state: dict[str, Any] | None) -> list[str]:
         lines.append(f"ended   {story.closed.text}")
     goodput = story.goodput_at_most()
     if goodput is not None:
+        at_most = "at most " if story.goodput() is None else ""
         known = " of the time that is known" if story.dropped() or story.lives > 1 else ""
-        lines.append(f"goodput at most {100 * goodput:.1f} %{known}{_losses(story)}")
+        lines.append(f"goodput {at_most}{100 * goodput:.1f} %{known}{_losses(story)}")
     if story.dropped():
         lines.append(f"        {story.dropped()} events before these were dropped")
     if story.lives > 1:
@@ -105,6 +106,11 @@ def why(story: Story, which: int | None = None) -> list[str]:
         in_place = ", workers live on" if completed.data.get("in_place") else ""
         lines.append(f"    +- round {completed.round} complete with {nodes}{of} nodes{in_place}  {after(completed)}")
         lines += [f"       {phase:<10} {_part(part, story)}" for phase, part in recovery.parts.items()]
+        if recovery.ended_us is None:
+            lines.append("       no step yet")
+        if recovery.redo is not None and recovery.redo.steps:
+            count = recovery.redo.steps
+            lines.append(f"       redo       {count} step{'s' * (count > 1)} redone ({span(recovery.redo.seconds)})")
     return lines
 
 
@@ -162,6 +168,8 @@ def _losses(story: Story) -> str:
     for recovery in story.recoveries:
         for phase, part in recovery.parts.items():
             sums[phase] = sums.get(phase, 0.0) + part.longest_s
+        if recovery.redo is not None:
+            sums["redo"] = sums.get("redo", 0.0) + recovery.redo.seconds
     shares = sorted(((seconds, phase) for phase, seconds in sums.items() if seconds >= 0.001), reverse=True)
     listed = ", ".join(f"{phase} {span(seconds)}" for seconds, phase in shares)
     return f"; {_times(story)} lost {span(story.lost_s())}" + (f" = {listed}" if listed else "")

@@ -13,7 +13,7 @@ import pytest
 from elastic_rs.observe import _text
 from elastic_rs.observe._events import Event, parse, plain
 from elastic_rs.observe._page import page
-from elastic_rs.observe._story import Story, tell
+from elastic_rs.observe._story import Part, Redo, Story, tell
 from elastic_rs.observe._trace import chrome_trace
 
 
@@ -112,6 +112,81 @@ def test_a_recovery_has_its_root_its_consequences_and_its_cost() -> None:
     assert recovery.lasted_s(story.now_us) == pytest.approx(32.1)
     assert story.elapsed_s() == pytest.approx(998.0)
     assert story.goodput_at_most() == pytest.approx(1 - 32.1 / 998)
+
+
+def stepping(log: Log) -> None:
+    """The job makes its first step at 20 s; a recovery from 100 s on ends with step 901 at 140 s, after step 1000."""
+    log.add("phase", 20.0, cause=3, node="n2:5", data={"first_step_us": 18_000_000, "step": 1, "step_before": None})
+    done = recovered(log)
+    before = {"step_before": 1000, "step_time_us": 80_000}
+    data = {"first_step_us": 2_000_000, "step": 901, **before}
+    log.add("phase", 132.2, cause=done, round=2, node="n2:5", data={"import_us": 5_000_000})
+    log.add("phase", 140.0, cause=done, round=2, node="n2:5", data=data)
+    log.add("phase", 139.9, cause=done, round=2, node="n41:9", data={**data, "step_before": 999})
+
+
+def test_a_training_that_tells_its_steps_has_an_exact_goodput() -> None:
+    log = formed()
+    stepping(log)
+    story = tell(log.events(), now_us=1020 * 10**6)
+    (recovery,) = story.recoveries
+    assert (recovery.redo, recovery.lasted_s(story.now_us)) == (Redo(100, 8.0), pytest.approx(40.0))
+    assert story.goodput() == story.goodput_at_most() == pytest.approx(1 - 48 / 1000)
+    assert _text.status(story, None)[1] == (
+        "goodput 95.2 %; 1 recovery lost 48.0 s = stop 30.0 s, redo 8.00 s, import 5.00 s, first_step 2.00 s, "
+        "start 0.02 s, rendezvous 1.0 ms"
+    )
+    assert _text.why(story)[-3:] == [
+        "       import     5.00 s",
+        "       first_step median 2.00 s; n41 2.00 s",
+        "       redo       100 steps redone (8.00 s)",
+    ]
+    # A round that makes no step is lost, too, and nothing is known of what another one makes again.
+    broken = log.add("round.broken", 200.0, round=2, data={"why": "node.left"})
+    log.add("round.completed", 201.0, cause=broken, round=3, data={"nodes": 3, "workers": 24})
+    story = tell(log.events(), now_us=220 * 10**6)
+    assert story.lost_s() == pytest.approx(48 + 20)
+    assert _text.why(story)[-1] == "       no step yet"
+    broken = log.add("round.broken", 230.0, round=3, data={"why": "node.left"})
+    done = log.add("round.completed", 240.0, cause=broken, round=4, data={"nodes": 3, "workers": 24})
+    data = {"first_step_us": 1, "step": None, "step_before": 1200, "step_time_us": 80_000}
+    log.add("phase", 250.0, cause=done, round=4, node="n2:5", data=data)
+    story = tell(log.events(), now_us=1020 * 10**6)
+    assert story.lost_s() == pytest.approx(48 + 50)
+    assert (story.goodput(), story.goodput_at_most()) == (None, pytest.approx(1 - 98 / 1000))
+    assert _text.status(story, None)[1].startswith("goodput at most 90.2 %; 3 recoveries lost 98.0 s = ")
+
+
+def test_steps_that_nobody_made_again_cost_nothing_and_lies_cost_no_more_than_was_there() -> None:
+    for first, before, redo in [(1001, 1000, Redo(0, 0.0)), (1, 2**53 - 1, Redo(2**53 - 1, 80.0)), (None, 9, None)]:
+        log = formed()
+        log.add("phase", 20.0, cause=3, node="n2:5", data={"first_step_us": 1, "step": 1})
+        done = recovered(log)
+        data = {"first_step_us": 1, "step": first, "step_before": before, "step_time_us": 10**6}
+        log.add("phase", 140.0, cause=done, round=2, node="n2:5", data=data)
+        (recovery,) = tell(log.events()).recoveries
+        assert recovery.redo == redo
+
+
+def test_a_recovery_begins_when_what_began_it_happened() -> None:
+    log = formed()
+    lost = log.add("node.lost", 100.0, node="n3:1", data={"how": "silence", "silent_ms": 15_000})
+    broken = log.add("round.broken", 100.0, cause=lost, data={"why": "node.lost"})
+    done = log.add("round.completed", 102.0, cause=broken, round=2, data={"nodes": 3, "workers": 24})
+    data = {"stop_us": 1_000_000, "rendezvous_us": 1_000_000, "start_us": 500_000}
+    log.add("phase", 102.5, cause=done, round=2, node="n2:5", data=data)
+    (recovery,) = tell(log.events()).recoveries
+    assert recovery.lasted_s(0) == pytest.approx(17.5)
+    assert recovery.parts["detect"] == Part(15.0, 15.0, "n3:1", 1)
+    # A worker's agent knew of its end before the coordinator did. A newcomer's wait for a place belongs to no recovery.
+    log = formed()
+    exit_ = log.add("worker.exited", 100.0, node="n2:5", data=exited())
+    broken = log.add("round.broken", 100.0, cause=exit_, data={"why": "worker.failed"})
+    done = log.add("round.completed", 102.0, cause=broken, round=2, data={"nodes": 3, "workers": 24})
+    log.add("phase", 102.5, cause=done, round=2, node="n2:5", data={"detect_us": 4_000, **data, "stop_us": 1_296_000})
+    log.add("phase", 102.5, cause=done, round=2, node="n9:5", data={"rendezvous_us": 90_000_000, "start_us": 1})
+    (recovery,) = tell(log.events()).recoveries
+    assert recovery.lasted_s(0) == pytest.approx(2.8)
 
 
 def test_why_reads_from_the_root_to_the_new_round() -> None:

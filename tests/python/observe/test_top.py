@@ -32,7 +32,7 @@ def test_the_screen_has_the_job_its_nodes_and_its_time() -> None:
     assert len(lines) == 14
     assert lines[0].startswith("job  RUNNING  round 2")
     table = next(at for at, line in enumerate(lines) if line.startswith("NODE"))
-    assert re.fullmatch(r"NODE +STATE +STOP +RENDEZVOUS +START +IMPORT +GONE +\|[.]+=+X+=+\|", lines[table])
+    assert re.fullmatch(r"NODE +STATE +STOP +RENDEZVOUS +START +IMPORT +FIRST_STEP +GONE +\|[.]+=+X+=+\|", lines[table])
     rows = [line.split() for line in lines[table + 1 : table + 3]]
     assert rows[0][:2] == ["n2", "lost"]
     assert rows[0][-1] == "1"

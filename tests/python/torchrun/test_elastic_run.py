@@ -26,8 +26,8 @@ ACCOUNT = SCRIPTS / "account.py"
 LAUNCHERS = {"torchrun": "torch.distributed.run", "elastic-run": "elastic_rs.run"}
 # Variables that differ from run to run.
 DIFFER = ("MASTER_PORT", "TORCHELASTIC_ERROR_FILE")
-# Variables of ours. Programs have them, and functions do not, which torchrun's workers are with `--run-path`.
-OURS = ("ELASTIC_RS_AGENT", "ELASTIC_RS_IN_PLACE")
+# Variables of ours. The first two are not those of functions, which torchrun's workers are with `--run-path`.
+OURS = ("ELASTIC_RS_AGENT", "ELASTIC_RS_IN_PLACE", "ELASTIC_RS_STEPS")
 
 
 def flat(told: dict[str, Any]) -> list[str]:

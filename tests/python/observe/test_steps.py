@@ -1,0 +1,94 @@
+"""A training that tells its steps: what a recovery costs up to the first step, and the steps that are made again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from elastic_rs import _elastic_rs
+
+if TYPE_CHECKING:
+    from helpers.procs import Job
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "stepping.py"
+
+
+def ask(*words: str) -> str:
+    command = [sys.executable, "-m", "elastic_rs", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def first_steps(port: int, round_: int) -> list[dict[str, object]]:
+    """Wait for the first step of a round, and return all of the job's events."""
+    observer = _elastic_rs.Observer.connect("127.0.0.1", port)
+    told: list[dict[str, object]] = []
+    last = 0
+
+    def is_it(event: dict[str, object]) -> bool:
+        data = event["data"]
+        assert isinstance(data, dict)
+        return event["round"] == round_ and "first_step_us" in data
+
+    while not any(map(is_it, told)):
+        _, _, lines, last, _ = observer.ask(after=last, waits=True)
+        told += [json.loads(line) for line in lines]
+    return told
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize("launcher", ["elastic_rs.run", "torch.distributed.run"])
+def test_the_phases_of_one_node_sum_to_the_recovery(job: Job, port: int, tmp_path: Path, launcher: str) -> None:
+    options = [
+        "--nnodes=1",
+        "--nproc-per-node=2",
+        "--max-restarts=1",
+        "--rdzv-backend=rust-c10d",
+        f"--rdzv-endpoint=127.0.0.1:{port}",
+        "--rdzv-id=job",
+    ]
+    node = job.start([sys.executable, "-m", launcher, *options, str(SCRIPT), str(tmp_path)], name="node")
+    for rank in range(2):
+        node.line(f"^REACHED {rank} 25")
+    healthy = ask("status", f"127.0.0.1:{port}").splitlines()[1]
+    assert healthy == "goodput 100.0 %"
+
+    workers = job.workers(node)
+    begin_ns = time.monotonic_ns()
+    os.kill(workers[1], signal.SIGKILL)
+    first_steps(port, 2)
+    lasted_s = (min(int(node.line(rf"^FIRST {rank} 21 (\d+)")[1]) for rank in range(2)) - begin_ns) / 1e9
+
+    facts = json.loads(ask("why", f"127.0.0.1:{port}", "--json"))
+    phases = {phase: part["longest_s"] for phase, part in facts["phases"].items()}
+    assert list(phases) == ["detect", "stop", "rendezvous", "start", "import", "first_step"], phases
+    # What comes before the worker's end, and between its step and its look at the clock, is less than that.
+    assert sum(phases.values()) == pytest.approx(lasted_s, rel=0.01)
+    assert facts["lasted_s"] == pytest.approx(lasted_s, rel=0.01)
+    # The checkpoint was at step 20.
+    assert facts["redo"]["steps"] == 5
+    assert 0 < facts["redo"]["seconds"] < 5
+
+    why = ask("why", f"127.0.0.1:{port}")
+    assert "       redo       5 steps redone (" in why, why
+    status = ask("status", f"127.0.0.1:{port}").splitlines()[1]
+    assert status.startswith("goodput "), status
+    assert "at most" not in status
+    assert "1 recovery lost " in status
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        metrics = answer.read().decode()
+    assert 'elastic_rs_redone_steps_total{run="job"} 5\n' in metrics
+    values = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if not line.startswith("#"))
+    assert 0 < float(values['elastic_rs_goodput_ratio{run="job"}']) < 1
+    for phase, seconds in phases.items():
+        series = f'elastic_rs_lost_seconds_total{{run="job",phase="{phase}"}}'
+        assert float(values[series]) == pytest.approx(seconds, abs=1e-6)
+    (tmp_path / "done").touch()
+    assert node.wait() == 0
