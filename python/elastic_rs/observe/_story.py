@@ -128,6 +128,7 @@ class Story:
         recoveries: in their order.
         formed_us: when the first round was complete.
         stepped_us: when the first step of training had been made, if the training tells its steps.
+        stepped: the last event that tells the number of a first step.
         closed: the event by which the run was closed, if it was.
         away: nodes that have gone and not come back, each with the event that says so.
         gone: how often nodes of each host have gone.
@@ -142,6 +143,7 @@ class Story:
     recoveries: list[Recovery] = field(default_factory=list)
     formed_us: int | None = None
     stepped_us: int | None = None
+    stepped: Event | None = None
     closed: Event | None = None
     away: dict[str, Event] = field(default_factory=dict)
     gone: dict[str, int] = field(default_factory=dict)
@@ -286,8 +288,9 @@ def _tell(events: Sequence[Event]) -> Story:
         elif open_one is not None and event is not open_one.root and _follows(event, open_one):
             open_one.consequences.append(event)
         _count_nodes(story, present, event)
-    steps = [event.mono_us for told in phases.values() for event in told if "first_step" in phases_us(event)]
-    story.stepped_us = min(steps, default=None)
+    steps = [event for event in events if event.type == "phase" and "first_step" in phases_us(event)]
+    story.stepped_us = min((event.mono_us for event in steps), default=None)
+    story.stepped = next((event for event in reversed(steps) if isinstance(event.data.get("step"), int)), None)
     for recovery, later in itertools.zip_longest(story.recoveries, story.recoveries[1:]):
         told = [] if recovery.completed is None else phases.get(recovery.completed.id, [])
         lost = [event for event in (recovery.root, *recovery.consequences) if _silent_us(event)]

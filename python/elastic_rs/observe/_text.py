@@ -41,6 +41,8 @@ def status(story: Story, state: dict[str, Any] | None) -> list[str]:
         at_most = "at most " if story.goodput() is None else ""
         known = " of the time that is known" if story.dropped() or story.lives > 1 else ""
         lines.append(f"goodput {at_most}{100 * goodput:.1f} %{known}{_losses(story)}")
+    if story.stepped is not None:
+        lines.append(_step(story.stepped, story))
     if story.dropped():
         lines.append(f"        {story.dropped()} events before these were dropped")
     if story.lives > 1:
@@ -173,6 +175,13 @@ def _losses(story: Story) -> str:
     shares = sorted(((seconds, phase) for phase, seconds in sums.items() if seconds >= 0.001), reverse=True)
     listed = ", ".join(f"{phase} {span(seconds)}" for seconds, phase in shares)
     return f"; {_times(story)} lost {span(story.lost_s())}" + (f" = {listed}" if listed else "")
+
+
+def _step(event: Event, story: Story) -> str:
+    ago = span((story.now_us - event.mono_us) / 1e6)
+    each = event.data.get("step_time_us")
+    before = f"; {span(each / 1e6)} each before" if isinstance(each, int) else ""
+    return f"step    {event.data['step']:,} was the first of round {event.round}, {ago} ago{before}"
 
 
 def _times(story: Story) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from elastic_rs import _elastic_rs
+from helpers.first_steps import first_steps
 
 if TYPE_CHECKING:
     from helpers.procs import Job
@@ -25,23 +25,6 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "stepping.py"
 def ask(*words: str) -> str:
     command = [sys.executable, "-m", "elastic_rs", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-
-
-def first_steps(port: int, round_: int) -> list[dict[str, object]]:
-    """Wait for the first step of a round, and return all of the job's events."""
-    observer = _elastic_rs.Observer.connect("127.0.0.1", port)
-    told: list[dict[str, object]] = []
-    last = 0
-
-    def is_it(event: dict[str, object]) -> bool:
-        data = event["data"]
-        assert isinstance(data, dict)
-        return event["round"] == round_ and "first_step_us" in data
-
-    while not any(map(is_it, told)):
-        _, _, lines, last, _ = observer.ask(after=last, waits=True)
-        told += [json.loads(line) for line in lines]
-    return told
 
 
 @pytest.mark.torchrun

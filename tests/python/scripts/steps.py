@@ -87,6 +87,7 @@ def die_in(phase: str, state: Any) -> None:
 
 
 def in_place() -> None:
+    import elastic_rs
     from elastic_rs import elastic
 
     @elastic.run(backend="gloo")
@@ -98,6 +99,7 @@ def in_place() -> None:
             assert world == dist.get_world_size()
             state.step += 1
             state.ones += world
+            elastic_rs.step(state.step)
             say(f"STEP {state.step} ones={state.ones} rank={dist.get_rank()} world={world} pid={os.getpid()}")
             if state.step % args.commit_every == 0:
                 state.commit()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.first_steps import first_steps
 from helpers.procs import Job, Process
 
 from .conftest import SCRIPTS, Start
@@ -94,7 +95,7 @@ def started_ahead(node: Process, next_round: int = 2) -> list[int]:
     [("run", False), ("rust", True), *(pytest.param(*case, marks=LONG) for case in (("run", True), ("rust", False)))],
     indirect=["agent"],
 )
-def test_the_others_survive_a_killed_worker(start: Start, done: Path, own_group: bool) -> None:
+def test_the_others_survive_a_killed_worker(start: Start, done: Path, port: int, own_group: bool) -> None:
     flags: list[Any] = ["--until", done, *(["--own-group"] if own_group else [])]
     nodes = [start(number, *flags, nnodes="2", nproc=2, script=STEPS) for number in (2, 3)]
     after, victim = worlds_after_a_kill(nodes)
@@ -105,6 +106,11 @@ def test_the_others_survive_a_killed_worker(start: Start, done: Path, own_group:
     assert every[0]["step"] % 5 == 0
     assert {world["restarts"] for world in every} == {1}
     assert_nothing_was_restarted(*nodes)
+    # Workers that live on tell the first step of the new world, and what they make again after the commit.
+    for told in first_steps(port, 2, nodes=2):
+        assert told["step"] == every[0]["step"] + 1
+        assert every[0]["step"] <= told["step_before"] <= every[0]["step"] + 5
+        assert told["step_time_us"] >= 20_000
     # Its successor was started before the next round, if that took no longer than a second, and if the script does not
     # need its place from the start.
     assert set(started_ahead(nodes[1])) <= (set() if own_group else {after[1][victim]["pid"]})
