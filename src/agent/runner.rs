@@ -193,6 +193,7 @@ impl Runner {
             event = next_of(&mut self.crew) => self.on_crew(event),
             heard = in_place::next_of(&mut self.exchange) => self.on_heard(heard),
             () = self.training.rung() => self.on_first_step(),
+            asked = self.training.asked(self.session.as_deref()) => self.on_step_asked(asked),
             (local_rank, words, complete) = words_of(&mut self.words) => {
                 self.machine.on_words(local_rank, words, complete);
             }

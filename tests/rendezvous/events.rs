@@ -5,7 +5,8 @@ use std::time::Duration;
 use crate::bench::{Bench, failure, hello, join};
 use elastic_rs::events::record::{Ending, FirstStep, Kind, Loss, Number, Phase, Record, Why};
 use elastic_rs::rendezvous::decider::event::SessionId;
-use elastic_rs::rendezvous::protocol::message::{LARGEST_STEP, NodeMessage, Round, Stepped};
+use elastic_rs::rendezvous::protocol::capability::{Capabilities, STEPS};
+use elastic_rs::rendezvous::protocol::message::{CoordinatorMessage, Hello, LARGEST_STEP, NodeMessage, Round, Stepped};
 use elastic_rs::rendezvous::protocol::settings::Settings;
 
 /// The only event of this kind.
@@ -157,6 +158,43 @@ fn a_nodes_first_step_of_a_round_is_recorded_once_and_without_the_import() {
         matches!(again.kind, Kind::FirstStep(FirstStep { first_step_us: 5_000, step: Some(900), .. })),
         "{again:?}"
     );
+}
+
+/// One node is asked: all workers make the same steps.
+#[test]
+fn whoever_watches_learns_how_far_the_training_is() {
+    let settings = settings();
+    let mut bench = Bench::new();
+    for node in [1, 2] {
+        let capabilities = Capabilities::default().with(STEPS, true);
+        bench.greet(node, Hello { capabilities, ..hello(node, &settings) }, node as u8);
+        bench.say(node, join(0));
+    }
+    let asked = |bench: &mut Bench| {
+        bench.machine.on_watched(None, bench.now);
+        bench.take();
+        bench.said.iter().filter(|(_, message)| matches!(message, CoordinatorMessage::TellStep { .. })).count()
+    };
+    assert_eq!((asked(&mut bench), bench.last(1)), (1, &CoordinatorMessage::TellStep { round: Round(1) }));
+    assert!(bench.run().awaits_step());
+    assert_eq!(asked(&mut bench), 1, "not again so soon");
+    let tell = |round, step| NodeMessage::Step { round: Round(round), step, step_time_us: Some(7) };
+    bench.say(1, tell(2, Some(9)));
+    assert!(bench.run().awaits_step(), "of another round");
+    bench.pass(Duration::from_millis(1));
+    bench.say(1, tell(1, Some(u64::MAX)));
+    let state = bench.run().state(bench.now);
+    assert_eq!((state.step, state.step_time_us), (Some(LARGEST_STEP), Some(7)));
+    assert!(!bench.run().awaits_step());
+    bench.pass(Duration::from_millis(500));
+    assert_eq!(asked(&mut bench), 2);
+    // The next round has made no step yet.
+    bench.say(1, NodeMessage::Failed { round: Round(1), failure: failure() });
+    for node in [1, 2] {
+        bench.say(node, join(1));
+    }
+    assert_eq!(bench.run().state(bench.now).step, None);
+    assert_eq!(asked(&mut bench), 3);
 }
 
 /// A node may tell it as often as it likes.

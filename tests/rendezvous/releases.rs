@@ -109,6 +109,7 @@ fn a_coordinator_of_an_older_release_hears_nothing_that_it_does_not_understand()
     assert!(!node.will_leave(Round(1), "SIGTERM", Some(15)), "nobody would answer");
     node.parked(Round(1));
     node.took(Round(1), Phase::default(), now);
+    node.step(Round(1), Some(9), None);
     node.stepped(Round(1), Stepped { after_us: 9, step: None, before: None, step_time_us: None });
     assert_eq!(node.take_commands(), []);
 }
@@ -148,6 +149,7 @@ fn older_releases_read_the_messages_that_they_know() {
     assert_eq!(body(&NodeMessage::Observe(ask)), [17, 1, 1, b'r', 9, 1, 0]);
     let first = Stepped { after_us: 9, step: Some(3), before: Some(4), step_time_us: None };
     assert_eq!(body(&NodeMessage::Stepped { round, first }), [18, 5, 9, 1, 3, 1, 4, 0]);
+    assert_eq!(body(&NodeMessage::Step { round, step: Some(3), step_time_us: None }), [19, 5, 1, 3, 0]);
 
     assert_eq!(body(&CoordinatorMessage::Leaving { why: "x".into(), interrupts: true }), [11, 1, b'x', 1]);
     assert_eq!(body(&CoordinatorMessage::Change { round, flags: 3, reason: "x".into() }), [12, 5, 3, 1, b'x']);
@@ -157,6 +159,7 @@ fn older_releases_read_the_messages_that_they_know() {
         resume: Resume::Continue { source: 2, sync: true, survivors: 4 },
     };
     assert_eq!(body(&in_place), [&[14][..], &known, &[0, 2, 1, 4]].concat());
+    assert_eq!(body(&CoordinatorMessage::TellStep { round }), [19, 5]);
     let members = CoordinatorMessage::Members { round, addresses, more: true };
     assert_eq!(body(&members), [17, 5, 1, 0, 10, 0, 0, 7, 1]);
 }

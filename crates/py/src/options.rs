@@ -14,7 +14,7 @@ use elastic_rs::frontend::node::{self, Reach, WorkersStore};
 use elastic_rs::net::local::interface_addresses;
 use elastic_rs::process::StreamsOf;
 use elastic_rs::rendezvous::conf::{Agent, Conf, InPlace, StoreMembers};
-use elastic_rs::rendezvous::protocol::capability::{Capabilities, MEMBERS};
+use elastic_rs::rendezvous::protocol::capability::{Capabilities, MEMBERS, STEPS};
 use elastic_rs::rendezvous::protocol::message::{Hello, NodeId};
 use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::secure::Protection;
@@ -65,7 +65,7 @@ impl NodeOptions {
         // Through a tunnel, only agents that hold the token reach the store.
         let wants_members = store_members != StoreMembers::Off && self.nodes.1 > 1 && !store_tunnel;
         let hello = Hello {
-            capabilities: capabilities.with(MEMBERS, wants_members),
+            capabilities: capabilities.with(MEMBERS, wants_members).with(STEPS, self.config.0.agent == Agent::Rust),
             interfaces: if wants_members { interface_addresses() } else { Vec::new() },
             local_addr: self.local_addr.clone(),
             node_rank: self.config.0.node_rank,

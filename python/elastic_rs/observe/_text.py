@@ -41,7 +41,9 @@ def status(story: Story, state: dict[str, Any] | None) -> list[str]:
         at_most = "at most " if story.goodput() is None else ""
         known = " of the time that is known" if story.dropped() or story.lives > 1 else ""
         lines.append(f"goodput {at_most}{100 * goodput:.1f} %{known}{_losses(story)}")
-    if story.stepped is not None:
+    if state is not None and isinstance(state.get("step"), int):
+        lines.append(f"step    {state['step']:,}{_each(state.get('step_time_us'))}")
+    elif story.stepped is not None:
         lines.append(_step(story.stepped, story))
     if story.dropped():
         lines.append(f"        {story.dropped()} events before these were dropped")
@@ -179,9 +181,11 @@ def _losses(story: Story) -> str:
 
 def _step(event: Event, story: Story) -> str:
     ago = span((story.now_us - event.mono_us) / 1e6)
-    each = event.data.get("step_time_us")
-    before = f"; {span(each / 1e6)} each before" if isinstance(each, int) else ""
-    return f"step    {event.data['step']:,} was the first of round {event.round}, {ago} ago{before}"
+    return f"step    {event.data['step']:,} was the first of round {event.round}, {ago} ago"
+
+
+def _each(step_time_us: object) -> str:
+    return f", {span(step_time_us / 1e6)} each" if isinstance(step_time_us, int) else ""
 
 
 def _times(story: Story) -> str:

@@ -5,6 +5,7 @@ use std::future::pending;
 use super::Runner;
 use crate::agent::environment::STEPS;
 use crate::agent::policy::AgentOptions;
+use crate::rendezvous::node::session::Session;
 use crate::rendezvous::protocol::message::{Round, Stepped};
 use crate::steps::board::Board;
 use crate::steps::monotonic_ns;
@@ -22,6 +23,8 @@ pub(super) struct Training {
     told: bool,
     /// How far the workers had come before the round.
     before: Option<Reached>,
+    /// How often somebody wanted to know how far they are, when that was answered last.
+    answered: u64,
 }
 
 impl Training {
@@ -33,7 +36,7 @@ impl Training {
             })
         };
         let board = has_session.then(open).and_then(Result::ok);
-        Self { board, round: Round(0), started_ns: None, told: false, before: None }
+        Self { board, round: Round(0), started_ns: None, told: false, before: None, answered: 0 }
     }
 
     /// A place is there. The workers of the round before have ended, or have left their world.
@@ -61,6 +64,14 @@ impl Training {
         }
     }
 
+    /// Wait until somebody wants to know how far the workers are. Returns how often that was so. May be dropped.
+    pub(super) async fn asked(&self, session: Option<&Session>) -> u64 {
+        match session.filter(|_| self.board.is_some()) {
+            Some(session) => session.view_when(|view| view.steps_asked != self.answered).await.steps_asked,
+            None => pending().await,
+        }
+    }
+
     /// The first step of the round, once: when there has been one, and all workers were started.
     fn take_first(&mut self) -> Option<Stepped> {
         let started_ns = self.started_ns.filter(|_| !self.told)?;
@@ -80,6 +91,16 @@ impl Runner {
     /// The variable by which a worker finds where to write its steps.
     pub fn steps_variable(&self, local_rank: u32) -> Option<(&'static str, String)> {
         Some((STEPS, self.training.board.as_ref()?.variable(local_rank)))
+    }
+
+    /// Somebody wants to know how far the workers are.
+    pub(super) fn on_step_asked(&mut self, asked: u64) {
+        self.training.answered = asked;
+        let reached = self.training.board.as_ref().and_then(Board::reached);
+        if let Some(session) = &self.session {
+            let step_time_us = reached.and_then(|reached| reached.step_time_us);
+            session.step(self.training.round, reached.and_then(|reached| reached.step), step_time_us);
+        }
     }
 
     /// A worker may have made the first step of the round on this node: tell the coordinator.

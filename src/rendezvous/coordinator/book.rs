@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
 use tokio::sync::oneshot;
@@ -12,6 +12,7 @@ use crate::events::line::line;
 use crate::events::metrics::{Metrics, OpenMetrics};
 use crate::events::record::Record;
 use crate::events::ring::Rings;
+use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::decider::snapshot::{RunState, State};
 use crate::rendezvous::protocol::message::{Observe, Observed};
 
@@ -19,6 +20,8 @@ use crate::rendezvous::protocol::message::{Observe, Observed};
 const ANSWER_BYTES: usize = 32 * 1024;
 /// Most runs that a page lists.
 const LISTED: usize = 200;
+/// How long an answer waits for a node that was asked how far the training is.
+const STEP_LIMIT: Duration = Duration::from_millis(200);
 /// Most runs that an error names.
 const NAMED: usize = 8;
 
@@ -47,12 +50,14 @@ struct Dated {
     mono_us: u64,
 }
 
-/// An observer that waits for the next event of a run.
+/// An observer that waits for the next event of a run, or for how far its training is.
 #[derive(Debug)]
 struct Waiting {
     run_id: String,
     ask: Observe,
     reply: oneshot::Sender<Answer>,
+    /// Until when a node may tell how far the training is.
+    step_until: Option<Instant>,
 }
 
 /// The events of all runs of a coordinator.
@@ -108,7 +113,14 @@ impl Book {
     }
 
     /// Answer an observer now, or once there is an event. `knows_all`: it may know which runs there are.
-    pub fn ask(&mut self, ask: Observe, knows_all: bool, reply: oneshot::Sender<Answer>, machine: &Machine) {
+    pub fn ask(
+        &mut self,
+        ask: Observe,
+        knows_all: bool,
+        reply: oneshot::Sender<Answer>,
+        machine: &Machine,
+        now: Instant,
+    ) {
         let run_id = match chosen(ask.run_id.as_deref(), knows_all, machine) {
             Ok(run_id) => run_id,
             Err(reason) => {
@@ -122,7 +134,9 @@ impl Book {
                 format!("run `{run_id}` has begun anew: its last event is {last}, and {} was asked for", ask.after);
             let _ = reply.send(Err(reason));
         } else if ask.waits && self.rings.after(&run_id, ask.after).next().is_none() {
-            self.waiting.push(Waiting { run_id, ask, reply });
+            self.waiting.push(Waiting { run_id, ask, reply, step_until: None });
+        } else if ask.state && machine.run(&run_id).is_some_and(Run::awaits_step) {
+            self.waiting.push(Waiting { run_id, ask, reply, step_until: Some(now + STEP_LIMIT) });
         } else {
             let _ = reply.send(Ok(self.answer(run_id, &ask, machine)));
         }
@@ -175,13 +189,20 @@ impl Book {
         if self.waiting.is_empty() {
             return;
         }
-        for Waiting { run_id, ask, reply } in std::mem::take(&mut self.waiting) {
-            if self.rings.after(&run_id, ask.after).next().is_some() {
+        let now = Instant::now();
+        for Waiting { run_id, ask, reply, step_until } in std::mem::take(&mut self.waiting) {
+            if let Some(until) = step_until {
+                if now < until && machine.run(&run_id).is_some_and(Run::awaits_step) {
+                    self.waiting.push(Waiting { run_id, ask, reply, step_until });
+                } else {
+                    let _ = reply.send(Ok(self.answer(run_id, &ask, machine)));
+                }
+            } else if self.rings.after(&run_id, ask.after).next().is_some() {
                 let _ = reply.send(Ok(self.answer(run_id, &ask, machine)));
             } else if machine.run(&run_id).is_none() {
                 let _ = reply.send(Err(format!("run `{run_id}` is forgotten")));
             } else if !reply.is_closed() {
-                self.waiting.push(Waiting { run_id, ask, reply });
+                self.waiting.push(Waiting { run_id, ask, reply, step_until });
             }
         }
     }
@@ -196,6 +217,11 @@ impl Book {
         let run_id = chosen(run_id, true, machine)?;
         let lines = self.rings.after(&run_id, 0).map(|kept| Arc::clone(&kept.line)).collect();
         Ok(Subject::Run { lines, state: self.state_of(&run_id, machine).unwrap_or_default() })
+    }
+
+    /// When to call [`Self::answer_waiting`] at the latest.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.waiting.iter().filter_map(|waiting| waiting.step_until).min()
     }
 
     fn state_of(&self, run_id: &str, machine: &Machine) -> Option<String> {

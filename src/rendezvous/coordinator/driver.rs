@@ -156,7 +156,7 @@ pub async fn run(
             // Few may wait, so they cannot hold nodes up.
             Some(question) = shown.questions.recv() => answer(question, &machine, &book),
             Some(event) = events.recv() => on_event(event, &mut machine, &mut writers, &mut book),
-            () = until(machine.next_deadline()) => machine.on_tick(Instant::now().into_std()),
+            () = until([machine.next_deadline(), book.next_deadline()].into_iter().flatten().min()) => machine.on_tick(Instant::now().into_std()),
             () = &mut summarising => {}
         }
         perform(&mut machine, &mut writers, &mut book, &shown.exclusions, &log);
@@ -180,7 +180,12 @@ fn on_event(
             writers.insert(session, writer);
             machine.on_hello(session, *hello, ends, now);
         }
-        Event::Observe { ask, knows_all, reply } => book.ask(ask, knows_all, reply, machine),
+        Event::Observe { ask, knows_all, reply } => {
+            if ask.state {
+                machine.on_watched(ask.run_id.as_deref(), now);
+            }
+            book.ask(ask, knows_all, reply, machine, now);
+        }
         Event::Message { session, message } => machine.on_message(session, message, now),
         Event::Gone { session } => {
             writers.remove(&session);

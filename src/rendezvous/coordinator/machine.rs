@@ -157,6 +157,15 @@ impl Machine {
         }
     }
 
+    /// Somebody watches this run, or the only one.
+    pub fn on_watched(&mut self, run_id: Option<&str>, now: Instant) {
+        self.advance(now);
+        let only = self.runs.keys().next().filter(|_| self.runs.len() == 1);
+        if let Some(run_id) = run_id.or(only.map(String::as_str)).map(str::to_owned) {
+            self.apply(&run_id, Event::Watched, now);
+        }
+    }
+
     /// Time has passed.
     pub fn on_tick(&mut self, now: Instant) {
         self.advance(now);

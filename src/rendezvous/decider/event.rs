@@ -77,6 +77,8 @@ pub enum Event {
     Tick,
     /// Time has passed for the nodes that wait. Those that are lost by now are removed, and nothing else is decided.
     TickWaiting,
+    /// Somebody watches, and wants to know how far the training is.
+    Watched,
     /// The decider's own process was stalled, so silence of the nodes proves nothing.
     Stalled {
         /// Delay of its timer.

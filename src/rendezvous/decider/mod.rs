@@ -10,6 +10,7 @@
 //! | `in_place` | a change of the world that its workers live through |
 //! | `admission` | which agent holds which place |
 //! | [`hosts`] | how often each host's nodes have left or failed first, and which hosts are kept out |
+//! | `watched` | how far the training is, while somebody watches |
 //! | `trace` | the events that were recorded, as far as later ones name them as causes |
 //! | `deadlines` | when to decide again if no event comes |
 //!
@@ -56,3 +57,4 @@ mod size;
 pub mod snapshot;
 pub mod standing;
 mod trace;
+mod watched;

@@ -122,6 +122,10 @@ impl Run {
                 self.expire(Node::waits, now);
                 return false;
             }
+            Event::Watched => {
+                self.on_watched(now);
+                return false;
+            }
             Event::Stalled { late } => {
                 self.roster.renew_all_leases(now);
                 self.deadlines.set(Deadline::LoseNode, self.roster.next_lost_at());
@@ -159,6 +163,10 @@ impl Run {
             }
             NodeMessage::Stepped { round, first } => {
                 self.on_stepped(id, round, first);
+                return false;
+            }
+            NodeMessage::Step { round, step, step_time_us } => {
+                self.on_step(id, round, step, step_time_us, now);
                 return false;
             }
             NodeMessage::Observe(_) => {

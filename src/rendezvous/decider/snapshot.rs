@@ -50,6 +50,10 @@ pub struct RunState {
     pub verdict: Option<String>,
     /// Whether it has failed, if it has ended.
     pub failed: bool,
+    /// Number of the last step of training, when somebody last wanted to know it in this round.
+    pub step: Option<u64>,
+    /// Mean time of a step in this round until then, in microseconds.
+    pub step_time_us: Option<u64>,
 }
 
 /// What a run does.
@@ -126,6 +130,8 @@ impl Run {
             progress: cut(self.progress(now), TEXT_BYTES),
             verdict: verdict.map(|verdict| cut(verdict.to_string(), TEXT_BYTES)),
             failed: verdict.is_some_and(crate::rendezvous::protocol::message::Verdict::is_failure),
+            step: self.trace.watch.step,
+            step_time_us: self.trace.watch.step_time_us,
         }
     }
 }

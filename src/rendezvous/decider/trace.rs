@@ -5,6 +5,7 @@ use std::fmt;
 
 use super::event::Effect;
 use super::run::Run;
+use super::watched::Watch;
 use crate::events::record::{CAUSES_LIMIT, Kind, Number, Record};
 use crate::rendezvous::protocol::message::NodeId;
 
@@ -25,6 +26,8 @@ pub(in crate::rendezvous) struct Trace {
     leaves: Option<Number>,
     /// How long the import of the current round has taken, in microseconds, if that is known.
     import_us: Option<u64>,
+    /// How far the training is, and when somebody last wanted to know that.
+    pub(super) watch: Watch,
 }
 
 /// No decision depends on it, so the explorer of small jobs must not tell states apart by it.
@@ -82,6 +85,7 @@ impl Run {
             Kind::NodeLeaves {} => self.trace.leaves = Some(number),
             Kind::RoundCompleted { .. } => {
                 (self.trace.completed, self.trace.broken, self.trace.import_us) = (Some(number), None, None);
+                self.trace.watch = Watch::default();
             }
             Kind::RoundGoesOn {} => self.trace.broken = None,
             Kind::RoundChanges {} | Kind::RoundBroken { .. } => self.trace.broken = Some(number),

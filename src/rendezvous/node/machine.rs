@@ -217,6 +217,11 @@ impl NodeMachine {
             CoordinatorMessage::Running(running) => self.running = Some(running),
             CoordinatorMessage::Members { round, addresses, more } => self.on_members(round, addresses, more),
             CoordinatorMessage::Observed(_) => {} // no node asks for it
+            CoordinatorMessage::TellStep { round } => {
+                if self.is_member(round) {
+                    self.view.steps_asked += 1;
+                }
+            }
             CoordinatorMessage::Withdrawn { progress } => {
                 self.withdrawing = false;
                 if let Some(joining) = self.joining.as_ref().filter(|joining| joining.withdrawn_at.is_some()) {

@@ -185,6 +185,11 @@ impl Session {
         self.ask(|machine| machine.stepped(round, first));
     }
 
+    /// How far this node's workers of `round` are, because the view's `steps_asked` has changed.
+    pub fn step(&self, round: Round, step: Option<u64>, step_time_us: Option<u64>) {
+        self.ask(|machine| machine.step(round, step, step_time_us));
+    }
+
     /// All living workers of `round` are connected to their agent: the node can change in place.
     pub fn attending(&self, round: Round) {
         self.ask(|machine| machine.attending(round));

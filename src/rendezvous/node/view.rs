@@ -111,4 +111,6 @@ pub struct View {
     pub hosted: bool,
     /// The reason, if the coordinator has reported that its process ends. No world can form until a coordinator runs there again.
     pub stopped: Option<String>,
+    /// How often somebody wanted to know how far this node's workers are.
+    pub steps_asked: u64,
 }

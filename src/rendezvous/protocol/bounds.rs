@@ -129,7 +129,8 @@ pub(in crate::rendezvous) fn tidy_message(message: CoordinatorMessage) -> Coordi
         | CoordinatorMessage::Terms { .. }
         | CoordinatorMessage::RaiseAt { .. }
         | CoordinatorMessage::Members { .. }
-        | CoordinatorMessage::Observed(_) => message,
+        | CoordinatorMessage::Observed(_)
+        | CoordinatorMessage::TellStep { .. } => message,
     }
 }
 

@@ -39,9 +39,12 @@ pub const MEMBERS: &str = "members";
 /// [`NodeMessage::Took`]: super::message::NodeMessage::Took
 pub const EVENTS: &str = "events";
 
-/// Named by a coordinator that keeps events, and knows of steps: [`NodeMessage::Stepped`].
+/// Named by a coordinator that keeps events, and knows of steps: [`NodeMessage::Stepped`], [`NodeMessage::Step`]; and by a node whose
+/// agent knows of them: [`CoordinatorMessage::TellStep`].
 ///
 /// [`NodeMessage::Stepped`]: super::message::NodeMessage::Stepped
+/// [`NodeMessage::Step`]: super::message::NodeMessage::Step
+/// [`CoordinatorMessage::TellStep`]: super::message::CoordinatorMessage::TellStep
 pub const STEPS: &str = "steps";
 
 /// The capabilities of this release that a peer has without asking for anything.

@@ -156,6 +156,15 @@ pub enum NodeMessage {
         /// The step.
         first: Stepped,
     },
+    /// Answer to [`CoordinatorMessage::TellStep`]: how far the worker of this node is that is furthest.
+    Step {
+        /// The round.
+        round: Round,
+        /// Number of its last step, up to [`LARGEST_STEP`]. `None`: it has made none, or does not tell.
+        step: Option<u64>,
+        /// Mean microseconds of a step in this round, up to [`LARGEST_STEP`].
+        step_time_us: Option<u64>,
+    },
 }
 
 /// A node's first step of a round, and how far it had come before. Numbers count up to [`LARGEST_STEP`].
@@ -394,6 +403,12 @@ pub enum CoordinatorMessage {
     // Sent only to an observer.
     /// Answer to [`NodeMessage::Observe`].
     Observed(Observed),
+    // Sent only to a node with the capability `STEPS`.
+    /// Somebody wants to know how far the training is. Answered by [`NodeMessage::Step`], if workers of the round run.
+    TellStep {
+        /// The round.
+        round: Round,
+    },
 }
 
 /// Most addresses in one [`CoordinatorMessage::Members`]. As many fit into a frame.

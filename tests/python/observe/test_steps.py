@@ -41,8 +41,9 @@ def test_the_phases_of_one_node_sum_to_the_recovery(job: Job, port: int, tmp_pat
     node = job.start([sys.executable, "-m", launcher, *options, str(SCRIPT), str(tmp_path)], name="node")
     for rank in range(2):
         node.line(f"^REACHED {rank} 25")
-    healthy = ask("status", f"127.0.0.1:{port}").splitlines()[1]
-    assert healthy == "goodput 100.0 %"
+    _, goodput, step = ask("status", f"127.0.0.1:{port}").splitlines()
+    assert goodput == "goodput 100.0 %"
+    assert step.startswith("step    25, ")
 
     worker = job.workers(node)[1]
     pidfd = os.pidfd_open(worker)
@@ -70,6 +71,9 @@ def test_the_phases_of_one_node_sum_to_the_recovery(job: Job, port: int, tmp_pat
     assert status.startswith("goodput "), status
     assert "at most" not in status
     assert "1 recovery lost " in status
+    for rank in range(2):
+        node.line(f"^REACHED {rank} 30")
+    assert "\nstep    30, " in ask("status", f"127.0.0.1:{port}")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         metrics = answer.read().decode()
     assert 'elastic_rs_redone_steps_total{run="job"} 5\n' in metrics

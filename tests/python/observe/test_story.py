@@ -93,6 +93,8 @@ def state(**values: Any) -> dict[str, Any]:
         "progress": "round 3: 0 of 2 to 4 nodes",
         "verdict": None,
         "failed": False,
+        "step": None,
+        "step_time_us": None,
     }
     assert values.keys() <= usual.keys()
     return {**usual, **values}
@@ -136,7 +138,9 @@ def test_a_training_that_tells_its_steps_has_an_exact_goodput() -> None:
         "goodput 95.2 %; 1 recovery lost 48.0 s = stop 30.0 s, redo 8.00 s, import 5.00 s, first_step 2.00 s, "
         "start 0.02 s, rendezvous 1.0 ms"
     )
-    assert _text.status(story, None)[2] == "step    901 was the first of round 2, 14:40 min ago; 0.08 s each before"
+    assert _text.status(story, None)[2] == "step    901 was the first of round 2, 14:40 min ago"
+    watched = _text.status(story, state(step=18_211, step_time_us=1_920_000))
+    assert watched[2] == "step    18,211, 1.92 s each"
     assert _text.why(story)[-3:] == [
         "       import     5.00 s",
         "       first_step median 2.00 s; n41 2.00 s",

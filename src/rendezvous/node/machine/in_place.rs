@@ -192,7 +192,7 @@ impl NodeMachine {
     }
 
     /// Whether this node's workers are those of this round.
-    fn is_member(&self, round: Round) -> bool {
+    pub(super) fn is_member(&self, round: Round) -> bool {
         let over = self.left || self.view.closed.is_some() || self.view.failed.is_some();
         let runs = self.hello.placed.is_some_and(|placed| placed.active && placed.round == round);
         runs && !over && self.joining.is_none()

@@ -45,6 +45,13 @@ impl NodeMachine {
         }
     }
 
+    /// Tell how far this node's workers of `round` are, because the view's `steps_asked` has changed.
+    pub fn step(&mut self, round: Round, step: Option<u64>, step_time_us: Option<u64>) {
+        if self.coordinator_has(STEPS) {
+            self.commands.push(NodeCommand::Send(NodeMessage::Step { round, step, step_time_us }));
+        }
+    }
+
     /// Report that all workers of `round` have succeeded. The view's `all_done` is set once those of all live members have.
     pub fn report_done(&mut self, round: Round) {
         self.tell(Report::Done { round });

@@ -269,6 +269,7 @@ impl Ledger {
             | NodeMessage::Parked { .. }
             | NodeMessage::Took { .. }
             | NodeMessage::Stepped { .. }
+            | NodeMessage::Step { .. }
             | NodeMessage::Observe(_) => {}
             NodeMessage::Interfaces { .. } => {
                 self.interfaces.insert(said.node);
