@@ -5,6 +5,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::path::Path;
 use std::process;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -17,9 +18,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 
 use crate::bounded_log::BoundedLog;
+use crate::events::file::EventFile;
 use crate::net::listen::{BindError, bind_all, bind_wildcard};
 use crate::net::local::{is_local, is_own_name};
-use crate::rendezvous::coordinator::driver::{self, Incoming, Shown};
+use crate::rendezvous::coordinator::driver::{self, Incoming, Question, Shown};
 use crate::rendezvous::coordinator::machine::Machine;
 use crate::rendezvous::decider::hosts::Exclusions;
 use crate::rendezvous::protocol::codec;
@@ -49,6 +51,7 @@ pub struct Host {
     addresses: Vec<SocketAddr>,
     sessions: watch::Receiver<usize>,
     exclusions: watch::Receiver<Exclusions>,
+    questions: mpsc::Sender<Question>,
     door: Option<Arc<Door>>,
     shelf: Shelf,
     thread: Option<JoinHandle<()>>,
@@ -191,7 +194,7 @@ impl Host {
         let (pages, desk, shelf) = pages(asks.clone(), readers != Readers::Nobody);
         let web = Web {
             requests,
-            sources: http::Sources { questions: asks, store: store.controller(), readers, pages },
+            sources: http::Sources { questions: asks.clone(), store: store.controller(), readers, pages },
             desk,
         };
         let (count, sessions) = watch::channel(0);
@@ -210,6 +213,7 @@ impl Host {
             addresses,
             sessions,
             exclusions,
+            questions: asks,
             door,
             shelf,
             thread: Some(thread),
@@ -239,7 +243,7 @@ impl Host {
 
     /// The sessions of this host, to wait for their end without borrowing the host.
     pub fn sessions(&self) -> Sessions {
-        Sessions(self.sessions.clone())
+        Sessions { count: self.sessions.clone(), questions: self.questions.clone() }
     }
 
     /// The hosts that are kept out of its jobs, to watch them.
@@ -280,15 +284,18 @@ impl Host {
     }
 }
 
-/// The number of sessions of a host.
+/// The sessions of a host, and what its coordinator records of them.
 #[derive(Clone, Debug)]
-pub struct Sessions(watch::Receiver<usize>);
+pub struct Sessions {
+    count: watch::Receiver<usize>,
+    questions: mpsc::Sender<Question>,
+}
 
 impl Sessions {
     /// Wait until every session has ended, at most `limit`. True if all have.
     pub async fn ended(mut self, limit: Duration) -> bool {
-        let count = self.0.clone();
-        let ended = async { timeout(limit, self.0.wait_for(|count| *count == 0)).await.is_ok() };
+        let count = self.count.clone();
+        let ended = async { timeout(limit, self.count.wait_for(|count| *count == 0)).await.is_ok() };
         let ended = telling_if_slow(ended, || {
             let count = *count.borrow();
             let nodes = if count == 1 { "1 node".to_owned() } else { format!("{count} nodes") };
@@ -298,6 +305,18 @@ impl Sessions {
             )
         });
         ended.await
+    }
+
+    /// Write the events of all runs of the coordinator into a file from now on, beginning with those that it keeps. They outlive its
+    /// process there. Returns the file; a coordinator writes into one, so a later one stays empty.
+    ///
+    /// # Errors
+    /// The thread that writes cannot be started.
+    pub fn write_events(&self, path: &Path) -> io::Result<EventFile> {
+        let file = EventFile::open(path, "coordinator")?;
+        // If so many questions wait, the coordinator does not turn.
+        let _ = self.questions.try_send(Question::Write(file.clone()));
+        Ok(file)
     }
 }
 

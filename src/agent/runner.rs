@@ -336,6 +336,7 @@ impl Runner {
         let Exited { local_rank, pid, exit, at, late } = exited;
         let stderr_end = self.crew.as_ref().map(|crew| crew.stderr_end(local_rank)).unwrap_or_default();
         self.stderr_ends.insert(local_rank, stderr_end);
+        self.record_exit(&exited);
         self.note_exit(exited);
         if exit.is_success() {
             self.machine.on_worker_succeeded(local_rank, now);

@@ -5,7 +5,8 @@ use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 
-use super::record::{Kind, Number, Record};
+use super::journal::id;
+use super::record::{Kind, Record};
 
 /// The version of the schema. Grows when a meaning changes; fields and types are added without.
 const VERSION: u32 = 1;
@@ -13,9 +14,9 @@ const VERSION: u32 = 1;
 #[derive(Serialize)]
 struct Line<'a> {
     v: u32,
-    id: String,
+    id: &'a str,
     order: u64,
-    cause: Vec<String>,
+    cause: &'a [String],
     run: &'a str,
     round: u64,
     restart: u32,
@@ -27,15 +28,27 @@ struct Line<'a> {
     text: Option<&'a str>,
 }
 
-/// The event as a line, without its end. `origin` is the name of the coordinator's life, `since` the time on its clock, and `wall` the
-/// time of day, which is only shown.
+/// A coordinator's event as a line, without its end. `origin` is the name of the coordinator's life, `since` the time on its clock, and
+/// `wall` the time of day, which is only shown.
 pub fn line(record: &Record, run_id: &str, origin: &str, since: Duration, wall: SystemTime) -> Arc<str> {
-    let id = |number: Number| format!("{origin}.{}", number.0);
+    let causes: Vec<_> = record.causes.iter().map(|number| id(origin, *number)).collect();
+    line_with(record, &causes, run_id, origin, since, wall)
+}
+
+/// As [`line`], of an event whose causes may have other origins: these are their ids.
+pub fn line_with(
+    record: &Record,
+    causes: &[String],
+    run_id: &str,
+    origin: &str,
+    since: Duration,
+    wall: SystemTime,
+) -> Arc<str> {
     let line = Line {
         v: VERSION,
-        id: id(record.number),
+        id: &id(origin, record.number),
         order: record.number.0,
-        cause: record.causes.iter().copied().map(id).collect(),
+        cause: causes,
         run: run_id,
         round: record.round,
         restart: record.restart,
@@ -52,7 +65,7 @@ pub fn line(record: &Record, run_id: &str, origin: &str, since: Duration, wall: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::events::record::{Exit, Why};
+    use crate::events::record::{Exit, Number, Why};
 
     fn record(kind: Kind) -> Record {
         Record {

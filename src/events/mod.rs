@@ -1,12 +1,17 @@
-//! What a job's coordinator records: which events there were, and which caused which.
+//! What a job's coordinator and its nodes record: which events there were, and which caused which.
 //!
 //! - [`record`]: an event, as the decider states it. Pure.
+//! - [`journal`]: the events of one node. Pure.
 //! - [`ring`]: the events that are kept of each run. Pure.
 //! - [`metrics`]: counters of them, and `training`: what recoveries have cost a training that tells its steps. Pure.
 //! - [`line`]: an event as a line of JSON.
+//! - [`file`]: a file of such lines.
 //!
 //! `docs/events.md` is the schema, `docs/decisions/0088-the-coordinator-records-causes.md` has the reasons.
 
+#[cfg(feature = "io")]
+pub mod file;
+pub mod journal;
 #[cfg(feature = "io")]
 pub mod line;
 pub mod metrics;

@@ -182,6 +182,53 @@ pub enum Kind {
     /// Something that has no type of its own.
     #[serde(rename = "note")]
     Note {},
+    // What nodes record themselves.
+    /// A worker was started.
+    #[serde(rename = "worker.started")]
+    WorkerStarted(Box<Started>),
+    /// A worker has ended, however.
+    #[serde(rename = "worker.ended")]
+    WorkerEnded(Box<Ended>),
+    /// The node has heard that a round is complete, and has a place in it.
+    #[serde(rename = "heard.completed")]
+    HeardCompleted {
+        /// The node's rank.
+        rank: u32,
+        /// Number of nodes.
+        nodes: u32,
+        /// Number of workers, if it is known.
+        workers: Option<u32>,
+    },
+    /// The node has heard which failure is the cause of what follows.
+    #[serde(rename = "heard.exited")]
+    HeardExited(Box<Exit>),
+    /// The node has heard that its world must re-form, or concludes it.
+    #[serde(rename = "heard.broken")]
+    HeardBroken {
+        /// Its workers may live on.
+        in_place: bool,
+    },
+    /// The node has heard that the rendezvous is closed.
+    #[serde(rename = "heard.closed")]
+    HeardClosed {
+        /// How the job ended.
+        verdict: Ending,
+    },
+    /// The node was cut off for its whole lease, and stops its workers.
+    #[serde(rename = "node.fenced")]
+    NodeFenced {},
+    /// The node has lost its connection to the coordinator, or the backend in its place does not answer.
+    #[serde(rename = "line.lost")]
+    LineLost {},
+    /// The node is answered again.
+    #[serde(rename = "line.found")]
+    LineFound {
+        /// For how long it was not, in milliseconds.
+        away_ms: u64,
+    },
+    /// A member has told this coordinator, which was restarted, what it recorded before.
+    #[serde(rename = "told")]
+    Told(Box<Told>),
 }
 
 impl Kind {
@@ -189,6 +236,7 @@ impl Kind {
     pub fn explains(&self) -> bool {
         match self {
             Self::WorkerExited(exit) => exit.first,
+            Self::Told(told) => told.kind.explains(),
             Self::RunOpened { .. }
             | Self::RunClosed { .. }
             | Self::RoundCompleted { .. }
@@ -201,7 +249,11 @@ impl Kind {
             | Self::HostLetIn { .. }
             | Self::CoordinatorRestarted { .. }
             | Self::CoordinatorStoodStill { .. }
-            | Self::CoordinatorEnds {} => true,
+            | Self::CoordinatorEnds {}
+            | Self::HeardCompleted { .. }
+            | Self::HeardExited(_)
+            | Self::HeardBroken { .. }
+            | Self::HeardClosed { .. } => true,
             Self::NodeJoined { .. }
             | Self::NodeLeft { .. }
             | Self::NodeLeaves {}
@@ -214,13 +266,18 @@ impl Kind {
             | Self::WorkersFinished { .. }
             | Self::Phase(_)
             | Self::FirstStep(_)
+            | Self::WorkerStarted(_)
+            | Self::WorkerEnded(_)
+            | Self::NodeFenced {}
+            | Self::LineLost {}
+            | Self::LineFound { .. }
             | Self::Note {} => false,
         }
     }
 }
 
 /// How a worker has ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exit {
     /// Its rank in the job.
     pub rank: u32,
@@ -240,6 +297,60 @@ pub struct Exit {
     pub first: bool,
     /// It counts against the job's budget of restarts.
     pub counts: bool,
+}
+
+/// A worker that was started.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Started {
+    /// Its rank in the job.
+    pub rank: u32,
+    /// Its rank on its node.
+    pub local_rank: u32,
+    /// Its role.
+    pub role: String,
+    /// Its process id.
+    pub pid: u32,
+}
+
+/// A worker that has ended, as its agent saw it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Ended {
+    /// Its rank in the job.
+    pub rank: u32,
+    /// Its rank on its node.
+    pub local_rank: u32,
+    /// Its role.
+    pub role: String,
+    /// Its process id.
+    pub pid: u32,
+    /// How it ended: `exit code 3`, `SIGKILL`.
+    pub exit: String,
+    /// The exit code, or the signal's number negated.
+    pub returncode: i32,
+}
+
+/// An event that a member recorded, as it tells a coordinator that was restarted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Told {
+    /// Its id, of which the member is the origin.
+    pub id: String,
+    /// The member's number of it.
+    pub order: u64,
+    /// The ids of its causes.
+    pub cause: Vec<String>,
+    /// How long before this the member recorded it, in microseconds.
+    pub ago_us: u64,
+    /// The round, when it happened.
+    pub round: u64,
+    /// The job's restart number, when it happened.
+    pub restart: u32,
+    /// The name of the node that it is about.
+    pub node: Option<String>,
+    /// What happened.
+    #[serde(flatten)]
+    pub kind: Kind,
+    /// Its sentence.
+    pub text: Option<String>,
 }
 
 /// How long the parts of a node's recovery have taken, in microseconds. A part that did not occur has no time.

@@ -106,6 +106,11 @@ impl Rings {
         })
     }
 
+    /// All events, run by run, each with its run.
+    pub fn all(&self) -> impl Iterator<Item = (&str, &Kept)> {
+        self.runs.keys().flat_map(|run_id| self.after(run_id, 0).map(move |kept| (run_id.as_str(), kept)))
+    }
+
     /// Number of the last event of a run.
     pub fn last(&self, run_id: &str) -> u64 {
         self.runs.get(run_id).map_or(0, |ring| ring.last)

@@ -1,6 +1,7 @@
 //! A node's life in a job's rounds: it joins each with an empty store for workers, keeps that store while it serves the round, and
 //! leaves when its part has ended.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use tokio::task::spawn_blocking;
 use super::tunnel::Trust;
 use super::worker_store::{Opener, RoundStore};
 pub use super::worker_store::{Reach, WorkersStore};
+use crate::events::file::EventFile;
 use crate::host::Sessions;
 use crate::rendezvous::node::machine::JoinError;
 use crate::rendezvous::node::session::Session;
@@ -47,14 +49,49 @@ pub struct Node {
     stores: Mutex<Opener>,
     /// The worker store of the round, if this node serves it, and this node's end of the tunnel to it.
     store: Mutex<RoundStore>,
+    /// The file of the coordinator's events, if this process hosts it and has a folder for them.
+    coordinators: Mutex<Option<EventFile>>,
 }
+
+/// The file of a node's events, in its folder of logs.
+const EVENTS: &str = "events.jsonl";
+/// The file of the coordinator's events, in the folder of the node that hosts it.
+const COORDINATORS_EVENTS: &str = "events-coordinator.jsonl";
+/// Time for the coordinator's last events to be written.
+const LAST_LINES: Duration = Duration::from_millis(500);
 
 impl Node {
     /// A node with a new session. `host`: the sessions of the coordinator, if this process hosts it.
     pub fn new(session: Arc<Session>, options: NodeOptions, host: Option<Sessions>) -> Self {
         let trust = options.tunnel.clone().map(|protection| Trust { protection, run_id: options.run_id.clone() });
         let stores = Mutex::new(Opener::new(options.reach.clone(), trust));
-        Self { session, options, host, stores, store: Mutex::default() }
+        Self { session, options, host, stores, store: Mutex::default(), coordinators: Mutex::default() }
+    }
+
+    /// Write events into this folder from now on, beginning with those that were recorded already: this node's into `events.jsonl`,
+    /// and the coordinator's into `events-coordinator.jsonl` if this process hosts it. A later call has no effect. Without a thread to
+    /// write them they stay in memory, which is logged: no job fails for its events.
+    pub fn write_events(&self, folder: &Path) {
+        let mut coordinators = self.coordinators.lock();
+        let written = self.session.write_events(&folder.join(EVENTS)).and_then(|()| {
+            if let Some(host) = self.host.as_ref().filter(|_| coordinators.is_none()) {
+                *coordinators = Some(host.write_events(&folder.join(COORDINATORS_EVENTS))?);
+            }
+            Ok(())
+        });
+        if let Err(error) = written {
+            let run_id = &self.options.run_id;
+            tracing::warn!(target: "elastic_rs::agent", "[{run_id}] events are not written to {}: {error}", folder.display());
+        }
+    }
+
+    /// Let the coordinator's last events be written.
+    async fn end_events(&self) {
+        let file = self.coordinators.lock().clone();
+        if let Some(file) = file {
+            // A folder that hangs must not hold up the end of this process.
+            let _ = spawn_blocking(move || file.finish(LAST_LINES)).await;
+        }
     }
 
     /// Its session.
@@ -136,6 +173,7 @@ impl Node {
         if let Some(host) = self.host.clone() {
             host.ended(drain_timeout).await;
         }
+        self.end_events().await;
     }
 
     /// Leave, and end the round's store, without waiting for anybody.

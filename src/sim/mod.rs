@@ -10,6 +10,7 @@
 //! | [`coordinator`] | jobs with a coordinator: sessions, our agents and PyTorch's, strangers, and the exhaustive explorer |
 //! | [`cell`], [`etcd`] | jobs without a coordinator: over one shared cell, and over a model of etcd |
 //! | [`discovery`] | a driver whose hosts come and go: scripts that flap, fail and hang, agents that are lost |
+//! | `records` | what nodes without a coordinator have recorded |
 //! | [`pytorch`] | PyTorch's own algorithm under the same faults and invariants: a test of the simulator |
 
 pub mod cell;
@@ -18,5 +19,6 @@ pub mod discovery;
 pub mod engine;
 pub mod etcd;
 pub mod pytorch;
+mod records;
 mod shared;
 pub mod worlds;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from elastic_rs import _cli
 
 from tests.python.helpers.procs import Process
 
@@ -68,7 +70,8 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
         command = [sys.executable, str(AGENT), str(tmp_path / "cell"), "127.0.0.1", str(nodes), str(nodes)]
         command += [str(workers), str(restarts), "--", sys.executable, str(worker), str(tmp_path)]
         output, write = os.pipe()
-        process = subprocess.Popen(command, stdout=write, stderr=subprocess.STDOUT, start_new_session=True)
+        env = {**os.environ, "LOG_DIR": str(tmp_path / "logs" / name)}
+        process = subprocess.Popen(command, stdout=write, stderr=subprocess.STDOUT, start_new_session=True, env=env)
         os.close(write)
         agent = Process(name, process, output, tmp_path / f"{name}.log")
         started.append((agent, process))
@@ -84,8 +87,13 @@ def pids(folder: Path, restart: int, world_size: int) -> dict[int, int]:
     return {rank: int((folder / f"pid-{rank}-{restart}").read_text()) for rank in range(world_size)}
 
 
-def test_a_job_over_a_file_restarts_after_a_worker_was_killed(agents: Agents, tmp_path: Path) -> None:
-    """Worker ranks come with the place, the restart counts for the job, and every node names the failed worker."""
+def test_a_job_over_a_file_restarts_after_a_worker_was_killed(
+    agents: Agents, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Worker ranks come with the place, the restart counts for the job, and every node names the failed worker.
+
+    Afterwards the files of events tell it: those of both nodes, of which some decisions are in each, and those of one.
+    """
     nodes = [agents("a"), agents("b")]
     for node in nodes:
         for local_rank in range(2):
@@ -103,6 +111,20 @@ def test_a_job_over_a_file_restarts_after_a_worker_was_killed(agents: Agents, tm
         if line.startswith("worker ") and line.endswith("restart 1")
     )
     assert ranks == ["0", "1", "2", "3"]
+    files = [next((tmp_path / "logs" / name).glob("*/events.jsonl")) for name in ("a", "b")]
+    kinds = [[json.loads(line)["type"] for line in file.read_text().splitlines()] for file in files]
+    assert sum(own.count("round.completed") for own in kinds) == 2, kinds
+    assert sum(own.count("round.broken") for own in kinds) == 1, kinds
+    assert all(own.count("heard.completed") == 2 and own.count("worker.started") == 4 for own in kinds), kinds
+    for chosen in (files, files[::-1], files[:1], files[1:]):
+        assert _cli.main(["why", "--events", *map(str, chosen)]) == 0
+        title, root, broken, *rest = capsys.readouterr().out.splitlines()
+        assert title.startswith("recovery 1 of 1, round 1 to 2: "), chosen
+        assert title.endswith(" x 4 workers"), chosen
+        assert " rank 3 SIGKILL" in root, chosen
+        assert broken.startswith(" +- round 1 broken, all told"), chosen
+        assert any("round 2 complete with 2 nodes" in line for line in rest), chosen
+        assert any("stop " in line for line in rest), chosen
 
 
 @pytest.mark.long

@@ -19,6 +19,7 @@ mod node;
 mod node_in_place;
 mod observers;
 mod protected;
+mod recalls;
 mod releases;
 mod resets;
 mod same_decisions;

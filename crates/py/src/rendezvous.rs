@@ -1,5 +1,6 @@
 //! `Session` and `Placement`: a node's session with the coordinator, and its place in a round.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use elastic_rs::frontend::node::Node;
@@ -278,6 +279,13 @@ impl Session {
                 Ok(())
             }
         }
+    }
+
+    /// Write events into this folder from now on, beginning with those that were recorded already: this node's into ``events.jsonl``, and
+    /// the coordinator's into ``events-coordinator.jsonl`` if this process hosts it. Later calls do nothing. Nothing waits for the files:
+    /// what cannot be written is dropped and counted.
+    fn write_events(&self, folder: PathBuf) {
+        self.node.write_events(&folder);
     }
 
     /// Leave and end the session. Messages that are not sent yet are sent first, for at most ``timeout_s``. Then wait, at most for the

@@ -15,10 +15,10 @@ from elastic_rs._elastic_rs import WorkerCommand
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
-    from torch.distributed.elastic.multiprocessing import LogsSpecs
 
     from elastic_rs._elastic_rs import Agent
     from elastic_rs.agent._consoles import Consoles
+    from elastic_rs.agent._worker_logs import ByGeneration
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Generation:
     """Parameters of the workers, by local rank."""
 
     spec: WorkerSpec
-    logs_specs: LogsSpecs
+    logs_specs: ByGeneration
     envs: dict[int, dict[str, str]]
     """Variables that override the inherited environment."""
     prefixes: dict[int, str] | None

@@ -290,6 +290,8 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             self._functions = Functions(generation, self._start_method)
             pids = self._functions.start()
             agent.adopt(pids, error_files=self._functions.error_files)
+        if self._handler is not None and generation.logs_specs.run_folder is not None:
+            self._handler.session.write_events(generation.logs_specs.run_folder)
         for local_rank, pid in pids.items():
             worker = group.workers[local_rank]
             worker.id = pid

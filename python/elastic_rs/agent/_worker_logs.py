@@ -13,6 +13,8 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpec
 from elastic_rs._elastic_rs import log_folder_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch.distributed.elastic.multiprocessing.api import LogsDest
 
 COUNT = "TORCHELASTIC_RESTART_COUNT"
@@ -31,6 +33,8 @@ class ByGeneration(LogsSpecs):
         super().__init__()
         self._inner = logs_specs
         self._generation = generation
+        self.run_folder: Path | None = None
+        """The folder of this agent's logs, once it is known. None: there is none, or its place is not PyTorch's."""
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Return the destinations for one generation. The specs get its number, from 0, as the restart count."""
@@ -41,7 +45,9 @@ class ByGeneration(LogsSpecs):
             if RUN_ID in env and isinstance(self._inner, DefaultLogsSpecs):
                 env[RUN_ID] = log_folder_name(env[RUN_ID])
         try:
-            return self._inner.reify(envs)
+            logs = self._inner.reify(envs)
+            self.run_folder = _run_folder(logs.error_files.values())
+            return logs
         finally:
             for local_rank, own in before.items():
                 envs[local_rank].update(own)
@@ -50,6 +56,13 @@ class ByGeneration(LogsSpecs):
     def root_log_dir(self) -> str:
         """The folder that the user chose."""
         return self._inner.root_log_dir
+
+
+def _run_folder(error_files: Iterable[str]) -> Path | None:
+    """Return the folder ``RUN`` of error files in ``RUN/attempt_GENERATION/LOCAL_RANK``, if that is where they are."""
+    paths = [path for path in map(Path, error_files) if len(path.parents) > 3]
+    folders = {path.parents[2] for path in paths if path.parents[1].name.startswith("attempt_")}
+    return folders.pop() if len(folders) == 1 else None
 
 
 def remove_temporary(logs_specs: LogsSpecs) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from elastic_rs import _elastic_rs
 from elastic_rs.observe import _source, _text
 from elastic_rs.observe._events import Event, parse, plain
+from elastic_rs.observe._merge import merge
 from elastic_rs.observe._otlp import HEADERS, send, traces
 from elastic_rs.observe._page import page
 from elastic_rs.observe._story import Story, tell
@@ -86,10 +87,12 @@ def _parser(
     )
     parser.add_argument(
         "--events",
-        action="append",
+        action="extend",
+        nargs="+",
         type=Path,
         metavar="FILE",
-        help="read events from this file instead, as `events --json` writes them; repeatable, `-` is standard input",
+        help="read events from these files instead: events.jsonl of nodes, events-coordinator.jsonl, or what "
+        "`events --json` wrote; `-` is standard input",
     )
     parser.add_argument("--run-id", metavar="ID", help="which job, if there are several or a token is used")
     parser.add_argument("--json", action="store_true", help="for programs")
@@ -193,9 +196,12 @@ def _events(args: argparse.Namespace) -> int:
             print(line)
     else:
         read = _read(args)[0]
+        if args.json:
+            print(*(json.dumps(event.raw) for event in read), sep="\n")
+            return HEALTHY
         story = tell(read)
-        for event in read:
-            print(json.dumps(dataclasses.asdict(event)) if args.json else _text.event_line(event, story))
+        for event in merge(read)[0]:
+            print(_text.event_line(event, story))
     return HEALTHY
 
 
@@ -251,10 +257,10 @@ def _facts(story: Story) -> dict[str, Any]:
     recoveries = [
         {
             "round": one.broken.round,
-            "root": dataclasses.asdict(one.root),
-            "broken": dataclasses.asdict(one.broken),
-            "consequences": [dataclasses.asdict(event) for event in one.consequences],
-            "completed": None if one.completed is None else dataclasses.asdict(one.completed),
+            "root": one.root.facts(),
+            "broken": one.broken.facts(),
+            "consequences": [event.facts() for event in one.consequences],
+            "completed": None if one.completed is None else one.completed.facts(),
             "lasted_s": one.lasted_s(story.end_us()),
             "redo": None if one.redo is None else dataclasses.asdict(one.redo),
             "phases": {phase: dataclasses.asdict(part) for phase, part in one.parts.items()},
@@ -268,5 +274,5 @@ def _facts(story: Story) -> dict[str, Any]:
         "goodput": story.goodput(),
         "goodput_at_most": story.goodput_at_most(),
         "recoveries": recoveries,
-        "away": {node: dataclasses.asdict(event) for node, event in story.away.items()},
+        "away": {node: event.facts() for node, event in story.away.items()},
     }

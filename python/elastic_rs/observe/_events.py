@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Event", "host_of", "life", "parse", "plain"]
+__all__ = ["Event", "host_of", "life", "origin", "parse", "plain", "told"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,9 @@ class Event:
         wall: time of day, only to be shown.
         text: the sentence in the coordinator's log.
         data: further facts; which ones depends on the type.
+        life: names the clock of ``mono_us`` and the count of ``order``, if origins were merged. Empty: the origin does.
+        follows: the ``order`` of its causes, if events of several origins were merged.
+        raw: the fields as they were read, those of later releases too.
     """
 
     id: str
@@ -43,6 +46,18 @@ class Event:
     wall: str
     text: str | None
     data: dict[str, Any] = field(default_factory=dict)
+    life: str = ""
+    follows: tuple[int, ...] | None = None
+    raw: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the fields of the schema."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in own.items() if name not in ("life", "follows", "raw")}
+
+
+_NO_EVENT = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
+"""What reading a line raises that is no event."""
 
 
 def parse(lines: Iterable[str]) -> list[Event]:
@@ -57,7 +72,7 @@ def parse(lines: Iterable[str]) -> list[Event]:
             continue
         try:
             events.append(_event(json.loads(line)))
-        except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
+        except _NO_EVENT as error:
             raise ValueError(f"line {number} is no event of a job: {plain(str(error))}") from None
     # A restarted coordinator numbers its events from 1 again. They belong after those of the coordinator before it.
     lives: dict[str, int] = {}
@@ -72,8 +87,28 @@ def plain(text: str) -> str:
 
 
 def life(event: Event) -> str:
-    """Return the name of the coordinator's life, and of the run's opening in it. Each has its own clock and numbers."""
-    return event.id.rpartition(".")[0]
+    """Return what names the event's clock and numbers: a coordinator's life and the run's opening in it, or a node."""
+    return event.life or origin(event.id)
+
+
+def origin(event_id: str) -> str:
+    """Return the origin of the event with this id."""
+    return event_id.rpartition(".")[0]
+
+
+def told(event: Event) -> Event | None:
+    """Return what a member has told a restarted coordinator by this event. Its time is on the coordinator's clock.
+
+    None: it tells nothing that can be read.
+    """
+    ago = event.data.get("ago_us")
+    if event.type != "told" or not isinstance(ago, int):
+        return None
+    try:
+        inner = _event({**event.data, "run": event.run, "mono_us": 0, "wall": ""})
+    except _NO_EVENT:
+        return None
+    return replace(inner, mono_us=event.mono_us - ago, life=life(event))
 
 
 def host_of(node: str) -> str:
@@ -88,22 +123,23 @@ def _count(value: str | float) -> int:
     return count
 
 
-def _event(fields: dict[str, Any]) -> Event:
-    node, text = fields.get("node"), fields.get("text")
+def _event(said: dict[str, Any]) -> Event:
+    node, text = said.get("node"), said.get("text")
     return Event(
-        id=plain(str(fields["id"])),
-        order=_count(fields["order"]),
-        cause=tuple(plain(str(cause)) for cause in fields.get("cause", ())),
-        run=plain(str(fields["run"])),
-        round=_count(fields.get("round", 0)),
-        restart=_count(fields.get("restart", 0)),
-        type=plain(str(fields["type"])),
+        id=plain(str(said["id"])),
+        order=_count(said["order"]),
+        cause=tuple(plain(str(cause)) for cause in said.get("cause", ())),
+        run=plain(str(said["run"])),
+        round=_count(said.get("round", 0)),
+        restart=_count(said.get("restart", 0)),
+        type=plain(str(said["type"])),
         node=None if node is None else plain(str(node)),
-        mono_us=_count(fields["mono_us"]),
-        wall=plain(str(fields.get("wall", ""))),
+        mono_us=_count(said["mono_us"]),
+        wall=plain(str(said.get("wall", ""))),
         text=None if text is None else plain(str(text)),
         data={
             plain(str(key)): plain(value) if isinstance(value, str) else value
-            for key, value in fields.get("data", {}).items()
+            for key, value in said.get("data", {}).items()
         },
+        raw=said,
     )

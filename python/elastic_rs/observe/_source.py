@@ -102,16 +102,15 @@ def from_files(paths: Sequence[Path], run_id: str | None) -> list[Event]:
         OSError: a file cannot be read.
         ValueError: it holds no events, or those of several runs and none is named; the message says which file.
     """
-    lines: dict[str, None] = {}
+    found: dict[str, Event] = {}
     for path in paths:
         try:
-            read = sys.stdin if str(path) == "-" else path.read_text(encoding="utf-8").splitlines()
-            own = [line.strip() for line in read]
-            parse(own)
+            text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+            for event in parse(_whole(text)):
+                found.setdefault(event.id, event)  # files may overlap
         except ValueError as error:
             raise ValueError(f"`{path}`: {error}") from None
-        lines.update(dict.fromkeys(own))
-    events = parse(lines)  # files may overlap
+    events = list(found.values())
     runs = sorted({event.run for event in events})
     if run_id is None and len(runs) > 1:
         raise ValueError(
@@ -122,3 +121,14 @@ def from_files(paths: Sequence[Path], run_id: str | None) -> list[Event]:
         there = f"; there are {', '.join(f'`{run}`' for run in runs)}" if runs else ""
         raise ValueError(f"there are no events{f' of run `{run_id}`' if run_id else ''} in these files{there}")
     return chosen
+
+
+def _whole(text: str) -> list[str]:
+    """Return the lines of a file. A last one without its end is left out if it is no event: its writer was killed."""
+    lines = text.splitlines()
+    if lines and not text.endswith("\n"):
+        try:
+            parse(lines[-1:])
+        except ValueError:
+            return lines[:-1]
+    return lines

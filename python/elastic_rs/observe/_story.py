@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from elastic_rs.observe._events import host_of, life
+from elastic_rs.observe._merge import merge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -237,13 +238,16 @@ def tell(events: Sequence[Event], now_us: int | None = None) -> Story:
     """Find out what happened to a run.
 
     Args:
-        events: all of one run, in their order.
+        events: all of one run, of one origin in their order, of several in any.
         now_us: the time on the coordinator's clock; by default that of the last event.
     """
+    events, shift_us = merge(events)
     lives = [_tell(list(one)) for _, one in itertools.groupby(events, life)] or [Story("")]
     story = lives[-1]
     story.lives, story.earlier = len(lives), sum(len(one.recoveries) for one in lives[:-1])
-    story.now_us = now_us if now_us is not None else max((event.mono_us for event in story.events), default=0)
+    story.now_us = (
+        now_us + shift_us if now_us is not None else max((event.mono_us for event in story.events), default=0)
+    )
     return story
 
 

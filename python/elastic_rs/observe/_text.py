@@ -122,7 +122,8 @@ def event_line(event: Event, story: Story) -> str:
     """Return one event as a line of ``events``."""
     node = story.name(event.node) if event.node else ""
     text = event.text or _facts(event)
-    causes = ", ".join(cause.rpartition(".")[2] for cause in event.cause)
+    numbers = (cause.rpartition(".")[2] for cause in event.cause) if event.follows is None else map(str, event.follows)
+    causes = ", ".join(numbers)
     return f"{event.order:>5} r{event.round} {event.type:<18} {node:<12} {text}" + (f"  <- {causes}" if causes else "")
 
 

@@ -9,8 +9,8 @@ use crate::agent::crew::Crew;
 use crate::agent::environment::Workers;
 use crate::agent::machine::{LOOK_LIMIT, SURVIVING};
 use crate::agent::words::{Sources, Words};
-use crate::events::record::Phase;
-use crate::process::Signal;
+use crate::events::record::{Ended, Kind, Phase, Started};
+use crate::process::{Exited, Signal};
 use crate::rendezvous::protocol::message::Placement;
 
 /// How long a goodbye may take.
@@ -162,6 +162,28 @@ impl Runner {
             format!(", by way of {}{hosted}", session.meeting())
         });
         format!(" of {nodes} ({}){}", self.name, met.unwrap_or_default())
+    }
+
+    /// Record which workers were started.
+    pub(super) fn record_start(&self) {
+        let (Some(session), Some(crew)) = (&self.session, &self.crew) else { return };
+        for (local_rank, pid) in crew.pids() {
+            let (rank, role) = (self.first_rank() + local_rank, self.workers.role.clone());
+            session.record(Kind::WorkerStarted(Box::new(Started { rank, local_rank, role, pid })));
+        }
+    }
+
+    /// Record how a worker has ended.
+    pub(super) fn record_exit(&self, exited: &Exited) {
+        let Some(session) = &self.session else { return };
+        session.record(Kind::WorkerEnded(Box::new(Ended {
+            rank: self.first_rank() + exited.local_rank,
+            local_rank: exited.local_rank,
+            role: self.workers.role.clone(),
+            pid: exited.pid,
+            exit: exited.exit.to_string(),
+            returncode: exited.exit.returncode(),
+        })));
     }
 
     /// Collect the words of a worker that has ended.

@@ -119,6 +119,7 @@ impl Runner {
         self.sleepers.forget();
         self.kills_before = OomKills::now();
         self.expect_workers();
+        self.record_start();
         let phase = self.stopwatch.started(Instant::now());
         self.tell_start(&phase);
         self.training.started();

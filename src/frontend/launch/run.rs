@@ -146,6 +146,9 @@ impl Launch {
         let attempt = match heeding(&mut self.signals, &mut self.runner, making).await {
             None => return Ok(()),
             Some(Ok((folders, attempt))) => {
+                if let Some(folders) = &folders {
+                    self.node.write_events(folders.run());
+                }
                 self.folders = folders;
                 attempt
             }

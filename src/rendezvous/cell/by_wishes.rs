@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::blob::Blob;
 use super::node::{CellNode, Liveness};
 use super::peers::{Peers, patience};
-use super::proposal::Proposal;
+use super::proposal::{Proposal, Recorded};
 use super::propose::{Author, Outcome};
 use super::wish::Wish;
 use crate::rendezvous::decider::durable::CELL_SESSION;
@@ -56,7 +56,7 @@ impl CellNode {
         let Some(blob) = there.filter(|_| self.can_write()).map(Blob::again) else { return };
         self.write(Proposal {
             blob,
-            notes: Vec::new(),
+            recorded: Recorded::default(),
             replies: Vec::new(),
             messages: Vec::new(),
             standing: self.standing,

@@ -71,7 +71,7 @@ impl CellDriver {
                 tracing::info!("{text}");
             }
             // A join may have timed out just now.
-            self.shared.steps.send_modify(|step| *step += 1);
+            self.shared.stepped();
             match command {
                 Some(command) => return Step::Perform(command),
                 None if left => {
@@ -90,7 +90,7 @@ impl CellDriver {
     pub fn tell(&self, what: impl FnOnce(&mut CellNode, Instant)) {
         what(&mut self.node.lock(), Instant::now());
         self.shared.asked.notify_one();
-        self.shared.steps.send_modify(|step| *step += 1);
+        self.shared.stepped();
     }
 
     /// The view as of a read no longer than `age` ago. While the backend fails, the view of the last read is returned at once.

@@ -13,8 +13,9 @@ use super::blob::Blob;
 use super::outbox::Outbox;
 use super::pace::Pace;
 use super::peers::Peers;
-use super::proposal::{Decision, Proposal, outlives_its_connection};
+use super::proposal::{Decision, Proposal, Recorded, outlives_its_connection};
 use super::seen::Seen;
+use crate::events::journal::Entry;
 use crate::rendezvous::decider::standing::Standing;
 use crate::rendezvous::node::machine::{NodeCommand, NodeMachine};
 use crate::rendezvous::node::view::{JoinError, View};
@@ -68,6 +69,8 @@ pub struct CellNode {
     pub(super) pace: Pace,
     /// The state that is being written.
     pending: Option<Proposal>,
+    /// A write that has failed and may have been done: the next read shows it.
+    unsure: Option<(Blob, Recorded)>,
     /// A read or write is under way.
     pub(super) busy: bool,
     /// The number of the last message in the value of this node's key. 0: not known.
@@ -122,6 +125,7 @@ impl CellNode {
             standing: Standing::default(),
             pace,
             pending: None,
+            unsure: None,
             busy: false,
             wished: 0,
             wishes: false,
@@ -184,8 +188,8 @@ impl CellNode {
     pub fn on_written(&mut self, now: Instant) {
         self.pace.written();
         self.busy = false;
-        let Some(Proposal { blob, notes, replies, .. }) = self.pending.take() else { return };
-        self.notes.extend(notes);
+        let Some(Proposal { blob, recorded, replies, .. }) = self.pending.take() else { return };
+        self.keep(recorded, now);
         if self.liveness == Liveness::Counters && blob.knows(self.hello.node) {
             self.machine.vouch(self.written_at);
         }
@@ -211,7 +215,7 @@ impl CellNode {
 
     /// A read or write has failed. A failed write may still have been done.
     pub fn on_failed(&mut self, error: String, now: Instant) {
-        self.requeue();
+        self.unsure = self.requeue();
         (self.busy, self.read_at) = (false, None);
         self.forget_wish();
         self.failing = Some(error.clone());
@@ -268,6 +272,18 @@ impl CellNode {
     /// Take the decisions that this node has written, for the log.
     pub fn take_notes(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notes)
+    }
+
+    /// Take the events that this node has recorded, and the number of those that were dropped before they could be taken.
+    pub fn take_events(&mut self) -> (Vec<Entry>, u64) {
+        self.machine.take_events()
+    }
+
+    /// Log and record decisions that this node has written.
+    fn keep(&mut self, Recorded { records, references }: Recorded, now: Instant) {
+        self.notes.extend(records.iter().filter_map(|record| record.text.clone()));
+        self.machine.journal.tick(now);
+        self.machine.journal.decided(records, &references);
     }
 
     /// Take the outcome of the last join, once it has ended.
@@ -367,14 +383,14 @@ impl CellNode {
         }
     }
 
-    /// Put the messages of a write that was not done, or may not have been done, back into the outbox.
-    fn requeue(&mut self) {
-        if let Some(pending) = self.pending.take() {
-            let withdrawn = self.outbox.has(|message| *message == NodeMessage::Withdraw);
-            let mut messages = pending.messages;
-            messages.retain(|(_, message)| !(withdrawn && matches!(message, NodeMessage::Join(_))));
-            self.outbox.put_back(messages);
-        }
+    /// Put the messages of a write that was not done, or may not have been done, back into the outbox. Returns what it would have
+    /// written and recorded.
+    fn requeue(&mut self) -> Option<(Blob, Recorded)> {
+        let Proposal { blob, recorded, mut messages, .. } = self.pending.take()?;
+        let withdrawn = self.outbox.has(|message| *message == NodeMessage::Withdraw);
+        messages.retain(|(_, message)| !(withdrawn && matches!(message, NodeMessage::Join(_))));
+        self.outbox.put_back(messages);
+        Some((blob, recorded))
     }
 
     /// Deliver the replies to the machine, if the backend works.
@@ -396,6 +412,9 @@ impl CellNode {
         }
         self.busy = false;
         (self.looked_at, self.failing) = (Some(now), None);
+        if let Some((_, recorded)) = self.unsure.take().filter(|(written, _)| blob.as_ref() == Some(written)) {
+            self.keep(recorded, now);
+        }
         if let Some(blob) = &blob {
             self.seen.look(blob, now);
         }

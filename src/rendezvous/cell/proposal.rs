@@ -2,6 +2,8 @@
 
 use super::blob::Blob;
 use super::outbox::Numbered;
+use crate::events::journal::Reference;
+use crate::events::record::Record;
 use crate::rendezvous::decider::standing::Standing;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeMessage};
 
@@ -9,14 +11,22 @@ use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeMessage};
 #[derive(Clone, Debug)]
 pub(super) struct Proposal {
     pub blob: Blob,
-    /// Decisions, to be logged once the state is written.
-    pub notes: Vec<String>,
+    /// Decisions, to be logged and recorded once the state is written.
+    pub recorded: Recorded,
     /// Replies to this node's machine, once the state is written.
     pub replies: Vec<CoordinatorMessage>,
     /// This node's messages that the state contains.
     pub messages: Vec<Numbered>,
     /// The decision, by which the next one is logged if it is another.
     pub standing: Standing,
+}
+
+/// What a decision has recorded.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Recorded {
+    pub records: Vec<Record>,
+    /// Events of other nodes that are causes. Theirs are the numbers before those of the records.
+    pub references: Vec<Reference>,
 }
 
 /// A node's decision on its messages and the cell's state.

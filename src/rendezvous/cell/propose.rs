@@ -5,7 +5,8 @@ use std::time::Instant;
 use super::blob::Blob;
 use super::node::{CellNode, Liveness};
 use super::outbox::Numbered;
-use super::proposal::{Decision, Proposal, outlives_its_connection};
+use super::proposal::{Decision, Proposal, Recorded, outlives_its_connection};
+use crate::events::record::Record;
 use crate::rendezvous::decider::durable::MY_SESSION;
 use crate::rendezvous::decider::event::{Effect, Event, Reach, SessionId};
 use crate::rendezvous::decider::node::Status;
@@ -16,7 +17,7 @@ use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessag
 /// The results of applying events to a run.
 #[derive(Default)]
 pub(super) struct Outcome {
-    notes: Vec<String>,
+    records: Vec<Record>,
     replies: Vec<CoordinatorMessage>,
     /// The node is rejected, so nothing is written.
     refused: bool,
@@ -48,7 +49,7 @@ impl Outcome {
         self.refused |= is_refusal(&effects, MY_SESSION);
         for effect in effects {
             match effect {
-                Effect::Record(record) => self.notes.extend(record.text),
+                Effect::Record(record) => self.records.push(record),
                 Effect::Send { session, message } if session == MY_SESSION => self.replies.push(message),
                 // Other nodes derive their messages from the state.
                 Effect::Send { .. } | Effect::End { .. } | Effect::HostLeft { .. } | Effect::Exclusions => {}
@@ -84,7 +85,7 @@ impl CellNode {
         for (_, message) in &messages[given_up..] {
             self.apply_message(me, message.clone(), &mut run, &mut outcome, now);
         }
-        let Outcome { notes, replies, refused, beats } = outcome;
+        let Outcome { records, replies, refused, beats } = outcome;
         if refused {
             return Decision::Reply(replies);
         }
@@ -109,7 +110,8 @@ impl CellNode {
             let mine = messages.last().map(|(number, _)| (self.hello.node, *number));
             blob.record_applied(mine.into_iter().collect(), |node| !run.knows(node) && !peers.has(node));
         }
-        Decision::Write(Box::new(Proposal { blob, notes, replies, messages, standing: run.standing() }))
+        let recorded = Recorded { records, references: run.references().to_vec() };
+        Decision::Write(Box::new(Proposal { blob, recorded, replies, messages, standing: run.standing() }))
     }
 
     /// The run as the cell has it.

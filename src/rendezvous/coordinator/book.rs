@@ -8,6 +8,7 @@ use serde::Serialize;
 use tokio::sync::oneshot;
 
 use super::machine::Machine;
+use crate::events::file::EventFile;
 use crate::events::line::line;
 use crate::events::metrics::{Metrics, OpenMetrics};
 use crate::events::record::Record;
@@ -72,6 +73,8 @@ pub(super) struct Book {
     /// The number of each run's opening. A run that is forgotten and opened again numbers its events anew.
     openings: BTreeMap<String, u64>,
     opened: u64,
+    /// Where events are written, so that they outlive this process.
+    file: Option<EventFile>,
 }
 
 impl Book {
@@ -85,7 +88,19 @@ impl Book {
             metrics: Metrics::default(),
             openings: BTreeMap::new(),
             opened: 0,
+            file: None,
         }
+    }
+
+    /// Write all events into a file from now on, beginning with those that are kept.
+    pub fn write_into(&mut self, file: EventFile) {
+        if self.file.is_some() {
+            return;
+        }
+        for (run_id, kept) in self.rings.all() {
+            file.push(&run_id.into(), Arc::clone(&kept.line), 0);
+        }
+        self.file = Some(file);
     }
 
     /// Keep an event.
@@ -101,6 +116,9 @@ impl Book {
         };
         let origin = format!("{}-{opening}", self.origin);
         let line = line(record, run_id, &origin, since, SystemTime::now());
+        if let Some(file) = &self.file {
+            file.push(&run_id.into(), Arc::clone(&line), 0);
+        }
         self.rings.push(run_id, record.number.0, record.kind.explains(), line);
         self.metrics.count(run_id, record, now);
     }

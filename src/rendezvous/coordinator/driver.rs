@@ -22,6 +22,7 @@ pub use super::book::Subject;
 use super::book::{Answer, Book};
 use super::machine::{Command, Machine};
 use crate::bounded_log::BoundedLog;
+use crate::events::file::EventFile;
 use crate::events::metrics::OpenMetrics;
 use crate::rendezvous::decider::event::{Ends, SessionId};
 use crate::rendezvous::decider::hosts::Exclusions;
@@ -80,6 +81,8 @@ pub enum Question {
         /// Where the answer goes.
         reply: oneshot::Sender<Result<Subject, String>>,
     },
+    /// Write all events into this file, beginning with those that are kept.
+    Write(EventFile),
 }
 
 /// Observers at once.
@@ -154,7 +157,7 @@ pub async fn run(
                 None => break,
             },
             // Few may wait, so they cannot hold nodes up.
-            Some(question) = shown.questions.recv() => answer(question, &machine, &book),
+            Some(question) = shown.questions.recv() => answer(question, &machine, &mut book),
             Some(event) = events.recv() => on_event(event, &mut machine, &mut writers, &mut book),
             () = until([machine.next_deadline(), book.next_deadline()].into_iter().flatten().min()) => machine.on_tick(Instant::now().into_std()),
             () = &mut summarising => {}
@@ -257,11 +260,12 @@ fn tell(run_id: &str, text: &str, nodes: usize, log: &BoundedLog) {
 }
 
 /// Answer a question. Who has asked may have gone.
-fn answer(question: Question, machine: &Machine, book: &Book) {
+fn answer(question: Question, machine: &Machine, book: &mut Book) {
     match question {
         Question::Ready(reply) => drop(reply.send(!machine.is_leaving())),
         Question::Metrics(reply) => drop(reply.send(book.metrics(machine))),
         Question::Page { run, reply } => drop(reply.send(book.subject(run.as_deref(), machine))),
+        Question::Write(file) => book.write_into(file),
     }
 }
 

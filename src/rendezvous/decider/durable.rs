@@ -167,6 +167,7 @@ impl Run {
         run.recovery = Recovery::with_worlds(worlds, durable.named);
         *run.admission.hosts_mut() = Hosts::with_departures(times.departures.clone());
         run.deadlines.set(Deadline::LoseNode, run.roster.next_lost_at());
+        run.resume_trace();
         run
     }
 

@@ -11,7 +11,9 @@ use super::event::{Effect, Home, Reach, SessionId};
 use super::node::{Node, Status};
 use super::run::Run;
 use crate::events::record::{Kind, Why};
-use crate::rendezvous::protocol::capability::{ATTENDING, Capabilities, EVENTS, IN_PLACE, MEMBERS, RUNNING, STEPS};
+use crate::rendezvous::protocol::capability::{
+    ATTENDING, Capabilities, EVENTS, IN_PLACE, MEMBERS, RECALLS, RUNNING, STEPS,
+};
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, Placed};
 use crate::rendezvous::protocol::settings::Settings;
 
@@ -106,11 +108,13 @@ impl Run {
         let tells_members = node.capabilities.has(MEMBERS);
         let new = hello.placed.is_none() && !hello.joining && hello.capabilities.has(IN_PLACE);
         let running = self.running().filter(|_| new);
+        let recalls = self.asks_to_recall(hello.node, hello.placed.is_some());
         let capabilities = Capabilities::default()
             .with(RUNNING, running.is_some())
             .with(MEMBERS, tells_members)
             .with(EVENTS, true)
-            .with(STEPS, true);
+            .with(STEPS, true)
+            .with(RECALLS, recalls);
         self.send(session, CoordinatorMessage::Welcome { addr, hosted: self.is_host(hello.node), capabilities });
         if let Some(running) = running {
             self.send(session, CoordinatorMessage::Running(running));

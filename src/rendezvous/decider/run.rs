@@ -169,6 +169,10 @@ impl Run {
                 self.on_step(id, round, step, step_time_us, now);
                 return false;
             }
+            NodeMessage::Recalled(recalled) => {
+                self.on_recalled(id, *recalled);
+                return false;
+            }
             NodeMessage::Observe(_) => {
                 self.end(session, "a node's session is no observer's".to_owned());
                 return false;
@@ -252,7 +256,7 @@ impl Run {
     /// Forget a node and free its place.
     pub(super) fn remove(&mut self, id: NodeId) {
         self.in_place.forget(id);
-        self.forget_join(id);
+        self.trace.forget(id);
         self.admission.vacate(id, self.roster.get(id));
         self.roster.remove(id);
     }

@@ -1,13 +1,18 @@
 //! What a run records, and the events that later ones name as their causes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::event::Effect;
+use super::node::{Node, Status};
 use super::run::Run;
 use super::watched::Watch;
-use crate::events::record::{CAUSES_LIMIT, Kind, Number, Record};
-use crate::rendezvous::protocol::message::NodeId;
+use crate::events::journal::{Reference, id};
+use crate::events::record::{CAUSES_LIMIT, Kind, Number, Record, Told};
+use crate::rendezvous::protocol::message::{NodeId, Recalled};
+
+/// Most events of members that a restarted coordinator keeps of a run.
+const TOLD_LIMIT: usize = 1024;
 
 /// The events that may cause others.
 #[derive(Clone, Default)]
@@ -28,6 +33,17 @@ pub(in crate::rendezvous) struct Trace {
     import_us: Option<u64>,
     /// How far the training is, and when somebody last wanted to know that.
     pub(super) watch: Watch,
+    /// Over a shared cell: events of other nodes that may be causes. Their numbers are 1, 2, … Those that are recorded follow.
+    references: Vec<Reference>,
+    /// It goes on from a state in a shared cell.
+    goes_on: bool,
+    /// Members that were asked for what they recorded under the coordinator before this one.
+    asked: BTreeSet<NodeId>,
+    /// Number of the last event that each of them has told, by its origin.
+    last_told: BTreeMap<String, u64>,
+    /// What several members know is kept once: kinds and rounds.
+    known: BTreeSet<(&'static str, u64)>,
+    told: usize,
 }
 
 /// No decision depends on it, so the explorer of small jobs must not tell states apart by it.
@@ -60,7 +76,19 @@ impl Trace {
 
     /// Whether nothing was recorded yet.
     pub fn is_blank(&self) -> bool {
-        self.recorded == 0
+        self.recorded == 0 && !self.goes_on
+    }
+
+    /// Forget what concerns a node.
+    pub(super) fn forget(&mut self, id: NodeId) {
+        self.joins.remove(&id);
+        self.asked.remove(&id);
+    }
+
+    fn refer(&mut self, to: Reference) -> Number {
+        self.references.push(to);
+        self.recorded += 1;
+        Number(self.recorded)
     }
 
     /// The last request for a place.
@@ -70,6 +98,11 @@ impl Trace {
 }
 
 impl Run {
+    /// The events of other nodes that those of this run may name as causes, by their numbers from 1. Over a shared cell alone.
+    pub(in crate::rendezvous) fn references(&self) -> &[Reference] {
+        &self.trace.references
+    }
+
     /// Record an event. `node` is the name of the node that it is about. `text` is its line in the log.
     pub(super) fn record(
         &mut self,
@@ -114,9 +147,80 @@ impl Run {
         self.trace.joins.insert(id, number);
     }
 
-    /// Forget a node's request for a place.
-    pub(super) fn forget_join(&mut self, id: NodeId) {
-        self.trace.joins.remove(&id);
+    /// Go on from a state in a shared cell, before anything is recorded. What led to it was recorded by the nodes that wrote it.
+    pub(super) fn resume_trace(&mut self) {
+        self.trace.goes_on = true;
+        let round = self.round().0;
+        if self.current.world().is_some() {
+            self.trace.completed = Some(self.trace.refer(Reference::Completed(round)));
+            if self.current.interrupted().is_some() || self.current.told() {
+                self.trace.broken = Some(self.trace.refer(Reference::Broken(round)));
+            }
+        }
+        let arrival = |node: &Node| match node.status {
+            Status::Waiting { arrival, .. } => Some(arrival),
+            _ => None,
+        };
+        let waiting = self.roster.of(self.roster.waiting());
+        let mut waiting: Vec<_> =
+            waiting.filter_map(|(id, node)| Some((arrival(node)?, id, node.name.clone()))).collect();
+        waiting.sort();
+        for (_, id, name) in waiting {
+            let joined = self.trace.refer(Reference::Joined(name));
+            self.trace.joins.insert(id, joined);
+            self.trace.joined = Some(joined);
+        }
+    }
+
+    /// Whether a node is to tell what it recorded: it had a place that this coordinator did not give. It may tell it once a Hello.
+    pub(super) fn asks_to_recall(&mut self, id: NodeId, had_place: bool) -> bool {
+        let asks = had_place && !self.current.has_formed() && self.trace.told < TOLD_LIMIT;
+        if asks {
+            self.trace.asked.insert(id);
+        }
+        asks
+    }
+
+    /// A member tells what it recorded under the coordinator before this one.
+    pub(super) fn on_recalled(&mut self, node: NodeId, recalled: Recalled) {
+        if !self.trace.asked.remove(&node) {
+            return;
+        }
+        let Some(name) = self.roster.get(node).map(|node| node.name.clone()) else { return };
+        let Some(Recalled { origin, events }) = recalled.validated() else { return };
+        let mut last = self.trace.last_told.get(&origin).copied().unwrap_or(0);
+        for event in events {
+            let kind = event.kind();
+            let shared = match kind {
+                Kind::HeardCompleted { .. } => Some(("completed", event.round)),
+                Kind::HeardExited(_) => Some(("exited", event.round)),
+                Kind::HeardBroken { .. } => Some(("broken", event.round)),
+                _ => None,
+            };
+            if event.number <= last || self.trace.told == TOLD_LIMIT {
+                continue;
+            }
+            last = event.number;
+            if shared.is_some_and(|shared| !self.trace.known.insert(shared)) {
+                continue;
+            }
+            self.trace.told += 1;
+            // Only a failure may be another node's.
+            let about = event.node.filter(|_| matches!(kind, Kind::HeardExited(_))).unwrap_or_else(|| name.clone());
+            let told = Told {
+                id: id(&origin, Number(event.number)),
+                order: event.number,
+                cause: event.cause.map(|cause| id(&origin, Number(cause))).into_iter().collect(),
+                ago_us: event.ago_us,
+                round: event.round,
+                restart: event.restart,
+                node: Some(about),
+                kind,
+                text: event.text,
+            };
+            self.record(Kind::Told(Box::new(told)), Some(&name), None, None);
+        }
+        self.trace.last_told.insert(origin, last);
     }
 
     /// The first request for a place among those of waiting newcomers.

@@ -160,7 +160,7 @@ impl Driver {
         for text in notes {
             tracing::info!("{text}");
         }
-        self.shared.steps.send_modify(|step| *step += 1);
+        self.shared.stepped();
         (requests, left, deadline)
     }
 

@@ -81,7 +81,7 @@ pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>,
                 }
             }
         }
-        shared.steps.send_modify(|step| *step += 1);
+        shared.stepped();
         if left {
             if let Some(mut connection) = connection {
                 let last = async {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::counterpart::Counterpart;
 use super::pending::{Joining, Link, Report, back_off};
+use crate::events::journal::Journal;
 use crate::rendezvous::protocol::bounds::tidy_message;
 use crate::rendezvous::protocol::capability::Capabilities;
 use crate::rendezvous::protocol::message::{
@@ -16,6 +17,7 @@ use crate::rendezvous::protocol::message::{
 
 mod in_place;
 mod joins;
+mod journal;
 mod members;
 mod reports;
 
@@ -56,6 +58,8 @@ pub struct NodeMachine {
     members: Members,
     /// The round whose workers were started last, and when.
     started: Option<(Round, Instant)>,
+    /// What this node records.
+    pub(in crate::rendezvous) journal: Journal,
     /// This node's part in changes in place.
     part: Part,
     /// The surviving workers of the next join.
@@ -95,6 +99,7 @@ impl NodeMachine {
 
     fn with(counterpart: Counterpart, hello: Hello, now: Instant) -> Self {
         Self {
+            journal: Journal::new(hello.node.0, now),
             hello,
             counterpart,
             link: Link::Down { retry_at: now },
@@ -126,6 +131,7 @@ impl NodeMachine {
 
     /// The connection is open.
     pub fn on_connected(&mut self, now: Instant) {
+        self.journal.tick(now);
         if self.left || self.view.failed.is_some() {
             // The connection was opened for a node that has left since. It must not introduce itself again.
             self.commands.push(NodeCommand::Disconnect);
@@ -194,6 +200,7 @@ impl NodeMachine {
 
     /// A message of the coordinator has arrived.
     pub fn on_message(&mut self, message: CoordinatorMessage, now: Instant) {
+        self.journal.tick(now);
         match tidy_message(message) {
             CoordinatorMessage::Rejected { reason } => self.fail(JoinError::Rejected(reason)),
             CoordinatorMessage::Ended { reason } => self.fail(JoinError::Rejected(reason)),
@@ -252,6 +259,7 @@ impl NodeMachine {
 
     /// Time has passed.
     pub fn on_tick(&mut self, now: Instant) {
+        self.journal.tick(now);
         if self.left || self.view.failed.is_some() {
             return;
         }
@@ -363,6 +371,7 @@ impl NodeMachine {
 
     /// Record that the connection is lost, and schedule the next attempt.
     pub(in crate::rendezvous) fn lose(&mut self, cause: String, now: Instant) {
+        self.record_lost(&cause, now);
         self.withdrawing = false;
         self.last_error = cause;
         self.retry(now);

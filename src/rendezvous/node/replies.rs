@@ -22,7 +22,9 @@ impl NodeMachine {
         self.tries = 0;
         self.unanswered = 0;
         self.view.addr = Some(addr);
+        self.record_found();
         self.view.out_of_reach_since = None;
+        self.recall();
         self.name_interfaces();
         match &self.joining {
             Some(joining) if joining.withdrawn_at.is_some() => {
@@ -57,6 +59,7 @@ impl NodeMachine {
         self.view.round = round;
         self.view.waiting = 0;
         self.view.reason.clear();
+        self.record_place(&placement);
         self.end_part();
         self.resolve(Ok(placement));
     }
@@ -79,6 +82,7 @@ impl NodeMachine {
             self.report = None;
         }
         if waiting > 0 {
+            self.record_broken(&reason, failure.as_deref());
             self.end_part();
         }
         (self.view.waiting, self.view.reason) = (waiting, reason);
@@ -88,6 +92,7 @@ impl NodeMachine {
     pub(in crate::rendezvous) fn on_closed(&mut self, verdict: &Verdict) {
         (self.report, self.closing) = (None, None);
         self.let_workers_go_on();
+        self.record_closed(verdict);
         self.view.closed = Some(verdict.clone());
         self.view.all_done |= matches!(verdict, Verdict::AllDone { .. });
         if let Verdict::Failed { failure: Some(failure), .. } = verdict {

@@ -2,12 +2,14 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
 use super::machine::NodeMachine;
+use crate::events::file::EventFile;
+use crate::events::line::line_with;
 
 /// A node's machine with its transport.
 pub trait Seat: Debug + Send {
@@ -34,4 +36,42 @@ pub(in crate::rendezvous) struct Shared {
     pub steps: watch::Sender<u64>,
     /// Whether the `Leave` was sent.
     pub gone: watch::Sender<bool>,
+    /// Where this node's events are written.
+    pub events: Mutex<Option<Recording>>,
+}
+
+/// A file of events, and the run that they are of.
+#[derive(Clone, Debug)]
+pub(in crate::rendezvous) struct Recording {
+    pub run_id: Arc<str>,
+    pub file: EventFile,
+}
+
+impl Shared {
+    /// The driver has made a step.
+    pub fn stepped(&self) {
+        self.write_events();
+        self.steps.send_modify(|step| *step += 1);
+    }
+
+    /// Hand what was recorded to the file, if there is one. Never waits.
+    pub fn write_events(&self) {
+        let recording = self.events.lock();
+        let Some(Recording { run_id, file }) = &*recording else { return };
+        let mut seat = self.seat.lock();
+        let machine = seat.machine();
+        let (events, missed) = machine.take_events();
+        if events.is_empty() {
+            return;
+        }
+        let (origin, began) = (machine.journal().origin().to_owned(), machine.journal().began());
+        drop(seat);
+        let (now, wall) = (Instant::now(), SystemTime::now());
+        for (index, entry) in events.iter().enumerate() {
+            let at = wall.checked_sub(now.saturating_duration_since(entry.at)).unwrap_or(wall);
+            let since = entry.at.saturating_duration_since(began);
+            let line = line_with(&entry.record, &entry.causes, run_id, &origin, since, at);
+            file.push(run_id, line, if index == 0 { missed } else { 0 });
+        }
+    }
 }

@@ -4,22 +4,28 @@
 //! ([`crate::rendezvous::cell`]).
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::line::{Endpoint, drive};
 use super::machine::{JoinError, NodeMachine, View};
-use super::seat::{Seat, Shared};
-use crate::events::record::Phase;
+use super::seat::{Recording, Seat, Shared};
+use crate::events::file::EventFile;
+use crate::events::record::{Kind, Phase};
 use crate::rendezvous::protocol::message::{
     Failure, Hello, JoinWorkers, Placement, Round, Running, Stepped, Survivor, Verdict,
 };
 use crate::secure::Protection;
+
+/// Time for the last events to be written.
+const LAST_LINES: Duration = Duration::from_millis(500);
 
 /// A node's session with the coordinator. Dropping it ends the connection without a `Leave`. [`Session::leave`] sends one.
 #[derive(Debug)]
@@ -56,8 +62,33 @@ impl Session {
     /// Make a session around a seat that the caller drives.
     pub(in crate::rendezvous) fn of(seat: Arc<Mutex<dyn Seat>>) -> Self {
         let (steps, gone) = (watch::Sender::new(0), watch::Sender::new(false));
-        let shared = Arc::new(Shared { seat, asked: Notify::new(), steps, gone });
+        let shared = Arc::new(Shared { seat, asked: Notify::new(), steps, gone, events: Mutex::default() });
         Self { shared, turn: tokio::sync::Mutex::default(), task: None }
+    }
+
+    /// Write this node's events into a file from now on, beginning with those that were recorded already. A later call has no effect.
+    ///
+    /// # Errors
+    /// The thread that writes cannot be started.
+    pub fn write_events(&self, path: &Path) -> io::Result<()> {
+        let mut events = self.shared.events.lock();
+        if events.is_none() {
+            let (run_id, origin) = {
+                let mut seat = self.shared.seat.lock();
+                let machine = seat.machine();
+                (machine.run_id().into(), machine.journal().origin().to_owned())
+            };
+            *events = Some(Recording { run_id, file: EventFile::open(path, &origin)? });
+        }
+        drop(events);
+        self.shared.write_events();
+        Ok(())
+    }
+
+    /// Record what one of this node's workers did.
+    pub fn record(&self, kind: Kind) {
+        self.shared.seat.lock().machine().record(kind, None, Instant::now());
+        self.shared.write_events();
     }
 
     /// Make this task the session's driver: it ends with the session.
@@ -273,7 +304,12 @@ impl Session {
         self.ask(|machine| machine.leave(reason, signal));
         if timeout(limit, gone.wait_for(|gone| *gone)).await.is_err() {
             self.task.iter().for_each(|task| task.abort());
-            self.shared.steps.send_modify(|step| *step += 1);
+            self.shared.stepped();
+        }
+        let recording = self.shared.events.lock().clone();
+        if let Some(Recording { file, .. }) = recording {
+            // A folder that hangs must not hold up the end of this process.
+            let _ = spawn_blocking(move || file.finish(LAST_LINES)).await;
         }
     }
 

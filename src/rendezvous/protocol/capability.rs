@@ -46,6 +46,10 @@ pub const EVENTS: &str = "events";
 /// [`NodeMessage::Step`]: super::message::NodeMessage::Step
 /// [`CoordinatorMessage::TellStep`]: super::message::CoordinatorMessage::TellStep
 pub const STEPS: &str = "steps";
+/// Named by a coordinator that was restarted, to a member of a world that it did not form, if it keeps events: [`NodeMessage::Recalled`].
+///
+/// [`NodeMessage::Recalled`]: super::message::NodeMessage::Recalled
+pub const RECALLS: &str = "recalls";
 
 /// The capabilities of this release that a peer has without asking for anything.
 const OURS: [&str; 1] = [IN_PLACE];

@@ -14,6 +14,7 @@ pub use super::ending::{Failure, Verdict};
 pub use super::place::{
     HostSeat, Join, JoinWorkers, Placed, Placement, Resume, Running, SURVIVORS_LIMIT, Survivor, WorkerRanks,
 };
+pub use super::recall::{Recalled, Recollection};
 use super::rules::Asks;
 use super::settings::Settings;
 use crate::events::record::Phase;
@@ -165,6 +166,9 @@ pub enum NodeMessage {
         /// Mean microseconds of a step in this round, up to [`LARGEST_STEP`].
         step_time_us: Option<u64>,
     },
+    // Sent only to a coordinator with the capability `RECALLS`.
+    /// The last events that this node recorded itself. Follows [`CoordinatorMessage::Welcome`]. Nothing depends on it.
+    Recalled(Box<Recalled>),
 }
 
 /// A node's first step of a round, and how far it had come before. Numbers count up to [`LARGEST_STEP`].

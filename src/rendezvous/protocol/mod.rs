@@ -7,6 +7,7 @@
 //! | [`cooldown`] | for how long a host is kept out |
 //! | [`message`] | the messages |
 //! | [`place`], [`ending`] | what messages hold: places in rounds; how a worker failed, and how a job ended |
+//! | [`recall`] | what a member tells a restarted coordinator |
 //! | [`capability`] | what a peer of another release understands |
 //! | [`text`] | limits on texts, and the characters that they may have |
 //! | [`bounds`] | limits on every message that a peer sends |
@@ -21,6 +22,7 @@ pub mod ending;
 pub(crate) mod frames;
 pub mod message;
 pub mod place;
+pub mod recall;
 pub mod rules;
 pub mod settings;
 pub mod text;

@@ -11,6 +11,7 @@ use super::engine::history::{Failure, History};
 use super::engine::paths::{End, HostId, Partition};
 use super::engine::queue::Time;
 use super::engine::{Engine, Happens, Model};
+use super::records::Records;
 use super::shared::{self, Content, Host, Joined, Node};
 use super::worlds::Violation;
 use crate::rendezvous::cell::node::{CellCommand, CellNode};
@@ -28,6 +29,10 @@ pub struct CellReport {
     pub rounds: u64,
     /// Successful writes, and writes that were refused because another was first.
     pub writes: (u64, u64),
+    /// Recorded events that say that a round was broken.
+    pub breaks: usize,
+    /// Whether no agent was killed and no answer was lost.
+    pub lossless: bool,
     /// Digest of all events.
     pub digest: u64,
 }
@@ -70,6 +75,9 @@ struct Job {
     cell: Option<Content>,
     version: u64,
     worlds: BTreeMap<Round, (Vec<NodeId>, (String, u16))>,
+    records: Records,
+    /// No agent was killed, and no answer was lost.
+    lossless: bool,
     report: CellReport,
 }
 
@@ -83,7 +91,12 @@ pub fn live(seed: u64, keep_history: bool) -> Result<CellReport, Box<Failure>> {
         job.engine.record.keep_lines();
     }
     let calm_at = job.plan_abandons(seed).max(job.plan());
-    job.live(seed, calm_at).map(|job| CellReport { digest: job.engine.record.digest().0, ..job.report })
+    job.live(seed, calm_at).map(|job| CellReport {
+        digest: job.engine.record.digest().0,
+        breaks: job.records.breaks(),
+        lossless: job.lossless,
+        ..job.report
+    })
 }
 
 impl Job {
@@ -105,6 +118,8 @@ impl Job {
             cell: None,
             version: 0,
             worlds: BTreeMap::new(),
+            records: Records::default(),
+            lossless: true,
             report: CellReport { hosts, ..CellReport::default() },
             engine: Engine::new(dice, (Duration::from_micros(100), slowest)),
         }
@@ -175,6 +190,7 @@ impl Job {
         if let Answer::State(_, version) | Answer::Written(version) | Answer::Conflict(_, version) = answer {
             self.tokens[number] = version;
         }
+        self.lossless &= !matches!(answer, Answer::Failed);
         match answer {
             Answer::State(value, _) => node.on_state(value.as_ref().map(Content::bytes), now),
             Answer::Written(_) => node.on_written(now),
@@ -216,7 +232,7 @@ impl Job {
             if let Some((at, tick)) = host.arm(now) {
                 self.engine.push(at, Event::Tick(number, tick));
             }
-            return Ok(());
+            return host.node.as_mut().map_or(Ok(()), |node| self.records.take(node));
         }
     }
 
@@ -294,6 +310,7 @@ impl Model for Job {
                 }
             }
             Event::Kill(host) => {
+                self.lossless = false;
                 self.hosts[host].kill();
                 self.engine.processes.end(Some(host), now);
             }
@@ -359,6 +376,7 @@ impl History for Job {
     }
 
     fn check_ended(&mut self, _: &[HostId]) -> Result<(), Violation> {
-        shared::check_all_done(&self.hosts)
+        shared::check_all_done(&self.hosts)?;
+        self.records.check(self.lossless)
     }
 }

@@ -12,6 +12,7 @@ use super::engine::history::{Failure, History};
 use super::engine::paths::{End, HostId, Partition};
 use super::engine::queue::Time;
 use super::engine::{Engine, Happens, Model};
+use super::records::Records;
 use super::shared::{self, Host, Joined, Node};
 use super::worlds::Violation;
 use crate::rendezvous::cell::blob::Blob;
@@ -77,6 +78,7 @@ struct Job {
     hosts: Vec<Host<EtcdNode>>,
     etcd: Etcd,
     worlds: BTreeMap<Round, Vec<NodeId>>,
+    records: Records,
     defect: Defect,
     /// Percentage of messages that are late, and of requests whose answers get lost.
     late: u64,
@@ -187,6 +189,7 @@ impl Job {
             settings,
             etcd: Etcd::default(),
             worlds: BTreeMap::new(),
+            records: Records::default(),
             defect: Defect::None,
             late: 0,
             lost: 0,
@@ -287,7 +290,7 @@ impl Job {
             if let Some((at, tick)) = host.arm(now) {
                 self.engine.push(at, Event::Tick(number, tick));
             }
-            return Ok(());
+            return host.node.as_mut().map_or(Ok(()), |node| self.records.take(node.node_mut()));
         }
     }
 
@@ -564,6 +567,7 @@ impl History for Job {
             self.pump(number, None)?;
         }
         self.pass(now + PATIENCE)?;
+        self.records.check(false)?;
         match self.etcd.left() {
             (0, 0) => Ok(()),
             (leases, keys) => {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,53 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from elastic_rs import _cli, _elastic_rs
-from helpers.workers import place
+from helpers.observe import again, ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from helpers.procs import Job, Process
-
-WORKER = Path(__file__).parents[1] / "scripts" / "worker.py"
-
-
-@pytest.fixture
-def two_nodes(job: Job, port: int, tmp_path: Path) -> Callable[..., list[Process]]:
-    """Start two nodes with two workers each, and wait until they run."""
-
-    def start(*, env: dict[str, str] | None = None) -> list[Process]:
-        nodes = []
-        for number in (2, 3):
-            options = [
-                "--nnodes=2",
-                "--rdzv-backend=rust-c10d",
-                "--nproc-per-node=2",
-                "--max-restarts=3",
-                f"--rdzv-endpoint=127.0.0.1:{port}",
-                f"--local-addr=127.0.0.{number}",
-                "--rdzv-id=job",
-                "--rdzv-conf=last_call_timeout=1",
-            ]
-            command = [sys.executable, "-m", "elastic_rs.run", *options, str(WORKER), "--until", str(tmp_path / "done")]
-            nodes.append(job.start(command, name=f"node{number}", env=env))
-        for node in nodes:
-            place(node, 4)
-        return nodes
-
-    return start
-
-
-def ask(*words: str | Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "elastic_rs", *map(str, words)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env={**os.environ, **(env or {})}, check=False
-    )
-
-
-def again(nodes: list[Process]) -> None:
-    """Wait until the workers of the second round run."""
-    for node in nodes:
-        place(node, 4, since=next(at for at, line in enumerate(node.lines) if line.startswith("WORKER")) + 2)
 
 
 @pytest.mark.torchrun

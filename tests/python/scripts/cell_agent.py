@@ -1,4 +1,7 @@
-"""An agent over a backend that is a file: ``cell_agent.py FILE NODE MIN MAX WORKERS MAX_RESTARTS -- PROGRAM ARGS``."""
+"""An agent over a backend that is a file: ``cell_agent.py FILE NODE MIN MAX WORKERS MAX_RESTARTS -- PROGRAM ARGS``.
+
+The variable ``LOG_DIR`` is torchrun's ``--log-dir``.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ def main() -> None:
     )
     code = 0
     try:
-        result = LocalElasticAgent(spec, DefaultLogsSpecs()).run()
+        result = LocalElasticAgent(spec, DefaultLogsSpecs(log_dir=os.environ.get("LOG_DIR"))).run()
         if result.is_failed():
             error = ChildFailedError("cell_agent", result.failures)
             os.write(1, f"failed: {error.get_first_failure()}\n".encode())

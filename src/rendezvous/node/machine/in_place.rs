@@ -103,6 +103,7 @@ impl NodeMachine {
         self.part.changes += 1;
         self.part.counted = None;
         self.part.answer_by = Some(now + ANSWER_WITHIN);
+        self.record_change(&reason);
         self.view.raise_at = None;
         self.view.change = Some(Change { number: self.part.changes, round, flags, reason });
     }

@@ -22,17 +22,20 @@ impl NodeMachine {
     /// connected. It is not told again: nothing depends on it.
     pub fn took(&mut self, round: Round, phase: Phase, now: Instant) {
         self.started = Some((round, now));
+        self.journal.tick(now);
         self.tell_took(round, phase);
     }
 
     /// As many workers of `round` as its world has are connected to their store, which this node serves.
     pub fn imported(&mut self, round: Round, now: Instant) {
         let Some((_, since)) = self.started.filter(|(started, _)| *started == round) else { return };
+        self.journal.tick(now);
         let import_us = u64::try_from(now.saturating_duration_since(since).as_micros()).ok();
         self.tell_took(round, Phase { import_us, ..Phase::default() });
     }
 
     fn tell_took(&mut self, round: Round, phase: Phase) {
+        self.record_phase(phase);
         if self.coordinator_has(EVENTS) {
             self.commands.push(NodeCommand::Send(NodeMessage::Took { round, phase }));
         }

@@ -1,6 +1,6 @@
 //! Checks what is recorded: numbers without gaps, and causes that explain.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::events::record::{Kind, Number, Record, Why};
@@ -39,7 +39,10 @@ impl Chronicle {
         let Record { number, causes, kind, .. } = record;
         ensure_contract(number.0 == self.last + 1, || format!("event {number:?} follows event {}", self.last))?;
         self.last = number.0;
-        ensure_contract(causes.iter().all(|cause| cause < number), || format!("{record:?} has a cause after itself"))?;
+        let earlier = |cause: &Number| cause < number && self.kinds.contains_key(cause);
+        ensure_contract(causes.iter().all(earlier), || format!("{record:?} has a cause that was not recorded before"))?;
+        let distinct: BTreeSet<_> = causes.iter().collect();
+        ensure_contract(distinct.len() == causes.len(), || format!("{record:?} has a cause twice"))?;
         let cause = causes.first().and_then(|cause| self.kinds.get(cause));
         let explains = match kind {
             Kind::RoundBroken { why } => cause.is_some_and(|cause| explains(cause, *why)),
@@ -60,7 +63,7 @@ impl Chronicle {
 }
 
 /// Whether an event can be the cause that a world must re-form for this reason.
-fn explains(cause: &Kind, why: Why) -> bool {
+pub fn explains(cause: &Kind, why: Why) -> bool {
     match why {
         Why::WorkerFailed => matches!(cause, Kind::WorkerExited(exit) if exit.first),
         Why::NodeLost => matches!(cause, Kind::NodeLost { .. }),

@@ -7,7 +7,7 @@
 //! each node gets rising numbers.
 
 mod checks;
-mod chronicle;
+pub(in crate::sim) mod chronicle;
 mod completion;
 mod in_place;
 
@@ -270,6 +270,7 @@ impl Ledger {
             | NodeMessage::Took { .. }
             | NodeMessage::Stepped { .. }
             | NodeMessage::Step { .. }
+            | NodeMessage::Recalled(_)
             | NodeMessage::Observe(_) => {}
             NodeMessage::Interfaces { .. } => {
                 self.interfaces.insert(said.node);

@@ -1,0 +1,306 @@
+//! A file of events, written by a dedicated thread that may hang. Whoever has events never waits for it.
+//!
+//! Lines wait in a bounded queue. Those that find no room, and those that cannot be written (a full disk), are dropped and counted. The
+//! next line that can be written is preceded by an event of type `dropped` with their number.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use parking_lot::{Condvar, Mutex};
+use serde_json::json;
+
+use crate::threads;
+
+/// Longest a file becomes. It is then renamed to `NAME.1`, in the place of the one before, and begun again.
+pub const FILE_BYTES: u64 = 64 << 20;
+/// Most bytes that wait to be written.
+const QUEUE_BYTES: usize = 4 << 20;
+
+/// A file of events. Clones write to the same file.
+#[derive(Clone, Debug)]
+pub struct EventFile(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// There is something to write, or something was written.
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queue: VecDeque<Queued>,
+    bytes: usize,
+    /// Lines that found no room.
+    dropped: u64,
+    /// The thread is writing what it took from the queue.
+    writing: bool,
+    closed: bool,
+}
+
+/// An event's line and its run.
+#[derive(Debug)]
+struct Queued {
+    line: Arc<str>,
+    run_id: Arc<str>,
+}
+
+/// The writing thread's state.
+struct Writer {
+    path: PathBuf,
+    limit: u64,
+    /// The open file, and the bytes in it.
+    file: Option<(File, u64)>,
+    /// Lines that were dropped, and that no `dropped` tells of yet.
+    lost: u64,
+    /// Number of `dropped` written.
+    told: u64,
+    /// Names the origin of these.
+    origin: String,
+    began: Instant,
+}
+
+impl EventFile {
+    /// Append to the file at `path`, whose events are of `origin`. The file is created when there is something to write.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn open(path: &Path, origin: &str) -> io::Result<Self> {
+        Self::limited(path, origin, FILE_BYTES)
+    }
+
+    fn limited(path: &Path, origin: &str, limit: u64) -> io::Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let (path, origin) = (path.to_owned(), format!("{origin}-file"));
+        let writer = Writer { path, limit, file: None, lost: 0, told: 0, origin, began: Instant::now() };
+        let own = Arc::clone(&shared);
+        threads::spawn("events-file".to_owned(), move || write_all(&own, writer))?;
+        Ok(Self(shared))
+    }
+
+    /// Have a line written, without its end. Never waits. `missed` events before it were dropped already.
+    pub fn push(&self, run_id: &Arc<str>, line: Arc<str>, missed: u64) {
+        let mut state = self.0.state.lock();
+        state.dropped += missed;
+        if state.closed || state.bytes + line.len() > QUEUE_BYTES {
+            state.dropped += 1;
+            return;
+        }
+        state.bytes += line.len();
+        state.queue.push_back(Queued { line, run_id: Arc::clone(run_id) });
+        drop(state);
+        self.0.changed.notify_all();
+    }
+
+    /// Wait until everything is written, at most `limit`. Returns whether it is. Nothing more is written afterwards.
+    pub fn finish(&self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        let mut state = self.0.state.lock();
+        state.closed = true;
+        self.0.changed.notify_all();
+        while state.writing || !state.queue.is_empty() {
+            if self.0.changed.wait_until(&mut state, until).timed_out() {
+                return !state.writing && state.queue.is_empty();
+            }
+        }
+        true
+    }
+}
+
+/// Write what is queued until the file is finished.
+fn write_all(shared: &Shared, mut writer: Writer) {
+    let mut state = shared.state.lock();
+    loop {
+        while state.queue.is_empty() && !state.closed {
+            shared.changed.wait(&mut state);
+        }
+        let queue = std::mem::take(&mut state.queue);
+        if queue.is_empty() {
+            return;
+        }
+        writer.lost += std::mem::take(&mut state.dropped);
+        (state.bytes, state.writing) = (0, true);
+        drop(state);
+        for queued in &queue {
+            writer.write(queued);
+        }
+        state = shared.state.lock();
+        state.writing = false;
+        shared.changed.notify_all();
+    }
+}
+
+impl Writer {
+    fn write(&mut self, queued: &Queued) {
+        if self.lost > 0 {
+            let line = self.dropped(&queued.run_id);
+            if self.append(&line).is_ok() {
+                (self.lost, self.told) = (0, self.told + 1);
+            }
+        }
+        if self.append(&queued.line).is_err() {
+            self.lost += 1;
+        }
+    }
+
+    /// Append one line, or nothing.
+    fn append(&mut self, line: &str) -> io::Result<()> {
+        let more = line.len() as u64 + 1;
+        if let Some((_, len)) = &self.file
+            && *len > 0
+            && len + more > self.limit
+        {
+            self.file = None;
+            std::fs::rename(&self.path, rotated(&self.path))?;
+        }
+        let (file, len) = match &mut self.file {
+            Some(open) => open,
+            closed => {
+                let file = OpenOptions::new().create(true).append(true).open(&self.path)?;
+                let len = file.metadata()?.len();
+                closed.insert((file, len))
+            }
+        };
+        let mut bytes = Vec::with_capacity(line.len() + 1);
+        bytes.extend_from_slice(line.as_bytes());
+        bytes.push(b'\n');
+        match file.write_all(&bytes) {
+            Ok(()) => {
+                *len += more;
+                Ok(())
+            }
+            Err(error) => {
+                // A part may have been written, which is no line.
+                let _ = file.set_len(*len);
+                self.file = None;
+                Err(error)
+            }
+        }
+    }
+
+    /// The event that tells how many were dropped.
+    fn dropped(&self, run_id: &str) -> String {
+        let number = self.told + 1;
+        json!({
+            "v": 1,
+            "id": format!("{}.{number}", self.origin),
+            "order": number,
+            "cause": [],
+            "run": run_id,
+            "round": 0,
+            "restart": 0,
+            "type": "dropped",
+            "data": { "count": self.lost },
+            "node": null,
+            "mono_us": u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX),
+            "wall": humantime::format_rfc3339_millis(SystemTime::now()).to_string(),
+            "text": null,
+        })
+        .to_string()
+    }
+}
+
+/// The file that is full.
+fn rotated(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".1");
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use serde_json::Value;
+
+    use super::*;
+
+    /// For a thread that writes to a folder of this machine.
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("elastic_rs-events-{name}-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
+    fn push(file: &EventFile, line: &str) {
+        file.push(&"job".into(), line.into(), 0);
+    }
+
+    #[test]
+    fn lines_are_appended_and_a_full_file_is_put_aside() {
+        let folder = folder("rotated");
+        let path = folder.join("events.jsonl");
+        fs::write(&path, "before\n").unwrap();
+        let file = EventFile::limited(&path, "n1", 20).unwrap();
+        for line in ["one", "twotwotwo", "three", "4"] {
+            push(&file, line);
+        }
+        assert!(file.finish(PATIENCE));
+        let read = |path: &Path| fs::read_to_string(path).unwrap();
+        assert_eq!((read(&rotated(&path)).as_str(), read(&path).as_str()), ("before\none\n", "twotwotwo\nthree\n4\n"));
+        push(&file, "nobody reads this");
+        assert!(file.finish(PATIENCE));
+        assert_eq!(read(&path), "twotwotwo\nthree\n4\n");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_dropped_and_counted_once_it_can() {
+        let folder = folder("dropped");
+        let path = folder.join("later").join("events.jsonl");
+        let file = EventFile::open(&path, "n1").unwrap();
+        push(&file, "one");
+        push(&file, "two");
+        let settled = || {
+            let state = file.0.state.lock();
+            !state.writing && state.queue.is_empty()
+        };
+        let until = Instant::now() + PATIENCE;
+        while !settled() && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        fs::create_dir(folder.join("later")).unwrap();
+        file.push(&"job".into(), "three".into(), 5);
+        assert!(file.finish(PATIENCE));
+        let text = fs::read_to_string(&path).unwrap();
+        let (dropped, rest) = text.split_once('\n').unwrap();
+        assert_eq!(rest, "three\n");
+        let dropped: Value = serde_json::from_str(dropped).unwrap();
+        let facts = [&dropped["type"], &dropped["data"]["count"], &dropped["id"], &dropped["run"]];
+        assert_eq!(facts, [&json!("dropped"), &json!(7), &json!("n1-file.1"), &json!("job")]);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    /// A pipe that nobody reads stands for a folder that hangs.
+    #[test]
+    fn a_file_that_hangs_holds_up_nobody_and_takes_a_bounded_amount() {
+        let folder = folder("hangs");
+        let path = folder.join("events.jsonl");
+        let made = std::process::Command::new("mkfifo").arg(&path).status();
+        if !made.is_ok_and(|status| status.success()) {
+            return eprintln!("skipped: no mkfifo here");
+        }
+        let file = EventFile::open(&path, "n1").unwrap();
+        let line = "x".repeat(1 << 20);
+        for _ in 0..20 {
+            push(&file, &line);
+        }
+        assert!(!file.finish(Duration::from_millis(50)), "opening a pipe waits for a reader");
+        let state = file.0.state.lock();
+        assert!(state.bytes <= QUEUE_BYTES && state.dropped >= 12, "{} {}", state.bytes, state.dropped);
+        drop(state);
+        // The thread goes on with a reader, and ends.
+        let reader = File::open(&path).unwrap();
+        let reading = std::thread::spawn(move || io::copy(&mut { reader }, &mut io::sink()).unwrap());
+        assert!(file.finish(PATIENCE));
+        drop(file);
+        assert!(reading.join().unwrap() >= 1 << 20);
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

@@ -1,0 +1,238 @@
+//! What a member tells a coordinator that was restarted: the last events that it recorded itself.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::text::{NAME_LIMIT_BYTES, cut, plain};
+use crate::events::journal::{Entry, RECALLED};
+use crate::events::record::{Exit, Kind, Phase};
+
+/// Most bytes of texts in one [`Recalled`], and most that are taken of it.
+const TEXTS_BYTES: usize = 24 * 1024;
+/// Longest sentence that is told, in bytes.
+const TEXT_BYTES: usize = 512;
+/// Longest time since an event that is believed, in microseconds: a year.
+const LONGEST_AGO_US: u64 = 366 * 24 * 3600 * 1_000_000;
+
+/// A member's last events, the oldest first.
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recalled {
+    /// The name with which the ids of its events begin.
+    pub origin: String,
+    /// At most [`RECALLED`].
+    pub events: Vec<Recollection>,
+}
+
+/// No decision depends on it, so the explorer of small jobs must not tell states apart by it.
+impl fmt::Debug for Recalled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Recalled")
+    }
+}
+
+/// An event of a member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recollection {
+    /// The member's number of it.
+    pub number: u64,
+    /// The number of its cause.
+    pub cause: Option<u64>,
+    /// The round, when it happened.
+    pub round: u64,
+    /// The job's restart number, when it happened.
+    pub restart: u32,
+    /// How long ago it happened, in microseconds.
+    pub ago_us: u64,
+    /// The name of the node that it is about.
+    pub node: Option<String>,
+    /// Its sentence.
+    pub text: Option<String>,
+    /// What happened.
+    pub what: What,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum What {
+    /// [`Kind::HeardCompleted`].
+    Completed {
+        /// The member's rank.
+        rank: u32,
+        /// Number of nodes.
+        nodes: u32,
+        /// Number of workers, if it is known.
+        workers: Option<u32>,
+    },
+    /// [`Kind::HeardExited`].
+    Exited(Box<Exit>),
+    /// [`Kind::HeardBroken`].
+    Broken {
+        /// Its workers may have lived on.
+        in_place: bool,
+    },
+    /// [`Kind::Phase`].
+    Phase(Phase),
+}
+
+impl Recalled {
+    /// The last events that fit into a message. `origin` is that of all of them.
+    pub fn of<'a>(origin: &str, entries: impl DoubleEndedIterator<Item = &'a Entry>, now: std::time::Instant) -> Self {
+        let (mut events, mut bytes) = (Vec::new(), 0);
+        for entry in entries.rev() {
+            let Some(event) = Recollection::of(origin, entry, now) else { continue };
+            bytes += event.texts();
+            if bytes > TEXTS_BYTES || events.len() == RECALLED {
+                break;
+            }
+            events.push(event);
+        }
+        events.reverse();
+        Self { origin: origin.to_owned(), events }
+    }
+
+    /// As a coordinator takes it from a member: the last events within the limits, by rising numbers, with texts tidied. `None`: it is
+    /// not what a member of any release tells.
+    pub fn validated(mut self) -> Option<Self> {
+        let named = self
+            .origin
+            .strip_prefix('n')
+            .is_some_and(|hex| hex.len() == 16 && hex.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')));
+        let rises = self.events.windows(2).all(|pair| pair[0].number < pair[1].number);
+        if !named || !rises || self.events.len() > RECALLED {
+            return None;
+        }
+        let (events, mut bytes) = (std::mem::take(&mut self.events), 0);
+        let tidied = events.into_iter().rev().map(Recollection::tidied).take_while(|event| {
+            bytes += event.texts();
+            bytes <= TEXTS_BYTES
+        });
+        self.events = tidied.collect();
+        self.events.reverse();
+        Some(self)
+    }
+}
+
+impl Recollection {
+    fn of(origin: &str, entry: &Entry, now: std::time::Instant) -> Option<Self> {
+        let record = &entry.record;
+        let what = match &record.kind {
+            Kind::HeardCompleted { rank, nodes, workers } => {
+                What::Completed { rank: *rank, nodes: *nodes, workers: *workers }
+            }
+            Kind::HeardExited(exit) => What::Exited(exit.clone()),
+            Kind::HeardBroken { in_place } => What::Broken { in_place: *in_place },
+            Kind::Phase(phase) => What::Phase(*phase),
+            _ => return None,
+        };
+        let own = |id: &String| id.strip_prefix(origin)?.strip_prefix('.')?.parse().ok();
+        let ago = now.saturating_duration_since(entry.at);
+        let event = Self {
+            number: record.number.0,
+            cause: entry.causes.first().and_then(own),
+            round: record.round,
+            restart: record.restart,
+            ago_us: u64::try_from(ago.as_micros()).unwrap_or(u64::MAX),
+            node: record.node.clone(),
+            text: record.text.clone(),
+            what,
+        };
+        Some(event.tidied())
+    }
+
+    fn tidied(mut self) -> Self {
+        let short = |text: &String, limit| cut(plain(text), limit);
+        self.cause = self.cause.filter(|cause| *cause < self.number);
+        self.ago_us = self.ago_us.min(LONGEST_AGO_US);
+        self.node = self.node.as_ref().map(|node| short(node, NAME_LIMIT_BYTES));
+        self.text = self.text.as_ref().map(|text| short(text, TEXT_BYTES));
+        if let What::Exited(exit) = &mut self.what {
+            exit.role = short(&exit.role, NAME_LIMIT_BYTES);
+            exit.exit = short(&exit.exit, NAME_LIMIT_BYTES);
+            exit.message = short(&exit.message, TEXT_BYTES);
+        }
+        self
+    }
+
+    fn texts(&self) -> usize {
+        let len = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+        let exit = match &self.what {
+            What::Exited(exit) => exit.role.len() + exit.exit.len() + exit.message.len(),
+            _ => 0,
+        };
+        len(&self.node) + len(&self.text) + exit
+    }
+
+    /// What is recorded of it.
+    pub fn kind(&self) -> Kind {
+        match &self.what {
+            What::Completed { rank, nodes, workers } => {
+                Kind::HeardCompleted { rank: *rank, nodes: *nodes, workers: *workers }
+            }
+            What::Exited(exit) => Kind::HeardExited(exit.clone()),
+            What::Broken { in_place } => Kind::HeardBroken { in_place: *in_place },
+            What::Phase(phase) => Kind::Phase(*phase),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::events::journal::Journal;
+
+    fn journal(count: u64, text: &str) -> Journal {
+        let begin = Instant::now();
+        let mut journal = Journal::new(7, begin);
+        for second in 1..=count {
+            journal.tick(begin + Duration::from_secs(second));
+            let cause = journal.broken();
+            journal.record(Kind::HeardBroken { in_place: false }, Some("n1:7"), cause, Some(text.to_owned()));
+        }
+        journal
+    }
+
+    fn told(journal: &Journal, after: u64) -> Recalled {
+        Recalled::of(journal.origin(), journal.recent(), journal.began() + Duration::from_secs(after))
+    }
+
+    #[test]
+    fn the_last_events_are_told_with_their_causes_and_ages() {
+        let journal = journal(100, "gone");
+        let told = told(&journal, 101);
+        assert_eq!((told.events.len(), told.events[0].number), (RECALLED, 37));
+        let last = told.events.last().unwrap();
+        assert_eq!((last.number, last.cause, last.ago_us), (100, Some(99), 1_000_000));
+        assert_eq!(told.clone().validated(), Some(told.clone()));
+        let bytes = postcard::to_stdvec(&told).unwrap();
+        assert_eq!(postcard::from_bytes::<Recalled>(&bytes), Ok(told));
+    }
+
+    #[test]
+    fn texts_are_short_and_few_enough_for_a_message() {
+        let told = told(&journal(100, &"\u{1b}".repeat(5000)), 100);
+        assert!(told.events.len() > 32 && told.events.len() < RECALLED, "{}", told.events.len());
+        assert!(postcard::to_stdvec(&told).unwrap().len() < 32 * 1024);
+    }
+
+    #[test]
+    fn what_no_member_tells_is_not_taken() {
+        let honest = told(&journal(3, "gone"), 3);
+        let wrong = |change: &dyn Fn(&mut Recalled)| {
+            let mut told = honest.clone();
+            change(&mut told);
+            told.validated()
+        };
+        assert_eq!(wrong(&|told| told.origin = "c0".into()), None);
+        assert_eq!(wrong(&|told| told.origin = format!("n{}", "g".repeat(16))), None);
+        assert_eq!(wrong(&|told| told.events.reverse()), None);
+        assert_eq!(wrong(&|told| told.events = vec![told.events[0].clone(); 65]), None);
+        let later = wrong(&|told| told.events[1].cause = Some(7)).unwrap();
+        assert_eq!(later.events[1].cause, None, "a cause is earlier");
+        let long = wrong(&|told| told.events[1].text = Some("x".repeat(60_000))).unwrap();
+        assert!(long.events[1].text.as_ref().unwrap().len() <= TEXT_BYTES + 8);
+        assert_eq!(wrong(&|told| told.events[1].ago_us = u64::MAX).unwrap().events[1].ago_us, LONGEST_AGO_US);
+    }
+}

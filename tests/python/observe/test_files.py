@@ -1,0 +1,130 @@
+"""Files of events that nodes and coordinators write: they tell a job's story when nobody is left to ask."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from elastic_rs import _cli
+from helpers.observe import again, ask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from helpers.procs import Job, Process
+
+
+def kinds(file: Path) -> list[str]:
+    return [json.loads(line)["type"] for line in file.read_text().splitlines()]
+
+
+@pytest.mark.torchrun
+def test_the_files_of_nodes_tell_what_happened_together_and_alone(
+    two_nodes: Callable[..., list[Process]], job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = two_nodes(logs=tmp_path)
+    killed = job.workers(nodes[1])
+    rank = max(killed)
+    os.kill(killed[rank], signal.SIGKILL)
+    again(nodes)
+    (tmp_path / "done").touch()
+    assert [node.wait() for node in nodes] == [0, 0]
+    own = [next((tmp_path / name).glob("job_*/events.jsonl")) for name in ("node2", "node3")]
+    (coordinators,) = tmp_path.glob("node*/job_*/events-coordinator.jsonl")
+    assert kinds(coordinators)[0] == "run.opened"
+    assert kinds(coordinators)[-1] != "round.completed"
+    for file in own:
+        found = kinds(file)
+        assert (found.count("heard.completed"), found.count("heard.broken"), found.count("worker.started")) == (2, 1, 4)
+        assert found.count("worker.ended") == 4
+        numbers = [int(json.loads(line)["id"].rpartition(".")[2]) for line in file.read_text().splitlines()]
+        assert numbers == list(range(1, len(numbers) + 1))
+
+    def why(*files: Path) -> list[str]:
+        assert _cli.main(["why", "--events", *map(str, files)]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    all_ = [coordinators, *own]
+    for count in (1, 2, 3):
+        for files in itertools.permutations(all_, count):
+            title, root, broken, *rest = why(*files)
+            assert title.startswith("recovery 1 of 1, round 1 to 2: "), files
+            assert title.endswith(" x 4 workers"), files
+            assert f" rank {rank} SIGKILL" in root, files
+            assert broken.startswith(" +- round 1 broken, all told"), files
+            shown = "\n".join(rest)
+            for part in ("+- round 2 complete with 2 nodes", "stop ", "rendezvous ", "start "):
+                assert part in shown, (files, rest)
+
+    # The time of day of each host is shown, and decides nothing.
+    before = [why(*all_), _shown("status", all_, capsys), _shown("events", all_, capsys)]
+    for hours, file in zip((1, 23, 5), all_, strict=True):
+        file.write_text(
+            re.sub(r'"wall":"([^T]*)T(\d\d)', lambda wall, hours=hours: _later(wall, hours), file.read_text())
+        )  # type: ignore[misc]
+    assert [why(*all_), _shown("status", all_, capsys), _shown("events", all_, capsys)] == before
+
+    # What this release does not know is passed on.
+    lines = [line for file in all_ for line in file.read_text().splitlines()]
+    with own[0].open("a") as file:
+        file.write(
+            '{"v":1,"id":"n00.1","order":1,"run":"job","type":"of.a.later.release","mono_us":1,"later":[{"x":1}]}\n'
+        )
+        file.write('{"v":1,"id":"n00.2","order":')  # an agent was killed as it wrote
+    passed = [json.loads(line) for line in _shown("events", all_, capsys, "--json")]
+    assert len(passed) == len(lines) + 1
+    assert [event["later"] for event in passed if event["type"] == "of.a.later.release"] == [[{"x": 1}]]
+
+
+def _later(wall: re.Match[str], hours: int) -> str:
+    return f'"wall":"{wall[1]}T{(int(wall[2]) + hours) % 24:02}'
+
+
+def _shown(command: str, files: list[Path], capsys: pytest.CaptureFixture[str], *more: str) -> list[str]:
+    assert _cli.main([command, "--events", *map(str, files), *more]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.torchrun
+def test_a_restarted_coordinator_is_told_of_the_recovery_before_it(
+    two_nodes: Callable[..., list[Process]], job: Job, port: int, tmp_path: Path
+) -> None:
+    serve = [sys.executable, "-m", "elastic_rs", "store", "serve", "--host=127.0.0.1", f"--port={port}"]
+    host = job.start(serve)
+    host.line("^listening on")
+    nodes = two_nodes(logs=tmp_path, conf=",is_host=0")
+    killed = job.workers(nodes[1])
+    rank = max(killed)
+    os.kill(killed[rank], signal.SIGKILL)
+    again(nodes)
+    host.signal(signal.SIGKILL)
+    host.wait()
+    host = job.start(serve)
+    host.line("^listening on")
+    endpoint, deadline = f"127.0.0.1:{port}", time.monotonic() + 120
+    while f" rank {rank} SIGKILL" not in (answer := ask("why", endpoint)).stdout:
+        assert time.monotonic() < deadline, answer
+    title, root, broken, *rest = answer.stdout.splitlines()
+    assert title.startswith("recovery 1 of 1, round 1 to 2: "), answer.stdout
+    assert "   first" in root
+    assert broken.startswith(" +- round 1 broken, all told")
+    assert any("+- round 2 complete with 2 nodes" in line for line in rest), answer.stdout
+    listed = ask("events", endpoint, "--json").stdout
+    assert '"type":"told"' in listed
+    (tmp_path / "done").touch()
+    assert [node.wait() for node in nodes] == [0, 0]
+    # Nodes write down what they themselves saw of it.
+    for name in ("node2", "node3"):
+        found = kinds(next((tmp_path / name).glob("job_*/events.jsonl")))
+        assert found.count("line.lost") == 1
+        assert found.count("line.found") == 2, "at the start, too"
+    host.signal(signal.SIGTERM)
+    host.wait()
