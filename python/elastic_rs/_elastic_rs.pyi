@@ -1281,6 +1281,12 @@ class Session:
         """
         Whether the coordinator has ever welcomed this node.
         """
+    def write_events(self, /, folder: str | PathLike[str]) -> None:
+        """
+        Write events into this folder from now on, beginning with those that were recorded already: this node's into ``events.jsonl``, and
+        the coordinator's into ``events-coordinator.jsonl`` if this process hosts it. Later calls do nothing. Nothing waits for the files:
+        what cannot be written is dropped and counted.
+        """
 
 @final
 class SpawnRequest:
