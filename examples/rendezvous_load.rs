@@ -121,7 +121,7 @@ async fn join(sessions: &[&'static Session]) -> (u64, u64) {
     let ended = now();
     let phase =
         Phase { stop_us: Some(90_000), rendezvous_us: Some(30_000), start_us: Some(20_000), ..Phase::default() };
-    sessions.iter().for_each(|session| session.took(places[0].round, phase.clone()));
+    sessions.iter().for_each(|session| session.took(places[0].round, phase));
     let mut ranks: Vec<u32> = places.iter().map(|placed| placed.rank).collect();
     ranks.sort_unstable();
     ranks.dedup();

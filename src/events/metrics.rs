@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-use super::record::{Kind, Loss, Number, Phase, Record};
+use super::record::{Kind, Loss, Number, Record};
 use super::training::Training;
 
 /// Most runs that are told apart. Later ones are counted together.
@@ -263,7 +263,7 @@ impl OpenMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::events::record::{Exit, FirstStep, Why};
+    use crate::events::record::{Exit, FirstStep, Phase, Why};
 
     fn record(kind: Kind) -> Record {
         Record { number: Number(1), causes: Vec::new(), round: 1, restart: 0, node: None, kind, text: None }
