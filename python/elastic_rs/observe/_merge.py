@@ -212,7 +212,8 @@ def _told_once(group: _Group) -> tuple[list[Event], int]:
     kept = {
         event.id: (at, _as_decided(event)) for at, event in events if stands_for.get(event.id, event.id) == event.id
     }
-    causes = {id_: _causes(event, at, stands_for, kept) for id_, (at, event) in kept.items()}
+    meant = _references(kept)
+    causes = {id_: _causes(event, at, stands_for, kept, meant) for id_, (at, event) in kept.items()}
     order = _order(kept, causes)
     begin = min((at for at, _ in kept.values()), default=0.0)
     shift = max(0, round(-begin))
@@ -265,35 +266,39 @@ def _as_decided(event: Event) -> Event:
             return event
 
 
-def _causes(event: Event, at: float, stands_for: dict[str, str], kept: dict[str, tuple[float, Event]]) -> list[str]:
+def _causes(
+    event: Event, at: float, stands_for: dict[str, str], kept: dict[str, tuple[float, Event]], meant: _Meant
+) -> list[str]:
     """Return the ids of an event's causes among those that are kept."""
-    found = []
+    found: list[str] = []
     for cause in event.cause:
-        id_ = _named(cause, at, kept) if cause.startswith("@") else stands_for.get(cause, cause)
+        id_ = _last(meant.get(cause, ()), at) if cause.startswith("@") else stands_for.get(cause, cause)
         if id_ is not None and id_ in kept and id_ != event.id and id_ not in found:
             found.append(id_)
     if not found and event.type == "round.completed":
         # A node does not hear which event it follows from, and over a shared cell it may be another node's.
-        before = [(when, id_) for id_, (when, one) in kept.items() if _breaks(one, event) and when <= at]
-        found = [id_ for _, id_ in sorted(before)[-1:]]
+        before = [one for one in meant.get(f"@broken.{event.round - 1}", ()) if one[0] <= at]
+        found = [id_ for id_ in [_last(before, at)] if id_ is not None]
     return found
 
 
-def _breaks(event: Event, completed: Event) -> bool:
-    return event.type in ("round.broken", "round.changes") and event.round == completed.round - 1
+_Meant = dict[str, list[tuple[float, str]]]
+"""The events that references mean, each with its time: `@broken.ROUND`, `@completed.ROUND`, `@joined.NODE`."""
 
 
-def _named(cause: str, at: float, kept: dict[str, tuple[float, Event]]) -> str | None:
-    """Return the event that `@broken.ROUND`, `@completed.ROUND` or `@joined.NODE` means: the last one before ``at``."""
-    what, _, which = cause[1:].partition(".")
+def _references(kept: dict[str, tuple[float, Event]]) -> _Meant:
+    meant: _Meant = defaultdict(list)
+    for id_, (at, event) in kept.items():
+        if event.type == "node.joined":
+            meant[f"@joined.{event.node}"].append((at, id_))
+        elif event.type in _DECIDED:
+            meant[f"@{_DECIDED[event.type]}.{event.round}"].append((at, id_))
+    return meant
 
-    def meant(event: Event) -> bool:
-        if what == "joined":
-            return event.type == "node.joined" and event.node == which
-        return _DECIDED.get(event.type) == what and str(event.round) == which
 
-    found = [(when > at, -when if when <= at else when, id_) for id_, (when, event) in kept.items() if meant(event)]
-    return min(found)[2] if found else None
+def _last(found: Iterable[tuple[float, str]], at: float) -> str | None:
+    """Return the last event before ``at``, or else the first one after it."""
+    return min(((when > at, abs(at - when), id_) for when, id_ in found), default=(False, 0.0, None))[2]
 
 
 def _order(kept: dict[str, tuple[float, Event]], causes: dict[str, list[str]]) -> list[str]:
