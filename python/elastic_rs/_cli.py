@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from elastic_rs import _elastic_rs, _token
 from elastic_rs._logging import show_logs
+from elastic_rs._terminal import error_line
 from elastic_rs.observe import _commands
 from elastic_rs.observe._served import serve_pages
 from elastic_rs.rendezvous._config import DEFAULT_PORT
@@ -128,7 +129,7 @@ def _serve(args: argparse.Namespace) -> int:
         else:
             protected = protection()
     except ValueError as error:
-        print(f"elastic-rs: error: {error}", file=sys.stderr)
+        print(error_line("elastic-rs", str(error)), file=sys.stderr)
         return NOT_VALID
     # Before any thread exists, so that all inherit the mask: signals stay pending until `sigtimedwait`.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -137,7 +138,7 @@ def _serve(args: argparse.Namespace) -> int:
     try:
         host = _elastic_rs.Host.listen(args.host, args.port, limits=limits, protection=protected)
     except OSError as error:
-        print(f"elastic-rs: error: {error.strerror or error}", file=sys.stderr)
+        print(error_line("elastic-rs", error.strerror or str(error)), file=sys.stderr)
         return CANNOT_LISTEN
     serve_pages(host)
     if protected is not None:
@@ -145,7 +146,7 @@ def _serve(args: argparse.Namespace) -> int:
     print(f"listening on {', '.join(host.addresses)}", flush=True)
     while (received := signal.sigtimedwait(SIGNALS, _LOOK_INTERVAL_S)) is None:
         if host.stopped:
-            print("elastic-rs: error: the server has ended by itself: this is a bug", file=sys.stderr)
+            print(error_line("elastic-rs", "the server has ended by itself: this is a bug"), file=sys.stderr)
             return ENDED_BY_ITSELF
     sessions, clients = host.users
     _say(f"{signal.Signals(received.si_signo).name}: waiting for {sessions} nodes and {clients} clients to go")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TextIO
 
-__all__ = ["BOLD", "DIM", "GREEN", "RED", "YELLOW", "paint", "shows_colours"]
+__all__ = ["BOLD", "DIM", "GREEN", "RED", "YELLOW", "error_line", "paint", "shows_colours"]
 
 BOLD, DIM, RED, GREEN, YELLOW = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[33m"
 _PLAIN = "\x1b[0m"
@@ -25,6 +26,11 @@ def shows_colours(stream: TextIO | None) -> bool:
         return stream.isatty()
     except (AttributeError, ValueError):  # not a file, or closed
         return False
+
+
+def error_line(program: str, text: str) -> str:
+    """Return ``PROGRAM: error: TEXT``, in colours if stderr shows them."""
+    return f"{program}: {paint('error:', RED, on=shows_colours(sys.stderr))} {text}"
 
 
 def paint(text: str, colour: str, *, on: bool) -> str:

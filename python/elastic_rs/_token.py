@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _elastic_rs
+from elastic_rs._terminal import error_line
 from elastic_rs.rendezvous._protection import TOKEN_FILE
 
 if TYPE_CHECKING:
@@ -113,5 +114,5 @@ def _write(args: argparse.Namespace, make: Any) -> int:
 
 
 def _said(what: object, code: int) -> int:
-    print(f"elastic-rs: error: {what}", file=sys.stderr)
+    print(error_line("elastic-rs", str(what)), file=sys.stderr)
     return code

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::events::metrics::PHASES;
 use crate::events::record::Phase;
-use crate::rendezvous::protocol::message::{Failure, Placement};
+use crate::rendezvous::node::machine::View;
+use crate::rendezvous::protocol::message::{Failure, NEVER, Placement};
 
 /// Most characters of a cause that is told in words.
 const LONGEST: usize = 120;
@@ -15,6 +16,8 @@ const LONGEST: usize = 120;
 pub(super) struct Disturbance {
     since: Option<Instant>,
     cause: Option<Cause>,
+    /// A worker of this node has failed, so its workers do not go on as they are.
+    own: bool,
 }
 
 /// Why, in falling order of what it tells.
@@ -30,6 +33,7 @@ impl Disturbance {
     /// A worker of this node has failed. Whether another failure was the first is not known yet.
     pub fn own(&mut self, failure: &Failure, own_name: &str, now: Instant) {
         self.since.get_or_insert(now);
+        self.own = true;
         if self.cause.is_none() {
             let named = Failure { node: own_name.to_owned(), ..failure.clone() };
             self.cause = Some(Cause::Failed(Box::new(named)));
@@ -46,15 +50,27 @@ impl Disturbance {
         }
     }
 
+    /// What the session says. `runs`: this node's workers do. If the reason is gone, they go on, and nothing has happened.
+    pub fn on_view(&mut self, view: &View, runs: bool, now: Instant) {
+        let change = view.change.as_ref().filter(|_| view.raise_at.is_none_or(|(_, check)| check != NEVER));
+        if view.waiting > 0 {
+            self.told(&view.reason, view.failure.as_ref(), now);
+        } else if let Some(change) = change {
+            self.told(&change.reason, None, now);
+        } else if runs && !self.own {
+            *self = Self::default();
+        }
+    }
+
     /// The workers run again: the line, if there was a disturbance. The next one begins.
     pub fn over(&mut self, phase: &Phase, place: &Placement, limit: Option<u32>, now: Instant) -> Option<String> {
-        let Self { since, cause } = std::mem::take(self);
+        let Self { since, cause, .. } = std::mem::take(self);
         let lasted = now.saturating_duration_since(since?);
         Some(line(lasted, cause.as_ref(), phase, place, limit))
     }
 }
 
-/// `recovered in 1.3 s: n17 rank 3 SIGKILL; stop 0.2, rendezvous 0.03, start 0.1; round 2 with 2 nodes, restart 1 of 3`.
+/// `recovered in 1.3 s: n17 rank 3 SIGKILL; stop 0.2, rendezvous 0.03, start 0.1; 2 nodes, restart 1 of 3`.
 /// `limit`: the job's budget of restarts, if the job has one.
 fn line(lasted: Duration, cause: Option<&Cause>, phase: &Phase, place: &Placement, limit: Option<u32>) -> String {
     let mut line = format!("recovered in {} s", seconds(lasted));
@@ -76,7 +92,7 @@ fn line(lasted: Duration, cause: Option<&Cause>, phase: &Phase, place: &Placemen
         let _ = write!(line, "; {}", parts.join(", "));
     }
     let nodes = if place.world_size == 1 { "1 node".to_owned() } else { format!("{} nodes", place.world_size) };
-    let _ = write!(line, "; round {} with {nodes}", place.round);
+    let _ = write!(line, "; {nodes}");
     if let Some(limit) = limit {
         let _ = write!(line, ", restart {} of {limit}", place.restart);
     }
@@ -116,6 +132,7 @@ fn shortened(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rendezvous::node::machine::Change;
     use crate::rendezvous::protocol::message::Round;
 
     fn place() -> Placement {
@@ -169,7 +186,7 @@ mod tests {
                 vec![Box::new(told("words", Some(failure("10.0.0.17 (n17.example.org:4711)"))))],
                 phase(),
                 Some(3),
-                "recovered in 1.3 s: n17 rank 3 SIGKILL; stop 0.2, rendezvous 0.03, start 0.004; round 2 with 4 nodes, \
+                "recovered in 1.3 s: n17 rank 3 SIGKILL; stop 0.2, rendezvous 0.03, start 0.004; 4 nodes, \
                  restart 1 of 3",
             ),
             (
@@ -177,14 +194,14 @@ mod tests {
                 vec![Box::new(own), Box::new(told("a node was lost", None))],
                 phase(),
                 None,
-                "recovered in 1.3 s: n2 rank 3 SIGKILL; stop 0.2, rendezvous 0.03, start 0.004; round 2 with 4 nodes",
+                "recovered in 1.3 s: n2 rank 3 SIGKILL; stop 0.2, rendezvous 0.03, start 0.004; 4 nodes",
             ),
             (
                 "one's own failure, which follows from another",
                 vec![Box::new(own), Box::new(told("", Some(failure("10.0.0.9:3"))))],
                 Phase::default(),
                 None,
-                "recovered in 1.3 s: 10.0.0.9 rank 3 SIGKILL; round 2 with 4 nodes",
+                "recovered in 1.3 s: 10.0.0.9 rank 3 SIGKILL; 4 nodes",
             ),
             (
                 "no failure, and all phases",
@@ -192,7 +209,7 @@ mod tests {
                 all,
                 None,
                 "recovered in 1.3 s: n19:4 joined; detect 0.01, stop 0.2, rendezvous 0.03, start 0.004, import 1.1; \
-                 round 2 with 4 nodes",
+                 4 nodes",
             ),
         ];
         let begin = Instant::now();
@@ -205,6 +222,29 @@ mod tests {
             assert_eq!(disturbance.over(&phase, &place(), limit, now).as_deref(), Some(expected), "{name}");
             assert_eq!(disturbance.over(&phase, &place(), limit, now), None, "{name}: it is told once");
         }
+    }
+
+    #[test]
+    fn what_was_called_off_has_cost_nothing_unless_a_worker_has_failed() {
+        let begin = Instant::now();
+        let later = begin + Duration::from_secs(60);
+        let (calm, mut disturbance) = (View::default(), Disturbance::default());
+        let waits = View { waiting: 1, reason: "n19:4 joined".to_owned(), ..View::default() };
+        let change = Change { number: 1, round: Round(1), flags: 0, reason: "n19:4 joined".to_owned() };
+        let changes = View { change: Some(change), ..View::default() };
+        let goes_on = View { raise_at: Some((Round(1), NEVER)), ..changes.clone() };
+        for (broken, mended) in [(&waits, &calm), (&changes, &goes_on)] {
+            disturbance.on_view(broken, true, begin);
+            disturbance.on_view(mended, true, begin);
+            assert_eq!(disturbance.over(&phase(), &place(), None, later), None);
+            disturbance.on_view(broken, true, begin);
+            disturbance.on_view(mended, false, begin); // they were stopped already
+            assert!(disturbance.over(&phase(), &place(), None, later).unwrap().contains(" s: n19:4 joined; "));
+        }
+        disturbance.own(&failure(""), "n2:7", later);
+        disturbance.on_view(&calm, true, later);
+        let line = disturbance.over(&phase(), &place(), None, later).unwrap();
+        assert!(line.starts_with("recovered in 0.000 s: n2 rank 3 SIGKILL; "), "{line}");
     }
 
     #[test]

@@ -356,11 +356,7 @@ impl Runner {
     fn on_view(&mut self, view: &View) {
         let now = Instant::now();
         self.seen = Some(Seen::of(view));
-        if view.waiting > 0 {
-            self.disturbance.told(&view.reason, view.failure.as_ref(), now);
-        } else if let Some(change) = &view.change {
-            self.disturbance.told(&change.reason, None, now);
-        }
+        self.disturbance.on_view(view, self.machine.is_running(), now);
         self.machine.on_view(view, now);
     }
 

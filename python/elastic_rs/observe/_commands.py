@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _elastic_rs
+from elastic_rs._terminal import error_line
 from elastic_rs.observe import _source, _text
 from elastic_rs.observe._events import Event, parse, plain
 from elastic_rs.observe._merge import merge
@@ -122,7 +123,7 @@ def _guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace)
 
 
 def _fail(code: int, text: str) -> int:
-    print(f"elastic-rs: error: {plain(text)}", file=sys.stderr)
+    print(error_line("elastic-rs", plain(text)), file=sys.stderr)
     return code
 
 

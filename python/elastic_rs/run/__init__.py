@@ -14,7 +14,7 @@ try:
     import time
     from typing import TYPE_CHECKING
 
-    from elastic_rs._terminal import RED, paint, shows_colours
+    from elastic_rs._terminal import error_line, shows_colours
     from elastic_rs.run._command_line import PROG, UsageError, fail
     from elastic_rs.run._flags import parse
     from elastic_rs.run._host_flags import is_driver
@@ -250,8 +250,7 @@ def _told(launched: Launched, entrypoint: str, hint: str, *, driven: bool) -> in
 
 def _cannot(kind: str, text: str) -> int:
     """Report why this node cannot go on, with the name of torchrun's exception."""
-    error = paint("error:", RED, on=shows_colours(sys.stderr))
-    sys.stderr.write(f"{PROG}: {error} {kind}: {text}\n")
+    sys.stderr.write(error_line(PROG, f"{kind}: {text}\n"))
     # If no descriptor is left, imports fail too.
     with contextlib.suppress(OSError):
         from elastic_rs.run._path import record

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from elastic_rs._terminal import RED, paint, shows_colours
+from elastic_rs._terminal import error_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,8 +131,7 @@ class Parser(argparse.ArgumentParser):
 def fail(message: str, hint: str = UsageError.hint) -> NoReturn:
     """End the process with exit code 2: the command line is not valid."""
     try:
-        error = paint("error:", RED, on=shows_colours(sys.stderr))
-        sys.stderr.write("".join(f"{line}\n" for line in (f"{PROG}: {error} {message}", hint) if line))
+        sys.stderr.write("".join(f"{line}\n" for line in (error_line(PROG, message), hint) if line))
         sys.stderr.flush()
     except (AttributeError, OSError, ValueError):
         # stderr is closed or full. Python would flush it again at its end, and exit with another code.

@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _elastic_rs
+from elastic_rs._terminal import error_line
 from elastic_rs.discovery._sources import DiscoveryError, FileHosts, FixedHosts, HostDiscovery, HostDiscoveryScript
 from elastic_rs.observe._served import serve_pages
 from elastic_rs.rendezvous._config import (
@@ -119,7 +120,7 @@ def _run(
 
 
 def _cannot(text: str) -> int:
-    sys.stderr.write(f"{PROG}: error: {text}\n")
+    sys.stderr.write(error_line(PROG, f"{text}\n"))
     return FAILED
 
 

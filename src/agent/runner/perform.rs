@@ -158,8 +158,8 @@ impl Runner {
     /// Who this node is, and where it has met the others.
     fn introduction(&self, nodes: u32) -> String {
         let met = self.session.as_ref().map(|session| {
-            let hosted = if session.view().hosted { ", which is in this process" } else { "" };
-            format!(", by way of {}{hosted}", session.meeting())
+            let hosted = if session.view().hosted { ", which this process hosts" } else { "" };
+            format!(", by way of {}{hosted}", session.endpoint())
         });
         format!(" of {nodes} ({}){}", self.name, met.unwrap_or_default())
     }

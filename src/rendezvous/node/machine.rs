@@ -341,6 +341,11 @@ impl NodeMachine {
         self.counterpart.name()
     }
 
+    /// The same without the word `coordinator`.
+    pub(in crate::rendezvous) fn counterpart_place(&self) -> &str {
+        self.counterpart.place()
+    }
+
     /// Whether the coordinator, or the backend in its place, has ever answered this node.
     pub fn was_welcomed(&self) -> bool {
         self.ever_welcomed

@@ -265,9 +265,9 @@ impl Session {
         self.shared.seat.lock().machine().waits().map(|(_, what)| what)
     }
 
-    /// Where this node meets the others, in words: `the coordinator at node0:29400`.
-    pub fn meeting(&self) -> String {
-        self.shared.seat.lock().machine().counterpart_name()
+    /// Where this node meets the others: the coordinator's endpoint, or etcd's name, or `the backend`.
+    pub fn endpoint(&self) -> String {
+        self.shared.seat.lock().machine().counterpart_place().to_owned()
     }
 
     /// Whether the coordinator has ever welcomed this node.

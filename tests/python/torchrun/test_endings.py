@@ -152,10 +152,11 @@ def test_a_restart_is_logged_as_a_warning(start: Start, tmp_path: Path) -> None:
     node = start(2, "--exit=0:7", "--until", tmp_path / "done", **options)
     assert node.wait() == 0
     told = [line for line in node.lines if "elastic_rs" in line]
-    assert len(told) == 2, node.tail()
+    assert len(told) == 3, node.tail()
     said = r"\[elastic_rs\] \S+ WARNING agent: \[job\] round 1, node rank 0, after .*: {}: rank 0 .* exit code 7{}"
     assert re.match(said.format("stopping all workers", ""), told[0]), "the job has one node"
     assert re.match(said.format("restarting all workers", ".*; restart 1 of 1"), told[1])
+    assert re.search(r" INFO job: \[job\] recovered in .* s: \S+ rank 0 exit code 7; .*, restart 1 of 1$", told[2])
 
 
 def test_restarts_are_logged_in_pytorch_s_wording(start: Start, tmp_path: Path) -> None:
