@@ -98,7 +98,7 @@ svg{width:100%;height:auto;min-width:40rem}figure{margin:0;overflow-x:auto}text{
 .detect{fill:var(--detect)}.first_step{fill:var(--first_step)}.mark{fill:none;stroke-width:2}.exited{stroke:var(--bad)}.left{stroke:var(--dim)}
 .joined{stroke:var(--good)}.cause{stroke:var(--bad);stroke-width:1;stroke-dasharray:3 2}
 .first{stroke:var(--bad);stroke-width:4}.exited{stroke-width:1.5}
-table{border-collapse:collapse;font-size:.85rem}th,td{text-align:right;padding:.15rem .8rem .15rem 0}
+table{border-collapse:collapse;font-size:.85rem}th,td{text-align:right;white-space:nowrap;padding:.15rem .8rem .15rem 0}
 th:first-child,td:first-child{text-align:left}th{font-weight:600;border-bottom:1px solid var(--line)}
 nav{font-size:.85rem;color:var(--dim)}a{color:var(--rendezvous)}
 :focus-visible{outline:2px solid var(--rendezvous);outline-offset:2px}
