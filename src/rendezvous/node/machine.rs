@@ -342,6 +342,7 @@ impl NodeMachine {
     }
 
     /// The same without the word `coordinator`.
+    #[cfg(feature = "io")]
     pub(in crate::rendezvous) fn counterpart_place(&self) -> &str {
         self.counterpart.place()
     }
