@@ -113,6 +113,8 @@ pub struct Runner {
     introduced: bool,
     /// The steps of training that the workers tell.
     training: Training,
+    /// Process ids of running workers whose start is recorded. Those that survive a change were started once.
+    recorded: BTreeSet<u32>,
 }
 
 impl Runner {
@@ -156,6 +158,7 @@ impl Runner {
             disturbance: Disturbance::default(),
             introduced: false,
             training,
+            recorded: BTreeSet::new(),
         }
     }
 

@@ -20,9 +20,19 @@ pub const FILE_BYTES: u64 = 64 << 20;
 /// Most bytes that wait to be written.
 const QUEUE_BYTES: usize = 4 << 20;
 
-/// A file of events. Clones write to the same file.
+/// A file of events. Clones write to the same file. What is queued when the last one is dropped is still written.
 #[derive(Clone, Debug)]
-pub struct EventFile(Arc<Shared>);
+pub struct EventFile(Arc<Open>);
+
+/// Its thread ends once this is dropped.
+#[derive(Debug)]
+struct Open(Arc<Shared>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -40,6 +50,13 @@ struct State {
     /// The thread is writing what it took from the queue.
     writing: bool,
     closed: bool,
+}
+
+impl Shared {
+    fn close(&self) {
+        self.state.lock().closed = true;
+        self.changed.notify_all();
+    }
 }
 
 /// An event's line and its run.
@@ -79,12 +96,12 @@ impl EventFile {
         let writer = Writer { path, limit, file: None, lost: 0, told: 0, origin, began: Instant::now() };
         let own = Arc::clone(&shared);
         threads::spawn("events-file".to_owned(), move || write_all(&own, writer))?;
-        Ok(Self(shared))
+        Ok(Self(Arc::new(Open(shared))))
     }
 
     /// Have a line written, without its end. Never waits. `missed` events before it were dropped already.
     pub fn push(&self, run_id: &Arc<str>, line: Arc<str>, missed: u64) {
-        let mut state = self.0.state.lock();
+        let mut state = self.shared().state.lock();
         state.dropped += missed;
         if state.closed || state.bytes + line.len() > QUEUE_BYTES {
             state.dropped += 1;
@@ -93,17 +110,20 @@ impl EventFile {
         state.bytes += line.len();
         state.queue.push_back(Queued { line, run_id: Arc::clone(run_id) });
         drop(state);
-        self.0.changed.notify_all();
+        self.shared().changed.notify_all();
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.0.0
     }
 
     /// Wait until everything is written, at most `limit`. Returns whether it is. Nothing more is written afterwards.
     pub fn finish(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
-        let mut state = self.0.state.lock();
-        state.closed = true;
-        self.0.changed.notify_all();
+        self.shared().close();
+        let mut state = self.shared().state.lock();
         while state.writing || !state.queue.is_empty() {
-            if self.0.changed.wait_until(&mut state, until).timed_out() {
+            if self.shared().changed.wait_until(&mut state, until).timed_out() {
                 return !state.writing && state.queue.is_empty();
             }
         }
@@ -258,7 +278,7 @@ mod tests {
         push(&file, "one");
         push(&file, "two");
         let settled = || {
-            let state = file.0.state.lock();
+            let state = file.shared().state.lock();
             !state.writing && state.queue.is_empty()
         };
         let until = Instant::now() + PATIENCE;
@@ -288,18 +308,24 @@ mod tests {
         }
         let file = EventFile::open(&path, "n1").unwrap();
         let line = "x".repeat(1 << 20);
+        push(&file, &line);
+        let until = Instant::now() + PATIENCE;
+        while !file.shared().state.lock().writing && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        // The thread waits for a reader of the pipe now.
         for _ in 0..20 {
             push(&file, &line);
         }
-        assert!(!file.finish(Duration::from_millis(50)), "opening a pipe waits for a reader");
-        let state = file.0.state.lock();
-        assert!(state.bytes <= QUEUE_BYTES && state.dropped >= 12, "{} {}", state.bytes, state.dropped);
+        let state = file.shared().state.lock();
+        assert_eq!((state.bytes, state.dropped), (QUEUE_BYTES, 16));
         drop(state);
+        assert!(!file.finish(Duration::from_millis(50)), "nobody reads");
         // The thread goes on with a reader, and ends.
         let reader = File::open(&path).unwrap();
         let reading = std::thread::spawn(move || io::copy(&mut { reader }, &mut io::sink()).unwrap());
         assert!(file.finish(PATIENCE));
-        drop(file);
+        drop(file); // its end of the pipe is closed with the thread
         assert!(reading.join().unwrap() >= 1 << 20);
         fs::remove_dir_all(folder).unwrap();
     }

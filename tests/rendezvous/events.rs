@@ -3,10 +3,13 @@
 use std::time::Duration;
 
 use crate::bench::{Bench, failure, hello, join};
-use elastic_rs::events::record::{Ending, FirstStep, Kind, Loss, Number, Phase, Record, Why};
+use elastic_rs::events::record::{Ending, FirstStep, Kind, Loss, Number, Phase, Record, Told, Why};
 use elastic_rs::rendezvous::decider::event::SessionId;
 use elastic_rs::rendezvous::protocol::capability::{Capabilities, STEPS};
-use elastic_rs::rendezvous::protocol::message::{CoordinatorMessage, Hello, LARGEST_STEP, NodeMessage, Round, Stepped};
+use elastic_rs::rendezvous::protocol::message::{
+    CoordinatorMessage, Hello, LARGEST_STEP, NodeMessage, Placed, Recalled, Recollection, Round, Stepped,
+};
+use elastic_rs::rendezvous::protocol::recall::What;
 use elastic_rs::rendezvous::protocol::settings::Settings;
 
 /// The only event of this kind.
@@ -195,6 +198,86 @@ fn whoever_watches_learns_how_far_the_training_is() {
     }
     assert_eq!(bench.run().state(bench.now).step, None);
     assert_eq!(asked(&mut bench), 3);
+}
+
+/// A coordinator that was restarted, with a member of a world that it did not form.
+fn restarted() -> Bench {
+    let mut bench = Bench::new();
+    let placed = Placed { round: Round(4), rank: 0, world_size: 2, world: 77, active: true, restart: 1, host: None };
+    bench.greet(1, Hello { placed: Some(placed), ..hello(1, &settings()) }, 1);
+    bench
+}
+
+fn recalled(numbers: std::ops::RangeInclusive<u64>) -> NodeMessage {
+    let event = |number| Recollection {
+        number,
+        cause: None,
+        round: number,
+        restart: 1,
+        ago_us: 7,
+        node: Some("host:9".into()),
+        text: Some("gone\u{1b}[2J".into()),
+        what: What::Broken { in_place: false },
+    };
+    NodeMessage::Recalled(Box::new(Recalled {
+        origin: "n00000000000000aa".into(),
+        events: numbers.map(event).collect(),
+    }))
+}
+
+fn told(bench: &Bench) -> Vec<&Told> {
+    let mut found = Vec::new();
+    for record in &bench.records {
+        if let Kind::Told(told) = &record.kind {
+            found.push(&**told);
+        }
+    }
+    found
+}
+
+#[test]
+fn what_a_member_recalls_is_taken_once_and_about_itself() {
+    let mut bench = restarted();
+    bench.say(1, recalled(1..=3));
+    bench.say(1, recalled(4..=6)); // it was asked once
+    let seen = told(&bench);
+    assert_eq!(seen.iter().map(|told| told.order).collect::<Vec<_>>(), [1, 2, 3]);
+    assert_eq!((seen[0].id.as_str(), seen[0].node.as_deref()), ("n00000000000000aa.1", Some("host:1")));
+    assert_eq!((seen[0].text.as_deref(), seen[0].ago_us), (Some("gone [2J"), 7));
+    // What it told before, and what others know, is not kept again.
+    let again = Hello { placed: None, joining: true, ..hello(1, &settings()) };
+    let placed = Placed { round: Round(4), rank: 0, world_size: 2, world: 77, active: true, restart: 1, host: None };
+    bench.greet(3, Hello { placed: Some(placed), ..again }, 1);
+    bench.say(3, recalled(2..=5));
+    assert_eq!(told(&bench).iter().map(|told| told.order).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
+}
+
+#[test]
+fn only_members_that_a_restarted_coordinator_asks_are_heard() {
+    let mut bench = Bench::formed(2, &settings());
+    bench.say(1, recalled(1..=3));
+    assert!(told(&bench).is_empty(), "this coordinator has formed the world");
+    let mut bench = restarted();
+    bench.greet(2, hello(2, &settings()), 2);
+    bench.say(2, recalled(1..=3));
+    assert!(told(&bench).is_empty(), "a newcomer has nothing to tell");
+    bench.say(1, NodeMessage::Recalled(Box::new(Recalled { origin: "c0-1".into(), events: Vec::new() })));
+    bench.say(1, recalled(1..=3));
+    assert!(told(&bench).is_empty(), "its one answer was none");
+}
+
+/// Members of a large job, and any number of visitors that claim to be members.
+#[test]
+fn what_all_members_recall_is_bounded() {
+    let mut bench = restarted();
+    for turn in 0..60_u64 {
+        let session = if turn == 0 { 1 } else { turn + 9 };
+        bench.say(session, recalled(turn * 64 + 1..=turn * 64 + 64));
+        let placed =
+            Placed { round: Round(4), rank: 0, world_size: 2, world: 77, active: true, restart: 1, host: None };
+        bench.greet(turn + 10, Hello { placed: Some(placed), ..hello(1, &settings()) }, 1);
+    }
+    assert_eq!(told(&bench).len(), 1024);
 }
 
 /// A node may tell it as often as it likes.

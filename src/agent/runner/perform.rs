@@ -165,9 +165,11 @@ impl Runner {
     }
 
     /// Record which workers were started.
-    pub(super) fn record_start(&self) {
+    pub(super) fn record_start(&mut self) {
         let (Some(session), Some(crew)) = (&self.session, &self.crew) else { return };
-        for (local_rank, pid) in crew.pids() {
+        let pids = crew.pids();
+        let before = std::mem::replace(&mut self.recorded, pids.values().copied().collect());
+        for (local_rank, pid) in pids.into_iter().filter(|(_, pid)| !before.contains(pid)) {
             let (rank, role) = (self.first_rank() + local_rank, self.workers.role.clone());
             session.record(Kind::WorkerStarted(Box::new(Started { rank, local_rank, role, pid })));
         }
