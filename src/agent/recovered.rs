@@ -84,9 +84,8 @@ fn line(lasted: Duration, cause: Option<&Cause>, phase: &Phase, place: &Placemen
         }
         None => {}
     }
-    let part = |(name, micros): (&str, Option<u64>)| {
-        Some(format!("{name} {}", seconds(Duration::from_micros(micros?))))
-    };
+    let part =
+        |(name, micros): (&str, Option<u64>)| Some(format!("{name} {}", seconds(Duration::from_micros(micros?))));
     let parts: Vec<_> = PHASES.into_iter().zip(phase.parts()).filter_map(part).collect();
     if !parts.is_empty() {
         let _ = write!(line, "; {}", parts.join(", "));

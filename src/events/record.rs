@@ -436,6 +436,20 @@ pub enum Why {
 }
 
 impl Why {
+    /// All of them.
+    #[cfg(test)]
+    pub const ALL: [Self; 9] = [
+        Self::WorkerFailed,
+        Self::NodeLost,
+        Self::NodeLeft,
+        Self::NodeWithdrew,
+        Self::NodeReplaced,
+        Self::NodeCameBack,
+        Self::NodesWait,
+        Self::ChangeFailed,
+        Self::CoordinatorRestarted,
+    ];
+
     /// Its name in events and metrics.
     pub fn name(self) -> &'static str {
         match self {
