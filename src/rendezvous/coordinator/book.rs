@@ -160,6 +160,11 @@ impl Book {
         }
     }
 
+    /// The runs whose metrics are told apart.
+    pub fn runs(&self) -> impl Iterator<Item = &str> {
+        self.metrics.runs()
+    }
+
     /// What was counted, and the state of the runs.
     pub fn metrics(&self, machine: &Machine) -> OpenMetrics {
         let (mut out, now) = (OpenMetrics::default(), Instant::now());
@@ -194,6 +199,10 @@ impl Book {
             for (state, count) in [("running", run.running), ("waiting", run.waiting), ("finished", run.finished)] {
                 out.value("nodes", &[("run", run.run.as_str()), ("state", state)], count);
             }
+        }
+        out.family("step", "gauge", "number of the last step of training, at the last look before this one");
+        for run in &states {
+            run.step.iter().for_each(|step| out.value("step", &[("run", run.run.as_str())], step));
         }
         out.family("workers", "gauge", "workers of the current world, if its members tell");
         for run in &states {

@@ -157,7 +157,7 @@ pub async fn run(
                 None => break,
             },
             // Few may wait, so they cannot hold nodes up.
-            Some(question) = shown.questions.recv() => answer(question, &machine, &mut book),
+            Some(question) = shown.questions.recv() => answer(question, &mut machine, &mut book),
             Some(event) = events.recv() => on_event(event, &mut machine, &mut writers, &mut book),
             () = until([machine.next_deadline(), book.next_deadline()].into_iter().flatten().min()) => machine.on_tick(Instant::now().into_std()),
             () = &mut summarising => {}
@@ -259,11 +259,15 @@ fn tell(run_id: &str, text: &str, nodes: usize, log: &BoundedLog) {
     }
 }
 
-/// Answer a question. Who has asked may have gone.
-fn answer(question: Question, machine: &Machine, book: &mut Book) {
+/// Answer a question. Who has asked may have gone. Metrics have the step that was told after the last time they were asked for.
+fn answer(question: Question, machine: &mut Machine, book: &mut Book) {
     match question {
         Question::Ready(reply) => drop(reply.send(!machine.is_leaving())),
-        Question::Metrics(reply) => drop(reply.send(book.metrics(machine))),
+        Question::Metrics(reply) => {
+            drop(reply.send(book.metrics(machine)));
+            let now = Instant::now().into_std();
+            book.runs().for_each(|run_id| machine.on_watched(Some(run_id), now));
+        }
         Question::Page { run, reply } => drop(reply.send(book.subject(run.as_deref(), machine))),
         Question::Write(file) => book.write_into(file),
     }

@@ -82,5 +82,6 @@ def test_the_phases_of_one_node_sum_to_the_recovery(job: Job, port: int, tmp_pat
     for phase, seconds in phases.items():
         series = f'elastic_rs_lost_seconds_total{{run="job",phase="{phase}"}}'
         assert float(values[series]) == pytest.approx(seconds, abs=1e-6)
+    assert values['elastic_rs_step{run="job"}'] == "30"
     (tmp_path / "done").touch()
     assert node.wait() == 0
