@@ -113,6 +113,7 @@ fn host(label: &str) -> &str {
 fn seconds(time: Duration) -> String {
     let seconds = time.as_secs_f64();
     let digits = match seconds {
+        seconds if seconds < 0.001 => 4,
         seconds if seconds < 0.01 => 3,
         seconds if seconds < 0.095 => 2,
         seconds if seconds < 9.95 => 1,
@@ -252,7 +253,7 @@ mod tests {
         let now = Instant::now();
         disturbance.told(&"ä".repeat(10_000), None, now);
         let line = disturbance.over(&phase(), &place(), None, now).unwrap();
-        assert!(line.starts_with("recovered in 0.000 s: ää") && line.chars().count() < LONGEST + 120, "{line}");
+        assert!(line.starts_with("recovered in 0.0000 s: ää") && line.chars().count() < LONGEST + 120, "{line}");
     }
 
     #[test]

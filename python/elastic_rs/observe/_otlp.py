@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import urllib.error
-import urllib.request
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -72,6 +70,9 @@ def send(url: str, requests: Iterable[dict[str, Any]]) -> int:
         ValueError: it is no address of HTTP.
         ConnectionError: nobody answers, or the collector refuses. The message says after how many traces.
     """
+    import urllib.error  # half of what every command imports, were it at the top
+    import urllib.request
+
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
         raise ValueError(f"--otlp-http is `{url}`, must be an address such as http://collector:4318/v1/traces")
     headers = {"Content-Type": "application/json", **_headers(os.environ.get(HEADERS, ""))}
