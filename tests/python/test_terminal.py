@@ -31,7 +31,8 @@ WHO = re.compile(
     r"hosts: \S+ runs as rank 0 to 1 of 2, role default, restart 0 of 1; pids \d+, \d+$"
 )
 COST = re.compile(
-    r"INFO job: \[[\w-]+\] recovered in \d+(\.\d+)? s: \S+ rank 1 SIGKILL; detect \d\S*, stop \d\S*, rendezvous \d\S*, start \d\S*; "
+    r"INFO job: \[[\w-]+\] recovered in \d+(\.\d+)? s: \S+ rank 1 SIGKILL; "
+    r"detect \d\S*, stop \d\S*, rendezvous \d\S*, start \d\S*; "
     r"1 node, restart 1 of 1$"
 )
 

@@ -73,7 +73,7 @@ class Run:
         return re.sub(r"job_\w{8}\b", "job_RANDOM", text)
 
     def files(self) -> dict[str, list[str]]:
-        """Return the logs: paths, and sorted lines. The order of several workers' lines, and events, are not compared."""
+        """Return the logs: paths, and sorted lines, as those of workers may mix. Of events only the path."""
         found = [file for file in sorted(self.logs.rglob("*")) if file.is_file()]
         read = ((file, "" if file.suffix == ".jsonl" else file.read_text()) for file in found)
         texts = ((file, self.tidy(re.sub("[0-9]{2,}", "N", text))) for file, text in read)
