@@ -244,7 +244,7 @@ mod tests {
         disturbance.own(&failure(""), "n2:7", later);
         disturbance.on_view(&calm, true, later);
         let line = disturbance.over(&phase(), &place(), None, later).unwrap();
-        assert!(line.starts_with("recovered in 0.000 s: n2 rank 3 SIGKILL; "), "{line}");
+        assert!(line.starts_with("recovered in 0.0000 s: n2 rank 3 SIGKILL; "), "{line}");
     }
 
     #[test]
