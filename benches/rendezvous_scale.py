@@ -230,7 +230,9 @@ def traffic(backend: str, count: int, seconds: float) -> dict[str, float]:
         marks = [0]  # connecting belongs to the first join
         for order in ("join", "join"):
             peer.times(order)
-            time.sleep(0.5)  # the nodes tell their phases when all have a place
+            if backend == "rust-c10d":
+                peer.times("tell")
+                time.sleep(0.5)  # phases are sent with what else there is to say
             marks.append(relay.bytes)
         if backend == "rust-c10d":
             time.sleep(seconds)

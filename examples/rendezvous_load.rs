@@ -13,8 +13,8 @@
 //!
 //! With `ELASTIC_RS_TOKEN_FILE`, host and sessions are protected by the token in that file.
 //!
-//! - `join`: every node joins at once. `began` is when the last one joins, `ended` when the last one has its place. Each node then
-//!   tells how long its phases took, as agents do.
+//! - `join`: every node joins at once. `began` is when the last one joins, `ended` when the last one has its place.
+//! - `tell`: every node tells how long its phases took, as an agent does when its workers have started.
 //! - `await-change`: `ended` is when the last node has been told that the world must re-form.
 //! - `leave`: every node leaves. `began` is just before.
 #![allow(clippy::unwrap_used, reason = "a measuring tool: it stops at the first thing that goes wrong")]
@@ -29,7 +29,7 @@ use elastic_rs::host::Host;
 use elastic_rs::rendezvous::conf::DEFAULT_KEY_PREFIX;
 use elastic_rs::rendezvous::etcd::driver;
 use elastic_rs::rendezvous::node::session::Session;
-use elastic_rs::rendezvous::protocol::message::{Hello, NodeId};
+use elastic_rs::rendezvous::protocol::message::{Hello, NodeId, Round};
 use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::secure::{Protection, TOKEN_FILE};
 use elastic_rs::store::server::ServerOptions;
@@ -79,9 +79,15 @@ async fn nodes(place: &str, run_id: &str, numbers: std::ops::Range<u32>, world: 
             orders.send(line.unwrap()).unwrap();
         }
     });
+    let mut round = Round(0);
     while let Some(order) = ordered.recv().await {
         let (began, ended) = match order.as_str() {
-            "join" => join(&sessions).await,
+            "join" => {
+                let (began, ended, joined) = join(&sessions).await;
+                round = joined;
+                (began, ended)
+            }
+            "tell" => tell(&sessions, round),
             "await-change" => (now(), all(&sessions, told).await),
             "leave" => (now(), all(&sessions, |session| session.leave("asked to".to_owned(), None, PATIENCE)).await),
             other => panic!("unknown order `{other}`"),
@@ -111,7 +117,8 @@ fn protection() -> Option<Arc<Protection>> {
     Some(Arc::new(Protection::by_file(path.as_ref()).unwrap()))
 }
 
-async fn join(sessions: &[&'static Session]) -> (u64, u64) {
+/// Let all join. Returns when the last one began, when the last one had its place, and the round.
+async fn join(sessions: &[&'static Session]) -> (u64, u64, Round) {
     let mut joins = JoinSet::new();
     for session in sessions {
         joins.spawn(session.join(29_500, None, None, PATIENCE));
@@ -119,14 +126,20 @@ async fn join(sessions: &[&'static Session]) -> (u64, u64) {
     let began = now();
     let places: Vec<_> = joins.join_all().await.into_iter().map(Result::unwrap).collect();
     let ended = now();
-    let phase =
-        Phase { stop_us: Some(90_000), rendezvous_us: Some(30_000), start_us: Some(20_000), ..Phase::default() };
-    sessions.iter().for_each(|session| session.took(places[0].round, phase));
     let mut ranks: Vec<u32> = places.iter().map(|placed| placed.rank).collect();
     ranks.sort_unstable();
     ranks.dedup();
     assert_eq!(ranks.len(), sessions.len(), "two nodes have one rank");
-    (began, ended)
+    (began, ended, places[0].round)
+}
+
+/// Hand the phases to the sessions, which send them by and by.
+fn tell(sessions: &[&'static Session], round: Round) -> (u64, u64) {
+    let phase =
+        Phase { stop_us: Some(90_000), rendezvous_us: Some(30_000), start_us: Some(20_000), ..Phase::default() };
+    let began = now();
+    sessions.iter().for_each(|session| session.took(round, phase));
+    (began, now())
 }
 
 async fn told(session: &Session) {

@@ -74,7 +74,7 @@ impl Observer {
         match message {
             Ok(Some(CoordinatorMessage::Observed(observed))) => Ok(observed),
             Ok(Some(CoordinatorMessage::Rejected { reason } | CoordinatorMessage::Ended { reason })) => {
-                Err(plain(&reason))
+                Err(plain(reason))
             }
             Ok(Some(_)) => Err("the coordinator's answer is none to an observer".to_owned()),
             Ok(None) => Err("the coordinator closed the connection; an older release answers no observers".to_owned()),

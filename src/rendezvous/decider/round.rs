@@ -205,9 +205,9 @@ impl Current {
     pub fn tidied(self) -> Self {
         Self {
             closed: self.closed.as_ref().map(tidy_verdict),
-            interrupted: self.interrupted.as_deref().map(plain),
-            world: self.world.map(|world| World { reason: plain(&world.reason), ..world }),
-            failure: self.failure.map(|failure| Box::new(tidy_failure(&failure, plain(&failure.node)))),
+            interrupted: self.interrupted.map(plain),
+            world: self.world.map(|world| World { reason: plain(world.reason), ..world }),
+            failure: self.failure.map(|failure| Box::new(tidy_failure(&failure, plain(failure.node.clone())))),
             ..self
         }
     }

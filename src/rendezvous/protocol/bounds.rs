@@ -92,20 +92,20 @@ pub(in crate::rendezvous) fn tidy_message(message: CoordinatorMessage) -> Coordi
         Change, Closed, Complete, CompleteInPlace, CompleteWorkers, Ended, Heartbeat, Leaving, Rejected, Status,
         Welcome, Withdrawn,
     };
-    let failed = |failure: Box<Failure>| Box::new(tidy_failure(&failure, plain(&failure.node)));
-    let waits = |waits: Waits| Waits { progress: plain(&waits.progress), ..waits };
+    let failed = |failure: Box<Failure>| Box::new(tidy_failure(&failure, plain(failure.node.clone())));
+    let waits = |waits: Waits| Waits { progress: plain(waits.progress), ..waits };
     let placed =
-        |place: Placement| Placement { master_addr: plain(&place.master_addr), reason: plain(&place.reason), ..place };
+        |place: Placement| Placement { master_addr: plain(place.master_addr), reason: plain(place.reason), ..place };
     match message {
-        Rejected { reason } => Rejected { reason: plain(&reason) },
-        Ended { reason } => Ended { reason: plain(&reason) },
+        Rejected { reason } => Rejected { reason: plain(reason) },
+        Ended { reason } => Ended { reason: plain(reason) },
         Welcome { addr, hosted, capabilities } => {
-            Welcome { addr: plain(&addr), hosted, capabilities: capabilities.tidied() }
+            Welcome { addr: plain(addr), hosted, capabilities: capabilities.tidied() }
         }
-        Leaving { why, interrupts } => Leaving { why: plain(&why), interrupts },
-        Withdrawn { progress } => Withdrawn { progress: plain(&progress) },
+        Leaving { why, interrupts } => Leaving { why: plain(why), interrupts },
+        Withdrawn { progress } => Withdrawn { progress: plain(progress) },
         Status { waiting, reason, restart, failure } => {
-            Status { waiting, reason: plain(&reason), restart, failure: failure.map(failed) }
+            Status { waiting, reason: plain(reason), restart, failure: failure.map(failed) }
         }
         Complete(placement) => Complete(placed(placement)),
         CompleteInPlace { placement, resume } => {
@@ -117,10 +117,10 @@ pub(in crate::rendezvous) fn tidy_message(message: CoordinatorMessage) -> Coordi
         }
         Change { round, flags, reason } => {
             // A later release may know of further flags.
-            Change { round, flags: flags & (REMOVED | ADDED), reason: plain(&reason) }
+            Change { round, flags: flags & (REMOVED | ADDED), reason: plain(reason) }
         }
         CoordinatorMessage::Running(running) => {
-            CoordinatorMessage::Running(Running { master_addr: plain(&running.master_addr), ..running })
+            CoordinatorMessage::Running(Running { master_addr: plain(running.master_addr), ..running })
         }
         Closed { verdict, spare } => Closed { verdict: tidy_verdict(&verdict), spare },
         Heartbeat { waits: told } => Heartbeat { waits: told.map(waits) },
@@ -136,14 +136,14 @@ pub(in crate::rendezvous) fn tidy_message(message: CoordinatorMessage) -> Coordi
 
 fn tidy_resume(resume: Resume) -> Resume {
     match resume {
-        Resume::Restart { reason } => Resume::Restart { reason: plain(&reason) },
+        Resume::Restart { reason } => Resume::Restart { reason: plain(reason) },
         Resume::Continue { .. } => resume,
     }
 }
 
 /// A failure with its texts tidied, as it happened on `node`.
 pub fn tidy_failure(failure: &Failure, node: String) -> Failure {
-    let short = |text: &str| cut(plain(text), NAME_LIMIT_BYTES);
+    let short = |text: &str| cut(plain(text.to_owned()), NAME_LIMIT_BYTES);
     Failure {
         node: cut(node, 3 * NAME_LIMIT_BYTES),
         role: short(&failure.role),

@@ -141,7 +141,7 @@ impl Recollection {
     }
 
     fn tidied(mut self) -> Self {
-        let short = |text: &String, limit| cut(plain(text), limit);
+        let short = |text: &String, limit| cut(plain(text.clone()), limit);
         self.cause = self.cause.filter(|cause| *cause < self.number);
         self.ago_us = self.ago_us.min(LONGEST_AGO_US);
         self.node = self.node.as_ref().map(|node| short(node, NAME_LIMIT_BYTES));

@@ -54,7 +54,7 @@ pub fn is_steering(c: char) -> bool {
 
 /// One line of at most [`REASON_LIMIT_BYTES`]: characters that steer a terminal become spaces, and what is too long is cut.
 pub fn tidy(text: &str) -> String {
-    cut(plain(text), REASON_LIMIT_BYTES)
+    cut(plain(text.to_owned()), REASON_LIMIT_BYTES)
 }
 
 /// As [`tidy`], but lines stay lines.
@@ -65,8 +65,11 @@ pub(super) fn tidy_lines(text: &str) -> String {
     cut(lines.join("\n"), REASON_LIMIT_BYTES)
 }
 
-/// One line of any length, without characters that steer a terminal.
-pub(in crate::rendezvous) fn plain(text: &str) -> String {
+/// One line of any length, without characters that steer a terminal. Nearly all texts are so already.
+pub(in crate::rendezvous) fn plain(text: String) -> String {
+    if text.trim().len() == text.len() && !text.contains(is_steering) {
+        return text;
+    }
     text.trim().chars().map(|c| if is_steering(c) { ' ' } else { c }).collect()
 }
 
