@@ -83,6 +83,8 @@ def parse(lines: Iterable[str]) -> list[Event]:
 
 def plain(text: str) -> str:
     """Return one line without characters that steer a terminal: a peer may have written the text."""
+    if text.isprintable():  # as nearly all are
+        return text
     return "".join(char if char.isprintable() else " " for char in text)
 
 

@@ -19,6 +19,7 @@ __all__ = ["PHASES", "Part", "Period", "Recovery", "Redo", "Story", "phase_perio
 
 PHASES = ("detect", "stop", "rendezvous", "start", "import", "first_step")
 """The parts of a recovery, in their order."""
+_KEYS = tuple((phase, f"{phase}_us") for phase in PHASES)
 
 BROKEN = ("round.broken", "round.changes")
 LOSSES = ("node.lost", "node.left", "node.replaced", "node.withdrew")
@@ -342,15 +343,16 @@ def _silent_us(event: Event) -> int:
 def _chains(told: Iterable[Event]) -> Iterator[int]:
     """Yield when the phases began of each node that has stopped workers. A newcomer may have waited for long."""
     for event in told:
-        if "stop" in phases_us(event):
-            yield event.mono_us - sum(phases_us(event).values())
+        took = phases_us(event)
+        if "stop" in took:
+            yield event.mono_us - sum(took.values())
 
 
 def phases_us(event: Event) -> dict[str, int]:
     """Return how long a node's phases took, in microseconds: those that an event tells."""
     if event.type == "node.lost":
         return {"detect": _silent_us(event)}
-    told = ((phase, event.data.get(f"{phase}_us")) for phase in PHASES)
+    told = ((phase, event.data.get(key)) for phase, key in _KEYS)
     return {phase: micros for phase, micros in told if isinstance(micros, int)}
 
 
