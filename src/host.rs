@@ -14,6 +14,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 
@@ -192,11 +193,7 @@ impl Host {
         let (asks, questions) = mpsc::channel(QUESTIONS);
         let readers = if door.is_some() { Readers::Nobody } else { readers.unwrap_or(Readers::Nobody) };
         let (pages, desk, shelf) = pages(asks.clone(), readers != Readers::Nobody);
-        let web = Web {
-            requests,
-            sources: http::Sources { questions: asks.clone(), store: store.controller(), readers, pages },
-            desk,
-        };
+        let web = Web { requests, sources: http::Sources::new(asks.clone(), store.controller(), readers, pages), desk };
         let (count, sessions) = watch::channel(0);
         let (excluded, exclusions) = watch::channel(Exclusions::new());
         let shown = Shown { sessions: count, exclusions: excluded, questions };
@@ -311,11 +308,14 @@ impl Sessions {
     /// process there. Returns the file; a coordinator writes into one, so a later one stays empty.
     ///
     /// # Errors
-    /// The thread that writes cannot be started.
+    /// The thread that writes cannot be started, or the coordinator cannot be told: it has ended, or requests of HTTP keep it busy.
     pub fn write_events(&self, path: &Path) -> io::Result<EventFile> {
         let file = EventFile::open(path, "coordinator")?;
-        // If so many questions wait, the coordinator does not turn.
-        let _ = self.questions.try_send(Question::Write(file.clone()));
+        let untold = |error| match error {
+            TrySendError::Full(_) => "too many requests of HTTP wait for the coordinator; the next round tries again",
+            TrySendError::Closed(_) => "the coordinator has ended",
+        };
+        self.questions.try_send(Question::Write(file.clone())).map_err(|error| io::Error::other(untold(error)))?;
         Ok(file)
     }
 }
@@ -530,6 +530,18 @@ mod tests {
         assert!(error.to_string().contains(&format!("in use by pid {}", process::id())), "{error}");
         let error = Host::listen(Some("no such name"), 0, ServerOptions::default(), None).unwrap_err();
         assert!(error.to_string().starts_with("cannot resolve `no such name`: "), "{error}");
+    }
+
+    #[test]
+    fn a_file_of_events_that_the_coordinator_was_not_told_of_is_an_error() {
+        let folder = std::env::temp_dir().join(format!("elastic_rs-untold-{}", process::id()));
+        let ((_, count), (questions, asked)) = (watch::channel(0), mpsc::channel(1));
+        let sessions = Sessions { count, questions };
+        drop(sessions.write_events(&folder).unwrap());
+        let full = sessions.write_events(&folder).unwrap_err().to_string();
+        assert!(full.starts_with("too many requests of HTTP wait"), "{full}");
+        drop(asked);
+        assert_eq!(sessions.write_events(&folder).unwrap_err().to_string(), "the coordinator has ended");
     }
 
     #[test]

@@ -170,21 +170,12 @@ impl Writer {
     /// Append one line, or nothing.
     fn append(&mut self, line: &str) -> io::Result<()> {
         let more = line.len() as u64 + 1;
-        if let Some((_, len)) = &self.file
-            && *len > 0
-            && len + more > self.limit
-        {
+        let len = self.open()?.1;
+        if len > 0 && len + more > self.limit {
             self.file = None;
             std::fs::rename(&self.path, rotated(&self.path))?;
         }
-        let (file, len) = match &mut self.file {
-            Some(open) => open,
-            closed => {
-                let file = OpenOptions::new().create(true).append(true).open(&self.path)?;
-                let len = file.metadata()?.len();
-                closed.insert((file, len))
-            }
-        };
+        let (file, len) = self.open()?;
         let mut bytes = Vec::with_capacity(line.len() + 1);
         bytes.extend_from_slice(line.as_bytes());
         bytes.push(b'\n');
@@ -198,6 +189,18 @@ impl Writer {
                 let _ = file.set_len(*len);
                 self.file = None;
                 Err(error)
+            }
+        }
+    }
+
+    /// The file, and the bytes in it. Opened if it is not.
+    fn open(&mut self) -> io::Result<&mut (File, u64)> {
+        match &mut self.file {
+            Some(open) => Ok(open),
+            closed => {
+                let file = OpenOptions::new().create(true).append(true).open(&self.path)?;
+                let len = file.metadata()?.len();
+                Ok(closed.insert((file, len)))
             }
         }
     }
@@ -294,6 +297,20 @@ mod tests {
         let dropped: Value = serde_json::from_str(dropped).unwrap();
         let facts = [&dropped["type"], &dropped["data"]["count"], &dropped["id"], &dropped["run"]];
         assert_eq!(facts, [&json!("dropped"), &json!(7), &json!("n1-file.1"), &json!("job")]);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_full_file_that_cannot_be_put_aside_does_not_grow() {
+        let folder = folder("stuck");
+        let path = folder.join("events.jsonl");
+        fs::create_dir_all(rotated(&path).join("in the way")).unwrap();
+        let file = EventFile::limited(&path, "n1", 20).unwrap();
+        for _ in 0..100 {
+            push(&file, "ten bytes");
+        }
+        assert!(file.finish(PATIENCE));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "ten bytes\n".repeat(2));
         fs::remove_dir_all(folder).unwrap();
     }
 

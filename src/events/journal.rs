@@ -19,6 +19,13 @@ pub fn id(origin: &str, number: Number) -> String {
     format!("{origin}.{}", number.0)
 }
 
+/// The name of the origin of the node with this random id. It does not tell the id, by which others could pass for the node.
+/// Coordinators compare it with what the node says, so it is the same in all releases.
+pub fn origin(node: u128) -> String {
+    let folded = (node >> 64) as u64 ^ (node as u64).rotate_left(32);
+    format!("n{folded:016x}")
+}
+
 /// The event of another node's that is a cause, by what is known of it. A shared cell has no place for ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reference {
@@ -77,11 +84,10 @@ impl fmt::Debug for Journal {
 }
 
 impl Journal {
-    /// An empty one of the node with this random id. Its origin does not tell the id, by which others could pass for the node.
+    /// An empty one of the node with this random id.
     pub fn new(node: u128, now: Instant) -> Self {
-        let folded = (node >> 64) as u64 ^ (node as u64).rotate_left(32);
         Self {
-            origin: format!("n{folded:016x}"),
+            origin: origin(node),
             began: now,
             now,
             last: 0,

@@ -3,7 +3,8 @@
 //! - [`record`]: an event, as the decider states it. Pure.
 //! - [`journal`]: the events of one node. Pure.
 //! - [`ring`]: the events that are kept of each run. Pure.
-//! - [`metrics`]: counters of them, and `training`: what recoveries have cost a training that tells its steps. Pure.
+//! - [`tally`]: what is counted but not recorded. Pure.
+//! - [`metrics`]: counters of both, their text ([`open_metrics`]), and `training`: what recoveries have cost a training that tells its steps. Pure.
 //! - [`line`]: an event as a line of JSON.
 //! - [`file`]: a file of such lines.
 //!
@@ -15,6 +16,8 @@ pub mod journal;
 #[cfg(feature = "io")]
 pub mod line;
 pub mod metrics;
+pub mod open_metrics;
 pub mod record;
 pub mod ring;
+pub mod tally;
 mod training;

@@ -353,6 +353,9 @@ pub struct Told {
     pub text: Option<String>,
 }
 
+/// Longest time that is believed of a node, in microseconds: a year.
+pub const LONGEST_US: u64 = 366 * 24 * 3600 * 1_000_000;
+
 /// How long the parts of a node's recovery have taken, in microseconds. A part that did not occur has no time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Phase {
@@ -369,6 +372,20 @@ pub struct Phase {
 }
 
 impl Phase {
+    /// The same with each part at most [`LONGEST_US`].
+    #[must_use]
+    pub fn bounded(self) -> Self {
+        let Self { detect_us, stop_us, rendezvous_us, start_us, import_us } = self;
+        let bounded = |micros: Option<u64>| micros.map(|micros| micros.min(LONGEST_US));
+        Self {
+            detect_us: bounded(detect_us),
+            stop_us: bounded(stop_us),
+            rendezvous_us: bounded(rendezvous_us),
+            start_us: bounded(start_us),
+            import_us: bounded(import_us),
+        }
+    }
+
     /// The parts in the order in which they follow one another.
     pub fn parts(&self) -> [Option<u64>; 5] {
         [self.detect_us, self.stop_us, self.rendezvous_us, self.start_us, self.import_us]

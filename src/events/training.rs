@@ -81,9 +81,11 @@ impl Training {
         self.redone += std::mem::take(&mut self.round).time();
     }
 
-    /// A failure was known so long after it.
-    pub fn lose(&mut self, time: Duration) {
-        self.lost += time;
+    /// A failure was known so long after it. That costs a training that has made steps, and never more than it lasts.
+    pub fn lose(&mut self, time: Duration, now: Instant) {
+        if let Some(since) = self.since {
+            self.lost += time.min(now.saturating_duration_since(since));
+        }
     }
 
     /// Number of steps that were made again.
@@ -140,7 +142,7 @@ mod tests {
         // 10 s without steps, and steps 351 to 400 again, of 0.1 s each.
         assert_eq!(training.redone_steps(), 50);
         assert_eq!(training.goodput(at(120)), Some(0.85));
-        training.lose(Duration::from_secs(5));
+        training.lose(Duration::from_secs(5), at(120));
         assert_eq!(training.goodput(at(120)), Some(0.8));
         training.count(&broken(), at(120));
         assert_eq!(training.goodput(at(220)), Some(0.4), "nobody makes a step since then");
@@ -149,6 +151,21 @@ mod tests {
         training.count(&completed(), at(221));
         training.count(&first(None, Some(9)), at(222));
         assert_eq!(training.redone_steps(), 50, "nobody says where the training goes on");
+    }
+
+    #[test]
+    fn a_failure_before_the_first_step_costs_the_training_nothing() {
+        let begin = Instant::now();
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let mut training = Training::default();
+        training.count(&completed(), at(0));
+        training.count(&broken(), at(60));
+        training.count(&completed(), at(61));
+        training.lose(Duration::from_secs(60), at(61)); // a node that was silent
+        training.count(&first(Some(1), None), at(70));
+        assert_eq!(training.goodput(at(80)), Some(1.0));
+        training.lose(Duration::from_secs(u64::MAX), at(80));
+        assert_eq!(training.goodput(at(110)), Some(0.75), "no longer than the training lasts");
     }
 
     #[test]

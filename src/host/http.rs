@@ -11,12 +11,12 @@ use std::time::Duration;
 use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Mutex, Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
 
 use crate::rendezvous::coordinator::driver::Question;
 use crate::rendezvous::protocol::text::validate_run_id;
-use crate::store::server::{Controller, Upgraded};
+use crate::store::server::{Cause, Controller, Upgraded};
 
 use super::page::{NoPage, Pages, Which};
 
@@ -77,6 +77,14 @@ pub(super) struct Sources {
     pub store: Controller,
     pub readers: Readers,
     pub pages: Pages,
+    /// Held while metrics are made. They cost the coordinator's thread time, and many readers must not keep it from its nodes.
+    metrics: Arc<Mutex<()>>,
+}
+
+impl Sources {
+    pub fn new(questions: mpsc::Sender<Question>, store: Controller, readers: Readers, pages: Pages) -> Self {
+        Self { questions, store, readers, pages, metrics: Arc::default() }
+    }
 }
 
 /// An answer: its status, the type of its content, and that.
@@ -297,6 +305,7 @@ async fn page(which: Which, sources: &Sources) -> Answer {
 }
 
 async fn metrics(sources: &Sources) -> Answer {
+    let _turn = sources.metrics.lock().await;
     let Some(mut out) = ask(sources, Question::Metrics).await else {
         return Answer("503 Service Unavailable", TEXT, "the coordinator has ended\n".to_owned());
     };
@@ -309,12 +318,11 @@ async fn metrics(sources: &Sources) -> Answer {
         out.family(name, "gauge", help);
         out.value(name, &[], value);
     }
-    for (name, help, value) in [
-        ("store_requests", "requests that the endpoint's store has carried out", stats.requests),
-        ("store_rejects", "connections that the endpoint's store has closed for what they did", stats.rejected_total()),
-    ] {
-        out.family(name, "counter", help);
-        out.value(&format!("{name}_total"), &[], value);
+    out.family("store_requests", "counter", "requests that the endpoint's store has carried out");
+    out.value("store_requests_total", &[], stats.requests);
+    out.family("store_rejects", "counter", "connections that the endpoint's store has closed for what they did");
+    for cause in Cause::ALL {
+        out.value("store_rejects_total", &[("cause", cause.name())], stats.rejected(cause));
     }
     Answer("200 OK", OPEN_METRICS, out.finish())
 }
@@ -322,6 +330,37 @@ async fn metrics(sources: &Sources) -> Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::events::open_metrics::OpenMetrics;
+    use crate::store::server::{ServerOptions, StoreServer};
+
+    /// What answers need of a coordinator whose questions the caller answers.
+    fn sources() -> (Sources, mpsc::Receiver<Question>, StoreServer) {
+        let listener = crate::net::listen::bind(([127, 0, 0, 1], 0).into()).unwrap();
+        let store = StoreServer::start(vec![listener], ServerOptions::default()).unwrap();
+        let (asks, questions) = mpsc::channel(64);
+        let (pages, ..) = crate::host::page::pages(asks.clone(), true);
+        (Sources::new(asks, store.controller(), Readers::All, pages), questions, store)
+    }
+
+    #[tokio::test]
+    async fn metrics_are_made_one_after_the_other_however_many_ask() {
+        let (sources, mut questions, _store) = sources();
+        let mut readers: tokio::task::JoinSet<_> = (0..20)
+            .map(|_| {
+                let sources = sources.clone();
+                async move { metrics(&sources).await.0 }
+            })
+            .collect();
+        for _ in 0..20 {
+            let Some(Question::Metrics(reply)) = questions.recv().await else { panic!("no question") };
+            for _ in 0..100 {
+                tokio::task::yield_now().await; // the others run
+            }
+            assert!(questions.try_recv().is_err(), "two at once");
+            reply.send(OpenMetrics::default()).unwrap();
+            assert_eq!(readers.join_next().await.unwrap().unwrap(), "200 OK");
+        }
+    }
 
     #[test]
     fn requests_are_read_once_they_are_complete() {

@@ -10,6 +10,8 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use rustix::fs::{SealFlags, fcntl_get_seals};
+
 use super::monotonic_ns;
 use super::slot::{COUNTED, FIRST, FIRST_NS, FIRST_ROUND, LARGEST_STEP, LAST, LAST_NS, ROUND, SLOT_BYTES, WORDS};
 use crate::agent::environment::STEPS;
@@ -113,8 +115,10 @@ impl Steps {
 /// Map the words at this place of a file.
 fn map(path: &PathBuf, at: u64) -> io::Result<&'static [AtomicU64; WORDS]> {
     let file = OpenOptions::new().read(true).write(true).open(path)?;
-    // An access beyond the end of the file would be a signal. The agent has sealed its length.
-    if file.metadata()?.len() < at + SLOT_BYTES as u64 {
+    // An access beyond the end of the file would be a signal, so its length must be sealed. Without an agent, another file may have
+    // this path, and must not be written.
+    let sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+    if !sealed || file.metadata()?.len() < at + SLOT_BYTES as u64 {
         let text = format!("`{}` has no memory for this worker", path.display());
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }

@@ -2,6 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::os::fd::AsRawFd;
 
 use elastic_rs::steps::board::Board;
 use elastic_rs::steps::slot::{First, LARGEST_STEP};
@@ -76,6 +77,18 @@ async fn a_worker_that_writes_nonsense_disturbs_nobody() {
     worker(&board, 1).step(Some(5));
     within(board.rung()).await;
     assert_eq!(board.first().unwrap().step, Some(5));
+}
+
+/// The agent has ended, and another process with its number has another file open there.
+#[test]
+fn a_file_that_is_no_agents_memory_is_left_alone() {
+    let path = std::env::temp_dir().join(format!("elastic_rs-no-steps-{}", std::process::id()));
+    let file = OpenOptions::new().create(true).truncate(true).read(true).write(true).open(&path).unwrap();
+    std::fs::remove_file(path).unwrap();
+    file.set_len(4096).unwrap();
+    let descriptor = file.as_raw_fd();
+    let error = Steps::open(&format!("{}:{descriptor}:{descriptor}:0", std::process::id())).unwrap_err();
+    assert!(error.to_string().ends_with("has no memory for this worker"), "{error}");
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use elastic_rs::events::record::Record;
+use elastic_rs::events::tally::Tally;
 use elastic_rs::rendezvous::coordinator::machine::{Command, Machine};
 use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
 use elastic_rs::rendezvous::decider::hosts::Exclusion;
@@ -19,6 +20,7 @@ pub struct Bench {
     pub ended: Vec<SessionId>,
     pub notes: Vec<String>,
     pub records: Vec<Record>,
+    pub tallies: Vec<Tally>,
     /// The hosts that are kept out, as last told.
     pub excluded: Vec<Exclusion>,
 }
@@ -50,6 +52,7 @@ impl Bench {
             ended: Vec::new(),
             notes: Vec::new(),
             records: Vec::new(),
+            tallies: Vec::new(),
             excluded: Vec::new(),
         }
     }
@@ -91,6 +94,7 @@ impl Bench {
                     self.notes.extend(record.text.clone());
                     self.records.push(record);
                 }
+                Command::Tally { tally, .. } => self.tallies.push(tally),
                 Command::Forget { why, .. } => self.notes.extend(why),
                 Command::Exclusions { hosts, .. } => self.excluded = hosts,
             }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use elastic_rs::events::record::Kind;
 use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode};
 use elastic_rs::rendezvous::node::report::Reporter;
 use elastic_rs::rendezvous::node::view::JoinError;
@@ -44,6 +45,42 @@ fn a_waiting_node_logs_what_it_waits_for() {
     assert_eq!(told.len(), 1, "{told:?}");
     assert!(told[0].starts_with("waiting for 3s: "), "{told:?}");
     assert!(told[0].contains("node1"), "{told:?}");
+}
+
+/// The write was done, but neither its answer nor that of the next read has arrived.
+#[test]
+fn a_decision_is_recorded_once_when_its_write_is_seen_to_be_done_after_an_outage() {
+    let mut now = Instant::now();
+    let (mut node, mut cell, mut reads) = (node(1, 2, now), None, 0);
+    let mut joined = 0;
+    for _ in 0..600 {
+        node.on_tick(now);
+        while let Some(command) = node.take_command() {
+            match (command, &cell) {
+                (CellCommand::Write(bytes), None) => {
+                    cell = Some(bytes);
+                    node.on_failed("no answer".into(), now);
+                }
+                (CellCommand::Write(bytes), Some(_)) => {
+                    cell = Some(bytes);
+                    node.on_written(now);
+                }
+                (CellCommand::Read, None) => node.on_state(None, now),
+                (CellCommand::Read, Some(bytes)) => {
+                    reads += 1;
+                    match reads {
+                        1..=3 => node.on_failed("no answer".into(), now),
+                        _ => node.on_state(Some(bytes), now),
+                    }
+                }
+            }
+        }
+        let (events, _) = node.take_events();
+        joined += events.iter().filter(|event| matches!(event.record.kind, Kind::NodeJoined { .. })).count();
+        now += Duration::from_millis(100);
+    }
+    assert!(reads > 3, "{reads}");
+    assert_eq!(joined, 1);
 }
 
 #[test]

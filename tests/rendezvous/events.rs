@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::bench::{Bench, failure, hello, join};
-use elastic_rs::events::record::{Ending, FirstStep, Kind, Loss, Number, Phase, Record, Told, Why};
+use elastic_rs::events::journal::{id, origin};
+use elastic_rs::events::record::{Ending, FirstStep, Kind, LONGEST_US, Loss, Number, Phase, Record, Told, Why};
 use elastic_rs::rendezvous::decider::event::SessionId;
 use elastic_rs::rendezvous::protocol::capability::{Capabilities, STEPS};
 use elastic_rs::rendezvous::protocol::message::{
@@ -208,7 +209,8 @@ fn restarted() -> Bench {
     bench
 }
 
-fn recalled(numbers: std::ops::RangeInclusive<u64>) -> NodeMessage {
+/// What this member tells.
+fn recalled(member: u8, numbers: std::ops::RangeInclusive<u64>) -> NodeMessage {
     let event = |number| Recollection {
         number,
         cause: None,
@@ -219,10 +221,7 @@ fn recalled(numbers: std::ops::RangeInclusive<u64>) -> NodeMessage {
         text: Some("gone\u{1b}[2J".into()),
         what: What::Broken { in_place: false },
     };
-    NodeMessage::Recalled(Box::new(Recalled {
-        origin: "n00000000000000aa".into(),
-        events: numbers.map(event).collect(),
-    }))
+    NodeMessage::Recalled(Box::new(Recalled { origin: origin(member.into()), events: numbers.map(event).collect() }))
 }
 
 fn told(bench: &Bench) -> Vec<&Told> {
@@ -238,32 +237,53 @@ fn told(bench: &Bench) -> Vec<&Told> {
 #[test]
 fn what_a_member_recalls_is_taken_once_and_about_itself() {
     let mut bench = restarted();
-    bench.say(1, recalled(1..=3));
-    bench.say(1, recalled(4..=6)); // it was asked once
+    bench.say(1, recalled(1, 1..=3));
+    bench.say(1, recalled(1, 4..=6)); // it was asked once
     let seen = told(&bench);
     assert_eq!(seen.iter().map(|told| told.order).collect::<Vec<_>>(), [1, 2, 3]);
-    assert_eq!((seen[0].id.as_str(), seen[0].node.as_deref()), ("n00000000000000aa.1", Some("host:1")));
+    assert_eq!((seen[0].id.as_str(), seen[0].node.as_deref()), (id(&origin(1), Number(1)).as_str(), Some("host:1")));
     assert_eq!((seen[0].text.as_deref(), seen[0].ago_us), (Some("gone [2J"), 7));
     // What it told before, and what others know, is not kept again.
     let again = Hello { placed: None, joining: true, ..hello(1, &settings()) };
     let placed = Placed { round: Round(4), rank: 0, world_size: 2, world: 77, active: true, restart: 1, host: None };
     bench.greet(3, Hello { placed: Some(placed), ..again }, 1);
-    bench.say(3, recalled(2..=5));
+    bench.say(3, recalled(1, 2..=5));
     assert_eq!(told(&bench).iter().map(|told| told.order).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
 }
 
 #[test]
 fn only_members_that_a_restarted_coordinator_asks_are_heard() {
     let mut bench = Bench::formed(2, &settings());
-    bench.say(1, recalled(1..=3));
+    bench.say(1, recalled(1, 1..=3));
     assert!(told(&bench).is_empty(), "this coordinator has formed the world");
     let mut bench = restarted();
     bench.greet(2, hello(2, &settings()), 2);
-    bench.say(2, recalled(1..=3));
+    bench.say(2, recalled(2, 1..=3));
     assert!(told(&bench).is_empty(), "a newcomer has nothing to tell");
     bench.say(1, NodeMessage::Recalled(Box::new(Recalled { origin: "c0-1".into(), events: Vec::new() })));
-    bench.say(1, recalled(1..=3));
+    bench.say(1, recalled(1, 1..=3));
     assert!(told(&bench).is_empty(), "its one answer was none");
+}
+
+#[test]
+fn no_member_tells_events_in_the_name_of_another() {
+    let mut bench = restarted();
+    let placed = Placed { round: Round(4), rank: 1, world_size: 2, world: 77, active: true, restart: 1, host: None };
+    bench.greet(2, Hello { placed: Some(placed), ..hello(2, &settings()) }, 2);
+    bench.say(2, recalled(1, 1..=60)); // it would keep those of the first member out
+    assert!(told(&bench).is_empty());
+    bench.say(1, recalled(1, 1..=3));
+    assert_eq!(told(&bench).len(), 3);
+}
+
+#[test]
+fn times_that_nobody_can_have_measured_are_not_believed() {
+    let mut bench = Bench::formed(2, &settings());
+    let phase = Phase { detect_us: Some(u64::MAX), start_us: Some(3), ..Phase::default() };
+    bench.say(2, NodeMessage::Took { round: Round(1), phase });
+    let kept = only(&bench, |kind| matches!(kind, Kind::Phase(_)));
+    let phase = Phase { detect_us: Some(LONGEST_US), ..phase };
+    assert_eq!(kept.kind, Kind::Phase(phase));
 }
 
 /// Members of a large job, and any number of visitors that claim to be members.
@@ -272,7 +292,7 @@ fn what_all_members_recall_is_bounded() {
     let mut bench = restarted();
     for turn in 0..60_u64 {
         let session = if turn == 0 { 1 } else { turn + 9 };
-        bench.say(session, recalled(turn * 64 + 1..=turn * 64 + 64));
+        bench.say(session, recalled(1, turn * 64 + 1..=turn * 64 + 64));
         let placed =
             Placed { round: Round(4), rank: 0, world_size: 2, world: 77, active: true, restart: 1, host: None };
         bench.greet(turn + 10, Hello { placed: Some(placed), ..hello(1, &settings()) }, 1);

@@ -76,6 +76,10 @@ fn health_and_metrics_are_answered_on_the_endpoints_port() {
         ("sessions", "1"),
         ("events_dropped_total", "0"),
         ("store_connections", "0"),
+        ("store_rejects_total{cause=\"foreign_protocol\"}", "0"),
+        ("node_refusals_total{run=\"job\",why=\"settings\"}", "0"),
+        ("fences_total{run=\"job\"}", "0"),
+        ("heartbeat_rtt_seconds_count", "0"),
     ] {
         assert!(has(&answer, series, value), "{series}\n{answer}");
     }

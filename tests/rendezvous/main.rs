@@ -25,5 +25,6 @@ mod resets;
 mod same_decisions;
 mod session;
 mod slots;
+mod tallies;
 mod texts;
 mod unread;

@@ -100,7 +100,10 @@ impl OverCoordinator {
                             self.nodes[number].0.on_disconnected("the session ended".into(), false, now);
                         }
                     }
-                    Command::Record { .. } | Command::Forget { .. } | Command::Exclusions { .. } => {}
+                    Command::Record { .. }
+                    | Command::Tally { .. }
+                    | Command::Forget { .. }
+                    | Command::Exclusions { .. } => {}
                 }
             }
             if quiet {

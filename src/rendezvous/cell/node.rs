@@ -215,7 +215,8 @@ impl CellNode {
 
     /// A read or write has failed. A failed write may still have been done.
     pub fn on_failed(&mut self, error: String, now: Instant) {
-        self.unsure = self.requeue();
+        // Reads may fail after it, too.
+        self.unsure = self.requeue().or_else(|| self.unsure.take());
         (self.busy, self.read_at) = (false, None);
         self.forget_wish();
         self.failing = Some(error.clone());

@@ -52,7 +52,11 @@ impl Outcome {
                 Effect::Record(record) => self.records.push(record),
                 Effect::Send { session, message } if session == MY_SESSION => self.replies.push(message),
                 // Other nodes derive their messages from the state.
-                Effect::Send { .. } | Effect::End { .. } | Effect::HostLeft { .. } | Effect::Exclusions => {}
+                Effect::Send { .. }
+                | Effect::End { .. }
+                | Effect::Tally(_)
+                | Effect::HostLeft { .. }
+                | Effect::Exclusions => {}
             }
         }
     }

@@ -10,9 +10,11 @@ use tokio::sync::oneshot;
 use super::machine::Machine;
 use crate::events::file::EventFile;
 use crate::events::line::line;
-use crate::events::metrics::{Metrics, OpenMetrics};
+use crate::events::metrics::Metrics;
+use crate::events::open_metrics::OpenMetrics;
 use crate::events::record::Record;
 use crate::events::ring::Rings;
+use crate::events::tally::Tally;
 use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::decider::snapshot::{RunState, State};
 use crate::rendezvous::protocol::message::{Observe, Observed};
@@ -121,6 +123,11 @@ impl Book {
         }
         self.rings.push(run_id, record.number.0, record.kind.explains(), line);
         self.metrics.count(run_id, record, now);
+    }
+
+    /// Count what is no event.
+    pub fn tally(&mut self, run_id: &str, tally: Tally) {
+        self.metrics.tally(run_id, tally);
     }
 
     /// Forget the events of a run.

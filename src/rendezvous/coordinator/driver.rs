@@ -23,7 +23,7 @@ use super::book::{Answer, Book};
 use super::machine::{Command, Machine};
 use crate::bounded_log::BoundedLog;
 use crate::events::file::EventFile;
-use crate::events::metrics::OpenMetrics;
+use crate::events::open_metrics::OpenMetrics;
 use crate::rendezvous::decider::event::{Ends, SessionId};
 use crate::rendezvous::decider::hosts::Exclusions;
 use crate::rendezvous::protocol::codec::{self, CodecError};
@@ -232,6 +232,7 @@ fn perform(
                     false => all.insert(run_id, hosts.clone()).as_ref() != Some(&hosts),
                 });
             }
+            Command::Tally { run_id, tally } => book.tally(&run_id, tally),
             Command::Record { run_id, record } => {
                 book.keep(&run_id, &record, Instant::now().into_std());
                 if let Some(text) = &record.text {

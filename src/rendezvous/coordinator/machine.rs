@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use crate::events::record::Record;
+use crate::events::tally::{Refused, Tally};
 use crate::rendezvous::decider::event::{Effect, Ends, Event, Home, Reach, SessionId};
 use crate::rendezvous::decider::hosts::Exclusion;
 use crate::rendezvous::decider::run::Run;
@@ -37,6 +38,13 @@ pub enum Command {
         run_id: String,
         /// The event.
         record: Record,
+    },
+    /// Count something that is no event.
+    Tally {
+        /// The run's id.
+        run_id: String,
+        /// What is counted.
+        tally: Tally,
     },
     /// Forget the events of a run that is forgotten.
     Forget {
@@ -124,6 +132,7 @@ impl Machine {
             return;
         }
         if let Err(reason) = hello.validate() {
+            self.commands.push(Command::Tally { run_id: hello.run_id, tally: Tally::Refused(Refused::Invalid) });
             self.commands.push(Command::Send { session, message: CoordinatorMessage::Rejected { reason } });
             self.commands.push(Command::End { session });
             return;
@@ -237,6 +246,7 @@ impl Machine {
                     self.commands.push(Command::End { session });
                 }
                 Effect::Record(record) => self.commands.push(Command::Record { run_id: run_id.to_owned(), record }),
+                Effect::Tally(tally) => self.commands.push(Command::Tally { run_id: run_id.to_owned(), tally }),
                 Effect::Exclusions => {
                     let hosts = entry.run.exclusions(now);
                     self.commands.push(Command::Exclusions { run_id: run_id.to_owned(), hosts });

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::events::record::Record;
+use crate::events::tally::Tally;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, NodeMessage};
 
 /// One connection of a node, numbered by the driver. Never reused.
@@ -115,6 +116,8 @@ pub enum Effect {
     },
     /// Keep an event, and log its sentence.
     Record(Record),
+    /// Count something that is no event.
+    Tally(Tally),
     /// The hosts that are kept out have changed: [`Run::exclusions`](super::run::Run::exclusions).
     Exclusions,
     /// The node in the coordinator's own process has left. That process ends, and every run with it.

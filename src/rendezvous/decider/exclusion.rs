@@ -12,6 +12,7 @@ use super::hosts::{Exclusion, Judged};
 use super::node::{Node, Origin, Status};
 use super::run::Run;
 use crate::events::record::{Kind, Why};
+use crate::events::tally::Refused;
 use crate::rendezvous::protocol::message::{Hello, NodeId};
 
 impl Run {
@@ -125,10 +126,10 @@ impl Run {
     /// End the session of a node whose host is out for the job.
     fn turn_out(&mut self, id: NodeId, session: SessionId, now: Instant) {
         let Some(origin) = self.roster.get(id).map(Node::origin) else { return };
-        let Some(reason) = self.admission.hosts().refusal(&origin, &self.settings, now) else { return };
+        let Some((why, reason)) = self.admission.hosts().refusal(&origin, &self.settings, now) else { return };
         self.stand_down(id, "is sent away: its host is out for the job", Why::NodeWithdrew, None);
         self.remove(id);
-        self.end(session, reason);
+        self.refuse(session, why, reason);
     }
 
     /// A node joins: send it away if its host is out for the job. Returns whether it did.
@@ -149,7 +150,7 @@ impl Run {
 
     /// Decide whether a node may come in. Returns the reason if not: its host is out for the job, or nodes of it left the running job too
     /// often. A running member is never rejected.
-    pub(super) fn kept_out(&self, hello: &Hello, newer: &Node, now: Instant) -> Option<String> {
+    pub(super) fn kept_out(&self, hello: &Hello, newer: &Node, now: Instant) -> Option<(Refused, String)> {
         let runs = hello.placed.is_some_and(|placed| placed.active && self.knows_world(&placed));
         let exempt = runs || self.knows(hello.node) || self.current.closed().is_some();
         if exempt { None } else { self.admission.hosts().refusal(&newer.origin(), &self.settings, now) }

@@ -11,8 +11,9 @@ use super::event::{Effect, Home, Reach, SessionId};
 use super::node::{Node, Status};
 use super::run::Run;
 use crate::events::record::{Kind, Why};
+use crate::events::tally::{Refused, Tally};
 use crate::rendezvous::protocol::capability::{
-    ATTENDING, Capabilities, EVENTS, IN_PLACE, MEMBERS, RECALLS, RUNNING, STEPS,
+    ATTENDING, Capabilities, EVENTS, IN_PLACE, MEMBERS, RECALLS, RUNNING, STEPS, TALLIES,
 };
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, Placed};
 use crate::rendezvous::protocol::settings::Settings;
@@ -27,10 +28,12 @@ impl Run {
         now: Instant,
     ) {
         let newer = Node::new(hello, session, reach, now);
-        if let Some(reason) = self.impossible(hello, now).or_else(|| {
+        let impossible = self.impossible(hello, now).map(|reason| (Refused::Invalid, reason));
+        if let Some((why, reason)) = impossible.or_else(|| {
             self.give_way(hello, now);
             self.refusal(hello, &newer, now)
         }) {
+            self.emit(Effect::Tally(Tally::Refused(why)));
             self.send(session, CoordinatorMessage::Rejected { reason });
             self.emit(Effect::End { session });
             return;
@@ -114,6 +117,7 @@ impl Run {
             .with(MEMBERS, tells_members)
             .with(EVENTS, true)
             .with(STEPS, true)
+            .with(TALLIES, true)
             .with(RECALLS, recalls);
         self.send(session, CoordinatorMessage::Welcome { addr, hosted: self.is_host(hello.node), capabilities });
         if let Some(running) = running {
@@ -134,6 +138,12 @@ impl Run {
         }
     }
 
+    /// Reject a node that has introduced itself before.
+    pub(super) fn refuse(&mut self, session: SessionId, why: Refused, reason: String) {
+        self.emit(Effect::Tally(Tally::Refused(why)));
+        self.end(session, reason);
+    }
+
     /// Check a claimed place. Returns the error if its round number is above the largest that is believed.
     fn impossible(&self, hello: &Hello, now: Instant) -> Option<String> {
         let placed = hello.placed.filter(|placed| !self.knows_world(placed))?;
@@ -145,14 +155,14 @@ impl Run {
     }
 
     /// Decide whether a node may take part in the run. Returns the reason if not.
-    fn refusal(&self, hello: &Hello, newer: &Node, now: Instant) -> Option<String> {
-        let replaced = self
-            .admission
-            .is_replaced(hello.node)
-            .then(|| format!("{} was replaced by a newer agent from the same address ({})", hello.name, newer.addr()));
-        replaced
-            .or_else(|| self.disagreement(&hello.name, &hello.settings))
-            .or_else(|| self.kept_out(hello, newer, now))
+    fn refusal(&self, hello: &Hello, newer: &Node, now: Instant) -> Option<(Refused, String)> {
+        let replaced = self.admission.is_replaced(hello.node).then(|| {
+            let reason =
+                format!("{} was replaced by a newer agent from the same address ({})", hello.name, newer.addr());
+            (Refused::Replaced, reason)
+        });
+        let disagreement = || Some((Refused::Settings, self.disagreement(&hello.name, &hello.settings)?));
+        replaced.or_else(disagreement).or_else(|| self.kept_out(hello, newer, now))
     }
 
     /// Compare a node's settings with the run's. Returns the difference if the run's settings are fixed and the node's do not fit.
@@ -226,7 +236,7 @@ impl Run {
         self.record(Kind::NodeRefused {}, None, None, format!("{} node(s) rejected: {reason}", ids.len()));
         for id in ids {
             if let Some(session) = self.session(id) {
-                self.end(session, reason.clone());
+                self.refuse(session, Refused::Settings, reason.clone());
             }
             self.remove(id);
         }

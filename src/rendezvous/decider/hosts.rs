@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::node::Origin;
+use crate::events::tally::Refused;
 use crate::rendezvous::protocol::cooldown::TimesOut;
 use crate::rendezvous::protocol::message::NodeId;
 use crate::rendezvous::protocol::rules::Rules;
@@ -250,18 +251,19 @@ impl Hosts {
     }
 
     /// Why no new node of this host is let in, if none is. With a cool-down it is let in, and waits.
-    pub fn refusal(&self, origin: &Origin, settings: &Settings, now: Instant) -> Option<String> {
+    pub fn refusal(&self, origin: &Origin, settings: &Settings, now: Instant) -> Option<(Refused, String)> {
         if self.out_until(origin, now) == Some(None) {
             let text = self.out_text(origin, now)?;
-            return Some(format!("{text}; look for a fault of the host, or raise host_failures"));
+            return Some((Refused::Failures, format!("{text}; look for a fault of the host, or raise host_failures")));
         }
         let until = self.flaps_until(origin, settings, now)?;
         let (limit, window) = (settings.rejoin_limit, settings.rejoin_window);
-        Some(format!(
+        let text = format!(
             "nodes at {origin} left the running job {limit} times within {window:.0?} (rejoin_limit, rejoin_window): check why \
              they exit, or raise rejoin_limit; the host is out {}",
             left(Some(until), now)
-        ))
+        );
+        Some((Refused::Flapping, text))
     }
 
     /// Until when nodes of a host have left too often, if they have.
@@ -282,7 +284,7 @@ impl Hosts {
         let flapping =
             self.records.keys().filter(|origin| self.out_until(origin, now).is_none()).filter_map(|origin| {
                 let until = self.flaps_until(origin, settings, now)?;
-                Some(of(origin, Some(until), self.refusal(origin, settings, now)?))
+                Some(of(origin, Some(until), self.refusal(origin, settings, now)?.1))
             });
         out.chain(flapping).collect()
     }

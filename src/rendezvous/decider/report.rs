@@ -5,7 +5,8 @@ use std::time::Instant;
 use super::event::SessionId;
 use super::node::{Node, Status};
 use super::run::Run;
-use crate::events::record::{Exit, FirstStep, Kind, Number, Phase, Why};
+use crate::events::record::{Exit, FirstStep, Kind, LONGEST_US, Number, Phase, Why};
+use crate::events::tally::Refused;
 use crate::rendezvous::protocol::bounds::tidy_failure;
 use crate::rendezvous::protocol::message::{
     CoordinatorMessage, Failure, Join, LARGEST_STEP, NodeId, Round, Stepped, Verdict,
@@ -38,7 +39,7 @@ impl Run {
         let asked = node.asked.clone();
         if let Some(reason) = self.disagreement(&node.name, &asked) {
             // The node said Hello before the run's settings were fixed.
-            return self.end(session, reason);
+            return self.refuse(session, Refused::Settings, reason);
         }
         self.bind(id, &asked, now);
         let Some(node) = self.roster.get(id) else { return };
@@ -50,7 +51,7 @@ impl Run {
                  PyTorch's (`--rdzv-conf agent=torch`)",
                 self.id
             );
-            return self.end(session, reason);
+            return self.refuse(session, Refused::Settings, reason);
         }
         let mut arrival = None;
         match (&node.status, node.placed) {
@@ -168,6 +169,7 @@ impl Run {
         let Some(node) = self.roster.get(id).filter(|node| told(node)) else { return };
         let name = node.name.clone();
         self.roster.count_took(id);
+        let phase = phase.bounded();
         self.trace.imported(phase.import_us);
         self.record(Kind::Phase(phase), Some(&name), self.trace.completed(), None);
     }
@@ -181,10 +183,10 @@ impl Run {
         self.roster.set_stepped(id);
         let bounded = |number: u64| number.min(LARGEST_STEP);
         let first_step = FirstStep {
-            first_step_us: bounded(first.after_us.saturating_sub(self.trace.import_us())),
+            first_step_us: first.after_us.min(LONGEST_US).saturating_sub(self.trace.import_us()),
             step: first.step.map(bounded),
             step_before: first.before.map(bounded),
-            step_time_us: first.step_time_us.map(bounded),
+            step_time_us: first.step_time_us.map(|micros| micros.min(LONGEST_US)),
         };
         self.record(Kind::FirstStep(first_step), Some(&name), self.trace.completed(), None);
     }

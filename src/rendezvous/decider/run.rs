@@ -17,7 +17,7 @@
 //! Only the decider's clock decides whether a node is alive. A node is lost `reconnect_grace` after its connection broke, or when
 //! its lease ends in silence.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::admission::Admission;
 use super::deadlines::{Deadline, Deadlines};
@@ -30,7 +30,8 @@ use super::roster::Roster;
 use super::round::{Current, Pace};
 use super::standing::Standing;
 use super::trace::Trace;
-use crate::events::record::{Ending, Kind, Loss, Number, Why};
+use crate::events::record::{Ending, Kind, LONGEST_US, Loss, Number, Why};
+use crate::events::tally::Tally;
 use crate::rendezvous::protocol::bounds::tidy_verdict;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeId, NodeMessage, Round, Verdict};
 use crate::rendezvous::protocol::settings::{LAST_LOOK, Settings};
@@ -177,7 +178,14 @@ impl Run {
                 self.end(session, "a node's session is no observer's".to_owned());
                 return false;
             }
-            NodeMessage::Heartbeat => {
+            NodeMessage::Fenced => {
+                self.emit(Effect::Tally(Tally::Fenced));
+                return false;
+            }
+            NodeMessage::Heartbeat | NodeMessage::Beat { .. } => {
+                if let NodeMessage::Beat { rtt_us } = message {
+                    self.emit(Effect::Tally(Tally::RoundTrip(Duration::from_micros(rtt_us.min(LONGEST_US)))));
+                }
                 let waits = self.roster.get(id).and_then(|node| self.waits(node, now));
                 self.send(session, CoordinatorMessage::Heartbeat { waits });
                 return false;

@@ -39,8 +39,8 @@ pub(in crate::rendezvous) struct Trace {
     goes_on: bool,
     /// Members that were asked for what they recorded under the coordinator before this one.
     asked: BTreeSet<NodeId>,
-    /// Number of the last event that each of them has told, by its origin.
-    last_told: BTreeMap<String, u64>,
+    /// Number of the last event that was kept of each of them.
+    last_told: BTreeMap<NodeId, u64>,
     /// What several members know is kept once: kinds and rounds.
     known: BTreeSet<(&'static str, u64)>,
     told: usize,
@@ -187,8 +187,8 @@ impl Run {
             return;
         }
         let Some(name) = self.roster.get(node).map(|node| node.name.clone()) else { return };
-        let Some(Recalled { origin, events }) = recalled.validated() else { return };
-        let mut last = self.trace.last_told.get(&origin).copied().unwrap_or(0);
+        let Some(Recalled { origin, events }) = recalled.validated(node) else { return };
+        let last = self.trace.last_told.get(&node).copied().unwrap_or(0);
         for event in events {
             let kind = event.kind();
             let shared = match kind {
@@ -200,11 +200,11 @@ impl Run {
             if event.number <= last || self.trace.told == TOLD_LIMIT {
                 continue;
             }
-            last = event.number;
             if shared.is_some_and(|shared| !self.trace.known.insert(shared)) {
                 continue;
             }
             self.trace.told += 1;
+            self.trace.last_told.insert(node, event.number);
             // Only a failure may be another node's.
             let about = event.node.filter(|_| matches!(kind, Kind::HeardExited(_))).unwrap_or_else(|| name.clone());
             let told = Told {
@@ -220,7 +220,6 @@ impl Run {
             };
             self.record(Kind::Told(Box::new(told)), Some(&name), None, None);
         }
-        self.trace.last_told.insert(origin, last);
     }
 
     /// The first request for a place among those of waiting newcomers.

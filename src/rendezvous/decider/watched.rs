@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::run::Run;
+use crate::events::record::LONGEST_US;
 use crate::rendezvous::protocol::capability::STEPS;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, LARGEST_STEP, NodeId, Round};
 
@@ -41,9 +42,9 @@ impl Run {
     /// A node tells how far its workers are.
     pub(super) fn on_step(&mut self, id: NodeId, round: Round, step: Option<u64>, us: Option<u64>, now: Instant) {
         if self.roster.get(id).is_some_and(|node| self.is_current(node, round)) {
-            let bounded = |number: u64| number.min(LARGEST_STEP);
             let watch = &mut self.trace.watch;
-            (watch.told_at, watch.step, watch.step_time_us) = (Some(now), step.map(bounded), us.map(bounded));
+            (watch.told_at, watch.step) = (Some(now), step.map(|step| step.min(LARGEST_STEP)));
+            watch.step_time_us = us.map(|us| us.min(LONGEST_US));
         }
     }
 

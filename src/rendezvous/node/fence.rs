@@ -47,6 +47,7 @@ impl NodeMachine {
         self.report = None;
         self.end_part();
         self.record_fenced(&reason, now);
+        self.tallies.on_fenced();
         self.view.waiting = self.view.waiting.max(1);
         self.view.reason.clone_from(&reason);
         self.view.fenced = Some(reason);

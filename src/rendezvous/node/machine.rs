@@ -20,9 +20,11 @@ mod joins;
 mod journal;
 mod members;
 mod reports;
+mod tallies;
 
 use in_place::Part;
 use members::Members;
+use tallies::Tallies;
 
 pub use super::view::{Change, JoinError, NodeCommand, View};
 
@@ -34,6 +36,8 @@ pub struct NodeMachine {
     pub(in crate::rendezvous) link: Link,
     /// When each unanswered heartbeat was sent.
     pub(in crate::rendezvous) beats: VecDeque<Instant>,
+    /// What the coordinator counts.
+    pub(in crate::rendezvous) tallies: Tallies,
     /// When the last attempt to connect began.
     pub(in crate::rendezvous) attempt_at: Instant,
     /// When the last message that is known to have arrived was sent. The node's lease counts from it: see [`super::fence`].
@@ -104,6 +108,7 @@ impl NodeMachine {
             counterpart,
             link: Link::Down { retry_at: now },
             beats: VecDeque::new(),
+            tallies: Tallies::default(),
             attempt_at: now,
             vouched_at: now,
             ever_welcomed: false,
@@ -241,7 +246,7 @@ impl NodeMachine {
                 self.resolve(Err(JoinError::Closed { verdict, spare }));
             }
             CoordinatorMessage::Heartbeat { waits } => {
-                self.on_answer();
+                self.on_answer(now);
                 self.on_waits(waits, now);
             }
             CoordinatorMessage::Waits(waits) => self.on_waits(Some(waits), now),
@@ -255,6 +260,7 @@ impl NodeMachine {
                 }
             }
         }
+        self.tell_fence();
     }
 
     /// Time has passed.
@@ -279,7 +285,8 @@ impl NodeMachine {
                     self.commands.push(NodeCommand::Disconnect);
                     self.lose(format!("{} was silent for {lease:.1?}", self.counterpart.place()), now);
                 } else if asks || now >= beat_at {
-                    self.commands.push(NodeCommand::Send(NodeMessage::Heartbeat));
+                    let beat = self.next_beat();
+                    self.commands.push(NodeCommand::Send(beat));
                     self.beats.push_back(now);
                     // A heartbeat that asks for progress does not postpone the regular one.
                     let beat_at = if now >= beat_at { now + self.hello.settings.keep_alive_interval } else { beat_at };

@@ -130,8 +130,9 @@ impl NodeMachine {
     }
 
     /// A heartbeat was answered. Answers come in the order of the heartbeats.
-    pub(in crate::rendezvous) fn on_answer(&mut self) {
+    pub(in crate::rendezvous) fn on_answer(&mut self, now: Instant) {
         let Some(sent_at) = self.beats.pop_front() else { return };
+        self.tallies.on_answer(now.saturating_duration_since(sent_at));
         if let Link::Up { answered_at, .. } = &mut self.link {
             *answered_at = sent_at;
         }

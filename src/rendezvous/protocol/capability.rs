@@ -51,6 +51,12 @@ pub const STEPS: &str = "steps";
 /// [`NodeMessage::Recalled`]: super::message::NodeMessage::Recalled
 pub const RECALLS: &str = "recalls";
 
+/// Named by a coordinator that counts what nodes tell of themselves: [`NodeMessage::Beat`], [`NodeMessage::Fenced`].
+///
+/// [`NodeMessage::Beat`]: super::message::NodeMessage::Beat
+/// [`NodeMessage::Fenced`]: super::message::NodeMessage::Fenced
+pub const TALLIES: &str = "tallies";
+
 /// The capabilities of this release that a peer has without asking for anything.
 const OURS: [&str; 1] = [IN_PLACE];
 

@@ -163,15 +163,24 @@ pub enum NodeMessage {
         round: Round,
         /// Number of its last step, up to [`LARGEST_STEP`]. `None`: it has made none, or does not tell.
         step: Option<u64>,
-        /// Mean microseconds of a step in this round, up to [`LARGEST_STEP`].
+        /// Mean microseconds of a step in this round, up to [`LONGEST_US`](crate::events::record::LONGEST_US).
         step_time_us: Option<u64>,
     },
     // Sent only to a coordinator with the capability `RECALLS`.
     /// The last events that this node recorded itself. Follows [`CoordinatorMessage::Welcome`]. Nothing depends on it.
     Recalled(Box<Recalled>),
+    // Sent only to a coordinator with the capability `TALLIES`.
+    /// A heartbeat that tells how long the answer to an earlier one has taken. Answered as [`NodeMessage::Heartbeat`].
+    Beat {
+        /// Microseconds, up to [`LONGEST_US`](crate::events::record::LONGEST_US).
+        rtt_us: u64,
+    },
+    /// This node was cut off for its whole lease, and has stopped its workers. Nothing depends on it.
+    Fenced,
 }
 
-/// A node's first step of a round, and how far it had come before. Numbers count up to [`LARGEST_STEP`].
+/// A node's first step of a round, and how far it had come before. Steps count up to [`LARGEST_STEP`], and microseconds up to
+/// [`LONGEST_US`](crate::events::record::LONGEST_US).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stepped {
     /// Microseconds from the end of the start until the step ended.
@@ -215,7 +224,7 @@ pub struct Observed {
 /// Most interfaces that a node may name.
 pub const INTERFACES_LIMIT: usize = 32;
 
-/// Largest number of a step, and of microseconds in [`Stepped`].
+/// Largest number of a step.
 pub use crate::steps::slot::LARGEST_STEP;
 
 /// Largest number of checks that a node may name.

@@ -4,21 +4,20 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::message::{LARGEST_STEP, NodeId};
 use super::text::{NAME_LIMIT_BYTES, cut, plain};
-use crate::events::journal::{Entry, RECALLED};
-use crate::events::record::{Exit, Kind, Phase};
+use crate::events::journal::{Entry, RECALLED, origin};
+use crate::events::record::{Exit, Kind, LONGEST_US, Phase};
 
 /// Most bytes of texts in one [`Recalled`], and most that are taken of it.
 const TEXTS_BYTES: usize = 24 * 1024;
 /// Longest sentence that is told, in bytes.
 const TEXT_BYTES: usize = 512;
-/// Longest time since an event that is believed, in microseconds: a year.
-const LONGEST_AGO_US: u64 = 366 * 24 * 3600 * 1_000_000;
 
 /// A member's last events, the oldest first.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recalled {
-    /// The name with which the ids of its events begin.
+    /// The name with which the ids of its events begin: that of the member.
     pub origin: String,
     /// At most [`RECALLED`].
     pub events: Vec<Recollection>,
@@ -34,11 +33,11 @@ impl fmt::Debug for Recalled {
 /// An event of a member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recollection {
-    /// The member's number of it.
+    /// The member's number of it, up to [`LARGEST_STEP`].
     pub number: u64,
     /// The number of its cause.
     pub cause: Option<u64>,
-    /// The round, when it happened.
+    /// The round, when it happened, up to [`LARGEST_STEP`].
     pub round: u64,
     /// The job's restart number, when it happened.
     pub restart: u32,
@@ -91,15 +90,12 @@ impl Recalled {
         Self { origin: origin.to_owned(), events }
     }
 
-    /// As a coordinator takes it from a member: the last events within the limits, by rising numbers, with texts tidied. `None`: it is
-    /// not what a member of any release tells.
-    pub fn validated(mut self) -> Option<Self> {
-        let named = self
-            .origin
-            .strip_prefix('n')
-            .is_some_and(|hex| hex.len() == 16 && hex.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')));
+    /// As a coordinator takes it from this member: the last events within the limits, by rising numbers, with texts tidied. `None`: it
+    /// is not what a member of any release tells, or it is told in another one's name.
+    pub fn validated(mut self, member: NodeId) -> Option<Self> {
         let rises = self.events.windows(2).all(|pair| pair[0].number < pair[1].number);
-        if !named || !rises || self.events.len() > RECALLED {
+        let possible = self.events.iter().all(|event| event.number.max(event.round) <= LARGEST_STEP);
+        if self.origin != origin(member.0) || !rises || !possible || self.events.len() > RECALLED {
             return None;
         }
         let (events, mut bytes) = (std::mem::take(&mut self.events), 0);
@@ -143,13 +139,17 @@ impl Recollection {
     fn tidied(mut self) -> Self {
         let short = |text: &String, limit| cut(plain(text.clone()), limit);
         self.cause = self.cause.filter(|cause| *cause < self.number);
-        self.ago_us = self.ago_us.min(LONGEST_AGO_US);
+        self.ago_us = self.ago_us.min(LONGEST_US);
         self.node = self.node.as_ref().map(|node| short(node, NAME_LIMIT_BYTES));
         self.text = self.text.as_ref().map(|text| short(text, TEXT_BYTES));
-        if let What::Exited(exit) = &mut self.what {
-            exit.role = short(&exit.role, NAME_LIMIT_BYTES);
-            exit.exit = short(&exit.exit, NAME_LIMIT_BYTES);
-            exit.message = short(&exit.message, TEXT_BYTES);
+        match &mut self.what {
+            What::Exited(exit) => {
+                exit.role = short(&exit.role, NAME_LIMIT_BYTES);
+                exit.exit = short(&exit.exit, NAME_LIMIT_BYTES);
+                exit.message = short(&exit.message, TEXT_BYTES);
+            }
+            What::Phase(phase) => *phase = phase.bounded(),
+            What::Completed { .. } | What::Broken { .. } => {}
         }
         self
     }
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!((told.events.len(), told.events[0].number), (RECALLED, 37));
         let last = told.events.last().unwrap();
         assert_eq!((last.number, last.cause, last.ago_us), (100, Some(99), 1_000_000));
-        assert_eq!(told.clone().validated(), Some(told.clone()));
+        assert_eq!(told.clone().validated(NodeId(7)), Some(told.clone()));
         let bytes = postcard::to_stdvec(&told).unwrap();
         assert_eq!(postcard::from_bytes::<Recalled>(&bytes), Ok(told));
     }
@@ -223,16 +223,21 @@ mod tests {
         let wrong = |change: &dyn Fn(&mut Recalled)| {
             let mut told = honest.clone();
             change(&mut told);
-            told.validated()
+            told.validated(NodeId(7))
         };
         assert_eq!(wrong(&|told| told.origin = "c0".into()), None);
-        assert_eq!(wrong(&|told| told.origin = format!("n{}", "g".repeat(16))), None);
+        assert_eq!(wrong(&|told| told.origin = origin(8)), None, "it is another member's");
+        assert_eq!(wrong(&|told| told.events[2].number = u64::MAX), None);
+        assert_eq!(wrong(&|told| told.events[2].round = LARGEST_STEP + 1), None);
         assert_eq!(wrong(&|told| told.events.reverse()), None);
         assert_eq!(wrong(&|told| told.events = vec![told.events[0].clone(); 65]), None);
         let later = wrong(&|told| told.events[1].cause = Some(7)).unwrap();
         assert_eq!(later.events[1].cause, None, "a cause is earlier");
         let long = wrong(&|told| told.events[1].text = Some("x".repeat(60_000))).unwrap();
         assert!(long.events[1].text.as_ref().unwrap().len() <= TEXT_BYTES + 8);
-        assert_eq!(wrong(&|told| told.events[1].ago_us = u64::MAX).unwrap().events[1].ago_us, LONGEST_AGO_US);
+        assert_eq!(wrong(&|told| told.events[1].ago_us = u64::MAX).unwrap().events[1].ago_us, LONGEST_US);
+        let endless = Phase { stop_us: Some(u64::MAX), ..Phase::default() };
+        let bounded = wrong(&|told| told.events[1].what = What::Phase(endless)).unwrap();
+        assert_eq!(bounded.events[1].what, What::Phase(Phase { stop_us: Some(LONGEST_US), ..Phase::default() }));
     }
 }

@@ -211,6 +211,7 @@ impl Simulation {
                     coordinator.host_of(*session).is_some_and(|host| strangers.run_of(host) == run)
                 }
                 Command::Record { run_id: of, .. }
+                | Command::Tally { run_id: of, .. }
                 | Command::Forget { run_id: of, .. }
                 | Command::Exclusions { run_id: of, .. } => *of == run_id(run),
             };
@@ -224,7 +225,7 @@ impl Simulation {
                     Command::Exclusions { hosts, .. } => ledger.on_exclusions(hosts),
                     Command::Record { record, .. } => ledger.chronicle.check(record, life)?,
                     Command::Forget { .. } => ledger.chronicle.forget(),
-                    Command::End { .. } => {}
+                    Command::Tally { .. } | Command::End { .. } => {}
                 }
             }
             let rounds = ledger.rounds;
@@ -257,6 +258,7 @@ impl Simulation {
                     self.coordinator.machine.on_disconnected(session, now);
                 }
                 Command::Record { record, .. } => self.engine.remark(|| format!("coordinator: {record:?}")),
+                Command::Tally { tally, .. } => self.engine.remark(|| format!("counted: {tally:?}")),
                 Command::Forget { run_id, .. } => self.engine.remark(|| format!("forgotten: {run_id}")),
                 Command::Exclusions { hosts, .. } => self.engine.remark(|| format!("kept out: {hosts:?}")),
             }

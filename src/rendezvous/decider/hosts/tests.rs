@@ -49,7 +49,7 @@ fn a_host_is_out_for_the_job_after_as_many_first_failures_within_the_window() {
     bench.now += 1000 * HOUR;
     assert_eq!(bench.out_for(1), Some(None), "for the job");
     assert_eq!((bench.hosts.release(bench.now), bench.hosts.next_release()), (vec![], None));
-    let text = bench.hosts.refusal(&host(1), &bench.settings, bench.now).unwrap();
+    let (_, text) = bench.hosts.refusal(&host(1), &bench.settings, bench.now).unwrap();
     assert_eq!(
         text,
         "host 10.0.0.1 is out for the job: 3 rounds had their first failure there within 3600s (host_failures, \
@@ -127,7 +127,7 @@ fn departures_keep_a_host_out_until_the_oldest_is_over() {
         bench.hosts.depart(&host(1), &bench.settings, bench.now);
         bench.now += 10 * SECOND;
     }
-    let text = bench.hosts.refusal(&host(1), &bench.settings, bench.now).unwrap();
+    let (_, text) = bench.hosts.refusal(&host(1), &bench.settings, bench.now).unwrap();
     assert!(text.starts_with("nodes at 10.0.0.1 left the running job 2 times within 100s (rejoin_limit"), "{text}");
     assert!(text.ends_with("; the host is out for 80.0 s more"), "{text}");
     let exclusions = bench.hosts.exclusions(&bench.settings, bench.now);

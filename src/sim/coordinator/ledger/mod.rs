@@ -271,6 +271,8 @@ impl Ledger {
             | NodeMessage::Stepped { .. }
             | NodeMessage::Step { .. }
             | NodeMessage::Recalled(_)
+            | NodeMessage::Beat { .. }
+            | NodeMessage::Fenced
             | NodeMessage::Observe(_) => {}
             NodeMessage::Interfaces { .. } => {
                 self.interfaces.insert(said.node);

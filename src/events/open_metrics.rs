@@ -1,0 +1,81 @@
+//! The text format OpenMetrics, and histograms. Pure.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+/// Number of bounds of every histogram.
+const BOUNDS: usize = 10;
+/// Upper bounds for what takes seconds or minutes.
+const SECONDS: [f64; BOUNDS] = [0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0];
+/// Upper bounds for round trips, in seconds.
+const ROUND_TRIPS: [f64; BOUNDS] = [0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0];
+
+/// How many took at most as long as each bound, and longer than the one before.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Histogram {
+    bounds: [f64; BOUNDS],
+    counts: [u64; BOUNDS + 1],
+    sum: Duration,
+}
+
+/// For what takes seconds or minutes.
+impl Default for Histogram {
+    fn default() -> Self {
+        Self { bounds: SECONDS, counts: [0; BOUNDS + 1], sum: Duration::ZERO }
+    }
+}
+
+impl Histogram {
+    /// For round trips.
+    pub fn of_round_trips() -> Self {
+        Self { bounds: ROUND_TRIPS, ..Self::default() }
+    }
+
+    pub fn observe(&mut self, lasted: Duration) {
+        self.counts[self.bounds.partition_point(|bound| *bound < lasted.as_secs_f64())] += 1;
+        self.sum = self.sum.saturating_add(lasted);
+    }
+
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    pub fn write(&self, out: &mut OpenMetrics, name: &str, labels: &[(&str, &str)]) {
+        let (bucket, mut so_far) = (format!("{name}_bucket"), 0);
+        let bounds = self.bounds.map(|bound| format!("{bound:?}"));
+        for (bound, count) in bounds.iter().map(String::as_str).chain(["+Inf"]).zip(self.counts) {
+            so_far += count;
+            out.value(&bucket, &[labels, &[("le", bound)]].concat(), so_far);
+        }
+        out.value(&format!("{name}_count"), labels, so_far);
+        out.value(&format!("{name}_sum"), labels, self.sum.as_secs_f64());
+    }
+}
+
+/// A text in the format of OpenMetrics 1.0.
+#[derive(Debug, Default)]
+pub struct OpenMetrics(String);
+
+impl OpenMetrics {
+    /// Begin a family of series.
+    pub fn family(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = write!(self.0, "# TYPE elastic_rs_{name} {kind}\n# HELP elastic_rs_{name} {help}\n"); // a String takes all
+    }
+
+    /// Write a value of the family.
+    pub fn value(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
+        let _ = write!(self.0, "elastic_rs_{name}");
+        for (at, (label, text)) in labels.iter().enumerate() {
+            let text = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let _ = write!(self.0, "{}{label}=\"{text}\"", if at == 0 { '{' } else { ',' });
+        }
+        let close = if labels.is_empty() { "" } else { "}" };
+        let _ = writeln!(self.0, "{close} {value}");
+    }
+
+    /// The whole text.
+    pub fn finish(mut self) -> String {
+        self.0.push_str("# EOF\n");
+        self.0
+    }
+}

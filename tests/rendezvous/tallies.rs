@@ -1,0 +1,130 @@
+//! What a coordinator counts without recording it: rejected nodes, nodes that were cut off, and round trips of heartbeats.
+
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use elastic_rs::events::record::LONGEST_US;
+use elastic_rs::events::tally::{Refused, Tally};
+use elastic_rs::rendezvous::node::machine::{NodeCommand, NodeMachine};
+use elastic_rs::rendezvous::protocol::capability::{Capabilities, TALLIES};
+use elastic_rs::rendezvous::protocol::codec;
+use elastic_rs::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Verdict};
+use elastic_rs::rendezvous::protocol::settings::Settings;
+
+use crate::bench::{Bench, hello, join};
+use crate::node::place;
+
+fn settings() -> Settings {
+    Settings { max_restarts: Some(1), rejoin_limit: 1, ..Settings::new(1, 2) }
+}
+
+#[test]
+fn a_node_that_finds_other_settings_when_it_joins_is_counted() {
+    let mut bench = Bench::new();
+    bench.greet(1, hello(1, &settings()), 1);
+    bench.greet(2, hello(2, &Settings::new(1, 5)), 2);
+    bench.say(1, join(0));
+    bench.say(2, join(0));
+    assert_eq!(bench.tallies, [Tally::Refused(Refused::Settings)]);
+}
+
+#[test]
+fn a_beat_is_a_heartbeat_whose_round_trip_is_counted_and_bounded() {
+    let mut bench = Bench::formed(2, &settings());
+    let records = bench.records.len();
+    for rtt_us in [700, u64::MAX] {
+        bench.say(2, NodeMessage::Beat { rtt_us });
+        assert_eq!(bench.last(2), &CoordinatorMessage::Heartbeat { waits: None });
+    }
+    bench.say(2, NodeMessage::Fenced);
+    let times = [700, LONGEST_US].map(Duration::from_micros).map(Tally::RoundTrip);
+    assert_eq!(bench.tallies, [times[0], times[1], Tally::Fenced]);
+    assert_eq!(bench.records.len(), records);
+}
+
+/// A node at this coordinator, that has a place.
+fn placed(capabilities: Capabilities, now: Instant) -> NodeMachine {
+    let mut node = NodeMachine::new(
+        Hello::new("job", NodeId(7), "host:1", Settings::new(1, 4)),
+        "head:29400".into(),
+        Duration::from_secs(60),
+        now,
+    );
+    node.join(1, None, None, Duration::from_secs(60), now);
+    welcomed(&mut node, capabilities, now);
+    node.on_message(place(1), now);
+    node.take_commands();
+    node
+}
+
+fn welcomed(node: &mut NodeMachine, capabilities: Capabilities, now: Instant) {
+    node.on_tick(now);
+    node.on_connected(now);
+    node.on_message(CoordinatorMessage::Welcome { addr: "10.0.0.7".into(), hosted: false, capabilities }, now);
+}
+
+fn sent(node: &mut NodeMachine) -> Vec<NodeMessage> {
+    let said = |command| match command {
+        NodeCommand::Send(message) => Some(message),
+        _ => None,
+    };
+    node.take_commands().into_iter().filter_map(said).collect()
+}
+
+/// What a node says in ten minutes whose heartbeats are answered after a while, and the bytes of both directions.
+fn ten_minutes(capabilities: Capabilities, after: Duration) -> (Vec<NodeMessage>, usize) {
+    let begin = Instant::now();
+    let (mut node, mut all, mut bytes) = (placed(capabilities, begin), Vec::new(), BytesMut::new());
+    loop {
+        let now = node.next_deadline().unwrap();
+        if now > begin + Duration::from_secs(600) {
+            return (all, bytes.len());
+        }
+        node.on_tick(now);
+        for message in sent(&mut node) {
+            codec::encode_frame(&message, &mut bytes);
+            let answer = CoordinatorMessage::Heartbeat { waits: None };
+            codec::encode_frame(&answer, &mut bytes);
+            node.on_message(answer, now + after);
+            all.push(message);
+        }
+    }
+}
+
+#[test]
+fn one_of_twelve_heartbeats_tells_a_round_trip_and_costs_next_to_nothing() {
+    let with = Capabilities::default().with(TALLIES, true);
+    let (said, bytes) = ten_minutes(with, Duration::from_millis(40));
+    assert_eq!(said.len(), 120, "one each 5 s");
+    for (at, message) in said.iter().enumerate() {
+        let expected = if at % 12 == 11 { NodeMessage::Beat { rtt_us: 40_000 } } else { NodeMessage::Heartbeat };
+        assert_eq!(*message, expected, "{at}");
+    }
+    assert!((bytes as f64) / 600.0 <= 2.3, "{bytes} bytes in ten minutes");
+    let (said, _) = ten_minutes(Capabilities::default(), Duration::from_millis(40));
+    assert!(said.iter().all(|message| *message == NodeMessage::Heartbeat), "an older coordinator knows no other");
+}
+
+#[test]
+fn a_node_that_was_cut_off_says_so_once_to_a_coordinator_that_counts_it() {
+    let begin = Instant::now();
+    let with = Capabilities::default().with(TALLIES, true);
+    let mut node = placed(with.clone(), begin);
+    let now = begin + Duration::from_secs(600);
+    node.on_tick(now);
+    assert!(node.view().fenced.is_some());
+    assert!(!sent(&mut node).contains(&NodeMessage::Fenced), "nobody answers yet");
+    // The first coordinator that answers is an older one.
+    welcomed(&mut node, Capabilities::default(), now + Duration::from_secs(1));
+    assert!(!sent(&mut node).contains(&NodeMessage::Fenced));
+    node.on_disconnected("reset".into(), false, now + Duration::from_secs(2));
+    welcomed(&mut node, with, now + Duration::from_secs(10));
+    let fences = |said: Vec<NodeMessage>| said.iter().filter(|message| **message == NodeMessage::Fenced).count();
+    assert_eq!(fences(sent(&mut node)), 1);
+    node.on_message(CoordinatorMessage::Heartbeat { waits: None }, now + Duration::from_secs(11));
+    node.on_message(
+        CoordinatorMessage::Closed { verdict: Verdict::Succeeded { by: "host:2".into() }, spare: false },
+        now + Duration::from_secs(12),
+    );
+    assert_eq!(fences(sent(&mut node)), 0);
+}
