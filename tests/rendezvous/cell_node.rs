@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use elastic_rs::events::record::Kind;
+use elastic_rs::events::record::{Kind, Phase};
 use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode};
 use elastic_rs::rendezvous::node::report::Reporter;
 use elastic_rs::rendezvous::node::view::JoinError;
+use elastic_rs::rendezvous::protocol::capability::{EVENTS, RECALLS, STEPS, TALLIES};
 use elastic_rs::rendezvous::protocol::message::{Hello, NodeId, Verdict};
 use elastic_rs::rendezvous::protocol::settings::Settings;
 
@@ -81,6 +82,36 @@ fn a_decision_is_recorded_once_when_its_write_is_seen_to_be_done_after_an_outage
     }
     assert!(reads > 3, "{reads}");
     assert_eq!(joined, 1);
+}
+
+/// Nobody counts over a cell, and each node records for itself.
+#[test]
+fn a_node_that_comes_back_to_its_place_tells_the_cell_nothing_that_is_a_coordinators() {
+    let mut now = Instant::now();
+    let (mut node, mut cell) = (node(1, 1, now), None);
+    perform(&mut node, &mut cell, now);
+    let Some(Ok(placement)) = node.take_outcome() else { panic!("no place") };
+    let (before, _) = node.take_events();
+    // The backend fails once, and the node greets it anew.
+    let mut failed = false;
+    for _ in 0..300 {
+        now += Duration::from_millis(100);
+        node.on_tick(now);
+        if !failed && node.take_command().is_some() {
+            node.on_failed("no answer".into(), now);
+            failed = true;
+        }
+        perform(&mut node, &mut cell, now);
+    }
+    assert!(failed && node.machine().was_welcomed());
+    assert!([EVENTS, STEPS, RECALLS, TALLIES].iter().all(|it| !node.machine().coordinator_has(it)));
+    let phase = Phase { stop_us: Some(5), ..Phase::default() };
+    node.ask(|node| node.took(placement.round, phase, now), now);
+    perform(&mut node, &mut cell, now);
+    let (events, _) = node.take_events();
+    let count = |is_it: fn(&Kind) -> bool| events.iter().filter(|event| is_it(&event.record.kind)).count();
+    assert_eq!((count(|kind| matches!(kind, Kind::Phase(_))), count(|kind| matches!(kind, Kind::Told(_)))), (1, 0));
+    assert_eq!(count(|kind| matches!(kind, Kind::LineFound { .. })), 1, "{before:?} {events:?}");
 }
 
 #[test]

@@ -8,7 +8,9 @@ use elastic_rs::events::tally::{Refused, Tally};
 use elastic_rs::rendezvous::node::machine::{NodeCommand, NodeMachine};
 use elastic_rs::rendezvous::protocol::capability::{Capabilities, TALLIES};
 use elastic_rs::rendezvous::protocol::codec;
-use elastic_rs::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Verdict};
+use elastic_rs::rendezvous::protocol::message::{
+    CoordinatorMessage, Hello, NodeId, NodeMessage, Placed, Round, Verdict,
+};
 use elastic_rs::rendezvous::protocol::settings::Settings;
 
 use crate::bench::{Bench, hello, join};
@@ -16,6 +18,31 @@ use crate::node::place;
 
 fn settings() -> Settings {
     Settings { max_restarts: Some(1), rejoin_limit: 1, ..Settings::new(1, 2) }
+}
+
+#[test]
+fn rejected_nodes_are_counted_by_why() {
+    let mut bench = Bench::formed(2, &settings());
+    assert_eq!(bench.tallies, []);
+    let refused = |bench: &mut Bench, hello: Hello, address| {
+        bench.greet(9, hello, address);
+        std::mem::take(&mut bench.tallies)
+    };
+    let count = |why| vec![Tally::Refused(why)];
+    let other = Settings { max_restarts: Some(9), ..settings() };
+    assert_eq!(refused(&mut bench, hello(9, &other), 9), count(Refused::Settings));
+    let endless = Hello { name: "x".repeat(300), ..hello(9, &settings()) };
+    assert_eq!(refused(&mut bench, endless, 9), count(Refused::Invalid));
+    let round = Round(u64::MAX);
+    let placed = Placed { round, rank: 0, world_size: 2, world: 77, active: true, restart: 1, host: None };
+    let far = Hello { placed: Some(placed), ..hello(9, &settings()) };
+    assert_eq!(refused(&mut bench, far, 9), count(Refused::Invalid));
+    // A newer agent comes from the place of the second one, which comes back.
+    bench.greet(3, Hello { node_rank: None, name: "host:2".into(), ..hello(3, &settings()) }, 2);
+    bench.tallies.clear();
+    assert_eq!(refused(&mut bench, Hello { process: 2, ..hello(2, &settings()) }, 2), count(Refused::Replaced));
+    // That was a departure of its host, which may leave once.
+    assert_eq!(refused(&mut bench, hello(11, &settings()), 2), count(Refused::Flapping));
 }
 
 #[test]

@@ -155,6 +155,11 @@ impl CellNode {
                 if self.is_greeted_early() {
                     effects.retain(|effect| !is_welcome(effect));
                 }
+                for effect in &mut effects {
+                    if let Effect::Send { message: CoordinatorMessage::Welcome { capabilities, .. }, .. } = effect {
+                        *capabilities = Capabilities::none(); // as in `welcome`: there is no coordinator
+                    }
+                }
                 outcome.add(effects);
             }
             // A node that is not in the state is added when it joins. Its Hello is only answered.
