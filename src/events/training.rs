@@ -4,19 +4,31 @@ use std::time::{Duration, Instant};
 
 use super::record::{FirstStep, Kind};
 
-/// The time in which no steps were made that count.
+/// Nanoseconds, each as often as there are workers.
+type WorkerNs = u128;
+
+/// The time in which no steps were made that count, of all workers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Training {
     /// When the first step was made.
     since: Option<Instant>,
     closed: Option<Instant>,
-    /// Since when no step is made, after the first one: the world is broken, or its workers have just been started.
-    idle_since: Option<Instant>,
+    /// Workers of the last world, and of the one before. Nodes, if those do not tell.
+    workers: u32,
+    workers_before: u32,
+    /// Until when time is counted in `elapsed` and `idle`.
+    counted_until: Option<Instant>,
+    /// Since the first step.
+    elapsed: WorkerNs,
+    /// No step is made, after the first one: the world is broken, or its workers have just been started.
+    is_idle: bool,
+    /// Since that is so.
+    idle: WorkerNs,
     /// The current round has made a step.
     stepped: bool,
-    lost: Duration,
+    lost: WorkerNs,
     redone_steps: u64,
-    redone: Duration,
+    redone: WorkerNs,
     round: Redone,
 }
 
@@ -48,13 +60,14 @@ impl Redone {
 impl Training {
     /// Count an event.
     pub fn count(&mut self, kind: &Kind, now: Instant) {
+        self.pass(now);
         match kind {
-            Kind::RoundBroken { .. } | Kind::RoundChanges {} if self.since.is_some() => {
-                self.idle_since.get_or_insert(now);
-            }
-            Kind::RoundGoesOn {} if self.stepped => self.idle_since = None,
-            Kind::RoundCompleted { .. } => {
+            Kind::RoundBroken { .. } | Kind::RoundChanges {} => self.is_idle = self.since.is_some(),
+            Kind::RoundGoesOn {} if self.stepped => (self.is_idle, self.idle) = (false, 0),
+            Kind::RoundCompleted { nodes, workers, .. } => {
                 self.end_round();
+                let nodes = u32::try_from(*nodes).unwrap_or(u32::MAX);
+                (self.workers_before, self.workers) = (self.workers, workers.unwrap_or(nodes));
                 self.stepped = false;
             }
             Kind::FirstStep(first) => self.on_step(first, now),
@@ -63,12 +76,23 @@ impl Training {
         }
     }
 
+    /// Count the time until now.
+    fn pass(&mut self, now: Instant) {
+        let Some(until) = self.counted_until.filter(|_| self.closed.is_none()) else { return };
+        let time = worker_ns(now.saturating_duration_since(until), self.workers);
+        self.elapsed += time;
+        if self.is_idle {
+            self.idle += time;
+        }
+        self.counted_until = Some(until.max(now));
+    }
+
     fn on_step(&mut self, first: &FirstStep, now: Instant) {
         let since = *self.since.get_or_insert(now);
+        self.counted_until.get_or_insert(now);
         self.stepped = true;
-        if let Some(idle_since) = self.idle_since.take() {
-            self.lost += now.saturating_duration_since(idle_since);
-        }
+        self.lost += std::mem::take(&mut self.idle);
+        self.is_idle = false;
         let round = &mut self.round;
         round.first = round.first.into_iter().chain(first.step).min();
         round.before = round.before.max(first.step_before);
@@ -78,13 +102,14 @@ impl Training {
 
     fn end_round(&mut self) {
         self.redone_steps = self.redone_steps();
-        self.redone += std::mem::take(&mut self.round).time();
+        self.redone += worker_ns(std::mem::take(&mut self.round).time(), self.workers);
     }
 
-    /// A failure was known so long after it. That costs a training that has made steps, and never more than it lasts.
+    /// A failure in the world before this one was known so long after it. That costs a training that has made steps, and never more than
+    /// it lasts.
     pub fn lose(&mut self, time: Duration, now: Instant) {
         if let Some(since) = self.since {
-            self.lost += time.min(now.saturating_duration_since(since));
+            self.lost += worker_ns(time.min(now.saturating_duration_since(since)), self.workers_before);
         }
     }
 
@@ -93,14 +118,19 @@ impl Training {
         self.redone_steps.saturating_add(self.round.steps())
     }
 
-    /// The part of the time since the first step in which steps were made that count. `None`: no step was told.
+    /// The part of the time since the first step in which steps were made that count. Each moment has the weight of the workers of its
+    /// world. `None`: no step was told.
     pub fn goodput(&self, now: Instant) -> Option<f64> {
-        let now = self.closed.unwrap_or(now);
-        let elapsed = now.saturating_duration_since(self.since?);
-        let idle = self.idle_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
-        let lost = self.lost + idle + self.redone + self.round.time();
-        (!elapsed.is_zero()).then(|| (1.0 - lost.as_secs_f64() / elapsed.as_secs_f64()).max(0.0))
+        let mut until_now = self.clone();
+        until_now.pass(now);
+        let Self { elapsed, lost, idle, redone, workers, round, .. } = until_now;
+        let lost = lost + idle + redone + worker_ns(round.time(), workers);
+        (elapsed > 0).then(|| (1.0 - lost as f64 / elapsed as f64).max(0.0))
     }
+}
+
+fn worker_ns(time: Duration, workers: u32) -> WorkerNs {
+    time.as_nanos() * WorkerNs::from(workers)
 }
 
 #[cfg(test)]
@@ -146,11 +176,33 @@ mod tests {
         assert_eq!(training.goodput(at(120)), Some(0.8));
         training.count(&broken(), at(120));
         assert_eq!(training.goodput(at(220)), Some(0.4), "nobody makes a step since then");
-        training.count(&Kind::RoundGoesOn {}, at(221));
+        training.count(&Kind::RoundGoesOn {}, at(220));
         assert_eq!(training.goodput(at(220)), Some(0.9), "it was not broken after all");
         training.count(&completed(), at(221));
         training.count(&first(None, Some(9)), at(222));
         assert_eq!(training.redone_steps(), 50, "nobody says where the training goes on");
+    }
+
+    /// Of nine workers one is on a node of its own. The others train on without it.
+    #[test]
+    fn each_moment_counts_as_often_as_there_are_workers() {
+        let begin = Instant::now();
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let formed = |nodes, workers| Kind::RoundCompleted { nodes, workers, rank0: None, in_place: false };
+        for (workers, expected) in [([Some(9), Some(8)], 1.0 - 98.0 / 890.0), ([None, None], 1.0 - 21.0 / 190.0)] {
+            let mut training = Training::default();
+            for (seconds, kind) in [
+                (0, formed(2, workers[0])),
+                (0, first(Some(1), None)),
+                (80, broken()),
+                (90, formed(1, workers[1])),
+                (91, first(Some(2), None)),
+            ] {
+                training.count(&kind, at(seconds));
+            }
+            let goodput = training.goodput(at(100)).unwrap();
+            assert!((goodput - expected).abs() < 1e-9, "{goodput}, not {expected}");
+        }
     }
 
     #[test]
@@ -172,8 +224,9 @@ mod tests {
     fn a_node_that_lies_about_its_steps_costs_at_most_the_time_that_was_there() {
         let begin = Instant::now();
         let mut training = Training::default();
-        training.count(&first(Some(0), None), begin);
-        training.count(&completed(), begin);
+        for kind in [completed(), first(Some(0), None), completed()] {
+            training.count(&kind, begin);
+        }
         let lie =
             FirstStep { step: Some(0), step_before: Some(u64::MAX), step_time_us: Some(u64::MAX), first_step_us: 0 };
         training.count(&Kind::FirstStep(lie), begin + Duration::from_secs(10));

@@ -93,9 +93,13 @@ class Recovery:
             now_us: its end, if it has not ended.
             since_us: its earliest beginning.
         """
-        begin = self.root.mono_us if self.began_us is None else self.began_us
-        end = now_us if self.ended_us is None else self.ended_us
-        return max(0, end - max(begin, since_us)) / 1e6
+        begin, end = self.period_us(now_us, since_us)
+        return (end - begin) / 1e6
+
+    def period_us(self, now_us: int, since_us: int = 0) -> tuple[int, int]:
+        """Return when it began and ended, on the coordinator's clock. See :meth:`lasted_s`."""
+        begin = max(since_us, self.root.mono_us if self.began_us is None else self.began_us)
+        return begin, max(begin, now_us if self.ended_us is None else self.ended_us)
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,7 @@ class Story:
         closed: the event by which the run was closed, if it was.
         away: nodes that have gone and not come back, each with the event that says so.
         gone: how often nodes of each host have gone.
+        worlds: when each world was formed, and its number of workers; of nodes, if those are not told.
         now_us: the time on the coordinator's clock.
         shared: hosts on which several nodes were in the job at the same time.
         lives: how many coordinators recorded events. Each has its own clock, so the story is that of the last.
@@ -149,6 +154,7 @@ class Story:
     closed: Event | None = None
     away: dict[str, Event] = field(default_factory=dict)
     gone: dict[str, int] = field(default_factory=dict)
+    worlds: list[tuple[int, int]] = field(default_factory=list)
     now_us: int = 0
     shared: set[str] = field(default_factory=set)
     lives: int = 1
@@ -184,10 +190,30 @@ class Story:
         return 0.0 if self.formed_us is None else max(0, self.end_us() - self.formed_us) / 1e6
 
     def goodput_at_most(self) -> float | None:
-        """Return which part of the time since the first step, or else the first round, had no known loss."""
+        """Return which part of the time since the first step, or else the first round, had no known loss.
+
+        Each moment has the weight of the workers of its world.
+        """
         since = self.formed_us if self.stepped_us is None else self.stepped_us
-        elapsed = 0.0 if since is None else (self.end_us() - since) / 1e6
-        return None if elapsed <= 0 else max(0.0, 1 - self.lost_s() / elapsed)
+        elapsed = 0.0 if since is None else self._worker_seconds(since, self.end_us())
+        return None if elapsed <= 0 else max(0.0, 1 - self._lost_worker_seconds() / elapsed)
+
+    def _lost_worker_seconds(self) -> float:
+        """Return the time that was lost, as :meth:`lost_s`, but with each second as often as workers lost it."""
+        since, lost = self.stepped_us or 0, 0.0
+        for recovery in self._recoveries():
+            begin, end = recovery.period_us(self.end_us(), since)
+            lost += self._worker_seconds(begin, end)
+        redone = [(one.redo.seconds, one.completed) for one in self.recoveries if one.redo and one.completed]
+        return lost + sum(seconds * _workers(completed) for seconds, completed in redone)
+
+    def _worker_seconds(self, begin_us: int, end_us: int) -> float:
+        """Return the seconds between two times, each as often as its world has workers."""
+        found = 0.0
+        for (since, workers), later in itertools.zip_longest(self.worlds, self.worlds[1:]):
+            until = end_us if later is None else min(end_us, later[0])
+            found += max(0, until - max(begin_us, since)) / 1e6 * workers
+        return found
 
     def goodput(self) -> float | None:
         """Return which part of the time since the first step steps were made that count. None if it is not known."""
@@ -278,6 +304,7 @@ def _tell(events: Sequence[Event]) -> Story:
         elif event.type == "round.completed":
             nodes, workers = event.data.get("nodes"), event.data.get("workers")
             last_completed = event.order
+            story.worlds.append((event.mono_us, _workers(event)))
             story.formed_us = event.mono_us if story.formed_us is None else story.formed_us
             if open_one is not None:
                 open_one.completed, open_one.ended_us = event, event.mono_us
@@ -332,6 +359,12 @@ def _redo(steps: Sequence[Event], at_most_us: int) -> Redo | None:
     count = max(0, max(before) - min(first) + 1)
     seconds = count * (statistics.median(times) if times else 0) / 1e6
     return Redo(count, max(0.0, min(seconds, at_most_us / 1e6)))
+
+
+def _workers(completed: Event) -> int:
+    """Return the number of workers of a world; of its nodes, if that is not told."""
+    counts = (completed.data.get("workers"), completed.data.get("nodes"))
+    return next((count for count in counts if isinstance(count, int) and count > 0), 1)
 
 
 def _silent_us(event: Event) -> int:
