@@ -27,7 +27,7 @@ use super::hosts::Host;
 use super::machine::{AgentId, Request};
 use super::output::{Output, Stream};
 use super::reports::{Report, ReportFilter};
-use crate::process::{Lines, Part};
+use crate::process::{Lines, Part, Prefix};
 
 /// How agents are started.
 #[derive(Clone, Debug)]
@@ -138,7 +138,7 @@ impl Connection {
     async fn run(&mut self, process: Process) -> Ending {
         let Process { child, end, stdin, stdout, stderr } = process;
         let shared = Arc::new(Mutex::new(Shared::default()));
-        let prefix = format!("[{}] ", self.host.name).into_bytes();
+        let prefix = Prefix::new(format!("[{}] ", self.host.name).into_bytes(), self.agent.0);
         let reports = ReportFilter::new(&self.token);
         let news = (self.agent, self.news.clone());
         let out = read_stdout(stdout, reports, prefix.clone(), shared.clone(), self.output.clone(), news);
@@ -210,11 +210,12 @@ async fn write(stdin: &mut Option<pipe::Sender>, bytes: &[u8]) -> io::Result<usi
 async fn read_stdout(
     mut stdout: pipe::Receiver,
     reports: ReportFilter,
-    prefix: Vec<u8>,
+    prefix: Prefix,
     shared: Arc<Mutex<Shared>>,
     output: Output,
     (agent, news): (AgentId, mpsc::UnboundedSender<(AgentId, News)>),
 ) {
+    let (shown, on_stderr) = (output.prefix(&prefix, Stream::Stdout), output.prefix(&prefix, Stream::Stderr));
     let mut lines = Lines::default();
     let mut buffer = vec![0; READ_BYTES];
     loop {
@@ -223,15 +224,15 @@ async fn read_stdout(
         let mut found = Vec::new();
         let emit = |part: Part<'_>| match &part {
             Part::Line(line) | Part::Unended(line) => match reports.split(line) {
-                None => part.append_to(&mut piece, &prefix),
+                None => part.append_to(&mut piece, shown),
                 Some((before, report)) => {
                     found.extend(report);
                     if !before.is_empty() {
-                        Part::Unended(before).append_to(&mut piece, &prefix);
+                        Part::Unended(before).append_to(&mut piece, shown);
                     }
                 }
             },
-            Part::Newline => part.append_to(&mut piece, &prefix),
+            Part::Newline => part.append_to(&mut piece, shown),
         };
         if count == 0 {
             lines.finish(emit)
@@ -247,7 +248,7 @@ async fn read_stdout(
                         std::mem::take(&mut shared.held)
                     };
                     let mut before = Vec::new();
-                    held.iter().for_each(|line| Part::Line(line).append_to(&mut before, &prefix));
+                    held.iter().for_each(|line| Part::Line(line).append_to(&mut before, on_stderr));
                     output.write(Stream::Stderr, before).await;
                     let _ = news.send((agent, News::Up { version }));
                 }
@@ -262,7 +263,8 @@ async fn read_stdout(
 }
 
 /// Reads the agent's standard error, and that of `ssh`.
-async fn read_stderr(mut stderr: pipe::Receiver, prefix: Vec<u8>, shared: Arc<Mutex<Shared>>, output: Output) {
+async fn read_stderr(mut stderr: pipe::Receiver, prefix: Prefix, shared: Arc<Mutex<Shared>>, output: Output) {
+    let shown = output.prefix(&prefix, Stream::Stderr);
     let mut lines = Lines::default();
     let mut buffer = vec![0; READ_BYTES];
     loop {
@@ -279,7 +281,7 @@ async fn read_stderr(mut stderr: pipe::Receiver, prefix: Vec<u8>, shared: Arc<Mu
                     line.push(b'\n');
                     shared.held.push_back(line);
                 }
-                part => part.append_to(&mut piece, &prefix),
+                part => part.append_to(&mut piece, shown),
             };
             if count == 0 { lines.finish(emit) } else { lines.feed(&buffer[..count], emit) }
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use crate::process::{Consoles, Sink};
+use crate::process::{Consoles, Prefix, Sink};
 use crate::threads;
 
 /// One of the two streams.
@@ -20,7 +20,11 @@ pub(super) enum Stream {
 
 /// Writes lines in the order in which they come.
 #[derive(Clone, Debug)]
-pub(super) struct Output(mpsc::Sender<(Stream, Vec<u8>)>);
+pub(super) struct Output {
+    pieces: mpsc::Sender<(Stream, Vec<u8>)>,
+    /// Whether standard output and standard error show colours.
+    colours: [bool; 2],
+}
 
 /// Ends once everything is written.
 #[derive(Debug)]
@@ -40,6 +44,7 @@ impl Output {
         let (sender, mut pieces) = mpsc::channel::<(Stream, Vec<u8>)>(WAITING);
         let (end, written) = oneshot::channel();
         let (mut stdout, mut stderr) = (Sink::new(consoles.stdout, None), Sink::new(consoles.stderr, None));
+        let colours = [stdout.colours(), stderr.colours()];
         threads::spawn("driver-output".to_owned(), move || {
             while let Some((stream, piece)) = pieces.blocking_recv() {
                 match stream {
@@ -50,14 +55,23 @@ impl Output {
             // The driver may have stopped waiting.
             let _ = end.send(());
         })?;
-        Ok((Self(sender), Written(written)))
+        Ok((Self { pieces: sender, colours }, Written(written)))
+    }
+
+    /// What begins a line there.
+    pub(super) fn prefix<'a>(&self, prefix: &'a Prefix, stream: Stream) -> &'a [u8] {
+        let [stdout, stderr] = self.colours;
+        prefix.shown(match stream {
+            Stream::Stdout => stdout,
+            Stream::Stderr => stderr,
+        })
     }
 
     /// Write a piece of whole lines. Waits while too much waits already.
     pub(super) async fn write(&self, stream: Stream, piece: Vec<u8>) {
         if !piece.is_empty() {
             // The thread ends after all senders.
-            let _ = self.0.send((stream, piece)).await;
+            let _ = self.pieces.send((stream, piece)).await;
         }
     }
 }

@@ -31,6 +31,8 @@ mod logs;
 #[cfg(feature = "io")]
 mod message;
 #[cfg(feature = "io")]
+mod prefix;
+#[cfg(feature = "io")]
 mod rehearsal;
 #[cfg(feature = "io")]
 mod room;
@@ -70,6 +72,8 @@ pub use logs::FilterOptions;
 pub(crate) use logs::Sink;
 #[cfg(feature = "io")]
 pub(crate) use message::Order;
+#[cfg(feature = "io")]
+pub(crate) use prefix::Prefix;
 #[cfg(feature = "io")]
 pub use rehearsal::rehearse;
 #[cfg(feature = "io")]

@@ -9,6 +9,7 @@ use memchr::memmem::Finder;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::super::lines::Part;
+use super::super::prefix::{Prefix, shows_colours};
 use super::super::room::is_full;
 use super::super::spawn::create;
 use super::super::spec::Filter;
@@ -17,6 +18,7 @@ use super::super::spec::Filter;
 pub(crate) struct Sink {
     /// `None` once it cannot be written any more.
     console: Option<File>,
+    colours: bool,
     /// Bytes that the console did not take, because it is a file on a full disk.
     lost_bytes: u64,
     filtered: Option<Filtered>,
@@ -26,7 +28,13 @@ pub(crate) struct Sink {
 
 impl Sink {
     pub fn new(console: OwnedFd, filtered: Option<Filtered>) -> Sink {
-        Sink { console: Some(console.into()), lost_bytes: 0, filtered, out: Vec::new() }
+        let colours = shows_colours(&console);
+        Sink { console: Some(console.into()), colours, lost_bytes: 0, filtered, out: Vec::new() }
+    }
+
+    /// Whether the console shows colours.
+    pub fn colours(&self) -> bool {
+        self.colours
     }
 
     /// Whether lines are looked at besides being printed.
@@ -45,8 +53,8 @@ impl Sink {
     }
 
     /// Takes a part of a stream for the console; see [`flush`](Self::flush).
-    pub fn push(&mut self, prefix: &[u8], part: &Part<'_>) {
-        part.append_to(&mut self.out, prefix);
+    pub fn push(&mut self, prefix: &Prefix, part: &Part<'_>) {
+        part.append_to(&mut self.out, prefix.shown(self.colours));
         if self.out.len() >= FLUSH_BYTES {
             self.flush();
         }

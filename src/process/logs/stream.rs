@@ -7,6 +7,7 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 use super::super::lines::{Lines, Part};
+use super::super::prefix::Prefix;
 use super::super::spawn::{PIPE_BYTES, Reading, Stage, StartError};
 use super::read_end::ReadEnd;
 use super::sink::{LogFile, Sink};
@@ -23,7 +24,7 @@ pub(super) struct Stream {
     /// The file into which the bytes of a pipe are copied.
     file: Option<LogFile>,
     console: bool,
-    prefix: Option<Vec<u8>>,
+    prefix: Option<Prefix>,
     lines: Lines,
 }
 
@@ -53,7 +54,7 @@ impl Stream {
             read_bytes: 0,
             file,
             console: copies.console,
-            prefix: copies.prefix.map(String::into_bytes),
+            prefix: copies.prefix.map(|prefix| Prefix::new(prefix.into_bytes(), local_rank.into())),
             lines: Lines::default(),
         })
     }
@@ -126,9 +127,8 @@ impl Stream {
     /// Writes a last line without an end. Returns the descriptor to be closed; `None` if that has happened before.
     pub fn finish(&mut self, sink: &mut Sink) -> Option<OwnedFd> {
         let ended = self.read_end.take()?;
-        let prefix = self.prefix.as_deref().unwrap_or_default();
-        let prints = self.console && self.prefix.is_some();
-        self.lines.finish(|part| give(sink, prints, prefix, &part));
+        let prefix = self.prefix.as_ref();
+        self.lines.finish(|part| give(sink, self.console, prefix, &part));
         sink.flush();
         self.file = None;
         Some(ended)
@@ -146,18 +146,19 @@ impl Stream {
             sink.print(bytes);
         }
         if prints || sink.filters() {
-            let prefix = self.prefix.as_deref().unwrap_or_default();
-            self.lines.feed(bytes, |part| give(sink, prints, prefix, &part));
+            let prefix = self.prefix.as_ref();
+            self.lines.feed(bytes, |part| give(sink, true, prefix, &part));
             sink.flush();
         }
     }
 }
 
-fn give(sink: &mut Sink, prints: bool, prefix: &[u8], part: &Part<'_>) {
-    if prints {
+/// Passes on a part of a stream. Without a prefix the console has got its bytes already.
+fn give(sink: &mut Sink, console: bool, prefix: Option<&Prefix>, part: &Part<'_>) {
+    if let Some(prefix) = prefix.filter(|_| console) {
         sink.push(prefix, part);
     }
-    sink.filter(prefix, part);
+    sink.filter(prefix.map(Prefix::plain).unwrap_or_default(), part);
 }
 
 #[cfg(test)]
