@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::events::metrics::PHASES;
 use crate::events::record::Phase;
 use crate::rendezvous::node::machine::View;
-use crate::rendezvous::protocol::message::{Failure, NEVER, Placement};
+use crate::rendezvous::protocol::message::{Failure, NEVER, Placement, Round};
 
 /// Most characters of a cause that is told in words.
 const LONGEST: usize = 120;
@@ -62,40 +62,61 @@ impl Disturbance {
         }
     }
 
-    /// The workers run again: the line, if there was a disturbance. The next one begins.
-    pub fn over(&mut self, phase: &Phase, place: &Placement, limit: Option<u32>, now: Instant) -> Option<String> {
+    /// The workers run again: what to tell, if there was a disturbance. The next one begins. `limit`: the job's budget of restarts, if
+    /// the job has one.
+    pub fn over(&mut self, phase: Phase, place: &Placement, limit: Option<u32>, now: Instant) -> Option<Recovered> {
         let Self { since, cause, .. } = std::mem::take(self);
         let lasted = now.saturating_duration_since(since?);
-        Some(line(lasted, cause.as_ref(), phase, place, limit))
+        let restart = limit.map(|limit| (place.restart, limit));
+        Some(Recovered { lasted, cause, phase, round: place.round, nodes: place.world_size, restart })
     }
 }
 
-/// `recovered in 1.3 s: n17 rank 3 SIGKILL; stop 0.2, rendezvous 0.03, start 0.1; 2 nodes, restart 1 of 3`.
-/// `limit`: the job's budget of restarts, if the job has one.
-fn line(lasted: Duration, cause: Option<&Cause>, phase: &Phase, place: &Placement, limit: Option<u32>) -> String {
-    let mut line = format!("recovered in {} s", seconds(lasted));
-    match cause {
-        Some(Cause::Failed(failure)) => {
-            let Failure { node, global_rank, exit, .. } = &**failure;
-            let _ = write!(line, ": {} rank {global_rank} {exit}", host(node));
+/// The workers run again after a disturbance.
+#[derive(Clone, Debug)]
+pub(super) struct Recovered {
+    lasted: Duration,
+    cause: Option<Cause>,
+    phase: Phase,
+    round: Round,
+    nodes: u32,
+    restart: Option<(u32, u32)>,
+}
+
+impl Recovered {
+    /// The round that ended the disturbance.
+    pub fn round(&self) -> Round {
+        self.round
+    }
+
+    /// `recovered in 1.3 s: n17 rank 3 SIGKILL; stop 0.2, rendezvous 0.03, start 0.1; 2 nodes, restart 1 of 3`. `import`: how long the
+    /// workers took for it after their start, if that is known.
+    pub fn line(&self, import: Option<Duration>) -> String {
+        let Self { lasted, cause, phase, nodes, restart, .. } = self;
+        let mut line = format!("recovered in {} s", seconds(*lasted + import.unwrap_or_default()));
+        match cause {
+            Some(Cause::Failed(failure)) => {
+                let Failure { node, global_rank, exit, .. } = &**failure;
+                let _ = write!(line, ": {} rank {global_rank} {exit}", host(node));
+            }
+            Some(Cause::Said(reason)) => {
+                let _ = write!(line, ": {}", shortened(reason));
+            }
+            None => {}
         }
-        Some(Cause::Said(reason)) => {
-            let _ = write!(line, ": {}", shortened(reason));
+        let import_us = import.and_then(|import| u64::try_from(import.as_micros()).ok());
+        let part =
+            |(name, micros): (&str, Option<u64>)| Some(format!("{name} {}", seconds(Duration::from_micros(micros?))));
+        let parts: Vec<_> = PHASES.into_iter().zip(Phase { import_us, ..*phase }.parts()).filter_map(part).collect();
+        if !parts.is_empty() {
+            let _ = write!(line, "; {}", parts.join(", "));
         }
-        None => {}
+        let _ = write!(line, "; {nodes} node{}", if *nodes == 1 { "" } else { "s" });
+        if let Some((restart, limit)) = restart {
+            let _ = write!(line, ", restart {restart} of {limit}");
+        }
+        line
     }
-    let part =
-        |(name, micros): (&str, Option<u64>)| Some(format!("{name} {}", seconds(Duration::from_micros(micros?))));
-    let parts: Vec<_> = PHASES.into_iter().zip(phase.parts()).filter_map(part).collect();
-    if !parts.is_empty() {
-        let _ = write!(line, "; {}", parts.join(", "));
-    }
-    let nodes = if place.world_size == 1 { "1 node".to_owned() } else { format!("{} nodes", place.world_size) };
-    let _ = write!(line, "; {nodes}");
-    if let Some(limit) = limit {
-        let _ = write!(line, ", restart {} of {limit}", place.restart);
-    }
-    line
 }
 
 /// The host of a node, whose label is `host:pid`, or `address (host:pid)`. Without its domain.
@@ -133,7 +154,6 @@ fn shortened(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::rendezvous::node::machine::Change;
-    use crate::rendezvous::protocol::message::Round;
 
     fn place() -> Placement {
         Placement {
@@ -178,13 +198,13 @@ mod tests {
         };
         let own = |it: &mut Disturbance, now| it.own(&failure(""), "n2:7", now);
         type Event = Box<dyn Fn(&mut Disturbance, Instant)>;
-        let all = Phase { detect_us: Some(12_000), import_us: Some(1_100_000), ..phase() };
-        type Row = (&'static str, Vec<Event>, Phase, Option<u32>, &'static str);
+        let detected = Phase { detect_us: Some(12_000), ..phase() };
+        type Row = (&'static str, Vec<Event>, (Phase, Option<u64>), Option<u32>, &'static str);
         let table: Vec<Row> = vec![
             (
                 "a failure elsewhere",
                 vec![Box::new(told("words", Some(failure("10.0.0.17 (n17.example.org:4711)"))))],
-                phase(),
+                (phase(), None),
                 Some(3),
                 "recovered in 1.3 s: n17 rank 3 SIGKILL; stop 0.2, rendezvous 0.03, start 0.004; 4 nodes, \
                  restart 1 of 3",
@@ -192,35 +212,36 @@ mod tests {
             (
                 "one's own failure, which nobody has counted",
                 vec![Box::new(own), Box::new(told("a node was lost", None))],
-                phase(),
+                (phase(), None),
                 None,
                 "recovered in 1.3 s: n2 rank 3 SIGKILL; stop 0.2, rendezvous 0.03, start 0.004; 4 nodes",
             ),
             (
                 "one's own failure, which follows from another",
                 vec![Box::new(own), Box::new(told("", Some(failure("10.0.0.9:3"))))],
-                Phase::default(),
+                (Phase::default(), None),
                 None,
                 "recovered in 1.3 s: 10.0.0.9 rank 3 SIGKILL; 4 nodes",
             ),
             (
                 "no failure, and all phases",
                 vec![Box::new(told("n19:4 joined", None))],
-                all,
+                (detected, Some(1_100)),
                 None,
-                "recovered in 1.3 s: n19:4 joined; detect 0.01, stop 0.2, rendezvous 0.03, start 0.004, import 1.1; \
+                "recovered in 2.4 s: n19:4 joined; detect 0.01, stop 0.2, rendezvous 0.03, start 0.004, import 1.1; \
                  4 nodes",
             ),
         ];
         let begin = Instant::now();
-        for (name, events, phase, limit, expected) in table {
+        for (name, events, (phase, import_ms), limit, expected) in table {
             let mut disturbance = Disturbance::default();
             for (at, event) in events.iter().enumerate() {
                 event(&mut disturbance, begin + Duration::from_millis(at as u64));
             }
             let now = begin + Duration::from_millis(1_300);
-            assert_eq!(disturbance.over(&phase, &place(), limit, now).as_deref(), Some(expected), "{name}");
-            assert_eq!(disturbance.over(&phase, &place(), limit, now), None, "{name}: it is told once");
+            let recovered = disturbance.over(phase, &place(), limit, now).unwrap();
+            assert_eq!(recovered.line(import_ms.map(Duration::from_millis)), expected, "{name}");
+            assert!(disturbance.over(phase, &place(), limit, now).is_none(), "{name}: it is told once");
         }
     }
 
@@ -236,14 +257,15 @@ mod tests {
         for (broken, mended) in [(&waits, &calm), (&changes, &goes_on)] {
             disturbance.on_view(broken, true, begin);
             disturbance.on_view(mended, true, begin);
-            assert_eq!(disturbance.over(&phase(), &place(), None, later), None);
+            assert!(disturbance.over(phase(), &place(), None, later).is_none());
             disturbance.on_view(broken, true, begin);
             disturbance.on_view(mended, false, begin); // they were stopped already
-            assert!(disturbance.over(&phase(), &place(), None, later).unwrap().contains(" s: n19:4 joined; "));
+            let line = disturbance.over(phase(), &place(), None, later).unwrap().line(None);
+            assert!(line.contains(" s: n19:4 joined; "), "{line}");
         }
         disturbance.own(&failure(""), "n2:7", later);
         disturbance.on_view(&calm, true, later);
-        let line = disturbance.over(&phase(), &place(), None, later).unwrap();
+        let line = disturbance.over(phase(), &place(), None, later).unwrap().line(None);
         assert!(line.starts_with("recovered in 0.0000 s: n2 rank 3 SIGKILL; "), "{line}");
     }
 
@@ -252,7 +274,7 @@ mod tests {
         let mut disturbance = Disturbance::default();
         let now = Instant::now();
         disturbance.told(&"ä".repeat(10_000), None, now);
-        let line = disturbance.over(&phase(), &place(), None, now).unwrap();
+        let line = disturbance.over(phase(), &place(), None, now).unwrap().line(None);
         assert!(line.starts_with("recovered in 0.0000 s: ää") && line.chars().count() < LONGEST + 120, "{line}");
     }
 

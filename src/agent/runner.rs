@@ -30,10 +30,12 @@ use crate::wait::until;
 
 mod in_place;
 mod perform;
+mod recovery;
 mod replace;
 mod start;
 mod training;
 
+use recovery::Untold;
 use replace::Ahead;
 pub use start::{Programs, START_PATIENCE};
 use training::Training;
@@ -109,6 +111,8 @@ pub struct Runner {
     stopwatch: Stopwatch,
     /// Why its world re-forms, if it does.
     disturbance: Disturbance,
+    /// The last recovery, while nobody was told of it.
+    untold: Option<Untold>,
     /// It has said who it is.
     introduced: bool,
     /// The steps of training that the workers tell.
@@ -156,6 +160,7 @@ impl Runner {
             sleepers: Sleepers::new(uninterruptible_sleep),
             stopwatch: Stopwatch::default(),
             disturbance: Disturbance::default(),
+            untold: None,
             introduced: false,
             training,
             recorded: BTreeSet::new(),
@@ -192,11 +197,13 @@ impl Runner {
     async fn turn(&mut self) {
         let deadline = self.machine.next_deadline();
         let look_at = self.sleepers.next_look(Instant::now()).filter(|_| self.machine.is_running());
+        let tell_at = self.untold.as_ref().map(Untold::until);
         tokio::select! {
             event = next_of(&mut self.crew) => self.on_crew(event),
             heard = in_place::next_of(&mut self.exchange) => self.on_heard(heard),
             () = self.training.rung() => self.on_first_step(),
             asked = self.training.asked(self.session.as_deref()) => self.on_step_asked(asked),
+            import = recovery::imported(self.session.as_deref(), self.untold.as_ref()) => self.tell_recovery(Some(import)),
             (local_rank, words, complete) = words_of(&mut self.words) => {
                 self.machine.on_words(local_rank, words, complete);
             }
@@ -205,8 +212,12 @@ impl Runner {
                 self.machine.on_outlook(running.as_ref(), Instant::now());
             }
             view = change_of(self.session.as_deref(), self.seen.as_ref()) => self.on_view(&view),
-            () = until([deadline, look_at].into_iter().flatten().min()) => {
-                self.machine.on_tick(Instant::now());
+            () = until([deadline, look_at, tell_at].into_iter().flatten().min()) => {
+                let now = Instant::now();
+                if tell_at.is_some_and(|tell_at| tell_at <= now) {
+                    self.tell_recovery(None);
+                }
+                self.machine.on_tick(now);
                 self.look_for_sleepers();
             }
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,6 +122,37 @@ def test_without_a_terminal_only_the_recovery_is_told(job: Job) -> None:
     assert not any("\x1b" in line for line in told.lines)
     assert not any("INFO job" in line and "runs as rank" in line for line in told.lines)
     assert sum(bool(COST.search(line)) for line in told.lines) == 1
+
+
+def test_a_recovery_is_told_once_the_workers_have_imported(job: Job) -> None:
+    told = job.start([*RUN, *OPTIONS, str(SCRIPTS / "connects.py")], env=QUIET)
+    told.line(r"rank 1 SIGKILL; .*, start \d\S*, import \d\S*; 1 node, restart 1 of 1$")
+    told.signal(signal.SIGTERM)
+    told.wait()
+    assert sum(" recovered in " in line for line in told.lines) == 1
+
+
+@pytest.mark.parametrize("env", [{}, {"NO_COLOR": "1"}], ids=["colours", "NO_COLOR"])
+def test_prefixes_of_lines_have_a_colour_for_each_worker(job: Job, tmp_path: Path, env: dict[str, str]) -> None:
+    tee = [*OPTIONS, "--tee=3", f"--log-dir={tmp_path}", *WORKER]
+    told = job.start([*ON_TERMINAL, *RUN, *tee], env={**QUIET, **env})
+    assert told.wait() == 0
+    shown = [line.rstrip("\r") for line in told.lines if line.endswith("a worker's line\r")]
+    plain = [f"[default{rank}]:a worker's line" for rank in range(2)]
+    assert sorted(ESCAPES.sub("", line) for line in shown) == plain
+    if env:
+        assert sorted(shown) == plain
+    else:
+        assert sorted(shown) == [
+            "\x1b[33m[default1]:\x1b[0ma worker's line",
+            "\x1b[36m[default0]:\x1b[0ma worker's line",
+        ]
+    logs = list(tmp_path.rglob("*.log"))
+    assert logs
+    assert not any(b"\x1b" in log.read_bytes() for log in logs)
+    piped = job.start([*RUN, *tee], env=QUIET)
+    assert piped.wait() == 0
+    assert sorted(line for line in piped.lines if "worker's line" in line) == plain
 
 
 def test_with_a_log_who_is_who_is_said_once(job: Job) -> None:

@@ -198,5 +198,7 @@ fn rank_0s_node_tells_when_all_workers_have_connected_to_their_store() {
         }
         let imported = timeout(PATIENCE, phases(&mut observer, 2)).await.unwrap();
         assert!(imported[1]["import_us"].is_u64() && imported[1]["start_us"].is_null(), "{imported:?}");
+        let (round, import) = session.view().imported.unwrap();
+        assert_eq!((round, Some(import.as_micros() as u64)), (place.round, imported[1]["import_us"].as_u64()));
     });
 }

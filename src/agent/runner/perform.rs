@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
-use super::{Runner, Step};
+use super::{Runner, Step, recovery};
 use crate::agent::command::{Command, farewell_reason};
 use crate::agent::crew::Crew;
 use crate::agent::environment::Workers;
@@ -26,6 +26,9 @@ impl Runner {
             }
             if self.machine.leaves_world() {
                 self.stopwatch.stop_ordered(Instant::now());
+            }
+            if commands.iter().any(recovery::is_overtaken_by) {
+                self.tell_recovery(None);
             }
             commands.into_iter().for_each(|command| self.perform_one(command));
         }
@@ -125,7 +128,7 @@ impl Runner {
 
     /// Log which ranks and processes the workers are. On a terminal, the person who started this agent reads it once. After a recovery
     /// everybody reads what it has cost.
-    pub(super) fn tell_start(&mut self, phase: &Phase) {
+    pub(super) fn tell_start(&mut self, phase: Phase) {
         let Some((placement, _)) = &self.place else { return };
         let Workers { run_id, role, local_world_size, max_restarts, .. } = &self.workers;
         let limit = self.session.is_some().then_some(*max_restarts);
@@ -150,8 +153,8 @@ impl Runner {
                 tracing::info!(target: "elastic_rs::agent", "{text}");
             }
         }
-        if let Some(line) = recovered.filter(|_| !first) {
-            tracing::info!(target: "elastic_rs::job", "[{run_id}] {line}");
+        if let Some(recovered) = recovered.filter(|_| !first) {
+            self.on_recovered(recovered);
         }
     }
 

@@ -121,7 +121,7 @@ impl Runner {
         self.expect_workers();
         self.record_start();
         let phase = self.stopwatch.started(Instant::now());
-        self.tell_start(&phase);
+        self.tell_start(phase);
         self.training.started();
         if let Some(session) = &self.session {
             session.took(self.machine.round(), phase);

@@ -105,10 +105,10 @@ impl Runner {
 
     /// A worker may have made the first step of the round on this node: tell the coordinator.
     pub(super) fn on_first_step(&mut self) {
-        if let Some(first) = self.training.take_first()
-            && let Some(session) = &self.session
-        {
+        let Some(first) = self.training.take_first() else { return };
+        if let Some(session) = &self.session {
             session.stepped(self.training.round, first);
         }
+        self.tell_recovery(None); // workers that make steps have imported all that they need
     }
 }

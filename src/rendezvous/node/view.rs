@@ -113,4 +113,6 @@ pub struct View {
     pub stopped: Option<String>,
     /// How often somebody wanted to know how far this node's workers are.
     pub steps_asked: u64,
+    /// The round whose workers are all connected to their store, which this node serves, and how long after their start that was.
+    pub imported: Option<(Round, Duration)>,
 }

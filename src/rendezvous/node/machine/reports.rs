@@ -30,7 +30,9 @@ impl NodeMachine {
     pub fn imported(&mut self, round: Round, now: Instant) {
         let Some((_, since)) = self.started.filter(|(started, _)| *started == round) else { return };
         self.journal.tick(now);
-        let import_us = u64::try_from(now.saturating_duration_since(since).as_micros()).ok();
+        let import = now.saturating_duration_since(since);
+        self.view.imported = Some((round, import));
+        let import_us = u64::try_from(import.as_micros()).ok();
         self.tell_took(round, Phase { import_us, ..Phase::default() });
     }
 
