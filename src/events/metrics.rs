@@ -49,6 +49,8 @@ struct Counts {
     broken: Option<(Instant, &'static str)>,
     /// The current round follows another one.
     follows: bool,
+    /// How long that recovery took until the round was complete, in microseconds.
+    recovered_us: Option<u64>,
     recoveries: Histogram,
     /// Of each phase, as every node tells it.
     phases: [Histogram; PHASES.len()],
@@ -224,13 +226,18 @@ impl Counts {
                 let silent_us = std::mem::take(&mut self.silent_us);
                 self.follows = broken.is_some();
                 *self.rounds.entry(broken.map_or("first", |(_, why)| why)).or_default() += 1;
+                self.recovered_us = None;
                 if let Some((since, _)) = broken {
-                    self.recoveries.observe(now.saturating_duration_since(since));
+                    let lasted = now.saturating_duration_since(since);
+                    self.recoveries.observe(lasted);
+                    self.recovered_us = u64::try_from(lasted.as_micros()).ok();
                     self.took([silent_us, 0, 0, 0, 0, 0], now);
                 }
             }
             Kind::Phase(phase) => {
                 let [detect, stop, rendezvous, start, import] = phase.parts().map(Option::unwrap_or_default);
+                // A spare may have waited for days before the world that it steps into was broken.
+                let rendezvous = rendezvous.min(self.recovered_us.unwrap_or(u64::MAX));
                 self.took([detect, stop, rendezvous, start, import, 0], now);
             }
             Kind::FirstStep(first) => self.took([0, 0, 0, 0, 0, first.first_step_us], now),

@@ -38,6 +38,7 @@ fn a_recovery_is_counted_by_its_reason_its_time_and_its_longest_phases() {
         (3000, completed()),
         (3010, phase(Some(900_000), Some(20_000))),
         (3020, phase(Some(1_200_000), Some(10_000))),
+        (3020, Kind::Phase(Phase { rendezvous_us: Some(86_400_000_000), ..Phase::default() })), // a spare
     ] {
         metrics.count("job", &record(kind), begin + Duration::from_millis(at_ms));
     }
@@ -51,6 +52,7 @@ fn a_recovery_is_counted_by_its_reason_its_time_and_its_longest_phases() {
         "elastic_rs_worker_exits_total{run=\"job\",kind=\"consequence\"} 1",
         "elastic_rs_lost_seconds_total{run=\"job\",phase=\"stop\"} 1.2",
         "elastic_rs_lost_seconds_total{run=\"job\",phase=\"start\"} 0.02",
+        "elastic_rs_lost_seconds_total{run=\"job\",phase=\"rendezvous\"} 2",
         "elastic_rs_recovery_seconds_bucket{run=\"job\",le=\"1.0\"} 0",
         "elastic_rs_recovery_seconds_bucket{run=\"job\",le=\"3.0\"} 1",
         "elastic_rs_recovery_seconds_bucket{run=\"job\",le=\"+Inf\"} 1",
