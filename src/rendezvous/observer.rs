@@ -78,7 +78,9 @@ impl Observer {
             }
             Ok(Some(_)) => Err("the coordinator's answer is none to an observer".to_owned()),
             Ok(None) => Err("the coordinator closed the connection; an older release answers no observers".to_owned()),
-            Err(error) => Err(error.to_string()),
+            Err(error) => {
+                Err(format!("what answers is no coordinator of elastic_rs, or one of another release: {error}"))
+            }
         }
     }
 }
