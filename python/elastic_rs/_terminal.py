@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TextIO
 
-__all__ = ["BOLD", "DIM", "GREEN", "RED", "YELLOW", "error_line", "paint", "shows_colours"]
+__all__ = ["BOLD", "DIM", "GREEN", "RED", "YELLOW", "error_line", "paint", "shows_colours", "warning_line"]
 
 BOLD, DIM, RED, GREEN, YELLOW = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[33m"
 _PLAIN = "\x1b[0m"
@@ -31,6 +31,11 @@ def shows_colours(stream: TextIO | None) -> bool:
 def error_line(program: str, text: str) -> str:
     """Return ``PROGRAM: error: TEXT``, in colours if stderr shows them."""
     return f"{program}: {paint('error:', RED, on=shows_colours(sys.stderr))} {text}"
+
+
+def warning_line(program: str, text: str) -> str:
+    """Return ``PROGRAM: warning: TEXT``, in colours if stderr shows them."""
+    return f"{program}: {paint('warning:', YELLOW, on=shows_colours(sys.stderr))} {text}"
 
 
 def paint(text: str, colour: str, *, on: bool) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Event", "host_of", "life", "origin", "parse", "plain", "told"]
+__all__ = ["SCHEMA", "Event", "host_of", "life", "parse", "plain", "schema", "told"]
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,25 @@ class Event:
     follows: tuple[int, ...] | None = None
     raw: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
+    @cached_property
+    def origin(self) -> str:
+        """What its id begins with: the name of a coordinator's life and of the run's opening in it, or of a node."""
+        return self.id.rpartition(".")[0]
+
     def facts(self) -> dict[str, Any]:
         """Return the fields of the schema."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in own.items() if name not in ("life", "follows", "raw")}
+
+
+SCHEMA = 1
+"""The version of the schema that is read here."""
+
+
+def schema(event: Event) -> int:
+    """Return the version of the schema by which an event was written."""
+    version = event.raw.get("v", SCHEMA)
+    return version if isinstance(version, int) else SCHEMA
 
 
 _NO_EVENT = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
@@ -90,12 +106,7 @@ def plain(text: str) -> str:
 
 def life(event: Event) -> str:
     """Return what names the event's clock and numbers: a coordinator's life and the run's opening in it, or a node."""
-    return event.life or origin(event.id)
-
-
-def origin(event_id: str) -> str:
-    """Return the origin of the event with this id."""
-    return event_id.rpartition(".")[0]
+    return event.life or event.origin
 
 
 def told(event: Event) -> Event | None:

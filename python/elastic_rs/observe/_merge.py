@@ -11,11 +11,12 @@ from __future__ import annotations
 import heapq
 import itertools
 import statistics
+from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from elastic_rs.observe._events import life, origin, told
+from elastic_rs.observe._events import life, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -134,10 +135,10 @@ def _reasons(events: Iterable[Event]) -> dict[tuple[str, int], str]:
     of_round: dict[int, set[str]] = defaultdict(set)
     pairs = set()
     for event in events:
-        pairs.add((origin(event.id), event.round))
+        pairs.add((event.origin, event.round))
         if event.type in ("round.completed", "heard.completed"):
             reason = (event.text or "").partition(": ")[2][:_REASON]
-            found[origin(event.id), event.round] = reason
+            found[event.origin, event.round] = reason
             of_round[event.round].add(reason)
     for pair in pairs:
         reasons = of_round[pair[1]]
@@ -151,7 +152,7 @@ def _key(event: Event, reasons: dict[tuple[str, int], str]) -> Key | None:
     about = _DECIDED.get(event.type) or _HEARD.get(event.type)
     if event.type == "worker.ended":
         about = "exited"
-    reason = reasons.get((origin(event.id), event.round))
+    reason = reasons.get((event.origin, event.round))
     match about:
         case "completed" | "broken":
             return about, event.round, reason
@@ -283,7 +284,7 @@ def _causes(
 
 
 _Meant = dict[str, list[tuple[float, str]]]
-"""The events that references mean, each with its time: `@broken.ROUND`, `@completed.ROUND`, `@joined.NODE`."""
+"""What references mean, in the order of time: those to `@broken.ROUND`, `@completed.ROUND`, and `@joined.NODE`."""
 
 
 def _references(kept: dict[str, tuple[float, Event]]) -> _Meant:
@@ -296,9 +297,10 @@ def _references(kept: dict[str, tuple[float, Event]]) -> _Meant:
     return meant
 
 
-def _last(found: Iterable[tuple[float, str]], at: float) -> str | None:
-    """Return the last event before ``at``, or else the first one after it."""
-    return min(((when > at, abs(at - when), id_) for when, id_ in found), default=(False, 0.0, None))[2]
+def _last(found: Sequence[tuple[float, str]], at: float) -> str | None:
+    """Return the last event up to ``at``, or else the first one after it. ``found``: in the order of time."""
+    after = bisect_right(found, at, key=lambda one: one[0])
+    return found[max(0, after - 1)][1] if found else None
 
 
 def _order(kept: dict[str, tuple[float, Event]], causes: dict[str, list[str]]) -> list[str]:
@@ -306,7 +308,7 @@ def _order(kept: dict[str, tuple[float, Event]], causes: dict[str, list[str]]) -
     before: dict[str, set[str]] = {id_: set(found) for id_, found in causes.items()}
     own: dict[str, list[tuple[int, str]]] = defaultdict(list)
     for id_, (_, event) in kept.items():
-        own[origin(id_)].append((event.order, id_))
+        own[event.origin].append((event.order, id_))
     for line in own.values():
         line.sort()
         for (_, one), (_, next_) in itertools.pairwise(line):

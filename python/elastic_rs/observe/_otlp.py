@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from elastic_rs.observe._events import Event
 
-__all__ = ["send", "traces"]
+__all__ = ["HEADERS", "RefusedError", "check_url", "recovery_traces", "send", "traces"]
 
 INTERNAL = 1
 """``SPAN_KIND_INTERNAL``."""
@@ -32,6 +32,12 @@ ERROR = 2
 
 HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 LIMIT_S = 10.0
+RETRIED = (408, 429)
+"""Codes below 500 after which the same may be sent again."""
+
+
+class RefusedError(ConnectionError):
+    """The collector has answered that it does not take these spans. It would not take them later either."""
 
 
 def traces(events: Sequence[Event], version: str, now_us: int | None = None) -> Iterator[dict[str, Any]]:
@@ -46,6 +52,12 @@ def traces(events: Sequence[Event], version: str, now_us: int | None = None) -> 
         now_us: the time on the coordinator's clock; by default that of the last event.
     """
     story = tell(events, now_us)
+    for _, trace in recovery_traces(story, version):
+        yield trace
+
+
+def recovery_traces(story: Story, version: str) -> Iterator[tuple[Recovery, dict[str, Any]]]:
+    """Yield each recovery that has ended, and its trace: see :func:`traces`."""
     told: dict[str, list[Event]] = {}
     for event in story.events:
         if event.type == "phase" and event.cause:
@@ -56,7 +68,10 @@ def traces(events: Sequence[Event], version: str, now_us: int | None = None) -> 
             spans = _Trace(story, recovery).spans(told.get(completed.id, []) if completed is not None else [])
             scope = {"name": "elastic_rs", "version": version}
             resource = {"attributes": _attributes({"service.name": "elastic_rs", "elastic_rs.run": story.run})}
-            yield {"resourceSpans": [{"resource": resource, "scopeSpans": [{"scope": scope, "spans": spans}]}]}
+            yield (
+                recovery,
+                {"resourceSpans": [{"resource": resource, "scopeSpans": [{"scope": scope, "spans": spans}]}]},
+            )
 
 
 def send(url: str, requests: Iterable[dict[str, Any]]) -> int:
@@ -69,12 +84,12 @@ def send(url: str, requests: Iterable[dict[str, Any]]) -> int:
     Raises:
         ValueError: it is no address of HTTP.
         ConnectionError: nobody answers, or the collector refuses. The message says after how many traces.
+        RefusedError: the collector refuses for good. It is a ``ConnectionError``, too.
     """
     import urllib.error  # half of what every command imports, were it at the top
     import urllib.request
 
-    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-        raise ValueError(f"--otlp-http is `{url}`, must be an address such as http://collector:4318/v1/traces")
+    check_url(url)
     headers = {"Content-Type": "application/json", **_headers(os.environ.get(HEADERS, ""))}
     count = 0
     for request in requests:
@@ -85,13 +100,24 @@ def send(url: str, requests: Iterable[dict[str, Any]]) -> int:
                 refused = _refused(answer.read(1 << 16))
         except urllib.error.HTTPError as error:
             error.close()
-            raise ConnectionError(f"{url}: {error.code} {error.reason}, after {count} traces") from None
+            kind = ConnectionError if error.code in RETRIED or error.code >= 500 else RefusedError
+            raise kind(f"{url}: {error.code} {error.reason}, after {count} traces") from None
         except OSError as error:  # of urllib's, too
             raise ConnectionError(f"{url}: {getattr(error, 'reason', error)}, after {count} traces") from None
         if refused:
-            raise ConnectionError(f"{url}: the collector refuses spans: {refused}, after {count} traces")
+            raise RefusedError(f"{url}: the collector refuses spans: {refused}, after {count} traces")
         count += 1
     return count
+
+
+def check_url(url: str) -> None:
+    """Check the address of a collector.
+
+    Raises:
+        ValueError: it is no address of HTTP.
+    """
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        raise ValueError(f"--otlp-http is `{url}`, must be an address such as http://collector:4318/v1/traces")
 
 
 def _headers(text: str) -> dict[str, str]:

@@ -91,7 +91,7 @@ _STYLE = """
 --stop:#e69b4d;--rendezvous:#5b9ce0;--start:#a985dd;--import:#9aa0a8;--detect:#d1c15e;--first_step:#5cc0c0}}
 body{font:15px/1.5 system-ui,sans-serif;color:var(--fg);background:var(--bg);max-width:72rem;margin:2rem auto;
 padding:0 1rem}
-h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}pre{overflow-x:auto;font-size:.85rem;line-height:1.45}
+h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}pre{overflow-x:auto;white-space:pre-wrap;font-size:.85rem;line-height:1.45}
 svg{width:100%;height:auto;min-width:40rem}figure{margin:0;overflow-x:auto}text{fill:var(--fg);font-size:11px}rect{height:10px}
 .dim{fill:var(--dim)}.axis{stroke:var(--line)}.round{fill:var(--good)}.recovery,.forming{fill:var(--bad)}.forming{opacity:.4}
 .stop{fill:var(--stop)}.rendezvous{fill:var(--rendezvous)}.start{fill:var(--start)}.import{fill:var(--import)}

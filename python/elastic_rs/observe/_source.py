@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _elastic_rs
-from elastic_rs.observe._events import Event, parse
-from elastic_rs.rendezvous._config import DEFAULT_PORT
+from elastic_rs._terminal import warning_line
+from elastic_rs.observe._events import SCHEMA, Event, parse, plain, schema
 from elastic_rs.rendezvous._protection import TLS_CERT, TOKEN_FILE, protection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["AnswerError", "Live", "endpoint", "from_files"]
+__all__ = ["AnswerError", "Live", "from_files", "warn_of_later"]
 
-
-def endpoint(text: str) -> tuple[str, int]:
-    """Read ``HOST``, ``HOST:PORT`` or ``[IPv6]:PORT``.
-
-    Raises:
-        ValueError: it is none; the message says what is allowed.
-    """
-    found = re.fullmatch(r"(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\s:\[\]/]+))(?::(?P<port>\d{1,5}))?", text)
-    port = int(found["port"] or DEFAULT_PORT) if found else 0
-    if found is None or not 0 < port <= 65535:
-        raise ValueError(
-            f"`{text}` is not an endpoint, must be HOST, HOST:PORT or [IPv6]:PORT with a port from 1 to 65535"
-        )
-    return found["v6"] or found["host"], port
+FILES = ("events.jsonl", "events.jsonl.1", "events-coordinator.jsonl", "events-coordinator.jsonl.1")
+"""Names of the files that nodes and coordinators write."""
 
 
 class AnswerError(Exception):
@@ -55,12 +42,16 @@ class Live:
             )
         self._run_id = run_id
         self._after = 0
+        self._where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             self._observer = _elastic_rs.Observer.connect(
                 host, port, run_id=run_id, protection=secured, timeout_s=timeout_s
             )
         except ConnectionError as error:
-            raise AnswerError(error) from None
+            raise AnswerError(
+                f"{self._told(error)} (the endpoint is the job's --rdzv-endpoint; when the job has ended, read its "
+                "files: --events)"
+            ) from None
 
     def read(self) -> tuple[list[Event], dict[str, Any] | None]:
         """Return the events since the last call, and the run's state. None: the coordinator has no such run yet."""
@@ -81,8 +72,17 @@ class Live:
         Raises:
             AnswerError: the coordinator has gone.
         """
+        for lines in self.batches():
+            yield from lines
+
+    def batches(self) -> Iterator[list[str]]:
+        """Yield the events as :meth:`follow` does: those that came together. An empty list about once a minute.
+
+        Raises:
+            AnswerError: the coordinator has gone.
+        """
         while True:
-            yield from self._ask(waits=True)[1]
+            yield self._ask(waits=True)[1]
 
     def _ask(self, *, waits: bool = False, state: bool = False) -> tuple[str | None, list[str], bool]:
         try:
@@ -90,26 +90,35 @@ class Live:
                 run_id=self._run_id, after=self._after, waits=waits, state=state
             )
         except ConnectionError as error:
-            raise AnswerError(error) from None
+            raise AnswerError(self._told(error)) from None
         self._run_id = run_id or self._run_id  # from now on this one, whichever others there are
         return said, lines, more
 
+    def _told(self, error: ConnectionError) -> str:
+        told = str(error)
+        return told if told.startswith(self._where) else f"{self._where}: {told}"
+
 
 def from_files(paths: Sequence[Path], run_id: str | None) -> list[Event]:
-    """Read the events of one run from files. ``-`` is standard input.
+    """Read the events of one run from files. ``-`` is standard input. Of a folder, all such files below it are read.
+
+    A line that is no event is left out, and told of on standard error: its writer was killed, or the disk was full.
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: it holds no events, or those of several runs and none is named; the message says which file.
+        ValueError: it holds no event, or there are several runs and none is named; the message says which.
     """
     found: dict[str, Event] = {}
-    for path in paths:
-        try:
-            text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
-            for event in parse(_whole(text)):
-                found.setdefault(event.id, event)  # files may overlap
-        except ValueError as error:
-            raise ValueError(f"`{path}`: {error}") from None
+    for path in _files(paths):
+        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8", errors="replace")
+        events, refused = _parsed(text)
+        if refused and not events:
+            raise ValueError(f"`{path}`: {refused[0]}")
+        if refused:
+            count = "1 line is" if len(refused) == 1 else f"{len(refused)} lines are"
+            _warn(f"`{path}`: {count} left out: {refused[0]}")
+        for event in events:
+            found.setdefault(event.id, event)  # files may overlap
     events = list(found.values())
     runs = sorted({event.run for event in events})
     if run_id is None and len(runs) > 1:
@@ -120,15 +129,49 @@ def from_files(paths: Sequence[Path], run_id: str | None) -> list[Event]:
     if not chosen:
         there = f"; there are {', '.join(f'`{run}`' for run in runs)}" if runs else ""
         raise ValueError(f"there are no events{f' of run `{run_id}`' if run_id else ''} in these files{there}")
+    warn_of_later(chosen)
     return chosen
 
 
-def _whole(text: str) -> list[str]:
-    """Return the lines of a file. A last one without its end is left out if it is no event: its writer was killed."""
-    lines = text.splitlines()
-    if lines and not text.endswith("\n"):
+def warn_of_later(events: Iterable[Event]) -> None:
+    """Say on standard error if events are of a later schema: their meaning is not known here."""
+    later = max((schema(event) for event in events), default=SCHEMA)
+    if later > SCHEMA:
+        _warn(
+            f"there are events of schema v{later}, and this release knows v{SCHEMA}: what is shown may be wrong; use "
+            "the elastic-rs of the release that wrote them"
+        )
+
+
+def _warn(text: str) -> None:
+    print(warning_line("elastic-rs", plain(text)), file=sys.stderr)
+
+
+def _files(paths: Sequence[Path]) -> Iterator[Path]:
+    for path in paths:
+        if not path.is_dir():
+            yield path
+            continue
+        below = sorted(one for pattern in FILES for one in path.rglob(pattern))
+        if not below:
+            raise ValueError(f"`{path}`: there are no files of events below this folder ({', '.join(FILES)})")
+        yield from below
+
+
+def _parsed(text: str) -> tuple[list[Event], list[str]]:
+    """Return the events of a file, and why lines are none. A last one without its end is not told of."""
+    lines = text.split("\n")
+    try:
+        return parse(lines), []
+    except ValueError:
+        pass
+    good, refused = [], []
+    for number, line in enumerate(lines, start=1):
         try:
-            parse(lines[-1:])
-        except ValueError:
-            return lines[:-1]
-    return lines
+            parse([line])
+        except ValueError as error:
+            if number < len(lines):
+                refused.append(str(error).replace("line 1", f"line {number}", 1))
+        else:
+            good.append(line)
+    return parse(good), refused

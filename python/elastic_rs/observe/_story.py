@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from elastic_rs.observe._events import Event
 
-__all__ = ["PHASES", "Part", "Period", "Recovery", "Redo", "Story", "phase_periods", "phases_us", "tell"]
+__all__ = ["PHASES", "Names", "Part", "Period", "Recovery", "Redo", "Story", "phase_periods", "phases_us", "tell"]
 
 PHASES = ("detect", "stop", "rendezvous", "start", "import", "first_step")
 """The parts of a recovery, in their order."""
@@ -281,12 +281,12 @@ def tell(events: Sequence[Event], now_us: int | None = None) -> Story:
 def _tell(events: Sequence[Event]) -> Story:
     """Find out what happened under one coordinator."""
     story = Story(events[0].run, events)
+    nodes_of_hosts = _Hosts()
     known: dict[str, Event] = {}
     phases: dict[str, list[Event]] = {}
     open_one: Recovery | None = None
     nodes: int | None = None
     workers: int | None = None
-    present: dict[str, str] = {}
     last_completed = 0
     for event in events:
         known[event.id] = event
@@ -319,14 +319,14 @@ def _tell(events: Sequence[Event]) -> Story:
                 story.recoveries.append(Recovery(event, root, nodes_before=nodes, workers=workers))
         elif open_one is not None and event is not open_one.root and _follows(event, open_one):
             open_one.consequences.append(event)
-        _count_nodes(story, present, event)
+        nodes_of_hosts.count(story, event)
     steps = [event for event in events if event.type == "phase" and "first_step" in phases_us(event)]
     story.stepped_us = min((event.mono_us for event in steps), default=None)
     story.stepped = next((event for event in reversed(steps) if isinstance(event.data.get("step"), int)), None)
     for recovery, later in itertools.zip_longest(story.recoveries, story.recoveries[1:]):
         told = [] if recovery.completed is None else phases.get(recovery.completed.id, [])
         lost = [event for event in (recovery.root, *recovery.consequences) if _silent_us(event)]
-        recovery.parts = parts([*told, *lost])
+        recovery.parts = parts([*told, *lost], _until_complete_us(recovery))
         recovery.began_us = min([recovery.root.mono_us - _silent_us(recovery.root), *_chains(told)])
         if recovery.completed is not None:
             _end(recovery, told, story.stepped_us, None if later is None else later.broken.mono_us)
@@ -373,6 +373,10 @@ def _silent_us(event: Event) -> int:
     return 1000 * silent if isinstance(silent, int) else 0
 
 
+def _until_complete_us(recovery: Recovery) -> int:
+    return 0 if recovery.completed is None else max(0, recovery.completed.mono_us - recovery.broken.mono_us)
+
+
 def _chains(told: Iterable[Event]) -> Iterator[int]:
     """Yield when the phases began of each node that has stopped workers. A newcomer may have waited for long."""
     for event in told:
@@ -397,11 +401,20 @@ def phase_periods(event: Event) -> Iterator[Period]:
         end -= micros
 
 
-def parts(told: Iterable[Event]) -> dict[str, Part]:
-    """Return what each phase took, from the events of type ``phase`` of one round, and of nodes that were lost."""
+def parts(told: Iterable[Event], until_complete_us: int) -> dict[str, Part]:
+    """Return what each phase took.
+
+    Args:
+        told: events of type ``phase`` of one round, and of nodes that were lost.
+        until_complete_us: the time from the end of the round before until this one was complete.
+    """
     found: dict[str, list[tuple[float, str]]] = {}
     for event in told:
-        for phase, micros in phases_us(event).items():
+        took = phases_us(event)
+        if "rendezvous" in took and "stop" not in took:
+            # A spare may have waited for days before the world that it steps into was broken.
+            took["rendezvous"] = min(took["rendezvous"], until_complete_us)
+        for phase, micros in took.items():
             found.setdefault(phase, []).append((micros / 1e6, event.node or "?"))
     return {
         phase: Part(statistics.median(seconds for seconds, _ in times), *max(times), len(times))
@@ -422,20 +435,41 @@ def _follows(event: Event, recovery: Recovery) -> bool:
     return event.type in LOSSES and event.mono_us >= recovery.broken.mono_us
 
 
-def _count_nodes(story: Story, present: dict[str, str], event: Event) -> None:
-    """Note that a node has come or gone. ``present``: of each host, the node that is in the job."""
-    if event.node is None:
-        return
-    host = host_of(event.node)
-    if event.type in ("node.lost", "node.left", "node.replaced"):
-        if present.get(host) == event.node:
-            del present[host]
-        if event.type != "node.replaced":
-            story.away[event.node] = event
-            story.gone[host] = story.gone.get(host, 0) + 1
-    elif event.type == "node.joined":
-        if present.setdefault(host, event.node) != event.node:
-            story.shared.add(host)
-        # An agent that was started again has another process id.
-        for node in [node for node in story.away if host_of(node) == host]:
-            del story.away[node]
+class Names:
+    """The names of a job's nodes, from one event after the other. It keeps only those of nodes that are away."""
+
+    def __init__(self) -> None:
+        self.story = Story("")
+        self._hosts = _Hosts()
+
+    def count(self, event: Event) -> Story:
+        """Take the next event. Returns a story that names nodes, and nothing else."""
+        self._hosts.count(self.story, event)
+        return self.story
+
+
+class _Hosts:
+    """The nodes of each host that are in the job, and those that have gone."""
+
+    def __init__(self) -> None:
+        self._present: dict[str, str] = {}
+        self._away: dict[str, set[str]] = {}
+
+    def count(self, story: Story, event: Event) -> None:
+        """Note that a node has come or gone."""
+        if event.node is None:
+            return
+        host = host_of(event.node)
+        if event.type in ("node.lost", "node.left", "node.replaced"):
+            if self._present.get(host) == event.node:
+                del self._present[host]
+            if event.type != "node.replaced":
+                story.away[event.node] = event
+                self._away.setdefault(host, set()).add(event.node)
+                story.gone[host] = story.gone.get(host, 0) + 1
+        elif event.type == "node.joined":
+            if self._present.setdefault(host, event.node) != event.node:
+                story.shared.add(host)
+            # An agent that was started again has another process id.
+            for node in self._away.pop(host, ()):
+                story.away.pop(node, None)

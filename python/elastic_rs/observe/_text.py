@@ -118,13 +118,20 @@ def why(story: Story, which: int | None = None) -> list[str]:
     return lines
 
 
-def event_line(event: Event, story: Story) -> str:
-    """Return one event as a line of ``events``."""
+def event_line(event: Event, story: Story, since_us: int) -> str:
+    """Return one event as a line of ``events``.
+
+    Args:
+        event: the event.
+        story: names its node.
+        since_us: the time of the first event that is shown, on the same clock.
+    """
     node = story.name(event.node) if event.node else ""
-    text = event.text or _facts(event)
+    text = event.text or _facts(event, story)
     numbers = (cause.rpartition(".")[2] for cause in event.cause) if event.follows is None else map(str, event.follows)
     causes = ", ".join(numbers)
-    return f"{event.order:>5} r{event.round} {event.type:<18} {node:<12} {text}" + (f"  <- {causes}" if causes else "")
+    line = f"{event.order:>5} {_clock(event.mono_us - since_us)} r{event.round} {event.type:<18} {node:<12} {text}"
+    return line + (f"  <- {causes}" if causes else "")
 
 
 def what(event: Event, story: Story) -> str:
@@ -134,7 +141,7 @@ def what(event: Event, story: Story) -> str:
     match event.type:
         case "worker.exited":
             said = str(data.get("message") or "")
-            said = f' "{said[:_LONGEST]}"' if said else ""
+            said = f' "{_shortened(said)}"' if said else ""
             return f"{who} rank {data.get('rank')} {data.get('exit')}{said}"
         case "node.lost":
             how = {"connection": "its connection ended", "silence": "silent", "lease": "its lease ended"}
@@ -220,8 +227,32 @@ def _some(names: Iterable[str]) -> str:
     return f"{shown} and {len(listed) - 8} more" if len(listed) > 8 else shown
 
 
-def _facts(event: Event) -> str:
-    return " ".join(f"{key}={value}" for key, value in event.data.items() if value is not None)
+def _shortened(text: str) -> str:
+    """Return the beginning of what a worker said, up to the end of a word."""
+    if len(text) <= _LONGEST:
+        return text
+    begin = text[:_LONGEST]
+    words = begin.rpartition(" ")[0]
+    return f"{words if len(words) > _LONGEST // 2 else begin} …"
+
+
+def _facts(event: Event, story: Story) -> str:
+    if event.type == "worker.exited":
+        return what(event, story).removeprefix(f"{story.name(event.node)} " if event.node else "? ")
+    facts = []
+    for key, value in event.data.items():
+        if key.endswith("_us") and isinstance(value, int):
+            facts.append(f"{key.removesuffix('_us')} {span(value / 1e6)}")
+        elif value is not None:
+            facts.append(f"{key}={value}")
+    return ", ".join(facts)
+
+
+def _clock(micros: int) -> str:
+    """Return the time since the beginning, in hours, minutes, and seconds with milliseconds."""
+    sign, millis = ("-", -micros // 1000) if micros < 0 else ("", micros // 1000)
+    seconds = millis // 1000
+    return f"{sign}{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}.{millis % 1000:03}"
 
 
 def span(seconds: float) -> str:

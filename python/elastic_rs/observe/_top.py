@@ -31,10 +31,12 @@ INTERVAL_S = 1.0
 SORTS = ("state", "node", *PHASES)
 """By what the nodes can be sorted."""
 
-_STATES = ("lost", "left", "waiting", "running")
+_STATES = ("lost", "left", "waiting", "spare", "running")
+KEPT = 20_000
+"""Most events that are kept. A coordinator keeps 4,096 of a run."""
 _BARS = {"round": "=", "recovery": "X", "forming": "."}
 _RED, _GREEN, _BOLD, _PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[1m", "\x1b[0m"
-_COLOURS = {"lost": _RED, "FAILED": _RED, "running": _GREEN}
+_COLOURS = {"lost": _RED, "running": _GREEN}
 
 
 @dataclass
@@ -46,7 +48,7 @@ class View:
         why: show the last recovery instead of the nodes.
         paused: nothing is read.
         colours: the terminal shows colours.
-        skip: number of nodes that are scrolled past.
+        skip: number of nodes, or of lines, that are scrolled past.
     """
 
     sort: int = 0
@@ -65,7 +67,7 @@ class View:
             case "s":
                 self.sort = (self.sort + 1) % len(SORTS)
             case "w":
-                self.why = not self.why
+                self.why, self.skip = not self.why, 0
             case "j" | "\x1b[B":
                 self.skip += 1
             case "k" | "\x1b[A":
@@ -107,57 +109,72 @@ def screen(events: Sequence[Event], state: dict[str, Any] | None, size: tuple[in
     pause, other = "go on" if view.paused else "pause", "nodes" if view.why else "why"
     keys = f"q quit  p {pause}  s sort ({SORTS[view.sort]})  w {other}"
     room = max(0, rows - len(head) - 2)
-    body = _text.why(story) if view.why else _table(story, columns, view)
-    shown = [line[:columns] for line in body[: room - 1]] if len(body) > room else [line[:columns] for line in body]
+    heading, body = ([], _text.why(story)) if view.why else _table(story, columns, view)
+    view.skip = min(view.skip, max(0, len(body) - 1))
+    body, room = body[view.skip :], room - len(heading)
     if len(body) > room > 0:
-        shown.append(f"and {len(body) - room + 1} more (j, k scroll)"[:columns])
+        body = [*body[: room - 1], f"and {len(body) - room + 1} more (j, k scroll)"]
+    shown = [line[:columns] for line in (*heading, *body)]
+    if view.colours:
+        head = [line.replace(" FAILED ", f" {_RED}FAILED{_PLAIN} ", 1) for line in head]
+        shown = shown if view.why else [_coloured(line) for line in shown]
     lines = [*head, "", *shown]
     lines += [""] * max(0, rows - 1 - len(lines))
-    lines = [*lines[: rows - 1], keys[:columns]]
-    return [_coloured(line) for line in lines] if view.colours else lines
+    return [*lines[: rows - 1], keys[:columns]]
 
 
-def _table(story: Story, columns: int, view: View) -> list[str]:
+def _table(story: Story, columns: int, view: View) -> tuple[list[str], list[str]]:
+    """Return the heading and the rows of the nodes."""
     nodes = sorted(_nodes(story.events), key=lambda node: node.key(SORTS[view.sort]))
     fixed = (
         f"{'NODE':<16} {'STATE':<8} " + " ".join(f"{phase[:10].upper():>10}" for phase in PHASES[1:]) + f" {'GONE':>4} "
     )
     bar = _bar(story, columns - len(fixed) - 2)
-    lines = [fixed + (f"|{bar}|" if bar else "")]
-    view.skip = min(view.skip, max(0, len(nodes) - 1))
-    for node in nodes[view.skip :]:
+    rows = []
+    for node in nodes:
         took = " ".join(f"{_text.span(node.took[phase]) if phase in node.took else '-':>10}" for phase in PHASES[1:])
-        lines.append(f"{story.name(node.name)[:16]:<16} {node.state:<8} {took} {node.gone or '-':>4}")
-    return lines
+        rows.append(f"{story.name(node.name)[:16]:<16} {node.state:<8} {took} {node.gone or '-':>4}")
+    return [fixed + (f"|{bar}|" if bar else "")], rows
 
 
 def _nodes(events: Sequence[Event]) -> list[_Node]:
     nodes: dict[str, _Node] = {}
     gone: dict[str, int] = {}
+    away: dict[str, set[str]] = {}
     for event in events:
         if event.type == "round.completed":
-            for node in nodes.values():
-                node.state = "running" if node.state == "waiting" else node.state
+            _place(event, nodes)
         if event.node is None:
             continue
         host = host_of(event.node)
         if event.type == "node.joined":
             # An agent that was started again has another process id.
-            gone_of_host = [name for name, node in nodes.items() if host_of(name) == host and node.state in _STATES[:2]]
-            for other in gone_of_host:
-                del nodes[other]
+            for other in away.pop(host, ()):
+                nodes.pop(other, None)
         node = nodes.setdefault(event.node, _Node(event.node))
         match event.type:
             case "node.joined":
                 node.state = "waiting"
-            case "node.lost" | "node.left":
+            case "node.lost" | "node.left" | "node.withdrew" | "node.replaced":
                 node.state = "lost" if event.type == "node.lost" else "left"
-                gone[host] = gone.get(host, 0) + 1
+                away.setdefault(host, set()).add(event.node)
+                if event.type in ("node.lost", "node.left"):
+                    gone[host] = gone.get(host, 0) + 1
             case "phase":
-                node.state = "running"
+                node.state = "running"  # only members of the round tell phases
                 node.took.update({phase: micros / 1e6 for phase, micros in phases_us(event).items()})
         node.gone = gone.get(host, 0)
     return list(nodes.values())
+
+
+def _place(completed: Event, nodes: dict[str, _Node]) -> None:
+    """Note which nodes run the round. The others are spares. The text names the members, of many the first ones."""
+    present = [node for node in nodes.values() if node.state not in ("lost", "left")]
+    members = completed.data.get("nodes")
+    surplus = isinstance(members, int) and len(present) > members
+    for node in present:
+        named = f"({node.name})" in (completed.text or "")
+        node.state = "running" if named or not surplus else "spare"
 
 
 def _bar(story: Story, width: int) -> str:
@@ -176,10 +193,12 @@ def _bar(story: Story, width: int) -> str:
 
 
 def _coloured(line: str) -> str:
-    for word, colour in _COLOURS.items():
-        if f" {word} " in f"{line} ":
-            return line.replace(f" {word}", f" {colour}{word}{_PLAIN}", 1)
-    return f"{_BOLD}{line}{_PLAIN}" if line.startswith("NODE ") else line
+    """Colour a row by its state, which follows the name."""
+    if line.startswith("NODE "):
+        return f"{_BOLD}{line}{_PLAIN}"
+    name, state = line[:17], line[17:25]
+    colour = _COLOURS.get(state.strip())
+    return f"{name}{colour}{state}{_PLAIN}{line[25:]}" if colour else line
 
 
 def show(live: Live) -> int:
@@ -195,7 +214,7 @@ def show(live: Live) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
         while True:
             new, state = live.read()
-            events += new
+            events = [*events, *new][-KEPT:]
             story = tell(events, None if state is None else state["mono_us"])
             print("\n".join(_text.status(story, state)), flush=True)
             time.sleep(10 * INTERVAL_S)
@@ -204,7 +223,7 @@ def show(live: Live) -> int:
         while True:
             if not view.paused:
                 new, state = live.read()
-                events += new
+                events = [*events, *new][-KEPT:]
             lines = screen(events, state, shutil.get_terminal_size(), view)
             sys.stdout.write("\x1b[H" + "\r\n".join(f"{line}\x1b[K" for line in lines))
             sys.stdout.flush()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,9 +123,12 @@ def test_follow_shows_each_event_as_it_comes(job: Job, port: int) -> None:
     [
         (["status"], 2, "give either an endpoint"),
         (["status", "a", "--events=x"], 2, "give either an endpoint"),
-        (["why", "a:b"], 2, "`a:b` is not an endpoint, must be HOST, HOST:PORT"),
-        (["why", "a:99999"], 2, "with a port from 1 to 65535"),
-        (["events", "--events=/nowhere/x"], 2, "No such file"),
+        (["why", "a:b"], 2, "the rendezvous endpoint is `a:b`, must be HOST, HOST:PORT"),
+        (["why", "a:99999"], 2, "with a port from 0 to 65535"),
+        (["why", "a:0"], 2, "the rendezvous endpoint is `a:0`, must have the port on which the job is, not 0"),
+        (["why", "fe80::1"], 2, "must have brackets around an IPv6 address: [fe80::1] or [fe80::1]:PORT"),
+        (["events", "--events=/nowhere/x"], 2, "error: `/nowhere/x`: No such file or directory"),
+        (["events", "--events=/proc/self/fdinfo"], 2, "there are no files of events below this folder (events.jsonl, "),
         (["events", "--follow", "--events=/dev/null"], 2, "--follow needs an endpoint"),
         (["why", "--events=/dev/null"], 2, "there are no events in these files"),
     ],
@@ -157,3 +162,63 @@ def test_several_runs_in_files_must_be_told_apart(tmp_path: Path, capsys: pytest
     assert _cli.main(["why", "--events", str(path), "--run-id=other", "--recovery=1"]) == 2
     assert _cli.main(["events", "--events", str(path), "--run-id=third"]) == 2
     assert "of run `third` in these files; there are `one`, `other`" in capsys.readouterr().err
+
+
+def line(number: int, origin: str = "c", **fields: object) -> str:
+    about = {"id": f"{origin}.{number}", "order": number, "run": "job", "type": "note", "mono_us": number}
+    return json.dumps({"v": 1, **about, **fields})
+
+
+def test_a_torn_line_costs_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A disk was full for a moment, and an agent was killed as it wrote."""
+    path = tmp_path / "events"
+    path.write_text("\n".join([line(1, text="one\u2028two"), line(2)[:40], "", line(3), line(4)[:20]]))
+    assert _cli.main(["events", "--events", str(path)]) == 0
+    told = capsys.readouterr()
+    assert [shown.split()[0] for shown in told.out.splitlines()] == ["1", "3"]
+    assert told.err.startswith(f"elastic-rs: warning: `{path}`: 1 line is left out: line 2 is no event of a job: ")
+    path.write_text("no\nevents\n")
+    assert _cli.main(["events", "--events", str(path)]) == 2
+    assert f"`{path}`: line 1 is no event of a job" in capsys.readouterr().err
+
+
+def test_a_folder_stands_for_the_files_of_events_below_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    node = tmp_path / "node1" / "job_x"
+    node.mkdir(parents=True)
+    (node / "events.jsonl").write_text(line(2) + "\n")
+    (node / "events.jsonl.1").write_text(line(1) + "\n")
+    (node / "other.jsonl").write_text("no event")
+    assert _cli.main(["events", "--json", "--events", str(tmp_path)]) == 0
+    assert [json.loads(shown)["order"] for shown in capsys.readouterr().out.splitlines()] == [1, 2]
+
+
+def test_events_of_a_later_schema_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "events"
+    path.write_text(f"{line(1)}\n{line(2, v=2)}\n")
+    assert _cli.main(["events", "--events", str(path)]) == 0
+    told = capsys.readouterr()
+    assert "there are events of schema v2, and this release knows v1" in told.err
+    assert len(told.out.splitlines()) == 2
+
+
+def test_an_answer_of_something_else_is_told(free_port: Callable[[], int], capsys: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+    assert _cli.main(["status", f"127.0.0.1:{port}"]) == 3
+    told = capsys.readouterr().err
+    assert told.startswith(f"elastic-rs: error: 127.0.0.1:{port}: Connection refused")
+    assert "the endpoint is the job's --rdzv-endpoint; when the job has ended, read its files: --events" in told
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        answering = threading.Thread(target=lambda: _answer(server, b"HTTP/1.1 400 Bad Request\r\n\r\n"))
+        answering.start()
+        assert _cli.main(["status", f"127.0.0.1:{server.getsockname()[1]}"]) == 3
+        answering.join()
+    assert "what answers is no coordinator of elastic_rs, or one of another release: " in capsys.readouterr().err
+
+
+def _answer(server: socket.socket, words: bytes) -> None:
+    with server.accept()[0] as asked:
+        asked.recv(1 << 16)
+        asked.sendall(words)
+        asked.shutdown(socket.SHUT_WR)
+        while asked.recv(1 << 16):
+            pass

@@ -121,7 +121,11 @@ def test_any_part_of_the_files_tells_the_recovery_once(chosen: str) -> None:
 def test_clocks_an_hour_off_change_nothing_but_the_time_of_day() -> None:
     def told(hours: float, wall: str) -> list[Any]:
         story = tell(read(*files(hours, wall).values()))
-        shown = [*_text.why(story), *_text.status(story, None), *(_text.event_line(one, story) for one in story.events)]
+        shown = [
+            *_text.why(story),
+            *_text.status(story, None),
+            *(_text.event_line(one, story, 0) for one in story.events),
+        ]
         return [*shown, *(one.mono_us for one in story.events)]
 
     assert told(0, "00:48:48") == told(1, "01:48:48") == told(-1, "23:48:48")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import re
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,8 +13,9 @@ from elastic_rs.observe._otlp import HEADERS, send, traces
 from .test_story import Log, exited, formed, recovered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
+
+    from .conftest import Collector
 
 # What opentelemetry-proto 1.x has in `trace.proto`, `common.proto` and `resource.proto`, as far as it is used: its
 # JSON names, and each field's type.
@@ -155,36 +154,6 @@ def test_lines_are_for_the_collectors_file_receiver(tmp_path: Path, capsys: pyte
     assert len(lines) == 2
     for line in lines:
         check(json.loads(line), SCHEMA)
-
-
-class Collector(http.server.BaseHTTPRequestHandler):
-    """Keeps what it gets, and answers as it is told."""
-
-    got: list[tuple[str, dict[str, str], Any]]
-    answer: tuple[int, bytes]
-
-    def do_POST(self) -> None:
-        content = self.rfile.read(int(self.headers["Content-Length"]))
-        self.got.append((self.path, dict(self.headers.items()), json.loads(content)))
-        code, words = self.answer
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(words)))
-        self.end_headers()
-        self.wfile.write(words)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def collector() -> Iterator[tuple[str, type[Collector]]]:
-    handler = type("Handler", (Collector,), {"got": [], "answer": (200, b"{}")})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1/traces", handler
-        server.shutdown()
-        thread.join()
 
 
 def test_a_collector_gets_each_recovery(

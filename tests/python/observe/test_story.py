@@ -446,3 +446,61 @@ def test_a_restarted_coordinator_begins_the_story_anew() -> None:
     assert names == [("forming", 100_000), ("round 2", 37_000_000)]
     trace = chrome_trace(parse([*before.lines, *after.lines]))["traceEvents"]
     assert {it["args"]["order"] for it in trace if it["ph"] == "X" and it["tid"] == 2} == {1, 2, 3, 4, 5}
+
+
+def test_a_spare_has_not_waited_for_the_recovery_before_it_began() -> None:
+    log = formed()
+    done = recovered(log)
+    day_us = 86_400 * 10**6
+    log.add("phase", 132.1, cause=done, round=2, node="n50:1", data={"rendezvous_us": day_us, "start_us": 20_000})
+    (recovery,) = tell(log.events()).recoveries
+    assert recovery.parts["rendezvous"] == Part(0.001, pytest.approx(31.998), "n50:1", 4)
+
+
+def test_what_a_worker_said_is_cut_between_words() -> None:
+    log = formed()
+    said = "killed by another process, or because memory ran out (OOM?): see the kernel's log"
+    exit_ = log.add("worker.exited", 50.0, node="n2:5", data=exited(4, message=said))
+    log.add("round.broken", 50.1, cause=exit_)
+    assert _text.why(tell(log.events()))[1].startswith(
+        ' n2 rank 4 exit code 1 "killed by another process, or because memory ran out (OOM?): see the …"   first'
+    )
+    (long,) = parse([log.lines[-2].replace(said, "x" * 100)])
+    assert _text.what(long, Story("job")).endswith(f'"{"x" * 72} …"')
+
+
+def test_a_line_of_an_event_says_when_and_what() -> None:
+    log = formed()
+    recovered(log, 3700.5)
+    story = tell(log.events())
+    lines = [_text.event_line(event, story, story.events[0].mono_us) for event in story.events]
+    assert lines[0] == "    1 0:00:00.000 r1 run.opened                      "
+    assert lines[3] == '    4 1:01:40.500 r1 worker.exited      n17          rank 137 exit code 1 "uncorrectable ECC"'
+    assert lines[-1].endswith(" n41          stop 30.0 s, rendezvous 1.0 ms, start 0.02 s  <- 7")
+
+
+def test_many_nodes_that_go_and_come_back_are_told_in_linear_time() -> None:
+    """Asked of each node that comes back, all that are away took minutes."""
+    log = formed()
+    looked = 0
+
+    class Host(str):
+        __slots__ = ()
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal looked
+            looked += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    count = 2_000
+    for number in range(count):
+        log.add("node.lost", 3.0, node=f"h{number}:1", data={"how": "silence"})
+    for number in range(count):
+        log.add("node.joined", 4.0, node=f"h{number}:2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("elastic_rs.observe._story.host_of", lambda node: Host(node.rpartition(":")[0]))
+        story = tell(log.events())
+    assert (story.away, story.gone["h7"]) == ({}, 1)
+    assert looked < 20 * count

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from elastic_rs.observe._top import SORTS, View, screen
 
-from .test_story import formed, recovered, state
+from .test_story import Log, formed, recovered, state
 
 if TYPE_CHECKING:
     from helpers.procs import Job
@@ -73,11 +73,59 @@ def test_keys_sort_scroll_and_explain() -> None:
     assert not view.press("q")
 
 
+def table(log: Log) -> dict[str, str]:
+    """Return the states of the nodes."""
+    lines = screen(log.events(), None, (110, 20), PLAIN)
+    heading = next(at for at, line in enumerate(lines) if line.startswith("NODE"))
+    return dict(line.split()[:2] for line in lines[heading + 1 : -1] if line)
+
+
+def test_a_node_beside_a_full_world_is_a_spare() -> None:
+    log = Log()
+    names = [f"n{number}:1" for number in range(3)]
+    for node in names:
+        log.add("node.joined", 1.0, node=node)
+    assert set(table(log).values()) == {"waiting"}
+    text = "round 1 is complete with 2 nodes: all are here (10.0.0.1 (n0:1), 10.0.0.2 (n1:1))"
+    done = log.add("round.completed", 2.0, data={"nodes": 2}, text=text)
+    assert table(log) == {"n0": "running", "n1": "running", "n2": "spare"}
+    # One of the members is lost, and the spare steps in. A text that is too long names nobody, but members tell phases.
+    log.add("node.lost", 3.0, node="n1:1", data={"how": "silence"})
+    log.add("node.joined", 3.5, node="n9:1")
+    done = log.add("round.completed", 4.0, round=2, data={"nodes": 2}, text="round 2 is complete")
+    for node in ("n0:1", "n2:1"):
+        log.add("phase", 4.1, cause=done, round=2, node=node, data={"start_us": 5})
+    assert table(log) == {"n0": "running", "n1": "lost", "n2": "running", "n9": "spare"}
+    log.add("node.withdrew", 5.0, node="n9:1", round=2)
+    assert table(log)["n9"] == "left"
+    log.add("node.joined", 6.0, node="n1:2", round=2)
+    log.add("round.completed", 7.0, round=3, data={"nodes": 3}, text="round 3 is complete")
+    assert table(log) == {"n0": "running", "n1": "running", "n2": "running", "n9": "left"}
+
+
+def test_the_story_of_a_recovery_scrolls() -> None:
+    log = formed()
+    recovered(log)
+    view = View(colours=False, why=True)
+    size = (110, 10)
+    first = screen(log.events(), None, size, view)
+    view.press("j")
+    second = screen(log.events(), None, size, view)
+    begin = next(at for at, line in enumerate(first) if line.startswith("recovery 1"))
+    assert second[begin] == first[begin + 1]
+    for _ in range(100):
+        view.press("j")
+    last = screen(log.events(), None, size, view)
+    assert last[begin].strip().startswith("start")
+    assert view.skip < 100
+
+
 def test_colours_surround_words_and_hide_nothing() -> None:
     log = formed()
     recovered(log)
     coloured = screen(log.events(), None, (110, 20), View())
-    assert any("\x1b[" in line for line in coloured)
+    assert [line for line in coloured if "\x1b[32m" in line]
+    assert not any("\x1b[" in line for line in coloured if line.startswith(("goodput", "last"))), "a state has a colour"
     assert [re.sub(r"\x1b\[\d+m", "", line) for line in coloured] == screen(log.events(), None, (110, 20), PLAIN)
 
 

@@ -1,0 +1,184 @@
+"""Recoveries that are sent to a collector as they happen: which, when, once each, and what if it does not answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from elastic_rs.observe._exporter import KEPT_EVENTS, KEPT_TRACES, RETRY_S, SETTLE_S, Outbox, Recoveries, export
+from elastic_rs.observe._otlp import RefusedError, traces
+from elastic_rs.observe._source import AnswerError
+from helpers.observe import again
+
+from .test_otlp import SCHEMA, check, spans_of
+from .test_story import Log, exited, formed, recovered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from helpers.procs import Job, Process
+
+    from .conftest import Collector
+
+
+def test_a_recovery_is_sent_once_nothing_more_is_told_of_it() -> None:
+    log = formed()
+    recovered(log)
+    taken = Recoveries("1")
+    assert taken.take(log.events(), 0.0) == []
+    assert taken.take([], SETTLE_S - 1) == []
+    late = Log()
+    late.lines = log.lines.copy()
+    late.add("phase", 140.0, cause=7, round=2, node="n2:5", data={"first_step_us": 7_900_000})
+    assert taken.take(late.events()[-1:], SETTLE_S - 1) == []
+    assert taken.take([], 2 * SETTLE_S - 2) == []
+    ((what, trace),) = taken.take([], 2 * SETTLE_S)
+    assert what == 'n17 rank 137 exit code 1 "uncorrectable ECC"'
+    assert trace == next(iter(traces(late.events(), "1")))
+    assert taken.take([], 9 * SETTLE_S) == []
+    assert taken.rest() == []
+
+
+def test_the_next_recovery_and_the_end_of_the_job_send_at_once() -> None:
+    log = formed()
+    recovered(log)
+    recovered(log, 300.0)
+    expected = [spans_of(one)[0]["traceId"] for one in traces(log.events(), "1")]
+    exit_ = log.add("worker.exited", 900.0, round=2, node="n2:5", data=exited(4))
+    end = log.add("run.closed", 900.1, cause=exit_, round=2, data={"verdict": "failed"}, text="no restarts left")
+    taken = Recoveries("1")
+    sent: list[list[str]] = []
+    for event in log.events():
+        ready = taken.take([event], 0.0)
+        if ready:
+            sent.append([str(event.order), *(spans_of(trace)[0]["traceId"] for _, trace in ready)])
+    second_broken = next(event for event in reversed(log.events()) if event.type == "round.broken").order
+    assert sent[0] == [str(second_broken), expected[0]]
+    assert sent[1][:2] == [str(end), expected[1]]
+    assert len(sent[1]) == 3, "the failure that ended the job"
+    assert len(sent) == 2
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_memory_is_bounded(busy: bool) -> None:
+    """Of a job with many recoveries, and of one that never forms again."""
+    taken = Recoveries("1")
+    sent = 0
+    log = formed()
+    at = 100.0
+    told = 0
+    for _ in range(60):
+        recovered(log, at)
+        at += 100
+        if busy:
+            broken = log.add("round.broken", at, round=2, data={"why": "nodes.wait"})
+            for number in range(400):
+                log.add("node.joined", at, cause=broken, round=2, node=f"n{number}:1")
+        events = log.events()[told:]
+        told += len(events)
+        sent += len(taken.take(events, at))
+        assert len(taken._events) <= (1000 if busy else 20)
+        assert len(taken._sent) <= 3
+    assert sent + len(taken.rest()) == 60
+    stuck = Log()
+    stuck.add("node.lost", node="a:1")
+    for _ in range(5):
+        taken.take(stuck.events() * (KEPT_EVENTS // 2), 0.0)
+    assert len(taken._events) == KEPT_EVENTS
+
+
+class Sender:
+    """Stands for a collector that answers as it is told."""
+
+    def __init__(self) -> None:
+        self.got: list[dict[str, Any]] = []
+        self.fails: ConnectionError | None = None
+
+    def __call__(self, _url: str, requests: Iterable[dict[str, Any]]) -> int:
+        if self.fails is not None:
+            raise self.fails
+        self.got += requests
+        return 1
+
+
+def test_a_collector_that_is_away_is_told_of_once_and_gets_everything_later(capsys: pytest.CaptureFixture[str]) -> None:
+    sender = Sender()
+    outbox = Outbox("http://c", sender)
+    sender.fails = ConnectionError("http://c: Connection refused, after 0 traces")
+    for number in range(3):
+        outbox.put([(f"n{number} lost", {"number": number})])
+        outbox.flush(number * 2 * RETRY_S)
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        "elastic-rs: warning: http://c: Connection refused; recoveries wait until the collector answers, at most "
+        f"{KEPT_TRACES}: n0 lost"
+    ]
+    assert outbox.unsent() == 3
+    sender.fails = None
+    outbox.flush(4 * RETRY_S + 1)
+    assert sender.got == [], "it was tried a moment ago"
+    outbox.flush(5 * RETRY_S)
+    assert [one["number"] for one in sender.got] == [0, 1, 2]
+    assert capsys.readouterr().out.splitlines() == [f"sent to http://c: n{number} lost" for number in range(3)]
+
+
+def test_what_waits_is_bounded_and_what_is_refused_is_not_sent_again(capsys: pytest.CaptureFixture[str]) -> None:
+    sender = Sender()
+    outbox = Outbox("http://c", sender)
+    sender.fails = ConnectionError("http://c: 503 Service Unavailable")
+    outbox.put((f"n{number}", {"number": number}) for number in range(KEPT_TRACES + 5))
+    outbox.flush(0.0)
+    assert outbox.unsent() == KEPT_TRACES + 5
+    sender.fails = None
+    outbox.flush(RETRY_S)
+    assert [one["number"] for one in sender.got] == list(range(5, KEPT_TRACES + 5))
+    assert "recoveries were dropped while the collector did not answer: 5" in capsys.readouterr().err
+    sender.fails = RefusedError("http://c: 400 Bad Request, after 0 traces")
+    outbox.put([("n1\x1b[2J", {})])
+    outbox.flush(RETRY_S)
+    assert capsys.readouterr().err == "elastic-rs: warning: http://c: 400 Bad Request; not sent: n1 [2J\n"
+    assert outbox.unsent() == 0
+
+
+@pytest.mark.torchrun
+def test_a_running_job_is_exported_until_its_coordinator_has_gone(
+    two_nodes: Callable[..., list[Process]],
+    job: Job,
+    port: int,
+    tmp_path: Path,
+    collector: tuple[str, type[Collector]],
+) -> None:
+    url, handler = collector
+    nodes = two_nodes()
+    command = [sys.executable, "-m", "elastic_rs", "events", f"127.0.0.1:{port}", "--follow", "--otlp-http", url]
+    exporter = job.start(command, name="exporter")
+    killed = job.workers(nodes[1])
+    rank = max(killed)
+    os.kill(killed[rank], signal.SIGKILL)
+    again(nodes)
+    (tmp_path / "done").touch()
+    assert [node.wait() for node in nodes] == [0, 0]
+    assert exporter.wait() == 3, exporter.tail()
+    assert any(line.startswith(f"sent to {url}: ") and f" rank {rank} SIGKILL" in line for line in exporter.lines)
+    ((_, _, content),) = handler.got
+    check(content, SCHEMA)
+    assert spans_of(content)[0]["name"] == "recovery"
+
+
+def test_the_end_says_what_was_not_sent(free_port: Callable[[], int]) -> None:
+    class Gone:
+        def batches(self) -> Iterable[list[str]]:
+            log = formed()
+            recovered(log)
+            yield log.lines
+            raise AnswerError("it has gone")
+
+    url = f"http://127.0.0.1:{free_port()}/v1/traces"
+    with pytest.raises(AnswerError, match=f"^it has gone; 1 recovery was not sent to {url}$"):
+        export(Gone(), url, "1")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must be an address such as"):
+        export(Gone(), "file:///etc/passwd", "1")  # type: ignore[arg-type]
