@@ -38,11 +38,12 @@ fn rejected_nodes_are_counted_by_why() {
     let far = Hello { placed: Some(placed), ..hello(9, &settings()) };
     assert_eq!(refused(&mut bench, far, 9), count(Refused::Invalid));
     // A newer agent comes from the place of the second one, which comes back.
-    bench.greet(3, Hello { node_rank: None, name: "host:2".into(), ..hello(3, &settings()) }, 2);
+    bench.greet(3, Hello { node_rank: None, name: "host:2".into(), ..hello(3, &settings()) }, 1);
     bench.tallies.clear();
-    assert_eq!(refused(&mut bench, Hello { process: 2, ..hello(2, &settings()) }, 2), count(Refused::Replaced));
-    // That was a departure of its host, which may leave once.
-    assert_eq!(refused(&mut bench, hello(11, &settings()), 2), count(Refused::Flapping));
+    assert_eq!(refused(&mut bench, hello(2, &settings()), 1), count(Refused::Replaced));
+    // Nodes of their host may leave the running job once.
+    bench.say(1, NodeMessage::Leave { reason: "test".into(), signal: None });
+    assert_eq!(refused(&mut bench, hello(11, &settings()), 1), count(Refused::Flapping));
 }
 
 #[test]
