@@ -38,11 +38,8 @@ impl Observer {
         let deadline = Instant::now() + limit;
         let addresses = resolve(host, port, deadline).await.map_err(|error| error.to_string())?;
         let open = async |stream: TcpStream| {
-            stream.set_nodelay(true).map_err(|error| error.to_string())?;
-            let mut halves = match &secured {
-                Some((protection, run_id)) => protection.begin(stream, host, run_id).await?,
-                None => Halves::plain(stream),
-            };
+            let secured = secured.as_ref().map(|(protection, run_id)| (protection.as_ref(), *run_id));
+            let mut halves = Halves::begin(stream, host, secured).await?;
             let mut preamble = BytesMut::new();
             codec::encode_preamble(&mut preamble);
             halves.writer.write_all(&preamble).await.map_err(|error| error.to_string())?;

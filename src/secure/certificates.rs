@@ -4,26 +4,28 @@
 //! other's is for the host it has connected to. With a SPIFFE id both check that id, and no host.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::process;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use ring::digest::{Context, SHA256};
-use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use tokio_rustls::rustls::client::{Resumption, WebPkiServerVerifier, verify_server_cert_signed_by_trust_anchor};
+use tokio::task::AbortHandle;
+use tokio::time::sleep;
+use tokio_rustls::rustls::client::WebPkiServerVerifier;
+use tokio_rustls::rustls::crypto::CryptoProvider;
 use tokio_rustls::rustls::crypto::ring::default_provider;
-use tokio_rustls::rustls::crypto::{CryptoProvider, verify_tls13_signature};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use tokio_rustls::rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::sign::{CertifiedKey, SingleCertAndKey};
 use tokio_rustls::rustls::version::TLS13;
-use tokio_rustls::rustls::{
-    ClientConfig, DigitallySignedStruct, Error, InconsistentKeys, RootCertStore, ServerConfig, SignatureScheme,
-};
+use tokio_rustls::rustls::{ClientConfig, Error, InconsistentKeys, RootCertStore, ServerConfig};
 
+use super::ending::{self, Ending, Place, about, tell};
 use super::protection::ProtectionError;
 use super::spiffe::SpiffeId;
-use super::tls::no_name;
+use super::tls::{self, no_name};
 use super::watched::{Content, Wanted, Watched};
 use super::x509::{self, Fault, Shown, date};
 use super::{TLS_CA, TLS_CERT, TLS_KEY, TLS_SPIFFE_ID};
@@ -51,15 +53,38 @@ pub(super) struct Identity {
     pub client: Arc<ClientConfig>,
     pub server: Arc<ServerConfig>,
     shown: Shown,
+    /// All certificates that they hold.
+    endings: Vec<Ending>,
     /// Of all files, to tell whether they hold something else.
     digest: Vec<u8>,
 }
 
+impl Identity {
+    /// How long until there may be something to tell of a certificate.
+    fn quiet_for(&self, now: u64) -> Option<Duration> {
+        self.endings.iter().filter_map(|ending| ending.stays(now)).min()
+    }
+}
+
 /// An end's certificate.
 #[derive(Debug)]
-pub(super) struct Certificates {
+pub(super) struct Certificates(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
     files: CertificateFiles,
     watched: Watched<Identity>,
+    reminder: Mutex<Option<Reminder>>,
+}
+
+/// The task that waits until there is something to tell.
+#[derive(Debug)]
+struct Reminder {
+    /// Of the files for which it waits.
+    digest: Vec<u8>,
+    task: AbortHandle,
+    /// Tasks do not survive a fork.
+    started_by: u32,
 }
 
 impl Certificates {
@@ -68,22 +93,32 @@ impl Certificates {
     /// # Errors
     /// A file cannot be used, they do not fit together, or the certificate is not valid now.
     pub fn open(files: CertificateFiles, good_for: Duration) -> Result<Self, ProtectionError> {
-        Ok(Self { watched: Watched::open(files.clone(), good_for)?, files })
+        let watched = Watched::<Identity>::open(files.clone(), good_for)?;
+        tell(&watched.last().endings, ending::now());
+        Ok(Self(Arc::new(Shared { files, watched, reminder: Mutex::new(None) })))
     }
 
-    /// What to use for a new connection.
+    /// What to use for a new connection. Tells which certificates end soon, now and later.
     pub async fn identity(&self) -> Arc<Identity> {
-        self.watched.current().await
+        let identity = self.0.current().await;
+        Shared::remind_of(&self.0, &identity);
+        identity
     }
 
     /// What the certificate said at the last look.
     pub fn shown(&self) -> Shown {
-        self.watched.last().shown.clone()
+        self.0.watched.last().shown.clone()
+    }
+
+    /// What is to be said now of certificates that end soon, one sentence for each.
+    pub fn warnings(&self) -> Vec<String> {
+        let now = ending::now();
+        self.0.watched.last().endings.iter().filter_map(|ending| ending.words(now)).collect()
     }
 
     /// The id that peers have to have.
     pub fn spiffe_id(&self) -> Option<&SpiffeId> {
-        self.files.spiffe_id.as_ref()
+        self.0.files.spiffe_id.as_ref()
     }
 
     /// The name of the peer that is to be at `host`, as TLS wants it.
@@ -114,6 +149,49 @@ impl Certificates {
     }
 }
 
+impl Shared {
+    /// What the files hold, after what is to be told of it.
+    async fn current(&self) -> Arc<Identity> {
+        let identity = self.watched.current().await;
+        tell(&identity.endings, ending::now());
+        identity
+    }
+
+    /// Start the task that waits until there is something to tell of these certificates, unless it is there.
+    fn remind_of(shared: &Arc<Self>, identity: &Identity) {
+        let mut reminder = shared.reminder.lock();
+        let (own, Some(wait)) = (process::id(), identity.quiet_for(ending::now())) else { return };
+        if let Some(running) = reminder.as_ref().filter(|running| running.started_by == own) {
+            if running.digest == identity.digest && !running.task.is_finished() {
+                return;
+            }
+            running.task.abort();
+        }
+        let task = tokio::spawn(remind(Arc::downgrade(shared), wait)).abort_handle();
+        *reminder = Some(Reminder { digest: identity.digest.clone(), task, started_by: own });
+    }
+}
+
+/// Tell at the right times which certificates end, as long as these files are used. They are read again before.
+async fn remind(shared: Weak<Shared>, mut wait: Duration) {
+    loop {
+        sleep(wait).await;
+        let Some(shared) = shared.upgrade() else { return };
+        match shared.current().await.quiet_for(ending::now()) {
+            Some(next) => wait = next,
+            None => return,
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Some(running) = self.reminder.get_mut().take().filter(|running| running.started_by == process::id()) {
+            running.task.abort();
+        }
+    }
+}
+
 impl Content for Identity {
     type Files = CertificateFiles;
     const THREAD: &'static str = "certificates";
@@ -137,7 +215,13 @@ impl Content for Identity {
             )));
         }
         let mut roots = RootCertStore::empty();
-        for authority in certificates(ca, &texts[2])? {
+        let authorities = certificates(ca, &texts[2])?;
+        let endings = |place, path: &Path, all: &[CertificateDer<'_>]| {
+            let ending = |(subject, valid)| Ending { place, path: path.to_owned(), subject, valid };
+            all.iter().filter_map(x509::life).map(ending).collect::<Vec<_>>()
+        };
+        let endings = [endings(Place::Cert, &files.cert, &chain), endings(Place::Ca, &files.ca, &authorities)].concat();
+        for authority in authorities {
             roots
                 .add(authority)
                 .map_err(|error| ca.unusable(format!("holds a certificate that cannot be used: {error}")))?;
@@ -145,14 +229,15 @@ impl Content for Identity {
         let provider = Arc::new(default_provider());
         let certified = certify(&chain, cert, key, &texts[1], &provider)?;
         let algorithms = &provider.signature_verification_algorithms;
-        let shown = x509::examine(&chain, &roots.roots, algorithms, UnixTime::now())
-            .map_err(|fault| cert.unusable(in_words(&fault, &files.ca)))?;
+        let now = UnixTime::now();
+        let shown = x509::examine(&chain, &roots.roots, algorithms, now)
+            .map_err(|fault| cert.unusable(in_words(&fault, &files.ca, now.as_secs())))?;
         let mut digest = Context::new(&SHA256);
         texts.iter().for_each(|text| digest.update(text.as_bytes()));
         let (client, server) = configs(certified, roots, provider, files.spiffe_id.is_some())
             .map_err(|error| ProtectionError::Tls(error.to_string()))?;
         let digest = digest.finish().as_ref().to_vec();
-        Ok(Self { client: Arc::new(client), server: Arc::new(server), shown, digest })
+        Ok(Self { client: Arc::new(client), server: Arc::new(server), shown, endings, digest })
     }
 
     fn news(&self, before: &Self, files: &CertificateFiles) -> Option<String> {
@@ -199,13 +284,17 @@ fn certify(
 }
 
 /// What is wrong with an end's own certificate.
-fn in_words(fault: &Fault, ca: &Path) -> String {
+fn in_words(fault: &Fault, ca: &Path, now: u64) -> String {
     match fault {
         Fault::NotX509(error) => format!("begins with what is no certificate: {error}"),
-        Fault::Time(from, until) => format!(
-            "holds a certificate that is not valid now, but from {} until {}: renew it, or check this machine's clock",
-            date(*from),
+        Fault::Time(subject, (_, until)) if now > *until => format!(
+            "holds the certificate of {subject}, which ended {} ago, at {}: renew it, or check this machine's clock",
+            about(now - until),
             date(*until)
+        ),
+        Fault::Time(subject, (from, _)) => format!(
+            "holds the certificate of {subject}, which is not valid before {}: check this machine's clock",
+            date(*from)
         ),
         Fault::Issuer => format!(
             "holds a certificate that no authority in `{}` ({TLS_CA}) has issued: name its CA there, and write intermediate \
@@ -233,238 +322,20 @@ fn configs(
         .with_protocol_versions(&[&TLS13])?
         .with_client_cert_verifier(of_nodes)
         .with_cert_resolver(own.clone());
-    server.send_tls13_tickets = 0;
-    server.session_storage = Arc::new(NoServerSessionStorage {});
+    tls::never_resume(&mut server);
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider)).with_protocol_versions(&[&TLS13])?;
     let builder = if by_id {
         // The id is checked once the handshake is over: `Certificates::check_peer`.
-        builder.dangerous().with_custom_certificate_verifier(Arc::new(OfAnyHost { roots, provider }))
+        let of_any_host = tls::AnyHost { provider, roots: Some(roots) };
+        builder.dangerous().with_custom_certificate_verifier(Arc::new(of_any_host))
     } else {
         let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider).build();
         builder.with_webpki_verifier(verifier.map_err(|error| general(&error))?)
     };
     let mut client = builder.with_client_cert_resolver(own);
-    client.enable_sni = false;
-    client.resumption = Resumption::disabled();
+    tls::never_resume_or_name(&mut client);
     Ok((client, server))
 }
 
-/// Takes the certificates of any host that an authority has issued.
-#[derive(Debug)]
-struct OfAnyHost {
-    roots: Arc<RootCertStore>,
-    provider: Arc<CryptoProvider>,
-}
-
-impl ServerCertVerifier for OfAnyHost {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        let parsed = ParsedCertificate::try_from(end_entity)?;
-        let algorithms = self.provider.signature_verification_algorithms.all;
-        verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, intermediates, now, algorithms)?;
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _cert: &CertificateDer<'_>,
-        _dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("only TLS 1.3 is spoken".to_owned()))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use std::fs::{Permissions, set_permissions};
-    use std::os::unix::fs::PermissionsExt;
-
-    use bytes::BytesMut;
-    use tokio::net::{TcpListener, TcpStream};
-
-    use super::*;
-    use crate::secure::door::Door;
-    use crate::secure::fixtures::{Folder, data};
-    use crate::secure::objection::in_words as in_words_of;
-    use crate::secure::refusals::Kind;
-    use crate::secure::{Protection, ProtectionOptions, proof, tls};
-
-    fn open(folder: &Folder) -> Result<Certificates, ProtectionError> {
-        Certificates::open(folder.files(), Duration::ZERO)
-    }
-
-    #[test]
-    fn files_that_cannot_be_used_are_named_with_the_reason() {
-        let long = data("node.pem").repeat(40);
-        let locked = "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n";
-        for (file, text, what, why) in [
-            ("cert.pem", &data("node.key")[..], "certificate", "holds no certificate in PEM"),
-            ("cert.pem", "", "certificate", "holds no certificate in PEM"),
-            (
-                "cert.pem",
-                "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
-                "certificate",
-                "what is no certificate",
-            ),
-            ("cert.pem", &long, "certificate", "must have at most 12288: leave out the authority's own"),
-            ("key.pem", &data("node.pem"), "key", "holds no private key in PEM"),
-            ("key.pem", locked, "key", "holds a key with a passphrase"),
-            ("key.pem", &data("renewed.key"), "key", "does not belong to the first certificate in `"),
-            ("ca.pem", &data("node.key"), "CA", "holds no certificate in PEM"),
-            ("ca.pem", &"#".repeat(1 << 21), "CA", "has more than 1048576 bytes"),
-        ] {
-            let folder = Folder::new("node", &["ca"]);
-            folder.put(file, text);
-            let error = open(&folder).unwrap_err().to_string();
-            let begin = format!("the {what} file `{}` ", folder.path(file).display());
-            assert!(error.starts_with(&begin) && error.contains(why), "{error}");
-        }
-        for (name, authority, why) in [
-            ("expired", "ca", "not valid now, but from 2020-01-01T00:00:00Z until 2020-02-01T00:00:00Z: renew it"),
-            ("early", "ca", "not valid now, but from 2100-01-01T00:00:00Z until 2120-01-01T00:00:00Z"),
-            ("node", "other-ca", "no authority in `"),
-            ("stranger", "ca", "no authority in `"),
-        ] {
-            let folder = Folder::new(name, &[authority]);
-            let error = open(&folder).unwrap_err().to_string();
-            assert!(error.contains("cert.pem` holds a certificate that ") && error.contains(why), "{error}");
-        }
-        let folder = Folder::new("node", &["ca"]);
-        set_permissions(folder.path("key.pem"), Permissions::from_mode(0o644)).unwrap();
-        assert!(open(&folder).unwrap_err().to_string().contains("has the mode 0644: others may read"));
-        std::fs::remove_file(folder.path("key.pem")).unwrap();
-        assert!(open(&folder).unwrap_err().to_string().contains("key.pem` cannot be read: No such file"));
-    }
-
-    #[tokio::test]
-    async fn a_certificate_is_shown_and_a_changed_one_used_and_a_broken_one_is_not() {
-        let folder = Folder::new("chained", &["other-ca", "ca"]);
-        let own = open(&folder).unwrap();
-        let names = "localhost, 127.0.0.1, ::1, 127.0.0.2, 127.0.0.3, 127.0.0.4";
-        let shown = |name: &str, issuer: &str| {
-            format!(
-                "the certificate of CN={name}, O=elastic_rs tests for {names}, issued by CN=elastic_rs tests {issuer}, valid until \
-                 2120-01-01T00:00:00Z"
-            )
-        };
-        assert_eq!(own.shown().to_string(), shown("chained", "middle"));
-        let first = own.identity().await;
-        // Files are replaced one after the other. Between, they do not fit together.
-        folder.put("cert.pem", &data("renewed.pem"));
-        assert!(Arc::ptr_eq(&own.identity().await, &first));
-        folder.put("key.pem", &data("renewed.key"));
-        assert!(!Arc::ptr_eq(&own.identity().await, &first));
-        assert_eq!(own.shown().to_string(), shown("renewed", "ca"));
-        folder.put("ca.pem", &data("other-ca.pem"));
-        own.identity().await;
-        assert_eq!(own.shown().to_string(), shown("renewed", "ca"));
-        let id = Folder::new("member", &["ca"]);
-        assert_eq!(open(&id).unwrap().shown().names, ["spiffe://tests.elastic-rs/jobs/train"]);
-    }
-
-    #[test]
-    fn the_host_that_was_connected_to_is_what_a_certificate_has_to_be_for() {
-        let folder = Folder::new("node", &["ca"]);
-        let mut files = folder.files();
-        let own = Certificates::open(files.clone(), Duration::ZERO).unwrap();
-        for (host, name) in [("node0", "node0"), ("10.0.0.1", "10.0.0.1"), ("::1", "::1"), ("fe80::1%eth0", "fe80::1")]
-        {
-            assert_eq!(own.server_name(host).unwrap().to_str(), name);
-        }
-        let error = own.server_name("no host").unwrap_err();
-        assert!(error.contains("`no host` is a name that no certificate can have"), "{error}");
-        files.spiffe_id = Some("spiffe://a".parse().unwrap());
-        assert!(Certificates::open(files, Duration::ZERO).unwrap().server_name("no host").is_ok());
-    }
-
-    async fn pair() -> (TcpStream, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (one, other) =
-            tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), async { listener.accept().await });
-        (one.unwrap(), other.unwrap().0)
-    }
-
-    fn door(folder: &Folder) -> Door {
-        let options = ProtectionOptions { certificates: Some(folder.files()), ..ProtectionOptions::default() };
-        Door::new(Arc::new(Protection::new(options).unwrap())).unwrap()
-    }
-
-    /// Settings of a stranger that does not look at its own certificate.
-    fn stranger(name: Option<&str>) -> Arc<ClientConfig> {
-        let provider = Arc::new(default_provider());
-        let roots = CertificateDer::pem_slice_iter(data("ca.pem").as_bytes()).map(Result::unwrap).collect::<Vec<_>>();
-        let mut store = RootCertStore::empty();
-        store.add_parsable_certificates(roots);
-        let Some(name) = name else {
-            let builder = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13]).unwrap();
-            return Arc::new(builder.with_root_certificates(store).with_no_client_auth());
-        };
-        let chain =
-            CertificateDer::pem_slice_iter(data(&format!("{name}.pem")).as_bytes()).map(Result::unwrap).collect();
-        let key = PrivateKeyDer::from_pem_slice(data(&format!("{name}.key")).as_bytes()).unwrap();
-        let certified = CertifiedKey::from_der(chain, key, &provider).unwrap();
-        Arc::new(configs(certified, store, provider, false).unwrap().0)
-    }
-
-    /// The coordinator judges a node's certificate once the node takes TLS as begun: the node learns it with the first answer.
-    #[tokio::test]
-    async fn a_node_whose_certificate_is_not_accepted_is_told_why() {
-        let folder = Folder::new("node", &["ca"]);
-        for (name, refused, told) in [
-            (None, "it shows no certificate", "it wants a certificate: set ELASTIC_RS_TLS_CERT here, too"),
-            (
-                Some("stranger"),
-                "does not chain to a CA of this end",
-                "no CA of that end (ELASTIC_RS_TLS_CA) has issued it",
-            ),
-            (Some("expired"), "was valid until 2020-02-01T00:00:00Z", "by that end's clock it is not valid now"),
-            (Some("early"), "is valid from 2100-01-01T00:00:00Z on", "by that end's clock it is not valid now"),
-        ] {
-            let door = door(&folder);
-            let (node, coordinator) = pair().await;
-            let speaking = async {
-                let host = ServerName::try_from("localhost").unwrap();
-                let mut stream = tls::connect(stranger(name), host, node).await.unwrap();
-                let secret = tls::secret_of_client(&stream).unwrap();
-                proof::prove(&mut stream, None, "job", &secret).await.unwrap_err()
-            };
-            let (admitted, error) = tokio::join!(door.admit(coordinator, BytesMut::new()), speaking);
-            let refusal = admitted.unwrap_err();
-            assert!(refusal.kind == Kind::Certificate && refusal.why.contains(refused), "{refusal:?}");
-            assert!(error.contains(told), "{error}");
-        }
-    }
-
-    #[tokio::test]
-    async fn an_end_without_certificates_and_one_with_them_tell_each_other() {
-        let folder = Folder::new("node", &["ca"]);
-        let at_one_end = "ELASTIC_RS_TLS_CERT seems to be set at one of the two ends only";
-        let (node, coordinator) = pair().await;
-        let door = door(&folder);
-        let speaking = async { tls::connect(tls::client_config().unwrap(), no_name(), node).await.err().unwrap() };
-        let (admitted, error) = tokio::join!(door.admit(coordinator, BytesMut::new()), speaking);
-        let refusal = admitted.unwrap_err();
-        assert!(refusal.kind == Kind::NoTls && refusal.why.contains(at_one_end), "{refusal:?}: {error:?}");
-        assert!(in_words_of(&error).is_some_and(|words| words.contains(at_one_end)), "{error:?}");
-    }
-}
+mod tests;

@@ -12,7 +12,8 @@
 //! - [`token_file`]: tokens in a file.
 //! - [`proof`]: what both ends say.
 //! - [`tls`]: TLS, and the settings of ends without certificates.
-//! - [`certificates`]: the settings of ends with certificates; [`x509`]: what one says; [`spiffe`]: ids in them, pure.
+//! - [`certificates`]: the settings of ends with certificates; [`x509`]: what one says; [`spiffe`]: ids in them, pure; [`ending`]: when
+//!   an operator is told that one ends.
 //! - [`objection`]: what went wrong in TLS, in words.
 //! - [`door`]: the coordinator's end. Strangers are bounded in number, time and bytes, and counted ([`refusals`]). Their handshakes
 //!   run on threads of their own ([`helpers`]).
@@ -25,6 +26,8 @@ mod certificates;
 pub mod claim;
 #[cfg(feature = "io")]
 pub mod door;
+#[cfg(feature = "io")]
+mod ending;
 #[cfg(all(test, feature = "io"))]
 pub(crate) mod fixtures;
 #[cfg(feature = "io")]

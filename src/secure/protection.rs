@@ -194,6 +194,11 @@ impl Protection {
         self.certificates.as_ref().map(Certificates::shown)
     }
 
+    /// What an operator has to know now about certificates that end soon, one sentence for each. It has been logged, too.
+    pub fn warnings(&self) -> Vec<String> {
+        self.certificates.as_ref().map(Certificates::warnings).unwrap_or_default()
+    }
+
     /// What this end proves itself by, for logs.
     pub fn words(&self) -> String {
         let token = self.key_ids().map(|ids| format!("the token with the id {ids}"));

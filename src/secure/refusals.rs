@@ -33,58 +33,37 @@ impl Refusal {
     }
 }
 
-/// The numbers of refused strangers, which only grow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Refusals {
-    /// Of [`Kind::NoTls`].
-    pub no_tls: u64,
-    /// Of [`Kind::Certificate`].
-    pub certificate: u64,
-    /// Of [`Kind::Unproven`].
-    pub unproven: u64,
-    /// Of [`Kind::Late`].
-    pub late: u64,
-    /// Of [`Kind::Crowded`].
-    pub crowded: u64,
+impl Kind {
+    /// How many there are.
+    const COUNT: usize = Self::Crowded as usize + 1;
 }
 
+/// The numbers of refused strangers, which only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Refusals([u64; Kind::COUNT]);
+
 impl Refusals {
+    /// Those of this kind.
+    pub fn of(&self, kind: Kind) -> u64 {
+        self.0[kind as usize]
+    }
+
     /// All of them.
     pub fn total(&self) -> u64 {
-        self.no_tls + self.certificate + self.unproven + self.late + self.crowded
+        self.0.iter().sum()
     }
 }
 
 /// Counts refused strangers. Any thread may.
 #[derive(Debug, Default)]
-pub(super) struct Counters {
-    no_tls: AtomicU64,
-    certificate: AtomicU64,
-    unproven: AtomicU64,
-    late: AtomicU64,
-    crowded: AtomicU64,
-}
+pub(super) struct Counters([AtomicU64; Kind::COUNT]);
 
 impl Counters {
     pub fn count(&self, kind: Kind) {
-        let counter = match kind {
-            Kind::NoTls => &self.no_tls,
-            Kind::Certificate => &self.certificate,
-            Kind::Unproven => &self.unproven,
-            Kind::Late => &self.late,
-            Kind::Crowded => &self.crowded,
-        };
-        counter.fetch_add(1, Ordering::Relaxed);
+        self.0[kind as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     pub fn now(&self) -> Refusals {
-        let now = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Refusals {
-            no_tls: now(&self.no_tls),
-            certificate: now(&self.certificate),
-            unproven: now(&self.unproven),
-            late: now(&self.late),
-            crowded: now(&self.crowded),
-        }
+        Refusals(self.0.each_ref().map(|counter| counter.load(Ordering::Relaxed)))
     }
 }

@@ -11,17 +11,17 @@ use ring::signature::Ed25519KeyPair;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream as ClientStream;
-use tokio_rustls::rustls::client::Resumption;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use tokio_rustls::rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
 use tokio_rustls::rustls::crypto::ring::{default_provider, sign::any_eddsa_type};
-use tokio_rustls::rustls::crypto::{CryptoProvider, verify_tls13_signature_with_raw_key};
+use tokio_rustls::rustls::crypto::{CryptoProvider, verify_tls13_signature, verify_tls13_signature_with_raw_key};
 use tokio_rustls::rustls::pki_types::{
     CertificateDer, PrivatePkcs8KeyDer, ServerName, SubjectPublicKeyInfoDer, UnixTime,
 };
-use tokio_rustls::rustls::server::{AlwaysResolvesServerRawPublicKeys, NoServerSessionStorage};
+use tokio_rustls::rustls::server::{AlwaysResolvesServerRawPublicKeys, NoServerSessionStorage, ParsedCertificate};
 use tokio_rustls::rustls::sign::{CertifiedKey, SigningKey};
 use tokio_rustls::rustls::version::TLS13;
-use tokio_rustls::rustls::{DigitallySignedStruct, Error, SignatureScheme};
+use tokio_rustls::rustls::{DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 use tokio_rustls::server::TlsStream as ServerStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
@@ -48,23 +48,33 @@ pub fn server_config() -> Result<Arc<ServerConfig>, Error> {
         .with_protocol_versions(&[&TLS13])?
         .with_no_client_auth()
         .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(Arc::new(certified))));
+    never_resume(&mut config);
+    Ok(Arc::new(config))
+}
+
+/// Sessions are not resumed.
+pub fn never_resume(config: &mut ServerConfig) {
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});
-    Ok(Arc::new(config))
 }
 
 /// A node's end.
 pub fn client_config() -> Result<Arc<ClientConfig>, Error> {
     let provider = Arc::new(default_provider());
-    let any_key = Arc::new(AnyKey(Arc::clone(&provider)));
+    let any_key = Arc::new(AnyHost { provider: Arc::clone(&provider), roots: None });
     let mut config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13])?
         .dangerous() // no certificate says who the coordinator is: the token does
         .with_custom_certificate_verifier(any_key)
         .with_no_client_auth();
+    never_resume_or_name(&mut config);
+    Ok(Arc::new(config))
+}
+
+/// Sessions are not resumed, and the host's name is not sent in clear.
+pub fn never_resume_or_name(config: &mut ClientConfig) {
     config.enable_sni = false;
     config.resumption = Resumption::disabled();
-    Ok(Arc::new(config))
 }
 
 /// Begin TLS. `name` is compared with what a certificate says, and not sent. Without certificates it is not compared either.
@@ -97,19 +107,28 @@ pub fn secret_of_server<S>(stream: &ServerStream<S>) -> Result<Secret, String> {
     stream.get_ref().1.export_keying_material([0; SECRET_BYTES], LABEL, None).map_err(|error| error.to_string())
 }
 
-/// Takes every key whose owner has it.
+/// Takes the other end for whatever host it is at.
 #[derive(Debug)]
-struct AnyKey(Arc<CryptoProvider>);
+pub struct AnyHost {
+    pub provider: Arc<CryptoProvider>,
+    /// One of these has to have issued the other end's certificate. `None`: it shows a key instead, and any will do.
+    pub roots: Option<Arc<RootCertStore>>,
+}
 
-impl ServerCertVerifier for AnyKey {
+impl ServerCertVerifier for AnyHost {
     fn verify_server_cert(
         &self,
-        _end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
         _server_name: &ServerName<'_>,
         _ocsp_response: &[u8],
-        _now: UnixTime,
+        now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
+        if let Some(roots) = &self.roots {
+            let parsed = ParsedCertificate::try_from(end_entity)?;
+            let algorithms = self.provider.signature_verification_algorithms.all;
+            verify_server_cert_signed_by_trust_anchor(&parsed, roots, intermediates, now, algorithms)?;
+        }
         Ok(ServerCertVerified::assertion())
     }
 
@@ -128,15 +147,22 @@ impl ServerCertVerifier for AnyKey {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        if self.roots.is_some() {
+            return verify_tls13_signature(message, cert, dss, algorithms);
+        }
         let key = SubjectPublicKeyInfoDer::from(cert.as_ref());
-        verify_tls13_signature_with_raw_key(message, &key, dss, &self.0.signature_verification_algorithms)
+        verify_tls13_signature_with_raw_key(message, &key, dss, algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
+        match self.roots {
+            Some(_) => self.provider.signature_verification_algorithms.supported_schemes(),
+            None => vec![SignatureScheme::ED25519],
+        }
     }
 
     fn requires_raw_public_keys(&self) -> bool {
-        true
+        self.roots.is_none()
     }
 }

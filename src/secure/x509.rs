@@ -44,8 +44,8 @@ impl fmt::Display for Shown {
 pub(super) enum Fault {
     /// It cannot be parsed.
     NotX509(Error),
-    /// It is not valid now, but in this time.
-    Time(u64, u64),
+    /// This one of the chain is not valid now, but in this time.
+    Time(String, (u64, u64)),
     /// It does not lead to an authority.
     Issuer,
     /// Anything else.
@@ -62,18 +62,10 @@ pub(super) fn examine(
     let (first, rest) = chain.split_first().ok_or(Fault::NotX509(Error::BadDer))?;
     let certificate = EndEntityCert::try_from(first).map_err(Fault::NotX509)?;
     let check = |time| certificate.verify_for_usage(algorithms.all, authorities, rest, time, AnyUse, None, None);
-    // webpki names the limits of the time in errors alone.
-    let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
-    let valid = match (check(at(0)), check(at(u64::MAX))) {
-        (Err(Error::CertNotValidYet { not_before, .. }), Err(Error::CertExpired { not_after, .. })) => {
-            (not_before.as_secs(), not_after.as_secs())
+    for (subject, valid) in chain.iter().filter_map(life) {
+        if !(valid.0..=valid.1).contains(&now.as_secs()) {
+            return Err(Fault::Time(subject, valid));
         }
-        (Ok(_), Err(Error::CertExpired { not_after, .. })) => (0, not_after.as_secs()),
-        (_, Err(error)) => return Err(Fault::Other(error)),
-        (_, Ok(_)) => (0, u64::MAX),
-    };
-    if !(valid.0..=valid.1).contains(&now.as_secs()) {
-        return Err(Fault::Time(valid.0, valid.1));
     }
     match check(now) {
         Ok(_) => {}
@@ -81,7 +73,31 @@ pub(super) fn examine(
         Err(error) => return Err(Fault::Other(error)),
     }
     let (subject, issuer) = (name(certificate.subject()), name(certificate.issuer()));
-    Ok(Shown { subject, issuer, valid, names: alternatives(&certificate) })
+    Ok(Shown { subject, issuer, valid: validity(&certificate), names: alternatives(&certificate) })
+}
+
+/// Whose a certificate is, and from when until when it is valid, in seconds since 1970. `None`: it is older than X.509 version 3, or
+/// cannot be parsed.
+pub(super) fn life(certificate: &CertificateDer<'_>) -> Option<(String, (u64, u64))> {
+    let parsed = EndEntityCert::try_from(certificate).ok()?;
+    Some((name(parsed.subject()), validity(&parsed)))
+}
+
+/// webpki names the limits of the time in errors alone. It looks at them before anything else.
+fn validity(certificate: &EndEntityCert<'_>) -> (u64, u64) {
+    let at = |seconds| {
+        let time = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+        certificate.verify_for_usage(&[], &[], &[], time, AnyUse, None, None).err()
+    };
+    let from = match at(0) {
+        Some(Error::CertNotValidYet { not_before, .. }) => not_before.as_secs(),
+        _ => 0,
+    };
+    let until = match at(u64::MAX) {
+        Some(Error::CertExpired { not_after, .. }) => not_after.as_secs(),
+        _ => u64::MAX,
+    };
+    (from, until)
 }
 
 /// The URIs that a certificate names.

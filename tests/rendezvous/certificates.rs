@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use elastic_rs::host::Host;
-use elastic_rs::secure::refusals::Refusals;
+use elastic_rs::secure::refusals::{Kind, Refusals};
 use elastic_rs::secure::{CertificateFiles, Protection, ProtectionOptions, TokenSource};
 
 use crate::protected::{MOMENT, PATIENCE, host, join, node_of, open, token, told};
@@ -163,7 +163,7 @@ fn an_end_that_cannot_be_trusted_is_told_and_counted() {
         let tried = runtime.block_on(node.protection().try_at("127.0.0.1", host.port(), "127.0.0.1", "job", PATIENCE));
         let error = tried.unwrap_err();
         assert!(error.contains(why), "{error}");
-        counted(&host, |refused| [refused.certificate, refused.unproven] == counts);
+        counted(&host, |refused| [Kind::Certificate, Kind::Unproven].map(|kind| refused.of(kind)) == counts);
     }
 }
 
@@ -196,7 +196,7 @@ fn certificates_at_one_end_only_are_told() {
         let session = open(plain.port(), node_of("job", 2, 1), Some(end.protection()));
         told(&session, "this node has certificates (ELASTIC_RS_TLS_CERT), and it seems to have none").await;
     });
-    counted(&certified, |refused| refused.no_tls == 2);
+    counted(&certified, |refused| refused.of(Kind::NoTls) == 2);
 }
 
 /// The coordinator gets a certificate of another CA, as when a CA is replaced by another. Sessions that stand do not notice.

@@ -103,6 +103,12 @@ impl Protection {
         self.0.certificate().map(|shown| (shown.valid.1 as f64 - now) / 86400.0)
     }
 
+    /// What an operator has to know now about certificates that end soon, one sentence for each.
+    #[getter]
+    fn warnings(&self) -> Vec<String> {
+        self.0.warnings()
+    }
+
     /// What this process proves itself by, for people.
     #[getter]
     fn words(&self) -> String {

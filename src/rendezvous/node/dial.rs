@@ -48,7 +48,11 @@ pub(super) async fn dial(
     let deadline = Instant::now() + DIAL_TIMEOUT;
     match resolve(&host, port, deadline).await {
         Ok(addresses) => {
-            let open = |dialled| begin(dialled, &host, secured.as_ref());
+            let secured = secured.as_ref().map(|(protection, run_id)| (protection.as_ref(), run_id.as_str()));
+            let open = async |bare: Dialled<TcpStream>| {
+                let link = Halves::begin(bare.link, &host, secured).await?;
+                Ok(Dialled { link, from_source: bare.from_source })
+            };
             dial_any(&host, &addresses, source, deadline, open).await
         }
         Err(error) => {
@@ -56,20 +60,6 @@ pub(super) async fn dial(
             Err(DialError { text: error.to_string(), refused: false, unproven: false, out_of_descriptors })
         }
     }
-}
-
-/// Make a session's connection of a bare one.
-async fn begin(
-    bare: Dialled<TcpStream>,
-    host: &str,
-    secured: Option<&(Arc<Protection>, String)>,
-) -> Result<Dialled, String> {
-    bare.link.set_nodelay(true).map_err(|error| error.to_string())?;
-    let link = match secured {
-        Some((protection, run_id)) => protection.begin(bare.link, host, run_id).await?,
-        None => Halves::plain(bare.link),
-    };
-    Ok(Dialled { link, from_source: bare.from_source })
 }
 
 async fn dial_any<L, O: Future<Output = Result<Dialled<L>, String>>>(

@@ -1,0 +1,200 @@
+//! When an operator is told that a certificate ends, and in which words. Pure, but for the list of those that were told.
+//!
+//! Sites renew certificates when a third of their life or more is left. Less than a tenth means that renewing has failed. For a
+//! certificate of many years, a tenth is too early to be of use: the last week is enough to replace it.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
+
+use super::x509::date;
+use super::{TLS_CA, TLS_CERT};
+
+/// The part of a certificate's life at whose end is told: one in so many.
+const LAST_PART: u64 = 10;
+/// The longest time before its end.
+const LONGEST: Duration = Duration::from_secs(7 * 86_400);
+
+/// In which file a certificate is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Place {
+    /// The end's own, or one that leads from it to an authority.
+    Cert,
+    /// An authority's.
+    Ca,
+}
+
+/// A certificate in a file, and when it ends.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Ending {
+    pub place: Place,
+    /// Of the file.
+    pub path: PathBuf,
+    /// Whose it is.
+    pub subject: String,
+    /// Seconds since 1970 from which on, and until which, it is valid.
+    pub valid: (u64, u64),
+}
+
+/// What is to be said of a certificate now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Stage {
+    /// Nothing.
+    Good,
+    /// That it ends soon.
+    Ending,
+    /// That it has ended.
+    Ended,
+}
+
+impl Ending {
+    /// The seconds since 1970 from which on it is told that it ends.
+    fn begins(&self) -> u64 {
+        let (from, until) = self.valid;
+        until - (until.saturating_sub(from) / LAST_PART).min(LONGEST.as_secs())
+    }
+
+    pub fn stage(&self, now: u64) -> Stage {
+        match now {
+            now if now > self.valid.1 => Stage::Ended,
+            now if now >= self.begins() => Stage::Ending,
+            _ => Stage::Good,
+        }
+    }
+
+    /// How long the stage stays. `None`: for ever.
+    pub fn stays(&self, now: u64) -> Option<Duration> {
+        let next = match self.stage(now) {
+            Stage::Good => self.begins(),
+            Stage::Ending => self.valid.1.saturating_add(1),
+            Stage::Ended => return None,
+        };
+        Some(Duration::from_secs(next - now))
+    }
+
+    /// What an operator has to know now, if anything.
+    pub fn words(&self, now: u64) -> Option<String> {
+        let Self { place, path, subject, valid: (_, until) } = self;
+        let (what, variable) = match place {
+            Place::Cert => ("certificate", TLS_CERT),
+            Place::Ca => ("CA", TLS_CA),
+        };
+        let when = match self.stage(now) {
+            Stage::Good => return None,
+            Stage::Ending => format!("ends in {}, at {}", about(until.saturating_add(1) - now), date(*until)),
+            Stage::Ended => format!("ended {} ago, at {}", about(now - until), date(*until)),
+        };
+        let todo = match (place, self.stage(now)) {
+            (Place::Cert, Stage::Ended) => "renew it: no connection can begin with it",
+            (Place::Cert, _) => "renew it: no connection can begin with it afterwards",
+            (Place::Ca, _) => "add the one that takes its place to the file",
+        };
+        Some(format!(
+            "the {what} file `{}` ({variable}) holds the certificate of {subject}, which {when}; {todo}",
+            path.display()
+        ))
+    }
+}
+
+/// A time in one unit that people read.
+pub(super) fn about(seconds: u64) -> String {
+    match seconds {
+        172_800.. => format!("{} days", seconds / 86_400),
+        7_200.. => format!("{} h", seconds / 3_600),
+        120.. => format!("{} min", seconds / 60),
+        _ => format!("{seconds} s"),
+    }
+}
+
+/// Log what an operator has to know of these certificates now, once in this process for each of them and each stage.
+pub(super) fn tell(endings: &[Ending], now: u64) {
+    for ending in endings {
+        let (stage, Some(words)) = (ending.stage(now), ending.words(now)) else { continue };
+        if TOLD.lock().insert((ending.clone(), stage)) {
+            tracing::warn!("{words}");
+        }
+    }
+}
+
+/// What was told. It grows by a certificate that was not renewed in time.
+static TOLD: Mutex<BTreeSet<(Ending, Stage)>> = Mutex::new(BTreeSet::new());
+
+/// Seconds since 1970, by this machine's clock.
+pub(super) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: u64 = 3_600;
+    const DAY: u64 = 86_400;
+
+    fn ending(place: Place, from: u64, until: u64) -> Ending {
+        Ending { place, path: "/etc/node.pem".into(), subject: "CN=node0".to_owned(), valid: (from, until) }
+    }
+
+    #[test]
+    fn it_is_told_in_the_last_tenth_of_a_life_but_not_more_than_a_week_before() {
+        for (life, left) in [
+            (DAY, DAY / 10),
+            (30 * DAY, 3 * DAY),
+            (70 * DAY, 7 * DAY),
+            (365 * DAY, 7 * DAY),
+            (3650 * DAY, 7 * DAY),
+            (10, 1),
+            (9, 0),
+        ] {
+            let (from, until) = (1_000 * DAY, 1_000 * DAY + life);
+            let one = ending(Place::Cert, from, until);
+            let begins = until - left;
+            assert_eq!(one.stage(begins - 1), Stage::Good, "{life}");
+            assert_eq!(one.stays(from), Some(Duration::from_secs(begins - from)), "{life}");
+            assert_eq!((one.stage(begins), one.stage(until)), (Stage::Ending, Stage::Ending), "{life}");
+            assert_eq!(one.stays(begins), Some(Duration::from_secs(left + 1)), "{life}");
+            assert_eq!((one.stage(until + 1), one.stays(until + 1)), (Stage::Ended, None), "{life}");
+        }
+    }
+
+    #[test]
+    fn times_without_an_end_are_far_away() {
+        let for_ever = ending(Place::Ca, 0, u64::MAX);
+        assert_eq!(for_ever.words(DAY), None);
+        assert!(for_ever.stays(DAY).is_some_and(|stays| stays.as_secs() > u64::MAX / 2));
+        assert_eq!(ending(Place::Ca, 5, 0).stage(1), Stage::Ended, "its end is before its begin");
+    }
+
+    #[test]
+    fn the_words_name_the_file_the_subject_and_the_time_left() {
+        let until = 1_780_000_000;
+        let begin = |what: &str| format!("the {what} holds the certificate of CN=node0, which ");
+        let (cert, ca) = (
+            begin("certificate file `/etc/node.pem` (ELASTIC_RS_TLS_CERT)"),
+            begin("CA file `/etc/node.pem` (ELASTIC_RS_TLS_CA)"),
+        );
+        let renew = "renew it: no connection can begin with it";
+        let add = "add the one that takes its place to the file";
+        for (place, now, expected) in [
+            (Place::Cert, until - 8 * DAY, None),
+            (
+                Place::Cert,
+                until - 5 * DAY,
+                Some(format!("{cert}ends in 5 days, at 2026-05-28T20:26:40Z; {renew} afterwards")),
+            ),
+            (
+                Place::Cert,
+                until - 30 * HOUR,
+                Some(format!("{cert}ends in 30 h, at 2026-05-28T20:26:40Z; {renew} afterwards")),
+            ),
+            (Place::Cert, until, Some(format!("{cert}ends in 1 s, at 2026-05-28T20:26:40Z; {renew} afterwards"))),
+            (Place::Cert, until + 600, Some(format!("{cert}ended 10 min ago, at 2026-05-28T20:26:40Z; {renew}"))),
+            (Place::Ca, until - 5 * HOUR, Some(format!("{ca}ends in 5 h, at 2026-05-28T20:26:40Z; {add}"))),
+            (Place::Ca, until + 5 * DAY, Some(format!("{ca}ended 5 days ago, at 2026-05-28T20:26:40Z; {add}"))),
+        ] {
+            assert_eq!(ending(place, until - 365 * DAY, until).words(now), expected);
+        }
+    }
+}
