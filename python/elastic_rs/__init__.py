@@ -11,10 +11,11 @@ Importing this package does not import torch; the classes below are loaded on fi
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+# A process that starts agents by the hundred waits for each import: `typing` takes longer than the rest of this one.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from elastic_rs._elastic_rs import EtcdClient as EtcdClient
     from elastic_rs._elastic_rs import EtcdOptions as EtcdOptions
     from elastic_rs._step import step as step
@@ -84,6 +85,8 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     found = getattr(import_module(home), name)
     if name == "step":
         globals()[name] = found  # scripts call it in each step, and this function costs more than the call

@@ -1,4 +1,4 @@
-"""``python -m elastic_rs._hosted``: the agent on a host, which a driver started by ``ssh``.
+"""``main``: the agent on a host, which a driver started by ``ssh``.
 
 Its standard input has a line for this agent, a line for all agents of the job, and then requests of the driver, one in
 each line. The end of the input means that the driver or the connection is gone: the node leaves the job then. The agent
@@ -9,14 +9,10 @@ It reports that it runs before it imports what only the job needs.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import signal
 import sys
 
 from elastic_rs import _elastic_rs
-from elastic_rs._threads import start_daemon
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,10 +25,25 @@ if TYPE_CHECKING:
 def main() -> int:
     """Run the agent, and return its exit code."""
     requests = _take_input()
+    first = requests.readline()
+    # `json` and the like take as long as all until here, and the driver waits for this report.
+    token = first.partition(b'"token":"')[2].partition(b'"')[0].decode(errors="replace")
+    if not token:
+        return 1  # the driver has gone
+    _report(token, f'{{"up": {{"version": "{_elastic_rs.VERSION}"}}}}')
+    return _serve(requests, first, token)
+
+
+def _serve(requests: IO[bytes], first: bytes, token: str) -> int:
+    import json
+
+    from elastic_rs._threads import start_daemon
+
+    def report(what: dict[str, Any]) -> None:
+        _report(token, json.dumps(what))
+
     try:
-        own = json.loads(requests.readline())
-        report = _reporter(own["token"])
-        report({"up": {"version": _elastic_rs.VERSION}})
+        own = json.loads(first)
         job = json.loads(requests.readline())
     except ValueError:
         return 1  # the driver has gone
@@ -62,13 +73,12 @@ def _replace(descriptor: int, by: int) -> None:
     os.close(by)
 
 
-def _reporter(token: str) -> Report:
-    def report(what: dict[str, Any]) -> None:
-        # One write, because a worker may write at the same time. The driver may be gone.
-        with contextlib.suppress(OSError):
-            os.write(1, f"elastic_rs-agent {token} {json.dumps(what)}\n".encode())
-
-    return report
+def _report(token: str, what: str) -> None:
+    try:  # noqa: SIM105 - without `contextlib`
+        # One write, because a worker may write at the same time.
+        os.write(1, f"elastic_rs-agent {token} {what}\n".encode())
+    except OSError:
+        pass  # the driver has gone
 
 
 def _report_to_nobody(_: dict[str, Any]) -> None:
@@ -87,8 +97,9 @@ def _enter(job: dict[str, Any]) -> None:
     except OSError as error:
         shown = os.fsencode(job["cwd"]).decode(errors="replace")
         sys.exit(f"elastic-run: error: cannot go to the driver's folder `{shown}`: {error.strerror}")
-    # Python has put the folder that ssh begins in first. Modules of the user are in the driver's folder.
-    sys.path[0] = job["cwd"]
+    if not sys.flags.safe_path:
+        # Python has put the folder that ssh begins in first. Modules of the user are in the driver's folder.
+        sys.path[0] = job["cwd"]
     os.environ.update(job["env"])
     # Certificates are the job's affair as its token is: a host's own variables say nothing about it.
     for name in (*VARIABLES, *(name for name in _protection.TLS_VARIABLES if name not in job["env"])):
@@ -128,6 +139,8 @@ def _command_line(own: dict[str, Any], job: dict[str, Any]) -> list[str]:
 
 def _obey(requests: IO[bytes], leave: int) -> None:
     """Carry out the driver's requests. Leave when their stream ends."""
+    import signal
+
     leaving = False
     for line in requests:
         word, _, number = line.decode(errors="replace").strip().partition(" ")
@@ -139,7 +152,3 @@ def _obey(requests: IO[bytes], leave: int) -> None:
     if not leaving:
         # A second signal would take their grace from the workers.
         os.kill(os.getpid(), leave)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -44,8 +44,8 @@ pub struct Launching {
     pub port: u16,
 }
 
-/// The module that an agent's Python runs.
-const MODULE: &str = "elastic_rs._hosted";
+/// What an agent's Python runs. It does not use `-m`, whose own imports take longer than those of an agent until it reports.
+const PROGRAM: &str = "import sys; from elastic_rs._hosted import main; sys.exit(main())";
 
 /// Options of `ssh` after the user's own, which win. Nobody is there to be asked, and a silent connection ends after 45 s.
 const SSH_OPTIONS: [&str; 7] =
@@ -55,9 +55,9 @@ impl Launching {
     /// The command line that starts an agent on this host.
     pub fn command(&self, host: &Host) -> Vec<OsString> {
         if host.is_here() {
-            return vec![self.python.clone(), "-m".into(), MODULE.into()];
+            return vec![self.python.clone(), "-c".into(), PROGRAM.into()];
         }
-        let remote = format!("exec {} -m {MODULE}", quoted(&self.remote_python));
+        let remote = format!("exec {} -c {}", quoted(&self.remote_python), quoted(PROGRAM));
         let more = SSH_OPTIONS.iter().map(OsString::from).chain([OsString::from(&host.name), remote.into()]);
         self.ssh.iter().cloned().chain(more).collect()
     }
@@ -374,13 +374,14 @@ mod tests {
             launching().command(&host).iter().map(|word| word.to_str().unwrap().to_owned()).collect();
         assert_eq!(words[..3], ["ssh", "-p", "2222"]);
         assert!(words.contains(&"BatchMode=yes".to_owned()));
-        assert_eq!(words[words.len() - 2..], ["me@node1", "exec '/opt/my env/bin/python' -m elastic_rs._hosted"]);
+        let remote = format!("exec '/opt/my env/bin/python' -c '{PROGRAM}'");
+        assert_eq!(words[words.len() - 2..], ["me@node1".to_owned(), remote]);
     }
 
     #[test]
     fn no_ssh_is_needed_on_the_drivers_machine() {
         let here = Host::new("localhost", 2).unwrap();
-        assert_eq!(launching().command(&here), ["/usr/bin/python3", "-m", "elastic_rs._hosted"]);
+        assert_eq!(launching().command(&here), ["/usr/bin/python3", "-c", PROGRAM]);
     }
 
     #[test]

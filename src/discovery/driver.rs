@@ -123,7 +123,8 @@ impl Driving {
         tokio::spawn(Connection { agent, host, command, first, token, orders, news, output }.serve());
     }
 
-    /// The first two lines of an agent's standard input, in JSON: the values for this agent alone, and the job.
+    /// The first two lines of an agent's standard input, in JSON: the values for this agent alone, and the job. The agent finds its
+    /// token before it has a parser, so the first line has no spaces.
     fn first_lines(&self, host: &Host, age: u64, token: &str) -> serde_json::Result<BytesMut> {
         let own = serde_json::json!({
             "token": token,

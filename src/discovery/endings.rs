@@ -65,7 +65,9 @@ impl Ending {
             }
             Some(SSH_FAILED) if !host.is_here() => format!("ssh cannot connect{said}{}", ssh_hint(&self.last_lines)),
             Some(code) if !up && has("No module named") && has("elastic_rs") => {
-                format!("elastic_rs is not installed for `{python}` there (exit code {code}){said}")
+                // Without the traceback.
+                let last = self.last_lines.last().map(|line| format!(": {line}")).unwrap_or_default();
+                format!("elastic_rs is not installed for `{python}` there (exit code {code}){last}")
             }
             Some(NOT_FOUND) if !up => format!("there is no `{python}` (--remote-python names another){said}"),
             Some(code) if !up => format!("the agent did not start (exit code {code}){said}"),
@@ -157,9 +159,10 @@ mod tests {
         assert!(why(&ended(255, &changed[1..]), false).contains("known_hosts does not have"));
         let unknown = "ssh: Could not resolve hostname node1: Name or service not known";
         assert_eq!(why(&ended(255, &[unknown]), false), format!("ssh cannot connect: {unknown}"));
-        let module = "/opt/bin/python: No module named elastic_rs";
+        let module = "ModuleNotFoundError: No module named 'elastic_rs'";
+        let traceback = ["Traceback (most recent call last):", "  File \"<string>\", line 1, in <module>", module];
         assert_eq!(
-            why(&ended(1, &[module]), false),
+            why(&ended(1, &traceback), false),
             format!("elastic_rs is not installed for `/opt/bin/python` there (exit code 1): {module}")
         );
         assert!(why(&ended(127, &["bash: not found"]), false).starts_with("there is no `/opt/bin/python` (--remote-"));

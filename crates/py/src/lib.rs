@@ -88,6 +88,12 @@ mod _elastic_rs {
         crate::logging::reset_levels(py)
     }
 
+    /// Queue what a person is to read from a job's nodes. ``elastic_rs._log.ready`` is called before the first record is logged.
+    #[pyfunction]
+    fn expect_log_records() {
+        crate::logging::expect_records();
+    }
+
     /// Stop all background threads. Registered with ``atexit``.
     #[pyfunction]
     fn _shutdown(py: Python<'_>) {

@@ -2,7 +2,8 @@
 //!
 //! A store's thread must answer while a Python thread holds the interpreter: PyTorch's client holds it during `list_keys`.
 //! So records are queued, and one thread passes them on. The first record starts that thread. A process that logs nothing has
-//! no thread of ours and can be forked, as warm starts fork workers from a process that has imported this module.
+//! no thread of ours and can be forked, as warm starts fork workers from a process that has imported this module. Nor does it
+//! import `logging`, which takes longer than all else of an agent's start.
 
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -53,7 +54,6 @@ enum Thread {
     Waiting {
         queue: SyncSender<Item>,
         records: Receiver<Item>,
-        logger: Box<Logger>,
     },
     Running {
         queue: SyncSender<Item>,
@@ -78,10 +78,23 @@ pub fn install(py: Python<'_>) -> PyResult<()> {
         // The module was imported a second time in this process. The first queue stays in use.
         return Ok(());
     }
-    reset_levels(py)?;
-    let logger = Box::new(Logger::new(py, Caching::Nothing)?.filter(LevelFilter::Trace));
-    *THREAD.lock() = Some(Thread::Waiting { queue, records, logger });
+    // The first thread to import it is the main thread for Python up to 3.12. So it is not left to the thread that logs.
+    py.import("threading")?;
+    if py.import("sys")?.getattr("modules")?.contains("logging")? {
+        reset_levels(py)?;
+    } else {
+        set_levels(UNCONFIGURED, UNCONFIGURED);
+    }
+    *THREAD.lock() = Some(Thread::Waiting { queue, records });
     Ok(())
+}
+
+/// The level of Python's loggers while nobody has set any.
+const UNCONFIGURED: LevelFilter = LevelFilter::Warn;
+
+/// Queue records for a person, although nothing has imported `logging`: `elastic_rs._log` sets it up when there is one.
+pub fn expect_records() {
+    set_levels(UNCONFIGURED, LevelFilter::Info);
 }
 
 /// Start the thread, once.
@@ -91,8 +104,8 @@ fn start() {
         return;
     }
     *slot = match slot.take() {
-        Some(Thread::Waiting { queue, records, logger }) => {
-            let run = move || pass_on(&records, &logger);
+        Some(Thread::Waiting { queue, records }) => {
+            let run = move || pass_on(&records);
             // If the thread cannot be started, the process continues without log records.
             let started = threads::spawn("elastic_rs-log".to_owned(), run).ok();
             started.map(|thread| Thread::Running { queue, thread, pid: process::id() })
@@ -103,10 +116,13 @@ fn start() {
 
 /// Adopt the levels of Python's loggers `elastic_rs` and `elastic_rs.job`: records below them are not queued.
 pub fn reset_levels(py: Python<'_>) -> PyResult<()> {
-    let (all, job) = (level_of(py, "elastic_rs")?, level_of(py, "elastic_rs.job")?);
+    set_levels(level_of(py, "elastic_rs")?, level_of(py, "elastic_rs.job")?);
+    Ok(())
+}
+
+fn set_levels(all: LevelFilter, job: LevelFilter) {
     LEVEL.store(all as usize, Ordering::Relaxed);
     log::set_max_level(all.max(job));
-    Ok(())
 }
 
 fn level_of(py: Python<'_>, logger: &str) -> PyResult<LevelFilter> {
@@ -137,11 +153,26 @@ pub fn shutdown(py: Python<'_>) {
     }
 }
 
-fn pass_on(records: &Receiver<Item>, logger: &Logger) {
+fn pass_on(records: &Receiver<Item>) {
+    let mut logger = None;
     while let Ok(Item::Record { level, target, message }) = records.recv() {
         // Attach per record, so that the interpreter is free while the thread waits for the next one.
-        Python::attach(|_| {
-            logger.log(&Record::builder().level(level).target(&target).args(format_args!("{message}")).build());
+        Python::attach(|py| {
+            if logger.is_none() {
+                logger = made(py).ok();
+            }
+            match &logger {
+                Some(logger) => {
+                    logger.log(&Record::builder().level(level).target(&target).args(format_args!("{message}")).build())
+                }
+                // `logging` cannot be imported, since no descriptor is left, say.
+                None => eprintln!("[elastic_rs] {level} {message}"),
+            }
         });
     }
+}
+
+fn made(py: Python<'_>) -> PyResult<Logger> {
+    py.import("elastic_rs._log")?.call_method0("ready")?;
+    Ok(Logger::new(py, Caching::Nothing)?.filter(LevelFilter::Trace))
 }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 
+from elastic_rs._log import Log
 from elastic_rs._threads import start_daemon
 
 TYPE_CHECKING = False
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["serve_pages"]
 
-logger = logging.getLogger("elastic_rs.observe")
+logger = Log("elastic_rs.observe")
 
 
 def serve_pages(host: Host) -> None:
@@ -32,9 +32,9 @@ def _serve(orders: PageOrders) -> None:
     while (order := _next(orders)) is not None:
         try:
             order.made(_made(order))
-        except Exception:
+        except Exception:  # noqa: BLE001 - logged with its traceback
             # Whatever is wrong with a page, the job goes on. A browser asks every few seconds.
-            logger.log(logging.DEBUG if told else logging.WARNING, "the page could not be made", exc_info=True)
+            (logger.debug if told else logger.warning)("the page could not be made", exc_info=True)
             told = True
 
 

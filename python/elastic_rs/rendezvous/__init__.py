@@ -5,10 +5,10 @@ Importing this package does not import torch, which ``elastic-run`` does without
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from elastic_rs.rendezvous._etcd_handler import RustEtcdRendezvousHandler as RustEtcdRendezvousHandler
     from elastic_rs.rendezvous._etcd_handler import create_rust_etcd_handler as create_rust_etcd_handler
     from elastic_rs.rendezvous._handler import DEFAULT_PORT as DEFAULT_PORT
@@ -27,5 +27,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     home = "_etcd_handler" if "etcd" in name.lower() else "_handler"
     return getattr(import_module(f"elastic_rs.rendezvous.{home}"), name)

@@ -5,14 +5,15 @@ The table is in ``src/rendezvous/conf.rs``.
 
 from __future__ import annotations
 
-import logging
 import re
-from typing import TYPE_CHECKING, Any
 
 from elastic_rs._elastic_rs import RendezvousConfig
+from elastic_rs._log import Log
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
 __all__ = [
     "ETCD_NAMES",
@@ -26,7 +27,7 @@ __all__ = [
     "warn_of_no_endpoint",
 ]
 
-logger = logging.getLogger("elastic_rs.rendezvous")
+logger = Log("elastic_rs.rendezvous")
 
 
 DEFAULT_PORT = 29400

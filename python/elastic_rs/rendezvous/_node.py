@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from typing import TYPE_CHECKING
 
 from elastic_rs import _elastic_rs
-from elastic_rs.observe._served import serve_pages
+from elastic_rs._log import Log
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_rs._elastic_rs import Host, Protection
     from elastic_rs.rendezvous._config import RendezvousConfig
 
 __all__ = ["claim", "why_not_host"]
 
-logger = logging.getLogger("elastic_rs.rendezvous")
+logger = Log("elastic_rs.rendezvous")
 
 
 def claim(host: str, port: int, config: RendezvousConfig, protected: Protection | None) -> tuple[Host | None, str]:
@@ -28,6 +27,8 @@ def claim(host: str, port: int, config: RendezvousConfig, protected: Protection 
     if isinstance(claimed, str):
         logger.info("the coordinator at %s:%d is hosted elsewhere: %s", host, port, claimed)
         return None, claimed
+    from elastic_rs.observe._served import serve_pages  # most nodes are not the host
+
     logger.info("this process hosts the coordinator at %s:%d", host, claimed.port)
     serve_pages(claimed)
     return claimed, ""

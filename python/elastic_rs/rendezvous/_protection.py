@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from elastic_rs import _elastic_rs
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_rs._elastic_rs import Certificates, Protection, RendezvousConfig
 

@@ -9,11 +9,10 @@ import sys
 
 try:
     import contextlib
-    import logging
     import os
     import time
-    from typing import TYPE_CHECKING
 
+    from elastic_rs._log import Log, show_logs_if_asked
     from elastic_rs._terminal import error_line, shows_colours
     from elastic_rs.run._command_line import PROG, UsageError, fail
     from elastic_rs.run._flags import parse
@@ -22,6 +21,7 @@ except KeyboardInterrupt:
     # As in `main`, which is not defined yet.
     raise SystemExit(130) from None
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-logger = logging.getLogger("elastic_rs.run")
+logger = Log("elastic_rs.run")
 
 FAILED = 1
 INTERRUPTED = 130
@@ -78,7 +78,6 @@ def _run(argv: Sequence[str], discovery: HostDiscovery | None, told: Callable[[s
         return doctor.main(argv[1:])
     args = parse(argv)
     # Not before: `--help` needs none of it.
-    from elastic_rs._logging import show_logs_if_asked
     from elastic_rs.rendezvous._config import warn_of_no_endpoint
     from elastic_rs.run import _options, _script
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
 
 from elastic_rs._terminal import error_line
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any, NoReturn
 
 PROG = "elastic-run"
 
@@ -98,12 +99,14 @@ def adder(group: Any, action: Any = Env) -> Callable[..., None]:
 class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         import textwrap
+        from functools import partial
 
         from elastic_rs.rendezvous._config import RUST_C10D, RUST_ETCD, shown_defaults  # which nothing else here needs
 
         def filled(text: str) -> str:
             return textwrap.fill(text, 110, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
+        self.formatter_class = partial(Help, width=None)  # that of the terminal
         keys = [shown_defaults(), *(f"with {name}: {shown_defaults(name)}" for name in (RUST_C10D, RUST_ETCD))]
         text = "\n".join(map(filled, keys))
         return f"{super().format_help()}\nkeys of --rdzv-conf and their defaults, times in seconds:\n{text}\n"
@@ -147,8 +150,9 @@ def _is_other(name: str) -> bool:
 class Help(argparse.RawDescriptionHelpFormatter):
     """Shows one spelling of each flag."""
 
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34)
+    def __init__(self, prog: str, width: int | None = 100) -> None:
+        # argparse makes one for each flag, and imports `shutil` for a terminal's width.
+        super().__init__(prog, max_help_position=34, width=width)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         names = [name for name in action.option_strings if not _is_other(name)]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib
 import json
-import logging
 import os
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _elastic_rs
+from elastic_rs._log import Log
 from elastic_rs._terminal import error_line
 from elastic_rs.discovery._sources import DiscoveryError, FileHosts, FixedHosts, HostDiscovery, HostDiscoveryScript
 from elastic_rs.observe._served import serve_pages
@@ -26,15 +25,17 @@ from elastic_rs.run import _options
 from elastic_rs.run._command_line import PROG, UsageError
 from elastic_rs.run._host_flags import DEFAULTS, rest_of
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from elastic_rs._elastic_rs import Driver, Host, Protection
 
 __all__ = ["drive"]
 
-logger = logging.getLogger("elastic_rs.run")
+logger = Log("elastic_rs.run")
 
 FAILED = 1
 GOODBYE_S = 15.0

@@ -7,10 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 from elastic_rs.run._command_line import (
     MARK,
@@ -30,6 +26,11 @@ from elastic_rs.run._command_line import (
     whole,
 )
 from elastic_rs.run._host_flags import add_host_flags
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
 
 __all__ = ["parse", "parser"]
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import TYPE_CHECKING, Any
 
-from elastic_rs.run._command_line import PROG, CheckEnv, UsageError, adder, seconds, whole
+from elastic_rs.run._command_line import PROG, CheckEnv, Help, UsageError, adder, seconds, whole
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
 __all__ = ["DEFAULTS", "FLAGS", "VARIABLES", "add_host_flags", "is_driver", "rest_of"]
 
@@ -85,7 +86,7 @@ def add_host_flags(group: Any) -> None:
 
 
 def _only() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=PROG, add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog=PROG, add_help=False, allow_abbrev=False, formatter_class=Help)
     add_host_flags(parser)
     return parser
 

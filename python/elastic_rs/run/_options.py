@@ -6,15 +6,13 @@ Facts: ``config_from_args`` and ``run`` in ``torch/distributed/run.py``, ``Launc
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import signal
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from elastic_rs import _elastic_rs
+from elastic_rs._log import Log
 from elastic_rs.rendezvous._config import (
     DEFAULT_PORT,
     ETCD_NAMES,
@@ -28,6 +26,7 @@ from elastic_rs.rendezvous._config import (
 )
 from elastic_rs.run._command_line import UsageError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Rendezvous", "is_alone", "launch_options_of", "local_addr_of", "nodes_of", "rendezvous_of", "why_torch"]
 
-logger = logging.getLogger("elastic_rs.run")
+logger = Log("elastic_rs.run")
 
 STATIC_PORT = 29500
 STATIC_TIMEOUT_S = 900.0
@@ -47,20 +46,38 @@ MAX_SECONDS = 315_360_000
 """Ten years: what the core accepts."""
 
 
-@dataclass(frozen=True)
 class Rendezvous:
-    """Where and how nodes meet."""
+    """Where and how nodes meet.
 
-    run_id: str
-    host: str
-    port: int
-    nodes: tuple[int, int]
-    """Fewest and most."""
-    config: RendezvousConfig
-    fixed: bool = False
-    """Ranks are those of ``--node-rank``, and the workers' master is this endpoint."""
-    etcd: EtcdOptions | None = None
-    """Nodes meet over etcd. ``host`` and ``port`` mean nothing then."""
+    Args:
+        run_id: the job's name.
+        host: of the endpoint.
+        port: of the endpoint.
+        nodes: fewest and most.
+        config: what ``--rdzv-conf`` says.
+        fixed: ranks are those of ``--node-rank``, and the workers' master is this endpoint.
+        etcd: nodes meet over etcd. ``host`` and ``port`` mean nothing then.
+    """
+
+    # No dataclass: `dataclasses` imports `inspect`, which takes longer than all else here.
+    def __init__(
+        self,
+        run_id: str,
+        host: str,
+        port: int,
+        nodes: tuple[int, int],
+        config: RendezvousConfig,
+        *,
+        fixed: bool = False,
+        etcd: EtcdOptions | None = None,
+    ) -> None:
+        self.run_id = run_id
+        self.host = host
+        self.port = port
+        self.nodes = nodes
+        self.config = config
+        self.fixed = fixed
+        self.etcd = etcd
 
 
 def nodes_of(text: str) -> tuple[int, int]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
 
 from elastic_rs.run._command_line import UsageError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
 

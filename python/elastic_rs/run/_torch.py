@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elastic_rs import _elastic_rs
+from elastic_rs import _elastic_rs, _log
 from elastic_rs.rendezvous import _protection
 from elastic_rs.rendezvous._config import ETCD_NAMES, RUST_C10D, RUST_ETCD
 from elastic_rs.run import _script
@@ -42,6 +42,7 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
             f"--store-tunnel and {why} cannot be combined: PyTorch's launcher does not know it; give --rdzv-conf "
             "store_tunnel=1"
         )
+    _log.ready()  # torch imports `logging`
     launch_options_of(checked)
     if checked.standalone or checked.rdzv_backend in BACKENDS:
         rendezvous_of(checked)

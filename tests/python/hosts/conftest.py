@@ -81,10 +81,12 @@ def listing(tmp_path: Path) -> Listing:
     return Listing(tmp_path)
 
 
+def command_line(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 def agent_of(worker: int) -> int:
     """Return the pid of the agent on a worker's host."""
     # The worker's guard is a fork of the agent, with the same command line, and stands between the two.
-    agents = [
-        pid for pid in above(worker) if Path(f"/proc/{pid}/cmdline").read_bytes().endswith(b"-m\0elastic_rs._hosted\0")
-    ]
+    agents = [pid for pid in above(worker) if b"-c\0import sys; from elastic_rs._hosted" in command_line(pid)]
     return agents[-1]

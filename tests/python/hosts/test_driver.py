@@ -387,9 +387,11 @@ def test_an_agent_that_comes_after_the_success_ends_well(
 def test_a_dry_run_starts_nothing(drive: Drive) -> None:
     driver = drive("-H", "node0:2,localhost", "--dry-run", "--max-restarts=3", worker=("--until", "x"))
     assert driver.wait() == 0
-    driver.line(r"^host         node0, 2 slots: ssh -T -o BatchMode=yes .* node0 'exec .* -m elastic_rs._hosted'")
+    driver.line(
+        r"^host         node0, 2 slots: ssh -T -o BatchMode=yes .* node0 'exec .* -c .*elastic_rs._hosted import main"
+    )
     driver.line(r"^  there      elastic-run --max-restarts=3 .*--nproc-per-node=2 .*node_rank=0 .*family.py --until x$")
-    driver.line(r"^host         localhost, 1 slots: .* -m elastic_rs._hosted")
+    driver.line(r"^host         localhost, 1 slots: .* -c '.*elastic_rs._hosted import main")
     assert not any("] WORKER " in line for line in driver.lines)
 
 

@@ -1,0 +1,58 @@
+"""``elastic_rs._hosted``: how an agent begins that a driver starts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+OWN = {"token": "f00d", "host": "a", "slots": 1, "age": 0, "port": 1, "remote": False}
+FIRST = json.dumps(OWN, separators=(",", ":"))
+SLOW = {"argparse", "contextlib", "dataclasses", "inspect", "json", "logging", "re", "runpy", "shutil", "typing"}
+"""Modules of the standard library that take a part of a start that can be noticed."""
+
+
+def python(code: str, *flags: str, text: str = "") -> str:
+    command = [sys.executable, *flags, "-c", code]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def slow(code: str, text: str = "") -> set[str]:
+    """Return which slow modules a program imports that Python itself does not."""
+    shown = "import sys; sys.stderr.flush(); print('\\n', *sys.modules)"
+    both = [set(python(f"{begin}; {shown}", text=text).splitlines()[-1].split()) for begin in (code, "pass")]
+    return (both[0] - both[1]) & SLOW
+
+
+def test_an_agent_reports_before_it_imports_what_only_the_job_needs() -> None:
+    code = "from elastic_rs import _hosted; _hosted._serve = lambda *_: 0; _hosted.main()"
+    assert python(code, text=f"{FIRST}\n").startswith('elastic_rs-agent f00d {"up": {"version": "')
+    assert slow(code, f"{FIRST}\n") == set()
+
+
+def test_a_launcher_that_has_nothing_to_say_imports_no_logging() -> None:
+    code = "from elastic_rs import run; run.main(['--nproc-per-node=1', '--no-python', 'true'])"
+    assert slow(code) == {"argparse", "contextlib", "re"}
+
+
+@pytest.mark.parametrize("text", ["", "\n", "junk\n", '{"token":""}\n', f"{FIRST}\n", f"{FIRST}\njunk\n"])
+def test_an_agent_whose_driver_has_gone_ends(text: str) -> None:
+    code = "import sys; from elastic_rs._hosted import main; sys.exit(main())"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("flag", ["-P", "-I", "-B"])
+def test_the_drivers_folder_takes_the_place_of_the_one_of_ssh(tmp_path: Path, flag: str) -> None:
+    code = (
+        "import sys; before = list(sys.path); from elastic_rs import _hosted\n"
+        f"_hosted._enter({{'token': 'f' * 64, 'cwd': {str(tmp_path)!r}, 'env': {{}}}})\n"
+        "import json; print(json.dumps([before, sys.path]))"
+    )
+    before, after = json.loads(python(code, flag))
+    # `-P` and `-I` leave the folder out, so that the first entry is one of Python's own.
+    assert after == (before if flag in {"-P", "-I"} else [str(tmp_path), *before[1:]])
