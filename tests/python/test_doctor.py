@@ -111,6 +111,7 @@ def test_a_coordinator_with_a_token(doctor: Doctor, job: Job, tmp_path: Path) ->
 def test_a_coordinator_with_certificates(doctor: Doctor, job: Job, tmp_path: Path) -> None:
     own, other = certificates(tmp_path / "own", "node"), certificates(tmp_path / "other", "stranger", "ca", "other-ca")
     elsewhere = certificates(tmp_path / "elsewhere", "elsewhere")
+    ended = certificates(tmp_path / "ended", "node", "ca", "expired")
     command = [str(BIN / "elastic-rs"), "store", "serve", "--host=127.0.0.1", "--port=0"]
     serving = [job.start(command, env=env) for env in (own, elsewhere)]
     for serve in serving:
@@ -120,6 +121,7 @@ def test_a_coordinator_with_certificates(doctor: Doctor, job: Job, tmp_path: Pat
         ({}, ports[0], "mend", "a coordinator answers that wants a token or certificates, and this node has none"),
         (other, ports[0], "mend", "no CA of that end (ELASTIC_RS_TLS_CA) has issued it"),
         (own, ports[0], "ok", "and both ends are proven"),
+        (ended, ports[0], "ok", "and both ends are proven"),
         (own, ports[1], "mend", "is not for `localhost`, which this end has connected to, but for elsewhere.example"),
     ]:
         lines = doctor(*GUEST, f"--rdzv-endpoint=localhost:{to}", env=env)
@@ -131,6 +133,8 @@ def test_a_coordinator_with_certificates(doctor: Doctor, job: Job, tmp_path: Pat
             shown = r"both ends prove the certificate of CN=\w+, O=elastic_rs tests for .* \(\d+ days left\)"
             assert re.search(shown, said), said
             assert "any certificate of the CA may join any run" in said
+            tells_end = r"CA file `.*` \(ELASTIC_RS_TLS_CA\) .*, which ended \d+ days ago, at 2020-02-01T"
+            assert bool(re.search(tells_end, said)) == (env is ended), said
     for serve in serving:
         serve.signal(signal.SIGTERM)
         assert serve.wait() == 0

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["findings", "findings_over_etcd"]
 
 SLOW_S = 1.0
-FEW_DAYS = 3
-"""A certificate that is valid for less is worth a note."""
 
 
 def findings(
@@ -261,8 +259,8 @@ def how_protected(run_id: str, *, alone: bool, over_etcd: bool, tunnel: bool) ->
     text += f" ({own.days_left:.0f} days left)"
     if own.key_ids is None:
         text += "; any certificate of the CA may join any run"
-    if own.days_left < FEW_DAYS:
-        return note("protection", f"{text}; {workers}. Renew the certificate: new connections fail once it has expired")
+    if own.warnings:
+        return note("protection", "; ".join([text, workers, *own.warnings]))
     return ok("protection", f"{text}; {workers}")
 
 
