@@ -1124,6 +1124,11 @@ class Protection:
         coordinator has to be for ``host``. None if they are, or the reason why not.
         """
     @property
+    def warnings(self, /) -> list[str]:
+        """
+        What an operator has to know now about certificates that end soon, one sentence for each.
+        """
+    @property
     def words(self, /) -> str:
         """
         What this process proves itself by, for people.
@@ -1793,6 +1798,11 @@ def derived_token(token: str, *, run_id: str | None = None, observer: bool = Fal
     Return the token that is derived from another one: for a run, or for observers.
 
     Raises ``ValueError`` if the other one is no token.
+    """
+
+def expect_log_records() -> None:
+    """
+    Queue what a person is to read from a job's nodes. ``elastic_rs._log.ready`` is called before the first record is logged.
     """
 
 def follow_parent() -> None:

@@ -39,9 +39,10 @@ def _serve(requests: IO[bytes], first: bytes, token: str) -> int:
 
     from elastic_rs._threads import start_daemon
 
-    def report(what: dict[str, Any]) -> None:
+    def tell_driver(what: dict[str, Any]) -> None:
         _report(token, json.dumps(what))
 
+    report: Report = tell_driver
     try:
         own = json.loads(first)
         job = json.loads(requests.readline())

@@ -134,7 +134,7 @@ def test_a_recovery_is_told_once_the_workers_have_imported(job: Job) -> None:
 
 @pytest.mark.parametrize("env", [{}, {"NO_COLOR": "1"}], ids=["colours", "NO_COLOR"])
 def test_prefixes_of_lines_have_a_colour_for_each_worker(job: Job, tmp_path: Path, env: dict[str, str]) -> None:
-    tee = [*OPTIONS, "--tee=3", f"--log-dir={tmp_path}", *WORKER]
+    tee = [*OPTIONS, "--tee=3", f"--log-dir={tmp_path / 'logs'}", *WORKER]
     told = job.start([*ON_TERMINAL, *RUN, *tee], env={**QUIET, **env})
     assert told.wait() == 0
     shown = [line.rstrip("\r") for line in told.lines if line.endswith("a worker's line\r")]
@@ -147,7 +147,7 @@ def test_prefixes_of_lines_have_a_colour_for_each_worker(job: Job, tmp_path: Pat
             "\x1b[33m[default1]:\x1b[0ma worker's line",
             "\x1b[36m[default0]:\x1b[0ma worker's line",
         ]
-    logs = list(tmp_path.rglob("*.log"))
+    logs = list((tmp_path / "logs").rglob("*.log"))
     assert logs
     assert not any(b"\x1b" in log.read_bytes() for log in logs)
     piped = job.start([*RUN, *tee], env=QUIET)

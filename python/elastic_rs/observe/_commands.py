@@ -219,7 +219,8 @@ def _events(args: argparse.Namespace) -> int:
         if args.json:
             print(*(json.dumps(event.raw) for event in read), sep="\n")
             return HEALTHY
-        merged, names, since = merge(read)[0], Names(), {}
+        merged, names = merge(read)[0], Names()
+        since: dict[str, int] = {}
         for event in merged:
             names.count(event)
         for event in merged:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from elastic_rs._log import Log
 from elastic_rs._threads import start_daemon
 
@@ -47,6 +45,8 @@ def _next(orders: PageOrders) -> PageOrder | None:
 
 def _made(order: PageOrder) -> str:
     # Not before somebody wants to see a page.
+    import json
+
     from elastic_rs.observe._events import parse
     from elastic_rs.observe._page import Served, listing, page
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AnswerError", "Live", "from_files", "warn_of_later"]
 
-FILES = ("events.jsonl", "events.jsonl.1", "events-coordinator.jsonl", "events-coordinator.jsonl.1")
-"""Names of the files that nodes and coordinators write."""
+FILES = ("events.jsonl.1", "events.jsonl", "events-coordinator.jsonl.1", "events-coordinator.jsonl")
+"""Names of the files that nodes and coordinators write. Those that were put aside are older."""
 
 
 class AnswerError(Exception):
@@ -152,7 +152,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
         if not path.is_dir():
             yield path
             continue
-        below = sorted(one for pattern in FILES for one in path.rglob(pattern))
+        below = [one for pattern in FILES for one in sorted(path.rglob(pattern))]
         if not below:
             raise ValueError(f"`{path}`: there are no files of events below this folder ({', '.join(FILES)})")
         yield from below

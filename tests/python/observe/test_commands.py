@@ -106,12 +106,12 @@ def test_follow_shows_each_event_as_it_comes(job: Job, port: int) -> None:
     while ask("status", f"127.0.0.1:{port}").returncode == 3:
         assert time.monotonic() < deadline, node.tail()
     follower = job.start([sys.executable, "-m", "elastic_rs", "events", f"127.0.0.1:{port}", "--follow"])
-    follower.line(r"^ +\d+ r0 node.joined ")
+    follower.line(r"^ +\d+ \S+ r0 node.joined ")
     waits = ask("status", f"127.0.0.1:{port}")
     assert waits.returncode == 1
     assert "\nwaits   round 1: 1 of 2 nodes" in waits.stdout, waits.stdout
     node.signal(signal.SIGTERM)
-    follower.line(r"^ +\d+ r0 node.withdrew .*gave up waiting")
+    follower.line(r"^ +\d+ \S+ r0 node.withdrew .*gave up waiting")
     node.wait()
     host.signal(signal.SIGTERM)
     assert follower.wait() == 3
@@ -128,7 +128,11 @@ def test_follow_shows_each_event_as_it_comes(job: Job, port: int) -> None:
         (["why", "a:0"], 2, "the rendezvous endpoint is `a:0`, must have the port on which the job is, not 0"),
         (["why", "fe80::1"], 2, "must have brackets around an IPv6 address: [fe80::1] or [fe80::1]:PORT"),
         (["events", "--events=/nowhere/x"], 2, "error: `/nowhere/x`: No such file or directory"),
-        (["events", "--events=/proc/self/fdinfo"], 2, "there are no files of events below this folder (events.jsonl, "),
+        (
+            ["events", "--events=/proc/self/fdinfo"],
+            2,
+            "there are no files of events below this folder (events.jsonl.1, ",
+        ),
         (["events", "--follow", "--events=/dev/null"], 2, "--follow needs an endpoint"),
         (["why", "--events=/dev/null"], 2, "there are no events in these files"),
     ],

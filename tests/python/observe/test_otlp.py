@@ -198,7 +198,7 @@ def test_what_cannot_be_sent_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     for flags, why in [
         (["--otlp-http=file:///etc/passwd"], "must be an address such as http://collector:4318/v1/traces"),
         (["--otlp-http=http://x", "--format=chrome-trace"], "--otlp-http sends --format=otlp"),
-        (["--format=otlp", "--follow"], "give neither --follow nor --json"),
+        (["--format=otlp", "--json"], "give neither --follow nor --json"),
     ]:
         assert _cli.main([*events, *flags]) == 2
         assert why in capsys.readouterr().err

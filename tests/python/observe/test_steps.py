@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers.first_steps import first_steps
+from helpers.stores import until
 
 if TYPE_CHECKING:
     from helpers.procs import Job
@@ -41,9 +42,8 @@ def test_the_phases_of_one_node_sum_to_the_recovery(job: Job, port: int, tmp_pat
     node = job.start([sys.executable, "-m", launcher, *options, str(SCRIPT), str(tmp_path)], name="node")
     for rank in range(2):
         node.line(f"^REACHED {rank} 25")
-    _, goodput, step = ask("status", f"127.0.0.1:{port}").splitlines()
-    assert goodput == "goodput 100.0 %"
-    assert step.startswith("step    25, ")
+    until("the status tells the step", lambda: "\nstep    25, " in ask("status", f"127.0.0.1:{port}"))
+    assert "\ngoodput 100.0 %\n" in ask("status", f"127.0.0.1:{port}")
 
     worker = job.workers(node)[1]
     pidfd = os.pidfd_open(worker)
@@ -73,7 +73,8 @@ def test_the_phases_of_one_node_sum_to_the_recovery(job: Job, port: int, tmp_pat
     assert "1 recovery lost " in status
     for rank in range(2):
         node.line(f"^REACHED {rank} 30")
-    assert "\nstep    30, " in ask("status", f"127.0.0.1:{port}")
+    # The node is asked at most twice a second.
+    until("the status tells the last step", lambda: "\nstep    30, " in ask("status", f"127.0.0.1:{port}"))
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         metrics = answer.read().decode()
     assert 'elastic_rs_redone_steps_total{run="job"} 5\n' in metrics
