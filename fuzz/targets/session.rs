@@ -143,7 +143,10 @@ impl World {
                 Command::End { session } => {
                     self.ended.insert(session.0);
                 }
-                Command::Record { .. } | Command::Tally { .. } | Command::Forget { .. } | Command::Exclusions { .. } => {}
+                Command::Record { .. }
+                | Command::Tally { .. }
+                | Command::Forget { .. }
+                | Command::Exclusions { .. } => {}
             }
         }
         let introduced = self.connections.iter().filter(|connection| connection.introduced).count();
