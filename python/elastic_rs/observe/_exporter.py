@@ -151,10 +151,15 @@ def export(live: Live, url: str, version: str) -> None:
     """
     check_url(url)
     recoveries, outbox = Recoveries(version), Outbox(url)
+    told = False
     try:
         for lines in live.batches():
             now_s = time.monotonic()
-            outbox.put(recoveries.take(parse(lines), now_s))
+            events = parse(lines)
+            if events and not told:
+                print(f"the recoveries of run `{events[0].run}` go to {url}", flush=True)
+                told = True
+            outbox.put(recoveries.take(events, now_s))
             outbox.flush(now_s)
     except AnswerError as error:
         outbox.put(recoveries.rest())

@@ -156,6 +156,7 @@ def test_a_running_job_is_exported_until_its_coordinator_has_gone(
     nodes = two_nodes()
     command = [sys.executable, "-m", "elastic_rs", "events", f"127.0.0.1:{port}", "--follow", "--otlp-http", url]
     exporter = job.start(command, name="exporter")
+    exporter.line(f"^the recoveries of run `job` go to {url}$")
     killed = job.workers(nodes[1])
     rank = max(killed)
     os.kill(killed[rank], signal.SIGKILL)
