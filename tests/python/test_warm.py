@@ -25,7 +25,8 @@ def test_a_warm_worker_finds_what_a_cold_one_finds(
     cold = dumped(job, COLD, *words, at=len(command), file=tmp_path / "cold.json")
     warm = dumped(job, "torch" if how == "torch" else WARM, *words, at=len(command), file=tmp_path / "warm.json")
     cold_drawn, warm_drawn = cold.pop("torch"), warm.pop("torch")
-    assert warm == cold
+    assert {name: (value, warm.get(name)) for name, value in cold.items() if warm.get(name) != value} == {}
+    assert warm.keys() == cold.keys()
     if how == "torch":
         # Depending on the version, a process draws its first seed at random, or always has the same.
         assert (warm_drawn[0] == cold_drawn[0]) == (cold_drawn[0] == 67280421310721)
