@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import shutil
 import signal
@@ -84,14 +85,17 @@ class _Node:
     took: dict[str, float] = field(default_factory=dict)
     gone: int = 0
 
-    def key(self, sort: str) -> tuple[float | int, str]:
+    def key(self, sort: str) -> tuple[float, float, list[tuple[str, int, str]]]:
+        """Return what the node is sorted by: of nodes in one state the slowest first, and node9 before node10."""
+        parts = [(text, digits.lstrip("0")) for text, digits in re.findall(r"(\D*)(\d*)", self.name)]
+        name = [(text, len(digits), digits) for text, digits in parts]
         match sort:
             case "node":
-                return 0, self.name
+                return 0, 0, name
             case "state":
-                return _STATES.index(self.state), self.name
+                return _STATES.index(self.state), -round(sum(self.took.values())), name
             case phase:
-                return -self.took.get(phase, 0.0), self.name
+                return -self.took.get(phase, 0.0), 0, name
 
 
 def screen(events: Sequence[Event], state: dict[str, Any] | None, size: tuple[int, int], view: View) -> list[str]:
@@ -105,7 +109,7 @@ def screen(events: Sequence[Event], state: dict[str, Any] | None, size: tuple[in
     """
     columns, rows = size
     story = tell(events, None if state is None else state["mono_us"])
-    head = [line[:columns] for line in _text.status(story, state)]
+    head = [_cut(line, columns) for line in _text.status(story, state)]
     pause, other = "go on" if view.paused else "pause", "nodes" if view.why else "why"
     keys = f"q quit  p {pause}  s sort ({SORTS[view.sort]})  w {other}"
     room = max(0, rows - len(head) - 2)
@@ -114,13 +118,17 @@ def screen(events: Sequence[Event], state: dict[str, Any] | None, size: tuple[in
     body, room = body[view.skip :], room - len(heading)
     if len(body) > room > 0:
         body = [*body[: room - 1], f"and {len(body) - room + 1} more (j, k scroll)"]
-    shown = [line[:columns] for line in (*heading, *body)]
+    shown = [_cut(line, columns) for line in (*heading, *body)]
     if view.colours:
         head = [line.replace(" FAILED ", f" {_RED}FAILED{_PLAIN} ", 1) for line in head]
         shown = shown if view.why else [_coloured(line) for line in shown]
     lines = [*head, "", *shown]
     lines += [""] * max(0, rows - 1 - len(lines))
     return [*lines[: rows - 1], keys[:columns]]
+
+
+def _cut(line: str, columns: int) -> str:
+    return line if len(line) <= columns else f"{line[: max(0, columns - 1)]}…"
 
 
 def _table(story: Story, columns: int, view: View) -> tuple[list[str], list[str]]:

@@ -36,7 +36,7 @@ def test_the_screen_has_the_job_its_nodes_and_its_time() -> None:
     rows = [line.split() for line in lines[table + 1 : table + 3]]
     assert rows[0][:2] == ["n2", "lost"]
     assert rows[0][-1] == "1"
-    assert rows[1][:2] == ["n17", "running"]
+    assert rows[1][:2] == ["n41", "running"], "the slowest"
     assert lines[-1] == "q quit  p pause  s sort (state)  w why"
 
 
@@ -71,6 +71,18 @@ def test_keys_sort_scroll_and_explain() -> None:
     view.press("p")
     assert view.paused
     assert not view.press("q")
+
+
+def test_nodes_are_in_natural_order() -> None:
+    log = Log()
+    names = ["n1", "n2", "n10", "n" + "9" * 5000]
+    for name in reversed(names):
+        log.add("node.joined", node=f"{name}:1")
+    for sort in ("state", "node", "stop"):
+        view = View(colours=False, sort=SORTS.index(sort))
+        rows = screen(log.events(), None, (110, 20), view)
+        first = next(at for at, row in enumerate(rows) if row.startswith("NODE")) + 1
+        assert [row[:16].split()[0] for row in rows[first : first + 4]] == [*names[:3], "n" + "9" * 15]
 
 
 def table(log: Log) -> dict[str, str]:
