@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import statistics
 from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from elastic_rs.observe._events import Event
 
-__all__ = ["merge"]
+__all__ = ["median", "merge"]
 
 Key = tuple[object, ...]
 
@@ -166,6 +165,12 @@ def _key(event: Event, reasons: dict[tuple[str, int], str]) -> Key | None:
     return None
 
 
+def median(values: Iterable[float]) -> float:
+    """Return the median. ``statistics`` would be imported for nothing else, and that takes a twentieth of ``status``."""
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
 def _ahead(one: _Clock, other: _Clock) -> float | None:
     """Return how far the second clock is ahead of the first, in microseconds; None if they know of nothing in common.
 
@@ -173,7 +178,7 @@ def _ahead(one: _Clock, other: _Clock) -> float | None:
     """
     exact = [other.same[id_] - one.same[id_] for id_ in one.same.keys() & other.same.keys()]
     if exact:
-        return statistics.median(exact)
+        return median(exact)
     most = min((other.heard[key] - one.made[key] for key in one.made.keys() & other.heard.keys()), default=None)
     least = max((other.made[key] - one.heard[key] for key in one.heard.keys() & other.made.keys()), default=None)
     if most is not None and least is not None and least <= most:
@@ -181,7 +186,7 @@ def _ahead(one: _Clock, other: _Clock) -> float | None:
     if most is not None or least is not None:
         return most if most is not None else least
     both = [other.heard[key] - one.heard[key] for key in one.heard.keys() & other.heard.keys() if key != ("closed",)]
-    return statistics.median(both) if both else None
+    return median(both) if both else None
 
 
 def _groups(clocks: dict[str, _Clock]) -> list[_Group]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from elastic_rs.observe._events import host_of, life
-from elastic_rs.observe._merge import merge
+from elastic_rs.observe._merge import median, merge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -357,7 +356,7 @@ def _redo(steps: Sequence[Event], at_most_us: int) -> Redo | None:
     if not first or not before:
         return None
     count = max(0, max(before) - min(first) + 1)
-    seconds = count * (statistics.median(times) if times else 0) / 1e6
+    seconds = count * (median(times) if times else 0) / 1e6
     return Redo(count, max(0.0, min(seconds, at_most_us / 1e6)))
 
 
@@ -417,7 +416,7 @@ def parts(told: Iterable[Event], until_complete_us: int) -> dict[str, Part]:
         for phase, micros in took.items():
             found.setdefault(phase, []).append((micros / 1e6, event.node or "?"))
     return {
-        phase: Part(statistics.median(seconds for seconds, _ in times), *max(times), len(times))
+        phase: Part(median(seconds for seconds, _ in times), *max(times), len(times))
         for phase, times in sorted(found.items(), key=lambda item: PHASES.index(item[0]))
     }
 

@@ -21,6 +21,12 @@ use crate::rendezvous::protocol::message::{Observe, Observed};
 
 /// Bytes of an answer: a frame has room for more, and for one event that is longer.
 const ANSWER_BYTES: usize = 32 * 1024;
+/// How long nothing may have happened until what was recorded is made into lines. Nodes of a round are told before.
+const QUIET: Duration = Duration::from_millis(10);
+/// How long it may take until then.
+const LINES_WITHIN: Duration = Duration::from_millis(100);
+/// Most events that wait for that.
+const FRESH: usize = 2048;
 /// Most runs that a page lists.
 const LISTED: usize = 200;
 /// How long an answer waits for a node that was asked how far the training is.
@@ -63,10 +69,20 @@ struct Waiting {
     step_until: Option<Instant>,
 }
 
+/// An event that is not a line yet.
+#[derive(Debug)]
+struct Fresh {
+    run_id: String,
+    record: Record,
+    at: Instant,
+    wall: SystemTime,
+}
+
 /// The events of all runs of a coordinator.
 #[derive(Debug)]
 pub(super) struct Book {
     rings: Rings,
+    fresh: Vec<Fresh>,
     /// Names this life of the coordinator in the ids of its events.
     origin: String,
     began: Instant,
@@ -84,6 +100,7 @@ impl Book {
     pub fn new(life: u32, now: Instant) -> Self {
         Self {
             rings: Rings::default(),
+            fresh: Vec::new(),
             origin: format!("c{life:08x}"),
             began: now,
             waiting: Vec::new(),
@@ -99,30 +116,53 @@ impl Book {
         if self.file.is_some() {
             return;
         }
+        self.make_lines();
         for (run_id, kept) in self.rings.all() {
             file.push(&run_id.into(), Arc::clone(&kept.line), 0);
         }
         self.file = Some(file);
     }
 
-    /// Keep an event.
-    pub fn keep(&mut self, run_id: &str, record: &Record, now: Instant) {
-        let since = now.saturating_duration_since(self.began);
-        let opening = match self.openings.get(run_id) {
-            Some(opening) => *opening,
-            None => {
-                self.opened += 1;
-                self.openings.insert(run_id.to_owned(), self.opened);
-                self.opened
-            }
-        };
-        let origin = format!("{}-{opening}", self.origin);
-        let line = line(record, run_id, &origin, since, SystemTime::now());
-        if let Some(file) = &self.file {
-            file.push(&run_id.into(), Arc::clone(&line), 0);
+    /// Keep an event. Its line is made later: that takes longer than to decide, and nodes wait for decisions.
+    pub fn keep(&mut self, run_id: String, record: Record, now: Instant) {
+        self.metrics.count(&run_id, &record, now);
+        self.fresh.push(Fresh { run_id, record, at: now, wall: SystemTime::now() });
+        if self.fresh.len() >= FRESH {
+            self.make_lines();
         }
-        self.rings.push(run_id, record.number.0, record.kind.explains(), line);
-        self.metrics.count(run_id, record, now);
+    }
+
+    /// Make lines of what is kept, and write them into the file.
+    pub fn make_lines(&mut self) {
+        for Fresh { run_id, record, at, wall } in std::mem::take(&mut self.fresh) {
+            let since = at.saturating_duration_since(self.began);
+            let opening = match self.openings.get(&run_id) {
+                Some(opening) => *opening,
+                None => {
+                    self.opened += 1;
+                    self.openings.insert(run_id.clone(), self.opened);
+                    self.opened
+                }
+            };
+            let origin = format!("{}-{opening}", self.origin);
+            let line = line(&record, &run_id, &origin, since, wall);
+            if let Some(file) = &self.file {
+                file.push(&run_id.as_str().into(), Arc::clone(&line), 0);
+            }
+            self.rings.push(&run_id, record.number.0, record.kind.explains(), line);
+        }
+    }
+
+    /// Make lines if it is time.
+    pub fn on_tick(&mut self, now: Instant) {
+        if self.lines_due().is_some_and(|due| due <= now) {
+            self.make_lines();
+        }
+    }
+
+    fn lines_due(&self) -> Option<Instant> {
+        let (first, last) = (self.fresh.first()?, self.fresh.last()?);
+        Some((last.at + QUIET).min(first.at + LINES_WITHIN))
     }
 
     /// Count what is no event.
@@ -130,8 +170,10 @@ impl Book {
         self.metrics.tally(run_id, tally);
     }
 
-    /// Forget the events of a run.
-    pub fn forget(&mut self, run_id: &str) {
+    /// Answer the observers with the last events of a run, and forget them.
+    pub fn forget(&mut self, run_id: &str, machine: &Machine) {
+        self.make_lines();
+        self.answer_waiting(machine);
         self.rings.forget(run_id);
         self.metrics.forget(run_id);
         self.openings.remove(run_id);
@@ -153,6 +195,7 @@ impl Book {
                 return;
             }
         };
+        self.make_lines();
         let last = self.rings.last(&run_id);
         if ask.after > last {
             let reason =
@@ -173,7 +216,8 @@ impl Book {
     }
 
     /// What was counted, and the state of the runs.
-    pub fn metrics(&self, machine: &Machine) -> OpenMetrics {
+    pub fn metrics(&mut self, machine: &Machine) -> OpenMetrics {
+        self.make_lines();
         let (mut out, now) = (OpenMetrics::default(), Instant::now());
         out.family("build_info", "gauge", "the release of elastic_rs");
         out.value("build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
@@ -242,7 +286,8 @@ impl Book {
     }
 
     /// What the page of a run shows; without a name the only run, or a list of them.
-    pub fn subject(&self, run_id: Option<&str>, machine: &Machine) -> Result<Subject, String> {
+    pub fn subject(&mut self, run_id: Option<&str>, machine: &Machine) -> Result<Subject, String> {
+        self.make_lines();
         if run_id.is_none() && machine.run_ids().nth(1).is_some() {
             let mut ids = machine.run_ids();
             let names = ids.by_ref().take(LISTED).map(str::to_owned).collect();
@@ -253,9 +298,9 @@ impl Book {
         Ok(Subject::Run { lines, state: self.state_of(&run_id, machine).unwrap_or_default() })
     }
 
-    /// When to call [`Self::answer_waiting`] at the latest.
+    /// When to call [`Self::on_tick`] and [`Self::answer_waiting`] at the latest.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.waiting.iter().filter_map(|waiting| waiting.step_until).min()
+        self.waiting.iter().filter_map(|waiting| waiting.step_until).chain(self.lines_due()).min()
     }
 
     fn state_of(&self, run_id: &str, machine: &Machine) -> Option<String> {
@@ -266,7 +311,8 @@ impl Book {
         Some(serde_json::to_string(&state).unwrap_or_default())
     }
 
-    fn answer(&self, run_id: String, ask: &Observe, machine: &Machine) -> Observed {
+    fn answer(&mut self, run_id: String, ask: &Observe, machine: &Machine) -> Observed {
+        self.make_lines();
         let state = if ask.state { self.state_of(&run_id, machine) } else { None };
         let mut bytes = state.as_ref().map_or(0, String::len);
         let (mut lines, mut last, mut more) = (Vec::new(), ask.after, false);

@@ -159,7 +159,11 @@ pub async fn run(
             // Few may wait, so they cannot hold nodes up.
             Some(question) = shown.questions.recv() => answer(question, &mut machine, &mut book),
             Some(event) = events.recv() => on_event(event, &mut machine, &mut writers, &mut book),
-            () = until([machine.next_deadline(), book.next_deadline()].into_iter().flatten().min()) => machine.on_tick(Instant::now().into_std()),
+            () = until([machine.next_deadline(), book.next_deadline()].into_iter().flatten().min()) => {
+                let now = Instant::now().into_std();
+                machine.on_tick(now);
+                book.on_tick(now);
+            }
             () = &mut summarising => {}
         }
         perform(&mut machine, &mut writers, &mut book, &shown.exclusions, &log);
@@ -167,6 +171,7 @@ pub async fn run(
             .sessions
             .send_if_modified(|count| std::mem::replace(count, machine.session_count()) != machine.session_count());
     }
+    book.make_lines();
     drop((writers, events, writing));
     let _ = timeout(LAST_WORDS, written.recv()).await;
 }
@@ -234,15 +239,14 @@ fn perform(
             }
             Command::Tally { run_id, tally } => book.tally(&run_id, tally),
             Command::Record { run_id, record } => {
-                book.keep(&run_id, &record, Instant::now().into_std());
                 if let Some(text) = &record.text {
                     let nodes = machine.run(&run_id).map_or(0, |run| run.nodes().len());
                     tell(&run_id, text, nodes, log);
                 }
+                book.keep(run_id, record, Instant::now().into_std());
             }
             Command::Forget { run_id, why } => {
-                book.answer_waiting(machine); // with its last events
-                book.forget(&run_id);
+                book.forget(&run_id, machine);
                 if let Some(why) = why {
                     tell(&run_id, &why, 0, log);
                 }

@@ -133,7 +133,7 @@ impl Roster {
 
     /// Rank in the last world, for a node that belonged to it.
     pub fn last_rank(&self, node: &Node) -> Option<u32> {
-        node.placed.filter(|(round, _)| *round == self.round && self.round > Round(0)).map(|(_, rank)| rank)
+        last_rank(node, self.round)
     }
 
     /// A node's name in messages.
@@ -165,32 +165,36 @@ impl Roster {
 
     /// Insert a node, or replace the entry with its id.
     pub fn insert(&mut self, id: NodeId, node: Node) {
-        self.update(id, |_| Some(node));
+        self.remove(id);
+        self.count(id, Share::default(), Share::of(&node, self.round));
+        self.nodes.insert(id, node);
     }
 
     /// Forget a node.
     pub fn remove(&mut self, id: NodeId) {
-        self.update(id, |_| None);
+        if let Some(node) = self.nodes.remove(&id) {
+            self.count(id, Share::of(&node, self.round), Share::default());
+        }
     }
 
     /// Change a node's status. Has no effect on an unknown node.
     pub fn set_status(&mut self, id: NodeId, status: Status) {
-        self.update(id, |node| node.map(|node| Node { status, done: false, attending: false, ..node }));
+        self.update(id, |node| (node.status, node.done, node.attending) = (status, false, false));
     }
 
     /// Record whether a node's host is out.
     pub fn set_out(&mut self, id: NodeId, out: bool) {
-        self.update(id, |node| node.map(|node| Node { out, ..node }));
+        self.update(id, |node| node.out = out);
     }
 
     /// Record that a node's workers of the current round have all succeeded.
     pub fn set_done(&mut self, id: NodeId) {
-        self.update(id, |node| node.map(|node| Node { done: true, ..node }));
+        self.update(id, |node| node.done = true);
     }
 
     /// Record that a node's workers of the current round are all connected to their agent.
     pub fn set_attending(&mut self, id: NodeId) {
-        self.update(id, |node| node.map(|node| Node { attending: true, ..node }));
+        self.update(id, |node| node.attending = true);
     }
 
     /// Count that a node has told how long its part of the last recovery has taken.
@@ -216,7 +220,7 @@ impl Roster {
 
     /// Record that a node's connection has ended.
     pub fn disconnect(&mut self, id: NodeId, now: Instant) {
-        self.update(id, |node| node.map(|node| Node { session: None, heard_at: now, ..node }));
+        self.update(id, |node| (node.session, node.heard_at) = (None, now));
     }
 
     /// Renew a node's lease: a message has arrived.
@@ -301,45 +305,29 @@ impl Roster {
         if kept == fresh { Ok(()) } else { Err(format!("counters are {kept:?}, a recount gives {fresh:?}")) }
     }
 
-    fn update(&mut self, id: NodeId, change: impl FnOnce(Option<Node>) -> Option<Node>) {
-        let before = self.nodes.remove(&id);
-        if let Some(node) = &before {
-            self.counts.subtract(self.counted(node));
-        }
-        let after = change(before);
-        self.sort(id, after.as_ref());
-        if let Some(node) = after {
-            self.counts.add(self.counted(&node));
-            self.nodes.insert(id, node);
-        }
+    /// Change a node where it is. Has no effect on an unknown node.
+    fn update(&mut self, id: NodeId, change: impl FnOnce(&mut Node)) {
+        let Some(node) = self.nodes.get_mut(&id) else { return };
+        let before = Share::of(node, self.round);
+        change(node);
+        let after = Share::of(node, self.round);
+        self.count(id, before, after);
     }
 
-    /// Put a node into the sets it belongs to.
-    fn sort(&mut self, id: NodeId, node: Option<&Node>) {
-        let active = node.is_some_and(|node| node.status == Status::Active);
-        for (set, belongs) in [
-            (&mut self.active, active),
-            (&mut self.unfinished, active && !node.is_some_and(|node| node.done)),
-            (&mut self.waiting, node.is_some_and(Node::waits)),
+    /// A node counts otherwise than before.
+    fn count(&mut self, id: NodeId, before: Share, after: Share) {
+        self.counts.subtract(before.counts);
+        self.counts.add(after.counts);
+        for (set, was, is) in [
+            (&mut self.active, before.active, after.active),
+            (&mut self.unfinished, before.unfinished, after.unfinished),
+            (&mut self.waiting, before.waiting, after.waiting),
         ] {
-            if belongs {
-                set.insert(id);
-            } else {
-                set.remove(&id);
+            match (was, is) {
+                (false, true) => drop(set.insert(id)),
+                (true, false) => drop(set.remove(&id)),
+                _ => {}
             }
-        }
-    }
-
-    /// A node's contribution to the counts. It depends on the round, so every change of the round recounts all nodes.
-    fn counted(&self, node: &Node) -> Counts {
-        Counts {
-            returning: usize::from(node.waits() && self.last_rank(node).is_some()),
-            unreachable: usize::from(node.waits() && node.session.is_none()),
-            done: usize::from(node.status == Status::Active && node.done),
-            attending: usize::from(node.status == Status::Active && node.attending),
-            connected: usize::from(node.session.is_some()),
-            present: usize::from(node.session.is_some() && node.status != Status::Idle),
-            slots: node.slots(),
         }
     }
 
@@ -350,12 +338,42 @@ impl Roster {
 
     /// Derive the counts, and the ids of active, unfinished and waiting nodes, from all nodes.
     fn counts_and_sets(&self) -> (Counts, [BTreeSet<NodeId>; 3]) {
+        let shares: Vec<_> = self.nodes.iter().map(|(id, node)| (*id, Share::of(node, self.round))).collect();
         let mut counts = Counts::default();
-        self.nodes.values().for_each(|node| counts.add(self.counted(node)));
+        shares.iter().for_each(|(_, share)| counts.add(share.counts));
         let of =
-            |which: fn(&Node) -> bool| self.nodes.iter().filter(|(_, node)| which(node)).map(|(id, _)| *id).collect();
-        let active = of(|node| node.status == Status::Active);
-        let unfinished = of(|node| node.status == Status::Active && !node.done);
-        (counts, [active, unfinished, of(Node::waits)])
+            |which: fn(&Share) -> bool| shares.iter().filter(|(_, share)| which(share)).map(|(id, _)| *id).collect();
+        (counts, [of(|it| it.active), of(|it| it.unfinished), of(|it| it.waiting)])
     }
+}
+
+/// What a node contributes to the counts, and the sets that it belongs to. It depends on the round, so every change of the round
+/// recounts all nodes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Share {
+    counts: Counts,
+    active: bool,
+    unfinished: bool,
+    waiting: bool,
+}
+
+impl Share {
+    fn of(node: &Node, round: Round) -> Self {
+        let (active, waiting, connected) = (node.status == Status::Active, node.waits(), node.session.is_some());
+        let counts = Counts {
+            returning: usize::from(waiting && last_rank(node, round).is_some()),
+            unreachable: usize::from(waiting && !connected),
+            done: usize::from(active && node.done),
+            attending: usize::from(active && node.attending),
+            connected: usize::from(connected),
+            present: usize::from(connected && node.status != Status::Idle),
+            slots: node.slots(),
+        };
+        Self { counts, active, unfinished: active && !node.done, waiting }
+    }
+}
+
+/// Rank in the world of this round, for a node that belonged to it.
+fn last_rank(node: &Node, round: Round) -> Option<u32> {
+    node.placed.filter(|(placed, _)| *placed == round && round > Round(0)).map(|(_, rank)| rank)
 }
