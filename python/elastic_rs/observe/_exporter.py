@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from elastic_rs._terminal import warning_line
 from elastic_rs.observe import _text
 from elastic_rs.observe._events import parse, plain
-from elastic_rs.observe._otlp import RefusedError, check_url, recovery_traces, send
+from elastic_rs.observe._otlp import RefusedError, checked_headers, recovery_traces, send
 from elastic_rs.observe._source import AnswerError
 from elastic_rs.observe._story import tell
 
@@ -147,9 +147,9 @@ def export(live: Live, url: str, version: str) -> None:
 
     Raises:
         AnswerError: the coordinator has gone. Its message says how many recoveries the collector has not taken.
-        ValueError: ``url`` is no address of HTTP.
+        ValueError: ``url`` is no address of HTTP, or a header for it cannot be sent.
     """
-    check_url(url)
+    checked_headers(url)
     recoveries, outbox = Recoveries(version), Outbox(url)
     told = False
     try:

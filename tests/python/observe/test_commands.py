@@ -16,6 +16,8 @@ import pytest
 from elastic_rs import _cli, _elastic_rs
 from helpers.observe import again, ask
 
+from .conftest import answer_once
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -212,17 +214,8 @@ def test_an_answer_of_something_else_is_told(free_port: Callable[[], int], capsy
     assert told.startswith(f"elastic-rs: error: 127.0.0.1:{port}: Connection refused")
     assert "the endpoint is the job's --rdzv-endpoint; when the job has ended, read its files: --events" in told
     with socket.create_server(("127.0.0.1", 0)) as server:
-        answering = threading.Thread(target=lambda: _answer(server, b"HTTP/1.1 400 Bad Request\r\n\r\n"))
+        answering = threading.Thread(target=lambda: answer_once(server, b"HTTP/1.1 400 Bad Request\r\n\r\n"))
         answering.start()
         assert _cli.main(["status", f"127.0.0.1:{server.getsockname()[1]}"]) == 3
         answering.join()
     assert "what answers is no coordinator of elastic_rs, or one of another release: " in capsys.readouterr().err
-
-
-def _answer(server: socket.socket, words: bytes) -> None:
-    with server.accept()[0] as asked:
-        asked.recv(1 << 16)
-        asked.sendall(words)
-        asked.shutdown(socket.SHUT_WR)
-        while asked.recv(1 << 16):
-            pass
