@@ -69,14 +69,16 @@ class Recoveries:
 
     def rest(self) -> list[tuple[str, dict[str, Any]]]:
         """Return what is left to be sent, because nothing more will be told."""
-        return self._ready(settled=True)
+        return self._ready(settled=True, last=True)
 
-    def _ready(self, *, settled: bool) -> list[tuple[str, dict[str, Any]]]:
+    def _ready(self, *, settled: bool, last: bool = False) -> list[tuple[str, dict[str, Any]]]:
         story = tell(self._events)
         ready = []
         for recovery, trace in recovery_traces(story, self._version):
-            goes_on = story.closed is None and recovery is story.recoveries[-1]
-            if recovery.root.id not in self._sent and (settled or not goes_on):
+            ended = last or story.closed is not None or recovery is not story.recoveries[-1]
+            # A training that tells its steps may need longer for its first one than events are waited for.
+            known = settled and recovery.ended_us is not None
+            if recovery.root.id not in self._sent and (ended or known):
                 self._sent.add(recovery.root.id)
                 ready.append((_text.what(recovery.root, story), trace))
         if settled:

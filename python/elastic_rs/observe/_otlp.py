@@ -178,7 +178,8 @@ class _Trace:
         """Return all spans, the recovery's first. ``told``: the phases of its nodes."""
         story, recovery = self._story, self._recovery
         root, completed = recovery.root, recovery.completed
-        end_us = recovery.ended_us if recovery.ended_us is not None else recovery.broken.mono_us
+        known = [event.mono_us for event in (recovery.broken, completed, *told) if event is not None]
+        end_us = recovery.ended_us if recovery.ended_us is not None else max(known)
         period = Period("recovery", root.mono_us, end_us)
         facts = {
             "elastic_rs.round": recovery.broken.round,

@@ -43,6 +43,47 @@ def test_a_recovery_is_sent_once_nothing_more_is_told_of_it() -> None:
     assert taken.rest() == []
 
 
+def slow_to_step() -> Log:
+    """A job makes its first step. Its next round is complete, and makes none yet."""
+    log = formed()
+    log.add("phase", 20.0, cause=3, node="n2:5", data={"first_step_us": 18_000_000, "step": 1})
+    recovered(log)
+    return log
+
+
+def test_a_recovery_is_not_sent_before_the_first_step_of_a_training_that_tells_its_steps() -> None:
+    log = slow_to_step()
+    taken = Recoveries("1")
+    assert taken.take(log.events(), 0.0) == []
+    assert taken.take([], 2 * SETTLE_S) == []
+    log.add("phase", 300.0, cause=8, round=2, node="n2:5", data={"first_step_us": 160_000_000, "step": 2})
+    assert taken.take(log.events()[-1:], 5 * SETTLE_S) == []
+    ((_, trace),) = taken.take([], 6 * SETTLE_S)
+    assert lasted_s(trace) == 200.0
+    # The next failure comes first.
+    log = slow_to_step()
+    taken = Recoveries("1")
+    assert taken.take(log.events(), 0.0) == []
+    assert taken.take([], 2 * SETTLE_S) == []
+    log.add("round.broken", 400.0, round=2, data={"why": "nodes.wait"})
+    ((_, trace),) = taken.take(log.events()[-1:], 3 * SETTLE_S)
+    assert lasted_s(trace) == 300.0
+
+
+def test_a_recovery_without_a_step_yet_lasts_as_long_as_its_nodes() -> None:
+    log = slow_to_step()
+    (trace,) = traces(log.events(), "1")
+    assert lasted_s(trace) == 32.1
+    taken = Recoveries("1")
+    assert taken.take(log.events(), 0.0) == []
+    assert taken.rest()[0][1] == trace
+
+
+def lasted_s(trace: dict[str, Any]) -> float:
+    whole = spans_of(trace)[0]
+    return (int(whole["endTimeUnixNano"]) - int(whole["startTimeUnixNano"])) / 1e9
+
+
 def test_the_next_recovery_and_the_end_of_the_job_send_at_once() -> None:
     log = formed()
     recovered(log)
