@@ -7,7 +7,6 @@ does not take. Both are bounded.
 from __future__ import annotations
 
 import itertools
-import math
 import sys
 import time
 from collections import deque
@@ -37,6 +36,8 @@ KEPT_TRACES = 256
 """Most traces that wait for a collector. Of more the newest are kept."""
 RETRY_S = 10.0
 """A collector that was out of reach is tried again no sooner."""
+SENDING_S = 30.0
+"""Longest time of sending at once. The coordinator is asked nothing meanwhile, and closes silent connections."""
 
 _ENDS = ("round.broken", "round.changes", "run.closed")
 """After one of these nothing more is told of the recovery before it."""
@@ -117,9 +118,17 @@ class Outbox:
                 self._dropped += 1
             self._waiting.append(one)
 
-    def flush(self, now_s: float) -> None:
-        """Send what waits, unless the collector was out of reach a moment ago."""
-        while self._waiting and (self._retry_at is None or now_s >= self._retry_at):
+    def flush(self, clock: Callable[[], float] = time.monotonic, *, last: bool = False) -> None:
+        """Send what waits, for ``SENDING_S``, unless the collector was out of reach a moment ago.
+
+        Args:
+            clock: never jumps.
+            last: nothing will be sent later. It is tried in any case, for as long as the collector answers.
+        """
+        begin = clock()
+        if self._retry_at is not None and begin < self._retry_at and not last:
+            return
+        while self._waiting and (last or clock() - begin < SENDING_S):
             what, trace = self._waiting[0]
             try:
                 self._send(self._url, [trace])
@@ -130,7 +139,7 @@ class Outbox:
                     _warn(
                         f"{_reason(error)}; recoveries wait until the collector answers, at most {KEPT_TRACES}: {what}"
                     )
-                self._retry_at = now_s + RETRY_S
+                self._retry_at = clock() + RETRY_S
                 return
             else:
                 print(f"sent to {self._url}: {what}", flush=True)
@@ -156,16 +165,15 @@ def export(live: Live, url: str, version: str) -> None:
     told = False
     try:
         for lines in live.batches():
-            now_s = time.monotonic()
             events = parse(lines)
             if events and not told:
                 print(f"the recoveries of run `{events[0].run}` go to {url}", flush=True)
                 told = True
-            outbox.put(recoveries.take(events, now_s))
-            outbox.flush(now_s)
+            outbox.put(recoveries.take(events, time.monotonic()))
+            outbox.flush()
     except AnswerError as error:
         outbox.put(recoveries.rest())
-        outbox.flush(math.inf)
+        outbox.flush(last=True)
         count = outbox.unsent()
         unsent = f"; {count} {'recovery was' if count == 1 else 'recoveries were'} not sent to {url}" if count else ""
         raise AnswerError(f"{error}{unsent}") from None

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -20,7 +21,8 @@ from elastic_rs.observe._events import host_of
 from elastic_rs.observe._story import Period, Recovery, Story, phase_periods, tell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from http.client import HTTPResponse
 
     from elastic_rs.observe._events import Event
 
@@ -37,6 +39,8 @@ RETRIED = (408, 429)
 """Codes below 500 after which the same may be sent again."""
 _LONGEST = 200
 """Most characters that are shown of what a collector says."""
+_MOST_BYTES = 1 << 16
+"""Most that is read of an answer."""
 
 
 class RefusedError(ConnectionError):
@@ -107,7 +111,7 @@ def send(url: str, requests: Iterable[dict[str, Any]]) -> int:
         try:
             asked = urllib.request.Request(url, content, headers)  # noqa: S310 - the scheme is checked above
             with opener.open(asked, timeout=LIMIT_S) as answer:
-                refused = _refused(answer.read(1 << 16))
+                refused = _refused(_content(answer))
         except urllib.error.HTTPError as error:
             error.close()
             kind = ConnectionError if error.code in RETRIED or error.code >= 500 else RefusedError
@@ -153,6 +157,14 @@ def _headers(text: str) -> dict[str, str]:
     """Read ``name=value,name=value``, as OpenTelemetry's exporters do."""
     pairs = (pair.partition("=") for pair in text.split(",") if "=" in pair)
     return {unquote(name.strip()): unquote(value.strip()) for name, _, value in pairs}
+
+
+def _content(answer: HTTPResponse, clock: Callable[[], float] = time.monotonic) -> bytes:
+    """Read an answer, for ``LIMIT_S``: the limit of ``urllib`` begins again with each byte."""
+    content, end = b"", clock() + LIMIT_S
+    while len(content) < _MOST_BYTES and clock() < end and (more := answer.read1(_MOST_BYTES - len(content))):
+        content += more
+    return content
 
 
 def _refused(answer: bytes) -> str:

@@ -8,7 +8,16 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from elastic_rs.observe._exporter import KEPT_EVENTS, KEPT_TRACES, RETRY_S, SETTLE_S, Outbox, Recoveries, export
+from elastic_rs.observe._exporter import (
+    KEPT_EVENTS,
+    KEPT_TRACES,
+    RETRY_S,
+    SENDING_S,
+    SETTLE_S,
+    Outbox,
+    Recoveries,
+    export,
+)
 from elastic_rs.observe._otlp import RefusedError, traces
 from elastic_rs.observe._source import AnswerError
 from helpers.observe import again
@@ -135,11 +144,16 @@ def test_memory_is_bounded(busy: bool) -> None:
 class Sender:
     """Stands for a collector that answers as it is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, needs_s: float = 0.0) -> None:
         self.got: list[dict[str, Any]] = []
         self.fails: ConnectionError | None = None
+        self.now_s, self.needs_s = 0.0, needs_s
+
+    def clock(self) -> float:
+        return self.now_s
 
     def __call__(self, _url: str, requests: Iterable[dict[str, Any]]) -> int:
+        self.now_s += self.needs_s
         if self.fails is not None:
             raise self.fails
         self.got += requests
@@ -152,7 +166,7 @@ def test_a_collector_that_is_away_is_told_of_once_and_gets_everything_later(caps
     sender.fails = ConnectionError("http://c: Connection refused, after 0 traces")
     for number in range(3):
         outbox.put([(f"n{number} lost", {"number": number})])
-        outbox.flush(number * 2 * RETRY_S)
+        outbox.flush(lambda now_s=number * 2 * RETRY_S: now_s)
     told = capsys.readouterr().err.splitlines()
     assert told == [
         "elastic-rs: warning: http://c: Connection refused; recoveries wait until the collector answers, at most "
@@ -160,9 +174,9 @@ def test_a_collector_that_is_away_is_told_of_once_and_gets_everything_later(caps
     ]
     assert outbox.unsent() == 3
     sender.fails = None
-    outbox.flush(4 * RETRY_S + 1)
+    outbox.flush(lambda: 4 * RETRY_S + 1)
     assert sender.got == [], "it was tried a moment ago"
-    outbox.flush(5 * RETRY_S)
+    outbox.flush(lambda: 5 * RETRY_S)
     assert [one["number"] for one in sender.got] == [0, 1, 2]
     assert capsys.readouterr().out.splitlines() == [f"sent to http://c: n{number} lost" for number in range(3)]
 
@@ -172,17 +186,43 @@ def test_what_waits_is_bounded_and_what_is_refused_is_not_sent_again(capsys: pyt
     outbox = Outbox("http://c", sender)
     sender.fails = ConnectionError("http://c: 503 Service Unavailable")
     outbox.put((f"n{number}", {"number": number}) for number in range(KEPT_TRACES + 5))
-    outbox.flush(0.0)
+    outbox.flush(lambda: 0.0)
     assert outbox.unsent() == KEPT_TRACES + 5
     sender.fails = None
-    outbox.flush(RETRY_S)
+    outbox.flush(lambda: RETRY_S)
     assert [one["number"] for one in sender.got] == list(range(5, KEPT_TRACES + 5))
     assert "recoveries were dropped while the collector did not answer: 5" in capsys.readouterr().err
     sender.fails = RefusedError("http://c: 400 Bad Request, after 0 traces")
     outbox.put([("n1\x1b[2J", {})])
-    outbox.flush(RETRY_S)
+    outbox.flush(lambda: RETRY_S)
     assert capsys.readouterr().err == "elastic-rs: warning: http://c: 400 Bad Request; not sent: n1 [2J\n"
     assert outbox.unsent() == 0
+
+
+def test_a_collector_that_hangs_is_left_alone_between_tries() -> None:
+    sender = Sender(needs_s=RETRY_S)
+    sender.fails = ConnectionError("http://c: timed out")
+    outbox = Outbox("http://c", sender)
+    outbox.put([("n1 lost", {})])
+    outbox.flush(sender.clock)
+    assert sender.now_s == RETRY_S
+    outbox.flush(sender.clock)
+    assert sender.now_s == RETRY_S, "it was tried a moment ago"
+    sender.now_s += RETRY_S
+    outbox.flush(sender.clock)
+    assert sender.now_s == 3 * RETRY_S
+
+
+def test_a_slow_collector_does_not_keep_the_coordinator_waiting() -> None:
+    sender = Sender(needs_s=1.25)
+    outbox = Outbox("http://c", sender)
+    outbox.put((f"n{number}", {"number": number}) for number in range(100))
+    outbox.flush(sender.clock)
+    assert (len(sender.got), sender.now_s) == (24, SENDING_S)
+    outbox.flush(sender.clock)
+    assert len(sender.got) == 48
+    outbox.flush(sender.clock, last=True)
+    assert [one["number"] for one in sender.got] == list(range(100))
 
 
 @pytest.mark.torchrun

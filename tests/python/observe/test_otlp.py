@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from elastic_rs import _cli
-from elastic_rs.observe._otlp import HEADERS, RefusedError, checked_headers, send, traces
+from elastic_rs.observe._otlp import HEADERS, LIMIT_S, RefusedError, _content, checked_headers, send, traces
 
 from .conftest import answer_once
 from .test_story import Log, exited, formed, recovered
@@ -224,6 +224,16 @@ def test_an_answer_of_junk_ends_nothing(collector: tuple[str, type[Collector]], 
     url, handler = collector
     handler.answer = (200, words)
     assert send(url, traces(two_recoveries().events(), "1")) == 2
+
+
+def test_an_answer_that_comes_byte_by_byte_is_not_read_to_its_end() -> None:
+    now_s = iter(range(100))
+
+    class Slow:
+        def read1(self, _most: int) -> bytes:
+            return b"x"
+
+    assert len(_content(Slow(), lambda: float(next(now_s)))) < LIMIT_S  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
