@@ -93,7 +93,8 @@ class Recoveries:
         before = itertools.takewhile(lambda event: event is not unsent, story.events)
         world = [event.id for event in before if event.type == "round.completed"][-1:]
         del self._events[: next((at for at, event in enumerate(self._events) if [event.id] == world), 0)]
-        self._sent &= {event.id for event in self._events}
+        # What members told a restarted coordinator has an id of its own in the story.
+        self._sent &= {event.id for event in (*self._events, *story.events)}
 
 
 class Outbox:

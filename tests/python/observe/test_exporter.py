@@ -22,6 +22,7 @@ from elastic_rs.observe._otlp import RefusedError, traces
 from elastic_rs.observe._source import AnswerError
 from helpers.observe import again
 
+from .test_merge import completed, read, recalled
 from .test_otlp import SCHEMA, check, spans_of
 from .test_story import Log, exited, formed, recovered
 
@@ -91,6 +92,17 @@ def test_a_recovery_without_a_step_yet_lasts_as_long_as_its_nodes() -> None:
 def lasted_s(trace: dict[str, Any]) -> float:
     whole = spans_of(trace)[0]
     return (int(whole["endTimeUnixNano"]) - int(whole["startTimeUnixNano"])) / 1e9
+
+
+def test_what_members_told_a_restarted_coordinator_is_sent_once() -> None:
+    log = recalled()
+    broken = log.add("round.broken", 30.0, round_=2, data={"why": "nodes.wait"})
+    log.add("round.completed", 31.0, broken, **completed(3), data={"nodes": 2})
+    log.add("round.broken", 90.0, round_=3, data={"why": "nodes.wait"})
+    taken = Recoveries("1")
+    sent = [what for at, event in enumerate(read(log)) for what, _ in taken.take([event], float(at))]
+    assert sent == ["b rank 1 SIGKILL", "round.broken"]
+    assert taken.take([], 9 * SETTLE_S) == []
 
 
 def test_the_next_recovery_and_the_end_of_the_job_send_at_once() -> None:
