@@ -17,7 +17,7 @@ from elastic_rs.observe import _text
 from elastic_rs.observe._events import parse, plain
 from elastic_rs.observe._otlp import RefusedError, checked_headers, recovery_traces, send
 from elastic_rs.observe._source import AnswerError
-from elastic_rs.observe._story import tell
+from elastic_rs.observe._story import Names, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -52,6 +52,7 @@ class Recoveries:
         self._events: list[Event] = []
         self._sent: set[str] = set()
         self._told_at: float | None = None
+        self._names = Names()
 
     def take(self, events: Sequence[Event], now_s: float) -> list[tuple[str, dict[str, Any]]]:
         """Take the next events. Returns what is to be sent: the recovery in words, and its trace.
@@ -60,6 +61,8 @@ class Recoveries:
             events: in their order. There may be none.
             now_s: the time of any clock that never jumps.
         """
+        for event in events:
+            self._names.count(event)
         self._events += events
         del self._events[:-KEPT_EVENTS]
         if any(event.type in _TELLS for event in events):
@@ -74,6 +77,7 @@ class Recoveries:
 
     def _ready(self, *, settled: bool, last: bool = False) -> list[tuple[str, dict[str, Any]]]:
         story = tell(self._events)
+        story.shared |= self._names.story.shared  # of nodes that joined before the events that are kept
         ready = []
         for recovery, trace in recovery_traces(story, self._version):
             ended = last or story.closed is not None or recovery is not story.recoveries[-1]

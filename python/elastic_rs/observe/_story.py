@@ -436,7 +436,7 @@ def _follows(event: Event, recovery: Recovery) -> bool:
 
 
 class Names:
-    """The names of a job's nodes, from one event after the other. It keeps only those of nodes that are away."""
+    """The names of a job's nodes, from one event after the other. It keeps the hosts of all nodes that ever came."""
 
     def __init__(self) -> None:
         self.story = Story("")

@@ -105,6 +105,18 @@ def test_what_members_told_a_restarted_coordinator_is_sent_once() -> None:
     assert taken.take([], 9 * SETTLE_S) == []
 
 
+def test_nodes_of_one_host_are_told_apart_in_each_recovery() -> None:
+    log = formed()
+    for pid in (1, 2):
+        log.add("node.joined", 3.0, node=f"h:{pid}")
+    recovered(log, slow="h:1")
+    recovered(log, 300.0, slow="h:2")
+    taken = Recoveries("1")
+    sent = [trace for event in log.events() for _, trace in taken.take([event], 0.0)] + [taken.rest()[0][1]]
+    assert sent == list(traces(log.events(), "1"))
+    assert ["node h:2" in [span["name"] for span in spans_of(trace)] for trace in sent] == [False, True]
+
+
 def test_the_next_recovery_and_the_end_of_the_job_send_at_once() -> None:
     log = formed()
     recovered(log)
