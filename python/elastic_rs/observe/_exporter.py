@@ -7,6 +7,7 @@ does not take. Both are bounded.
 from __future__ import annotations
 
 import itertools
+import signal
 import sys
 import time
 from collections import deque
@@ -159,15 +160,19 @@ class Outbox:
 
 
 def export(live: Live, url: str, version: str) -> None:
-    """Send each recovery of a run to a collector, until the coordinator has gone.
+    """Send each recovery of a run to a collector, until the coordinator has gone or a signal ends the process.
+
+    Then what is left is sent, with what is known of it. What the collector does not take is told.
 
     Raises:
         AnswerError: the coordinator has gone. Its message says how many recoveries the collector has not taken.
+        KeyboardInterrupt, SystemExit: the process got SIGINT or SIGTERM.
         ValueError: ``url`` is no address of HTTP, or a header for it cannot be sent.
     """
     checked_headers(url)
     recoveries, outbox = Recoveries(version), Outbox(url)
     told = False
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # through what follows
     try:
         for lines in live.batches():
             events = parse(lines)
@@ -177,11 +182,21 @@ def export(live: Live, url: str, version: str) -> None:
             outbox.put(recoveries.take(events, time.monotonic()))
             outbox.flush()
     except AnswerError as error:
-        outbox.put(recoveries.rest())
-        outbox.flush(last=True)
-        count = outbox.unsent()
-        unsent = f"; {count} {'recovery was' if count == 1 else 'recoveries were'} not sent to {url}" if count else ""
-        raise AnswerError(f"{error}{unsent}") from None
+        unsent = _send_rest(recoveries, outbox, url)
+        raise AnswerError(f"{error}; {unsent}" if unsent else str(error)) from None
+    except (KeyboardInterrupt, SystemExit):
+        unsent = _send_rest(recoveries, outbox, url)
+        if unsent:
+            _warn(unsent)
+        raise
+
+
+def _send_rest(recoveries: Recoveries, outbox: Outbox, url: str) -> str:
+    """Send what is left. Returns how many recoveries the collector has not taken, in words; empty: none."""
+    outbox.put(recoveries.rest())
+    outbox.flush(last=True)
+    count = outbox.unsent()
+    return f"{count} {'recovery was' if count == 1 else 'recoveries were'} not sent to {url}" if count else ""
 
 
 def _reason(error: ConnectionError) -> str:

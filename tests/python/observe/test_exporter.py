@@ -284,7 +284,37 @@ def test_the_end_says_what_was_not_sent(free_port: Callable[[], int]) -> None:
             raise AnswerError("it has gone")
 
     url = f"http://127.0.0.1:{free_port()}/v1/traces"
-    with pytest.raises(AnswerError, match=f"^it has gone; 1 recovery was not sent to {url}$"):
-        export(Gone(), url, "1")  # type: ignore[arg-type]
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(AnswerError, match=f"^it has gone; 1 recovery was not sent to {url}$"):
+            export(Gone(), url, "1")  # type: ignore[arg-type]
+    finally:
+        signal.signal(signal.SIGTERM, before)
     with pytest.raises(ValueError, match="must be an address such as"):
         export(Gone(), "file:///etc/passwd", "1")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_sends_what_is_left_or_says_what_was_not_sent(
+    number: signal.Signals,
+    collector: tuple[str, type[Collector]],
+    free_port: Callable[[], int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Interrupted:
+        def batches(self) -> Iterable[list[str]]:
+            log = formed()
+            recovered(log)
+            yield log.lines
+            signal.raise_signal(number)
+            raise AssertionError("unreachable")
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        for url in (collector[0], f"http://127.0.0.1:{free_port()}/v1/traces"):
+            with pytest.raises((KeyboardInterrupt, SystemExit)):
+                export(Interrupted(), url, "1")  # type: ignore[arg-type]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert len(collector[1].got) == 1
+    assert capsys.readouterr().err.endswith(f"elastic-rs: warning: 1 recovery was not sent to {url}\n")
