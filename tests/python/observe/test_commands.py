@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -186,6 +187,15 @@ def test_a_torn_line_costs_no_other(tmp_path: Path, capsys: pytest.CaptureFixtur
     path.write_text("no\nevents\n")
     assert _cli.main(["events", "--events", str(path)]) == 2
     assert f"`{path}`: line 1 is no event of a job" in capsys.readouterr().err
+
+
+def test_what_an_output_cannot_show_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "events"
+    path.write_text(line(1, text="内存不足 …"))
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="latin-1"))
+    assert _cli.main(["events", "--events", str(path)]) == 0
+    assert shown.getvalue().endswith(b" ???? ?\n")
 
 
 def test_a_folder_stands_for_the_files_of_events_below_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
