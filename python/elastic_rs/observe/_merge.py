@@ -157,7 +157,7 @@ def _key(event: Event, reasons: dict[tuple[str, int], str]) -> Key | None:
         case "completed" | "broken":
             return about, event.round, reason
         case "exited":
-            return about, event.node, event.data.get("pid"), event.data.get("rank")
+            return about, event.node, str(event.data.get("pid")), str(event.data.get("rank"))
         case "closed":
             return (about,)
     if event.type == "phase":

@@ -198,6 +198,22 @@ def test_what_an_output_cannot_show_is_replaced(tmp_path: Path, monkeypatch: pyt
     assert shown.getvalue().endswith(b" ???? ?\n")
 
 
+@pytest.mark.parametrize("command", ["why", "status", "events", "page"])
+def test_an_event_with_values_of_other_types_costs_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    path = tmp_path / "events"
+    odd = [
+        line(2, "n1", type="heard.exited", data={"rank": [1], "pid": {"a": 1}}),
+        line(3, "n1", type="phase", data={"stop_us": 10**400}),
+        line(4, "n1", type="round.completed", data={"nodes": [2], "workers": {}}),
+        line(5, "n1", type="worker.ended", data={"rank": [1]}),
+    ]
+    path.write_text("\n".join([line(1, "n1"), *odd, line(6, "n1"), ""]))
+    assert _cli.main([command, "--events", str(path)]) in (0, 1)
+    assert "1 line is left out: line 3 is no event of a job: `1000" in capsys.readouterr().err
+
+
 def test_a_folder_stands_for_the_files_of_events_below_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     node = tmp_path / "node1" / "job_x"
     node.mkdir(parents=True)
