@@ -110,7 +110,7 @@ def from_files(paths: Sequence[Path], run_id: str | None) -> list[Event]:
     """
     found: dict[str, Event] = {}
     for path in _files(paths):
-        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8", errors="replace")
+        text = _content(path).decode(errors="replace")
         events, refused = _parsed(text)
         if refused and not events:
             raise ValueError(f"`{path}`: {refused[0]}")
@@ -143,6 +143,14 @@ def warn_of_later(events: Iterable[Event]) -> None:
         )
 
 
+def _content(path: Path) -> bytes:
+    if str(path) != "-":
+        return path.read_bytes()
+    if sys.stdin is None:
+        raise ValueError("`-`: standard input is closed")
+    return sys.stdin.buffer.read()
+
+
 def _warn(text: str) -> None:
     print(warning_line("elastic-rs", plain(text)), file=sys.stderr)
 
@@ -159,18 +167,19 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _parsed(text: str) -> tuple[list[Event], list[str]]:
-    """Return the events of a file, and why lines are none. A last one without its end is not told of."""
+    """Return the events of a file, and why lines are none. An event at the end that is torn is not told of."""
     lines = text.split("\n")
     try:
         return parse(lines), []
     except ValueError:
         pass
-    good, refused = [], []
+    good: list[str] = []
+    refused: list[str] = []
     for number, line in enumerate(lines, start=1):
         try:
             parse([line])
         except ValueError as error:
-            if number < len(lines):
+            if number < len(lines) or not (good or line.startswith('{"v":')):
                 refused.append(str(error).replace("line 1", f"line {number}", 1))
         else:
             good.append(line)

@@ -214,6 +214,35 @@ def test_an_event_with_values_of_other_types_costs_no_other(
     assert "1 line is left out: line 3 is no event of a job: `1000" in capsys.readouterr().err
 
 
+def test_standard_input_is_read_as_files_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torn = line(1, text="\u00e4").replace("\\u00e4", "ä").encode()
+    torn = torn[: torn.index("ä".encode()) + 1]
+    path = tmp_path / "events"
+    path.write_bytes(b"\n".join([line(1).encode(), torn, line(3).encode(), b""]))
+    with path.open(encoding="utf-8") as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        assert _cli.main(["events", "--events", "-"]) == 0
+    told = capsys.readouterr()
+    assert len(told.out.splitlines()) == 2
+    assert told.err.startswith("elastic-rs: warning: `-`: 1 line is left out: line 2 is no event")
+    monkeypatch.setattr(sys, "stdin", None)
+    assert _cli.main(["events", "--events", "-"]) == 2
+    assert "`-`: standard input is closed" in capsys.readouterr().err
+
+
+def test_a_file_of_one_line_that_is_no_event_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, other = tmp_path / "whole", tmp_path / "other"
+    whole.write_text(line(1) + "\n")
+    other.write_text('{"traceEvents":[]}')
+    assert _cli.main(["events", "--events", str(whole), str(other)]) == 2
+    assert f"`{other}`: line 1 is no event of a job" in capsys.readouterr().err
+    other.write_text(line(2)[:20])  # an agent was killed with its first event
+    assert _cli.main(["events", "--events", str(whole), str(other)]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_a_folder_stands_for_the_files_of_events_below_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     node = tmp_path / "node1" / "job_x"
     node.mkdir(parents=True)
