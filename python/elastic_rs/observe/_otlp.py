@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from elastic_rs.observe import _text
 from elastic_rs.observe._events import host_of
-from elastic_rs.observe._story import Period, Recovery, Story, phase_periods, tell
+from elastic_rs.observe._story import Period, Recovery, Story, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -209,7 +209,7 @@ class _Trace:
         if completed is None:
             whole["status"] = {"code": ERROR, "message": recovery.broken.text or "the job has ended"}
         spans = [whole]
-        for node, periods in _by_node(told).items():
+        for node, periods in _by_node(story, told).items():
             begin = min(period.begin_us for period in periods)
             end = max(period.end_us for period in periods)
             named = {"elastic_rs.node": node, "host.name": host_of(node)}
@@ -245,12 +245,12 @@ class _Trace:
         return str(max(0, self._wall_ns + (mono_us - self._recovery.root.mono_us) * 1000))
 
 
-def _by_node(told: Sequence[Event]) -> dict[str, list[Period]]:
+def _by_node(story: Story, told: Sequence[Event]) -> dict[str, list[Period]]:
     """Return the phases of each node, in their order. A node may tell of them in several events."""
     found: dict[str, list[Period]] = {}
     for event in told:
         if event.node is not None:
-            found.setdefault(event.node, []).extend(phase_periods(event))
+            found.setdefault(event.node, []).extend(story.phase_periods(event))
     return {node: sorted(periods, key=lambda one: one.begin_us) for node, periods in found.items() if periods}
 
 

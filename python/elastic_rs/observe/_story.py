@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from elastic_rs.observe._events import Event
 
-__all__ = ["PHASES", "Names", "Part", "Period", "Recovery", "Redo", "Story", "phase_periods", "phases_us", "tell"]
+__all__ = ["PHASES", "Names", "Part", "Period", "Recovery", "Redo", "Story", "tell"]
 
 PHASES = ("detect", "stop", "rendezvous", "start", "import", "first_step")
 """The parts of a recovery, in their order."""
@@ -143,6 +143,8 @@ class Story:
         shared: hosts on which several nodes were in the job at the same time.
         lives: how many coordinators recorded events. Each has its own clock, so the story is that of the last.
         earlier: number of recoveries under the ones before.
+        until_complete_us: of each round that ended a recovery, by the id of the event that completed it: the time from
+            the end of the round before until then.
     """
 
     run: str
@@ -159,6 +161,18 @@ class Story:
     shared: set[str] = field(default_factory=set)
     lives: int = 1
     earlier: int = 0
+    until_complete_us: dict[str, int] = field(default_factory=dict)
+
+    def phases_us(self, event: Event) -> dict[str, int]:
+        """Return how long a node's phases took, in microseconds: those that an event tells."""
+        return phases_us(event, self.until_complete_us.get(event.cause[0]) if event.cause else None)
+
+    def phase_periods(self, event: Event) -> Iterator[Period]:
+        """Yield a node's phases, the last one first. It tells of them when the last has ended."""
+        end = event.mono_us
+        for phase, micros in reversed(self.phases_us(event).items()):
+            yield Period(phase, end - micros, end)
+            end -= micros
 
     def name(self, node: str) -> str:
         """Return a node's name without its process id and its domain, unless several nodes share its host."""
@@ -326,7 +340,10 @@ def _tell(events: Sequence[Event]) -> Story:
     for recovery, later in itertools.zip_longest(story.recoveries, story.recoveries[1:]):
         told = [] if recovery.completed is None else phases.get(recovery.completed.id, [])
         lost = [event for event in (recovery.root, *recovery.consequences) if _silent_us(event)]
-        recovery.parts = parts([*told, *lost], _until_complete_us(recovery))
+        until_complete_us = _until_complete_us(recovery)
+        if recovery.completed is not None:
+            story.until_complete_us[recovery.completed.id] = until_complete_us
+        recovery.parts = parts([*told, *lost], until_complete_us)
         recovery.began_us = min([recovery.root.mono_us - _silent_us(recovery.root), *_chains(told)])
         if recovery.completed is not None:
             _end(recovery, told, story.stepped_us, None if later is None else later.broken.mono_us)
@@ -385,20 +402,21 @@ def _chains(told: Iterable[Event]) -> Iterator[int]:
             yield event.mono_us - sum(took.values())
 
 
-def phases_us(event: Event) -> dict[str, int]:
-    """Return how long a node's phases took, in microseconds: those that an event tells."""
+def phases_us(event: Event, until_complete_us: int | None = None) -> dict[str, int]:
+    """Return how long a node's phases took, in microseconds: those that an event tells.
+
+    Args:
+        event: of type ``phase``, or of a node that was lost.
+        until_complete_us: the time from the end of the round before until this one was complete, if one was before.
+    """
     if event.type == "node.lost":
         return {"detect": _silent_us(event)}
     told = ((phase, event.data.get(key)) for phase, key in _KEYS)
-    return {phase: micros for phase, micros in told if isinstance(micros, int)}
-
-
-def phase_periods(event: Event) -> Iterator[Period]:
-    """Yield a node's phases, the last one first. It tells of them when the last has ended."""
-    end = event.mono_us
-    for phase, micros in reversed(phases_us(event).items()):
-        yield Period(phase, end - micros, end)
-        end -= micros
+    took = {phase: micros for phase, micros in told if isinstance(micros, int)}
+    if until_complete_us is not None and "rendezvous" in took and "stop" not in took:
+        # A spare may have waited for days before the world that it steps into was broken.
+        took["rendezvous"] = min(took["rendezvous"], until_complete_us)
+    return took
 
 
 def parts(told: Iterable[Event], until_complete_us: int) -> dict[str, Part]:
@@ -410,11 +428,7 @@ def parts(told: Iterable[Event], until_complete_us: int) -> dict[str, Part]:
     """
     found: dict[str, list[tuple[float, str]]] = {}
     for event in told:
-        took = phases_us(event)
-        if "rendezvous" in took and "stop" not in took:
-            # A spare may have waited for days before the world that it steps into was broken.
-            took["rendezvous"] = min(took["rendezvous"], until_complete_us)
-        for phase, micros in took.items():
+        for phase, micros in phases_us(event, until_complete_us).items():
             found.setdefault(phase, []).append((micros / 1e6, event.node or "?"))
     return {
         phase: Part(statistics.median(seconds for seconds, _ in times), *max(times), len(times))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from elastic_rs._terminal import shows_colours
 from elastic_rs.observe import _text
 from elastic_rs.observe._events import host_of
-from elastic_rs.observe._story import PHASES, Story, phases_us, tell
+from elastic_rs.observe._story import PHASES, Story, tell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -133,7 +133,7 @@ def _cut(line: str, columns: int) -> str:
 
 def _table(story: Story, columns: int, view: View) -> tuple[list[str], list[str]]:
     """Return the heading and the rows of the nodes."""
-    nodes = sorted(_nodes(story.events), key=lambda node: node.key(SORTS[view.sort]))
+    nodes = sorted(_nodes(story), key=lambda node: node.key(SORTS[view.sort]))
     fixed = (
         f"{'NODE':<16} {'STATE':<8} " + " ".join(f"{phase[:10].upper():>10}" for phase in PHASES[1:]) + f" {'GONE':>4} "
     )
@@ -145,11 +145,11 @@ def _table(story: Story, columns: int, view: View) -> tuple[list[str], list[str]
     return [fixed + (f"|{bar}|" if bar else "")], rows
 
 
-def _nodes(events: Sequence[Event]) -> list[_Node]:
+def _nodes(story: Story) -> list[_Node]:
     nodes: dict[str, _Node] = {}
     gone: dict[str, int] = {}
     away: dict[str, set[str]] = {}
-    for event in events:
+    for event in story.events:
         if event.type == "round.completed":
             _place(event, nodes)
         if event.node is None:
@@ -170,7 +170,7 @@ def _nodes(events: Sequence[Event]) -> list[_Node]:
                     gone[host] = gone.get(host, 0) + 1
             case "phase":
                 node.state = "running"  # only members of the round tell phases
-                node.took.update({phase: micros / 1e6 for phase, micros in phases_us(event).items()})
+                node.took.update({phase: micros / 1e6 for phase, micros in story.phases_us(event).items()})
         node.gone = gone.get(host, 0)
     return list(nodes.values())
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from elastic_rs.observe import _text
 from elastic_rs.observe._events import Event, parse, plain
+from elastic_rs.observe._otlp import traces
 from elastic_rs.observe._page import page
 from elastic_rs.observe._story import Part, Redo, Story, tell
 from elastic_rs.observe._trace import chrome_trace
@@ -453,8 +454,16 @@ def test_a_spare_has_not_waited_for_the_recovery_before_it_began() -> None:
     done = recovered(log)
     day_us = 86_400 * 10**6
     log.add("phase", 132.1, cause=done, round=2, node="n50:1", data={"rendezvous_us": day_us, "start_us": 20_000})
-    (recovery,) = tell(log.events()).recoveries
+    story = tell(log.events())
+    (recovery,) = story.recoveries
     assert recovery.parts["rendezvous"] == Part(0.001, pytest.approx(31.998), "n50:1", 4)
+    # Nor where its phases are drawn.
+    assert min(period.begin_us for event in story.events for period in story.phase_periods(event)) > 100 * 10**6
+    assert all(slice_["ts"] >= 0 for slice_ in chrome_trace(log.events())["traceEvents"] if slice_["ph"] == "X")
+    (trace,) = traces(log.events(), "1")
+    spans = trace["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    assert min(int(span["startTimeUnixNano"]) for span in spans) == int(spans[0]["startTimeUnixNano"])
+    assert "24:00 h" not in page(log.events(), None)
 
 
 def test_what_a_worker_said_is_cut_between_words() -> None:

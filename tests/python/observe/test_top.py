@@ -115,6 +115,15 @@ def test_a_node_beside_a_full_world_is_a_spare() -> None:
     assert table(log) == {"n0": "running", "n1": "running", "n2": "running", "n9": "left"}
 
 
+def test_a_spare_that_steps_in_is_not_the_slowest_for_having_waited() -> None:
+    log = formed()
+    done = recovered(log)
+    day_us = 86_400 * 10**6
+    log.add("phase", 132.1, cause=done, round=2, node="n50:1", data={"rendezvous_us": day_us, "start_us": 20_000})
+    lines = screen(log.events(), None, (110, 20), View(colours=False, sort=SORTS.index("rendezvous")))
+    assert [line.split()[3] for line in lines if line.startswith("n50 ")] == ["32.0"]
+
+
 def test_the_story_of_a_recovery_scrolls() -> None:
     log = formed()
     recovered(log)
