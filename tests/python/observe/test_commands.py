@@ -253,6 +253,47 @@ def test_a_folder_stands_for_the_files_of_events_below_it(tmp_path: Path, capsys
     assert [json.loads(shown)["order"] for shown in capsys.readouterr().out.splitlines()] == [1, 2]
 
 
+@pytest.mark.parametrize("origin", ["c", "n"])
+def test_of_two_jobs_of_one_name_the_later_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], origin: str
+) -> None:
+    """The name of a folder of logs ends at random."""
+    files = []
+    for folder, day in [("job_zz", 21), ("job_aa", 22)]:
+        file = tmp_path / folder / "events.jsonl"
+        file.parent.mkdir()
+        broken = line(1, f"{origin}{day}", type="round.broken", wall=f"2026-11-{day}T08:00:00.000Z", text=f"on {day}")
+        # A node's clock may be wrong after that.
+        later = line(2, f"{origin}{day}", type="round.completed", wall="2026-11-01T08:00:00.000Z", data={"nodes": 1})
+        file.write_text(f"{broken}\n{later}\n")
+        files.append(str(file))
+    for chosen in ([str(tmp_path)], files, files[::-1]):
+        assert _cli.main(["why", "--events", *chosen]) == 0
+        assert " on 22   first" in capsys.readouterr().out.splitlines()
+        _cli.main(["status", "--events", *chosen])
+        assert "since the coordinator or the job was started again; 1 recoveries before" in capsys.readouterr().out
+
+
+def test_a_folder_that_may_not_be_read_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("node1", "node2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "events.jsonl").write_text(line(1, name) + "\n")
+    scanned = os.scandir
+
+    def scan(path: str) -> object:
+        if str(path).endswith("node2"):
+            raise PermissionError(13, "Permission denied", path)
+        return scanned(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    assert _cli.main(["events", "--events", str(tmp_path)]) == 0
+    told = capsys.readouterr()
+    assert len(told.out.splitlines()) == 1
+    assert f"warning: `{tmp_path}/node2`: Permission denied; files of events below this folder are left out" in told.err
+
+
 def test_events_of_a_later_schema_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "events"
     path.write_text(f"{line(1)}\n{line(2, v=2)}\n")

@@ -441,7 +441,9 @@ def test_a_restarted_coordinator_begins_the_story_anew() -> None:
     story = tell(parse([*before.lines, *after.lines]))
     assert (len(story.recoveries), story.lives, story.earlier) == (1, 2, 1)
     assert story.recoveries[0].lasted_s(story.now_us) == pytest.approx(32.1)
-    assert "        since the coordinator was restarted; 1 recoveries before" in _text.status(story, None)
+    assert "        since the coordinator or the job was started again; 1 recoveries before" in _text.status(
+        story, None
+    )
     # The one before had another clock.
     names = [(period.name, period.begin_us) for period in story.periods()]
     assert names == [("forming", 100_000), ("round 2", 37_000_000)]
