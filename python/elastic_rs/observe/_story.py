@@ -138,7 +138,7 @@ class Story:
         closed: the event by which the run was closed, if it was.
         away: nodes that have gone and not come back, each with the event that says so.
         gone: how often nodes of each host have gone.
-        worlds: when each world was formed, and its number of workers; of nodes, if those are not told.
+        worlds: the events by which worlds were formed.
         now_us: the time on the coordinator's clock.
         shared: hosts on which several nodes were in the job at the same time.
         lives: how many coordinators recorded events. Each has its own clock, so the story is that of the last.
@@ -156,7 +156,7 @@ class Story:
     closed: Event | None = None
     away: dict[str, Event] = field(default_factory=dict)
     gone: dict[str, int] = field(default_factory=dict)
-    worlds: list[tuple[int, int]] = field(default_factory=list)
+    worlds: list[Event] = field(default_factory=list)
     now_us: int = 0
     shared: set[str] = field(default_factory=set)
     lives: int = 1
@@ -219,15 +219,19 @@ class Story:
             begin, end = recovery.period_us(self.end_us(), since)
             lost += self._worker_seconds(begin, end)
         redone = [(one.redo.seconds, one.completed) for one in self.recoveries if one.redo and one.completed]
-        return lost + sum(seconds * _workers(completed) for seconds, completed in redone)
+        return lost + sum(seconds * _count(completed, self._unit()) for seconds, completed in redone)
 
     def _worker_seconds(self, begin_us: int, end_us: int) -> float:
         """Return the seconds between two times, each as often as its world has workers."""
-        found = 0.0
-        for (since, workers), later in itertools.zip_longest(self.worlds, self.worlds[1:]):
-            until = end_us if later is None else min(end_us, later[0])
-            found += max(0, until - max(begin_us, since)) / 1e6 * workers
+        found, unit = 0.0, self._unit()
+        for world, later in itertools.zip_longest(self.worlds, self.worlds[1:]):
+            until = end_us if later is None else min(end_us, later.mono_us)
+            found += max(0, until - max(begin_us, world.mono_us)) / 1e6 * _count(world, unit)
         return found
+
+    def _unit(self) -> str:
+        """Return by what worlds are weighed: ``nodes``, if one of them does not tell its workers."""
+        return "workers" if all(_count(world, "workers") for world in self.worlds) else "nodes"
 
     def goodput(self) -> float | None:
         """Return which part of the time since the first step steps were made that count. None if it is not known."""
@@ -318,7 +322,7 @@ def _tell(events: Sequence[Event]) -> Story:
         elif event.type == "round.completed":
             nodes, workers = event.data.get("nodes"), event.data.get("workers")
             last_completed = event.order
-            story.worlds.append((event.mono_us, _workers(event)))
+            story.worlds.append(event)
             story.formed_us = event.mono_us if story.formed_us is None else story.formed_us
             if open_one is not None:
                 open_one.completed, open_one.ended_us = event, event.mono_us
@@ -378,10 +382,10 @@ def _redo(steps: Sequence[Event], at_most_us: int) -> Redo | None:
     return Redo(count, max(0.0, min(seconds, at_most_us / 1e6)))
 
 
-def _workers(completed: Event) -> int:
-    """Return the number of workers of a world; of its nodes, if that is not told."""
-    counts = (completed.data.get("workers"), completed.data.get("nodes"))
-    return next((count for count in counts if isinstance(count, int) and count > 0), 1)
+def _count(completed: Event, unit: str) -> int:
+    """Return the number of a world's ``workers`` or ``nodes``. Without a number of nodes it is 1; of workers, 0."""
+    count = completed.data.get(unit)
+    return count if isinstance(count, int) and count > 0 else int(unit == "nodes")
 
 
 def _silent_us(event: Event) -> int:

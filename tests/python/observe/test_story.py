@@ -248,6 +248,14 @@ def test_a_job_that_waits_says_for_what() -> None:
     ]
 
 
+def test_worlds_are_weighed_by_nodes_if_one_does_not_tell_its_workers() -> None:
+    log = formed()
+    broken = log.add("round.broken", 102.0, data={"why": "nodes.wait"})
+    log.add("round.completed", 132.0, cause=broken, round=2, data={"nodes": 3, "workers": None})
+    story = tell(log.events(), now_us=1032 * 10**6)
+    assert story.goodput_at_most() == pytest.approx(1 - 30 * 4 / (130 * 4 + 900 * 3))
+
+
 def test_an_undisturbed_job_has_nothing_to_explain() -> None:
     log = formed()
     assert _text.why(tell(log.events())) == ["job has not been disturbed"]
