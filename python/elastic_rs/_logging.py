@@ -46,11 +46,12 @@ def _reset_levels() -> None:
 
 def _add_handler(logger: logging.Logger) -> logging.Handler:
     """Replace the handler that was made here before, if any."""
-    for before in [handler for handler in logger.handlers if isinstance(handler, _Stderr)]:
-        logger.removeHandler(before)
     handler = _Stderr()
     handler.setFormatter(_Short())
     logger.addHandler(handler)
+    # Of two threads that both do this, the later handler stays: each removes those before the last one.
+    for before in [one for one in logger.handlers if isinstance(one, _Stderr)][:-1]:
+        logger.removeHandler(before)
     return handler
 
 

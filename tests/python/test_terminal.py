@@ -91,6 +91,25 @@ def test_a_log_in_a_file_has_no_escapes(monkeypatch: pytest.MonkeyPatch) -> None
     assert written[io.StringIO].endswith(" WARNING agent: it failed\n")
 
 
+def test_two_threads_that_set_up_the_log_add_one_handler() -> None:
+    class Meanwhile(logging.Logger):
+        """Another thread adds its handler at the same moment."""
+
+        raced = False
+
+        def addHandler(self, hdlr: logging.Handler) -> None:  # noqa: N802 - of logging
+            if not self.raced:
+                self.raced = True
+                _logging._add_handler(self)
+            super().addHandler(hdlr)
+
+    logger = Meanwhile("elastic_rs")
+    handler = _logging._add_handler(logger)
+    assert logger.handlers == [handler]
+    again = _logging._add_handler(logger)
+    assert logger.handlers == [again]
+
+
 @pytest.mark.parametrize("launcher", [RUN, pytest.param(TORCHRUN, marks=pytest.mark.torchrun)], ids=["run", "torchrun"])
 def test_on_a_terminal_it_says_who_is_who_and_what_a_recovery_has_cost(job: Job, launcher: list[str]) -> None:
     told = job.start([*ON_TERMINAL, *launcher, *OPTIONS, *WORKER], env=QUIET)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
+import io
 import json
 import os
 import sys
@@ -105,6 +106,8 @@ def _parser(
 def _guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
     if (args.endpoint is None) == (args.events is None):
         return _fail(USAGE, "give either an endpoint (HOST[:PORT]) or --events FILE")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an output that is not UTF-8 has no `…`, nor all that workers say
     collects = gc.isenabled()
     if args.events is not None:
         gc.disable()  # files are read once, and looking for garbage among 100,000 events takes half of the time

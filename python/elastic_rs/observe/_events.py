@@ -150,9 +150,14 @@ def _event(said: dict[str, Any]) -> Event:
         mono_us=_count(said["mono_us"]),
         wall=plain(str(said.get("wall", ""))),
         text=None if text is None else plain(str(text)),
-        data={
-            plain(str(key)): plain(value) if isinstance(value, str) else value
-            for key, value in said.get("data", {}).items()
-        },
+        data={plain(str(key)): _fact(value) for key, value in said.get("data", {}).items()},
         raw=said,
     )
+
+
+def _fact(value: object) -> object:
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, int) and not -1 << 63 <= value < 1 << 63:
+        raise ValueError(f"`{str(value)[:40]}` is out of range")
+    return value

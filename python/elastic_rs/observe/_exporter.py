@@ -7,7 +7,7 @@ does not take. Both are bounded.
 from __future__ import annotations
 
 import itertools
-import math
+import signal
 import sys
 import time
 from collections import deque
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from elastic_rs._terminal import warning_line
 from elastic_rs.observe import _text
 from elastic_rs.observe._events import parse, plain
-from elastic_rs.observe._otlp import RefusedError, check_url, recovery_traces, send
+from elastic_rs.observe._otlp import RefusedError, checked_headers, recovery_traces, send
 from elastic_rs.observe._source import AnswerError
-from elastic_rs.observe._story import tell
+from elastic_rs.observe._story import Names, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -37,6 +37,8 @@ KEPT_TRACES = 256
 """Most traces that wait for a collector. Of more the newest are kept."""
 RETRY_S = 10.0
 """A collector that was out of reach is tried again no sooner."""
+SENDING_S = 30.0
+"""Longest time of sending at once. The coordinator is asked nothing meanwhile, and closes silent connections."""
 
 _ENDS = ("round.broken", "round.changes", "run.closed")
 """After one of these nothing more is told of the recovery before it."""
@@ -51,6 +53,7 @@ class Recoveries:
         self._events: list[Event] = []
         self._sent: set[str] = set()
         self._told_at: float | None = None
+        self._names = Names()
 
     def take(self, events: Sequence[Event], now_s: float) -> list[tuple[str, dict[str, Any]]]:
         """Take the next events. Returns what is to be sent: the recovery in words, and its trace.
@@ -59,6 +62,8 @@ class Recoveries:
             events: in their order. There may be none.
             now_s: the time of any clock that never jumps.
         """
+        for event in events:
+            self._names.count(event)
         self._events += events
         del self._events[:-KEPT_EVENTS]
         if any(event.type in _TELLS for event in events):
@@ -69,14 +74,17 @@ class Recoveries:
 
     def rest(self) -> list[tuple[str, dict[str, Any]]]:
         """Return what is left to be sent, because nothing more will be told."""
-        return self._ready(settled=True)
+        return self._ready(settled=True, last=True)
 
-    def _ready(self, *, settled: bool) -> list[tuple[str, dict[str, Any]]]:
+    def _ready(self, *, settled: bool, last: bool = False) -> list[tuple[str, dict[str, Any]]]:
         story = tell(self._events)
+        story.shared |= self._names.story.shared  # of nodes that joined before the events that are kept
         ready = []
         for recovery, trace in recovery_traces(story, self._version):
-            goes_on = story.closed is None and recovery is story.recoveries[-1]
-            if recovery.root.id not in self._sent and (settled or not goes_on):
+            ended = last or story.closed is not None or recovery is not story.recoveries[-1]
+            # A training that tells its steps may need longer for its first one than events are waited for.
+            known = settled and recovery.ended_us is not None
+            if recovery.root.id not in self._sent and (ended or known):
                 self._sent.add(recovery.root.id)
                 ready.append((_text.what(recovery.root, story), trace))
         if settled:
@@ -90,7 +98,8 @@ class Recoveries:
         before = itertools.takewhile(lambda event: event is not unsent, story.events)
         world = [event.id for event in before if event.type == "round.completed"][-1:]
         del self._events[: next((at for at, event in enumerate(self._events) if [event.id] == world), 0)]
-        self._sent &= {event.id for event in self._events}
+        # What members told a restarted coordinator has an id of its own in the story.
+        self._sent &= {event.id for event in (*self._events, *story.events)}
 
 
 class Outbox:
@@ -115,9 +124,17 @@ class Outbox:
                 self._dropped += 1
             self._waiting.append(one)
 
-    def flush(self, now_s: float) -> None:
-        """Send what waits, unless the collector was out of reach a moment ago."""
-        while self._waiting and (self._retry_at is None or now_s >= self._retry_at):
+    def flush(self, clock: Callable[[], float] = time.monotonic, *, last: bool = False) -> None:
+        """Send what waits, for ``SENDING_S``, unless the collector was out of reach a moment ago.
+
+        Args:
+            clock: never jumps.
+            last: nothing will be sent later. It is tried in any case, for as long as the collector answers.
+        """
+        begin = clock()
+        if self._retry_at is not None and begin < self._retry_at and not last:
+            return
+        while self._waiting and (last or clock() - begin < SENDING_S):
             what, trace = self._waiting[0]
             try:
                 self._send(self._url, [trace])
@@ -128,7 +145,7 @@ class Outbox:
                     _warn(
                         f"{_reason(error)}; recoveries wait until the collector answers, at most {KEPT_TRACES}: {what}"
                     )
-                self._retry_at = now_s + RETRY_S
+                self._retry_at = clock() + RETRY_S
                 return
             else:
                 print(f"sent to {self._url}: {what}", flush=True)
@@ -143,30 +160,43 @@ class Outbox:
 
 
 def export(live: Live, url: str, version: str) -> None:
-    """Send each recovery of a run to a collector, until the coordinator has gone.
+    """Send each recovery of a run to a collector, until the coordinator has gone or a signal ends the process.
+
+    Then what is left is sent, with what is known of it. What the collector does not take is told.
 
     Raises:
         AnswerError: the coordinator has gone. Its message says how many recoveries the collector has not taken.
-        ValueError: ``url`` is no address of HTTP.
+        KeyboardInterrupt, SystemExit: the process got SIGINT or SIGTERM.
+        ValueError: ``url`` is no address of HTTP, or a header for it cannot be sent.
     """
-    check_url(url)
+    checked_headers(url)
     recoveries, outbox = Recoveries(version), Outbox(url)
     told = False
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # through what follows
     try:
         for lines in live.batches():
-            now_s = time.monotonic()
             events = parse(lines)
             if events and not told:
                 print(f"the recoveries of run `{events[0].run}` go to {url}", flush=True)
                 told = True
-            outbox.put(recoveries.take(events, now_s))
-            outbox.flush(now_s)
+            outbox.put(recoveries.take(events, time.monotonic()))
+            outbox.flush()
     except AnswerError as error:
-        outbox.put(recoveries.rest())
-        outbox.flush(math.inf)
-        count = outbox.unsent()
-        unsent = f"; {count} {'recovery was' if count == 1 else 'recoveries were'} not sent to {url}" if count else ""
-        raise AnswerError(f"{error}{unsent}") from None
+        unsent = _send_rest(recoveries, outbox, url)
+        raise AnswerError(f"{error}; {unsent}" if unsent else str(error)) from None
+    except (KeyboardInterrupt, SystemExit):
+        unsent = _send_rest(recoveries, outbox, url)
+        if unsent:
+            _warn(unsent)
+        raise
+
+
+def _send_rest(recoveries: Recoveries, outbox: Outbox, url: str) -> str:
+    """Send what is left. Returns how many recoveries the collector has not taken, in words; empty: none."""
+    outbox.put(recoveries.rest())
+    outbox.flush(last=True)
+    count = outbox.unsent()
+    return f"{count} {'recovery was' if count == 1 else 'recoveries were'} not sent to {url}" if count else ""
 
 
 def _reason(error: ConnectionError) -> str:

@@ -1,6 +1,6 @@
 """Events of several origins told as one story: a coordinator's, those of nodes, and what members told of them. Pure.
 
-Each origin has a clock and a count of its own. No wall clock is read. What several origins know of (a round that was
+Each origin has a clock and a count of its own. No time of day is read. What several origins know of (a round that was
 completed or broken, a worker that ended) is found by its facts, and tells how their clocks differ. A decision stands
 for what nodes have heard of it. If it is in no file, what one node has heard stands for it. Then causes come before
 what they caused, each origin's events stay in their order, and apart from that the common clock decides.
@@ -156,7 +156,7 @@ def _key(event: Event, reasons: dict[tuple[str, int], str]) -> Key | None:
         case "completed" | "broken":
             return about, event.round, reason
         case "exited":
-            return about, event.node, event.data.get("pid"), event.data.get("rank")
+            return about, event.node, str(event.data.get("pid")), str(event.data.get("rank"))
         case "closed":
             return (about,)
     if event.type == "phase":
@@ -190,11 +190,12 @@ def _ahead(one: _Clock, other: _Clock) -> float | None:
 
 
 def _groups(clocks: dict[str, _Clock]) -> list[_Group]:
-    left = list(clocks.values())
+    left = sorted(clocks.values(), key=lambda clock: clock.name)  # whatever the order of the files
     groups = []
     while left:
         coordinators = [clock for clock in left if clock.name.startswith("c")]
-        first = coordinators[-1] if coordinators else max(left, key=lambda clock: (len(clock.events), -clock.place))
+        last = max(coordinators, key=lambda clock: clock.place, default=None)
+        first = last or max(left, key=lambda clock: len(clock.events))
         group = _Group([first], {first.name: 0.0})
         left.remove(first)
         for clock in group.clocks:  # grows meanwhile

@@ -10,20 +10,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from elastic_rs.observe import _text
 from elastic_rs.observe._events import host_of
-from elastic_rs.observe._story import Period, Recovery, Story, phase_periods, tell
+from elastic_rs.observe._story import Period, Recovery, Story, tell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from http.client import HTTPResponse
 
     from elastic_rs.observe._events import Event
 
-__all__ = ["HEADERS", "RefusedError", "check_url", "recovery_traces", "send", "traces"]
+__all__ = ["HEADERS", "RefusedError", "checked_headers", "recovery_traces", "send", "traces"]
 
 INTERNAL = 1
 """``SPAN_KIND_INTERNAL``."""
@@ -34,6 +37,10 @@ HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 LIMIT_S = 10.0
 RETRIED = (408, 429)
 """Codes below 500 after which the same may be sent again."""
+_LONGEST = 200
+"""Most characters that are shown of what a collector says."""
+_MOST_BYTES = 1 << 16
+"""Most that is read of an answer."""
 
 
 class RefusedError(ConnectionError):
@@ -82,42 +89,68 @@ def send(url: str, requests: Iterable[dict[str, Any]]) -> int:
         requests: what :func:`traces` yields.
 
     Raises:
-        ValueError: it is no address of HTTP.
+        ValueError: it is no address of HTTP, or a header cannot be sent.
         ConnectionError: nobody answers, or the collector refuses. The message says after how many traces.
         RefusedError: the collector refuses for good. It is a ``ConnectionError``, too.
     """
-    import urllib.error  # half of what every command imports, were it at the top
+    import http.client  # half of what every command imports, were they at the top
+    import urllib.error
     import urllib.request
 
-    check_url(url)
-    headers = {"Content-Type": "application/json", **_headers(os.environ.get(HEADERS, ""))}
+    headers = {"Content-Type": "application/json", **checked_headers(url)}
+    # Without a handler of redirects: it would send a GET without the trace, and the headers with it, to another host.
+    opener = urllib.request.OpenerDirector()
+    opener.add_handler(urllib.request.ProxyHandler())
+    opener.add_handler(urllib.request.HTTPHandler())
+    opener.add_handler(urllib.request.HTTPSHandler())
+    opener.add_handler(urllib.request.HTTPDefaultErrorHandler())
+    opener.add_handler(urllib.request.HTTPErrorProcessor())
     count = 0
     for request in requests:
         content = json.dumps(request).encode()
         try:
             asked = urllib.request.Request(url, content, headers)  # noqa: S310 - the scheme is checked above
-            with urllib.request.urlopen(asked, timeout=LIMIT_S) as answer:  # noqa: S310
-                refused = _refused(answer.read(1 << 16))
+            with opener.open(asked, timeout=LIMIT_S) as answer:
+                refused = _refused(_content(answer))
         except urllib.error.HTTPError as error:
             error.close()
             kind = ConnectionError if error.code in RETRIED or error.code >= 500 else RefusedError
-            raise kind(f"{url}: {error.code} {error.reason}, after {count} traces") from None
+            where = error.headers.get("Location") if 300 <= error.code < 400 else None
+            redirect = f" to `{where[:_LONGEST]}`, and redirects are not followed: give that address" if where else ""
+            raise kind(f"{url}: {error.code} {error.reason}{redirect}, after {count} traces") from None
         except OSError as error:  # of urllib's, too
             raise ConnectionError(f"{url}: {getattr(error, 'reason', error)}, after {count} traces") from None
+        except http.client.HTTPException as error:
+            said = f"{type(error).__name__}: {str(error).strip()[:_LONGEST]}"
+            raise ConnectionError(
+                f"{url}: the answer is not valid HTTP ({said}); collectors usually have HTTP on port 4318 and gRPC on "
+                f"4317, after {count} traces"
+            ) from None
         if refused:
             raise RefusedError(f"{url}: the collector refuses spans: {refused}, after {count} traces")
         count += 1
     return count
 
 
-def check_url(url: str) -> None:
-    """Check the address of a collector.
+def checked_headers(url: str) -> dict[str, str]:
+    """Check the address of a collector, and return the headers for it that ``OTEL_EXPORTER_OTLP_HEADERS`` has.
 
     Raises:
-        ValueError: it is no address of HTTP.
+        ValueError: it is no address of HTTP, or a header cannot be sent.
     """
-    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and "@" not in parts.netloc
+    except ValueError:
+        usable = False
+    if not usable or not re.fullmatch(r"[!-~]+", url):
         raise ValueError(f"--otlp-http is `{url}`, must be an address such as http://collector:4318/v1/traces")
+    headers = _headers(os.environ.get(HEADERS, ""))
+    for name, value in headers.items():
+        if not re.fullmatch(r"[!-9;-~]+", name) or not re.fullmatch(r"[\t -~\xa0-\xff]*", value):
+            # Without the value, which may be a secret.
+            raise ValueError(f"{HEADERS}: the header `{name}` or its value has characters that no header may have")
+    return headers
 
 
 def _headers(text: str) -> dict[str, str]:
@@ -126,12 +159,20 @@ def _headers(text: str) -> dict[str, str]:
     return {unquote(name.strip()): unquote(value.strip()) for name, _, value in pairs}
 
 
+def _content(answer: HTTPResponse, clock: Callable[[], float] = time.monotonic) -> bytes:
+    """Read an answer, for ``LIMIT_S``: the limit of ``urllib`` begins again with each byte."""
+    content, end = b"", clock() + LIMIT_S
+    while len(content) < _MOST_BYTES and clock() < end and (more := answer.read1(_MOST_BYTES - len(content))):
+        content += more
+    return content
+
+
 def _refused(answer: bytes) -> str:
     """Return why a collector has refused spans, if it has: ``ExportTracePartialSuccess``."""
     try:
         partial = json.loads(answer).get("partialSuccess") or {}
         refused = int(partial.get("rejectedSpans") or 0)
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError, ArithmeticError, RecursionError):
         return ""
     return f"{refused}: {partial.get('errorMessage') or 'without a reason'}" if refused else ""
 
@@ -149,7 +190,8 @@ class _Trace:
         """Return all spans, the recovery's first. ``told``: the phases of its nodes."""
         story, recovery = self._story, self._recovery
         root, completed = recovery.root, recovery.completed
-        end_us = recovery.ended_us if recovery.ended_us is not None else recovery.broken.mono_us
+        known = [event.mono_us for event in (recovery.broken, completed, *told) if event is not None]
+        end_us = recovery.ended_us if recovery.ended_us is not None else max(known)
         period = Period("recovery", root.mono_us, end_us)
         facts = {
             "elastic_rs.round": recovery.broken.round,
@@ -167,7 +209,7 @@ class _Trace:
         if completed is None:
             whole["status"] = {"code": ERROR, "message": recovery.broken.text or "the job has ended"}
         spans = [whole]
-        for node, periods in _by_node(told).items():
+        for node, periods in _by_node(story, told).items():
             begin = min(period.begin_us for period in periods)
             end = max(period.end_us for period in periods)
             named = {"elastic_rs.node": node, "host.name": host_of(node)}
@@ -203,12 +245,12 @@ class _Trace:
         return str(max(0, self._wall_ns + (mono_us - self._recovery.root.mono_us) * 1000))
 
 
-def _by_node(told: Sequence[Event]) -> dict[str, list[Period]]:
+def _by_node(story: Story, told: Sequence[Event]) -> dict[str, list[Period]]:
     """Return the phases of each node, in their order. A node may tell of them in several events."""
     found: dict[str, list[Period]] = {}
     for event in told:
         if event.node is not None:
-            found.setdefault(event.node, []).extend(phase_periods(event))
+            found.setdefault(event.node, []).extend(story.phase_periods(event))
     return {node: sorted(periods, key=lambda one: one.begin_us) for node, periods in found.items() if periods}
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from elastic_rs.observe import _text
-from elastic_rs.observe._story import PHASES, Period, Recovery, Story, phase_periods, phases_us, tell
+from elastic_rs.observe._story import PHASES, Period, Recovery, Story, tell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -264,7 +264,7 @@ def _timeline(story: Story, nodes: Sequence[_Cost], detail: _Detail) -> Iterator
         yield _bar(period, name, 0, scale)
     for node, row in rows.items():
         yield _named(node, row, story, detail)
-    yield from _phases(story.events, rows, scale, detail)
+    yield from _phases(story, rows, scale, detail)
     yield from _marks(story, rows, scale, detail)
     for recovery in story.recoveries[-detail.marked :]:
         if recovery.root.node in rows:
@@ -289,13 +289,13 @@ def _marks(story: Story, rows: dict[str, int], scale: _Scale, detail: _Detail) -
         yield f'<path class="mark {kind}" d="{path}" transform="{at}"><title>{title}</title></path>'
 
 
-def _phases(events: Sequence[Event], rows: dict[str, int], scale: _Scale, detail: _Detail) -> Iterator[str]:
+def _phases(story: Story, rows: dict[str, int], scale: _Scale, detail: _Detail) -> Iterator[str]:
     """Draw the longest phases of these nodes."""
     bars = [
         (period, rows[event.node])
-        for event in events
+        for event in story.events
         if event.type == "phase" and event.node in rows
-        for period in phase_periods(event)
+        for period in story.phase_periods(event)
     ]
     for period, row in sorted(bars, key=lambda bar: bar[0].begin_us - bar[0].end_us)[: detail.bars]:
         yield _bar(period, period.name, row, scale)
@@ -308,7 +308,7 @@ def _zoom(story: Story, recovery: Recovery, detail: _Detail) -> Iterator[str]:
     told: dict[str, list[Period]] = {}
     for event in story.events:
         if event.type == "phase" and event.node and event.cause[:1] == (recovery.completed.id,):
-            told.setdefault(event.node, []).extend(phase_periods(event))
+            told.setdefault(event.node, []).extend(story.phase_periods(event))
 
     def own_us(node: str) -> int:
         return sum(period.end_us - period.begin_us for period in told[node] if period.kind != "rendezvous")
@@ -373,7 +373,7 @@ def _costs(story: Story) -> list[_Cost]:
         cost.follows += event.type == "worker.exited" and event.id not in roots
         if event.type == "phase":
             longest = cost.longest_us or {}
-            for phase, micros in phases_us(event).items():
+            for phase, micros in story.phases_us(event).items():
                 longest[phase] = max(longest.get(phase, 0), micros)
                 cost.total_us += micros if phase not in _OTHERS else 0
             cost.longest_us = longest

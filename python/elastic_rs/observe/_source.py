@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _elastic_rs
 from elastic_rs._terminal import warning_line
-from elastic_rs.observe._events import SCHEMA, Event, parse, plain, schema
+from elastic_rs.observe._events import SCHEMA, Event, life, parse, plain, schema
 from elastic_rs.rendezvous._protection import TLS_CERT, TOKEN_FILE, protection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
 
 __all__ = ["AnswerError", "Live", "from_files", "warn_of_later"]
 
@@ -110,7 +111,7 @@ def from_files(paths: Sequence[Path], run_id: str | None) -> list[Event]:
     """
     found: dict[str, Event] = {}
     for path in _files(paths):
-        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8", errors="replace")
+        text = _content(path).decode(errors="replace")
         events, refused = _parsed(text)
         if refused and not events:
             raise ValueError(f"`{path}`: {refused[0]}")
@@ -125,12 +126,23 @@ def from_files(paths: Sequence[Path], run_id: str | None) -> list[Event]:
         raise ValueError(
             f"there are several runs in these files: {', '.join(f'`{run}`' for run in runs)}; name one (--run-id)"
         )
-    chosen = [event for event in events if run_id is None or event.run == run_id]
+    chosen = _by_beginning([event for event in events if run_id is None or event.run == run_id])
     if not chosen:
         there = f"; there are {', '.join(f'`{run}`' for run in runs)}" if runs else ""
         raise ValueError(f"there are no events{f' of run `{run_id}`' if run_id else ''} in these files{there}")
     warn_of_later(chosen)
     return chosen
+
+
+def _by_beginning(events: list[Event]) -> list[Event]:
+    """Sort events by the time of day at which what recorded them began. Each one's own stay in their order.
+
+    It decides which of several jobs of one name was the last, if nothing else connects them.
+    """
+    begun: dict[str, str] = {}
+    for event in events:
+        begun.setdefault(life(event), event.wall)
+    return sorted(events, key=lambda event: begun[life(event)])
 
 
 def warn_of_later(events: Iterable[Event]) -> None:
@@ -143,6 +155,14 @@ def warn_of_later(events: Iterable[Event]) -> None:
         )
 
 
+def _content(path: Path) -> bytes:
+    if str(path) != "-":
+        return path.read_bytes()
+    if sys.stdin is None:
+        raise ValueError("`-`: standard input is closed")
+    return sys.stdin.buffer.read()
+
+
 def _warn(text: str) -> None:
     print(warning_line("elastic-rs", plain(text)), file=sys.stderr)
 
@@ -152,25 +172,31 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
         if not path.is_dir():
             yield path
             continue
-        below = [one for pattern in FILES for one in sorted(path.rglob(pattern))]
-        if not below:
+        below = [Path(folder, name) for folder, _, names in os.walk(path, onerror=_warn_of_folder) for name in names]
+        found = sorted(one for one in below if one.name in FILES)
+        if not found:
             raise ValueError(f"`{path}`: there are no files of events below this folder ({', '.join(FILES)})")
-        yield from below
+        yield from sorted(found, key=lambda one: FILES.index(one.name))
+
+
+def _warn_of_folder(error: OSError) -> None:
+    _warn(f"`{error.filename}`: {error.strerror}; files of events below this folder are left out")
 
 
 def _parsed(text: str) -> tuple[list[Event], list[str]]:
-    """Return the events of a file, and why lines are none. A last one without its end is not told of."""
+    """Return the events of a file, and why lines are none. An event at the end that is torn is not told of."""
     lines = text.split("\n")
     try:
         return parse(lines), []
     except ValueError:
         pass
-    good, refused = [], []
+    good: list[str] = []
+    refused: list[str] = []
     for number, line in enumerate(lines, start=1):
         try:
             parse([line])
         except ValueError as error:
-            if number < len(lines):
+            if number < len(lines) or not (good or line.startswith('{"v":')):
                 refused.append(str(error).replace("line 1", f"line {number}", 1))
         else:
             good.append(line)

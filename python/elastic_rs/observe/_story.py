@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from elastic_rs.observe._events import Event
 
-__all__ = ["PHASES", "Names", "Part", "Period", "Recovery", "Redo", "Story", "phase_periods", "phases_us", "tell"]
+__all__ = ["PHASES", "Names", "Part", "Period", "Recovery", "Redo", "Story", "tell"]
 
 PHASES = ("detect", "stop", "rendezvous", "start", "import", "first_step")
 """The parts of a recovery, in their order."""
@@ -137,11 +137,13 @@ class Story:
         closed: the event by which the run was closed, if it was.
         away: nodes that have gone and not come back, each with the event that says so.
         gone: how often nodes of each host have gone.
-        worlds: when each world was formed, and its number of workers; of nodes, if those are not told.
+        worlds: the events by which worlds were formed.
         now_us: the time on the coordinator's clock.
         shared: hosts on which several nodes were in the job at the same time.
         lives: how many coordinators recorded events. Each has its own clock, so the story is that of the last.
         earlier: number of recoveries under the ones before.
+        until_complete_us: of each round that ended a recovery, by the id of the event that completed it: the time from
+            the end of the round before until then.
     """
 
     run: str
@@ -153,11 +155,23 @@ class Story:
     closed: Event | None = None
     away: dict[str, Event] = field(default_factory=dict)
     gone: dict[str, int] = field(default_factory=dict)
-    worlds: list[tuple[int, int]] = field(default_factory=list)
+    worlds: list[Event] = field(default_factory=list)
     now_us: int = 0
     shared: set[str] = field(default_factory=set)
     lives: int = 1
     earlier: int = 0
+    until_complete_us: dict[str, int] = field(default_factory=dict)
+
+    def phases_us(self, event: Event) -> dict[str, int]:
+        """Return how long a node's phases took, in microseconds: those that an event tells."""
+        return phases_us(event, self.until_complete_us.get(event.cause[0]) if event.cause else None)
+
+    def phase_periods(self, event: Event) -> Iterator[Period]:
+        """Yield a node's phases, the last one first. It tells of them when the last has ended."""
+        end = event.mono_us
+        for phase, micros in reversed(self.phases_us(event).items()):
+            yield Period(phase, end - micros, end)
+            end -= micros
 
     def name(self, node: str) -> str:
         """Return a node's name without its process id and its domain, unless several nodes share its host."""
@@ -204,15 +218,19 @@ class Story:
             begin, end = recovery.period_us(self.end_us(), since)
             lost += self._worker_seconds(begin, end)
         redone = [(one.redo.seconds, one.completed) for one in self.recoveries if one.redo and one.completed]
-        return lost + sum(seconds * _workers(completed) for seconds, completed in redone)
+        return lost + sum(seconds * _count(completed, self._unit()) for seconds, completed in redone)
 
     def _worker_seconds(self, begin_us: int, end_us: int) -> float:
         """Return the seconds between two times, each as often as its world has workers."""
-        found = 0.0
-        for (since, workers), later in itertools.zip_longest(self.worlds, self.worlds[1:]):
-            until = end_us if later is None else min(end_us, later[0])
-            found += max(0, until - max(begin_us, since)) / 1e6 * workers
+        found, unit = 0.0, self._unit()
+        for world, later in itertools.zip_longest(self.worlds, self.worlds[1:]):
+            until = end_us if later is None else min(end_us, later.mono_us)
+            found += max(0, until - max(begin_us, world.mono_us)) / 1e6 * _count(world, unit)
         return found
+
+    def _unit(self) -> str:
+        """Return by what worlds are weighed: ``nodes``, if one of them does not tell its workers."""
+        return "workers" if all(_count(world, "workers") for world in self.worlds) else "nodes"
 
     def goodput(self) -> float | None:
         """Return which part of the time since the first step steps were made that count. None if it is not known."""
@@ -303,7 +321,7 @@ def _tell(events: Sequence[Event]) -> Story:
         elif event.type == "round.completed":
             nodes, workers = event.data.get("nodes"), event.data.get("workers")
             last_completed = event.order
-            story.worlds.append((event.mono_us, _workers(event)))
+            story.worlds.append(event)
             story.formed_us = event.mono_us if story.formed_us is None else story.formed_us
             if open_one is not None:
                 open_one.completed, open_one.ended_us = event, event.mono_us
@@ -325,7 +343,10 @@ def _tell(events: Sequence[Event]) -> Story:
     for recovery, later in itertools.zip_longest(story.recoveries, story.recoveries[1:]):
         told = [] if recovery.completed is None else phases.get(recovery.completed.id, [])
         lost = [event for event in (recovery.root, *recovery.consequences) if _silent_us(event)]
-        recovery.parts = parts([*told, *lost], _until_complete_us(recovery))
+        until_complete_us = _until_complete_us(recovery)
+        if recovery.completed is not None:
+            story.until_complete_us[recovery.completed.id] = until_complete_us
+        recovery.parts = parts([*told, *lost], until_complete_us)
         recovery.began_us = min([recovery.root.mono_us - _silent_us(recovery.root), *_chains(told)])
         if recovery.completed is not None:
             _end(recovery, told, story.stepped_us, None if later is None else later.broken.mono_us)
@@ -360,10 +381,10 @@ def _redo(steps: Sequence[Event], at_most_us: int) -> Redo | None:
     return Redo(count, max(0.0, min(seconds, at_most_us / 1e6)))
 
 
-def _workers(completed: Event) -> int:
-    """Return the number of workers of a world; of its nodes, if that is not told."""
-    counts = (completed.data.get("workers"), completed.data.get("nodes"))
-    return next((count for count in counts if isinstance(count, int) and count > 0), 1)
+def _count(completed: Event, unit: str) -> int:
+    """Return the number of a world's ``workers`` or ``nodes``. Without a number of nodes it is 1; of workers, 0."""
+    count = completed.data.get(unit)
+    return count if isinstance(count, int) and count > 0 else int(unit == "nodes")
 
 
 def _silent_us(event: Event) -> int:
@@ -384,20 +405,21 @@ def _chains(told: Iterable[Event]) -> Iterator[int]:
             yield event.mono_us - sum(took.values())
 
 
-def phases_us(event: Event) -> dict[str, int]:
-    """Return how long a node's phases took, in microseconds: those that an event tells."""
+def phases_us(event: Event, until_complete_us: int | None = None) -> dict[str, int]:
+    """Return how long a node's phases took, in microseconds: those that an event tells.
+
+    Args:
+        event: of type ``phase``, or of a node that was lost.
+        until_complete_us: the time from the end of the round before until this one was complete, if one was before.
+    """
     if event.type == "node.lost":
         return {"detect": _silent_us(event)}
     told = ((phase, event.data.get(key)) for phase, key in _KEYS)
-    return {phase: micros for phase, micros in told if isinstance(micros, int)}
-
-
-def phase_periods(event: Event) -> Iterator[Period]:
-    """Yield a node's phases, the last one first. It tells of them when the last has ended."""
-    end = event.mono_us
-    for phase, micros in reversed(phases_us(event).items()):
-        yield Period(phase, end - micros, end)
-        end -= micros
+    took = {phase: micros for phase, micros in told if isinstance(micros, int)}
+    if until_complete_us is not None and "rendezvous" in took and "stop" not in took:
+        # A spare may have waited for days before the world that it steps into was broken.
+        took["rendezvous"] = min(took["rendezvous"], until_complete_us)
+    return took
 
 
 def parts(told: Iterable[Event], until_complete_us: int) -> dict[str, Part]:
@@ -409,11 +431,7 @@ def parts(told: Iterable[Event], until_complete_us: int) -> dict[str, Part]:
     """
     found: dict[str, list[tuple[float, str]]] = {}
     for event in told:
-        took = phases_us(event)
-        if "rendezvous" in took and "stop" not in took:
-            # A spare may have waited for days before the world that it steps into was broken.
-            took["rendezvous"] = min(took["rendezvous"], until_complete_us)
-        for phase, micros in took.items():
+        for phase, micros in phases_us(event, until_complete_us).items():
             found.setdefault(phase, []).append((micros / 1e6, event.node or "?"))
     return {
         phase: Part(median(seconds for seconds, _ in times), *max(times), len(times))
@@ -435,7 +453,7 @@ def _follows(event: Event, recovery: Recovery) -> bool:
 
 
 class Names:
-    """The names of a job's nodes, from one event after the other. It keeps only those of nodes that are away."""
+    """The names of a job's nodes, from one event after the other. It keeps the hosts of all nodes that ever came."""
 
     def __init__(self) -> None:
         self.story = Story("")

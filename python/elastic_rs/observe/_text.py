@@ -48,7 +48,7 @@ def status(story: Story, state: dict[str, Any] | None) -> list[str]:
     if story.dropped():
         lines.append(f"        {story.dropped()} events before these were dropped")
     if story.lives > 1:
-        lines.append(f"        since the coordinator was restarted; {story.earlier} recoveries before")
+        lines.append(f"        since the coordinator or the job was started again; {story.earlier} recoveries before")
     if story.recoveries:
         last = story.recoveries[-1]
         ago = span((story.now_us - last.root.mono_us) / 1e6)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from elastic_rs._terminal import shows_colours
 from elastic_rs.observe import _text
 from elastic_rs.observe._events import host_of
-from elastic_rs.observe._story import PHASES, Story, phases_us, tell
+from elastic_rs.observe._story import PHASES, Story, tell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,7 +47,7 @@ class View:
     Attributes:
         sort: index in ``SORTS``.
         why: show the last recovery instead of the nodes.
-        paused: nothing is read.
+        paused: what is shown stays.
         colours: the terminal shows colours.
         skip: number of nodes, or of lines, that are scrolled past.
     """
@@ -57,6 +57,10 @@ class View:
     paused: bool = False
     colours: bool = True
     skip: int = 0
+
+    def press_all(self, keys: str) -> bool:
+        """Act on keys that came together, as a key that is held does. Returns whether to go on."""
+        return all(self.press(key) for key in re.findall(r"\x1b\[[A-Z]|.", keys, re.DOTALL))
 
     def press(self, key: str) -> bool:
         """Act on a key. Returns whether to go on."""
@@ -133,7 +137,7 @@ def _cut(line: str, columns: int) -> str:
 
 def _table(story: Story, columns: int, view: View) -> tuple[list[str], list[str]]:
     """Return the heading and the rows of the nodes."""
-    nodes = sorted(_nodes(story.events), key=lambda node: node.key(SORTS[view.sort]))
+    nodes = sorted(_nodes(story), key=lambda node: node.key(SORTS[view.sort]))
     fixed = (
         f"{'NODE':<16} {'STATE':<8} " + " ".join(f"{phase[:10].upper():>10}" for phase in PHASES[1:]) + f" {'GONE':>4} "
     )
@@ -145,11 +149,11 @@ def _table(story: Story, columns: int, view: View) -> tuple[list[str], list[str]
     return [fixed + (f"|{bar}|" if bar else "")], rows
 
 
-def _nodes(events: Sequence[Event]) -> list[_Node]:
+def _nodes(story: Story) -> list[_Node]:
     nodes: dict[str, _Node] = {}
     gone: dict[str, int] = {}
     away: dict[str, set[str]] = {}
-    for event in events:
+    for event in story.events:
         if event.type == "round.completed":
             _place(event, nodes)
         if event.node is None:
@@ -170,7 +174,7 @@ def _nodes(events: Sequence[Event]) -> list[_Node]:
                     gone[host] = gone.get(host, 0) + 1
             case "phase":
                 node.state = "running"  # only members of the round tell phases
-                node.took.update({phase: micros / 1e6 for phase, micros in phases_us(event).items()})
+                node.took.update({phase: micros / 1e6 for phase, micros in story.phases_us(event).items()})
         node.gone = gone.get(host, 0)
     return list(nodes.values())
 
@@ -227,32 +231,37 @@ def show(live: Live) -> int:
             print("\n".join(_text.status(story, state)), flush=True)
             time.sleep(10 * INTERVAL_S)
     view = View(colours=shows_colours(sys.stdout))
+    shown = events, state
     with _whole_terminal():
         while True:
+            new, state = live.read()  # also while paused: the coordinator closes silent connections
+            events = [*events, *new][-KEPT:]
             if not view.paused:
-                new, state = live.read()
-                events = [*events, *new][-KEPT:]
-            lines = screen(events, state, shutil.get_terminal_size(), view)
-            sys.stdout.write("\x1b[H" + "\r\n".join(f"{line}\x1b[K" for line in lines))
+                shown = events, state
+            lines = screen(*shown, shutil.get_terminal_size(), view)
+            sys.stdout.write("\x1b[H" + "\r\n".join(f"\x1b[K{line}" for line in lines))
             sys.stdout.flush()
-            if select.select([sys.stdin], [], [], INTERVAL_S)[0] and not view.press(_key()):
+            if select.select([sys.stdin], [], [], INTERVAL_S)[0] and not view.press_all(_keys()):
                 return 0
 
 
-def _key() -> str:
-    return os.read(sys.stdin.fileno(), 8).decode(errors="replace")
+def _keys() -> str:
+    return os.read(sys.stdin.fileno(), 1024).decode(errors="replace")
 
 
 @contextlib.contextmanager
 def _whole_terminal() -> Iterator[None]:
-    """Use the whole terminal, key by key, and give it back as it was."""
+    """Use the whole terminal, key by key, and give it back as it was.
+
+    Lines do not wrap meanwhile: what a worker says may be wider than it has characters.
+    """
     before = termios.tcgetattr(sys.stdin)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # through what follows
-    sys.stdout.write("\x1b[?1049h\x1b[?25l\x1b[2J")
+    sys.stdout.write("\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J")
     try:
         tty.setcbreak(sys.stdin)
         yield
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-        sys.stdout.write("\x1b[?25h\x1b[?1049l")
+        sys.stdout.write("\x1b[?7h\x1b[?25h\x1b[?1049l")
         sys.stdout.flush()

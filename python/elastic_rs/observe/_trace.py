@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elastic_rs.observe._story import PHASES, Period, phase_periods, tell
+from elastic_rs.observe._story import PHASES, Period, Story, tell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,13 +45,13 @@ def chrome_trace(events: Sequence[Event], now_us: int | None = None) -> dict[str
             trace += [_meta("thread_name", pid, _EVENTS + 1 + at, phase) for at, phase in enumerate(PHASES)]
     trace += [_slice(period, _JOB, _ROUNDS) for period in story.periods()]
     for event in story.events:
-        trace += _phases(event, pids[event.node]) if event.type == "phase" else _instant(event, pids[event.node])
+        trace += _phases(event, story, pids[event.node]) if event.type == "phase" else _instant(event, pids[event.node])
     trace += _flows(story.events, pids)
     return {"traceEvents": trace, "displayTimeUnit": "ms"}
 
 
-def _phases(event: Event, pid: int) -> list[dict[str, Any]]:
-    return [_slice(phase, pid, _EVENTS + 1 + PHASES.index(phase.kind)) for phase in phase_periods(event)]
+def _phases(event: Event, story: Story, pid: int) -> list[dict[str, Any]]:
+    return [_slice(phase, pid, _EVENTS + 1 + PHASES.index(phase.kind)) for phase in story.phase_periods(event)]
 
 
 def _instant(event: Event, pid: int) -> list[dict[str, Any]]:

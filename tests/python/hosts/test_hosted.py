@@ -35,7 +35,7 @@ def test_an_agent_reports_before_it_imports_what_only_the_job_needs() -> None:
 
 def test_a_launcher_that_has_nothing_to_say_imports_no_logging() -> None:
     code = "from elastic_rs import run; run.main(['--nproc-per-node=1', '--no-python', 'true'])"
-    assert slow(code) == {"argparse", "contextlib", "re"}
+    assert slow(code) <= {"argparse", "contextlib", "re"}  # what else runs in this environment may have imported them
 
 
 @pytest.mark.parametrize("text", ["", "\n", "junk\n", '{"token":""}\n', f"{FIRST}\n", f"{FIRST}\njunk\n"])

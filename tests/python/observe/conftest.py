@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -52,12 +53,23 @@ class Collector(http.server.BaseHTTPRequestHandler):
 
     got: list[tuple[str, dict[str, str], Any]]
     answer: tuple[int, bytes]
+    headers_too: dict[str, str]
+    paths: list[str]
+
+    def do_GET(self) -> None:
+        self.paths.append(self.path)
+        self._answer(200, b"<html>")
 
     def do_POST(self) -> None:
         content = self.rfile.read(int(self.headers["Content-Length"]))
         self.got.append((self.path, dict(self.headers.items()), json.loads(content)))
-        code, words = self.answer
+        self.paths.append(self.path)
+        self._answer(*self.answer)
+
+    def _answer(self, code: int, words: bytes) -> None:
         self.send_response(code)
+        for name, value in self.headers_too.items():
+            self.send_header(name, value)
         self.send_header("Content-Length", str(len(words)))
         self.end_headers()
         self.wfile.write(words)
@@ -68,10 +80,20 @@ class Collector(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def collector() -> Iterator[tuple[str, type[Collector]]]:
-    handler = type("Handler", (Collector,), {"got": [], "answer": (200, b"{}")})
+    handler = type("Handler", (Collector,), {"got": [], "answer": (200, b"{}"), "headers_too": {}, "paths": []})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_address[1]}/v1/traces", handler
         server.shutdown()
         thread.join()
+
+
+def answer_once(server: socket.socket, words: bytes) -> None:
+    """Answer one who asks, and read until it goes."""
+    with server.accept()[0] as asked:
+        asked.recv(1 << 16)
+        asked.sendall(words)
+        asked.shutdown(socket.SHUT_WR)
+        while asked.recv(1 << 16):
+            pass

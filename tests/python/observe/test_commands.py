@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 from elastic_rs import _cli, _elastic_rs
 from helpers.observe import again, ask
+
+from .conftest import answer_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -186,6 +189,60 @@ def test_a_torn_line_costs_no_other(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert f"`{path}`: line 1 is no event of a job" in capsys.readouterr().err
 
 
+def test_what_an_output_cannot_show_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "events"
+    path.write_text(line(1, text="内存不足 …"))
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="latin-1"))
+    assert _cli.main(["events", "--events", str(path)]) == 0
+    assert shown.getvalue().endswith(b" ???? ?\n")
+
+
+@pytest.mark.parametrize("command", ["why", "status", "events", "page"])
+def test_an_event_with_values_of_other_types_costs_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    path = tmp_path / "events"
+    odd = [
+        line(2, "n1", type="heard.exited", data={"rank": [1], "pid": {"a": 1}}),
+        line(3, "n1", type="phase", data={"stop_us": 10**400}),
+        line(4, "n1", type="round.completed", data={"nodes": [2], "workers": {}}),
+        line(5, "n1", type="worker.ended", data={"rank": [1]}),
+    ]
+    path.write_text("\n".join([line(1, "n1"), *odd, line(6, "n1"), ""]))
+    assert _cli.main([command, "--events", str(path)]) in (0, 1)
+    assert "1 line is left out: line 3 is no event of a job: `1000" in capsys.readouterr().err
+
+
+def test_standard_input_is_read_as_files_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torn = line(1, text="\u00e4").replace("\\u00e4", "ä").encode()
+    torn = torn[: torn.index("ä".encode()) + 1]
+    path = tmp_path / "events"
+    path.write_bytes(b"\n".join([line(1).encode(), torn, line(3).encode(), b""]))
+    with path.open(encoding="utf-8") as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        assert _cli.main(["events", "--events", "-"]) == 0
+    told = capsys.readouterr()
+    assert len(told.out.splitlines()) == 2
+    assert told.err.startswith("elastic-rs: warning: `-`: 1 line is left out: line 2 is no event")
+    monkeypatch.setattr(sys, "stdin", None)
+    assert _cli.main(["events", "--events", "-"]) == 2
+    assert "`-`: standard input is closed" in capsys.readouterr().err
+
+
+def test_a_file_of_one_line_that_is_no_event_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, other = tmp_path / "whole", tmp_path / "other"
+    whole.write_text(line(1) + "\n")
+    other.write_text('{"traceEvents":[]}')
+    assert _cli.main(["events", "--events", str(whole), str(other)]) == 2
+    assert f"`{other}`: line 1 is no event of a job" in capsys.readouterr().err
+    other.write_text(line(2)[:20])  # an agent was killed with its first event
+    assert _cli.main(["events", "--events", str(whole), str(other)]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_a_folder_stands_for_the_files_of_events_below_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     node = tmp_path / "node1" / "job_x"
     node.mkdir(parents=True)
@@ -194,6 +251,47 @@ def test_a_folder_stands_for_the_files_of_events_below_it(tmp_path: Path, capsys
     (node / "other.jsonl").write_text("no event")
     assert _cli.main(["events", "--json", "--events", str(tmp_path)]) == 0
     assert [json.loads(shown)["order"] for shown in capsys.readouterr().out.splitlines()] == [1, 2]
+
+
+@pytest.mark.parametrize("origin", ["c", "n"])
+def test_of_two_jobs_of_one_name_the_later_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], origin: str
+) -> None:
+    """The name of a folder of logs ends at random."""
+    files = []
+    for folder, day in [("job_zz", 21), ("job_aa", 22)]:
+        file = tmp_path / folder / "events.jsonl"
+        file.parent.mkdir()
+        broken = line(1, f"{origin}{day}", type="round.broken", wall=f"2026-11-{day}T08:00:00.000Z", text=f"on {day}")
+        # A node's clock may be wrong after that.
+        later = line(2, f"{origin}{day}", type="round.completed", wall="2026-11-01T08:00:00.000Z", data={"nodes": 1})
+        file.write_text(f"{broken}\n{later}\n")
+        files.append(str(file))
+    for chosen in ([str(tmp_path)], files, files[::-1]):
+        assert _cli.main(["why", "--events", *chosen]) == 0
+        assert " on 22   first" in capsys.readouterr().out.splitlines()
+        _cli.main(["status", "--events", *chosen])
+        assert "since the coordinator or the job was started again; 1 recoveries before" in capsys.readouterr().out
+
+
+def test_a_folder_that_may_not_be_read_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("node1", "node2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "events.jsonl").write_text(line(1, name) + "\n")
+    scanned = os.scandir
+
+    def scan(path: str) -> object:
+        if str(path).endswith("node2"):
+            raise PermissionError(13, "Permission denied", path)
+        return scanned(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    assert _cli.main(["events", "--events", str(tmp_path)]) == 0
+    told = capsys.readouterr()
+    assert len(told.out.splitlines()) == 1
+    assert f"warning: `{tmp_path}/node2`: Permission denied; files of events below this folder are left out" in told.err
 
 
 def test_events_of_a_later_schema_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,17 +310,8 @@ def test_an_answer_of_something_else_is_told(free_port: Callable[[], int], capsy
     assert told.startswith(f"elastic-rs: error: 127.0.0.1:{port}: Connection refused")
     assert "the endpoint is the job's --rdzv-endpoint; when the job has ended, read its files: --events" in told
     with socket.create_server(("127.0.0.1", 0)) as server:
-        answering = threading.Thread(target=lambda: _answer(server, b"HTTP/1.1 400 Bad Request\r\n\r\n"))
+        answering = threading.Thread(target=lambda: answer_once(server, b"HTTP/1.1 400 Bad Request\r\n\r\n"))
         answering.start()
         assert _cli.main(["status", f"127.0.0.1:{server.getsockname()[1]}"]) == 3
         answering.join()
     assert "what answers is no coordinator of elastic_rs, or one of another release: " in capsys.readouterr().err
-
-
-def _answer(server: socket.socket, words: bytes) -> None:
-    with server.accept()[0] as asked:
-        asked.recv(1 << 16)
-        asked.sendall(words)
-        asked.shutdown(socket.SHUT_WR)
-        while asked.recv(1 << 16):
-            pass

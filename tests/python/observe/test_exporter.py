@@ -8,11 +8,21 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from elastic_rs.observe._exporter import KEPT_EVENTS, KEPT_TRACES, RETRY_S, SETTLE_S, Outbox, Recoveries, export
+from elastic_rs.observe._exporter import (
+    KEPT_EVENTS,
+    KEPT_TRACES,
+    RETRY_S,
+    SENDING_S,
+    SETTLE_S,
+    Outbox,
+    Recoveries,
+    export,
+)
 from elastic_rs.observe._otlp import RefusedError, traces
 from elastic_rs.observe._source import AnswerError
 from helpers.observe import again
 
+from .test_merge import completed, read, recalled
 from .test_otlp import SCHEMA, check, spans_of
 from .test_story import Log, exited, formed, recovered
 
@@ -41,6 +51,70 @@ def test_a_recovery_is_sent_once_nothing_more_is_told_of_it() -> None:
     assert trace == next(iter(traces(late.events(), "1")))
     assert taken.take([], 9 * SETTLE_S) == []
     assert taken.rest() == []
+
+
+def slow_to_step() -> Log:
+    """A job makes its first step. Its next round is complete, and makes none yet."""
+    log = formed()
+    log.add("phase", 20.0, cause=3, node="n2:5", data={"first_step_us": 18_000_000, "step": 1})
+    recovered(log)
+    return log
+
+
+def test_a_recovery_is_not_sent_before_the_first_step_of_a_training_that_tells_its_steps() -> None:
+    log = slow_to_step()
+    taken = Recoveries("1")
+    assert taken.take(log.events(), 0.0) == []
+    assert taken.take([], 2 * SETTLE_S) == []
+    log.add("phase", 300.0, cause=8, round=2, node="n2:5", data={"first_step_us": 160_000_000, "step": 2})
+    assert taken.take(log.events()[-1:], 5 * SETTLE_S) == []
+    ((_, trace),) = taken.take([], 6 * SETTLE_S)
+    assert lasted_s(trace) == 200.0
+    # The next failure comes first.
+    log = slow_to_step()
+    taken = Recoveries("1")
+    assert taken.take(log.events(), 0.0) == []
+    assert taken.take([], 2 * SETTLE_S) == []
+    log.add("round.broken", 400.0, round=2, data={"why": "nodes.wait"})
+    ((_, trace),) = taken.take(log.events()[-1:], 3 * SETTLE_S)
+    assert lasted_s(trace) == 300.0
+
+
+def test_a_recovery_without_a_step_yet_lasts_as_long_as_its_nodes() -> None:
+    log = slow_to_step()
+    (trace,) = traces(log.events(), "1")
+    assert lasted_s(trace) == 32.1
+    taken = Recoveries("1")
+    assert taken.take(log.events(), 0.0) == []
+    assert taken.rest()[0][1] == trace
+
+
+def lasted_s(trace: dict[str, Any]) -> float:
+    whole = spans_of(trace)[0]
+    return (int(whole["endTimeUnixNano"]) - int(whole["startTimeUnixNano"])) / 1e9
+
+
+def test_what_members_told_a_restarted_coordinator_is_sent_once() -> None:
+    log = recalled()
+    broken = log.add("round.broken", 30.0, round_=2, data={"why": "nodes.wait"})
+    log.add("round.completed", 31.0, broken, **completed(3), data={"nodes": 2})
+    log.add("round.broken", 90.0, round_=3, data={"why": "nodes.wait"})
+    taken = Recoveries("1")
+    sent = [what for at, event in enumerate(read(log)) for what, _ in taken.take([event], float(at))]
+    assert sent == ["b rank 1 SIGKILL", "round.broken"]
+    assert taken.take([], 9 * SETTLE_S) == []
+
+
+def test_nodes_of_one_host_are_told_apart_in_each_recovery() -> None:
+    log = formed()
+    for pid in (1, 2):
+        log.add("node.joined", 3.0, node=f"h:{pid}")
+    recovered(log, slow="h:1")
+    recovered(log, 300.0, slow="h:2")
+    taken = Recoveries("1")
+    sent = [trace for event in log.events() for _, trace in taken.take([event], 0.0)] + [taken.rest()[0][1]]
+    assert sent == list(traces(log.events(), "1"))
+    assert ["node h:2" in [span["name"] for span in spans_of(trace)] for trace in sent] == [False, True]
 
 
 def test_the_next_recovery_and_the_end_of_the_job_send_at_once() -> None:
@@ -94,11 +168,16 @@ def test_memory_is_bounded(busy: bool) -> None:
 class Sender:
     """Stands for a collector that answers as it is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, needs_s: float = 0.0) -> None:
         self.got: list[dict[str, Any]] = []
         self.fails: ConnectionError | None = None
+        self.now_s, self.needs_s = 0.0, needs_s
+
+    def clock(self) -> float:
+        return self.now_s
 
     def __call__(self, _url: str, requests: Iterable[dict[str, Any]]) -> int:
+        self.now_s += self.needs_s
         if self.fails is not None:
             raise self.fails
         self.got += requests
@@ -111,7 +190,7 @@ def test_a_collector_that_is_away_is_told_of_once_and_gets_everything_later(caps
     sender.fails = ConnectionError("http://c: Connection refused, after 0 traces")
     for number in range(3):
         outbox.put([(f"n{number} lost", {"number": number})])
-        outbox.flush(number * 2 * RETRY_S)
+        outbox.flush(lambda now_s=number * 2 * RETRY_S: now_s)
     told = capsys.readouterr().err.splitlines()
     assert told == [
         "elastic-rs: warning: http://c: Connection refused; recoveries wait until the collector answers, at most "
@@ -119,9 +198,9 @@ def test_a_collector_that_is_away_is_told_of_once_and_gets_everything_later(caps
     ]
     assert outbox.unsent() == 3
     sender.fails = None
-    outbox.flush(4 * RETRY_S + 1)
+    outbox.flush(lambda: 4 * RETRY_S + 1)
     assert sender.got == [], "it was tried a moment ago"
-    outbox.flush(5 * RETRY_S)
+    outbox.flush(lambda: 5 * RETRY_S)
     assert [one["number"] for one in sender.got] == [0, 1, 2]
     assert capsys.readouterr().out.splitlines() == [f"sent to http://c: n{number} lost" for number in range(3)]
 
@@ -131,17 +210,43 @@ def test_what_waits_is_bounded_and_what_is_refused_is_not_sent_again(capsys: pyt
     outbox = Outbox("http://c", sender)
     sender.fails = ConnectionError("http://c: 503 Service Unavailable")
     outbox.put((f"n{number}", {"number": number}) for number in range(KEPT_TRACES + 5))
-    outbox.flush(0.0)
+    outbox.flush(lambda: 0.0)
     assert outbox.unsent() == KEPT_TRACES + 5
     sender.fails = None
-    outbox.flush(RETRY_S)
+    outbox.flush(lambda: RETRY_S)
     assert [one["number"] for one in sender.got] == list(range(5, KEPT_TRACES + 5))
     assert "recoveries were dropped while the collector did not answer: 5" in capsys.readouterr().err
     sender.fails = RefusedError("http://c: 400 Bad Request, after 0 traces")
     outbox.put([("n1\x1b[2J", {})])
-    outbox.flush(RETRY_S)
+    outbox.flush(lambda: RETRY_S)
     assert capsys.readouterr().err == "elastic-rs: warning: http://c: 400 Bad Request; not sent: n1 [2J\n"
     assert outbox.unsent() == 0
+
+
+def test_a_collector_that_hangs_is_left_alone_between_tries() -> None:
+    sender = Sender(needs_s=RETRY_S)
+    sender.fails = ConnectionError("http://c: timed out")
+    outbox = Outbox("http://c", sender)
+    outbox.put([("n1 lost", {})])
+    outbox.flush(sender.clock)
+    assert sender.now_s == RETRY_S
+    outbox.flush(sender.clock)
+    assert sender.now_s == RETRY_S, "it was tried a moment ago"
+    sender.now_s += RETRY_S
+    outbox.flush(sender.clock)
+    assert sender.now_s == 3 * RETRY_S
+
+
+def test_a_slow_collector_does_not_keep_the_coordinator_waiting() -> None:
+    sender = Sender(needs_s=1.25)
+    outbox = Outbox("http://c", sender)
+    outbox.put((f"n{number}", {"number": number}) for number in range(100))
+    outbox.flush(sender.clock)
+    assert (len(sender.got), sender.now_s) == (24, SENDING_S)
+    outbox.flush(sender.clock)
+    assert len(sender.got) == 48
+    outbox.flush(sender.clock, last=True)
+    assert [one["number"] for one in sender.got] == list(range(100))
 
 
 @pytest.mark.torchrun
@@ -179,7 +284,37 @@ def test_the_end_says_what_was_not_sent(free_port: Callable[[], int]) -> None:
             raise AnswerError("it has gone")
 
     url = f"http://127.0.0.1:{free_port()}/v1/traces"
-    with pytest.raises(AnswerError, match=f"^it has gone; 1 recovery was not sent to {url}$"):
-        export(Gone(), url, "1")  # type: ignore[arg-type]
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(AnswerError, match=f"^it has gone; 1 recovery was not sent to {url}$"):
+            export(Gone(), url, "1")  # type: ignore[arg-type]
+    finally:
+        signal.signal(signal.SIGTERM, before)
     with pytest.raises(ValueError, match="must be an address such as"):
         export(Gone(), "file:///etc/passwd", "1")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_sends_what_is_left_or_says_what_was_not_sent(
+    number: signal.Signals,
+    collector: tuple[str, type[Collector]],
+    free_port: Callable[[], int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Interrupted:
+        def batches(self) -> Iterable[list[str]]:
+            log = formed()
+            recovered(log)
+            yield log.lines
+            signal.raise_signal(number)
+            raise AssertionError("unreachable")
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        for url in (collector[0], f"http://127.0.0.1:{free_port()}/v1/traces"):
+            with pytest.raises((KeyboardInterrupt, SystemExit)):
+                export(Interrupted(), url, "1")  # type: ignore[arg-type]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert len(collector[1].got) == 1
+    assert capsys.readouterr().err.endswith(f"elastic-rs: warning: 1 recovery was not sent to {url}\n")

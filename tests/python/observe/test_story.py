@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from elastic_rs.observe import _text
 from elastic_rs.observe._events import Event, parse, plain
+from elastic_rs.observe._otlp import traces
 from elastic_rs.observe._page import page
 from elastic_rs.observe._story import Part, Redo, Story, tell
 from elastic_rs.observe._trace import chrome_trace
@@ -247,6 +248,14 @@ def test_a_job_that_waits_says_for_what() -> None:
     ]
 
 
+def test_worlds_are_weighed_by_nodes_if_one_does_not_tell_its_workers() -> None:
+    log = formed()
+    broken = log.add("round.broken", 102.0, data={"why": "nodes.wait"})
+    log.add("round.completed", 132.0, cause=broken, round=2, data={"nodes": 3, "workers": None})
+    story = tell(log.events(), now_us=1032 * 10**6)
+    assert story.goodput_at_most() == pytest.approx(1 - 30 * 4 / (130 * 4 + 900 * 3))
+
+
 def test_an_undisturbed_job_has_nothing_to_explain() -> None:
     log = formed()
     assert _text.why(tell(log.events())) == ["job has not been disturbed"]
@@ -440,7 +449,9 @@ def test_a_restarted_coordinator_begins_the_story_anew() -> None:
     story = tell(parse([*before.lines, *after.lines]))
     assert (len(story.recoveries), story.lives, story.earlier) == (1, 2, 1)
     assert story.recoveries[0].lasted_s(story.now_us) == pytest.approx(32.1)
-    assert "        since the coordinator was restarted; 1 recoveries before" in _text.status(story, None)
+    assert "        since the coordinator or the job was started again; 1 recoveries before" in _text.status(
+        story, None
+    )
     # The one before had another clock.
     names = [(period.name, period.begin_us) for period in story.periods()]
     assert names == [("forming", 100_000), ("round 2", 37_000_000)]
@@ -453,8 +464,16 @@ def test_a_spare_has_not_waited_for_the_recovery_before_it_began() -> None:
     done = recovered(log)
     day_us = 86_400 * 10**6
     log.add("phase", 132.1, cause=done, round=2, node="n50:1", data={"rendezvous_us": day_us, "start_us": 20_000})
-    (recovery,) = tell(log.events()).recoveries
+    story = tell(log.events())
+    (recovery,) = story.recoveries
     assert recovery.parts["rendezvous"] == Part(0.001, pytest.approx(31.998), "n50:1", 4)
+    # Nor where its phases are drawn.
+    assert min(period.begin_us for event in story.events for period in story.phase_periods(event)) > 100 * 10**6
+    assert all(slice_["ts"] >= 0 for slice_ in chrome_trace(log.events())["traceEvents"] if slice_["ph"] == "X")
+    (trace,) = traces(log.events(), "1")
+    spans = trace["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    assert min(int(span["startTimeUnixNano"]) for span in spans) == int(spans[0]["startTimeUnixNano"])
+    assert "24:00 h" not in page(log.events(), None)
 
 
 def test_what_a_worker_said_is_cut_between_words() -> None:

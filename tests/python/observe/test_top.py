@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -11,14 +12,18 @@ import struct
 import subprocess
 import sys
 import termios
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from elastic_rs.observe import _top
 from elastic_rs.observe._top import SORTS, View, screen
 
 from .test_story import Log, formed, recovered, state
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elastic_rs.observe._events import Event
     from helpers.procs import Job
 
 PLAIN = View(colours=False)
@@ -73,6 +78,45 @@ def test_keys_sort_scroll_and_explain() -> None:
     assert not view.press("q")
 
 
+def test_keys_that_come_together_all_count() -> None:
+    view = View()
+    assert view.press_all("jj\x1b[Bk\x1b[Aj")
+    assert view.skip == 2
+    assert not view.press_all("jqp")
+    assert (view.skip, view.paused) == (3, False)
+
+
+def test_a_pause_keeps_what_is_shown_and_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = formed()
+    keys = ["p", "j", "p", "q"]
+    asked: list[int] = []
+    screens: list[str] = []
+    now = {**state(), "mono_us": 5 * 10**6}
+
+    class Live:
+        def read(self) -> tuple[list[Event], dict[str, Any]]:
+            asked.append(len(keys))
+            if len(keys) == 3:
+                log.add("node.joined", 3.0, node="late:1")
+                return log.events()[-1:], now
+            return (log.events() if len(asked) == 1 else []), now
+
+    def written(events: Sequence[Event], now: dict[str, Any] | None, size: tuple[int, int], view: View) -> list[str]:
+        screens.append("\n".join(screen(events, now, size, view)))
+        return []
+
+    monkeypatch.setattr(_top, "_whole_terminal", contextlib.nullcontext)
+    monkeypatch.setattr(_top, "screen", written)
+    monkeypatch.setattr(_top, "_keys", lambda: keys.pop(0))
+    monkeypatch.setattr(_top.select, "select", lambda *_: ([0], [], []))
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    assert _top.show(Live()) == 0  # type: ignore[arg-type]
+    assert asked == [4, 3, 2, 1]
+    assert ["late" in one for one in screens] == [False, False, False, True]
+
+
 def test_nodes_are_in_natural_order() -> None:
     log = Log()
     names = ["n1", "n2", "n10", "n" + "9" * 5000]
@@ -113,6 +157,15 @@ def test_a_node_beside_a_full_world_is_a_spare() -> None:
     log.add("node.joined", 6.0, node="n1:2", round=2)
     log.add("round.completed", 7.0, round=3, data={"nodes": 3}, text="round 3 is complete")
     assert table(log) == {"n0": "running", "n1": "running", "n2": "running", "n9": "left"}
+
+
+def test_a_spare_that_steps_in_is_not_the_slowest_for_having_waited() -> None:
+    log = formed()
+    done = recovered(log)
+    day_us = 86_400 * 10**6
+    log.add("phase", 132.1, cause=done, round=2, node="n50:1", data={"rendezvous_us": day_us, "start_us": 20_000})
+    lines = screen(log.events(), None, (110, 20), View(colours=False, sort=SORTS.index("rendezvous")))
+    assert [line.split()[3] for line in lines if line.startswith("n50 ")] == ["32.0"]
 
 
 def test_the_story_of_a_recovery_scrolls() -> None:
@@ -165,9 +218,11 @@ def test_top_uses_a_terminal_and_gives_it_back(job: Job, port: int) -> None:
         before = termios.tcgetattr(terminal)
         seen = _until(terminal, b"", b"q quit")
         assert b"\x1b[?1049h" in seen
+        assert b"\x1b[?7l" in seen, "lines do not wrap"
         assert b"job  WAITING  round 0" in seen
-        os.write(terminal, b"q")
+        os.write(terminal, b"jq")
         seen = _until(terminal, seen, b"\x1b[?1049l")
+        assert b"\x1b[?7h" in seen
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert termios.tcgetattr(terminal) == before
     finally:
