@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout};
 
 use super::protocol::codec;
 use super::protocol::frames::read_message;
-use super::protocol::message::{CoordinatorMessage, NodeMessage, Observe, Observed};
+use super::protocol::message::{CoordinatorMessage, NodeMessage, OBSERVER_WAIT, Observe, Observed};
 use super::protocol::text::plain;
 use crate::net::connect::{in_words, race, resolve};
 use crate::secure::{Halves, Protection};
@@ -21,6 +21,8 @@ pub struct Observer {
     halves: Halves,
     buffer: BytesMut,
     limit: Duration,
+    /// The same for an answer that waits for an event.
+    waiting_limit: Duration,
 }
 
 impl Observer {
@@ -46,10 +48,11 @@ impl Observer {
             Ok(halves)
         };
         let halves = race(&addresses, deadline, TcpStream::connect, open).await.map_err(|met| in_words(host, &met))?;
-        Ok(Self { halves, buffer: BytesMut::new(), limit })
+        Ok(Self { halves, buffer: BytesMut::new(), limit, waiting_limit: limit + OBSERVER_WAIT })
     }
 
-    /// Ask, and wait for the answer: without a limit if the question waits for an event.
+    /// Ask, and wait for the answer. To a question that waits for an event it is empty after [`OBSERVER_WAIT`]: a coordinator that says
+    /// nothing for longer is not there any more, or its host is not.
     ///
     /// # Errors
     /// A sentence: the coordinator refuses, has gone, or does not answer.
@@ -61,12 +64,9 @@ impl Observer {
         self.halves.writer.write_all(&frame).await.map_err(lost)?;
         self.halves.writer.flush().await.map_err(lost)?;
         let reading = read_message::<CoordinatorMessage>(&mut self.halves.reader, &mut self.buffer);
-        let message = match waits {
-            true => reading.await,
-            false => match timeout(self.limit, reading).await {
-                Ok(message) => message,
-                Err(_) => return Err(format!("the coordinator does not answer within {:?}", self.limit)),
-            },
+        let limit = if waits { self.waiting_limit } else { self.limit };
+        let Ok(message) = timeout(limit, reading).await else {
+            return Err(format!("the coordinator does not answer within {limit:?}"));
         };
         match message {
             Ok(Some(CoordinatorMessage::Observed(observed))) => Ok(observed),
@@ -79,5 +79,21 @@ impl Observer {
                 Err(format!("what answers is no coordinator of elastic_rs, or one of another release: {error}"))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_coordinator_that_is_gone_without_a_word_is_not_waited_for_for_ever() {
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = silent.local_addr().unwrap().port();
+        let mut observer = Observer::connect("127.0.0.1", port, None, Duration::from_secs(60)).await.unwrap();
+        assert_eq!(observer.waiting_limit, Duration::from_secs(120));
+        observer.waiting_limit = Duration::from_millis(20);
+        let error = observer.ask(Observe { run_id: None, after: 0, waits: true, state: false }).await.unwrap_err();
+        assert_eq!(error, "the coordinator does not answer within 20ms");
     }
 }

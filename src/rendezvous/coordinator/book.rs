@@ -350,3 +350,70 @@ fn chosen(asked: Option<&str>, knows_all: bool, machine: &Machine) -> Result<Str
         None => format!("there are several runs here: {names}; name one"),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::record::{Kind, Number};
+
+    fn record(number: u64) -> Record {
+        let text = Some(format!("sentence {number}"));
+        Record {
+            number: Number(number),
+            causes: Vec::new(),
+            round: 1,
+            restart: 0,
+            node: None,
+            kind: Kind::Note {},
+            text,
+        }
+    }
+
+    fn lines(book: &Book) -> usize {
+        book.rings.after("job", 0).count()
+    }
+
+    #[test]
+    fn lines_are_made_once_it_is_quiet() {
+        let began = Instant::now();
+        let at = |ms| began + Duration::from_millis(ms);
+        let mut book = Book::new(1, began);
+        assert_eq!(book.next_deadline(), None);
+        for number in 0..5 {
+            book.keep("job".to_owned(), record(number + 1), at(5 * number));
+            book.on_tick(at(5 * number));
+        }
+        assert_eq!((lines(&book), book.next_deadline()), (0, Some(at(30))));
+        book.on_tick(at(30));
+        assert_eq!((lines(&book), book.next_deadline()), (5, None));
+        // It is never quiet.
+        for number in 0..20 {
+            book.keep("job".to_owned(), record(number + 6), at(100 + 9 * number));
+        }
+        assert_eq!(book.next_deadline(), Some(at(200)));
+        book.on_tick(at(200));
+        assert_eq!(lines(&book), 25);
+        let line = book.rings.after("job", 0).last().unwrap().line.clone();
+        assert!(line.contains("\"id\":\"c00000001-1.25\"") && line.contains("\"mono_us\":271000,"), "{line}");
+    }
+
+    #[test]
+    fn events_that_wait_to_be_lines_are_bounded() {
+        let now = Instant::now();
+        let mut book = Book::new(1, now);
+        (1..=FRESH as u64).for_each(|number| book.keep("job".to_owned(), record(number), now));
+        assert_eq!((lines(&book), book.fresh.len()), (FRESH, 0));
+    }
+
+    #[test]
+    fn who_asks_is_answered_with_all_that_has_happened() {
+        let now = Instant::now();
+        let mut book = Book::new(1, now);
+        book.keep("job".to_owned(), record(1), now);
+        let ask = Observe { run_id: None, after: 0, waits: false, state: false };
+        assert_eq!(book.answer("job".to_owned(), &ask, &Machine::new()).last, 1);
+        book.keep("job".to_owned(), record(2), now);
+        book.forget("job", &Machine::new());
+        assert_eq!((lines(&book), book.next_deadline()), (0, None));
+    }
+}

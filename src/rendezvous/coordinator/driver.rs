@@ -28,7 +28,7 @@ use crate::rendezvous::decider::event::{Ends, SessionId};
 use crate::rendezvous::decider::hosts::Exclusions;
 use crate::rendezvous::protocol::codec::{self, CodecError};
 use crate::rendezvous::protocol::frames::read_message;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage, Observe, Observed};
+use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage, OBSERVER_WAIT, Observe, Observed};
 use crate::rendezvous::protocol::text::validate_run_id;
 use crate::secure::proof::Pass;
 use crate::secure::{Halves, Reader, Writer};
@@ -89,8 +89,6 @@ pub enum Question {
 const OBSERVERS: usize = 64;
 /// Observers at once from one address.
 const OBSERVERS_OF_ONE: usize = 16;
-/// How long an observer's question waits for an event.
-const OBSERVER_WAIT: Duration = Duration::from_secs(60);
 /// How long an observer may ask nothing.
 const OBSERVER_IDLE: Duration = Duration::from_secs(300);
 

@@ -193,6 +193,9 @@ pub struct Stepped {
     pub step_time_us: Option<u64>,
 }
 
+/// How long an observer's question waits for an event. The answer is empty then.
+pub const OBSERVER_WAIT: Duration = Duration::from_secs(60);
+
 /// What an observer asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Observe {
