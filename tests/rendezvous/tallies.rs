@@ -6,10 +6,10 @@ use bytes::BytesMut;
 use elastic_rs::events::record::LONGEST_US;
 use elastic_rs::events::tally::{Refused, Tally};
 use elastic_rs::rendezvous::node::machine::{NodeCommand, NodeMachine};
-use elastic_rs::rendezvous::protocol::capability::{Capabilities, TALLIES};
+use elastic_rs::rendezvous::protocol::capability::{Capabilities, STEPS, TALLIES};
 use elastic_rs::rendezvous::protocol::codec;
 use elastic_rs::rendezvous::protocol::message::{
-    CoordinatorMessage, Hello, NodeId, NodeMessage, Placed, Round, Verdict,
+    CoordinatorMessage, Hello, NodeId, NodeMessage, Placed, Round, Stepped, Verdict,
 };
 use elastic_rs::rendezvous::protocol::settings::Settings;
 
@@ -131,6 +131,30 @@ fn one_of_twelve_heartbeats_tells_a_round_trip_and_costs_next_to_nothing() {
     assert!((bytes as f64) / 600.0 <= 2.3, "{bytes} bytes in ten minutes");
     let (said, _) = ten_minutes(Capabilities::default(), Duration::from_millis(40));
     assert!(said.iter().all(|message| *message == NodeMessage::Heartbeat), "an older coordinator knows no other");
+}
+
+/// The one before has counted. The one after it may be of an older release, whose sessions end with a message that it does not know.
+#[test]
+fn a_coordinator_that_has_not_welcomed_a_node_is_told_heartbeats_alone() {
+    let begin = Instant::now();
+    let mut node = placed(Capabilities::default().with(TALLIES, true).with(STEPS, true), begin);
+    let tick = |node: &mut NodeMachine| {
+        let now = node.next_deadline().unwrap();
+        node.on_tick(now);
+        now
+    };
+    let mut now = begin;
+    for _ in 0..11 {
+        now = tick(&mut node);
+        node.on_message(CoordinatorMessage::Heartbeat { waits: None }, now);
+    }
+    node.on_disconnected("reset".into(), false, now);
+    now = tick(&mut node);
+    node.on_connected(now);
+    sent(&mut node);
+    node.stepped(Round(1), Stepped { after_us: 1, step: None, before: None, step_time_us: None });
+    tick(&mut node);
+    assert_eq!(sent(&mut node), [NodeMessage::Heartbeat]);
 }
 
 #[test]
