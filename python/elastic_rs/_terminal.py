@@ -18,9 +18,9 @@ _PLAIN = "\x1b[0m"
 def shows_colours(stream: TextIO | None) -> bool:
     """Return whether to colour what is written there.
 
-    Never if ``NO_COLOR`` is set (https://no-color.org), ``TERM`` is ``dumb``, or it is no terminal.
+    Never if ``NO_COLOR`` is set and not empty (https://no-color.org), ``TERM`` is ``dumb``, or it is no terminal.
     """
-    if "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb" or stream is None:
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or stream is None:
         return False
     try:
         return stream.isatty()

@@ -13,7 +13,7 @@ pub(super) struct Training {
     /// When the first step was made.
     since: Option<Instant>,
     closed: Option<Instant>,
-    /// Workers of the last world, and of the one before. Nodes, if those do not tell.
+    /// Workers of the last world, and of the one before. Nodes, if those do not tell. 0: this coordinator has formed no world yet.
     workers: u32,
     workers_before: u32,
     /// Until when time is counted in `elapsed` and `idle`.
@@ -67,7 +67,7 @@ impl Training {
             Kind::RoundCompleted { nodes, workers, .. } => {
                 self.end_round();
                 let nodes = u32::try_from(*nodes).unwrap_or(u32::MAX);
-                (self.workers_before, self.workers) = (self.workers, workers.unwrap_or(nodes));
+                self.form(workers.unwrap_or(nodes).max(1));
                 self.stepped = false;
             }
             Kind::FirstStep(first) => self.on_step(first, now),
@@ -76,10 +76,26 @@ impl Training {
         }
     }
 
+    /// A world of so many workers is formed. If a coordinator that was restarted forms its first one, the world before, which it did not
+    /// form, is taken to have been as large.
+    fn form(&mut self, workers: u32) {
+        if self.workers == 0 {
+            let times = [&mut self.elapsed, &mut self.idle, &mut self.lost, &mut self.redone];
+            times.into_iter().for_each(|time| *time *= WorkerNs::from(workers));
+            self.workers = workers;
+        }
+        (self.workers_before, self.workers) = (self.workers, workers);
+    }
+
+    /// How often a moment counts.
+    fn weight(&self) -> u32 {
+        self.workers.max(1)
+    }
+
     /// Count the time until now.
     fn pass(&mut self, now: Instant) {
         let Some(until) = self.counted_until.filter(|_| self.closed.is_none()) else { return };
-        let time = worker_ns(now.saturating_duration_since(until), self.workers);
+        let time = worker_ns(now.saturating_duration_since(until), self.weight());
         self.elapsed += time;
         if self.is_idle {
             self.idle += time;
@@ -102,7 +118,7 @@ impl Training {
 
     fn end_round(&mut self) {
         self.redone_steps = self.redone_steps();
-        self.redone += worker_ns(std::mem::take(&mut self.round).time(), self.workers);
+        self.redone += worker_ns(std::mem::take(&mut self.round).time(), self.weight());
     }
 
     /// A failure in the world before this one was known so long after it. That costs a training that has made steps, and never more than
@@ -123,8 +139,9 @@ impl Training {
     pub fn goodput(&self, now: Instant) -> Option<f64> {
         let mut until_now = self.clone();
         until_now.pass(now);
-        let Self { elapsed, lost, idle, redone, workers, round, .. } = until_now;
-        let lost = lost + idle + redone + worker_ns(round.time(), workers);
+        let weight = until_now.weight();
+        let Self { elapsed, lost, idle, redone, round, .. } = until_now;
+        let lost = lost + idle + redone + worker_ns(round.time(), weight);
         (elapsed > 0).then(|| (1.0 - lost as f64 / elapsed as f64).max(0.0))
     }
 }
@@ -203,6 +220,22 @@ mod tests {
             let goodput = training.goodput(at(100)).unwrap();
             assert!((goodput - expected).abs() < 1e-9, "{goodput}, not {expected}");
         }
+    }
+
+    /// Its workers have started under the coordinator before. Their world costs as much as the next one, which is as large.
+    #[test]
+    fn a_restarted_coordinator_counts_the_time_of_a_world_that_it_has_not_formed() {
+        let begin = Instant::now();
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let mut training = Training::default();
+        training.count(&first(Some(1), None), at(0));
+        assert_eq!(training.goodput(at(10)), Some(1.0));
+        training.count(&broken(), at(50));
+        assert_eq!(training.goodput(at(100)), Some(0.5));
+        training.count(&Kind::RoundCompleted { nodes: 2, workers: Some(16), rank0: None, in_place: false }, at(60));
+        training.lose(Duration::from_secs(20), at(60));
+        training.count(&first(Some(2), None), at(70));
+        assert_eq!(training.goodput(at(100)), Some(0.6));
     }
 
     #[test]

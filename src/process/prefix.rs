@@ -1,6 +1,7 @@
 //! What begins each line of a worker's output on a console, and whether the console shows colours.
 
 use std::env;
+use std::ffi::OsString;
 use std::io::IsTerminal;
 
 /// Of neighbours in turn. Red is for errors, and dark blue cannot be read on black.
@@ -39,10 +40,16 @@ fn colour(number: u64) -> &'static str {
     COLOURS[usize::try_from(number % COLOURS.len() as u64).unwrap_or(0)]
 }
 
-/// Whether to colour what is written there. Never if `NO_COLOR` is set (<https://no-color.org>), `TERM` is `dumb`, or it is no terminal.
+/// Whether to colour what is written there. Never if `NO_COLOR` is set and not empty (<https://no-color.org>), `TERM` is `dumb`, or it is
+/// no terminal.
 /// `elastic_rs/_terminal.py` has the same rule.
 pub(crate) fn shows_colours(console: &impl IsTerminal) -> bool {
-    env::var_os("NO_COLOR").is_none() && env::var_os("TERM").is_none_or(|term| term != "dumb") && console.is_terminal()
+    are_wanted(|name| env::var_os(name)) && console.is_terminal()
+}
+
+/// Whether these variables allow colours.
+fn are_wanted(variable: impl Fn(&str) -> Option<OsString>) -> bool {
+    variable("NO_COLOR").is_none_or(|it| it.is_empty()) && variable("TERM").is_none_or(|term| term != "dumb")
 }
 
 #[cfg(test)]
@@ -59,6 +66,19 @@ mod tests {
         assert_eq!(prefixes[0].shown(true), b"\x1b[36m[default0]:\x1b[0m");
         assert_eq!(prefixes[0].plain(), b"[default0]:");
         assert_eq!(Prefix::new(Vec::new(), 1).shown(true), b"", "nothing has no colour");
+    }
+
+    #[test]
+    fn colours_are_for_those_who_want_them() {
+        for (name, value, expected) in [
+            ("PATH", "", true),
+            ("NO_COLOR", "", true),
+            ("NO_COLOR", "0", false),
+            ("TERM", "xterm", true),
+            ("TERM", "dumb", false),
+        ] {
+            assert_eq!(are_wanted(|it| (it == name).then(|| value.into())), expected, "{name}={value}");
+        }
     }
 
     #[test]

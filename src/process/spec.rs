@@ -84,8 +84,8 @@ pub struct Copies {
     /// Whether the agent's console gets the bytes: stdout on its stdout, stderr on its stderr.
     pub console: bool,
     /// The prefix of each line on the console and in the filter file, such as `[default0]:`. On a terminal it is in the worker's
-    /// colour. A line ends with `\n` or `\r` (a
-    /// progress bar's). Only whole lines are written. `None`: the console gets bytes as they arrive.
+    /// colour. A line ends with `\n` or `\r` (a progress bar's). Only whole lines are written. `None`: the console gets bytes as they
+    /// arrive.
     pub prefix: Option<String>,
 }
 

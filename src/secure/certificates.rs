@@ -27,7 +27,7 @@ use super::protection::ProtectionError;
 use super::spiffe::SpiffeId;
 use super::tls::{self, no_name};
 use super::watched::{Content, Wanted, Watched};
-use super::x509::{self, Fault, Shown, date};
+use super::x509::{self, Examined, Fault, Shown, date};
 use super::{TLS_CA, TLS_CERT, TLS_KEY, TLS_SPIFFE_ID};
 
 /// No file is larger. A CA's may be a bundle.
@@ -53,7 +53,7 @@ pub(super) struct Identity {
     pub client: Arc<ClientConfig>,
     pub server: Arc<ServerConfig>,
     shown: Shown,
-    /// All certificates that they hold.
+    /// The own certificate, and those that lead from it to its authority. Others of the files may end unnoticed: nothing depends on them.
     endings: Vec<Ending>,
     /// Of all files, to tell whether they hold something else.
     digest: Vec<u8>,
@@ -216,22 +216,23 @@ impl Content for Identity {
         }
         let mut roots = RootCertStore::empty();
         let authorities = certificates(ca, &texts[2])?;
-        let endings = |place, path: &Path, all: &[CertificateDer<'_>]| {
-            let ending = |(subject, valid)| Ending { place, path: path.to_owned(), subject, valid };
-            all.iter().filter_map(x509::life).map(ending).collect::<Vec<_>>()
-        };
-        let endings = [endings(Place::Cert, &files.cert, &chain), endings(Place::Ca, &files.ca, &authorities)].concat();
-        for authority in authorities {
+        for authority in &authorities {
             roots
-                .add(authority)
+                .add(authority.clone())
                 .map_err(|error| ca.unusable(format!("holds a certificate that cannot be used: {error}")))?;
         }
         let provider = Arc::new(default_provider());
         let certified = certify(&chain, cert, key, &texts[1], &provider)?;
         let algorithms = &provider.signature_verification_algorithms;
         let now = UnixTime::now();
-        let shown = x509::examine(&chain, &roots.roots, algorithms, now)
+        let Examined { shown, path, authority } = x509::examine(&chain, &authorities, algorithms, now)
             .map_err(|fault| cert.unusable(in_words(&fault, &files.ca, now.as_secs())))?;
+        let ending = |place, path: &Path, one| {
+            let (subject, valid) = x509::life(one)?;
+            Some(Ending { place, path: path.to_owned(), subject, valid })
+        };
+        let needed = path.iter().filter_map(|one| ending(Place::Cert, &files.cert, one));
+        let endings = needed.chain(authority.iter().filter_map(|one| ending(Place::Ca, &files.ca, one))).collect();
         let mut digest = Context::new(&SHA256);
         texts.iter().for_each(|text| digest.update(text.as_bytes()));
         let (client, server) = configs(certified, roots, provider, files.spiffe_id.is_some())

@@ -3,7 +3,7 @@
 //! Sites renew certificates when a third of their life or more is left. Less than a tenth means that renewing has failed. For a
 //! certificate of many years, a tenth is too early to be of use: the last week is enough to replace it.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -22,7 +22,7 @@ const LONGEST: Duration = Duration::from_secs(7 * 86_400);
 pub(super) enum Place {
     /// The end's own, or one that leads from it to an authority.
     Cert,
-    /// An authority's.
+    /// The authority's.
     Ca,
 }
 
@@ -89,7 +89,7 @@ impl Ending {
         let todo = match (place, self.stage(now)) {
             (Place::Cert, Stage::Ended) => "renew it: no connection can begin with it",
             (Place::Cert, _) => "renew it: no connection can begin with it afterwards",
-            (Place::Ca, _) => "add the one that takes its place to the file",
+            (Place::Ca, _) => "add the one that takes its place to the file, unless it is there",
         };
         Some(format!(
             "the {what} file `{}` ({variable}) holds the certificate of {subject}, which {when}; {todo}",
@@ -110,16 +110,29 @@ pub(super) fn about(seconds: u64) -> String {
 
 /// Log what an operator has to know of these certificates now, once in this process for each of them and each stage.
 pub(super) fn tell(endings: &[Ending], now: u64) {
-    for ending in endings {
-        let (stage, Some(words)) = (ending.stage(now), ending.words(now)) else { continue };
-        if TOLD.lock().insert((ending.clone(), stage)) {
+    for ending in endings.iter().filter(|ending| is_news(ending, now)) {
+        if let Some(words) = ending.words(now) {
             tracing::warn!("{words}");
         }
     }
 }
 
-/// What was told. It grows by a certificate that was not renewed in time.
-static TOLD: Mutex<BTreeSet<(Ending, Stage)>> = Mutex::new(BTreeSet::new());
+/// Whether this is to be told now and was not. It counts as told afterwards. Each connection asks, also a stranger's: no words are made.
+fn is_news(ending: &Ending, now: u64) -> bool {
+    let stage = ending.stage(now);
+    if stage == Stage::Good {
+        return false;
+    }
+    let mut told = TOLD.lock();
+    let is_news = told.get(ending) < Some(&stage);
+    if is_news {
+        told.insert(ending.clone(), stage);
+    }
+    is_news
+}
+
+/// The last stage that was told. It grows by a certificate that was not renewed in time.
+static TOLD: Mutex<BTreeMap<Ending, Stage>> = Mutex::new(BTreeMap::new());
 
 /// Seconds since 1970, by this machine's clock.
 pub(super) fn now() -> u64 {
@@ -176,7 +189,7 @@ mod tests {
             begin("CA file `/etc/node.pem` (ELASTIC_RS_TLS_CA)"),
         );
         let renew = "renew it: no connection can begin with it";
-        let add = "add the one that takes its place to the file";
+        let add = "add the one that takes its place to the file, unless it is there";
         for (place, now, expected) in [
             (Place::Cert, until - 8 * DAY, None),
             (
@@ -196,5 +209,13 @@ mod tests {
         ] {
             assert_eq!(ending(place, until - 365 * DAY, until).words(now), expected);
         }
+    }
+
+    #[test]
+    fn each_stage_of_a_certificate_is_news_once() {
+        let mut one = ending(Place::Cert, DAY, 101 * DAY);
+        one.path = "/each/stage".into();
+        let news = [50, 95, 96, 102, 103, 95].map(|day| is_news(&one, day * DAY));
+        assert_eq!(news, [false, true, false, true, false, false]);
     }
 }

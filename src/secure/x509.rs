@@ -4,12 +4,13 @@
 //! decided by them.
 
 use std::fmt;
+use std::iter;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, UNIX_EPOCH};
 
 use tokio_rustls::rustls::crypto::WebPkiSupportedAlgorithms;
-use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, TrustAnchor, UnixTime};
-use webpki::{EndEntityCert, Error, ExtendedKeyUsageValidator, KeyPurposeIdIter};
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use webpki::{EndEntityCert, Error, ExtendedKeyUsageValidator, KeyPurposeIdIter, anchor_from_trusted_cert};
 
 use crate::rendezvous::protocol::text::is_steering;
 
@@ -52,28 +53,48 @@ pub(super) enum Fault {
     Other(Error),
 }
 
-/// Check a chain, whose first certificate is an end's own, and say what that one says.
+/// A chain that leads to an authority.
+#[derive(Debug)]
+pub(super) struct Examined {
+    /// What its first certificate says.
+    pub shown: Shown,
+    /// The certificates that are needed: the first one, and those between it and the authority.
+    pub path: Vec<CertificateDer<'static>>,
+    /// The authority. Of several with the same name and key, the one that ends last.
+    pub authority: Option<CertificateDer<'static>>,
+}
+
+/// Check a chain, whose first certificate is an end's own, as peers do: further ones that are of no use do not matter.
 pub(super) fn examine(
-    chain: &[CertificateDer<'_>],
-    authorities: &[TrustAnchor<'_>],
+    chain: &[CertificateDer<'static>],
+    authorities: &[CertificateDer<'static>],
     algorithms: &WebPkiSupportedAlgorithms,
     now: UnixTime,
-) -> Result<Shown, Fault> {
+) -> Result<Examined, Fault> {
     let (first, rest) = chain.split_first().ok_or(Fault::NotX509(Error::BadDer))?;
     let certificate = EndEntityCert::try_from(first).map_err(Fault::NotX509)?;
-    let check = |time| certificate.verify_for_usage(algorithms.all, authorities, rest, time, AnyUse, None, None);
-    for (subject, valid) in chain.iter().filter_map(life) {
-        if !(valid.0..=valid.1).contains(&now.as_secs()) {
-            return Err(Fault::Time(subject, valid));
-        }
-    }
-    match check(now) {
-        Ok(_) => {}
-        Err(Error::UnknownIssuer | Error::InvalidSignatureForPublicKey) => return Err(Fault::Issuer),
-        Err(error) => return Err(Fault::Other(error)),
-    }
+    let anchors: Vec<_> = authorities.iter().filter_map(|one| anchor_from_trusted_cert(one).ok()).collect();
+    let path =
+        certificate.verify_for_usage(algorithms.all, &anchors, rest, now, AnyUse, None, None).map_err(|error| {
+            let is_over = |(_, valid): &(String, (u64, u64))| !(valid.0..=valid.1).contains(&now.as_secs());
+            match error {
+                Error::UnknownIssuer | Error::InvalidSignatureForPublicKey => Fault::Issuer,
+                Error::CertExpired { .. } | Error::CertNotValidYet { .. } => {
+                    match chain.iter().filter_map(life).find(is_over) {
+                        Some((subject, valid)) => Fault::Time(subject, valid),
+                        None => Fault::Other(error),
+                    }
+                }
+                error => Fault::Other(error),
+            }
+        })?;
     let (subject, issuer) = (name(certificate.subject()), name(certificate.issuer()));
-    Ok(Shown { subject, issuer, valid: validity(&certificate), names: alternatives(&certificate) })
+    let shown = Shown { subject, issuer, valid: validity(&certificate), names: alternatives(&certificate) };
+    let between = path.intermediate_certificates().map(|one| one.der().into_owned());
+    let is_authority = |one: &&CertificateDer<'_>| anchor_from_trusted_cert(one).as_ref() == Ok(path.anchor());
+    let end = |one: &&CertificateDer<'_>| life(one).map(|(_, (_, until))| until);
+    let authority = authorities.iter().filter(is_authority).max_by_key(end).cloned();
+    Ok(Examined { shown, path: iter::once(first.clone()).chain(between).collect(), authority })
 }
 
 /// Whose a certificate is, and from when until when it is valid, in seconds since 1970. `None`: it is older than X.509 version 3, or

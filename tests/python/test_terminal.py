@@ -49,7 +49,7 @@ class Terminal(io.StringIO):
         (Terminal(), {}, True),
         (Terminal(), {"TERM": "xterm-256color"}, True),
         (Terminal(), {"NO_COLOR": "1"}, False),
-        (Terminal(), {"NO_COLOR": ""}, False),
+        (Terminal(), {"NO_COLOR": ""}, True),
         (Terminal(), {"TERM": "dumb"}, False),
         (io.StringIO(), {}, False),
         (None, {}, False),

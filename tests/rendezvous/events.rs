@@ -8,7 +8,7 @@ use elastic_rs::events::record::{Ending, FirstStep, Kind, LONGEST_US, Loss, Numb
 use elastic_rs::rendezvous::decider::event::SessionId;
 use elastic_rs::rendezvous::protocol::capability::{Capabilities, STEPS};
 use elastic_rs::rendezvous::protocol::message::{
-    CoordinatorMessage, Hello, LARGEST_STEP, NodeMessage, Placed, Recalled, Recollection, Round, Stepped,
+    CoordinatorMessage, Hello, LARGEST_STEP, NodeId, NodeMessage, Placed, Recalled, Recollection, Round, Stepped,
 };
 use elastic_rs::rendezvous::protocol::recall::What;
 use elastic_rs::rendezvous::protocol::settings::Settings;
@@ -273,6 +273,12 @@ fn no_member_tells_events_in_the_name_of_another() {
     bench.say(2, recalled(1, 1..=60)); // it would keep those of the first member out
     assert!(told(&bench).is_empty());
     bench.say(1, recalled(1, 1..=3));
+    assert_eq!(told(&bench).len(), 3);
+    // Another id has the same origin.
+    let double = NodeId(1_u128.rotate_left(96));
+    assert_eq!(origin(double.0), origin(1));
+    bench.greet(3, Hello { node: double, placed: Some(placed), name: "host:3".into(), ..hello(3, &settings()) }, 3);
+    bench.say(3, recalled(1, 4..=6));
     assert_eq!(told(&bench).len(), 3);
 }
 

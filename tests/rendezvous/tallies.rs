@@ -3,13 +3,12 @@
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use elastic_rs::events::record::LONGEST_US;
 use elastic_rs::events::tally::{Refused, Tally};
 use elastic_rs::rendezvous::node::machine::{NodeCommand, NodeMachine};
-use elastic_rs::rendezvous::protocol::capability::{Capabilities, TALLIES};
+use elastic_rs::rendezvous::protocol::capability::{Capabilities, STEPS, TALLIES};
 use elastic_rs::rendezvous::protocol::codec;
 use elastic_rs::rendezvous::protocol::message::{
-    CoordinatorMessage, Hello, NodeId, NodeMessage, Placed, Round, Verdict,
+    CoordinatorMessage, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Stepped, Verdict,
 };
 use elastic_rs::rendezvous::protocol::settings::Settings;
 
@@ -39,7 +38,7 @@ fn rejected_nodes_are_counted_by_why() {
     assert_eq!(refused(&mut bench, far, 9), count(Refused::Invalid));
     // A newer agent comes from the place of the second one, which comes back.
     bench.greet(3, Hello { node_rank: None, name: "host:2".into(), ..hello(3, &settings()) }, 1);
-    bench.tallies.clear();
+    assert_eq!(std::mem::take(&mut bench.tallies), count(Refused::Replaced), "the second one was connected");
     assert_eq!(refused(&mut bench, hello(2, &settings()), 1), count(Refused::Replaced));
     // Nodes of their host may leave the running job once.
     bench.say(1, NodeMessage::Leave { reason: "test".into(), signal: None });
@@ -57,6 +56,22 @@ fn a_node_that_finds_other_settings_when_it_joins_is_counted() {
 }
 
 #[test]
+fn a_node_that_says_what_cannot_be_later_on_is_counted() {
+    let NodeMessage::Join(join) = join(1) else { unreachable!() };
+    let endless = Join { workers: Some(JoinWorkers::new("r".repeat(300), 2)), ..join.clone() };
+    let countless = Join { workers: None, ..join };
+    for message in [
+        NodeMessage::Join(endless),
+        NodeMessage::JoinInPlace { join: countless, survivors: Vec::new(), check: None },
+        NodeMessage::Counted { round: Round(1), count: u64::MAX },
+    ] {
+        let mut bench = Bench::formed(2, &settings());
+        bench.say(1, message.clone());
+        assert_eq!(bench.tallies, [Tally::Refused(Refused::Invalid)], "{message:?}");
+    }
+}
+
+#[test]
 fn a_beat_is_a_heartbeat_whose_round_trip_is_counted_and_bounded() {
     let mut bench = Bench::formed(2, &settings());
     let records = bench.records.len();
@@ -65,7 +80,7 @@ fn a_beat_is_a_heartbeat_whose_round_trip_is_counted_and_bounded() {
         assert_eq!(bench.last(2), &CoordinatorMessage::Heartbeat { waits: None });
     }
     bench.say(2, NodeMessage::Fenced);
-    let times = [700, LONGEST_US].map(Duration::from_micros).map(Tally::RoundTrip);
+    let times = [Duration::from_micros(700), settings().lease()].map(Tally::RoundTrip);
     assert_eq!(bench.tallies, [times[0], times[1], Tally::Fenced]);
     assert_eq!(bench.records.len(), records);
 }
@@ -131,6 +146,30 @@ fn one_of_twelve_heartbeats_tells_a_round_trip_and_costs_next_to_nothing() {
     assert!((bytes as f64) / 600.0 <= 2.3, "{bytes} bytes in ten minutes");
     let (said, _) = ten_minutes(Capabilities::default(), Duration::from_millis(40));
     assert!(said.iter().all(|message| *message == NodeMessage::Heartbeat), "an older coordinator knows no other");
+}
+
+/// The one before has counted. The one after it may be of an older release, whose sessions end with a message that it does not know.
+#[test]
+fn a_coordinator_that_has_not_welcomed_a_node_is_told_heartbeats_alone() {
+    let begin = Instant::now();
+    let mut node = placed(Capabilities::default().with(TALLIES, true).with(STEPS, true), begin);
+    let tick = |node: &mut NodeMachine| {
+        let now = node.next_deadline().unwrap();
+        node.on_tick(now);
+        now
+    };
+    let mut now = begin;
+    for _ in 0..11 {
+        now = tick(&mut node);
+        node.on_message(CoordinatorMessage::Heartbeat { waits: None }, now);
+    }
+    node.on_disconnected("reset".into(), false, now);
+    now = tick(&mut node);
+    node.on_connected(now);
+    sent(&mut node);
+    node.stepped(Round(1), Stepped { after_us: 1, step: None, before: None, step_time_us: None });
+    tick(&mut node);
+    assert_eq!(sent(&mut node), [NodeMessage::Heartbeat]);
 }
 
 #[test]

@@ -65,7 +65,7 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "OTEL_EXPORTER_OTLP_HEADERS has headers, as for OpenTelemetry's exporters",
     )
     top = _parser(commands, "top", _top, "a job on the whole terminal, once a second")
-    top.epilog = "keys: q quit, p pause, s sort, w why, j and k scroll. Colours are off if NO_COLOR is set."
+    top.epilog = "keys: q quit, p pause, s sort, w why, j and k scroll. Colours are off if NO_COLOR is not empty."
     shown = _parser(commands, "page", _page, "a job as one HTML file: a timeline, and each recovery")
     shown.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to write it (default: standard output)")
 

@@ -22,6 +22,7 @@ use super::resume::{self, Comer};
 use super::run::Run;
 use super::size::Seat;
 use crate::events::record::{Kind, Why};
+use crate::events::tally::Refused;
 use crate::rendezvous::protocol::capability::IN_PLACE;
 use crate::rendezvous::protocol::message::{
     ADDED, CoordinatorMessage, LARGEST_COUNT, NEVER, NodeId, REMOVED, Resume, Round, Running, WorkerRanks,
@@ -72,7 +73,8 @@ impl Run {
     /// A member says how far its workers are.
     pub(super) fn on_counted(&mut self, id: NodeId, session: SessionId, round: Round, count: u64) {
         if count > LARGEST_COUNT {
-            return self.end(session, format!("the number of checks is `{count}`, must be at most {LARGEST_COUNT}"));
+            let reason = format!("the number of checks is `{count}`, must be at most {LARGEST_COUNT}");
+            return self.refuse(session, Refused::Invalid, reason);
         }
         if !self.is_capable_member(id, round) {
             return;

@@ -262,7 +262,7 @@ impl Run {
                  one address distinct `node_rank`s",
                 newer.name
             );
-            self.end(session, reason);
+            self.refuse(session, Refused::Replaced, reason);
         }
     }
 

@@ -22,7 +22,7 @@ impl Run {
             return self.send(session, CoordinatorMessage::Closed { verdict, spare: false });
         }
         if let Err(reason) = join.validate() {
-            return self.end(session, reason);
+            return self.refuse(session, Refused::Invalid, reason);
         }
         if self.turns_out(id, session, now) {
             return;

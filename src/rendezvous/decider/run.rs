@@ -30,8 +30,8 @@ use super::roster::Roster;
 use super::round::{Current, Pace};
 use super::standing::Standing;
 use super::trace::Trace;
-use crate::events::record::{Ending, Kind, LONGEST_US, Loss, Number, Why};
-use crate::events::tally::Tally;
+use crate::events::record::{Ending, Kind, Loss, Number, Why};
+use crate::events::tally::{Refused, Tally};
 use crate::rendezvous::protocol::bounds::tidy_verdict;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeId, NodeMessage, Round, Verdict};
 use crate::rendezvous::protocol::settings::{LAST_LOOK, Settings};
@@ -184,7 +184,10 @@ impl Run {
             }
             NodeMessage::Heartbeat | NodeMessage::Beat { .. } => {
                 if let NodeMessage::Beat { rtt_us } = message {
-                    self.emit(Effect::Tally(Tally::RoundTrip(Duration::from_micros(rtt_us.min(LONGEST_US)))));
+                    // A node gives up a coordinator that answers later than its lease.
+                    self.emit(Effect::Tally(Tally::RoundTrip(
+                        Duration::from_micros(rtt_us).min(self.settings.lease()),
+                    )));
                 }
                 let waits = self.roster.get(id).and_then(|node| self.waits(node, now));
                 self.send(session, CoordinatorMessage::Heartbeat { waits });
@@ -193,7 +196,7 @@ impl Run {
             NodeMessage::Join(join) => self.on_join(id, session, join, None, now),
             NodeMessage::JoinInPlace { join, survivors, check } => match join.with_survivors(survivors) {
                 Ok(join) => self.on_join(id, session, join, check, now),
-                Err(reason) => self.end(session, reason),
+                Err(reason) => self.refuse(session, Refused::Invalid, reason),
             },
             NodeMessage::Withdraw => {
                 let progress = self.progress(now);

@@ -39,8 +39,9 @@ pub(in crate::rendezvous) struct Trace {
     goes_on: bool,
     /// Members that were asked for what they recorded under the coordinator before this one.
     asked: BTreeSet<NodeId>,
-    /// Number of the last event that was kept of each of them.
-    last_told: BTreeMap<NodeId, u64>,
+    /// By origin, who told its first event, and the number of the last one that was kept. Ids are chosen by the nodes, and many have one
+    /// origin: without this a member could go on in the name of another.
+    last_told: BTreeMap<String, (NodeId, u64)>,
     /// What several members know is kept once: kinds and rounds.
     known: BTreeSet<(&'static str, u64)>,
     told: usize,
@@ -188,7 +189,10 @@ impl Run {
         }
         let Some(name) = self.roster.get(node).map(|node| node.name.clone()) else { return };
         let Some(Recalled { origin, events }) = recalled.validated(node) else { return };
-        let last = self.trace.last_told.get(&node).copied().unwrap_or(0);
+        let (teller, last) = self.trace.last_told.get(&origin).copied().unwrap_or((node, 0));
+        if teller != node {
+            return;
+        }
         for event in events {
             let kind = event.kind();
             let shared = match kind {
@@ -204,7 +208,7 @@ impl Run {
                 continue;
             }
             self.trace.told += 1;
-            self.trace.last_told.insert(node, event.number);
+            self.trace.last_told.insert(origin.clone(), (node, event.number));
             // Only a failure may be another node's.
             let about = event.node.filter(|_| matches!(kind, Kind::HeardExited(_))).unwrap_or_else(|| name.clone());
             let told = Told {

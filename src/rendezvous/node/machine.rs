@@ -338,9 +338,10 @@ impl NodeMachine {
         self.left
     }
 
-    /// Whether the coordinator understands this capability.
+    /// Whether the coordinator is connected and understands this capability. The next one, after a restart, may be of an older release:
+    /// it has none until it welcomes this node.
     pub fn coordinator_has(&self, capability: &str) -> bool {
-        self.capabilities.has(capability)
+        matches!(self.link, Link::Up { welcomed: true, .. }) && self.capabilities.has(capability)
     }
 
     /// The name of the coordinator, or of the backend in its place, in messages.

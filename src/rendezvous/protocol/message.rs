@@ -172,7 +172,7 @@ pub enum NodeMessage {
     // Sent only to a coordinator with the capability `TALLIES`.
     /// A heartbeat that tells how long the answer to an earlier one has taken. Answered as [`NodeMessage::Heartbeat`].
     Beat {
-        /// Microseconds, up to [`LONGEST_US`](crate::events::record::LONGEST_US).
+        /// Microseconds, up to the run's lease.
         rtt_us: u64,
     },
     /// This node was cut off for its whole lease, and has stopped its workers. Nothing depends on it.

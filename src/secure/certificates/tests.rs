@@ -59,6 +59,42 @@ fn files_that_cannot_be_used_are_named_with_the_reason() {
     assert!(open(&folder).unwrap_err().to_string().contains("key.pem` cannot be read: No such file"));
 }
 
+/// Peers find a way to an authority without it, and so does this end.
+#[test]
+fn a_certificate_that_is_not_needed_may_be_out_of_its_time() {
+    for (file, text) in [
+        ("cert.pem", data("chained.pem") + &data("expired.pem")),
+        ("cert.pem", data("chained.pem") + &data("early.pem")),
+        ("ca.pem", data("expired.pem") + &data("ca.pem")),
+    ] {
+        let folder = Folder::new("chained", &["ca"]);
+        folder.put(file, &text);
+        assert_eq!(open(&folder).unwrap().warnings(), [""; 0]);
+    }
+}
+
+#[test]
+fn an_authority_is_told_of_unless_one_with_its_key_takes_its_place() {
+    let parsed = |name| CertificateDer::pem_slice_iter(data(name).as_bytes()).map(Result::unwrap).collect::<Vec<_>>();
+    let (chain, renewed) = (parsed("chained.pem"), parsed("ca.pem").remove(0));
+    // The signature of an authority is not looked at.
+    let mut bytes = renewed.to_vec();
+    let century = bytes.windows(3).position(|at| at == [0x18, 15, b'2']).unwrap() + 2;
+    bytes[century..century + 4].copy_from_slice(b"2050");
+    let old = CertificateDer::from(bytes);
+    let other = parsed("other-ca.pem").remove(0);
+    for (authorities, expected) in [
+        (vec![other.clone(), old.clone()], &old),
+        (vec![old.clone(), renewed.clone()], &renewed),
+        (vec![renewed.clone(), old.clone(), other], &renewed),
+    ] {
+        let algorithms = default_provider().signature_verification_algorithms;
+        let examined = x509::examine(&chain, &authorities, &algorithms, UnixTime::now()).unwrap();
+        assert_eq!((examined.authority.as_ref(), &examined.path), (Some(expected), &chain));
+    }
+    assert_ne!(x509::life(&old), x509::life(&renewed));
+}
+
 #[tokio::test]
 async fn a_certificate_is_shown_and_a_changed_one_used_and_a_broken_one_is_not() {
     let folder = Folder::new("chained", &["other-ca", "ca"]);

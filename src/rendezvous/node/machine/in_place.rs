@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use super::{Change, NodeCommand, NodeMachine};
 use crate::rendezvous::node::counterpart::Counterpart;
-use crate::rendezvous::node::pending::Link;
 use crate::rendezvous::protocol::capability::{ATTENDING, IN_PLACE, RUNNING};
 use crate::rendezvous::protocol::message::{LARGEST_COUNT, NEVER, NodeMessage, Round, Running, Survivor};
 use crate::rendezvous::protocol::text::tidy;
@@ -201,8 +200,7 @@ impl NodeMachine {
 
     /// Whether the coordinator is connected, and both ends understand changes in place.
     pub(in crate::rendezvous) fn is_understood(&self) -> bool {
-        let both = self.capabilities.has(IN_PLACE) && self.hello.capabilities.has(IN_PLACE);
-        both && matches!(self.link, Link::Up { welcomed: true, .. })
+        self.coordinator_has(IN_PLACE) && self.hello.capabilities.has(IN_PLACE)
     }
 
     fn say_departure(&mut self, round: Round) {

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::{NodeCommand, NodeMachine};
 use crate::events::record::LONGEST_US;
-use crate::rendezvous::node::pending::Link;
 use crate::rendezvous::protocol::capability::TALLIES;
 use crate::rendezvous::protocol::message::NodeMessage;
 
@@ -59,8 +58,7 @@ impl NodeMachine {
     /// The coordinator has said something, so it can be told that this node was cut off.
     pub(super) fn tell_fence(&mut self) {
         let over = self.left || self.view.failed.is_some();
-        let told = matches!(self.link, Link::Up { welcomed: true, .. }) && self.coordinator_has(TALLIES);
-        if self.tallies.fenced && told && !over {
+        if self.tallies.fenced && self.coordinator_has(TALLIES) && !over {
             self.tallies.fenced = false;
             self.commands.push(NodeCommand::Send(NodeMessage::Fenced));
         }
