@@ -166,7 +166,7 @@ def _key(event: Event, reasons: dict[tuple[str, int], str]) -> Key | None:
 
 
 def median(values: Iterable[float]) -> float:
-    """Return the median. ``statistics`` would be imported for nothing else, and that takes a twentieth of ``status``."""
+    """Return the median. ``statistics`` would be imported for it alone, and that takes a twentieth of ``status``."""
     ordered = sorted(values)
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
