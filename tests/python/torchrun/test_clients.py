@@ -1,4 +1,4 @@
-"""Programs of other projects that are started with torchrun, run unchanged (requirements/clients.txt)."""
+"""Programs and libraries of other projects, used as they are (requirements/clients.txt)."""
 
 import re
 import sys
@@ -36,3 +36,19 @@ def test_lightning_trains_on_after_a_crash(start: Start, tmp_path: Path, nnodes:
     fits = [fit for node in nodes for fit in told(node, r"FIT rank=\d (.*)")]
     assert len(fits) == 2
     assert len(set(fits)) == 1, "all ranks trained the same model"
+
+
+@pytest.mark.parametrize("agent", ["run"], indirect=True)
+def test_workers_with_accelerate_survive(start: Start, tmp_path: Path) -> None:
+    """What docs/frameworks.md says of Accelerate."""
+    env = {"PYTHONPATH": str(CLIENTS)}
+    node = start(2, tmp_path, nnodes="1", nproc=2, script=SCRIPTS / "accelerated.py", env=env)
+    assert node.wait(limit_s=200) == 0, node.tail()
+    pids = {rank: told(node, rf"WORLD rank={rank} world=2 step=\d+ pid=(\d+)") for rank in (0, 1)}
+    assert len(set(pids[0])) == 1, "the survivor keeps its process"
+    assert len(set(pids[1])) == 2
+    begun, resumed = sorted(set(told(node, r"WORLD rank=\d world=2 step=(\d+)")))
+    assert begun == "0"
+    assert resumed in ("6", "7"), "what was committed last"
+    weights = [told(node, rf"DONE rank={rank} weights=(.*)") for rank in (0, 1)]
+    assert weights[0] == weights[1] != []
