@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 from elastic_rs import _elastic_rs, run
 from elastic_rs.doctor import _net as net
-from helpers.certificates import certificates
+from helpers.certificates import certificates, end
 from helpers.strangers import answering, swallowing
 
 if TYPE_CHECKING:
@@ -111,7 +111,9 @@ def test_a_coordinator_with_a_token(doctor: Doctor, job: Job, tmp_path: Path) ->
 def test_a_coordinator_with_certificates(doctor: Doctor, job: Job, tmp_path: Path) -> None:
     own, other = certificates(tmp_path / "own", "node"), certificates(tmp_path / "other", "stranger", "ca", "other-ca")
     elsewhere = certificates(tmp_path / "elsewhere", "elsewhere")
-    ended = certificates(tmp_path / "ended", "node", "ca", "expired")
+    unneeded = certificates(tmp_path / "unneeded", "node", "ca", "expired")
+    ended = certificates(tmp_path / "ended", "node")
+    end(Path(ended["ELASTIC_RS_TLS_CA"]))
     command = [str(BIN / "elastic-rs"), "store", "serve", "--host=127.0.0.1", "--port=0"]
     serving = [job.start(command, env=env) for env in (own, elsewhere)]
     for serve in serving:
@@ -121,6 +123,7 @@ def test_a_coordinator_with_certificates(doctor: Doctor, job: Job, tmp_path: Pat
         ({}, ports[0], "mend", "a coordinator answers that wants a token or certificates, and this node has none"),
         (other, ports[0], "mend", "no CA of that end (ELASTIC_RS_TLS_CA) has issued it"),
         (own, ports[0], "ok", "and both ends are proven"),
+        (unneeded, ports[0], "ok", "and both ends are proven"),
         (ended, ports[0], "ok", "and both ends are proven"),
         (own, ports[1], "mend", "is not for `localhost`, which this end has connected to, but for elsewhere.example"),
     ]:
