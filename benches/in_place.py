@@ -1,6 +1,7 @@
 """Measure what a change of the world costs: 2 nodes with 2 workers each, gloo, a model of 100 MB.
 
     python benches/in_place.py [--quick] [--repetitions 5] [--goodput-seconds 300] [--only changes|workers|nodes]
+                               [--workers 1]
 
 Five jobs, one after the other in each repetition: `torchrun` with c10d, `elastic-run`, `elastic-run --warm-start`, and
 workers that change in place, without and with a template. Measured is the time until the last worker has done its first
@@ -89,8 +90,8 @@ class TooLateError(Exception):
 class Job:
     """A job, whose workers report through a pipe."""
 
-    def __init__(self, kind: str, folder: Path) -> None:
-        self.kind, self.id, self._unread, self.folder = kind, uuid.uuid4().hex, b"", folder
+    def __init__(self, kind: str, folder: Path, workers: int = WORKERS) -> None:
+        self.kind, self.id, self._unread, self.folder, self.workers = kind, uuid.uuid4().hex, b"", folder, workers
         self.pipe = folder / "pipe"
         os.mkfifo(self.pipe)
         self._reader = os.open(self.pipe, os.O_RDWR)
@@ -103,7 +104,12 @@ class Job:
         """Start a node: another one, or the one of this number again."""
         number = len(self.nodes) if number is None else number
         launcher, mode = KINDS[self.kind]
-        flags = ["--nnodes=1:3", f"--nproc-per-node={WORKERS}", f"--rdzv-endpoint=127.0.0.1:{self.port}", "--rdzv-id=x"]
+        flags = [
+            "--nnodes=1:3",
+            f"--nproc-per-node={self.workers}",
+            f"--rdzv-endpoint=127.0.0.1:{self.port}",
+            "--rdzv-id=x",
+        ]
         conf = "--rdzv-conf=last_call_timeout=1"
         script = [str(WORKER), str(self.pipe), mode, str(self.folder), str(EVERY)]
         command = [sys.executable, "-m", *launcher, *flags, conf, "--max-restarts=100000", *script]
@@ -198,11 +204,11 @@ def kill(pid: int) -> None:
 
 
 @contextlib.contextmanager
-def job_of(kind: str, nodes: int = 2) -> Iterator[Job]:
+def job_of(kind: str, workers: int = WORKERS) -> Iterator[Job]:
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(kind, Path(folder))
+        job = Job(kind, Path(folder), workers)
         try:
-            for _ in range(nodes):
+            for _ in range(2):
                 job.start_node()
             yield job
         finally:
@@ -222,18 +228,19 @@ def beside_work(apart: dict[str, float], since: float, until: float) -> float:
 
 
 def kill_worker(job: Job, rank: int) -> dict[str, Any]:
-    pids = job.settle(4)
+    world_size = 2 * job.workers
+    pids = job.settle(world_size)
     steps = [told.at for told in job.history if told.what == "step" and told.rank == 0]
     pace = statistics.median(b - a for a, b in itertools.pairwise(steps))
-    victim = pids[rank % 4]
+    victim = pids[rank % world_size]
     reached = max(told.step for told in job.history if told.what == "step")
     began = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     # Steps that are told after the kill may still be of the old world.
     world = job.wait(lambda told: told.what == "world" and told.at > began)
-    took = job.stepped(4, world.at) - began
+    took = job.stepped(world_size, world.at) - began
     apart = phases(job, began)
-    now = job.settle(4)
+    now = job.settle(world_size)
     survivors = len({*pids.values()} & {*now.values()})
     beside = beside_work(apart, 0.0, took)
     return {
@@ -247,25 +254,26 @@ def kill_worker(job: Job, rank: int) -> dict[str, Any]:
 
 
 def join_and_leave(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
-    job.settle(4)
+    small, large = 2 * job.workers, 3 * job.workers
+    job.settle(small)
     began = time.monotonic()
     node = job.start_node()
-    job.wait(lambda told: told.what == "world" and told.world == 6)
-    still_since = max(told.at for told in job.history if told.what == "step" and told.world == 4)
-    first = job.stepped(6, still_since)
+    job.wait(lambda told: told.what == "world" and told.world == large)
+    still_since = max(told.at for told in job.history if told.what == "step" and told.world == small)
+    first = job.stepped(large, still_since)
     apart = phases(job, began)
     ready = began + apart["made"]
     beside = beside_work(apart, still_since - began, first - began)
     ready_s = first - max(ready, still_since)
     joined = {"s": ready_s, "still_s": first - still_since, "beside": beside, "phases": apart}
-    job.settle(6)
+    job.settle(large)
     before = max(told.step for told in job.history if told.what == "step")
     began = time.monotonic()
     node.send_signal(signal.SIGTERM)
-    world = job.wait(lambda told: told.what == "world" and told.world == 4 and told.at > began)
-    last = max(told.step for told in job.history if told.what == "step" and told.world == 6)
-    took = job.stepped(4, world.at) - began
-    still_since = max(told.at for told in job.history if told.what == "step" and told.world == 6) - began
+    world = job.wait(lambda told: told.what == "world" and told.world == small and told.at > began)
+    last = max(told.step for told in job.history if told.what == "step" and told.world == large)
+    took = job.stepped(small, world.at) - began
+    still_since = max(told.at for told in job.history if told.what == "step" and told.world == large) - began
     apart = phases(job, began)
     beside = beside_work(apart, still_since, took)
     lost = max(before, last) - world.step
@@ -342,6 +350,7 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, help="changes of each kind in each job (5)")
     parser.add_argument("--goodput-seconds", type=float, help="length of each measurement of goodput (300)")
     parser.add_argument("--only", choices=MEASURED, help="measure only this")
+    parser.add_argument("--workers", type=int, default=WORKERS, help="of each node, while a change is measured (2)")
     parser.add_argument("--kinds", help=f"measure only these jobs, separated by semicolons: {'; '.join(KINDS)}")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     args = parser.parse_args()
@@ -351,7 +360,8 @@ def main() -> int:
     result: dict[str, Any] = json.loads(args.output.read_text()) if args.only and args.output.exists() else {}
     result |= {"python": platform.python_version(), "machine": machine()}
     if args.only in (None, "changes"):
-        result["changes"] = changes(kinds, repetitions)
+        result["changes"] = changes(kinds, repetitions, args.workers)
+        result["workers"] = args.workers
         show(result["changes"])
     for name in ("workers", "nodes"):
         if args.only in (None, name):
@@ -366,13 +376,13 @@ def main() -> int:
     return 0
 
 
-def changes(kinds: Sequence[str], repetitions: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
+def changes(kinds: Sequence[str], repetitions: int, workers: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
     found: dict[str, dict[str, list[dict[str, Any]]]] = {
         kind: {"killed": [], "joined": [], "left": []} for kind in kinds
     }
     for number in range(repetitions):
         for kind in kinds if number % 2 == 0 else reversed(kinds):
-            with job_of(kind) as job:
+            with job_of(kind, workers) as job:
                 try:
                     found[kind]["killed"].append(kill_worker(job, number))
                     joined, left = join_and_leave(job)

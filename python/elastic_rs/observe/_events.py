@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 __all__ = ["SCHEMA", "Event", "host_of", "life", "parse", "plain", "schema", "told"]
 
@@ -86,8 +86,10 @@ def parse(lines: Iterable[str]) -> list[Event]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
+        # Without an escape in it, a line that is printable has only texts that are.
+        tidy = str if line.isprintable() and "\\" not in line else _tidy
         try:
-            events.append(_event(json.loads(line)))
+            events.append(_event(json.loads(line), tidy))
         except _NO_EVENT as error:
             raise ValueError(f"line {number} is no event of a job: {plain(str(error))}") from None
     # A restarted coordinator numbers its events from 1 again. They belong after those of the coordinator before it.
@@ -136,28 +138,32 @@ def _count(value: str | float) -> int:
     return count
 
 
-def _event(said: dict[str, Any]) -> Event:
+def _tidy(value: object) -> str:
+    return plain(str(value))
+
+
+def _event(said: dict[str, Any], tidy: Callable[[object], str] = _tidy) -> Event:
     node, text = said.get("node"), said.get("text")
     return Event(
-        id=plain(str(said["id"])),
+        id=tidy(said["id"]),
         order=_count(said["order"]),
-        cause=tuple(plain(str(cause)) for cause in said.get("cause", ())),
-        run=plain(str(said["run"])),
+        cause=tuple(map(tidy, said.get("cause", ()))),
+        run=tidy(said["run"]),
         round=_count(said.get("round", 0)),
         restart=_count(said.get("restart", 0)),
-        type=plain(str(said["type"])),
-        node=None if node is None else plain(str(node)),
+        type=tidy(said["type"]),
+        node=None if node is None else tidy(node),
         mono_us=_count(said["mono_us"]),
-        wall=plain(str(said.get("wall", ""))),
-        text=None if text is None else plain(str(text)),
-        data={plain(str(key)): _fact(value) for key, value in said.get("data", {}).items()},
+        wall=tidy(said.get("wall", "")),
+        text=None if text is None else tidy(text),
+        data={tidy(key): _fact(value, tidy) for key, value in said.get("data", {}).items()},
         raw=said,
     )
 
 
-def _fact(value: object) -> object:
+def _fact(value: object, tidy: Callable[[object], str]) -> object:
     if isinstance(value, str):
-        return plain(value)
+        return tidy(value)
     if isinstance(value, int) and not -1 << 63 <= value < 1 << 63:
         raise ValueError(f"`{str(value)[:40]}` is out of range")
     return value
