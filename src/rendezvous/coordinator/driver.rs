@@ -256,9 +256,6 @@ fn perform(
 
 /// Log a decision about a run with so many nodes.
 fn tell(run_id: &str, text: &str, nodes: usize, log: &BoundedLog) {
-    if !tracing::enabled!(tracing::Level::INFO) {
-        return;
-    }
     let of_run = (format!("decisions of run {run_id}").into(), RECORDS_PER_RUN + RECORDS_PER_NODE * nodes as u64);
     if log.admits_both(of_run, ("decisions of all runs", RECORDS_OF_ALL_RUNS)) {
         tracing::info!("[{run_id}] {text}");
