@@ -40,6 +40,8 @@ with_slurm = SLURM=$$($(PY) tools/find_slurm.py) && export SLURM &&
 with_sshd = SSHD=$$($(PY) tools/find_sshd.py) && export SSHD &&
 # And for promtool, which checks the alert rules of examples/monitoring.
 with_promtool = PROMTOOL=$$($(PY) tools/find_promtool.py) && export PROMTOOL &&
+# And for Chromium, which opens a job's page.
+with_chromium = CHROMIUM=$$($(PY) tools/find_chromium.py) && export CHROMIUM &&
 
 say = @printf '\n==> %s\n'
 
@@ -64,7 +66,7 @@ setup: ## install PyTorch and tools outside the tree, once; see tools/environmen
 	if [ -n "$${PYTHON:-}" ] && [ "$$python" != "$$PYTHON" ]; then \
 		echo "warning: PYTHON=$$PYTHON is not a Python >= 3.11; using $$python" >&2; fi; \
 	"$$python" tools/environment.py
-	@$(if $(filter setup,$(MAKECMDGOALS)),$(PY) tools/find_etcd.py >/dev/null; $(PY) tools/find_slurm.py >/dev/null; $(PY) tools/find_sshd.py >/dev/null; $(PY) tools/find_promtool.py >/dev/null)
+	@$(if $(filter setup,$(MAKECMDGOALS)),$(PY) tools/find_etcd.py >/dev/null; $(PY) tools/find_slurm.py >/dev/null; $(PY) tools/find_sshd.py >/dev/null; $(PY) tools/find_promtool.py >/dev/null; $(PY) tools/find_chromium.py >/dev/null)
 
 build: require-cargo setup ## build the wheel into dist/ and install it into build/venv
 	$(say) 'build: wheel (maturin, release)'
@@ -94,7 +96,7 @@ test-long: build ## run randomised tests with many more cases, and all tests on 
 	@ELASTIC_RS_DIFFERENTIAL=$(LONG_SEQUENCES) $(PY) -m pytest tests/python/store/test_differential.py $(PYTEST_ARGS)
 	$(say) 'test-long: all Python tests on the release wheel, including long ones (pytest)'
 	@$(PY) tools/environment.py --ray
-	@$(with_etcd) $(with_slurm) $(with_sshd) $(with_promtool) ELASTIC_RS_FAULT_SECONDS=$(LONG_FAULT_SECONDS) $(PYTEST) tests/python -m 'long or not long' $(PYTEST_ARGS)
+	@$(with_etcd) $(with_slurm) $(with_sshd) $(with_promtool) $(with_chromium) ELASTIC_RS_FAULT_SECONDS=$(LONG_FAULT_SECONDS) $(PYTEST) tests/python -m 'long or not long' $(PYTEST_ARGS)
 	$(say) 'test-long: codec and table, $(LONG_CASES) cases of each property (proptest)'
 	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store properties::
 	$(say) 'test-long: rendezvous, agents, workers that survive, hosts: $(LONG_SEEDS) simulated jobs'
@@ -178,7 +180,7 @@ build-tested: require-cargo setup
 
 test-python: build-tested check-stubs ## build a wheel for tests, check the stub, run pytest with real torchrun processes
 	$(say) 'test: Python (pytest)'
-	@$(with_etcd) $(with_slurm) $(with_sshd) $(with_promtool) $(PYTEST) tests/python $(PYTEST_ARGS)
+	@$(with_etcd) $(with_slurm) $(with_sshd) $(with_promtool) $(with_chromium) $(PYTEST) tests/python $(PYTEST_ARGS)
 
 # The oldest supported PyTorch, and one in between. The tests are those of the agent, the handler, and torchrun with them.
 COMPAT_TORCH ?= 2.6.0 2.9.1
